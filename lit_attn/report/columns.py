@@ -54,7 +54,9 @@ def choose_digits(deviations: "pd.Series[float]") -> int:
 
 def make_cells(column: Column, records: list[Record], scale: Scale) -> list[Cell]:
     """Print a column. The best value is bold, the name of an incomparable variant has a dagger."""
-    cells = [Cell(PRINTERS[column.key](record, scale)) for record in records]
+    texts = [PRINTERS[column.key](record, scale) for record in records]
+    shared = {text: Cell(text) for text in texts}
+    cells = [shared[text] for text in texts]
     for row, record in enumerate(records):
         if column.key == "value":
             mark = STAR if record["significant"] else ""

@@ -159,9 +159,9 @@ def _latex_mark(cell: Cell) -> str:
 
 def to_csv(frame: "pd.DataFrame") -> str:
     """Return `frame` as CSV in which no text cell or heading can start a spreadsheet formula."""
-    frame = frame.rename(columns=_neutralise)
+    frame = frame.rename(columns=neutralise)
     for name in frame.select_dtypes(include=["object", "string"]):
-        frame[name] = frame[name].map(_neutralise)
+        frame[name] = frame[name].map(neutralise)
     return frame.to_csv(index=False, lineterminator="\n")
 
 
@@ -172,7 +172,7 @@ def read_csv(path: Path) -> "pd.DataFrame":
     return pd.read_csv(path, dtype={"variant": str}, keep_default_na=False, na_values="")
 
 
-def _neutralise(value: object) -> object:
+def neutralise(value: object) -> object:
     """Put an apostrophe before a text that a spreadsheet would evaluate."""
     if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return f"'{value}"

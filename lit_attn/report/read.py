@@ -8,7 +8,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,6 +37,30 @@ MEASUREMENTS = (
 
 LOG = logging.getLogger(__name__)
 """Logger of everything that a report leaves out. Without a handler Python prints it to stderr."""
+
+
+class Row(Mapping[str, Any]):
+    """Mapping as small as a tuple: rows with the same keys share them."""
+
+    __slots__ = ("_places", "_values")
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self._places = _number(tuple(content))
+        self._values = tuple(content.values())
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[self._places[key]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+@lru_cache(maxsize=1000)
+def _number(keys: tuple[str, ...]) -> dict[str, int]:
+    return {key: place for place, key in enumerate(keys)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +159,8 @@ class StudyRecord:
 
     def config_path(self, variant: str) -> Path | None:
         """Return the first readable config.yaml of a variant's cells."""
-        paths = (Path(c.path, "config.yaml") for c in self.variant_cells(variant) if c.path)
-        return next((path for path in paths if os.access(path, os.R_OK)), None)
+        paths = (f"{c.path}/config.yaml" for c in self.variant_cells(variant) if c.path)
+        return next((Path(path) for path in paths if os.access(path, os.R_OK)), None)
 
     def step_time(self, variant: str) -> float | None:
         """Return the step time measured alone, or the median of seeds that agree on it (BUSY)."""
@@ -208,14 +232,16 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     # The folder of the report has the study's name, so that name must not lead elsewhere.
     if plan.study != path.parent.name:
         raise ConfigError(f"{path}: is the plan of '{plan.study}', not of '{path.parent.name}'")
-    cells = [_read_cell(str(path.parent), cell, plan.metric) for cell in plan.cells]
+    # A planned cell is freed as soon as its record has been read.
+    plan.cells.reverse()
+    count, folder = len(plan.cells), str(path.parent)
+    cells = [_read_cell(folder, plan.cells.pop(), plan.metric) for _ in range(count)]
     seals = read_or_skip(records.Seals.read, path.parent, "seals.json")
     tuning = read_or_skip(records.Tuning.read, path.parent, "tuning.json")
     times = read_or_skip(records.StepTimes.read, path.parent, "step_times.json")
     files = {"seals.json": seals, "tuning.json": tuning, "step_times.json": times}
     unreadable = [n for n, r in files.items() if r is None and (path.parent / n).exists()]
-    plan_alone = plan.model_copy(update={"cells": []})
-    study = StudyRecord(plan_alone, cells, None, seals, tuning, times, unreadable)
+    study = StudyRecord(plan, cells, None, seals, tuning, times, unreadable)
     name = plan.metric.name
     without = [cell for cell in cells if cell.status == f"without {name}"]
     if without and not study.finished_cells():
@@ -246,7 +272,7 @@ def _read_cell(study: str, planned: records.PlannedCell, metric: records.Metric)
     return CellRecord(variant, seed, sys.intern(status), identity=identity, path=path)
 
 
-def _measure(result: records.Result) -> dict[str, Any]:
+def _measure(result: records.Result) -> Row:
     devices = f"{result.devices} x " if result.devices > 1 else ""
     texts = {
         "device": f"{devices}{result.device}",
@@ -254,7 +280,7 @@ def _measure(result: records.Result) -> dict[str, Any]:
         "data": result.data,
         "versions": "; ".join(f"{k} {v}" for k, v in sorted(result.versions.items())),
     }
-    return {
+    measured = {
         **{name: getattr(result, name) for name in MEASUREMENTS},
         "step_time": result.step_time.median,
         "step_time_iqr": result.step_time.iqr,
@@ -264,3 +290,4 @@ def _measure(result: records.Result) -> dict[str, Any]:
         **{name: sys.intern(text) for name, text in texts.items()},
         **{sys.intern(f"metric {name}"): x for name, x in sorted(result.metrics.items())},
     }
+    return Row(measured)

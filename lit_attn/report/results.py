@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from typing import cast
 
 import pandas as pd
 
@@ -22,8 +23,7 @@ def make_results_table(
 ) -> Table:
     """Return the table of `summary` with the columns `keys`, or with all that have a value."""
     plan, scale = study.plan, columns.make_scale(summary)
-    rows = summary.to_dict("records")
-    records: list[columns.Record] = [{str(k): v for k, v in row.items()} for row in rows]
+    records = cast("list[columns.Record]", summary.to_dict("records"))
     shown, cells = [], []
     for column in columns.COLUMNS:
         # Rows without their names would say nothing.
@@ -55,22 +55,22 @@ def make_results_table(
     )
 
 
-def make_metrics_table(study: StudyRecord, seeds: pd.DataFrame) -> Table:
+def make_metrics_table(study: StudyRecord) -> Table:
     """Return the means of the split's other metrics, for the same weights as the study's metric.
 
-    `seeds` is the frame of all cells. The IoU of each class has a table of its own.
+    The IoU of each class has a table of its own.
     """
-    metric = study.plan.metric
+    metric, cells = study.plan.metric, study.finished_cells()
     prefix = f"metric {metric.name.partition('/')[0]}/{'averaged-' * metric.averaged}"
-    others = seeds.filter(regex=f"^{re.escape(prefix)}(?!averaged-|IoU:)")
-    others = others.drop(columns=f"metric {metric.name}", errors="ignore")
-    groups = others[seeds["status"] == "done"].groupby(seeds["variant"], sort=False)
+    pattern = re.compile(f"{re.escape(prefix)}(?!averaged-|IoU:)")
+    recorded = dict.fromkeys(name for cell in cells for name in cell.measurements)
+    names = [n for n in recorded if pattern.match(n) and n != f"metric {metric.name}"]
     rows = []
-    for variant, values in groups:
-        texts = (columns.format_spread(x.mean(), x.std(), 4) for _, x in values.items())
-        rows.append([Cell(str(variant)), *map(Cell, texts)])
-    headings = [str(name).removeprefix("metric ") for name in others]
-    return named_table("metrics", rows if headings else [], headings)
+    for variant in dict.fromkeys(cell.variant for cell in cells if names):
+        measured = (pd.Series(study.measurements(n, variant), dtype=float) for n in names)
+        texts = (columns.format_spread(x.mean(), x.std(), 4) for x in measured)
+        rows.append([Cell(variant), *map(Cell, texts)])
+    return named_table("metrics", rows, [name.removeprefix("metric ") for name in names])
 
 
 def make_class_frame(study: StudyRecord) -> pd.DataFrame:

@@ -136,7 +136,7 @@ def joint_sign_flip(differences: Floats) -> list[float]:
     exceeding = np.zeros(count, dtype=np.int64)
     signs = _signs(n)
     # Blocks of patterns keep the memory small when there are thousands of variants.
-    block = max(1, 2_000_000 // count)
+    block = max(1, 200_000 // count)
     for start in range(0, len(signs), block):
         statistics = np.abs(signs[start : start + block] @ scaled[order].T)
         np.maximum.accumulate(statistics, axis=1, out=statistics)
@@ -266,7 +266,8 @@ def _simulate_noise(n: int, comparisons: int, level: float) -> tuple[Floats, Flo
     The maxima are the largest statistics of the other variants in S studies with P patterns.
     """
     generator = np.random.default_rng(0)
-    signs = _signs(n)
+    # The cache would keep all of the patterns, of which few are used.
+    signs = _signs.__wrapped__(n)
     # The half pattern makes up for rounding p to a multiple of 1 / count.
     if len(signs) > (count := min(4000, round(5.5 / level))):
         signs = generator.choice(signs, count, replace=False)

@@ -1,4 +1,4 @@
-"""Frames of one study: a row for each cell, for each variant, or for each differing setting.
+"""Rows of one study: for each cell, for each variant, and for each differing setting.
 
 Values are in printed units (an accuracy in percent), times in seconds, memory in bytes.
 """
@@ -8,6 +8,7 @@ import json
 import math
 import statistics
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -16,23 +17,19 @@ import yaml
 from lit_attn.cells.records import PlannedVariant
 from lit_attn.report.columns import COLUMNS, NOTHING, Record
 from lit_attn.report.comparison import Comparisons
-from lit_attn.report.read import MEASUREMENTS, StudyRecord
+from lit_attn.report.read import StudyRecord
 from lit_attn.report.samples import measure_test_errors
 
 TIMES = ("step_time", "evaluation_time")
-INTEGERS = {*MEASUREMENTS} - {"wall_time", "finished"}
 
 
-def make_seed_frame(study: StudyRecord) -> pd.DataFrame:
-    """Return every planned cell with its status, its value and all its measurements."""
-    cells = study.cells
-    first = ("variant", "seed", "status", "value")
-    columns: dict[str, Any] = {name: [getattr(cell, name) for cell in cells] for name in first}
-    for name in dict.fromkeys(itertools.chain.from_iterable(c.measurements for c in cells)):
-        values = [cell.measurements.get(name) for cell in cells]
-        columns[name] = pd.array(values, dtype="Int64") if name in INTEGERS else values
-    columns["identity"] = [cell.identity for cell in cells]
-    return pd.DataFrame(columns)
+def list_cells(study: StudyRecord) -> Iterator[Sequence[Any]]:
+    """Yield the heading, then every planned cell with status, value and all its measurements."""
+    names = dict.fromkeys(itertools.chain.from_iterable(c.measurements for c in study.cells))
+    yield "variant", "seed", "status", "value", *names, "identity"
+    for cell in study.cells:
+        measured = (cell.measurements.get(name) for name in names)
+        yield cell.variant, cell.seed, cell.status, cell.value, *measured, cell.identity
 
 
 def make_variant_frame(study: StudyRecord, comparisons: Comparisons) -> pd.DataFrame:

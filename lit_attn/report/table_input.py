@@ -71,7 +71,9 @@ def _make_study(
     frame: pd.DataFrame, name: str, metric: Metric, baseline: str | None
 ) -> StudyRecord:
     variants = frame["variant"].unique().tolist()
-    rows = {(row["variant"], row["seed"]): row for row in frame.to_dict("records")}
+    # A column of counts with gaps was read as floats.
+    counts = dict.fromkeys([x for x in COSTS if x in frame and "time" not in x], "Int64")
+    rows = {(r["variant"], r["seed"]): r for r in frame.astype(counts).to_dict("records")}
     seeds = sorted(frame["seed"].unique().tolist())
     cells = []
     for cell in itertools.product(variants, seeds):

@@ -4,21 +4,22 @@ import html
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from lit_attn.cells.records import csv_lines
 from lit_attn.files import write_atomic
 from lit_attn.report import diagnostics, drawing, effects, figures, formats, results, stats
 from lit_attn.report.columns import make_scale
-from lit_attn.report.comparison import ALPHA, compare_variants
+from lit_attn.report.comparison import ALPHA, Comparisons, compare_variants
 from lit_attn.report.formats import Cell, named_table, read_csv, to_csv
 from lit_attn.report.page import FIGURES, Section, render_page
 from lit_attn.report.read import LOG, StudyRecord
 from lit_attn.report.scaling import write_scaling
-from lit_attn.report.summary import make_seed_frame, make_settings_frame, make_variant_frame
+from lit_attn.report.summary import list_cells, make_settings_frame, make_variant_frame
 from lit_attn.report.tuning import draw_tuning, make_tuning_table
 
 if TYPE_CHECKING:
@@ -44,28 +45,22 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
     comparisons = compare_variants(study)
     estimates = effects.find_effects(study)
     summary = make_variant_frame(study, comparisons)
-    drawn: dict[str, Figure | None] = {}
+    images: dict[str, dict[str, bytes]] = {}
     with drawing.appearance():
-        if study.finished_cells():
-            drawn = {
-                "seeds": figures.draw_seeds(study, comparisons),
-                "progress": figures.draw_progress(study, comparisons),
-                "cost": figures.draw_cost(study, summary),
-                "effects": figures.draw_effects(estimates, study.plan.metric.label),
-            }
-            for name, draw in diagnostics.DRAWERS.items():
-                drawn[name] = draw(recorded, study.plan.baseline)
-        if study.tuning:
-            drawn["tuning"] = draw_tuning(study.tuning, study.plan.baseline)
-        images = {name: drawing.render(figure) for name, figure in drawn.items() if figure}
+        for name, figure in _draw_figures(study, comparisons, estimates, summary, recorded):
+            if figure:
+                images[name] = drawing.render(figure)
+                # A figure and its axes refer to each other, so nothing else would free them soon.
+                figure.clear()
+    keys = study.plan.latex or results.LATEX_COLUMNS
+    latex_table = results.make_results_table(study, summary, comparisons, keys)
+    latex = formats.to_latex(latex_table, study.plan.study)
+    del latex_table
     table = results.make_results_table(study, summary, comparisons)
     for row, variant in zip(table.rows, study.plan.variants, strict=True):
         if path := study.config_path(variant.name):
             row[0] = row[0]._replace(link=os.path.relpath(path, folder))
-    keys = study.plan.latex or results.LATEX_COLUMNS
-    latex_table = results.make_results_table(study, summary, comparisons, keys)
-    seeds, settings = make_seed_frame(study), make_settings_frame(study)
-    classes = results.make_class_frame(study)
+    settings, classes = make_settings_frame(study), results.make_class_frame(study)
     effect_frame = pd.DataFrame(estimates, columns=effects.Effect._fields)
     optional = {
         "settings.csv": settings,
@@ -76,9 +71,9 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
     }
     files: dict[str, str | bytes] = {
         "table.csv": to_csv(summary),
-        "per_seed.csv": to_csv(seeds),
+        "per_seed.csv": csv_lines(map(formats.neutralise, row) for row in list_cells(study)),
         "table.md": formats.to_markdown(table),
-        "table.tex": formats.to_latex(latex_table, study.plan.study),
+        "table.tex": latex,
         **{name: to_csv(frame) for name, frame in optional.items() if len(frame)},
     }
     attention = [name for name in FIGURES if name in images and "section" in FIGURES[name]]
@@ -86,7 +81,7 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
     digits = make_scale(summary).digits
     differing = [[Cell(text) for text in row] for row in settings.itertuples(index=False)]
     further = [
-        results.make_metrics_table(study, seeds),
+        results.make_metrics_table(study),
         effects.make_criteria_table(study, summary, digits),
         *([make_tuning_table(study.tuning, study.plan.baseline)] if study.tuning else []),
         *([effects.make_contrast_table(study, study.contrast, digits)] if study.contrast else []),
@@ -111,6 +106,26 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
     for name, content in files.items():
         write_atomic(folder / name, content)
     return folder
+
+
+def _draw_figures(
+    study: StudyRecord,
+    comparisons: Comparisons,
+    estimates: list[effects.Effect],
+    summary: pd.DataFrame,
+    recorded: diagnostics.Diagnostics,
+) -> Iterator[tuple[str, "Figure | None"]]:
+    """Yield the study's figures one by one, because each of them takes much memory."""
+    baseline, label = study.plan.baseline, study.plan.metric.label
+    if study.finished_cells():
+        yield "seeds", figures.draw_seeds(study, comparisons)
+        yield "progress", figures.draw_progress(study, comparisons)
+        yield "cost", figures.draw_cost(study, summary)
+        yield "effects", figures.draw_effects(estimates, label)
+        for name, draw in diagnostics.DRAWERS.items():
+            yield name, draw(recorded, baseline)
+    if study.tuning:
+        yield "tuning", draw_tuning(study.tuning, baseline)
 
 
 def make_index_page(reports: Path) -> str:
