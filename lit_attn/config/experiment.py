@@ -59,8 +59,10 @@ class Experiment(Config):
     def _outside_members_work(self) -> None:
         for name, value in self:
             if isinstance(value, Kind) and value.needs_foreign_code:
-                text = value.model_dump_json()
-                if problem := _refuse_broken(type(value), text, self.data.signature()):
+                # A task from outside the package may need another output of the network.
+                is_checked = name == "model" and not self.task.needs_foreign_code
+                arguments = (type(value), value.model_dump_json(), self.data.signature())
+                if problem := _refuse_broken(*arguments, is_checked):
                     raise ValueError(f"{name}: {problem}")
 
     @consistency_check
@@ -141,10 +143,14 @@ class Experiment(Config):
 
 
 @cache
-def _refuse_broken(member: type[Kind], text: str, signature: Signature) -> str:
+def _refuse_broken(
+    member: type[Kind], text: str, signature: Signature, is_output_checked: bool
+) -> str:
     """Return why the member with the JSON `text` cannot be used, or an empty string."""
     try:
-        member.model_validate_json(text).try_out(signature)
+        output = member.model_validate_json(text).try_out(signature)
+        if is_output_checked:
+            signature.check_output(output)
     except ConfigError as error:
         return str(error)
     except Exception as error:

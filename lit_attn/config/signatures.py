@@ -7,7 +7,9 @@ is one more class here, or in a file outside the package. Only `sample` imports 
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Signature(ABC):
     """Base class of the signatures: immutable values that depend on the configuration alone."""
+
+    sides: ClassVar[tuple[str, ...]] = ()
+    """Fields with the sides of a network's output for one sample; empty for other outputs."""
 
     @property
     def tokens(self) -> int | None:
@@ -30,6 +35,17 @@ class Signature(ABC):
     @abstractmethod
     def sample(self) -> "tuple[Tensor, ...]":
         """Return the network's inputs for a batch of one sample, on the meta device."""
+
+    def check_output(self, output: Any) -> None:
+        """Raise ConfigError if a network's output for one sample has other sides than `sides`."""
+        needed = [1, *(getattr(self, side) for side in self.sides)]
+        shape = list(getattr(output, "shape", ()))
+        if "vocabulary" in self.sides:
+            # The network may have more logits than there are token ids.
+            needed[-1] = max(needed[-1:] + shape[-1:])
+        if self.sides and shape != needed:
+            text = f"must return a tensor of shape {needed} for one sample"
+            raise ConfigError(f"{text}, but returns {shape or type(output).__name__}")
 
 
 @dataclass(frozen=True)
@@ -53,6 +69,7 @@ class ImageLabels(ImageSignature):
     images of `training_sizes` pixels along each side instead of `shape`.
     """
 
+    sides = ("outputs",)
     classes: int
     training_sizes: tuple[int, ...] = ()
 
@@ -70,6 +87,7 @@ class ImageTargets(ImageSignature):
     (B, outputs), in the units of the targets.
     """
 
+    sides = ("outputs",)
     outputs: int
 
 
@@ -108,6 +126,8 @@ class TokenSignature(Signature):
 class CausalTokens(TokenSignature):
     """Sequences for causal networks: tokens (B, n) to logits (B, n, vocabulary or more)."""
 
+    sides = ("context", "vocabulary")
+
 
 @dataclass(frozen=True)
 class TokenStream(CausalTokens):
@@ -126,6 +146,8 @@ class ParallelTokens(TokenSignature):
     targets in a row of the complete step. A network maps source and inputs to logits
     (B, n, vocabulary).
     """
+
+    sides = ("sample_count", "vocabulary")
 
     @property
     def tokens(self) -> int:
@@ -167,6 +189,7 @@ class TaggedTokens(PaddedTokens):
     counted tokens in a sequence of the complete step.
     """
 
+    sides = ("context", "classes")
     pairs: ClassVar = False
     are_tagged: ClassVar = True
 
@@ -179,6 +202,7 @@ class LabelledTokens(PaddedTokens):
     network returns logits (B, classes). Rows with the label -100 pad a batch and do not count.
     """
 
+    sides = ("classes",)
     pairs: bool = False
     are_tagged: ClassVar = False
 

@@ -207,10 +207,11 @@ class Kind(Config):
             raise ValueError(f"'{kind}' is not a known {cls.family_name()}{hint}")
         return cls.family[kind].model_validate(mapping)
 
-    def try_out(self, signature: Any) -> None:
+    def try_out(self, signature: Any) -> Any:
         """Build and use what the member describes, in small, for data with `signature`.
 
         A dry run calls this for code from outside the package; any exception refuses the member.
+        A model returns the output of its network for one sample.
         """
 
     @classmethod

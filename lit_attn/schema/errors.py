@@ -29,9 +29,12 @@ def suggest(word: str, choices: Iterable[str]) -> str:
     """Return the end of an error message about `word`, which is none of `choices`.
 
     It is `; did you mean 'x'?` for a near choice, `; choose from ...`, or empty without choices.
+    The nearest choice is one with two neighbouring letters swapped, if there is one.
     """
     options = [str(choice) for choice in choices]
-    if close := difflib.get_close_matches(word, options, n=1, cutoff=0.5):
+    swaps = [word[:i] + word[i : i + 2][::-1] + word[i + 2 :] for i in range(len(word) - 1)]
+    swapped = [option for option in options if option in swaps]
+    if close := swapped or difflib.get_close_matches(word, options, n=1, cutoff=0.5):
         return f"; did you mean '{close[0]}'?"
     if len(options) > MOST_CHOICES:
         nearest = difflib.get_close_matches(word, options, n=FEW_CHOICES, cutoff=0)

@@ -16,6 +16,7 @@ from lit_attn.ablate.__main__ import main
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import PRESETS
 from lit_attn.cells.records import Plan, Result
+from lit_attn.config import experiment
 from lit_attn.config.models.base import Model
 from lit_attn.config.models.external import ModuleConfig, TimmConfig, TransformersConfig
 from lit_attn.config.signatures import (
@@ -50,8 +51,8 @@ def write_page(folder: Path) -> None:
     (module,) = re.findall(r"```python\n(.*?)```", text, re.S)
     (folder / "net.py").write_text(module)
     *experiments, studies = re.findall(r"```yaml\n(.*?)```", text, re.S)
-    for name, experiment in zip(("timm", "llama", "net"), experiments, strict=True):
-        (folder / f"own-{name}.yaml").write_text(experiment)
+    for name, recipe in zip(("timm", "llama", "net"), experiments, strict=True):
+        (folder / f"own-{name}.yaml").write_text(recipe)
     (folder / "studies.yaml").write_text(studies)
 
 
@@ -65,6 +66,13 @@ def ablate(folder: Path, *words: str) -> CompletedProcess[str]:
         ("own-net.yaml", "dim: 16", "dim: 15", "model: {folder}/net.py:{line}: AssertionError: "),
         ("net.py", ".mean(1)", ".mean(1)[:, None] @ images", "{folder}/net.py:{last}: Runtime"),
         ("own-net.yaml", "dim: 16", "dmi: 16", "model: net:Net: TypeError: "),
+        (
+            "net.py",
+            "Linear(dim, classes)",
+            "Linear(dim, 7)",
+            "model: must return a tensor of shape [1, 10] for one sample, but returns [1, 7]",
+        ),
+        ("net.py", "return self.head(", "return (0, ", "[1, 10] for one sample, but returns tuple"),
         ("own-net.yaml", "net:Net", "net:Nett", "own-net.yaml:2: own-net: variant 'standard': "),
     ],
 )
@@ -81,6 +89,7 @@ def test_a_mistake_in_a_module_names_its_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "net", raising=False)
+    experiment._refuse_broken.cache_clear()
     path = tmp_path / file
     assert before in path.read_text()
     path.write_text(path.read_text().replace(before, after))

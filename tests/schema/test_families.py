@@ -106,6 +106,7 @@ def test_paths_of_data_are_outside_identity() -> None:
 
 def test_suggest_names_the_nearest_choice() -> None:
     assert suggest("heds", ["heads", "depth"]) == "; did you mean 'heads'?"
+    assert suggest("mkg", ["mlk", "mgk"]) == "; did you mean 'mgk'?"
     assert suggest("zzz", ["heads", "depth"]) == "; choose from heads, depth"
     assert suggest("zzz", []) == ""
 

@@ -83,13 +83,13 @@ class Model(Kind):
         if isinstance(path, Path) and not path.is_file():
             raise ConfigError(f"model.checkpoint: no file {path}")
 
-    def try_out(self, signature: Any) -> None:
+    def try_out(self, signature: Any) -> Any:
         import torch
 
         # Parameters that the code of a model creates without a device are on meta too.
         with torch.device("meta"):
             network = self.build(signature, "meta")
-        network(*signature.sample())
+        return network(*signature.sample())
 
     def with_width(self, width: int) -> Self:
         """Return the model with an FFN of `width` hidden units; the model must have an FFN."""

@@ -47,9 +47,9 @@ class ExternalModel(Model):
         function = load(f"lit_attn.models.external:{self.builder}")
         return function(self, signature, device)
 
-    def try_out(self, signature: Any) -> None:
+    def try_out(self, signature: Any) -> Any:
         try:
-            super().try_out(signature)
+            return super().try_out(signature)
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
