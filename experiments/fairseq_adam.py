@@ -6,7 +6,7 @@ Source: github.com/facebookresearch/fairseq at 3d262bb (fairseq/optim/adam.py; d
 section 16).
 """
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from lit_attn.config.optimizers import AdamW
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class FairseqAdam(AdamW):
+class FairseqAdam(AdamW, kind="fairseq-adam"):
     """AdamW that adds its epsilon before it corrects the bias of the mean square.
 
     PyTorch adds it afterwards. Both are equal for an epsilon that is divided by the root of the
@@ -23,7 +23,6 @@ class FairseqAdam(AdamW):
     """
 
     runs_foreign_code = False  # Tests try it out, so a dry run need not import PyTorch.
-    kind: Literal["fairseq-adam"] = "fairseq-adam"  # type: ignore[assignment]
 
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
         optimizer = super().build(module, fused)

@@ -18,7 +18,7 @@ may have, start as in any training. Any other difference in names or shapes is r
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -33,10 +33,9 @@ FRESH = re.compile(r"\.(composers|q_norm|k_norm)\.")
 """Names of parameters that the trained model may lack."""
 
 
-class FinetunedGPTConfig(GPTConfig):
+class FinetunedGPTConfig(GPTConfig, kind="finetuned-gpt"):
     """GPT whose weights start with those of a trained model."""
 
-    kind: Literal["finetuned-gpt"] = "finetuned-gpt"
     start_from: Path = Field(description="folder of a finished cell, or of exported weights")
 
     def check_files(self) -> None:

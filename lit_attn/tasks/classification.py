@@ -106,8 +106,10 @@ class Regression(TaskModule):
     """
 
     def build_metrics(self, split: str) -> MetricCollection:
-        metrics = {"mae": MeanAbsoluteError(), "r2": R2Score(), "loss": MeanSquaredError()}
-        return MetricCollection(metrics, compute_groups=False)
+        return MetricCollection(
+            {"mae": MeanAbsoluteError(), "r2": R2Score(), "loss": MeanSquaredError()},
+            compute_groups=False,
+        )
 
     def loss(self, batch: Any) -> Tensor:
         images, targets = batch
