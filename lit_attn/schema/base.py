@@ -22,8 +22,8 @@ def must_be(is_valid: Callable[[Any], object], wanted: str) -> AfterValidator:
 
     def check(value: Any) -> Any:
         if not is_valid(value):
-            found = f", not '{value}'" if isinstance(value, str) else ""
-            raise ValueError(f"needs {wanted}{found}")
+            instead = f", not '{value}'" if isinstance(value, str) else ""
+            raise ValueError(f"needs {wanted}{instead}")
         return value
 
     return AfterValidator(check)
