@@ -35,6 +35,8 @@ class Clone:
         head = self._git("rev-parse", "HEAD")
         if not head.startswith(commit):
             raise SystemExit(f"{folder}: is at {head[:8]}; check out {commit} of {repository}")
+        if changed := self._git("diff", "--name-only", "--diff-filter=M", "HEAD"):
+            raise SystemExit(f"{folder}: has local edits: {changed.splitlines()[0]}")
 
     def _git(self, *arguments: str) -> str:
         command = ["git", "-C", str(self.folder), *arguments]
