@@ -50,6 +50,14 @@ def read_table(
         if len(wrong) and numbers.notna().any():
             text = f"row {wrong.index[0] + 1}, column '{name}': '{wrong.iloc[0]}' is not a number"
             raise ConfigError(f"{path}: {text}; correct it, or choose other columns with --metric")
+    for name in frame.columns.intersection([cost for cost in COSTS if "time" not in cost]):
+        # Counts with gaps were read as floats.
+        counts = pd.to_numeric(frame[name], errors="coerce")
+        wrong = counts[counts.notna() & (counts % 1 != 0)]
+        if len(wrong):
+            text = f"row {wrong.index[0] + 1}, column '{name}': {wrong.iloc[0]:g} is not a count"
+            raise ConfigError(f"{path}: {text}, which is a whole number")
+        frame[name] = counts.astype("Int64")
     numeric = [str(name) for name in frame.select_dtypes("number") if name not in ("seed", *COSTS)]
     chosen = [_parse_metric(text, numeric, path) for text in metrics or numeric]
     if not chosen:
@@ -71,9 +79,7 @@ def _make_study(
     frame: pd.DataFrame, name: str, metric: Metric, baseline: str | None
 ) -> StudyRecord:
     variants = frame["variant"].unique().tolist()
-    # A column of counts with gaps was read as floats.
-    counts = dict.fromkeys([x for x in COSTS if x in frame and "time" not in x], "Int64")
-    rows = {(r["variant"], r["seed"]): r for r in frame.astype(counts).to_dict("records")}
+    rows = {(row["variant"], row["seed"]): row for row in frame.to_dict("records")}
     seeds = sorted(frame["seed"].unique().tolist())
     cells = []
     for cell in itertools.product(variants, seeds):
