@@ -96,10 +96,11 @@ def make_tables(
     titles = _describe_studies(source, item, records)
     notes = list(filter(None, [item.small_note if source.size else item.note]))
     if source.size:
-        published = _lay_out(item, grid, f"{caption} Published.", notes, "p")
+        published = _lay_out(item, grid, caption, notes, "p")
         ours = _lay_out(item, grid, f"{caption} {SMALL['title']}", titles, "o")
         return [published, ours] if source.references(item) else [published]
-    tables = [_lay_out(item, grid, caption, [*notes, *titles], "po")]
+    content = "po" if source.references(item) or item.script else "p"
+    tables = [_lay_out(item, grid, caption, [*notes, *titles], content)]
     for reading in item.readings:
         lines = make_entries(source, item, records, reading)
         if shown := [line for line in lines if any(entry.ours for entry in line)]:
@@ -130,10 +131,11 @@ def _lay_out(
         published = [Cell(name), *(Cell(entry.published) for entry in line)]
         ours = [Cell(name if content == "o" else "ours"), *(Cell(entry.ours) for entry in line)]
         rows += [published] if "p" in content else []
-        rows += [ours] if content == "o" or ("o" in content and any(e.ours for e in line)) else []
+        rows += [ours] if "o" in content else []
     headings = [entry.row if item.transposed else entry.column for entry in lines[0]]
-    note = formats.read_asset("tables.yaml")["paper"]["note"]
-    return Table(["", *headings], rows, title, notes=[*notes, note] if "o" in content else notes)
+    texts = formats.read_asset("tables.yaml")["paper"]
+    notes = [*notes, *(texts[key] for key in texts if key in (content, content[-1]))]
+    return Table(["", *headings], rows, title, notes=notes)
 
 
 def make_claims_table(source: PaperSource, items: dict[str, Layout], records: Records) -> Table:

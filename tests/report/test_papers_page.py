@@ -20,15 +20,20 @@ from lit_attn.report.papers import judge_claims, make_entries, read_records
 from lit_attn.report.papers_page import make_tables, write_paper
 
 
-def test_a_table_without_results_has_the_published_cells_only(tmp_path: Path) -> None:
+def test_a_table_without_results_has_empty_rows_for_our_values(tmp_path: Path) -> None:
     source = read_paper("belief2", "", FOLDER)
     table = make_tables(source, source.paper.tables["2"], {}, "Table 2.")[0]
     assert table.headings == ["", "Attention", "Belief-Attention", "Belief2-Attention"]
     assert [[cell.text for cell in row] for row in table.rows] == [
         ["val acc.", "72.01±0.20", "74.18±0.25", "76.15±0.25"],
+        ["ours", "", "", ""],
         ["model size", "3.38M", "3.38M", "3.38M"],
+        ["ours", "", "", ""],
         ["time/epoch (s)", "43.42", "55.52", "59.74"],
+        ["ours", "", "", ""],
     ]
+    note = 'Rows with a name have the published values, and each row "ours" has our values'
+    assert any(line.startswith(note) for line in table.notes)
     assert write_paper(source, tmp_path / "none", tmp_path).is_file()
 
 
@@ -213,6 +218,13 @@ def test_small_results_stand_apart_from_published_ones(tmp_path: Path) -> None:
     assert page.index("Small models") < page.index("<h2>")
     claims = page[page.index("Claims</h2>") : page.index("Table 1</h2>")]
     assert "<td>Belief2-Attention on handwritten digits</td>" in claims
+
+
+def test_a_table_that_measures_nothing_has_published_values_only() -> None:
+    source = read_paper("beliefformer", "", FOLDER)
+    (table,) = make_tables(source, source.paper.tables["4"], {}, "Table 4.")
+    assert table.notes[-1] == "Published values."
+    assert "ours" not in {row[0].text for row in table.rows}
 
 
 def test_a_table_without_small_models_is_printed_as_published_only(tmp_path: Path) -> None:
