@@ -176,7 +176,7 @@ class Mixture(MixedKeys):
     def __init__(self, part: MixtureConfig, shape: LayerShape) -> None:
         self.hard = part.assignment == "hard"
         super().__init__(part, shape)
-        self.unit = math.sqrt(shape.head_dim)
+        self.width, self.unit = shape.head_dim, math.sqrt(shape.head_dim)
         fixed = part.variance if isinstance(part.variance, tuple) else (1.0,) * part.keys
         self.register_buffer(
             "fixed_variance", torch.tensor(fixed, **shape.options), persistent=False
@@ -184,8 +184,8 @@ class Mixture(MixedKeys):
         learns = part.variance == "learned"
         if learns:
             self.log_variance = nn.Parameter(torch.zeros(part.keys, **shape.options))
-        # |q_i|^2 cancels in a softmax without an offset whose keys weigh it equally.
-        has_terms = self.needs_row_terms or len(set(fixed)) > 1 or learns or part.prior == "m-step"
+        # |q_i|^2 cancels in the softmax unless keys of one token weigh it differently.
+        has_terms = self.needs_row_terms or len(set(fixed)) > 1 or learns
         self.query_matters = part.kernel == "gaussian" and has_terms
 
     def reset_parameters(self) -> None:
@@ -229,21 +229,25 @@ class Mixture(MixedKeys):
         n, keys = q.shape[-2], k.shape[-2]
         assigned = pairs = torch.zeros((), device=q.device)
         for rows in in_chunks(n, CHUNK):
-            logits = torch.einsum("bhce,bhrme->bhcrm", q[:, :, rows] * scale, k)
-            total = wide(logits).logsumexp(3, keepdim=True) - math.log(RESPONSIBILITY_OFFSET)
-            responsibility = wide(logits).softmax(3) * torch.sigmoid(total)
+            logits = wide(torch.einsum("bhce,bhrme->bhcrm", q[:, :, rows] * scale, k))
+            if self.part.kernel == "gaussian" and not self.query_matters:
+                # With the offset, |q_i|^2 does not cancel in the responsibilities.
+                half_square = square(q[:, :, rows, : self.width]).unsqueeze(-1) / 2
+                logits -= scale * half_square / self.fixed_variance[0]
+            total = logits.logsumexp(3, keepdim=True) - math.log(RESPONSIBILITY_OFFSET)
+            responsibility = logits.softmax(3).mul_(torch.sigmoid(total))
             visible = masks.chunk(rows, slice(0, keys), keys, q.device)
             weight = torch.ones_like(responsibility[:, :, :, :1])
             if visible is not None:
                 weight = weight * visible.unsqueeze(-2)
             if (present := masks.present_queries(rows)) is not None:
                 weight = weight * present.unsqueeze(-2)
-            assigned = assigned + (responsibility * weight).sum((0, 2))
+            assigned = assigned + responsibility.mul_(weight).sum((0, 2))
             pairs = pairs + weight.sum((0, 2))
+            del logits, responsibility, weight  # The next chunk needs the memory.
         shared = {"head": (-1,), "layer": (0, -1), "position": ()}[self.part.prior_scope]
         if shared:
-            assigned = assigned.sum(shared, keepdim=True)
-            pairs = pairs.sum(shared, keepdim=True)
+            assigned, pairs = (sums.sum(shared, keepdim=True) for sums in (assigned, pairs))
         mean = (assigned / (pairs + RESPONSIBILITY_OFFSET)).transpose(0, 1)
         mean[-1] = 1 - mean[:-1].sum(0)
         before = self.prior[..., : mean.shape[-1]]

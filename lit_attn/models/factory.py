@@ -80,9 +80,8 @@ def count_flops(network: nn.Module, sample: tuple[Tensor, ...]) -> int:
     Models have many equal attention layers, and each of their small operations takes the counter
     half a millisecond. So the first layer is counted, and an equal one returns an empty result.
     """
-    counter = FlopCounterMode(display=False)
+    counter, repeated = FlopCounterMode(display=False), 0
     known: dict[tuple[object, ...], int] = {}
-    repeated = 0
 
     def count_once(
         layer: Attention, forward: Callable[..., Tensor], x: Tensor, *inputs: Any, **named: Any

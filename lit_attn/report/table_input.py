@@ -55,8 +55,8 @@ def read_table(
         counts = pd.to_numeric(frame[name], errors="coerce")
         wrong = counts[counts.notna() & (counts % 1 != 0)]
         if len(wrong):
-            text = f"row {wrong.index[0] + 1}, column '{name}': {wrong.iloc[0]:g} is not a count"
-            raise ConfigError(f"{path}: {text}, which is a whole number")
+            place = f"{path}: row {wrong.index[0] + 1}, column '{name}'"
+            raise ConfigError(f"{place}: {wrong.iloc[0]:g} is not a whole number")
         frame[name] = counts.astype("Int64")
     numeric = [str(name) for name in frame.select_dtypes("number") if name not in ("seed", *COSTS)]
     chosen = [_parse_metric(text, numeric, path) for text in metrics or numeric]

@@ -103,7 +103,7 @@ def test_a_seed_without_a_row_is_missing(tmp_path: Path) -> None:
         ("variant,seed,score,step_time\na,0,1,x\na,1,2,3\n", "row 1, column 'step_time': 'x'"),
         (
             "variant,seed,score,flops\na,0,1,\na,1,2,1.5\n",
-            "results.csv: row 2, column 'flops': 1.5 is not a count, which is a whole number",
+            "results.csv: row 2, column 'flops': 1.5 is not a whole number",
         ),
         ("", "cannot be read as CSV"),
     ],
