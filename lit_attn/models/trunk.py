@@ -102,7 +102,7 @@ class Block(nn.Module):
         block_input, x = x, self._add(x, self.attention_scale * attended, self.norm1)
         if self.cross is not None and memory is not None:
             cache, (tokens, mask) = caches[1] if caches else None, memory
-            if cache is not None and cache.length:
+            if cache is not None and cache.position:
                 # The cache has the keys and values of the memory since the first call.
                 tokens = tokens[:, :0]
             normed = self.norm3(x) if self.pre else x
