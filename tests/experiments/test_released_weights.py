@@ -241,8 +241,8 @@ def test_unsupported_positions_and_activations_are_refused(tmp_path: Path) -> No
 def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
     """A text of one task stands for the 74 tasks, which are published elsewhere."""
     page = (ROOT / "docs" / "released-weights.md").read_text()
-    ((study,), (script,), (commands,)) = (
-        re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+    study, script, commands = (
+        re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)[0]
         for language in ("yaml", "python", "console")
     )
     (tmp_path / "experiments").symlink_to(EXPERIMENTS)
