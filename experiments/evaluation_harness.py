@@ -18,14 +18,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from language_models import LanguageModel, add_model, load_model, merge_results
+from language_models import (
+    WINDOW,
+    LanguageModel,
+    add_model,
+    add_results,
+    load_model,
+    merge_results,
+)
 
 from lit_attn.extras import require
 from lit_attn.files import write_json
 from lit_attn.schema.errors import ConfigError, OneLineParser, command
 
 TASKS = Path(__file__).parent / "harness_tasks"
-WINDOW = 2048  # Tokens that a model without learned positions reads at once, as Pythia does.
 
 
 @command
@@ -36,9 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tasks", nargs="+", required=True, metavar="TASK", help="names of tasks")
     parser.add_argument("--shots", type=int, default=0, metavar="K", help="examples (default 0)")
     parser.add_argument("--include", type=Path, metavar="FOLDER", help="folder of task files")
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N documents")
-    text = "folder of the results (default: the folder of the model)"
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help=text)
+    add_results(parser)
     evaluate(parser.parse_args(arguments))
     return 0
 

@@ -55,9 +55,9 @@ class FinetunedGPTConfig(GPTConfig, kind="finetuned-gpt"):
             return network
         path = self.find_weights()
         trained = read_weights(path)
-        own = network.state_dict()
-        missing = [n for n in own if n not in trained and not FRESH.search(n)]
-        wrong = [n for n in trained if n not in own or trained[n].shape != own[n].shape]
+        initial = network.state_dict()
+        missing = [n for n in initial if n not in trained and not FRESH.search(n)]
+        wrong = [n for n in trained if n not in initial or trained[n].shape != initial[n].shape]
         if names := missing + wrong:
             raise ConfigError(f"model.start_from: {path} does not fit this model: {names[0]}")
         network.load_state_dict(trained, strict=False)

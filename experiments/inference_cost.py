@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from lit_attn.config.signatures import TokenSignature
 from lit_attn.files import require_writable
-from lit_attn.schema.errors import ConfigError, OneLineParser, command, require
+from lit_attn.schema.errors import ConfigError, OneLineParser, command, from_one, require
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -90,8 +90,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("variants", nargs="+", metavar="VARIANT", help="names of its variants")
     file = Path(__file__).parents[1] / "ablations.yaml"
     parser.add_argument("--file", type=Path, default=file, help="file of the studies")
-    parser.add_argument("--batch", type=int, default=32, help="samples of a batch (default 32)")
-    parser.add_argument("--tokens", type=int, metavar="N", help="length instead of the study's")
+    parser.add_argument(
+        "--batch", type=from_one, default=32, help="samples of a batch (default 32)"
+    )
+    parser.add_argument(
+        "--tokens", type=from_one, metavar="N", help="length instead of the study's"
+    )
     text = "arithmetic (default: that of the study's evaluations)"
     parser.add_argument("--precision", choices=list(PRECISIONS), help=text)
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each model")
@@ -100,10 +104,6 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.rounds < 2:
         raise ConfigError("--rounds: an interquartile range needs at least 2")
-    for name in ("batch", "tokens"):
-        number = getattr(options, name)
-        if number is not None and number < 1:
-            raise ConfigError(f"--{name}: {number} is not a number from 1 on")
     if options.out is not None:
         require_writable(options.out, "--out")
     # torch's profiler, which counts a CPU's memory, would report its own start and end.

@@ -20,7 +20,7 @@ from lit_attn.config.data.text import GptNeox, Tokens
 from lit_attn.files import read_text, write_atomic
 from lit_attn.generate import load_gpt
 from lit_attn.hub import load_exported
-from lit_attn.schema.errors import ConfigError, OneLineParser, explain
+from lit_attn.schema.errors import ConfigError, OneLineParser, explain, from_one
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from lit_attn.data.text.tokenizers import Encoder
     from lit_attn.models.language import GPT
+
+WINDOW = 2048  # Tokens that a model without learned positions reads at once, as Pythia does.
 
 
 class LanguageModel(NamedTuple):
@@ -74,6 +76,14 @@ def add_model(parser: OneLineParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help=text)
     text = "tokenizer.json (default: that of the folder, else that of the configuration)"
     parser.add_argument("--tokenizer", type=Path, metavar="FILE", help=text)
+
+
+def add_results(parser: OneLineParser) -> None:
+    """Add the arguments of an evaluation: --limit and --out."""
+    text = "only the first N documents"
+    parser.add_argument("--limit", type=from_one, metavar="N", help=text)
+    text = "folder of the results (default: the folder of the model)"
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help=text)
 
 
 def load_model(folder: Path, tokenizer: Path | None = None) -> LanguageModel:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from language_models import LanguageModel, add_model, load_model
 
 from lit_attn.files import read_text, write_atomic
-from lit_attn.schema.errors import ConfigError, OneLineParser, command
+from lit_attn.schema.errors import ConfigError, OneLineParser, command, from_one
 
 if TYPE_CHECKING:
     from lit_attn.data.text.tokenizers import Encoder
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     text = "folder of the tables (default: published-tasks in the folder of the model)"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=text)
     text = "score only the first N texts of each task"
-    parser.add_argument("--texts", type=int, metavar="N", help=text)
+    parser.add_argument("--texts", type=from_one, metavar="N", help=text)
     evaluate(parser.parse_args(arguments))
     return 0
 
@@ -104,8 +104,6 @@ def evaluate(options: Namespace) -> None:
 
 def read_texts(path: Path, limit: int | None = None) -> dict[str, list[str]]:
     """Return the first `limit` texts of each task, by task; ConfigError for a malformed file."""
-    if limit is not None and limit < 1:
-        raise ConfigError(f"--texts: {limit} is not a number from 1 on")
     texts: dict[str, list[str]] = {}
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         place = f"{path}:{number}"

@@ -27,12 +27,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from language_models import LanguageModel, add_model, load_model, merge_results
+from language_models import (
+    WINDOW,
+    LanguageModel,
+    add_model,
+    add_results,
+    load_model,
+    merge_results,
+)
 
 from lit_attn.files import read_text
-from lit_attn.schema.errors import ConfigError, OneLineParser, command
-
-WINDOW = 2048  # Tokens that a model without learned positions reads at once, as Pythia does.
+from lit_attn.schema.errors import ConfigError, OneLineParser, command, from_one
 
 
 class Example(NamedTuple):
@@ -57,20 +62,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=".jsonl or .txt")
     parser.add_argument("--name", default="pile", help="name of the text (default pile)")
     text = "tokens that the model reads at once (default 2048, or its learned positions)"
-    parser.add_argument("--window", type=int, metavar="N", help=text)
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N documents")
-    text = "folder of the results (default: the folder of the model)"
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help=text)
+    parser.add_argument("--window", type=from_one, metavar="N", help=text)
+    add_results(parser)
     evaluate(parser.parse_args(arguments))
     return 0
 
 
 def evaluate(options: Namespace) -> None:
     """Write and print the perplexity of a model."""
-    for name in ("window", "limit"):
-        number = getattr(options, name)
-        if number is not None and number < 1:
-            raise ConfigError(f"--{name}: {number} is not a number from 1 on")
     documents, examples = read_files(options.files, options.limit)
     model = load_model(options.model, options.tokenizer)
     window = options.window or model.longest or WINDOW

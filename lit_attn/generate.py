@@ -15,7 +15,7 @@ import yaml
 from lit_attn.config.cell import Cell
 from lit_attn.config.signatures import TokenStream
 from lit_attn.hub import load_network
-from lit_attn.schema.errors import ConfigError, OneLineParser, command, program
+from lit_attn.schema.errors import ConfigError, OneLineParser, command, from_one, program
 
 if TYPE_CHECKING:
     from lit_attn.data.text.tokenizers import Encoder
@@ -34,11 +34,11 @@ def main(arguments: list[str] | None = None) -> int:
     add("run", type=Path, metavar="RUN", help="folder of a finished cell")
     add("--prompt", required=True, metavar="TEXT", help="beginning of the text")
     text = f"number of tokens (default {TOKENS}, or fewer if the model has fewer positions)"
-    add("--tokens", type=int, metavar="N", help=text)
+    add("--tokens", type=from_one, metavar="N", help=text)
     text = "temperature (default 1); 0 always takes the most likely token"
     add("--temperature", type=float, metavar="T", default=1.0, help=text)
     text = "draw among the K most likely tokens (default: all)"
-    add("--top-k", type=int, metavar="K", help=text)
+    add("--top-k", type=from_one, metavar="K", help=text)
     add("--seed", type=int, metavar="S", default=0, help="random seed (default 0)")
     text = "execute the Python files that the run names under `parts` without asking"
     add("--trust-code", action="store_true", help=text)
@@ -125,11 +125,8 @@ def _confirm_code(path: Path, is_trusted: bool) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name, least in (("tokens", 1), ("top_k", 1), ("temperature", 0)):
-        value = getattr(options, name)
-        if value is not None and not least <= value < float("inf"):
-            option = name.replace("_", "-")
-            raise ConfigError(f"--{option}: {value} is not a number from {least} on")
+    if not 0 <= options.temperature < float("inf"):
+        raise ConfigError(f"--temperature: {options.temperature} is not a number from 0 on")
     try:
         options.prompt.encode()
     except UnicodeEncodeError as error:

@@ -127,8 +127,8 @@ def test_word_models_generate_known_words(
     [
         (["--prompt", ""], "--prompt: is empty"),
         (["--prompt", "\udcff"], "--prompt: is not UTF-8"),
-        (["--prompt", "a", "--tokens", "0"], "--tokens: 0 is not a number from 1"),
-        (["--prompt", "a", "--top-k", "0"], "--top-k: 0 is not a number from 1"),
+        (["--prompt", "a", "--tokens", "0"], "--tokens: '0' is not a number from 1"),
+        (["--prompt", "a", "--top-k", "0"], "--top-k: '0' is not a number from 1"),
         (["--prompt", "a", "--temperature", "-1"], "--temperature: -1.0 is not a number from 0"),
         (["--prompt", "a", "--temperature", "nan"], "--temperature: nan is not a number from 0"),
     ],

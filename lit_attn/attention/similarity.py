@@ -222,7 +222,8 @@ class Mixture(MixedKeys):
 
         The mean is over the batch, over the pairs of tokens that attend, and over everything that
         shares a pi. Queries that are padding do not count. The logits of this training step still
-        use the previous pi. A pi without any pair keeps its value.
+        use the previous pi. A pi without any pair keeps its value. As in MGK's code,
+        1e-6 is added to divisors, and the last pi_r is 1 minus the others.
         """
         if self.part.prior != "m-step" or not hasattr(self, "prior") or not self.training:
             return

@@ -10,13 +10,11 @@ import os
 import sys
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from lit_attn.attention.spec import PRESETS, AttentionSpec
+from lit_attn.attention.spec import PRESETS, attention_spec
 from lit_attn.bench import WINDOWS
 from lit_attn.files import require_writable
 from lit_attn.schema.base import load
-from lit_attn.schema.errors import ConfigError, OneLineParser, command, explain, program, require
+from lit_attn.schema.errors import ConfigError, OneLineParser, command, from_one, program, require
 from lit_attn.schema.plugins import load_parts
 
 MODES = ["eager", "compiled"]
@@ -85,10 +83,7 @@ def _check(options: argparse.Namespace) -> None:
         require("--presets: unknown preset", name, names)
         if name.endswith(WINDOWS):
             choices = dict(PRESETS[name.removesuffix(WINDOWS)])
-            try:
-                AttentionSpec.model_validate({**choices, "window": 1})
-            except ValidationError as error:
-                raise explain(error, f"--presets: '{name}'") from error
+            attention_spec({**choices, "window": 1}, f"--presets: '{name}'")
     if options.rounds < 2:
         raise ConfigError("--rounds: an interquartile range needs at least 2")
     width, rest = divmod(options.dim, options.heads)
@@ -110,45 +105,39 @@ def _make_parser() -> argparse.ArgumentParser:
         metavar = f"NAME[{WINDOWS}]" if name == "decoding" else "NAME"
         help_text = "default: all" if name == "attention" else "default: one a kind"
         add("--presets", nargs="+", default=presets, metavar=metavar, help=help_text)
-        add("--dim", type=_count, default=dim, help="width of the block, layer or model")
-        add("--heads", type=_count, default=heads, help="attention heads")
+        add("--dim", type=from_one, default=dim, help="width of the block, layer or model")
+        add("--heads", type=from_one, default=heads, help="attention heads")
         add("--rounds", type=int, default=rounds, help="measurements of each row")
         add("--parts", type=Path, nargs="+", default=[], metavar="FILE", help="plug-ins to import")
         add("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
         add("--dtype", choices=["float32", "bfloat16", "float16"], help="default: by the device")
-        add("--threads", type=_count, help="CPU threads; default: torch's choice")
+        add("--threads", type=from_one, help="CPU threads; default: torch's choice")
         add("--clock", choices=["wall", "cpu"], default="wall", help="cpu: the process's CPU time")
         add("--out", type=Path, metavar="DIR", help="write Markdown and CSV files there")
 
     add = parsers["attention"].add_argument
-    add("--batch", type=_count, default=128, help="samples")
-    add("--tokens", type=_count, nargs="+", default=[65], help="lengths; a table for each")
+    add("--batch", type=from_one, default=128, help="samples")
+    add("--tokens", type=from_one, nargs="+", default=[65], help="lengths; a table for each")
     add("--causal", action="store_true", help="causal attention")
     add("--modes", nargs="+", choices=MODES, default=MODES, help="default: both")
 
     text = "lengths; default: 1k to 8k, linear keys to 64k"
-    parsers["memory"].add_argument("--tokens", type=_count, nargs="+", help=text)
+    parsers["memory"].add_argument("--tokens", type=from_one, nargs="+", help=text)
 
     add = parsers["decoding"].add_argument
     text = f"windows of the layers of NAME{WINDOWS} in turn, or none; default: 256 none"
     add("--windows", type=_window, nargs="+", default=(256, None), metavar="KEYS", help=text)
-    add("--batch", type=_count, default=1, help="sequences")
-    add("--tokens", type=_count, nargs="+", default=[1024], help="lengths of the prompt")
-    add("--generate", type=_count, default=128, help="tokens after the prompt")
-    add("--depth", type=_count, default=6, help="blocks")
-    add("--vocabulary", type=_count, default=50_304, help="token ids")
+    add("--batch", type=from_one, default=1, help="sequences")
+    add("--tokens", type=from_one, nargs="+", default=[1024], help="lengths of the prompt")
+    add("--generate", type=from_one, default=128, help="tokens after the prompt")
+    add("--depth", type=from_one, default=6, help="blocks")
+    add("--vocabulary", type=from_one, default=50_304, help="token ids")
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 on")
-    return int(text)
 
 
 def _window(text: str) -> int | None:
     """Return the keys that a token sees, itself included, or None for all keys."""
-    return None if text == "none" else _count(text)
+    return None if text == "none" else from_one(text)
 
 
 if __name__ == "__main__":

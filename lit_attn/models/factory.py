@@ -75,10 +75,10 @@ def describe(model: Model, data: Data) -> Budget:
 
 
 def count_flops(network: nn.Module, sample: tuple[Tensor, ...]) -> int:
-    """Return the FLOPs of `network` on a sample, whose attention layers are changed.
+    """Return the FLOPs of `network` on a sample; its attention layers cannot be used afterwards.
 
-    Models have many equal attention layers, and each of their small operations takes the counter
-    half a millisecond. So the first layer is counted, and an equal one returns an empty result.
+    Models have many equal attention layers of many operations, which take long to count. So the
+    first layer is counted, and an equal one returns an empty result and counts as much.
     """
     counter, repeated = FlopCounterMode(display=False), 0
     known: dict[tuple[object, ...], int] = {}

@@ -107,6 +107,13 @@ class OneLineParser(argparse.ArgumentParser):
         raise ConfigError(f"{self.prog}: {message}")
 
 
+def from_one(text: str) -> int:
+    """Return the number that an option has; argparse reports the error of a smaller one."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 on")
+    return int(text)
+
+
 def explain(error: ValidationError, where: str) -> ConfigError:
     """Return the first problem that pydantic reports as one line that begins with `where`."""
     keys, message = find_problem(error)

@@ -220,7 +220,7 @@ def test_models_decode_in_half_precision(dtype: str, capsys: pytest.CaptureFixtu
         ("--presets dcmah", "did you mean 'dcmha'?"),
         ("--presets dcmha/window", "did you mean 'dcmha/windows'?"),
         ("--presets mgk/half-heads", "unknown preset 'mgk/half-heads'"),
-        ("--presets mlk/windows", "'mlk/windows': window: linear keys never form the logits"),
+        ("--presets mlk/windows", "attention: window: linear keys never form the logits"),
         ("--windows 256 nome", "'nome' is not a number from 1 on"),
         ("--windows 0", "'0' is not a number from 1 on"),
         ("--dim 10 --heads 3", "3 heads do not divide a width of 10"),

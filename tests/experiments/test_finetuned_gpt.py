@@ -3,16 +3,16 @@
 A registered model stays registered, so the commands run in processes of their own.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 import torch
 import yaml
+from helpers.commands import run_python
 from helpers.language_models import train_model
-from helpers.paths import DOCUMENTS, EXPERIMENTS, ROOT
+from helpers.paths import EXPERIMENTS
+from helpers.training_cells import SMALL_TEXT
 
 
 @pytest.fixture(scope="module")
@@ -24,15 +24,7 @@ def write_study(folder: Path, trained: Path, **model: object) -> Path:
     """Write a study that finetunes the model in `trained`, as it is and with DCMHA."""
     experiment = {
         "task": "language-modelling",
-        "data": {
-            "kind": "text",
-            "name": "design",
-            "train": str(DOCUMENTS / "train.txt"),
-            "test": str(DOCUMENTS / "test.txt"),
-            "context": 16,
-            "batch_size": 8,
-            "epoch_steps": 1,
-        },
+        "data": {**SMALL_TEXT, "epoch_steps": 1},
         "model": {
             "kind": "finetuned-gpt",
             "start_from": str(trained),
@@ -63,12 +55,8 @@ def write_study(folder: Path, trained: Path, **model: object) -> Path:
     return path
 
 
-def run(folder: Path, file: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "lit_attn.ablate", str(file), "--jobs=1", *options]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+def run(folder: Path, file: Path, *options: str) -> CompletedProcess[str]:
+    return run_python(folder, "-m", "lit_attn.ablate", str(file), "--jobs=1", *options)
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:

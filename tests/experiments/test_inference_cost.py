@@ -82,8 +82,8 @@ def test_matrix_products_have_the_stated_precision_and_no_gradients(precision: s
         ),
         (["digits", "standard", "--tokens", "9"], "--tokens: the data of study 'digits' have no"),
         ([*SHORT, "--rounds=1"], "--rounds: an interquartile range needs at least 2"),
-        ([*SHORT, "--batch=0"], "--batch: 0 is not a number from 1 on"),
-        ([*SHORT, "--tokens=0"], "--tokens: 0 is not a number from 1 on"),
+        ([*SHORT, "--batch=0"], "--batch: '0' is not a number from 1 on"),
+        ([*SHORT, "--tokens=0"], "--tokens: '0' is not a number from 1 on"),
     ],
 )
 def test_wrong_input_is_one_line(

@@ -163,7 +163,7 @@ def test_wrong_models_and_options_are_one_line(
     for arguments, message in (
         ([str(tmp_path)], "config.json"),
         ([str(learned)], "tokens are more than the 16 positions that it learned"),
-        ([str(model), "--texts", "0"], "--texts: 0 is not a number from 1 on"),
+        ([str(model), "--texts", "0"], "--texts: '0' is not a number from 1 on"),
         ([str(model), "--tokenizer", "none.json"], "no file none.json"),
     ):
         assert tasks.main([*arguments[:1], str(file), *arguments[1:]]) == 2

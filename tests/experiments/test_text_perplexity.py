@@ -96,8 +96,8 @@ def test_results_stand_beside_those_of_the_harness_in_table_4(model: Path, tmp_p
         ('{"text": 1}\n', [], "t.jsonl:1: needs `text`, or `inputs` and `targets`"),
         ('{"text": "a"}\n[\n', [], "t.jsonl:2: not JSON: "),
         ("\n", [], "t.jsonl: has no token to predict"),
-        ('{"text": "a"}\n', ["--window=0"], "--window: 0 is not a number from 1 on"),
-        ('{"text": "a"}\n', ["--limit=0"], "--limit: 0 is not a number from 1 on"),
+        ('{"text": "a"}\n', ["--window=0"], "--window: '0' is not a number from 1 on"),
+        ('{"text": "a"}\n', ["--limit=0"], "--limit: '0' is not a number from 1 on"),
     ],
 )
 def test_wrong_input_is_one_line(

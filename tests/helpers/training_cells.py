@@ -42,20 +42,21 @@ def digits_cell(**changes: Any) -> Cell:
     )
 
 
+SMALL_TEXT = {
+    "kind": "text",
+    "name": "design",
+    "train": str(DOCUMENTS / "train.txt"),
+    "test": str(DOCUMENTS / "test.txt"),
+    "context": 16,
+    "batch_size": 8,
+}
+
+
 def text_cell(**changes: Any) -> Cell:
     """Return a language-model cell that trains in about a second; `changes` override sections."""
     experiment: dict[str, Any] = {
         "task": "language-modelling",
-        "data": {
-            "kind": "text",
-            "name": "design",
-            "train": str(DOCUMENTS / "train.txt"),
-            "test": str(DOCUMENTS / "test.txt"),
-            "context": 16,
-            "batch_size": 8,
-            "accumulate": 2,
-            "epoch_steps": 4,
-        },
+        "data": {**SMALL_TEXT, "accumulate": 2, "epoch_steps": 4},
         "model": {
             "kind": "gpt",
             "dim": 16,
