@@ -27,7 +27,8 @@ class BigVisionImages(ClassFolders, kind="big-vision-imagenet"):
     A training image is a random window of a uniform height, resized without antialiasing and
     mirrored; then RandAugment applies two of its 16 operations at strength 10. MixUp mixes an image
     with the one before it, and all of a batch in one ratio of at least a half. The short side of an
-    evaluated image is resized by means over areas.
+    evaluated image is resized by means over areas. `validation` holds out the last training images
+    in the order of TensorFlow Datasets.
     """
 
     runs_foreign_code = False  # Tests try it out, so a dry run need not import PyTorch.
@@ -36,6 +37,7 @@ class BigVisionImages(ClassFolders, kind="big-vision-imagenet"):
     classes: PositiveInt = Field(1000, description="number of classes")
 
     build: ClassVar = method("imagenet_vit_small_images:BigVisionImageData")
+    list_files: ClassVar = method("imagenet_vit_small_images:list_images")
 
     @consistency_check
     def _has_no_key_without_effect(self) -> None:

@@ -6,6 +6,7 @@ one (docs/parity.md). Its RandAugment is that of EfficientNet's TensorFlow code.
 Source: github.com/google-research/big_vision at 0127fb6.
 """
 
+import hashlib
 import math
 import random
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from lit_attn.config.data.images import ImageFiles, Range
-from lit_attn.data.image_files import ImageFileData
+from lit_attn.data.image_files import Files, ImageFileData, list_folders
 from lit_attn.data.module import numpy_generator
 from lit_attn.models.seeded_draws import draw_parameters
 
@@ -57,6 +58,24 @@ class BigVisionImageData(ImageFileData):
         share = max(share, 1 - share)
         targets = nn.functional.one_hot(labels, self.data.classes).to(pixels.dtype)
         return tuple(share * x + (1 - share) * x.roll(1, 0) for x in (pixels, targets))
+
+
+def list_images(data: Any) -> dict[str, Files]:
+    """Return the images of "train", "test" and, if any are held out, "val".
+
+    Held out are the last ones in the order of TensorFlow Datasets, which sorts the images of
+    ImageNet by the MD5 digest of the split's name and the file's name.
+    """
+    files = list_folders(data)
+    if data.validation:
+        parts = files["train"], files["val"]
+        names, labels = (np.concatenate(arrays) for arrays in list(zip(*parts, strict=True))[1:])
+        digests = [hashlib.md5(b"train" + name.split(b"/")[-1]).digest() for name in names.tolist()]
+        order = sorted(range(len(names)), key=digests.__getitem__)
+        is_held_out = np.isin(np.arange(len(names)), order[-data.validation :])
+        for split, rows in (("train", ~is_held_out), ("val", is_held_out)):
+            files[split] = Files(parts[0].folder, names[rows], labels[rows])
+    return files
 
 
 def draw_window(area: Range, aspects: Range, image: Image.Image) -> tuple[int, int, int, int]:

@@ -19,7 +19,7 @@ from lit_attn.attention.cache import Cache, KeyValues
 from lit_attn.attention.compose import Composer
 from lit_attn.attention.masks import CHUNK, Masks, in_chunks
 from lit_attn.attention.normaliser import Normaliser
-from lit_attn.attention.precision import as_multiplied
+from lit_attn.attention.precision import as_multiplied, wide
 
 if TYPE_CHECKING:
     from lit_attn.attention.similarity import Similarity
@@ -55,6 +55,18 @@ class Inputs(NamedTuple):
         """Repeat x of the key heads, along the `axis` of heads, for the heads that share them."""
         groups = self.q.shape[1] // x.shape[axis]
         return x.repeat_interleave(groups, axis) if groups > 1 else x
+
+    def widened(self) -> "Inputs":
+        """Return the call with all tensors of tokens in float32 or wider."""
+        x = wide(self.x)
+        return self._replace(
+            x=x,
+            memory=x if self.memory is self.x else wide(self.memory),
+            q=wide(self.q),
+            keys=wide(self.keys),
+            v=wide(self.v),
+            z=None if self.z is None else wide(self.z),
+        )
 
     def maps(self) -> dict[str, dict[str, Any]]:
         """Return the composers' maps by place and side: "query" of x and "key" of the memory."""
@@ -232,14 +244,14 @@ def _call(
     Flash attention requires one width for q, k and v, on a GPU a multiple of 8: they are padded
     with zeros.
     """
-    (queries, wide), (m, n), width = q.shape[-2:], k.shape[2:4], v.shape[-1]
-    if queries == 1 and mask is None and (m > 1 or wide != width) and q.dtype.itemsize >= 4:
+    (queries, features), (m, n), width = q.shape[-2:], k.shape[2:4], v.shape[-1]
+    if queries == 1 and mask is None and (m > 1 or features != width) and q.dtype.itemsize >= 4:
         # Values need neither copies for M keys nor zeros up to the width of the keys.
         logits = (q * scale).unsqueeze(2) @ k.transpose(-1, -2)
         return logits.flatten(2).softmax(-1).view_as(logits).sum(2) @ v
     if mask is not None and m > 1:
         mask = mask.expand(*mask.shape[:-1], n).repeat(*(1,) * (mask.ndim - 1), m)
-    full = wide if wide == width else fused.supported_width(wide, q)
+    full = features if features == width else fused.supported_width(features, q)
     out = F.scaled_dot_product_attention(
         fused.padded(q, full),
         fused.padded(k, full).flatten(2, 3),

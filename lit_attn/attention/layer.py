@@ -25,6 +25,7 @@ from lit_attn.attention.dispatch import Inputs
 from lit_attn.attention.masks import Masks
 from lit_attn.attention.normaliser import Normaliser
 from lit_attn.attention.parts import LayerShape, Part
+from lit_attn.attention.precision import without_autocast
 from lit_attn.attention.residual import Residual
 from lit_attn.attention.rotary import Rotary, rotate
 from lit_attn.attention.similarity import Similarity
@@ -102,6 +103,8 @@ class Attention(nn.Module):
             options=options,
         )
         self.attn_drop = attn_drop
+        # Between the projections, compute in float32 under autocast too.
+        self.in_float32 = False
         self.cross_problem = self.spec.find_cross_problem()
         self.qkv = nn.Linear(dim, inner + 2 * shared, bias=qkv_bias, **options)
         head_norm = (
@@ -155,7 +158,13 @@ class Attention(nn.Module):
         if cache is not None and (not is_ordered or self.training):
             raise ValueError("a cache needs `is_causal` or `attn_mask`, and evaluation mode")
         inputs = self.inputs(x, attn_mask, is_causal, rotary, cache, memory)
-        heads = self.normaliser.finish(self.similarity.attend(inputs))
+        if self.in_float32:
+            inputs = inputs.widened()
+            with without_autocast(inputs.v):
+                heads = self.similarity.attend(inputs)
+        else:
+            heads = self.similarity.attend(inputs)
+        heads = self.normaliser.finish(heads)
         if cache is not None:
             cache.advance(inputs.memory.shape[1])
         values = inputs.shared(inputs.v, 2)

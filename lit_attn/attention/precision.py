@@ -14,6 +14,12 @@ def square(x: Tensor) -> Tensor:
     return wide(x).square().sum(-1, keepdim=True)
 
 
+def without_autocast(x: Tensor) -> torch.autocast:
+    """Return a context without autocast on the device of x."""
+    # The meta device, on which parameters and FLOPs are counted, has no autocast.
+    return torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False)
+
+
 def as_multiplied(x: Tensor) -> Tensor:
     """Return x in the precision in which autocast, if it is enabled, multiplies matrices."""
     kind = x.device.type

@@ -22,7 +22,13 @@ from lit_attn.attention.dispatch import Inputs
 from lit_attn.attention.masks import CHUNK, Masks, in_chunks
 from lit_attn.attention.mixture_parts import LinearConfig, MixedKeysConfig, MixtureConfig
 from lit_attn.attention.parts import LayerShape, SimilarityConfig
-from lit_attn.attention.precision import as_multiplied, rounded_terms, square, wide
+from lit_attn.attention.precision import (
+    as_multiplied,
+    rounded_terms,
+    square,
+    wide,
+    without_autocast,
+)
 
 # Added to divisors as in MGK's code: of linear attention, where a query may see no key, and of the
 # responsibilities of Soft-E.
@@ -273,8 +279,7 @@ class Linear(MixedKeys):
         if past is not None and masks.attn_mask is not None and not masks.is_cross:
             raise ValueError("linear keys need causal attention without a mask for a cache")
         keys, v = inputs.shared(inputs.keys), inputs.shared(inputs.v.transpose(1, 2))
-        # The meta device, on which parameters and FLOPs are counted, has no autocast.
-        with torch.autocast("cpu" if v.is_meta else v.device.type, enabled=False):
+        with without_autocast(v):
             k = self._mixed(wide(keys), 0 if past is None else past.position)
             if (mask := masks.attn_mask) is not None:
                 if mask.dtype != torch.bool or mask.ndim < 2 or mask.shape[-2] != 1:

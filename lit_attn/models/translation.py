@@ -36,7 +36,14 @@ class EncoderDecoder(nn.Module):
             self.head = nn.Linear(model.dim, vocabulary, bias=False, device=device)
         similarities = model.attention.similarity, model.cross.similarity
         self.hides_queries = any(part.counts_queries for part in similarities)
-        draw_parameters(self, lambda: initialise(self, model, tied=self.head is None))
+        draw_parameters(self, lambda: self._initialise(model))
+
+    @torch.no_grad()
+    def _initialise(self, model: EncoderDecoderConfig) -> None:
+        initialise(self, model, tied=self.head is None)
+        if model.init.matrices == "fairseq":
+            for trunk in (self.encoder, self.decoder):
+                trunk.tokens.weight[PADDING] = 0
 
     def forward(self, source: Tensor, inputs: Tensor) -> Tensor:
         """Return logits (B, n, V) of the tokens that follow `inputs` (B, n)."""

@@ -122,7 +122,7 @@ class Block(nn.Module):
 
 def build_attention(model: TokenTransformer, spec: AttentionSpec, device: Device) -> Attention:
     """Return an attention layer of `spec` with the sizes of `model`."""
-    return attn_layer(spec)(
+    layer = attn_layer(spec)(
         model.dim,
         model.heads,
         attn_head_dim=model.head_dim,
@@ -134,6 +134,8 @@ def build_attention(model: TokenTransformer, spec: AttentionSpec, device: Device
         norm_layer=partial(HeadNorm, eps=model.qk_norm_eps),
         device=device,
     )
+    layer.in_float32 = model.attention_precision == "float32"
+    return layer
 
 
 class Trunk(nn.Module):

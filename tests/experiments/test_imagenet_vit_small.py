@@ -53,6 +53,26 @@ def test_windows_have_a_uniform_height() -> None:
     assert np.histogram(heights, bins=[40, 60, 80, 101])[0] == pytest.approx([285] * 3, rel=0.2)
 
 
+def test_held_out_are_the_last_images_in_the_order_of_tensorflow_datasets(tmp_path: Path) -> None:
+    for split, name in (("train", "n0144{}_{}.JPEG"), ("val", "{}_{}.JPEG")):
+        for label in (1, 2):
+            folder = tmp_path / split / f"n0144{label}"
+            folder.mkdir(parents=True)
+            for number in range(1, 7):
+                (folder / name.format(label, number)).touch()
+    chosen = {"path": tmp_path, "classes": 2, "batch_size": 2, "eval_batch_size": 2}
+    files = config.BigVisionImages(**chosen, validation=3).list_files()
+    # The order by the Hasher of tensorflow-datasets 4.9.10, with "train" as its salt.
+    order = ["2_5", "2_3", "2_1", "2_4", "1_6", "1_5", "1_4", "2_6", "1_3", "1_1", "2_2", "1_2"]
+    names = {split: [n.decode() for n in listed.names.tolist()] for split, listed in files.items()}
+    last = sorted(f"n0144{name[0]}/n0144{name}.JPEG" for name in order[-3:])
+    assert sorted(names["val"]) == last
+    assert files["val"].labels.tolist() == [name[5] == "2" for name in names["val"]]
+    assert set(names["train"]).isdisjoint(last)
+    assert len(names["train"]) == 9
+    assert len(names["test"]) == 12
+
+
 def test_evaluated_images_are_means_over_areas() -> None:
     image = Image.fromarray(NOISE)
     halved = np.asarray(images.resize_area(20, image))

@@ -216,7 +216,9 @@ def test_initial_values_are_those_of_fairseq() -> None:
         bound = math.sqrt(6 / (256 + 256))
         assert layer.proj.weight.abs().max().item() == pytest.approx(bound, rel=0.01)
         assert not layer.proj.bias.any()
-    assert built.decoder.tokens.weight.std().item() == pytest.approx(0.02, rel=0.03)
+    for trunk in (built.encoder, built.decoder):
+        assert trunk.tokens.weight.std().item() == pytest.approx(0.02, rel=0.03)
+        assert (trunk.tokens.weight == 0).all(1).nonzero().tolist() == [[PADDING]]
 
 
 def log_probability(built: EncoderDecoder, source: Tensor, ids: list[int]) -> float:

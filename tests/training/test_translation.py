@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -117,6 +118,20 @@ def test_bleu_equals_sacrebleu_on_the_words_of_the_files(tmp_path: Path) -> None
     scores.reset()
     scores.update(torch.zeros(1, 2), torch.tensor([[3, 1]]))
     assert set(scores.compute()) == {"loss", "perplexity"}
+
+
+def test_compounds_are_split_before_bleu(tmp_path: Path) -> None:
+    """At every hyphen between two characters, but a character is next to one hyphen only."""
+    text = ["the dog - a-b-c @-@ big-dog"]
+    split = "the dog - a ##AT##-##AT## b-c @ ##AT##-##AT## @ big ##AT##-##AT## dog"
+    task = make_task(tmp_path)
+    assert not task.data.split_compounds
+    task.data.split_compounds = True
+    scores = task.build_metrics("test")
+    scores.encoder = Mock(decode=Mock(side_effect=[text[0], "the dog - a-b-c @-@ big dog"]))
+    with patch.object(scores.bleu, "update") as update:
+        scores.update(torch.zeros(1, 2), torch.tensor([[3, 1]]), torch.tensor([[3]]))
+    update.assert_called_once_with([split.replace("big ##AT##-##AT## dog", "big dog")], [[split]])
 
 
 def test_unknown_characters_never_match(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ class Init(Config):
 
     Biases start at zero and norm weights at one. `torch` is PyTorch's default for each kind of
     layer: uniform within 1 / sqrt(fan in), biases included; a tied embedding counts as a Linear.
-    `fairseq` is the same with Xavier's rule in attention layers.
+    `fairseq` is the same with Xavier's rule in attention layers, and an encoder-decoder's embedding
+    of padding is zero.
     Compositions across heads keep the initialisation of their paper.
     """
 
@@ -81,6 +82,11 @@ class TokenTransformer(PackageModel):
         None, description="dropout rate after the FFN's activation; null: that of `dropout`"
     )
     attention_dropout: Share = Field(0.0, description="dropout rate of the attention weights")
+    attention_precision: Literal["autocast", "float32"] = Field(
+        "autocast",
+        description="float32: between its projections, attention is computed in float32 under "
+        "autocast too",
+    )
     init: Init = Field(Init(), description="initial values of the parameters")
 
     @property

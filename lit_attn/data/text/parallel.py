@@ -37,6 +37,7 @@ class ParallelData(TokenDataModule):
         super().__init__(data, seed, device)
         self.splits = ["val", "test"]
         texts = {split: read_sides(data, split) for split in SPLITS}
+        self.split_compounds = data.split_compounds
         self.encoder = Subwords(texts["train"], data.vocabulary)
         self.pairs: dict[str, list[Pair]] = {}
         for split in SPLITS:
