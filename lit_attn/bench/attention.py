@@ -15,6 +15,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from lit_attn.attention import reference
+from lit_attn.attention.dispatch import ONE_CHUNK_UP_TO
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench import measure
@@ -82,8 +83,11 @@ class Step:
     def __init__(self, module: nn.Module, x: Tensor, causal: bool, mode: str = "eager") -> None:
         """`mode`: "eager" or "compiled"."""
         self.module = module.train()
-        # A graph break is an error: without it a part would be timed uncompiled.
-        self.call = torch.compile(module, fullgraph=True) if mode == "compiled" else module
+        # A graph break is an error: without it a part would be timed uncompiled. Only chunks of
+        # formed weights, with more tokens than this, are compiled as a graph of their own.
+        is_one_graph = x.shape[1] <= ONE_CHUNK_UP_TO
+        is_compiled = mode == "compiled"
+        self.call = torch.compile(module, fullgraph=is_one_graph) if is_compiled else module
         self.x = x.clone().requires_grad_()
         self.gradient = torch.randn_like(x)
         self.causal = causal
