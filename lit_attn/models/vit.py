@@ -6,8 +6,6 @@ Sources of the shapes that the experiments use:
 - ViT-small: github.com/kentaroy47/vision-transformers-cifar10
 - DeiT-S/16 (Touvron et al. 2021, arXiv:2012.12877): github.com/facebookresearch/deit
 - ViT-S/16 (Beyer et al. 2022, arXiv:2205.01580): github.com/google-research/big_vision
-- LocalViT "hs" (Li et al. 2021, arXiv:2104.05707), for BeliefFormer's ImageNet study:
-  github.com/BorealisAI/efficient-vit-training
 
 Shapes: images (B, C, H, W) -> logits (B, classes); d width, n patches, w FFN width, P side of a
 patch in pixels.
@@ -25,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.config.models.vision import ImageViTConfig, LocalViTConfig, Transformer, ViTConfig
+from lit_attn.config.models.vision import ImageViTConfig, Transformer, ViTConfig
 from lit_attn.models.layers import Device, sincos_positions
 from lit_attn.models.seeded_draws import draw_parameters, outside_composers
 
@@ -90,56 +88,11 @@ class ShiftedPatchEmbed(nn.Module):
         return self.proj(self.norm(patches))
 
 
-class ReplacedPositions(VisionTransformer):
-    """VisionTransformer with the untrained positions of the released LocalViT code.
-
-    Before training at another image size, and before and after every evaluation, that code replaces
-    the positions by resampled copies, which its optimiser does not train. `pos_embed` has the
-    positions of the last evaluation, and `next_pos_embed` those of the next one, resampled to the
-    grid of the training images and back.
-    """
-
-    def _pos_embed(self, x: Tensor) -> Tensor:
-        side, full = x.shape[1], self.patch_embed.grid_size[0]
-        positions, following = self.get_parameter("pos_embed"), self.get_buffer("next_pos_embed")
-        with torch.no_grad():
-            if not self.training and side == full:
-                positions.copy_(following)
-            resampled = resample(positions, side)
-            if self.training:
-                following.copy_(resample(resampled, full))
-        token = self.get_parameter("cls_token").expand(len(x), -1, -1)
-        tokens = torch.cat([token, x.flatten(1, 2)], 1)
-        return self.pos_drop(tokens + resampled)
-
-
 def resample(positions: Tensor, side: int) -> Tensor:
     """Resample the positions of patches, after the class token's, to a grid with `side` rows."""
     grid = positions[:, 1:].unflatten(1, (math.isqrt(positions.shape[1] - 1), -1))
     grid = F.interpolate(grid.permute(0, 3, 1, 2), (side, side), mode="bicubic")
     return torch.cat([positions[:, :1], grid.flatten(2).mT], 1)
-
-
-class LocalFFN(nn.Module):
-    """Linear, h-swish, 3 x 3 depth-wise convolution, h-swish, Linear, without biases.
-
-    (B, 1 + n, d) -> the same shape. The output for the class token is zero: it skips the FFN.
-    """
-
-    def __init__(self, dim: int, width: int, device: Device = None) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(dim, width, bias=False, device=device)
-        self.conv = nn.Conv2d(width, width, 3, padding=1, groups=width, bias=False, device=device)
-        self.fc2 = nn.Linear(width, dim, bias=False, device=device)
-
-    def forward(self, x: Tensor) -> Tensor:
-        patches = x[:, 1:]
-        side = math.isqrt(patches.shape[1])
-        if side * side != patches.shape[1]:
-            raise ValueError(f"{patches.shape[1]} patches are not a square grid; use square images")
-        hidden = F.hardswish(self.fc1(patches)).transpose(1, 2).unflatten(-1, (side, side))
-        hidden = F.hardswish(self.conv(hidden)).flatten(2).transpose(1, 2)
-        return F.pad(self.fc2(hidden), (0, 0, 1, 0))
 
 
 def build(
@@ -191,21 +144,6 @@ def build_image_vit(
         positions, last = vit.get_parameter("pos_embed"), max(1, model.dim // 4 - 1)
         rows, columns = vit.patch_embed.grid_size
         positions.requires_grad_(False).copy_(sincos_positions(rows, columns, model.dim, last))
-    return vit
-
-
-def build_local(
-    model: LocalViTConfig, image_shape: Shape, num_classes: int, device: Device = None
-) -> VisionTransformer:
-    """Build the LocalViT that `model` describes; initialise it except on the meta device."""
-    options: dict[str, Any] = {"norm_layer": partial(nn.LayerNorm, eps=1e-6), **RESIZABLE}
-    options |= {"attn_layer": attn_layer(model.attention), "qkv_bias": False}
-    network = ReplacedPositions if model.positions == "replaced" else VisionTransformer
-    vit = assemble(model, image_shape, num_classes, LocalFFN, device, network, **options)
-    draw_parameters(vit, lambda: initialise_local(vit))
-    if isinstance(vit, ReplacedPositions):
-        positions = vit.get_parameter("pos_embed").requires_grad_(False)
-        vit.register_buffer("next_pos_embed", positions.clone())
     return vit
 
 
@@ -303,17 +241,3 @@ def initialise_as_flax(vit: VisionTransformer) -> None:
             nn.init.xavier_uniform_(matrix)
         if module.bias is not None:
             nn.init.normal_(module.bias, std=1e-6 if ".mlp." in name else 0.0)
-
-
-def initialise_local(vit: VisionTransformer) -> None:
-    """Draw every matrix (q, k and v apart), the class token and the positions Xavier-normal.
-
-    Biases, convolutions and norms keep PyTorch's defaults.
-    """
-    for name in ("cls_token", "pos_embed"):
-        nn.init.xavier_normal_(vit.get_parameter(name))
-    for module in outside_composers(vit).values():
-        if isinstance(module, nn.Linear | nn.Conv2d | nn.LayerNorm):
-            module.reset_parameters()
-    for _, _, matrix in separate_matrices(vit):
-        nn.init.xavier_normal_(matrix)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import studies
-from helpers.paths import ROOT
+from helpers.paths import EXPERIMENTS, ROOT
 from pydantic import ValidationError
 
 from lit_attn.ablate.__main__ import main
@@ -16,6 +16,7 @@ from lit_attn.config.experiment import Experiment
 from lit_attn.config.source import Mapping, load
 from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError, find_nearest_divisor
+from lit_attn.schema.plugins import load_parts
 
 # A change of one variant, and the error message.
 MISTAKES = [
@@ -69,7 +70,8 @@ def test_an_error_names_the_line_of_the_key(tmp_path: Path) -> None:
 def test_models_and_data_that_do_not_fit_are_refused(
     experiment: str, section: str, changes: dict[str, object], message: str
 ) -> None:
-    sections = load(ROOT / "experiments" / f"{experiment}.yaml")
+    load_parts([EXPERIMENTS / "imagenet_local_vit.py"])
+    sections = load(EXPERIMENTS / f"{experiment}.yaml")
     for key, value in changes.items():
         sections[section][key] = value
     with pytest.raises(ValueError, match=message):

@@ -184,7 +184,7 @@ def test_a_variant_without_the_metric_of_the_baseline_is_refused(tmp_path: Path)
         ("ade20k_segmenter", {"name": "test/IoU:wall"}, None),
         ("ade20k_segmenter", {"name": "test/IOU"}, "did you mean 'test/mIoU'"),
         ("dcmha_overhead", {"name": "train/tokens_per_second"}, None),
-        ("imagenet_local_vit", {"selection": "best-validation"}, "set data.validation"),
+        ("cifar100_vit", {"selection": "best-validation"}, "set data.validation"),
         ("head_composition", {"name": "test/same-key:copy"}, None),
         ("head_composition", {"name": "test/same-key:cop"}, "did you mean 'test/same-key:copy'"),
         ("python_text_gpt", {}, "'test/accuracy' is not measured"),

@@ -24,7 +24,7 @@ from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.data import images as config
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import SequenceClassifierConfig
-from lit_attn.config.models.vision import ImageViTConfig, LocalViTConfig, ViTConfig
+from lit_attn.config.models.vision import ImageViTConfig, ViTConfig
 from lit_attn.config.optimizers import AdamW, SetAdam
 from lit_attn.config.signatures import ImageLabels
 from lit_attn.config.study import read_studies
@@ -35,8 +35,9 @@ from lit_attn.models.language import Sampling, continuation
 from lit_attn.models.layers import HeadNorm
 from lit_attn.schema.plugins import load_parts
 
-load_parts([EXPERIMENTS / "imagenet_jit.py"])
+load_parts([EXPERIMENTS / "imagenet_jit.py", EXPERIMENTS / "imagenet_local_vit.py"])
 jit = importlib.import_module("imagenet_jit")
+local_vit = importlib.import_module("imagenet_local_vit")
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run on")
 
@@ -186,7 +187,7 @@ def shifted() -> nn.Module:
 
 def local() -> nn.Module:
     ffn = FFN(width=16, activation="hard-swish")
-    return vit.build_local(LocalViTConfig(**small(ffn=ffn)), IMAGE, CLASSES)
+    return local_vit.LocalViTConfig(**small(ffn=ffn)).build(ImageLabels(IMAGE, CLASSES))
 
 
 def modulated() -> nn.Module:

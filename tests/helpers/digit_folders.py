@@ -27,7 +27,7 @@ def write(root: Path, train: int = 16, val: int = 5, classes: int = CLASSES) -> 
 
 
 def experiment(root: Path, **changes: Any) -> dict[str, Any]:
-    """Return an experiment with a tiny LocalViT; `changes` override its sections."""
+    """Return an experiment with a tiny ViT; `changes` override its sections."""
     sections: dict[str, Any] = {
         "data": {
             "kind": "image-folder",
@@ -46,12 +46,12 @@ def experiment(root: Path, **changes: Any) -> dict[str, Any]:
             },
         },
         "model": {
-            "kind": "local-vit",
+            "kind": "image-vit",
             "dim": 16,
             "depth": 2,
             "heads": 2,
             "patch": 4,
-            "ffn": {"width": 16, "activation": "hard-swish"},
+            "ffn": {"width": 16},
         },
         "loss": {"label_smoothing": 0.1},
         "optimizer": {"kind": "adamw", "lr": 3e-3, "weight_decay": 0.05, "decay": "matrices"},

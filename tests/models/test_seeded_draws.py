@@ -12,19 +12,15 @@ from torch import nn
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.models.base import FFN, Model
 from lit_attn.config.models.language import GPTConfig, Init, SequenceClassifierConfig
-from lit_attn.config.models.vision import (
-    ImageViTConfig,
-    LocalViTConfig,
-    SegmenterConfig,
-    ViTConfig,
-)
+from lit_attn.config.models.vision import ImageViTConfig, SegmenterConfig, ViTConfig
 from lit_attn.config.signatures import ImageLabels
 from lit_attn.models import language
 from lit_attn.models.seeded_draws import by_name
 from lit_attn.schema.plugins import load_parts
 
-load_parts([EXPERIMENTS / "imagenet_jit.py"])
+load_parts([EXPERIMENTS / "imagenet_jit.py", EXPERIMENTS / "imagenet_local_vit.py"])
 jit = importlib.import_module("imagenet_jit")
+local = importlib.import_module("imagenet_local_vit")
 
 SMALL = {"dim": 16, "depth": 2, "heads": 2, "ffn": FFN(width=16)}
 SWIGLU = {**SMALL, "ffn": FFN(width=16, activation="swiglu")}
@@ -45,7 +41,7 @@ FAMILIES: dict[str, tuple[Model, Callable[..., nn.Module]]] = {
     "vit-torch": (ViTConfig(**SMALL, patch=4, init="torch", patchify="shifted"), images),
     "vit-timm": (ViTConfig(**SMALL, patch=4, init="timm"), images),
     "imagenet-vit": (ImageViTConfig(**SMALL, patch=4), images),
-    "local-vit": (LocalViTConfig(**SWISH, patch=4), images),
+    "local-vit": (local.LocalViTConfig(**SWISH, patch=4), images),
     "jit": (jit.JiTConfig(**SWIGLU, patch=4), images),
     "gpt": (GPTConfig(**SMALL), lambda model: language.GPT(model, 11, 8)),
     "gpt-torch": (

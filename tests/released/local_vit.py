@@ -24,9 +24,11 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from helpers import digit_folders
+from helpers.paths import EXPERIMENTS
 from timm.data import Mixup
 
 from lit_attn.data.image_files import draw_box
+from lit_attn.schema.plugins import load_parts
 from released import vision
 from released.record import Clone, use_library
 from released.recording import (
@@ -47,6 +49,7 @@ REPOSITORY, COMMIT, RUNS = (
     ["0", "1", "growing-0", "growing-1"],
 )
 EXPERIMENT = "experiments/imagenet_local_vit.yaml"
+PLUG_IN = EXPERIMENTS / "imagenet_local_vit.py"
 LIBRARIES = ("timm==0.3.2",)
 """Version that the requirements of the repository name."""
 TOLERANCES = {
@@ -223,6 +226,7 @@ def untrained(theirs: Tensors) -> Tensors:
 def replay(run: str, folder: Path) -> Replay:
     """Return this project's side: the shipped experiment, shrunk to the recorded size."""
     seed, sizes = images_of(run)
+    load_parts([PLUG_IN])
     cell = vision.folder_cell(
         EXPERIMENT.removeprefix("experiments/"),
         folder,

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lit_attn.data.loading import use_seed
 from lit_attn.data.module import numpy_generator
+from lit_attn.schema.plugins import load_parts
 from released import local_vit, pictures
 from released.record import Clone
 from released.recording import Arrays
@@ -114,6 +115,7 @@ def replay(run: str, folder: Path) -> Arrays:
     write_pictures(folder)
     sizes = {"data.sizes": [32, 96, 160], "data.epochs_per_size": 1}
     small = {"data.path": str(folder), "data.classes": CLASSES, "data.workers": 0}
+    load_parts([local_vit.PLUG_IN])
     cell = shipped_cell(EXPERIMENT.removeprefix("experiments/"), small | sizes, int(run))
     experiment = cell.experiment
     data = experiment.data.build(int(run), torch.device("cpu"))

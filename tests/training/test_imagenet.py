@@ -14,25 +14,27 @@ import pytest
 import torch
 import yaml
 from helpers.digit_folders import experiment, write
-from helpers.paths import ROOT
+from helpers.paths import EXPERIMENTS, ROOT
 from helpers.runs import TIMEOUT, wait_until
 from helpers.stopping import stop_at
 from helpers.training_cells import folder_of
 from pydantic import ValidationError
+from timm.layers import Mlp
 from torch.nn import functional as F
 
 from lit_attn.ablate.plan import expand
 from lit_attn.cells.failure import Preempted
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
-from lit_attn.config.models.vision import LocalViTConfig
+from lit_attn.config.models.vision import ImageViTConfig
 from lit_attn.config.optimizers import AdamW
+from lit_attn.config.signatures import ImageLabels
 from lit_attn.config.source import Mapping, Where
 from lit_attn.config.study import read_studies
 from lit_attn.config.training import Training
 from lit_attn.data import loading
 from lit_attn.models import vit
-from lit_attn.models.vit import LocalFFN
+from lit_attn.schema.plugins import load_parts
 from lit_attn.tasks.base import TaskModule
 from lit_attn.train import run_cell, time_cell
 from lit_attn.training.recording import Progress
@@ -50,9 +52,11 @@ def cell(root: Path, **changes: Any) -> Cell:
     return Cell.model_validate({"study": "test", "variant": "v", "seed": 0, "experiment": actual})
 
 
+load_parts([EXPERIMENTS / "imagenet_local_vit.py"])
+LOCAL = {"kind": "local-vit", "ffn": {"width": 16, "activation": "hard-swish"}}
 GROWING = {
     "data": {"sizes": [8], "repeats": 2},
-    "model": {"positions": "replaced"},
+    "model": {**LOCAL, "positions": "replaced"},
     "training": {"average": {"decay": 0.9}},
 }
 
@@ -204,11 +208,12 @@ def resampled(positions: torch.Tensor, rows: int, other: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("positions", ["learned", "replaced"])
 def test_only_learned_positions_are_trained(positions: str, folders: Path, tmp_path: Path) -> None:
-    changes = {"model": {"positions": positions}, "data": {"sizes": [8], "epochs_per_size": 2}}
+    model = {**LOCAL, "positions": positions}
+    changes = {"model": model, "data": {"sizes": [8], "epochs_per_size": 2}}
     selected = cell(folders, **changes, training={"epochs": 3})
     folder = folder_of(selected, tmp_path)
     L.seed_everything(0, verbose=False)
-    start = vit.build_local(selected.experiment.model, (3, 16, 16), 4).pos_embed.detach()
+    start = selected.experiment.model.build(ImageLabels((3, 16, 16), 4)).pos_embed.detach()
     run_cell(folder)
     # Both epochs with images of 8 pixels resample the 4 x 4 positions to 2 x 2 and back.
     smoothed = start
@@ -221,7 +226,7 @@ def test_only_learned_positions_are_trained(positions: str, folders: Path, tmp_p
 
 
 def test_diagnostics_do_not_change_replaced_positions(folders: Path, tmp_path: Path) -> None:
-    changes = {"model": {"positions": "replaced"}, "data": {"sizes": [8]}}
+    changes = {"model": {**LOCAL, "positions": "replaced"}, "data": {"sizes": [8]}}
     records = {"kinds": ["residual"], "first_epoch_every": 1}
     trained = []
     for diagnostics in (None, records):
@@ -238,14 +243,14 @@ def test_the_cost_of_growing_images_is_estimated_at_their_final_size(
 ) -> None:
     """The first steps of a cell, which are timed, have the smallest images."""
     observed = set()
-    original = LocalFFN.forward
+    original = Mlp.forward
 
-    def watching(self: LocalFFN, x: torch.Tensor) -> torch.Tensor:
+    def watching(self: Mlp, x: torch.Tensor) -> torch.Tensor:
         if self.training:
             observed.add(x.shape[1] - 1)
         return original(self, x)
 
-    monkeypatch.setattr(LocalFFN, "forward", watching)
+    monkeypatch.setattr(Mlp, "forward", watching)
     folder = folder_of(cell(folders, data={"sizes": [8]}), tmp_path)
     run_cell(folder, smoke=True)
     assert observed == {2 * 2}
@@ -256,8 +261,8 @@ def test_the_cost_of_growing_images_is_estimated_at_their_final_size(
 
 
 def test_weight_decay_applies_to_the_configured_parameters() -> None:
-    model = LocalViTConfig(dim=16, depth=1, heads=2, patch=4)
-    network = vit.build_local(model, (3, 16, 16), 4)
+    model = ImageViTConfig(dim=16, depth=1, heads=2, patch=4)
+    network = vit.build_image_vit(model, (3, 16, 16), 4)
     names = {id(p): name for name, p in network.named_parameters()}
     actual = {}
     for decay in ("weights", "matrices"):
@@ -273,7 +278,7 @@ def test_weight_decay_applies_to_the_configured_parameters() -> None:
     }
     assert changed == {"cls_token", "pos_embed"}
     assert actual["weights"]["pos_embed"] == 0
-    assert actual["weights"]["blocks.0.mlp.conv.weight"] == 0.05
+    assert actual["weights"]["blocks.0.mlp.fc1.weight"] == 0.05
     assert actual["weights"]["norm.weight"] == 0
 
 

@@ -67,24 +67,6 @@ class ImageViTConfig(Transformer, kind="image-vit"):
     norm_eps: PositiveFloat = Field(1e-6, description="epsilon of the LayerNorms")
 
 
-class LocalViTConfig(Transformer, kind="local-vit"):
-    """ViT-S/16 with a depth-wise convolution inside the FFN, which the class token skips.
-
-    The model of BeliefFormer's ImageNet experiment (LocalViT "hs", Li et al. 2021). The released
-    code also builds and counts 3,924 parameters in each layer that nothing uses; they are left out.
-    With `positions: replaced`, as in that code, untrained copies replace the positions at every
-    change of the image size and around every evaluation, resampled to the new grid.
-    """
-
-    activations = ("hard-swish",)
-    builder = ("lit_attn.models.vit:build_local", "shape", "outputs")
-    positions: Literal["learned", "replaced"] = Field(
-        "learned", description="replaced: untrained, resampled copies at each change of image size"
-    )
-    ffn: FFN | None = ffn_field(1536, "hard-swish")
-    drop_path: Share = Field(0.1, description="drop-path rate of the last layer; linear from 0")
-
-
 class ViTConfig(Transformer, kind="vit"):
     """Pre-norm vision transformer with a class token, for images of one size."""
 
