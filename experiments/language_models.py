@@ -7,7 +7,6 @@ A model is the folder of a finished cell (runs/STUDY/VARIANT/SEED-IDENTITY), or 
 import csv
 import io
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +16,7 @@ from pydantic import ValidationError
 from lit_attn.cells.records import csv_lines
 from lit_attn.config.cell import Cell
 from lit_attn.config.data.text import GptNeox, Tokens
+from lit_attn.config.source import load
 from lit_attn.files import read_text, write_atomic
 from lit_attn.generate import load_gpt
 from lit_attn.hub import load_exported
@@ -93,7 +93,7 @@ def load_model(folder: Path, tokenizer: Path | None = None) -> LanguageModel:
     """
     if (folder / "config.yaml").exists():
         path = folder / "config.yaml"
-        if re.search(r"^parts:\s*(\n-|\[.*\w)", read_text(path), re.MULTILINE):
+        if load(path).get("parts"):
             raise ConfigError(f"{path}: parts: a cell with code of its own cannot be scored")
         cell = Cell.read(path)
         data = check_data(cell, folder)
