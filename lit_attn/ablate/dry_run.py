@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_attn.ablate.plan import Job, Matrix
-from lit_attn.cells.folder import count_states, read_cell
-from lit_attn.cells.inputs import find_stale
+from lit_attn.cells.folder import State, count_states, read_cell
+from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import Timing
 from lit_attn.schema.errors import ConfigError
 
@@ -40,15 +40,16 @@ def print_cells(matrices: list[Matrix], with_costs: bool) -> None:
         if with_costs:
             _print_costs(matrix)
         width = max((len(job.cell.variant) for job in matrix.jobs), default=0)
-        ends = [(job, read_cell(job.folder, job.identity)) for job in matrix.jobs]
-        changes = find_stale((job.folder, end.result) for job, end in ends)
-        for job, end in ends:
-            state = end.state + (f", stale: {changes[job.folder]}" if job.folder in changes else "")
-            cell = job.cell
+        find_change = change_finder()
+        states: list[State] = []
+        for job in matrix.jobs:
+            cell, status = job.cell, read_cell(job.folder, job.identity)
+            states.append(status.state)
+            change = find_change(status.result)
+            state = status.state + (f", stale: {change}" if change else "")
             print(f"  {cell.variant:<{width}}  seed {cell.seed:<4} {job.identity}  {state}")
         product = f"{len(matrix.variants)} variants x {len(matrix.seeds)} seeds"
-        states = count_states(end.state for _, end in ends)
-        print(f"  {product} = {len(matrix.jobs)} cells: {states}\n")
+        print(f"  {product} = {len(matrix.jobs)} cells: {count_states(states)}\n")
 
 
 def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:

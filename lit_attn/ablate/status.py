@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from lit_attn.ablate.display import Snapshot, StartedCell, escape_control, format_seconds
 from lit_attn.cells import folder
 from lit_attn.cells.folder import CellStatus
-from lit_attn.cells.inputs import find_stale
+from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import Plan, PlannedCell
 from lit_attn.schema.errors import ConfigError, OneLineParser, program, require
 
@@ -103,8 +103,8 @@ def describe(plan: Plan, cells: list[StudyCell]) -> str:
         lines += _describe_failure(cell)
     if len(failed) > MAX_FAILED:
         lines.append(f"  and {len(failed) - MAX_FAILED} more failed cells")
-    changes = find_stale((cell.folder, cell.status.result) for cell in cells)
-    stale = [f"{cell.name}: {changes[cell.folder]}" for cell in cells if cell.folder in changes]
+    changes = map(change_finder(), (cell.status.result for cell in cells))
+    stale = [f"{c.name}: {change}" for c, change in zip(cells, changes, strict=True) if change]
     lines += [f"  stale    {text}" for text in stale[:MAX_FAILED]]
     if stale:
         lines.append(f"  {len(stale)} stale cells; see `rerun stale`")

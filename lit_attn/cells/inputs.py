@@ -1,7 +1,7 @@
 """Files that a result depends on, so that `status` notices a change without reading the data."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from hashlib import sha256
 from itertools import chain, islice
@@ -32,10 +32,11 @@ def collect_inputs(parts: Iterable[Path], data: Iterable[Path]) -> dict[str, str
     return {str(path.absolute()): _stamp(path) for path in recorded} | stamps
 
 
-def find_stale(results: Iterable[tuple[Path, Result | None]]) -> dict[Path, str]:
-    """Return why results are stale, by the folder of the cell: which input has changed.
+def change_finder() -> Callable[[Result | None], str]:
+    """Return a function from a result to the change of an input that makes it stale, or to "".
 
-    Inputs in folders that this machine does not see count as unchanged.
+    Inputs in folders that this machine does not see count as unchanged. The function checks every
+    input once, because cells share their data.
     """
 
     @cache
@@ -47,12 +48,11 @@ def find_stale(results: Iterable[tuple[Path, Result | None]]) -> dict[Path, str]
         text = "has other files" if path.is_dir() else "has changed"
         return "" if not before or _stamp(path) == before else f"{name} {text}"
 
-    reasons = {}
-    for cell, result in results:
-        entries = result.inputs.items() if result is not None else ()
-        if reason := next(filter(None, (describe_change(*entry) for entry in entries)), ""):
-            reasons[cell] = reason
-    return reasons
+    def find_change(result: Result | None) -> str:
+        entries = () if result is None else result.inputs.items()
+        return next(filter(None, (describe_change(*entry) for entry in entries)), "")
+
+    return find_change
 
 
 def _stamp(path: Path) -> str:

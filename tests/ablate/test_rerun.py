@@ -10,7 +10,7 @@ from helpers.runs import count_runs, jobs, make_body, run_cli
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.plan import Job, expand, select_cells, set_aside
 from lit_attn.cells.folder import read_result
-from lit_attn.cells.inputs import find_stale
+from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.lock import hold_lock
 from lit_attn.config.data.text import TextFiles
 from lit_attn.schema.errors import ConfigError
@@ -88,15 +88,15 @@ def test_changed_data_are_stale_at_once_and_rerun_compares_their_content(
     job.cell.write(job.folder / "config.yaml")
     run_cell(job.folder)
 
-    def find() -> list[str]:
-        return list(find_stale([(job.folder, read_result(job.folder, job.identity))]).values())
+    def find() -> str:
+        return change_finder()(read_result(job.folder, job.identity))
 
-    assert find() == []
+    assert find() == ""
     with monkeypatch.context() as patch:
         patch.setattr(TextFiles, "build", lambda *_: pytest.fail("unchanged files were read"))
         assert select_cells([matrix], "stale") == []
     os.utime(tmp_path / "test.txt", ns=(1, 1))
-    assert find() == [f"{tmp_path / 'test.txt'} has changed"]
+    assert find() == f"{tmp_path / 'test.txt'} has changed"
     assert select_cells([matrix], "stale") == []
     (tmp_path / "train.txt").write_text("Another text. " * 100)
     assert find() == [f"{tmp_path / 'train.txt'} has changed"]

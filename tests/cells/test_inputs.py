@@ -13,12 +13,12 @@ from huggingface_hub import constants
 
 from lit_attn.ablate import dry_run, status
 from lit_attn.ablate.plan import Matrix, expand
-from lit_attn.cells.inputs import MAX_FILES, collect_inputs, find_stale
+from lit_attn.cells.inputs import MAX_FILES, change_finder, collect_inputs
 from lit_attn.config.data.images import Cifar100
 from lit_attn.config.data.tables import TableText
 from lit_attn.schema.plugins import FILE_HASHES, hash_source
 
-RESULTS = {Path("v") / "0": fake_cells.result(digits_cell())}
+RESULT = fake_cells.result(digits_cell())
 
 
 @pytest.fixture
@@ -39,9 +39,7 @@ def collect(files: dict[str, Path]) -> dict[str, str]:
 
 def find_change(inputs: dict[str, str]) -> str:
     """Return why a result with these inputs is stale, or nothing."""
-    (cell,) = RESULTS
-    result = RESULTS[cell].model_copy(update={"inputs": inputs})
-    return find_stale([(cell, result), (Path("missing"), None)]).get(cell, "")
+    return change_finder()(RESULT.model_copy(update={"inputs": inputs}))
 
 
 def age(path: Path) -> None:

@@ -14,7 +14,7 @@ from helpers.training_cells import digits_cell
 from PIL import Image
 from pydantic import ValidationError
 
-from lit_attn.cells.inputs import collect_inputs, find_stale
+from lit_attn.cells.inputs import change_finder, collect_inputs
 from lit_attn.config.data.tables import TableImages, TableLabels, TableTargets, TableText
 from lit_attn.config.signatures import ImageTargets
 from lit_attn.schema.errors import ConfigError
@@ -84,13 +84,13 @@ def test_a_changed_image_of_a_table_makes_results_stale_at_once(
     inputs = collect_inputs([], config.input_paths())
     assert set(inputs) == {str(path), *(str(tmp_path / row["image"]) for row in rows)}
     result = fake_cells.result(digits_cell()).model_copy(update={"inputs": inputs})
-    assert find_stale([(tmp_path, result)]) == {}
+    assert change_finder()(result) == ""
     changed = tmp_path / "images" / "1.png"
     Image.new("L", (6, 6), 99).save(changed)
     os.utime(changed, ns=(1, 1))
-    assert find_stale([(tmp_path, result)]) == {tmp_path: f"{changed} has changed"}
+    assert change_finder()(result) == f"{changed} has changed"
     changed.unlink()
-    assert find_stale([(tmp_path, result)]) == {tmp_path: f"{changed} is missing"}
+    assert change_finder()(result) == f"{changed} is missing"
 
 
 def test_images_inside_a_table_are_no_files_of_their_own(tmp_path: Path) -> None:
