@@ -225,8 +225,8 @@ def expand(
         raise source.error(("seeds",), f"{text} limit of {MAX_CELLS:,}; split the study")
     cells = (variant.cell(name, seed) for seed in seeds for variant in variants)
     # Criteria may share cells.
-    jobs = {path: Job(cell, path) for cell in cells for path in [folder / cell.folder]}
-    study_jobs = list(jobs.values())
+    unique = {cell.folder: cell for cell in cells}
+    study_jobs = [Job(cell, folder / path) for path, cell in unique.items()]
     return Matrix(source, name, title, written, variants, seeds, folder, study_jobs, trials, tuning)
 
 

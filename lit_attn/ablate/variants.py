@@ -195,13 +195,14 @@ class Variant:
         return self.written_name if self.stretch == 1 else self.name
 
     def cell(self, study: str, seed: int) -> Cell:
-        """Return the cell of this variant with `seed`."""
+        """Return the cell of this variant with a valid `seed`."""
         experiment = self.experiment
         if self.stretch != 1:
             changes = {"stretch": experiment.training.stretch * self.stretch}
             training = experiment.training.model_copy(update=changes)
             experiment = experiment.model_copy(update={"training": training})
-        return Cell(
+        # All values are valid already.
+        return Cell.model_construct(
             study=study,
             variant=self.cell_name,
             seed=seed,

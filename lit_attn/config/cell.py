@@ -53,14 +53,16 @@ class Cell(Config):
 
         The names of study and variant, paths, devices and written-out defaults do not change it.
         """
-        match_to = None if self.match_to is None else self.match_to.identity()
-        return _hash([self.experiment.identity(), match_to, self.metric.selection, self.seed])
+        match_to = "null" if self.match_to is None else self.match_to.identity_json()
+        computed = f"{self.experiment.identity_json()}, {match_to}"
+        return _hash(f'[{computed}, "{self.metric.selection}", {self.seed}]')
 
     @cached_property
     def kind(self) -> str:
         """Configuration without the seed; cells with equal values need equal time and memory."""
         match_to = None if self.match_to is None else self.match_to.model_dump(mode="json")
-        return _hash([self.experiment.model_dump(mode="json"), match_to])
+        values = [self.experiment.model_dump(mode="json"), match_to]
+        return _hash(json.dumps(values, sort_keys=True))
 
     @property
     def folder(self) -> str:
@@ -92,6 +94,5 @@ class Cell(Config):
             raise explain(error, str(path)) from error
 
 
-def _hash(values: list[Any]) -> str:
-    text = json.dumps(values, sort_keys=True, default=str)
+def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:10]

@@ -1,5 +1,6 @@
 """Strict configurations and families of configurations that `kind` tells apart."""
 
+import json
 import re
 from abc import ABC
 from collections.abc import Callable
@@ -49,12 +50,13 @@ class Config(BaseModel):
     @classmethod
     def _check_keys(cls, value: Any) -> Any:
         if isinstance(value, dict):
+            fields, number_keys = cls.model_fields, _number_keys(cls)
             for key, item in value.items():
-                if key not in cls.model_fields:
-                    hint = suggest(str(key), cls.model_fields)
+                if key not in fields:
+                    hint = suggest(str(key), fields)
                     raise key_error(key, f"unknown key '{key}'{hint}")
                 items = item if isinstance(item, list | tuple) else [item]
-                if key in _number_keys(cls) and any(isinstance(i, bool) for i in items):
+                if key in number_keys and any(isinstance(i, bool) for i in items):
                     raise key_error(key, "needs a number, not true or false")
         return value
 
@@ -92,6 +94,14 @@ class Config(BaseModel):
             if name == "kind" or value != default:
                 identity[name] = _to_plain(value)
         return identity
+
+    def identity_json(self) -> str:
+        """Return the identity as JSON, which the cells of all seeds share."""
+        return self._identity_json
+
+    @cached_property
+    def _identity_json(self) -> str:
+        return json.dumps(self.identity(), sort_keys=True, default=str)
 
 
 def outside_identity(default: Any, description: str) -> Any:
