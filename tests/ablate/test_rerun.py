@@ -99,7 +99,7 @@ def test_changed_data_are_stale_at_once_and_rerun_compares_their_content(
     assert find() == f"{tmp_path / 'test.txt'} has changed"
     assert select_cells([matrix], "stale") == []
     (tmp_path / "train.txt").write_text("Another text. " * 100)
-    assert find() == [f"{tmp_path / 'train.txt'} has changed"]
+    assert find() == f"{tmp_path / 'train.txt'} has changed"
     assert select_cells([matrix], "stale") == [job]
 
 
