@@ -25,7 +25,6 @@ from lit_attn.cells.inputs import MAX_FILES, collect_inputs
 from lit_attn.cells.lock import CellLocked, hold_lock
 from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.data.base import Data
-from lit_attn.config.experiment import Experiment
 from lit_attn.config.models.base import Model
 from lit_attn.config.source import Mapping, format_value, locate
 from lit_attn.config.study import StudySource
@@ -269,17 +268,15 @@ def require_inputs(matrices: list[Matrix], jobs: list[Job]) -> None:
     checked: set[str] = set()
     variants = [(m, v) for m in matrices for v in m.written if (m.name, v.name) in names]
     for matrix, variant in variants:
-        for section, part in _sections_with_files(variant.experiment):
+        experiment = variant.experiment
+        sections: list[tuple[str, Data | Model | MetricLogger]]
+        sections = [("data", experiment.data), ("model", experiment.model)]
+        sections += [("training.loggers", logger) for logger in experiment.training.loggers]
+        for section, part in sections:
             # Variants share most of their sections.
             if (text := part.model_dump_json()) not in checked:
                 _check_files(matrix.source, variant, section, part)
                 checked.add(text)
-
-
-def _sections_with_files(experiment: Experiment) -> list[tuple[str, Data | Model | MetricLogger]]:
-    """Return the sections of an experiment that may read files, with their keys."""
-    loggers = [("training.loggers", logger) for logger in experiment.training.loggers]
-    return [("data", experiment.data), ("model", experiment.model), *loggers]
 
 
 def _check_files(
