@@ -127,14 +127,14 @@ class CompositionData(TokenDataModule):
     def evaluation_loader(self, split: str) -> EvaluationLoader:
         questions = self.questions[split]
 
-        def load(rows: range) -> Batch:
-            tokens, answers, tasks = (part[rows.start : rows.stop] for part in questions)
-            missing = len(rows) - len(answers)
+        def collate(places: range, rows: int) -> Batch:
+            tokens, answers, tasks = (part[places.start : places.stop] for part in questions)
+            missing = rows - len(answers)
             tokens = np.pad(tokens, ((0, missing), (0, 0)))
             answers = np.pad(answers, (0, missing), constant_values=IGNORED)
             return self.tensors(tokens, answers, np.pad(tasks, (0, missing)))
 
-        return self.padded_loader(len(questions[1]), load)
+        return self.padded_loader(range(len(questions[1])), collate)
 
 
 class HeadComposition(TaskModule):

@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 import lightning as L
@@ -128,17 +129,20 @@ class DataModule(L.LightningDataModule, ABC):
         """Return one loader for each of `splits`."""
         return [self.evaluation_loader(split) for split in self.splits]
 
-    def padded_loader(self, count: int, load: Callable[[range], Any]) -> "EvaluationLoader":
-        """Return a loader of `load(indices)` for ranges of `eval_batch_size` of `count` samples.
+    def padded_loader(
+        self, samples: Sequence[Any], collate: Callable[[Any, int], Any]
+    ) -> "EvaluationLoader":
+        """Return a loader of `collate(part, rows)` for parts of `eval_batch_size` samples.
 
-        Processes take ranges in turn and have the same number of them; indices from `count` on
-        stand for padding, which `load` must mark as not to be counted.
+        Processes take parts in turn and have the same number of them. A part can have fewer samples
+        than `rows`; `collate` must mark the other rows, which are padding, as not to be counted.
         """
-        size = self.eval_batch_size
+        size, count = self.eval_batch_size, len(samples)
         rounds = math.ceil(count / (size * self.world))
         starts = [(number * self.world + self.rank) * size for number in range(rounds)]
         ranges = [range(start, start + size) for start in starts]
-        return EvaluationLoader(ranges, lambda ranges: map(load, ranges), ranges, count)
+        parts = [(samples[start : start + size], size) for start in starts]
+        return EvaluationLoader(parts, lambda parts: starmap(collate, parts), ranges, count)
 
 
 class TrainLoader:

@@ -59,14 +59,14 @@ class TextData(TokenDataModule):
         Windows advance by the stride. If it is less than the context, a window predicts only the
         tokens that no earlier window predicts. With `eval_windows` some of them are left out.
         """
-        stream, chosen = self.evaluated(split), self._windows(split)
+        stream = self.evaluated(split)
 
-        def load(places: range) -> Batch:
-            numbers = [chosen[place] if place < len(chosen) else None for place in places]
-            windows = [self._window(stream, number) for number in numbers]
+        def collate(numbers: list[int], rows: int) -> Batch:
+            padding = [None] * (rows - len(numbers))
+            windows = [self._window(stream, number) for number in (*numbers, *padding)]
             return self.tensors(*map(np.stack, zip(*windows, strict=True)))
 
-        return self.padded_loader(len(chosen), load)
+        return self.padded_loader(self._windows(split), collate)
 
     def _windows(self, split: str) -> list[int]:
         """Return the numbers of the windows of `split` that are evaluated."""

@@ -77,10 +77,7 @@ class LabelledData(TokenDataModule):
         )
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
-        samples = self.samples[split]
-        return self.padded_loader(
-            len(samples), lambda rows: self.collate(samples[rows.start : rows.stop], len(rows))
-        )
+        return self.padded_loader(self.samples[split], self.collate)
 
     def batch(self, step: int) -> tuple[Tensor, ...]:
         chosen = self.share(self.rows(step, self.draw_order, self.per_pass))

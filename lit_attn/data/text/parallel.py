@@ -46,11 +46,9 @@ class ParallelData(TokenDataModule):
             for path, side in zip(data.files(split), sides, strict=True):
                 lengths = [len(ids) + 1 for ids in side]
                 if split != "train" and max(lengths) > data.context:
-                    where = f"{path}:{1 + int(np.argmax(lengths))}"
+                    line, most = 1 + int(np.argmax(lengths)), max(lengths)
                     text = f"set data.context to at least as many, not {data.context}"
-                    raise ConfigError(
-                        f"{where}: has {max(lengths):,} subwords with its end; {text}"
-                    )
+                    raise ConfigError(f"{path}:{line}: has {most:,} subwords with its end; {text}")
             if split != "train":
                 self.pairs[split].sort(key=lambda pair: len(pair[0]))
         pairs = self.pairs["train"]
@@ -88,10 +86,7 @@ class ParallelData(TokenDataModule):
         return (*shared, *self.tensors(np.full(rows, mean, np.float32)))
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
-        pairs = self.pairs[split]
-        return self.padded_loader(
-            len(pairs), lambda rows: self.collate(pairs[rows.start : rows.stop], len(rows))
-        )
+        return self.padded_loader(self.pairs[split], self.collate)
 
     def collate(self, pairs: list[Pair], rows: int) -> tuple[Tensor, ...]:
         """Return source, inputs and targets of `rows` rows; rows without a pair have no target."""
