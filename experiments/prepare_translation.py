@@ -27,7 +27,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lit_attn.files import require_writable
+from lit_attn.files import require_writable, write_atomic
 from lit_attn.schema.errors import ConfigError, OneLineParser, command
 
 MOSES = "https://github.com/moses-smt/mosesdecoder.git"
@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
                 raise ConfigError(f"{options.source}: the sides of {split} differ in length")
             print(f"{split}: {counts.pop():,} pairs")
         for name in (f"{split}.{language}" for split in SPLITS for language in languages):
-            (Path(work) / name).replace(options.out / name)
+            write_atomic(options.out / name, (Path(work) / name).read_bytes())
     return 0
 
 
@@ -263,6 +263,8 @@ def download(url: str, path: Path) -> None:
             shutil.copyfileobj(response, file)
             if response.length:
                 raise OSError(f"{response.length:,} bytes are missing")
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as error:
         text = f"{url}: cannot be downloaded: {error}. Save a copy as {path}."
         raise ConfigError(text) from error

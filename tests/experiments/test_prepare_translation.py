@@ -5,6 +5,7 @@ The programs of the tests stand in for Moses's Perl programs, which are not part
 
 import importlib
 import io
+import os
 import shutil
 import tarfile
 import threading
@@ -196,6 +197,25 @@ def test_an_archive_is_downloaded_completely_or_not_at_all(tmp_path: Path, serve
     assert not path.exists()
     prepare.download(f"{server}/archive.tgz", path)
     assert path.read_bytes() == b"data"
+
+
+def test_files_are_on_the_disk_before_they_get_their_names(
+    tmp_path: Path, moses: Path, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut leaves no empty file under the name of a complete one."""
+    synced: set[int] = set()
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    prepare.download(f"{server}/archive.tgz", tmp_path / "archive.tgz")
+    write_iwslt14(tmp_path / "downloads", [("Satz .", "Sentence .")] * 23, [("Satz", "sentence")])
+    run("iwslt14", tmp_path, moses)
+    paths = [tmp_path / "archive.tgz", *(tmp_path / "out" / name for name in NAMES)]
+    assert [path.name for path in paths if path.stat().st_ino not in synced] == []
 
 
 @pytest.mark.parametrize(
