@@ -19,8 +19,6 @@ default the token whose weights change most), and distributions (Figure 8). `pyt
 lit_attn.report --paper dcmha` shows the tables and pictures of the models in runs/released-weights.
 """
 
-import csv
-import io
 import sys
 from argparse import Namespace
 from collections.abc import Iterable
@@ -30,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from head_figures import draw_breakdown, draw_distributions
 from language_models import LanguageModel, add_model, load_model
 
+from lit_attn.cells.records import csv_lines
 from lit_attn.config.training import DiagnosticsConfig
 from lit_attn.files import write_atomic
 from lit_attn.report import drawing
@@ -83,7 +82,7 @@ def write_diversity(options: Namespace) -> None:
     """Write and print the captured variance of every layer."""
     model = load_model(options.model, options.tokenizer)
     rows = measure_diversity(model)
-    path = write_table(options, "head_diversity.csv", ["layer", "qk", "ov"], rows)
+    path = write_rows(options, "head_diversity.csv", [("layer", "qk", "ov"), *rows])
     print(path.read_text(), end="")
 
 
@@ -116,9 +115,9 @@ def write_composition(options: Namespace) -> None:
         for head in range(len(call.a))
     ]
     header = ["key", "token", "head", *TERMS, "after"]
-    print(write_table(options, "composition.csv", header, rows))
+    print(write_rows(options, "composition.csv", [header, *rows]))
     header = ["token", "text", "side", "part", "component", "head", "value"]
-    print(write_table(options, "maps.csv", header, list_maps(call, names)))
+    print(write_rows(options, "maps.csv", [header, *list_maps(call, names)]))
     for name, figure in draw_composition(call, terms, names, options.key).items():
         for kind, content in drawing.render(figure).items():
             write_atomic(get_folder(options) / f"{name}.{kind}", content)
@@ -236,18 +235,11 @@ def list_maps(call: Composition, names: list[str]) -> Iterable[tuple[Any, ...]]:
                         yield (*place, f"{value:.6g}")
 
 
-def write_table(
-    options: Namespace, name: str, header: list[str], rows: Iterable[tuple[Any, ...]]
-) -> Path:
+def write_rows(options: Namespace, name: str, rows: Iterable[Iterable[Any]]) -> Path:
     """Write a CSV file to the folder of the tables and return its path."""
-    folder = get_folder(options)
-    folder.mkdir(parents=True, exist_ok=True)
-    content = io.StringIO()
-    table = csv.writer(content, lineterminator="\n")
-    table.writerow(header)
-    table.writerows(rows)
-    write_atomic(folder / name, content.getvalue())
-    return folder / name
+    path = get_folder(options) / name
+    write_atomic(path, csv_lines(rows))
+    return path
 
 
 def get_folder(options: Namespace) -> Path:

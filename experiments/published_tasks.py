@@ -16,8 +16,6 @@ negative log-likelihood of the tokens of all answers. Three files are written to
 `python -m lit_attn.report --paper dcmha` shows them for the models in runs/released-weights.
 """
 
-import csv
-import io
 import json
 import math
 import re
@@ -29,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from language_models import LanguageModel, add_model, load_model
 
+from lit_attn.cells.records import csv_lines
 from lit_attn.files import read_text, write_atomic
 from lit_attn.schema.errors import ConfigError, OneLineParser, command, from_one
 
@@ -91,14 +90,13 @@ def evaluate(options: Namespace) -> None:
         for answer in score_text(model, task, text)
     ]
     out = options.out or options.model / "published-tasks"
-    out.mkdir(parents=True, exist_ok=True)
     by_task = group(answers, lambda answer: (answer.task, str(answer.shots)))
-    write_table(out / "tasks.csv", ["task", "shots"], by_task)
+    write_scores(out / "tasks.csv", ["task", "shots"], by_task)
     by_shots = group(answers, lambda answer: (str(answer.shots),))
     by_shots = dict(sorted(by_shots.items(), key=lambda item: int(item[0][0])))
     overall = summarise(answers)
-    write_table(out / "shots.csv", ["shots"], by_shots)
-    write_table(out / "overall.csv", [], {(): overall})
+    write_scores(out / "shots.csv", ["shots"], by_shots)
+    write_scores(out / "overall.csv", [], {(): overall})
     print(describe(model.name, overall, by_shots))
 
 
@@ -187,14 +185,13 @@ def summarise(answers: list[Answer]) -> Scores:
     return Scores(correct / len(answers), math.exp(nll), len(answers))
 
 
-def write_table(path: Path, keys: list[str], scores: dict[tuple[str, ...], Scores]) -> None:
+def write_scores(path: Path, keys: list[str], scores: dict[tuple[str, ...], Scores]) -> None:
     """Write a CSV file with the columns `keys`, accuracy, perplexity and n."""
-    content = io.StringIO()
-    rows = csv.writer(content, lineterminator="\n")
-    rows.writerow([*keys, *Scores._fields])
-    for name, (accuracy, perplexity, n) in scores.items():
-        rows.writerow([*name, f"{accuracy:.6g}", f"{perplexity:.6g}", n])
-    write_atomic(path, content.getvalue())
+    rows = [
+        (*name, f"{accuracy:.6g}", f"{perplexity:.6g}", n)
+        for name, (accuracy, perplexity, n) in scores.items()
+    ]
+    write_atomic(path, csv_lines([(*keys, *Scores._fields), *rows]))
 
 
 def describe(name: str, overall: Scores, by_shots: dict[tuple[str, ...], Scores]) -> str:
