@@ -43,8 +43,10 @@ def expand_paper(
         for study, variant in source.references(item):
             needed.setdefault(study, set()).add(variant)
     if not needed:
-        reasons = {item.absent or item.script or NO_STUDY for item in items.values()}
-        raise ConfigError(f"{source.path}: nothing to run: {'; '.join(sorted(reasons))}")
+        scripts = [f"`{item.script}` measures it" for item in items.values() if item.script]
+        reasons = {item.absent or NO_STUDY for item in items.values() if not item.script}
+        text = "; ".join([*scripts, *sorted(reasons)])
+        raise ConfigError(f"{source.path}: nothing to run: {text}")
     studies = read_studies(source.studies_path)
     source.require("no study", needed, studies)
     matrices = []

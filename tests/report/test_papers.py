@@ -170,13 +170,25 @@ def test_a_table_runs_exactly_its_cells(capsys: pytest.CaptureFixture[str]) -> N
     assert cells == expected
 
 
+def test_a_dry_run_counts_the_variants_of_its_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The study has six variants, of which the table needs two."""
+    monkeypatch.chdir(ROOT)
+    assert main(["--paper", "attentionx", "--table", "1", "--dry-run"]) == 0
+    assert "2 variants x 3 seeds = 6 cells" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--paper", "mkg"], "mkg.yaml: no such paper; did you mean 'mgk'?"),
         (["--paper", "mgk", "--table", "11"], "no table or figure '11'; did you mean"),
         (["--paper", "dcmha", "--table", "1"], "nothing to run: The table compares methods"),
-        (["--paper", "dcmha", "--table", "figure-6"], "nothing to run: python experiments/publ"),
+        (
+            ["--paper", "dcmha", "--table", "2"],
+            "`python experiments/count_composition.py` measures it",
+        ),
         (["--paper", "mgk", "--study", "digits"], "replaces the file of studies"),
         (["ablations.yaml", "--table", "1"], "--table: needs --paper"),
         ([], "name a file of studies"),
