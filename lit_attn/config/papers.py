@@ -59,7 +59,6 @@ class Column(Config):
     file: str | None = None
     where: dict[str, str] = Field({})
     small: bool = Field(True, description="false: small models lack this value")
-    absent: str | None = None
 
 
 Place = tuple[str, str]  # Row and column of a cell, or the label of a line and no column.
@@ -118,8 +117,7 @@ class Layout(Config):
         patterns = {
             heading: f"{column.study}/{column.variant}".removeprefix("/")
             for heading, column in columns.items()
-            if column.study is not None and not column.absent
-            if column.small or not is_small
+            if column.study is not None and (column.small or not is_small)
         }
         lines: dict[Place, str] = {}
         for name, row in rows.items():
@@ -143,12 +141,16 @@ class Layout(Config):
 class Table(Layout):
     """A table as printed. With `transposed` the paper prints the columns as rows.
 
+    With `one_row` it prints the rows side by side, as groups of columns. A column or row named
+    "GROUP / NAME" stands below the name of its group. `corner` is the heading of the first column.
     `slips` gives the reason why a cell (ROW | COLUMN) contradicts the paper's other cells.
     """
 
     columns: dict[str, Column] = Field(min_length=1)
     rows: dict[str, Row] = Field(min_length=1)
     transposed: bool = False
+    one_row: bool = False
+    corner: str = ""
     slips: dict[str, str] = Field({})
 
     def grid(self) -> tuple[dict[str, Column], dict[str, Row]]:

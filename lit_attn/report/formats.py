@@ -1,15 +1,16 @@
 """Tables of strings as Markdown and LaTeX (booktabs), and frames as CSV."""
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,12 +18,16 @@ if TYPE_CHECKING:
 ASSETS = Path(__file__).parent / "assets"
 """Templates, style sheet, script and captions of the report."""
 
+TEMPLATES = Environment(loader=FileSystemLoader(ASSETS), undefined=StrictUndefined)
+TEMPLATES.autoescape = TEMPLATES.trim_blocks = TEMPLATES.keep_trailing_newline = True
+PLAIN = TEMPLATES.overlay("<%", "%>", "<<", ">>", autoescape=False)  # Of LaTeX and Markdown.
+
 # Accents that LaTeX's default font encoding can put on a letter (the ogonek is missing).
 ACCENTS = "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327"
 
 NUMBER = re.compile(
     r"(?P<sign>[+-]|\N{MINUS SIGN}|)(?P<integer>\d+)(?P<decimals>\.\d+|)"
-    r"(?: ± (?P<spread>[\d.]+))?(?P<rest> .*|)"
+    r"(?: ?± ?(?P<spread>[\d.]+))?(?P<rest> .*|)"
 )
 """A cell that starts with a number."""
 
@@ -46,7 +51,8 @@ class Cell(NamedTuple):
 class Table:
     """Headings and rows of a table, and the lines of its caption as plain text.
 
-    `kind` is the class of the table in HTML.
+    `kind` is the class of the table in HTML. Each `entry` rows belong together. In tables of the
+    kind "paper", columns and rows named "GROUP / NAME" stand below the name of their group.
     """
 
     headings: list[str]
@@ -55,6 +61,17 @@ class Table:
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     kind: str = "plain"
+    entry: int = 1
+
+    def group(self, names: Sequence[str]) -> list[tuple[str, list[int]]]:
+        """Return the groups of columns or rows in their order, and the places of each."""
+        parts = itertools.groupby(range(len(names)), lambda place: self.split(names[place])[0])
+        return [(name, list(places)) for name, places in parts]
+
+    def split(self, name: str) -> tuple[str, str]:
+        """Return the group of a column or row, or an empty text, and the name in this group."""
+        group, _, rest = name.rpartition(" / ") if self.kind == "paper" else ("", "", name)
+        return group, rest
 
 
 def named_table(
@@ -72,42 +89,26 @@ def named_table(
 
 def to_markdown(table: Table) -> str:
     """Return a pipe table with its caption below."""
-    lines = [
-        "| " + " | ".join(map(escape_markdown, table.headings)) + " |",
-        "|---|" + "---:|" * (len(table.headings) - 1),
-        *("| " + " | ".join(map(_markdown_cell, row)) + " |" for row in table.rows),
-        "",
-        f"**{escape_markdown(table.title)}**",
-        *(f"**Warning: {escape_markdown(warning)}**" for warning in table.warnings),
-        *map(escape_markdown, table.notes),
-    ]
-    return "\n".join([*lines, ""])
-
-
-def _markdown_cell(cell: Cell) -> str:
-    text = escape_markdown(cell.text)
-    text = f"**{text}**" if cell.is_bold else text
-    return f"{text} {escape_markdown(cell.mark)}" if cell.mark else text
+    return PLAIN.get_template("table.md").render(table=table, escape=escape_markdown)
 
 
 def to_latex(table: Table, label: str) -> str:
     """Return a table named `tab:label` with a short caption and the notes below the table.
 
-    Columns of numbers are aligned at the decimal points by siunitx. A table of more than twelve
-    columns is as wide as both columns of a page.
+    Columns of numbers are aligned at the decimal points by siunitx. A table whose rows have more
+    than 80 letters is as wide as both columns of a page.
     """
     first, *others = (list(column) for column in zip(*table.rows, strict=True))
-    columns = [("l", list(map(_latex_cell, first))), *map(_latex_column, others)]
-    rows = zip(*(cells for _, cells in columns), strict=True)
-    warnings = (rf"\textbf{{Warning: {escape_latex(warning)}}}" for warning in table.warnings)
-    return Template((ASSETS / "table.tex").read_text(encoding="utf-8")).substitute(
-        environment="table*" if len(table.headings) > 12 else "table",
-        caption=escape_latex(table.title),
+    names = [_latex_cell(cell._replace(text=table.split(cell.text)[1])) for cell in first]
+    columns = [("l", names), *map(_latex_column, others)]
+    texts = zip((Cell(table.split(h)[1]) for h in table.headings), *table.rows, strict=True)
+    return PLAIN.get_template("table.tex").render(
+        table=table,
         label="".join(c if c.isascii() and c.isalnum() else "-" for c in label),
+        letters=sum(max(len(cell.text) for cell in column) for column in texts),
         columns="".join(kind for kind, _ in columns),
-        headings=" & ".join(f"{{{escape_latex(heading)}}}" for heading in table.headings),
-        rows="\n".join(" & ".join(row) + r" \\" for row in rows),
-        notes="\n".join([*warnings, *map(escape_latex, table.notes)]),
+        lines=list(map(" & ".join, zip(*(cells for _, cells in columns), strict=True))),
+        escape=escape_latex,
     )
 
 

@@ -44,7 +44,7 @@ def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
     captions: dict[str, str] = {}
     images: dict[str, dict[str, bytes]] = {}
     for number, item in items.items():
-        name = f"Table {number}".replace("Table figure-", "Figure ")
+        name = f"Table {number}" if number[0].isdigit() else number.replace("-", " ", 1).title()
         is_absent = not source.references(item) and (source.size or not item.script)
         reason = f" Not measured: {item.absent or SMALL['absent']}" if is_absent else ""
         note = item.small_note if source.size else item.note
@@ -52,10 +52,11 @@ def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
         drawings: dict[str, dict[str, bytes]] = {}
         if isinstance(item, PaperTable):
             tables = make_tables(source, item, records, caption)
-            label = f"{source.name}-{number}"
             # LaTeX numbers its tables itself.
             plain = [replace(t, title=t.title.removeprefix(f"{name}. ")) for t in tables]
-            texts = [formats.to_latex(t, f"{label}-{i}") for i, t in enumerate(plain)]
+            texts = [
+                formats.to_latex(t, f"{source.name}-{number}-{i}") for i, t in enumerate(plain)
+            ]
             files[f"table-{number}.csv"] = _to_csv(make_entries(source, item, records))
             files[f"table-{number}.tex"] = "\n".join(texts)
         elif isinstance(item, Figure):
@@ -67,7 +68,7 @@ def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
                 named = _name_reading(reading) if place else ""
                 title = " ".join(filter(None, [caption, named, note]))
                 captions |= dict.fromkeys(stems, title)
-            tables = [] if drawings else [Table([""], [[Cell("not drawn")]], caption)]
+            tables = [] if drawings else [Table(["figure"], [[Cell("not drawn")]], caption)]
         images |= drawings
         for stem, kinds in drawings.items():
             files |= {f"{stem}.{kind}": image for kind, image in kinds.items()}
@@ -75,14 +76,11 @@ def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
     title = source.paper.title + (" (small models)" if source.size else "")
     warnings = [SMALL["note"]] if source.size else []
     warnings += [f"{name}: {w}" for name in records for w in describe_records(records[name])[1]]
-    parts = [f"# {title}", *(f"**{warning}**" for warning in warnings)]
-    for section in sections:
-        links = (f"![{captions[stem]}]({stem}.svg)" for stem in section.figures)
-        parts += [f"## {section.heading}", *links, *map(formats.to_markdown, section.tables)]
-    values: dict[str, object] = {"captions": captions, "images": images, "warnings": warnings}
+    values: dict[str, Any] = {"captions": captions, "images": images, "warnings": warnings}
     values["links"] = [name for name in files if name.endswith(".csv")]
     files["index.html"] = render_page(title, sections, [], name=folder.name, **values)
-    files["index.md"] = "\n\n".join(parts)
+    values |= {"title": title, "sections": sections, "to_markdown": formats.to_markdown}
+    files["index.md"] = formats.PLAIN.get_template("page.md").render(values)
     for name, content in files.items():
         write_atomic(folder / name, content)
     return folder / "index.html"
@@ -124,18 +122,23 @@ def _lay_out(
     item: PaperTable, grid: list[list[Entry]], title: str, notes: list[str], content: str
 ) -> Table:
     """Return the entries in the paper's arrangement: published ("p"), ours ("o") or both ("po")."""
-    lines = list(zip(*grid, strict=True)) if item.transposed else grid
+    if item.one_row:
+        entries = itertools.chain(*grid)
+        grid = [[e._replace(row="", column=f"{e.row} / {e.column}") for e in entries]]
+    if item.transposed:
+        columns = zip(*grid, strict=True)
+        grid = [[e._replace(row=e.column, column=e.row) for e in line] for line in columns]
     rows = []
-    for line in lines:
-        name = line[0].column if item.transposed else line[0].row
-        published = [Cell(name), *(Cell(entry.published) for entry in line)]
-        ours = [Cell(name if content == "o" else "ours"), *(Cell(entry.ours) for entry in line)]
+    for line in grid:
+        name = line[0].row
+        published = [Cell(name or "published"), *(Cell(entry.published) for entry in line)]
+        ours = [Cell(name if name and content == "o" else "ours"), *(Cell(e.ours) for e in line)]
         rows += [published] if "p" in content else []
         rows += [ours] if "o" in content else []
-    headings = [entry.row if item.transposed else entry.column for entry in lines[0]]
+    headings = [item.corner, *(entry.column for entry in grid[0])]
     texts = formats.read_asset("tables.yaml")["paper"]
     notes = [*notes, *(texts[key] for key in texts if key in (content, content[-1]))]
-    return Table(["", *headings], rows, title, notes=notes)
+    return Table(headings, rows, title, notes=notes, kind="paper", entry=len(content))
 
 
 def make_claims_table(source: PaperSource, items: dict[str, Layout], records: Records) -> Table:
@@ -205,7 +208,7 @@ def _draw_panels(
     styles = itertools.cycle(itertools.product(("-", "--", ":", "-."), drawing.COLOURS))
     styled = zip(item.variants(), styles, strict=False)
     key: drawing.Key = {label: (colour, dash) for (label, _), (dash, colour) in styled}
-    columns = min(3, len(item.panels))
+    columns = 2 if len(item.panels) == 4 else min(3, len(item.panels))
     rows = -(-len(item.panels) // columns)
     figure = drawing.new_figure(2.4 * rows + 0.5)
     all_axes = list(figure.subplots(rows, columns, squeeze=False).flat)

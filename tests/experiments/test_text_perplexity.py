@@ -86,7 +86,7 @@ def test_results_stand_beside_those_of_the_harness_in_table_4(model: Path, tmp_p
     grid = make_entries(source, source.paper.tables["4"], {})
     shown = {(e.row, e.column): e.values[0] for line in grid for e in line if e.ours}
     row = "0-shot / Pythia-2.8B"
-    assert shown == {(row, "PIQA"): 75.0, (row, "Pile ppl / Δppl"): pytest.approx(value)}
+    assert shown == {(row, "PIQA"): 75.0, (row, "Pile ppl /Δppl"): pytest.approx(value)}
     assert value != 9
 
 

@@ -9,7 +9,7 @@ import pytest
 from helpers.fake_study import write_study
 
 from lit_attn.report import write_reports
-from lit_attn.report.formats import Cell, named_table
+from lit_attn.report.formats import Cell, Table, named_table
 from lit_attn.report.page import Section, render_page
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -120,3 +120,33 @@ def test_claims_fit_and_their_filter_is_below_the_heading(
     assert heading["y"] + heading["height"] <= box["y"]
     wide = page.locator(".wide")
     assert wide.evaluate("element => element.scrollWidth <= element.clientWidth")
+
+
+def test_sorting_and_filtering_keep_published_rows_and_ours_together(
+    page: "sync_api.Page", tmp_path: Path
+) -> None:
+    """The second row of an entry stays below the first one, and both in the group of the entry."""
+    values = {"A / x": ("3", "1"), "A / y": ("1", "9"), "B / x": ("2", "5"), "B / z": ("4", "")}
+    values |= {"B / u": ("0", "7"), "B / v": ("8", "6")}
+    rows = [
+        [Cell(name), Cell(text)]
+        for key, texts in values.items()
+        for name, text in zip((key, "ours"), texts, strict=True)
+    ]
+    table = Table(["", "all / value"], rows, kind="paper", entry=2)
+    path = tmp_path / "index.html"
+    path.write_text(render_page("Paper", [Section(tables=[table])], [], name="paper"))
+    page.goto(path.as_uri())
+    page.locator("thead th", has_text="value").click()
+    shown = page.locator("tbody tr:visible")
+    texts = [" ".join(text.split()) for text in shown.all_inner_texts()]
+    groups = [["A", "y 1", "ours 9", "x 3", "ours 1"]]
+    groups += [["B", "u 0", "ours 7", "x 2", "ours 5", "z 4", "ours", "v 8", "ours 6"]]
+    assert texts == [*groups[0], *groups[1]]
+    box = page.locator("input[type=search]")
+    box.fill("9")
+    texts = [" ".join(text.split()) for text in shown.all_inner_texts()]
+    assert texts == ["A", "y 1", "ours 9"]
+    box.fill("b x")
+    texts = [" ".join(text.split()) for text in shown.all_inner_texts()]
+    assert texts == ["B", "x 2", "ours 5"]

@@ -477,6 +477,14 @@ def test_siunitx_aligns_numbers_and_their_spread() -> None:
     assert second == r"{10} & 1010.2 \pm 12.0 & {\textemdash{}} & {4/5, 1 diverged} \\"
 
 
+def test_siunitx_prints_a_published_spread_and_one_that_rounds_to_zero() -> None:
+    rows = [[Cell("a"), Cell("88.15±0.55")], [Cell("b"), Cell("9.00 ± 0.00")]]
+    text = to_latex(Table(["name", "value"], rows), "x")
+    assert r"{a} & 88.15 \pm 0.55 \\" in text
+    # Without this option siunitx leaves out the spread of zero.
+    assert "retain-zero-uncertainty" in text
+
+
 def test_the_page_lists_every_other_metric_of_the_split(tmp_path: Path) -> None:
     study = write_study(tmp_path / "runs", variants={"a": 0.0, "b": 0.1}, seeds=2)
     for path in study.glob("*/*/result.json"):

@@ -21,38 +21,53 @@ function compare(a, b) {
   return typeof a === "number" ? a - b : a.localeCompare(b);
 }
 
-function sortRows(table, column, heading) {
+// The entries of a table: bodies of one row, or of rows that belong together. A body of the class
+// "group" has the name of the entries below it.
+function findEntries(table) {
+  let group = null;
+  return [...table.tBodies].map((body) => {
+    if (body.className === "group") group = body;
+    return { body, group, name: body.rows[0].cells[0].firstChild?.textContent ?? "" };
+  });
+}
+
+// Sort the entries of each group by their first rows.
+function sortEntries(table, column, heading) {
   const direction = heading.getAttribute("aria-sort") === "ascending" ? "descending" : "ascending";
-  for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+  for (const other of heading.parentElement.cells) other.removeAttribute("aria-sort");
   heading.setAttribute("aria-sort", direction);
   const sign = direction === "ascending" ? 1 : -1;
-  const rows = [...table.tBodies[0].rows].map((row) => [sortKey(row.cells[column]), row]);
-  rows.sort(([a], [b]) => (a === null || b === null ? compare(a, b) : sign * compare(a, b)));
-  table.tBodies[0].append(...rows.map(([, row]) => row));
+  const entries = findEntries(table);
+  for (const group of new Set(entries.map((entry) => entry.group))) {
+    const inside = entries.filter((entry) => entry.group === group && entry.body !== group);
+    const sorted = inside.map(({ body }) => [sortKey(body.rows[0].cells[column]), body]);
+    sorted.sort(([a], [b]) => (a === null || b === null ? compare(a, b) : sign * compare(a, b)));
+    table.append(...(group ? [group] : []), ...sorted.map(([, body]) => body));
+  }
 }
 
 const hidden = new Set();
 function showRows() {
   for (const table of document.querySelectorAll("table")) {
     const words = (table.filter?.value ?? "").toLowerCase().split(/\s+/);
-    for (const row of table.tBodies[0].rows) {
-      const text = row.textContent.toLowerCase();
-      const name = row.cells[0].firstChild?.textContent;
-      row.hidden = hidden.has(name) || !words.every((word) => text.includes(word));
+    for (const { body, group, name } of findEntries(table)) {
+      const text = `${group?.textContent ?? ""} ${body.textContent}`.toLowerCase();
+      body.hidden = hidden.has(name) || body === group || !words.every((word) => text.includes(word));
+      if (group && !body.hidden) group.hidden = false;
     }
   }
   for (const { group, name } of artists) group.style.display = hidden.has(name) ? "none" : "";
 }
 
 for (const table of document.querySelectorAll("table")) {
-  [...table.tHead.rows[0].cells].forEach((heading, column) => {
+  [...table.tHead.lastElementChild.cells].forEach((heading, column) => {
     heading.tabIndex = 0;
-    heading.addEventListener("click", () => sortRows(table, column, heading));
+    heading.addEventListener("click", () => sortEntries(table, column, heading));
     heading.addEventListener("keydown", (event) => {
-      if (event.key === "Enter") sortRows(table, column, heading);
+      if (event.key === "Enter") sortEntries(table, column, heading);
     });
   });
-  if (table.tBodies[0].rows.length > 5) {
+  if (table.tBodies.length > 5) {
     table.filter = document.createElement("input");
     table.filter.type = "search";
     table.filter.placeholder = "filter rows";
@@ -63,10 +78,9 @@ for (const table of document.querySelectorAll("table")) {
 
 const results = document.querySelector("table.results");
 const panel = document.getElementById("variants");
-if (results && results.tBodies[0].rows.length > 2) {
+if (results && results.tBodies.length > 2) {
   panel.hidden = false;
-  for (const row of results.tBodies[0].rows) {
-    const name = row.cells[0].firstChild.textContent;
+  for (const { name } of findEntries(results)) {
     const label = document.createElement("label");
     const box = document.createElement("input");
     box.type = "checkbox";
