@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 
 from lit_attn.config.data.base import Data
-from lit_attn.data.sets import count_steps
 from lit_attn.schema.base import require_methods
 from lit_attn.schema.errors import ConfigError
 
@@ -82,8 +81,11 @@ class DataModule(L.LightningDataModule, ABC):
 
     def set_epoch(self, samples: int, drop_last: bool) -> None:
         """Set the steps of an epoch of `samples` samples; raise ConfigError if there is none."""
-        self.steps_per_epoch = count_steps(samples, self.batch_size, drop_last)
         self.last_batch = 0 if drop_last else samples % self.batch_size
+        self.steps_per_epoch = samples // self.batch_size + bool(self.last_batch)
+        if self.steps_per_epoch < 1:
+            text = f"{self.batch_size} is more than the {samples} samples of an epoch"
+            raise ConfigError(f"data.batch_size: {text}")
 
     def bytes_per_token(self, split: str) -> float | None:
         """Return the bytes of text per evaluated token of `split`, or None if they are unknown."""

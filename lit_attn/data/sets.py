@@ -57,17 +57,7 @@ def check_npz(data: config.Npz | config.NpzTargets) -> None:
     splits = read_npz(data, headers=True)
     for name, split in splits.items():
         check_split(name, split, data)
-    samples = data.epoch_length * (len(splits["train"].labels) - data.validation)
-    count_steps(samples, data.batch_size, data.drop_last)
-
-
-def count_steps(samples: int, batch_size: int, drop_last: bool) -> int:
-    """Return the number of batches in an epoch; raise ConfigError if there is none."""
-    steps = samples // batch_size if drop_last else -(-samples // batch_size)
-    if steps < 1:
-        text = f"{batch_size} is more than the {samples} samples of an epoch"
-        raise ConfigError(f"data.batch_size: {text}")
-    return steps
+    data.require_samples(splits["train"].labels)
 
 
 def hold_out(count: int, has_val: bool, labels: NDArray[Any]) -> dict[str, NDArray[np.int64]]:
@@ -215,6 +205,7 @@ def find_class_folders(data: config.ClassFolders) -> dict[str, list[Path]]:
     for folder in (*splits["test"], *splits.get("val", [])):
         if folder.name not in classes:
             raise ConfigError(f"data.path: {folder}: no such class in train")
+    data.require_samples(file for folder in splits["train"] for file in folder.rglob("*.*"))
     return splits
 
 
@@ -223,6 +214,7 @@ def find_shards(data: config.WebDataset) -> dict[str, list[Path]]:
     shards = find_splits(data.path, "*.tar", "*.tar files")
     for path in chain(*shards.values()):
         next(read_shard(data, path), None)
+    data.require_samples(sample for path in shards["train"] for sample in read_shard(data, path))
     return shards
 
 

@@ -1,7 +1,9 @@
 """Missing or wrong input files are one error line before the first cell starts."""
 
+import io
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ from helpers.runs import TIMEOUT, start_cli
 from PIL import Image
 
 from lit_attn.ablate.plan import expand, require_inputs
+from lit_attn.config.data.images import ImageFolder
 from lit_attn.config.data.segmentation import Ade20k
+from lit_attn.config.data.text import LabelledText
 from lit_attn.schema.errors import ConfigError
 
 BODY = "baseline: a\ncells: {a: {}, b: {attention: belief2}}"
@@ -64,7 +68,7 @@ def check_data(folder: Path, data: str) -> str:
         ({"y_test": None}, "data.path: {}: has no 'y_test'; it has x_train"),
         (
             {"x_train": np.zeros((3, 8, 8), np.uint8), "y_train": np.arange(3)},
-            "data.batch_size: 4 is more than the 3 samples of an epoch",
+            "data.batch_size: 4 is more than the 3 samples of an epoch; 3 at most",
         ),
     ],
 )
@@ -102,9 +106,44 @@ def test_images_of_an_npz_file_are_not_read(
     assert read_keys == ["y_train", "y_test"]
 
 
+def test_folders_shards_and_texts_have_a_batch(tmp_path: Path) -> None:
+    """An epoch without a batch is found in the names, headers and lines of as few samples."""
+    write_classes(tmp_path / "images", 3)
+    for split in ("train", "test"):
+        (tmp_path / "shards" / split).mkdir(parents=True)
+        with tarfile.open(tmp_path / "shards" / split / "0.tar", "w") as shard:
+            for number in range(4):
+                for name in (f"{number}.png", f"{number}.cls"):
+                    member = tarfile.TarInfo(name)
+                    member.size = 1
+                    shard.addfile(member, io.BytesIO(b"2"))
+    rest = "name: mine, size: 8, classes: 3"
+    for kind, folder, count in (("image-folder", "images", 6), ("webdataset", "shards", 4)):
+        data = f"{{kind: {kind}, path: {tmp_path / folder}, {rest}, batch_size: {count}}}"
+        assert check_data(tmp_path, data) == ""
+        more = data.replace(f"batch_size: {count}", f"batch_size: {count}, validation: 1")
+        line = f"data.batch_size: {count} is more than the {count - 1} samples of an epoch; "
+        assert check_data(tmp_path, more) == f"{line}{count - 1} at most"
+    fewer = data.replace("classes: 3", "classes: 2")
+    assert "sample '0' needs an image" in check_data(tmp_path, fewer)
+    for split in ("train", "val", "test"):
+        (tmp_path / f"{split}.tsv").write_text("0\ta\n1\tb\n")
+    text = LabelledText(name="t", folder=tmp_path, batch_size=3)
+    with pytest.raises(ConfigError, match=r"^data\.batch_size: 3 is more than the 2 samples"):
+        text.check_files()
+    text.model_copy(update={"batch_size": 2}).check_files()
+
+
+def test_only_a_batch_of_a_folder_is_listed(tmp_path: Path) -> None:
+    data = ImageFolder(name="t", classes=2, path=tmp_path, batch_size=3, validation=1)
+    samples = iter(range(9))
+    data.require_samples(samples)
+    assert next(samples) == 4
+
+
 def test_class_folders_are_counted(tmp_path: Path) -> None:
     images = tmp_path / "images"
-    data = f"{{kind: image-folder, path: {images}, name: mine, size: 8, classes: 3}}"
+    data = f"{{kind: image-folder, path: {images}, name: mine, size: 8, classes: 3, batch_size: 2}}"
     train = tmp_path / "images" / "train"
     assert check_data(tmp_path, data) == f"data.path: no class folders in {images} / train"
     write_classes(images, 3, "val")

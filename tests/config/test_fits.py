@@ -61,7 +61,7 @@ def test_an_error_names_the_line_of_the_key(tmp_path: Path) -> None:
         ("imagenet_local_vit", "data", {"sizes": [100]}, "patches of 16 do not tile images of 100"),
         ("imagenet_local_vit", "model", {"patch": 15}, "of 15 do not tile .* do are of 14"),
         ("scenes_segmenter", "model", {"patch": 15}, "tile windows of 32 x 32 .* are of 16"),
-        ("scenes_segmenter", "data", {"validation": 2000}, "2000 of 2000 images leave none"),
+        ("scenes_segmenter", "data", {"validation": 2000}, "2000 of 2000 samples leave none"),
         ("python_text_gpt", "model", {"heads": 5}, "5 heads do not divide dim .* no head_dim"),
         ("wikitext103_mgk", "model", {"cutoffs": [10, 267735]}, "267735 is beyond the vocabulary"),
         ("lra_listops", "data", {"train": 3}, "batch_size: .* is more than the 3 samples"),

@@ -255,7 +255,7 @@ def test_the_evaluated_folder_may_be_named_val_or_test(tmp_path: Path) -> None:
 def test_folders_that_do_not_match_the_configuration(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no class folders in .* / train"):
         ImageFileData(config(tmp_path), 0, CPU)
-    write(tmp_path, train=3, val=1)
+    write(tmp_path, train=4, val=1)
     (tmp_path / "val").rename(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=r"no class folders in .* / test or val"):
         ImageFileData(config(tmp_path), 0, CPU)
@@ -277,8 +277,8 @@ def test_folders_that_do_not_match_the_configuration(tmp_path: Path) -> None:
     seven = config(tmp_path).model_copy(update={"classes": 7})
     with pytest.raises(ConfigError, match=r"classes: 7, but .*train has 4 folders"):
         ImageFileData(seven, 0, CPU)
-    with pytest.raises(ConfigError, match="batch_size: 16 is more than the 12 samples"):
-        ImageFileData(config(tmp_path), 0, CPU)
+    with pytest.raises(ConfigError, match="batch_size: 18 is more than the 16 samples"):
+        ImageFileData(config(tmp_path, batch_size=18), 0, CPU)
     with pytest.raises(ConfigError, match="policy: timm does not know 'rand-x9'"):
         ImageFileData(config(tmp_path, augment={"policy": "rand-x9"}), 0, CPU)
 

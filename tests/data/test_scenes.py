@@ -182,7 +182,7 @@ def test_held_out_images_leave_training(root: Path) -> None:
     val, training = set(data.evaluated["val"].pairs), set(data.train.pairs)
     assert (len(val), len(training)) == (2, 4)
     assert not val & training
-    with pytest.raises(ValidationError, match="validation: 6 of 6 images leave none"):
+    with pytest.raises(ValidationError, match="validation: 6 of 6 samples leave none"):
         few(root, validation=6)
     with pytest.raises(ConfigError, match=r"data\.validation: 6 of 6"):
         SceneryData(Ade20k(root=data.root, validation=6), seed=0, device=CPU)

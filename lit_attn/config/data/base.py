@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
 
@@ -86,15 +87,35 @@ class Data(Kind):
         annotation: type[Signature] = get_type_hints(cls.signature)["return"]
         return annotation
 
-    def require_a_batch(
-        self, samples: int, held_out: int = 0, passes: int = 1, drop_last: bool = True
-    ) -> None:
-        """Raise ValueError if `passes` over the samples that are not held out have no batch."""
+    def require_a_batch(self, samples: int) -> None:
+        """Raise ValueError if an epoch of training samples, less those held out, has no batch."""
+        held_out, passes = getattr(self, "validation", 0), getattr(self, "epoch_length", 1)
         if held_out >= samples:
-            raise ValueError(f"validation: {held_out} of {samples} images leave none")
-        if drop_last and self.batch_size > (most := passes * (samples - held_out)):
+            raise ValueError(f"validation: {held_out} of {samples} samples leave none")
+        most = passes * (samples - held_out)
+        if getattr(self, "drop_last", True) and self.batch_size > most:
             text = f"is more than the {most} samples of an epoch; {most} at most"
             raise ValueError(f"batch_size: {self.batch_size} {text}")
+
+    @consistency_check
+    def _has_a_batch(self) -> None:
+        if (samples := getattr(self, "training_images", None)) is not None:
+            self.require_a_batch(samples)
+
+    @property
+    def least_samples(self) -> int:
+        """Number of training samples with which every epoch has a batch."""
+        return self.batch_size + int(getattr(self, "validation", 0))
+
+    def require_samples(self, samples: Iterable[Any]) -> None:
+        """Raise ConfigError if an epoch of training samples has no batch.
+
+        Of a large data set only `least_samples` are read.
+        """
+        try:
+            self.require_a_batch(sum(1 for _ in islice(samples, self.least_samples)))
+        except ValueError as error:
+            raise ConfigError(f"data.{error}") from error
 
 
 class TokenData(Data):

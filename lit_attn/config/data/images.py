@@ -51,12 +51,6 @@ class Images(Data):
                 raise ValueError(f"'{step.kind}' works on the batch: put it last")
         return steps
 
-    @consistency_check
-    def _has_a_batch(self) -> None:
-        if self.training_images is not None:
-            passes = (self.epoch_length, self.drop_last)
-            self.require_a_batch(self.training_images, self.validation, *passes)
-
     build: ClassVar = method("lit_attn.data.images:ImageData")
 
     @abstractmethod

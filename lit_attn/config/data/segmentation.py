@@ -83,8 +83,8 @@ class Scenery(Data):
         return {}
 
     def check_files(self) -> None:
-        for split in ("training", "validation"):
-            list_pairs(self.root, split)
+        self.require_samples(list_pairs(self.root, "training"))
+        list_pairs(self.root, "validation")
 
     def prepare(self) -> Path:
         """Return the folder of the images, which are written there first if they are generated."""
@@ -157,10 +157,6 @@ class Scenes(Scenery, kind="scenes"):
     short_side: PositiveInt = Field(32, description="short side of a resized image in pixels")
     long_side: PositiveInt = Field(128, description="most pixels of a resized image's long side")
     workers: int = outside_identity(0, "processes that read images; 0: the training process")
-
-    @consistency_check
-    def _has_a_batch(self) -> None:
-        self.require_a_batch(self.training_images, self.validation, 1, self.drop_last)
 
     prepare: ClassVar = method("lit_attn.data.scenes:prepare")
 

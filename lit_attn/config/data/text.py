@@ -359,6 +359,8 @@ class LabelledText(OwnLabels, Labelled, kind="labelled-text"):
 
     def check_files(self) -> None:
         require_files("data.folder", [self.folder / f"{split}.tsv" for split in SPLITS])
+        with (self.folder / "train.tsv").open("rb") as lines:
+            self.require_samples(lines)
 
     read_samples: ClassVar = method("lit_attn.data.text.labelled:read_labelled_text")
 
