@@ -81,8 +81,7 @@ def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
 
 def format_hours(matrix: Matrix, timings: dict[str, Timing], slots: "Slots") -> str:
     """Return the hours of one device and of this machine that the missing cells need."""
-    jobs = (*matrix.trials, *matrix.jobs)
-    missing = [job.cell for job in jobs if job.state() != "done"]
+    missing = [job.cell for job in (*matrix.trials, *matrix.jobs) if job.state() != "done"]
     measured = [cell for cell in missing if cell.kind in timings]
     hours = [timings[cell.kind].seconds / 3600 for cell in measured]
     devices = [cell.experiment.training.devices for cell in measured]

@@ -123,8 +123,7 @@ def estimate_seconds(study: str, cells: list[StudyCell], at_once: int) -> float 
         if result is not None:
             finished.append((name, result.wall_time))
         elif progress is not None and state != "diverged":
-            seconds = progress.step * (progress.step_time or 0.0)
-            started.append(StartedCell(name, progress, seconds))
+            started.append(StartedCell(name, progress, progress.step * (progress.step_time or 0.0)))
         elif state != "diverged":
             waiting.append(name)
     return Snapshot(0, 0, waiting, started, finished, at_once).remaining_seconds()

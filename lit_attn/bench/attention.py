@@ -5,7 +5,7 @@ of every other block is solved so that its parameter count is nearest to the bas
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -85,9 +85,9 @@ class Step:
         self.module = module.train()
         # A graph break is an error: without it a part would be timed uncompiled. Only chunks of
         # formed weights, with more tokens than this, are compiled as a graph of their own.
-        is_one_graph = x.shape[1] <= ONE_CHUNK_UP_TO
-        is_compiled = mode == "compiled"
-        self.call = torch.compile(module, fullgraph=is_one_graph) if is_compiled else module
+        self.call: Callable[..., Tensor] = module
+        if mode == "compiled":
+            self.call = torch.compile(module, fullgraph=x.shape[1] <= ONE_CHUNK_UP_TO)
         self.x = x.clone().requires_grad_()
         self.gradient = torch.randn_like(x)
         self.causal = causal

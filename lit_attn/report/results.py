@@ -48,7 +48,7 @@ def make_results_table(
         [column.heading.format(**names) for column in shown],
         [list(row) for row in zip(*cells, strict=True)],
         # A YAML title can span lines.
-        title=" ".join(plan.title.split()).rstrip(".") + ".",
+        title=re.sub(r"(?<=[^.?!])\.*$", ".", " ".join(plan.title.split())),
         warnings=warnings,
         notes=[*notes, *provenance],
         kind="results",

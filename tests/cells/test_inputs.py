@@ -114,6 +114,8 @@ def test_the_inputs_of_data_are_their_own_files(
     record = tmp_path / "datasets--me--mine" / "refs" / "main"
     table = TableText.model_validate({"name": "mine", "tokenizer": "bytes", "hub": "me/mine"})
     assert table.input_paths() == [record]
+    table = TableText.model_validate({"name": "mine", "tokenizer": "bytes", "hub": str(tmp_path)})
+    assert table.input_paths() == [tmp_path]
 
 
 def test_a_new_revision_of_a_data_set_of_the_hub_is_a_change(tmp_path: Path) -> None:

@@ -33,9 +33,11 @@ class Table(Config):
         return {split: path for split, path in paths.items() if path is not None}
 
     def input_paths(self) -> list[Path]:
-        """Return the files, and the record of the revision in the local cache of the hub."""
+        """Return the files, the folder of a local `hub`, or the record of its cached revision."""
         paths = list(find_paths(self.model_dump()))
-        if self.hub is not None:
+        if self.hub is not None and (folder := Path(self.hub)).is_dir():
+            paths.append(folder)
+        elif self.hub is not None:
             from huggingface_hub import constants
 
             repository = f"datasets--{self.hub.replace('/', '--')}"
