@@ -68,12 +68,14 @@ def list_images(data: Any) -> dict[str, Files]:
     """
     files = list_folders(data)
     if data.validation:
+        # The package has held out as many other images.
         train, val = files["train"], files["val"]
         names = np.concatenate([train.names, val.names])
         labels = np.concatenate([train.labels, val.labels])
         digests = [hashlib.md5(b"train" + name.split(b"/")[-1]).digest() for name in names.tolist()]
         order = sorted(range(len(names)), key=digests.__getitem__)
-        is_held_out = np.isin(np.arange(len(names)), order[-data.validation :])
+        is_held_out = np.zeros(len(names), bool)
+        is_held_out[order[-data.validation :]] = True
         for split, rows in (("train", ~is_held_out), ("val", is_held_out)):
             files[split] = Files(train.folder, names[rows], labels[rows])
     return files

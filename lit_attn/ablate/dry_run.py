@@ -48,9 +48,8 @@ def print_cells(matrices: list[Matrix], with_costs: bool) -> None:
             change = find_change(status.result)
             state = status.state + (f", stale: {change}" if change else "")
             print(f"  {cell.variant:<{width}}  seed {cell.seed:<4} {job.identity}  {state}")
-        product = (
-            f"{len({job.cell.variant for job in matrix.jobs})} variants x {len(matrix.seeds)} seeds"
-        )
+        variants = {job.cell.variant for job in matrix.jobs}
+        product = f"{len(variants)} variants x {len(matrix.seeds)} seeds"
         print(f"  {product} = {len(matrix.jobs)} cells: {count_states(states)}\n")
 
 

@@ -195,13 +195,13 @@ class Variant:
         return self.written_name if self.stretch == 1 else self.name
 
     def cell(self, study: str, seed: int) -> Cell:
-        """Return the cell of this variant with a valid `seed`."""
+        """Return the cell of this variant with `seed`, which must be valid."""
         experiment = self.experiment
         if self.stretch != 1:
             changes = {"stretch": experiment.training.stretch * self.stretch}
             training = experiment.training.model_copy(update=changes)
             experiment = experiment.model_copy(update={"training": training})
-        # All values are valid already.
+        # Validating again would take most of the time of expanding 50,000 cells.
         return Cell.model_construct(
             study=study,
             variant=self.cell_name,

@@ -276,7 +276,7 @@ def attend_in_chunks(formed: Formed, v: Tensor) -> Tensor:
     if keys <= ONE_CHUNK_UP_TO or v.is_meta or n <= CHUNK:
         return _attend_chunk(formed, v, 0, n)
     if torch.compiler.is_compiling():
-        return _compile_one_chunk(formed, v)
+        return _attend_with_shared_code(formed, v)
     return _attend_in_turn(_attend_chunk, formed, v)
 
 
@@ -297,8 +297,8 @@ def _attend_in_turn(attend_chunk: Callable[..., Tensor], formed: Formed, v: Tens
 
 
 @torch.compiler.disable
-def _compile_one_chunk(formed: Formed, v: Tensor) -> Tensor:
-    """Return the sums of all chunks, from compiled code that chunks and layers share.
+def _attend_with_shared_code(formed: Formed, v: Tensor) -> Tensor:
+    """Return the sums of all queries, by compiled code that chunks and layers share.
 
     In one graph with the layer, each chunk would be compiled anew: at 6 heads a chunk of a layer
     took 49 s of a CPU (two layers, 513 tokens), and the steps were not faster.

@@ -158,13 +158,8 @@ class Attention(nn.Module):
         if cache is not None and (not is_ordered or self.training):
             raise ValueError("a cache needs `is_causal` or `attn_mask`, and evaluation mode")
         inputs = self.inputs(x, attn_mask, is_causal, rotary, cache, memory)
-        if self.in_float32:
-            inputs = inputs.widened()
-            with without_autocast(inputs.v):
-                heads = self.similarity.attend(inputs)
-        else:
-            heads = self.similarity.attend(inputs)
-        heads = self.normaliser.finish(heads)
+        with self._precision(x):
+            heads = self.normaliser.finish(self.similarity.attend(inputs))
         if cache is not None:
             cache.advance(inputs.memory.shape[1])
         values = inputs.shared(inputs.v, 2)
@@ -183,11 +178,12 @@ class Attention(nn.Module):
         """
         inputs = self.inputs(x, attn_mask, is_causal, rotary)._replace(dropout=0.0)
         values = inputs.shared(inputs.v, 2)
-        weights = self.similarity.weights(inputs)
-        if weights is None:
-            heads = self.similarity.attend(inputs)
-        else:
-            heads = weights @ values.transpose(1, 2)
+        with self._precision(x):
+            weights = self.similarity.weights(inputs)
+            if weights is None:
+                heads = self.similarity.attend(inputs)
+            else:
+                heads = weights @ values.transpose(1, 2)
         return LayerRecord(inputs, weights, self.normaliser.finish(heads).transpose(1, 2), values)
 
     def new_cache(self) -> Cache:
@@ -225,7 +221,7 @@ class Attention(nn.Module):
             if rotary is not None and self.spec.zz == "like-k":
                 z = rotate(z, rotary)
         window, without_self = self.spec.window, self.local_self_attention
-        return Inputs(
+        call = Inputs(
             x=x,
             memory=memory,
             q=q,
@@ -239,6 +235,10 @@ class Attention(nn.Module):
             dropout=self.attn_drop if self.training else 0.0,
             cache=cache,
         )
+        return call.widened() if self.in_float32 else call
+
+    def _precision(self, x: Tensor) -> contextlib.AbstractContextManager[object]:
+        return without_autocast(x) if self.in_float32 else contextlib.nullcontext()
 
     def _project(self, x: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
         """Return q of x, (B, n, H, D), and k and v of `memory`, (B, m, H', D) each."""

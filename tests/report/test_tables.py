@@ -122,17 +122,6 @@ def test_the_power_of_the_star_is_printed_beside_the_seeds_needed(tmp_path: Path
     assert "Power at n, 2n, 4n is the simulated probability of a star" in caption
 
 
-@pytest.mark.parametrize(
-    ("title", "heading"),
-    [("A study", "A study."), ("Ends..", "Ends."), ("Which is best?", "Which is best?")],
-)
-def test_the_title_of_a_table_is_one_sentence(tmp_path: Path, title: str, heading: str) -> None:
-    write_study(tmp_path / "runs", variants={"standard": 0.0}, title=title)
-    write_reports(tmp_path / "runs", tmp_path / "reports")
-    (table,) = tmp_path.glob("reports/*/table.md")
-    assert f"\n**{heading}**\n" in table.read_text()
-
-
 def test_missing_and_failed_cells_are_shown_and_never_averaged(tmp_path: Path) -> None:
     write_study(
         tmp_path / "runs",

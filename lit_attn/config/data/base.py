@@ -102,18 +102,11 @@ class Data(Kind):
         if (samples := getattr(self, "training_images", None)) is not None:
             self.require_a_batch(samples)
 
-    @property
-    def least_samples(self) -> int:
-        """Number of training samples with which every epoch has a batch."""
-        return self.batch_size + int(getattr(self, "validation", 0))
-
     def require_samples(self, samples: Iterable[Any]) -> None:
-        """Raise ConfigError if an epoch of training samples has no batch.
-
-        Of a large data set only `least_samples` are read.
-        """
+        """Raise ConfigError if an epoch has no batch; only as many `samples` as needed are read."""
+        needed = self.batch_size + int(getattr(self, "validation", 0))
         try:
-            self.require_a_batch(sum(1 for _ in islice(samples, self.least_samples)))
+            self.require_a_batch(sum(1 for _ in islice(samples, needed)))
         except ValueError as error:
             raise ConfigError(f"data.{error}") from error
 
