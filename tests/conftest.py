@@ -16,6 +16,11 @@ pytest_plugins = ["helpers.small_disk"]
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Return two more workers than cores, because many tests wait for cells, jobs and signals."""
+    return len(os.sched_getaffinity(0)) + 2
+
+
 @pytest.fixture
 def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the runner retry failed cells without a pause."""

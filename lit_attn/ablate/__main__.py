@@ -59,10 +59,10 @@ def make_parser(first: str = "") -> argparse.ArgumentParser:
     several("--study", "NAME", "Run this study (default: studies with `default: true`).")
     value("--paper", str, "NAME", "Run the tables and figures of a paper (see experiments/papers).")
     several("--table", "NUMBER", "With --paper: run this table (2) or figure (figure-2) only.")
-    parser.set_defaults(small="")
+    add_size = parser.add_mutually_exclusive_group().add_argument
     for name, size in SIZES.items():
         text = f"With --paper: run models for two CPU cores on {size} data."
-        parser.add_argument(name, dest="small", action="store_const", const=size, help=text)
+        add_size(name, dest="small", action="store_const", const=size, default="", help=text)
     text = "With --paper: print GPU-hours; run nothing."
     parser.add_argument("--cost", choices=papers.PEAKS, help=text)
     flag("--dry-run", "List the cells and their states; run nothing.")

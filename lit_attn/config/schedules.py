@@ -70,25 +70,7 @@ class Cosine(Schedule, kind="cosine"):
         if step < warmup:
             return self.start + (peak - self.start) * step / warmup
         progress = min(1.0, (step - warmup) / max(1, total - warmup))
-        return self.end + (peak - self.end) * _half_cosine(progress)
-
-
-class TransformerXL(Schedule, kind="transformer-xl"):
-    """Per step: the peak at step 0, then linear from 0 to a cosine over all steps, to `end`.
-
-    Transformer-XL's training script, which MGK's language models use, sets the rate after a step.
-    Step s of S has the rate lr s / w for 0 < s < w steps of warm-up, and
-    end + (lr - end) (1 + cos(pi s / S)) / 2 from step w on.
-    """
-
-    warmup: Warmup = 0.0
-    end: End = 0.0
-
-    def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
-        warmup, total = round(self.warmup * steps_per_epoch), steps_per_epoch * epochs
-        if 0 < step < warmup:
-            return peak * step / warmup
-        return self.end + (peak - self.end) * _half_cosine(min(1.0, step / total))
+        return self.end + (peak - self.end) * (1 + math.cos(math.pi * progress)) / 2
 
 
 class InverseSquareRoot(Schedule, kind="inverse-sqrt"):
@@ -193,8 +175,3 @@ def stretch(rate: Rate, factor: float) -> Rate:
     Step s has the rate of step floor(s / factor) of the original training.
     """
     return rate if factor == 1 else lambda step: rate(int(step / factor))
-
-
-def _half_cosine(progress: float) -> float:
-    """Return half a cosine wave, from 1 at `progress` 0 to 0 at 1."""
-    return (1 + math.cos(math.pi * progress)) / 2

@@ -29,9 +29,10 @@ def main(arguments: list[str] | None = None) -> int:
     text = "with --csv: metric columns and their goals (default: all numeric columns)"
     add("--metric", nargs="+", metavar="COLUMN[:min|:max]", help=text)
     add("--paper", metavar="NAME", help="write the tables and figures of a paper as printed")
+    add_size = parser.add_mutually_exclusive_group().add_argument
+    text = "with --paper: the results of small models"
     for flag, size in SIZES.items():
-        text = "with --paper: the results of small models"
-        add(flag, dest="small", action="store_const", const=size, default="", help=text)
+        add_size(flag, dest="small", action="store_const", const=size, default="", help=text)
     options = parser.parse_args(arguments)
     conditions = {
         "--paper": (options.paper, ("small",)),

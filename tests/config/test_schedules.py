@@ -17,7 +17,6 @@ from lit_attn.config.schedules import (
     LaggedCosine,
     OneCycle,
     Polynomial,
-    TransformerXL,
     Trapezoid,
 )
 
@@ -113,21 +112,6 @@ def test_one_cycle_equals_the_linear_schedule_of_pytorch() -> None:
     assert (rate(999), momentum(999)) == (1e-4, 0.85)
     assert rate(5000) == pytest.approx(4e-10)
     assert schedule.model_copy(update={"cycle": None}).momentum(50, 100) is None
-
-
-def test_transformer_xls_rate_is_set_after_each_step() -> None:
-    """The first step has the constructor's rate; the cosine spans all steps, as its T_max says."""
-    rate = TransformerXL(warmup=2).rate(2.5e-4, 10, 50)
-    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=2.5e-4)
-    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=500)
-    expected = optimizer.param_groups[0]["lr"]
-    for step in range(500):
-        assert rate(step) == pytest.approx(expected, rel=1e-9)
-        optimizer.step()
-        cosine.step()
-        after = step + 1
-        expected = 2.5e-4 * after / 20 if after < 20 else cosine.get_last_lr()[0]
-    assert rate(500) == 0.0
 
 
 def test_segmenters_polynomial_falls_from_the_first_step_to_its_floor() -> None:

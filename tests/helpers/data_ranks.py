@@ -5,11 +5,17 @@ from typing import Any, TypeVar
 Module = TypeVar("Module")
 
 
-def on_rank(module: Module, rank: int = 0, world: int = 1, step: int = 0) -> Module:
-    """Return `module` with a trainer of rank `rank` of `world` that has done `step` steps."""
+def on_rank(
+    module: Module, rank: int = 0, world: int = 1, step: int = 0, epoch: int = 0, every: int = 1
+) -> Module:
+    """Return `module` with a trainer of rank `rank` of `world` after `step` steps, in `epoch`.
+
+    It evaluates `every` so many epochs.
+    """
 
     class Trainer:
         global_rank, world_size, global_step = rank, world, step
+        current_epoch, check_val_every_n_epoch = epoch, every
 
     attached: Any = module
     attached.trainer = Trainer()

@@ -21,13 +21,16 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from helpers.paths import EXPERIMENTS
 
+from lit_attn.schema.plugins import load_parts
 from released.record import Clone
 from released.recording import Arrays, Recorder, Tensors, generator, rename, shared_draws
 from released.replaying import Replay, shipped_cell
 
 REPOSITORY, COMMIT = "minhtannguyen/transformer-mgk", "73608b3"
 EXPERIMENT = "experiments/wikitext103_mgk.yaml"
+PLUG_IN = EXPERIMENTS / "transformer_xl_schedule.py"
 TOLERANCES = {
     "loss": 1e-11,
     "gradient": 1e-9,
@@ -227,6 +230,7 @@ def replay(run: str, folder: Path) -> Replay:
     words = {"kind": "words", "size": VOCABULARY}
     meta = {"vocabulary": VOCABULARY, "tokenizer": words, "dtype": "uint16"}
     (folder / "meta.json").write_text(json.dumps(meta))
+    load_parts([PLUG_IN])
     cell = shipped_cell(
         EXPERIMENT.removeprefix("experiments/"),
         {

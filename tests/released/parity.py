@@ -39,7 +39,13 @@ SETUPS: dict[str, ModuleType] = {name: import_module(f"released.{name}") for nam
 """The recorded set-ups: a module each, named as its file of records."""
 PIPELINES: dict[str, ModuleType] = {
     name: import_module(f"released.{name}")
-    for name in ("big_vision_images", "jit_images", "local_vit_images", "segmenter_images")
+    for name in (
+        "big_vision_images",
+        "jit_images",
+        "local_vit_images",
+        "lra_order",
+        "segmenter_images",
+    )
 }
 """The recorded input pipelines: a module each, named as its file of records."""
 
@@ -102,7 +108,8 @@ versions of its libraries that its requirements name. The data module of the shi
 reads the same files, with the installed versions. Both sides use the installed Pillow, OpenCV and
 torchvision, and both set the same seed before each image. `identical` counts the results whose
 values are all equal, and `difference` is the largest difference of {projections} weighted sums over
-all values of a result. The weights of a sum have the length one.
+all values of a result. The weights of a sum have the length one. The rows of the Long Range Arena
+compare the order in which samples are read; the random orders are the same on both sides.
 
 {pipelines}
 ## Converted weights

@@ -96,7 +96,11 @@ def record_run(setup: str, folder: str, run: str) -> Arrays:
     module = import_module(f"released.{setup}")
     # Released scripts that set no seed draw their initial values from this one.
     torch.manual_seed(0)
-    arrays: Arrays = module.record(Clone(Path(folder), module.REPOSITORY, module.COMMIT), run)
+    try:
+        arrays: Arrays = module.record(Clone(Path(folder), module.REPOSITORY, module.COMMIT), run)
+    except SystemExit as error:
+        # A process of the pool that exits would leave the pool waiting for ever.
+        raise RuntimeError(f"{setup}: {run}: {error}") from error
     return arrays
 
 

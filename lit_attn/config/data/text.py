@@ -256,6 +256,14 @@ class PaddedText(TokenData):
     epoch_steps: PositiveInt | None = Field(
         None, description="training steps of an epoch; null: one pass over the data"
     )
+    order: Literal["random", "endless"] = Field(
+        "random",
+        description="endless (Long Range Arena): train and val are read on and on in the order of "
+        "the files, then in random orders, and evaluations have full batches only",
+    )
+    val_batches: PositiveInt | None = Field(
+        None, description="with `order: endless`: batches of val that an evaluation reads"
+    )
 
     @abstractmethod
     def read_samples(self) -> Any:
@@ -270,10 +278,12 @@ class PaddedText(TokenData):
         """Number of classes."""
 
     @consistency_check
-    def _tokens_have_positions(self) -> None:
+    def _makes_sense(self) -> None:
         if self.max_tokens is not None and self.max_tokens > self.context:
             text = f"tokens do not fit into a context of {self.context}"
             raise ValueError(f"max_tokens: {self.max_tokens} {text}")
+        if self.val_batches is not None and self.order != "endless":
+            raise ValueError("val_batches: needs `order: endless`")
 
 
 class Labelled(PaddedText):

@@ -77,7 +77,31 @@ class LabelledData(TokenDataModule):
         )
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
-        return self.padded_loader(self.samples[split], self.collate)
+        samples, size = self.samples[split], self.eval_batch_size
+        if self.data.order == "random":
+            return self.padded_loader(samples, self.collate)
+        if size > len(samples):
+            raise ConfigError(f"data.eval_batch_size: {split} has only {len(samples)} samples")
+        trainer = self.trainer if split == "val" else None
+        count = size * ((split == "val" and self.data.val_batches) or len(samples) // size)
+
+        def collate(places: range, rows: int) -> Batch:
+            every = trainer.check_val_every_n_epoch if trainer else None
+            start = trainer.current_epoch // (every or 1) * count if trainer else 0
+            chosen = self.read_on(split, start + places.start, len(places))
+            return self.collate([samples[place] for place in chosen], rows)
+
+        return self.padded_loader(range(count), collate)
+
+    def read_on(self, split: str, start: int, count: int) -> NDArray[np.int64]:
+        """Return the places of `count` samples, at most all, from `start` on in endless passes."""
+        samples = len(self.samples[split])
+        number, offset = divmod(start, samples)
+        passes = [
+            numpy_generator(self.seed, split, n).permutation(samples) if n else np.arange(samples)
+            for n in (number, number + 1)
+        ]
+        return np.concatenate(passes)[offset : offset + count]
 
     def batch(self, step: int) -> tuple[Tensor, ...]:
         chosen = self.share(self.rows(step, self.draw_order, self.per_pass))
@@ -101,6 +125,9 @@ class LabelledData(TokenDataModule):
         return self.tensors(tokens, present, labels)
 
     def draw_order(self, number: int) -> NDArray[np.int64]:
+        if self.data.order == "endless":
+            count = self.per_pass * self.batch_size
+            return self.read_on("train", number * count, count)
         return numpy_generator(self.seed, "order", number).permutation(len(self.samples["train"]))
 
 
@@ -128,15 +155,9 @@ def read_listops(data: ListOps) -> dict[str, list[Sample]]:
     """Return the samples of every split; raise ConfigError naming a malformed file and line."""
     if (folder := data.folder) is not None:
         return {split: _listops(folder / f"basic_{split}.tsv") for split in SPLITS}
-    counts = {"train": data.train, "val": data.val, "test": data.test}
-    expressions = generate(GENERATOR_SEED, data.lengths, data.depth, data.arguments)
-    return {
-        split: [
-            Sample((np.asarray(ids, dtype=np.uint16),), value)
-            for ids, value in islice(expressions, count)
-        ]
-        for split, count in counts.items()
-    }
+    drawn = generate(GENERATOR_SEED, data.lengths, data.depth, data.arguments)
+    samples = (Sample((np.asarray(ids, dtype=np.uint16),), value) for ids, value in drawn)
+    return {split: list(islice(samples, getattr(data, split))) for split in SPLITS}
 
 
 def _listops(path: Path) -> list[Sample]:
