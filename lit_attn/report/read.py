@@ -144,8 +144,7 @@ class StudyRecord:
 
     def values(self, variant: str) -> dict[int, float]:
         """Return the study's metric by seed, for the cells that have it."""
-        cells = self.variant_cells(variant)
-        return {cell.seed: cell.value for cell in cells if cell.value is not None}
+        return {c.seed: c.value for c in self.finished_cells(variant) if c.value is not None}
 
     def measurements(self, name: str, variant: str | None = None) -> list[Any]:
         """Return the recorded measurements `name`, of one variant or of all variants."""
@@ -164,10 +163,11 @@ class StudyRecord:
 
     def step_time(self, variant: str) -> float | None:
         """Return the step time measured alone, or the median of seeds that agree on it (BUSY)."""
-        alone = {t.variant: t.seconds for t in self.step_times.variants} if self.step_times else {}
-        for name in (variant, *(v.variant for v in self.plan.variants if v.name == variant)):
-            if name in alone:
-                return alone[name]
+        names = [variant, *(v.variant for v in self.plan.variants if v.name == variant)]
+        timed = self.step_times.variants if self.step_times else []
+        seconds = {entry.kind: entry.seconds for entry in timed}  # The baseline's are the last.
+        if entry := next((entry for entry in timed if entry.variant in names), None):
+            return entry.ratio * seconds.get(entry.baseline_kind, entry.seconds / entry.ratio)
         times = self.measurements("step_time", variant)
         return statistics.median(times) if times and max(times) <= BUSY * min(times) else None
 

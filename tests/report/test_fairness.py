@@ -282,8 +282,12 @@ def test_looks_at_the_results_are_paid_for() -> None:
 def test_times_that_were_measured_alone_replace_those_of_the_cells(tmp_path: Path) -> None:
     study = write_study(tmp_path / "runs", seeds=2)
     timed = [
-        {"variant": name, "kind": "k", "baseline_kind": "k", "seconds": s, "ratio": 1, "spread": 0}
-        for name, s in (("standard", 0.5), ("belief", 0.25))
+        {"variant": name, "kind": name, "baseline_kind": "standard", "spread": 0} | times
+        for name, times in (
+            ("standard", {"seconds": 0.5, "ratio": 1}),
+            # Measured earlier, when the machine was slower: the ratio counts.
+            ("belief", {"seconds": 0.75, "ratio": 0.5}),
+        )
     ]
     StepTimes(device="CPU", variants=timed).write(study / "step_times.json")
     page = read_page(tmp_path)
