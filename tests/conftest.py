@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -18,7 +19,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_xdist_auto_num_workers() -> int:
     """Return two more workers than cores, because many tests wait for cells, jobs and signals."""
-    return len(os.sched_getaffinity(0)) + 2
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return cores + 2
 
 
 @pytest.fixture
