@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -15,12 +14,6 @@ pytest_plugins = ["helpers.small_disk"]
 
 # A shell starts background processes with SIGINT ignored, and child processes would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_xdist_auto_num_workers() -> int:
-    """Return two more workers than cores, because many tests wait for cells, jobs and signals."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return cores + 2
 
 
 @pytest.fixture

@@ -165,7 +165,7 @@ class StudyRecord:
         """Return the step time measured alone, or the median of seeds that agree on it (BUSY)."""
         names = [variant, *(v.variant for v in self.plan.variants if v.name == variant)]
         timed = self.step_times.variants if self.step_times else []
-        seconds = {entry.kind: entry.seconds for entry in timed}  # The baseline's are the last.
+        seconds = {entry.kind: entry.seconds for entry in timed}  # Of the last measurement.
         if entry := next((entry for entry in timed if entry.variant in names), None):
             return entry.ratio * seconds.get(entry.baseline_kind, entry.seconds / entry.ratio)
         times = self.measurements("step_time", variant)

@@ -8,9 +8,9 @@ Module = TypeVar("Module")
 def on_rank(
     module: Module, rank: int = 0, world: int = 1, step: int = 0, epoch: int = 0, every: int = 1
 ) -> Module:
-    """Return `module` with a trainer of rank `rank` of `world` after `step` steps, in `epoch`.
+    """Return `module` with a trainer of rank `rank` of `world` after `step` steps.
 
-    It evaluates `every` so many epochs.
+    The trainer is in epoch `epoch`, and evaluates at the end of every `every` epochs.
     """
 
     class Trainer:

@@ -1,9 +1,9 @@
-"""Samples in the order in which the Long Range Arena code reads them; experiments/lra_listops.yaml.
+"""Order of the samples in the Long Range Arena code, and in lra_text.yaml and lra_retrieval.yaml.
 
 The script is run_tasks.py of transformer-mgk itself with its own data set, whose shuffles take the
 random orders of this project. Each sample is its own number, and the model notes the batches.
 `train` has the samples of every step, `val` those of every evaluation, and `test` those of the last
-one. `readme` evaluates fewer batches than val has, as the options of MGK's README do.
+one. The run `retrieval` evaluates fewer batches than val has, as the options of MGK's README do.
 """
 
 import pickle
@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from helpers.data_ranks import on_rank
 from numpy.typing import NDArray
 
 from lit_attn.data.module import numpy_generator
@@ -25,12 +26,12 @@ from released.record import Clone
 from released.recording import Arrays
 from released.replaying import shipped_cell
 
-REPOSITORY, COMMIT, RUNS = "minhtannguyen/transformer-mgk", "73608b3", ["0", "readme-1"]
-EXPERIMENT, LIBRARIES = "experiments/lra_listops.yaml", ("torch",)
+REPOSITORY, COMMIT, RUNS = "minhtannguyen/transformer-mgk", "73608b3", ["text", "retrieval"]
+EXPERIMENT, LIBRARIES = "experiments/lra_text.yaml, experiments/lra_retrieval.yaml", ("torch",)
 SAMPLES = {"train": 30, "val": 22, "test": 17}
 TOLERANCES = dict.fromkeys(SAMPLES, 0.0)
-STEPS, EVERY, BATCH, CONTEXT = 24, 4, 4, 2
-VAL_BATCHES = {"0": SAMPLES["val"] // BATCH, "readme-1": 3}
+SEED, STEPS, EVERY, BATCH, CONTEXT = 1, 24, 4, 4, 2
+VAL_BATCHES = {"text": SAMPLES["val"] // BATCH, "retrieval": 3}
 
 
 class Reader(torch.nn.Module):
@@ -53,7 +54,7 @@ class Reader(torch.nn.Module):
 
 def record(clone: Clone, run: str) -> Arrays:
     """Run the released script and return the order of the samples of each split."""
-    seed, reader = int(run.rpartition("-")[2]), Reader()
+    reader = Reader()
     # The noting model takes the place of the released ones.
     sys.modules["model_wrapper"] = wrapper = ModuleType("model_wrapper")
     for name in ("ModelForSC", "ModelForSCDual", "ModelForSCProbing", "ModelForSCDualProbing"):
@@ -65,28 +66,23 @@ def record(clone: Clone, run: str) -> Arrays:
         (split,) = (name for name, count in SAMPLES.items() if count == len(examples))
         passes[split] += 1
         in_order = sorted(examples, key=lambda example: example["input_ids_0"][0])
-        order = numpy_generator(seed, split, passes[split]).permutation(len(examples))
+        order = numpy_generator(SEED, split, passes[split]).permutation(len(examples))
         examples[:] = [in_order[place] for place in order]
 
-    options = ["--model", "softmax", "--task", "listops", "--batch_size", BATCH]
-    options += [
-        "--num_train_steps",
-        STEPS,
-        "--warmup",
-        2,
-        "--eval_frequency",
-        EVERY,
-        "--num_eval_steps",
-        VAL_BATCHES[run],
-    ]
+    settings = {"batch_size": BATCH, "num_train_steps": STEPS, "warmup": 2}
+    settings |= {"eval_frequency": EVERY, "num_eval_steps": VAL_BATCHES[run]}
+    options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    options += ["--model", "softmax", "--task", run]
     with tempfile.TemporaryDirectory() as folder:
-        for split, name in (("train", "train"), ("val", "dev"), ("test", "test")):
+        for split, count in SAMPLES.items():
             examples = [
-                {"input_ids_0": [number + 1, 0], "label": 0} for number in range(SAMPLES[split])
+                {"input_ids_0": [number + 1, 0], "input_ids_1": [1, 0], "label": 0}
+                for number in range(count)
             ]
-            Path(folder, f"listops.{name}.pickle").write_bytes(pickle.dumps(examples))
+            path = Path(folder, f"{run}.{'dev' if split == 'val' else split}.pickle")
+            path.write_bytes(pickle.dumps(examples))
         with (
-            patch.object(sys, "argv", ["", *map(str, options), "--chk_path", folder]),
+            patch.object(sys, "argv", ["", *options, "--chk_path", folder]),
             patch.object(torch.Tensor, "cuda", lambda tensor: tensor),
             patch.object(random, "shuffle", shuffle),
         ):
@@ -108,35 +104,33 @@ def record(clone: Clone, run: str) -> Arrays:
 
 
 def replay(run: str, folder: Path) -> Arrays:
-    """Return the order of the shipped experiment, in a run of its data module alone."""
+    """Return the order in which the data module of the shipped experiment reads the samples."""
     for split, count in SAMPLES.items():
         # The id of a byte is one more than the byte.
-        rows = "".join(f"0\t{chr(number + 32)}\n" for number in range(count))
+        second = "\ta" if run == "retrieval" else ""
+        rows = "".join(f"0\t{chr(number + 32)}{second}\n" for number in range(count))
         (folder / f"{split}.tsv").write_text(rows)
-    batches = VAL_BATCHES[run] if run != "0" else None
-    changes: dict[str, Any] = {
-        "data": {"kind": "labelled-text", "name": "numbers", "folder": str(folder)}
-        | {"context": CONTEXT, "batch_size": BATCH, "eval_batch_size": BATCH}
-        | {"order": "endless", "epoch_steps": EVERY, "val_batches": batches},
-    }
-    seed = int(run.rpartition("-")[2])
-    cell = shipped_cell(EXPERIMENT.removeprefix("experiments/"), changes, seed)
-    data = cell.experiment.data.build(seed, torch.device("cpu"))
+    changes: dict[str, Any] = {"data.folder": str(folder), "data.epoch_steps": EVERY}
+    changes |= {"data.batch_size": BATCH, "data.eval_batch_size": BATCH}
+    changes |= {"data.context": CONTEXT, "data.max_tokens": CONTEXT}
+    if run == "retrieval":
+        changes["data.val_batches"] = VAL_BATCHES[run]
+    cell = shipped_cell(f"lra_{run}.yaml", changes, SEED)
+    data = cell.experiment.data.build(SEED, torch.device("cpu"))
     train = [number for step in range(STEPS) for number in numbers(data.batch(step))]
-    evaluated: dict[str, list[int]] = {"val": [], "test": []}
+    val: list[int] = []
     for epoch in range(STEPS // EVERY):
-        data.trainer = ModuleType("trainer")
-        data.trainer.global_rank, data.trainer.world_size = 0, 1
-        data.trainer.current_epoch, data.trainer.check_val_every_n_epoch = epoch, 1
-        for split, loader in zip(data.splits, data.val_dataloader(), strict=True):
-            evaluated[split] = evaluated[split] if split == "val" else []
-            evaluated[split] += [number for batch in loader for number in numbers(batch)]
-    return {"train": np.array(train)} | {name: np.array(evaluated[name]) for name in evaluated}
+        read = {}
+        loaders = on_rank(data, epoch=epoch).val_dataloader()
+        for split, loader in zip(data.splits, loaders, strict=True):
+            read[split] = [number for batch in loader for number in numbers(batch)]
+        val += read["val"]
+    return {"train": np.array(train), "val": np.array(val), "test": np.array(read["test"])}
 
 
 def numbers(batch: tuple[torch.Tensor, ...]) -> list[int]:
     """Return the numbers of the samples in a batch."""
-    first: list[int] = (batch[0][:, 0] - 33).tolist()
+    first: list[int] = (batch[0].flatten(1)[:, 0] - 33).tolist()
     return first
 
 

@@ -38,9 +38,7 @@ def test_training_steps_agree_with_released_code(setup: str, run: str, tmp_path:
 
 
 @pytest.mark.parametrize(("setup", "run"), PIPELINE_RUNS)
-def test_read_and_augmented_images_agree_with_released_code(
-    setup: str, run: str, tmp_path: Path
-) -> None:
+def test_input_pipelines_agree_with_released_code(setup: str, run: str, tmp_path: Path) -> None:
     module, theirs = parity.PIPELINES[setup], parity.records(setup)[run]
     ours = module.replay(run, tmp_path)
     assert set(ours) == set(theirs)

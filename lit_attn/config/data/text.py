@@ -258,8 +258,8 @@ class PaddedText(TokenData):
     )
     order: Literal["random", "endless"] = Field(
         "random",
-        description="endless (Long Range Arena): train and val are read on and on in the order of "
-        "the files, then in random orders, and evaluations have full batches only",
+        description="endless (Long Range Arena): train and val are endless sequences, first in the "
+        "order of the files, then in random orders; evaluations have full batches only",
     )
     val_batches: PositiveInt | None = Field(
         None, description="with `order: endless`: batches of val that an evaluation reads"

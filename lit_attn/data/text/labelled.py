@@ -94,7 +94,7 @@ class LabelledData(TokenDataModule):
         return self.padded_loader(range(count), collate)
 
     def read_on(self, split: str, start: int, count: int) -> NDArray[np.int64]:
-        """Return the places of `count` samples, at most all, from `start` on in endless passes."""
+        """Return the samples `start` to `start + count` (at most one pass) of an endless split."""
         samples = len(self.samples[split])
         number, offset = divmod(start, samples)
         passes = [
