@@ -18,9 +18,8 @@ from lit_attn.cells import folder, lock, ranks
 TRAINING = [
     "lit_attn.training.fit",
     # Configurations load the code that they build by name, so nothing else imports it.
-    *("lit_attn.data.images", "lit_attn.data.image_files"),
-    *("lit_attn.data.augment.policies", "lit_attn.data.text.batches"),
-    *("lit_attn.data.text.labelled", "lit_attn.optim.set_adam"),
+    *("lit_attn.data.images", "lit_attn.data.image_files", "lit_attn.data.augment.policies"),
+    *("lit_attn.data.text.batches", "lit_attn.data.text.labelled"),
     *("lit_attn.models.language", "lit_attn.models.vit"),
     *("lit_attn.tasks.classification", "lit_attn.tasks.language"),
     *("sklearn.datasets", "sklearn.model_selection", "torch.utils.tensorboard"),

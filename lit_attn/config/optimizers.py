@@ -99,16 +99,3 @@ class AdamW(Adaptive, kind="adamw"):
         vectors = [parameter for parameter in parameters if parameter.ndim < 2]
         matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
         return [{"params": matrices}, {"params": vectors, "weight_decay": vector_decay}]
-
-
-class SetAdam(Adaptive, kind="set-adam"):
-    """SET-Adam (Zhang 2024): Adam with a suppressed range of adaptive step sizes."""
-
-    target = "lit_attn.optim.set_adam:SETAdam"
-    eps: PositiveFloat = Field(1e-18, description="added to the mean square, in the root")
-    tau: Share = Field(0.5, description="share of a tensor's smallest divisor to subtract")
-
-    def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
-        choices = (self.lr, self.betas, self.eps, self.tau, self.weight_decay)
-        optimizer: torch.optim.Optimizer = load(self.target)(self.parameters(module), *choices)
-        return optimizer

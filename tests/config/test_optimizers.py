@@ -2,8 +2,7 @@
 
 import torch
 
-from lit_attn.config.optimizers import SGD, Adam, AdamW, SetAdam
-from lit_attn.optim.set_adam import SETAdam
+from lit_attn.config.optimizers import SGD, Adam, AdamW
 
 
 def test_sgd_uses_nesterov_momentum() -> None:
@@ -22,9 +21,6 @@ def test_sgd_uses_nesterov_momentum() -> None:
 
 def test_a_configuration_builds_its_optimiser() -> None:
     module = torch.nn.Linear(3, 2)
-    set_adam = SetAdam(lr=1e-4).build(module)
-    assert isinstance(set_adam, SETAdam)
-    assert set_adam.defaults["eps"] == 1e-18
     adam = Adam(lr=1e-4).build(module)
     assert (adam.defaults["betas"], adam.defaults["weight_decay"]) == ((0.9, 0.999), 0)
     all_decayed = AdamW(lr=1e-3, weight_decay=0.05).build(module)

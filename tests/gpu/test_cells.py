@@ -20,8 +20,11 @@ from lit_attn.bench.__main__ import main
 from lit_attn.cells.failure import Preempted
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
+from lit_attn.schema.plugins import load_parts
 from lit_attn.train import run_cell
 from lit_attn.training import build
+
+load_parts([EXPERIMENTS / "set_adam.py"])
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run on")
 

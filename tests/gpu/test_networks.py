@@ -25,7 +25,7 @@ from lit_attn.config.data import images as config
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import SequenceClassifierConfig
 from lit_attn.config.models.vision import ImageViTConfig, ViTConfig
-from lit_attn.config.optimizers import AdamW, SetAdam
+from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.signatures import ImageLabels
 from lit_attn.config.study import read_studies
 from lit_attn.data.augment.steps import Pipeline
@@ -35,7 +35,8 @@ from lit_attn.models.language import Sampling, continuation
 from lit_attn.models.layers import HeadNorm
 from lit_attn.schema.plugins import load_parts
 
-load_parts([EXPERIMENTS / "imagenet_jit.py", EXPERIMENTS / "imagenet_local_vit.py"])
+PLUGINS = ("imagenet_jit.py", "imagenet_local_vit.py", "set_adam.py")
+load_parts([EXPERIMENTS / name for name in PLUGINS])
 jit = importlib.import_module("imagenet_jit")
 local_vit = importlib.import_module("imagenet_local_vit")
 
@@ -44,7 +45,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GP
 ABLATIONS = ROOT / "ablations.yaml"
 GPU = torch.device("cuda")
 IMAGE, CLASSES, VOCABULARY = (3, 16, 16), 5, 50
-ADAMW, SET_ADAM = AdamW(kind="adamw", lr=1e-3), SetAdam(kind="set-adam", lr=1e-3)
+ADAMW, SET_ADAM = (Optimizer.parse({"kind": kind, "lr": 1e-3}) for kind in ("adamw", "set-adam"))
 
 Loss = Callable[[Any], Tensor]
 

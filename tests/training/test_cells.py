@@ -16,6 +16,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from helpers.paths import EXPERIMENTS
 from helpers.stopping import stop_at, weights
 from helpers.training_cells import digits_cell, folder_of
 from pydantic import ValidationError
@@ -28,11 +29,14 @@ from lit_attn.cells.lock import hold_lock
 from lit_attn.cells.records import MetricRow, Result, read_metrics
 from lit_attn.config.metrics import DEFAULT_METRIC
 from lit_attn.models import factory
+from lit_attn.schema.plugins import load_parts
 from lit_attn.tasks.base import TaskModule
 from lit_attn.train import main, run_cell
 from lit_attn.training import checkpoints
 from lit_attn.training.recording import Progress
 from lit_attn.training.result import select_epoch
+
+load_parts([EXPERIMENTS / "set_adam.py"])
 
 
 def accuracy_at(folder: Path) -> list[tuple[int, int]]:

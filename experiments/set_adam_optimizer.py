@@ -1,4 +1,4 @@
-"""SET-Adam (Zhang 2024, arXiv 2302.01029): Adam with a smaller range of adaptive step sizes.
+"""The optimizer of set_adam.py: Adam with a smaller range of adaptive step sizes (Zhang 2024).
 
 For every parameter tensor l with d_l entries and Adam's moments m and v:
 

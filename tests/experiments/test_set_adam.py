@@ -1,11 +1,17 @@
-"""SET-Adam equals its published formula, computed entry by entry in plain Python."""
+"""The plug-in for SET-Adam equals its published formula, computed in plain Python."""
 
+import importlib
 import math
 
 import pytest
 import torch
+from helpers.paths import EXPERIMENTS
 
-from lit_attn.optim.set_adam import SETAdam
+from lit_attn.config.optimizers import Optimizer
+from lit_attn.schema.plugins import load_parts
+
+load_parts([EXPERIMENTS / "set_adam.py"])
+SETAdam = importlib.import_module("set_adam_optimizer").SETAdam
 
 
 def plain_step(
@@ -31,6 +37,13 @@ def plain_step(
         x - lr / (1 - 0.9**t) * mean / (width - 0.5 * smallest)
         for x, mean, width in zip(theta, m, w, strict=True)
     ]
+
+
+def test_the_configuration_builds_the_optimizer() -> None:
+    config = Optimizer.parse({"kind": "set-adam", "lr": 1e-4})
+    optimizer = config.build(torch.nn.Linear(3, 2))
+    assert isinstance(optimizer, SETAdam)
+    assert optimizer.defaults["eps"] == 1e-18
 
 
 def test_steps_equal_the_formula() -> None:
