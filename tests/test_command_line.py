@@ -89,7 +89,7 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
     [
         (["--vers"], "lit-attn: unknown command '--vers'"),
         (["list", "models", "tasks"], "lit-attn list: unrecognized arguments: tasks"),
-        (["prepare", "pile"], "lit-attn prepare pile: the following arguments are required"),
+        (["prepare", "text"], "lit-attn prepare text: the following arguments are required"),
         (["train"], "lit-attn train: the following arguments are required: CELL_DIR"),
         (["generate", "x"], "lit-attn generate: the following arguments are required: --prompt"),
         (

@@ -13,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 
 from lit_attn.config.data import text as config
-from lit_attn.data.text.pile import Records, read_pile
 from lit_attn.data.text.shards import Documents, ShardWriter
 from lit_attn.data.text.streams import read_text
 from lit_attn.data.text.tokenizers import Encoder, WordEncoder
@@ -33,47 +32,49 @@ def main(arguments: list[str] | None = None) -> int:
 
 def prepare(options: argparse.Namespace) -> None:
     """Write the shards of one source; raise ConfigError for an unusable source."""
+    name = options.tokenizer
+    is_files = options.source == "text"
+    source = partial(read_files, vars(options)) if is_files else SOURCES[options.source]
+    encoder: Encoder
+    if name == "words":
+        training = (text for split, text in source(0) if split == "train")
+        encoder = WordEncoder.learn(training, None)
+    else:
+        tokenizer = config.Gpt2(folder=options.gpt2_folder) if name == "gpt2" else config.Bytes()
+        encoder = tokenizer.encoder(())
+    recipe = {"source": options.source, "tokenizer": name}
+    val_tokens = VAL_TOKENS.get(options.source, 0)
+    write_shards(source, encoder, recipe, options.out, options.limit, val_tokens)
+
+
+def write_shards(
+    source: Documents,
+    encoder: Encoder,
+    recipe: dict[str, str],
+    folder: Path,
+    limit: int | None,
+    val_tokens: int = 0,
+) -> None:
+    """Write the shards of `source` to `folder` as ShardWriter does, and show the progress."""
     from rich.console import Console
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-    name = options.tokenizer
-    if options.source == "pile":
-        source: Documents = partial(read_pile, options.files)
-    elif options.source == "text":
-        source = partial(read_files, vars(options))
-    else:
-        source = SOURCES[options.source]
-    encode: Encoder
-    if name == "words":
-        training = (text for split, text in source(0) if split == "train")
-        encode = WordEncoder.learn(training, None)
-    elif name == "gpt2":
-        encode = config.Gpt2(folder=options.gpt2_folder).encoder(())
-    else:
-        encode = Records() if name == "gpt-neox" else config.Bytes().encoder(())
-    recipe = {"source": options.source, "tokenizer": name}
-    writer = ShardWriter(options.out, encode, recipe, VAL_TOKENS.get(options.source, 0))
+    writer = ShardWriter(folder, encoder, recipe, val_tokens)
     columns = (TextColumn("{task.fields[tokens]:,} tokens"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("", total=None, tokens=writer.tokens)
-        writer.write(source, options.limit, lambda tokens: progress.update(task, tokens=tokens))
-    print(f"{options.out}: {writer.tokens:,} tokens, vocabulary {encode.vocabulary:,}")
+        writer.write(source, limit, lambda tokens: progress.update(task, tokens=tokens))
+    print(f"{folder}: {writer.tokens:,} tokens, vocabulary {encoder.vocabulary:,}")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(program("prepare"), description=__doc__)
     sources = parser.add_subparsers(dest="source", required=True)
-    for name in (*TOKENIZERS, "pile", "text"):
+    for name in (*TOKENIZERS, "text"):
         source = sources.add_parser(name)
         add_path = partial(source.add_argument, type=Path, metavar="PATH")
         add_path("--out", required=True, help="folder to write")
         source.add_argument("--limit", type=int, help="number of tokens after which to stop")
-        if name == "pile":
-            source.set_defaults(tokenizer="gpt-neox")
-            files = "Caiyun-AI/Pile_tfrecord or EleutherAI/pythia_pile_idxmaps"
-            text = f"folder of {files} (docs/setups.md, section 10)"
-            add_path("--files", required=True, help=text)
-            continue
         default = TOKENIZERS.get(name, "bytes")
         source.add_argument("--tokenizer", choices=["bytes", "gpt2", "words"], default=default)
         add_path("--gpt2-folder", help="folder of encoder.json and vocab.bpe; default: the hub")
@@ -119,7 +120,7 @@ def read_files(paths: dict[str, Path | None], skip: int) -> Iterator[tuple[str, 
 
 TRAIN, WIKITEXT = {"train": "train"}, ("Salesforce/wikitext", "wikitext-103-v1")
 ALL = TRAIN | {"validation": "val", "test": "test"}
-# A source yields (split, text or ids) of its documents from a number on, in a fixed order.
+# A source yields (split, text) of its documents from a number on, in a fixed order.
 SOURCES: dict[str, Documents] = {
     "openwebtext": partial(stream_hub, "Skylion007/openwebtext", None, TRAIN, held_out=0.0005),
     "fineweb": partial(stream_hub, "HuggingFaceFW/fineweb", "sample-10BT", TRAIN),

@@ -136,8 +136,6 @@ def test_command_line_on_files(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("arguments", "message"),
     [
         (["text"], "the following arguments are required: --train, --val"),
-        (["pile"], "the following arguments are required: --files"),
-        (["pile", "--files=x", "--tokenizer=gpt2"], "unrecognized arguments: --tokenizer=gpt2"),
         (["fineweb", "--train=x"], "unrecognized arguments: --train=x"),
     ],
 )

@@ -1,7 +1,11 @@
-"""Tokens of the Pile in the order of Pythia's training, from the sources that DCFormer names.
+"""Write shards of the Pile's tokens in the order of Pythia's training, for pile_405m.yaml.
 
-Both sources hold records of 2,049 GPT-NeoX tokens: 2,048 inputs, and targets one token later.
-DCFormer (arXiv:2405.08553) trained on the first, which its authors made of the second:
+    python experiments/prepare_pile.py --files FOLDER --out data/pile
+
+The folder --files has one of the two sources that DCFormer's repository names. A stopped run
+resumes when the same command is started again. Both sources hold records of 2,049 GPT-NeoX tokens:
+2,048 inputs, and targets one token later. DCFormer (arXiv:2405.08553) trained on the first, which
+its authors made of the second (docs/setups.md, section 10):
 
 - Caiyun-AI/Pile_tfrecord: TFRecords, *pile.tfrecord.bN to train and *val_with_eos* to evaluate;
 - EleutherAI/pythia_pile_idxmaps: the .idx and the parts of the .bin, joined to one file, and beside
@@ -11,9 +15,12 @@ DCFormer (arXiv:2405.08553) trained on the first, which its authors made of the 
 Tests read small files of both formats; neither source has been read itself.
 """
 
+import argparse
 import re
 import struct
+import sys
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,14 +31,32 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
 from lit_attn.config.data.text import GptNeox
+from lit_attn.data.prepare import write_shards
 from lit_attn.data.text.tokenizers import ByteEncoder
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.errors import ConfigError, OneLineParser, command
 
 RECORD = 2049  # Tokens of a record.
 MAGIC = b"MMIDIDX\0\0"
 DTYPES = {4: np.int32, 8: np.uint16}
 
+RECIPE = {"source": "pile", "tokenizer": "gpt-neox"}
+
 Ids = NDArray[np.integer]
+
+
+@command
+def main(arguments: list[str] | None = None) -> int:
+    """Return exit code 0 if the folder is complete, 2 after a ConfigError, 130 if interrupted."""
+    parser = OneLineParser(prog="python experiments/prepare_pile.py", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--out", type=Path, required=True, metavar="PATH", help="folder to write")
+    parser.add_argument("--limit", type=int, help="number of tokens after which to stop")
+    text = "folder of Caiyun-AI/Pile_tfrecord or EleutherAI/pythia_pile_idxmaps"
+    parser.add_argument("--files", type=Path, required=True, metavar="PATH", help=text)
+    options = parser.parse_args(arguments)
+    source = partial(read_pile, options.files)
+    write_shards(source, Records(), RECIPE, options.out, options.limit)
+    return 0
 
 
 class Records(ByteEncoder):
@@ -48,7 +73,7 @@ def read_pile(folder: Path, skip: int) -> Iterator[tuple[str, Ids]]:
     # The validation split is first, so that --limit cuts training alone.
     paths, indices = sorted(folder.glob("*tfrecord*"), key=_order), list(folder.glob("*.idx"))
     if not paths and len(indices) != 1:
-        raise ConfigError(f"prepare pile: {folder} has neither *tfrecord* files nor one .idx file")
+        raise ConfigError(f"--files {folder}: has neither *tfrecord* files nor one .idx file")
     if paths:
         parts = ((_order(path)[0], _tfrecords(path)) for path in paths)
     else:
@@ -111,7 +136,7 @@ def _samples(index: Path, is_train: bool) -> Iterator[Ids]:
         name = f"*_{'train' if is_train else 'valid'}_*{kind}.npy"
         paths = list(index.parent.glob(name))
         if len(paths) != 1:
-            raise ConfigError(f"prepare pile: {index.parent} needs one {name}")
+            raise ConfigError(f"--files {index.parent}: needs one {name}")
         maps.append(np.load(paths[0], mmap_mode="r", allow_pickle=False))
     documents, samples, order = maps
     with index.open("rb") as file:
@@ -131,3 +156,7 @@ def _samples(index: Path, is_train: bool) -> Iterator[Ids]:
         pieces[-1] = pieces[-1][: end + 1]
         pieces[0] = pieces[0][offset:]
         yield np.concatenate(pieces)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

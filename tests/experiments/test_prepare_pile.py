@@ -1,5 +1,6 @@
-"""Tests of the Pile's sources and of the order in which its records are read."""
+"""Tests of the script that prepares the Pile, and of the order in which its records are read."""
 
+import importlib
 import struct
 from pathlib import Path
 
@@ -8,11 +9,15 @@ import pytest
 import torch
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from helpers.data_ranks import on_rank
+from helpers.paths import EXPERIMENTS
 
 from lit_attn.config.data.text import GptNeox, Shards
-from lit_attn.data import prepare
 from lit_attn.data.text.batches import TextData
-from lit_attn.data.text.pile import RECORD, Records
+from lit_attn.schema.plugins import load_parts
+
+load_parts([EXPERIMENTS / "prepare_pile.py"])
+prepare = importlib.import_module("prepare_pile")
+RECORD = prepare.RECORD
 
 CPU = torch.device("cpu")
 
@@ -74,7 +79,7 @@ def shards(folder: Path, **choices: object) -> Shards:
 
 def test_tfrecords_are_read_in_the_order_of_their_numbers(tfrecords: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert prepare.main(["pile", f"--files={tfrecords}", f"--out={out}"]) == 0
+    assert prepare.main([f"--files={tfrecords}", f"--out={out}"]) == 0
     train = np.fromfile(out / "train.bin", np.uint16).reshape(-1, RECORD)
     assert (train == np.concatenate([draw_records(1, 3), draw_records(2, 2)])).all()
     assert (np.fromfile(out / "val.bin", np.uint16) == draw_records(0, 3).ravel()).all()
@@ -89,7 +94,7 @@ def test_each_record_is_evaluated_once_on_every_number_of_processes(
     tfrecords: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    prepare.main(["pile", f"--files={tfrecords}", f"--out={out}"])
+    prepare.main([f"--files={tfrecords}", f"--out={out}"])
     data = TextData(shards(out), seed=0, device=CPU)
     rows = []
     for rank in range(2):
@@ -108,7 +113,7 @@ def test_a_limit_cuts_training_alone(tfrecords: Path, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writing, "DOCUMENTS_AT_ONCE", 1)
         limit = f"--limit={4 * RECORD}"
-        prepare.main(["pile", f"--files={tfrecords}", f"--out={tmp_path / 'out'}", limit])
+        prepare.main([f"--files={tfrecords}", f"--out={tmp_path / 'out'}", limit])
     sizes = {path.stem: path.stat().st_size for path in (tmp_path / "out").glob("*.bin")}
     assert sizes == {"val": 2 * 3 * RECORD, "train": 2 * RECORD}
 
@@ -135,7 +140,7 @@ def test_samples_of_gpt_neox_follow_the_index_maps(tmp_path: Path) -> None:
         np.save(folder / f"{name}_sample_idx.npy", cuts.astype(np.int32))
         np.save(folder / f"{name}_shuffle_idx.npy", np.array(shuffle, np.uint32))
     out = tmp_path / "out"
-    assert prepare.main(["pile", f"--files={folder}", f"--out={out}"]) == 0
+    assert prepare.main([f"--files={folder}", f"--out={out}"]) == 0
     text = np.concatenate([documents[i] for i in (2, 0, 1)])
     expected = [text[i * 2048 : i * 2048 + RECORD] for i in (1, 0, 2)]
     assert (np.fromfile(out / "train.bin", np.uint16) == np.concatenate(expected)).all()
@@ -147,13 +152,13 @@ def test_torn_and_missing_files_are_named(
     tfrecords: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
-    assert prepare.main(["pile", f"--files={tmp_path / 'empty'}", f"--out={tmp_path / 'a'}"]) == 2
+    assert prepare.main([f"--files={tmp_path / 'empty'}", f"--out={tmp_path / 'a'}"]) == 2
     assert "has neither *tfrecord* files nor one .idx file" in capsys.readouterr().err
     path = tfrecords / "pile.tfrecord.b10"
     path.write_bytes(path.read_bytes()[:-10])
-    assert prepare.main(["pile", f"--files={tfrecords}", f"--out={tmp_path / 'c'}"]) == 2
+    assert prepare.main([f"--files={tfrecords}", f"--out={tmp_path / 'c'}"]) == 2
     assert "pile.tfrecord.b10: ends within a record" in capsys.readouterr().err
 
 
 def test_the_vocabulary_is_the_tokenizers() -> None:
-    assert Records.vocabulary == GptNeox().vocabulary == 50_277
+    assert prepare.Records.vocabulary == GptNeox().vocabulary == 50_277
