@@ -110,6 +110,7 @@ def test_the_model_of_wikitext_trains(tmp_path: Path) -> None:
     ],
 )
 def test_sequence_classifiers_train(name: str, data: dict[str, Any], tmp_path: Path) -> None:
+    load_parts([ROOT / "experiments" / "lra_listops.py"])
     documents(tmp_path, 2 if name == "lra_retrieval" else 1)
     attention = PRESETS["smgk"].model_dump(mode="json")
     model = {**MODEL, "head_dim": 4, "ffn": {"width": 16}, "attention": attention}

@@ -63,8 +63,7 @@ EXPERIMENTS = {
 
 
 def shipped(name: str) -> Experiment:
-    if name == COMPOSITION.stem:
-        load_parts([COMPOSITION])
+    load_parts([COMPOSITION, ROOT / "experiments" / "lra_listops.py"])
     return Experiment.model_validate(load(ROOT / "experiments" / f"{name}.yaml"))
 
 

@@ -24,7 +24,7 @@ from lit_attn.schema.plugins import load_parts
 from lit_attn.train import run_cell
 from lit_attn.training import build
 
-load_parts([EXPERIMENTS / "set_adam.py"])
+load_parts([EXPERIMENTS / "set_adam.py", EXPERIMENTS / "lra_listops.py"])
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run on")
 
