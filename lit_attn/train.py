@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         require_no_links(folder)
         cell = _read_cell(folder)
         if read_result(folder, cell.fingerprint) is not None:
-            print(f"{folder}: has a result already; `lit-attn rerun CELL FILE` repeats it")
+            print(f"{folder}: has a result already; `{program('rerun')} CELL FILE` repeats it")
             return 0
         devices = cell.experiment.training.devices
         if devices == 1:

@@ -8,16 +8,18 @@ import sysconfig
 import tarfile
 import venv
 import zipfile
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
 from helpers.paths import ROOT
 
 from lit_attn.__main__ import COMMANDS, find_studies, main
+from lit_attn.cells.folder import rerun_command
 from lit_attn.config.overrides import normalize
 from lit_attn.config.source import Where, load
 from lit_attn.schema.base import load as load_target
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.errors import ConfigError, program
 
 
 def test_the_overview_names_every_command_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,6 +70,25 @@ def test_a_module_names_itself_as_it_was_typed(words: str, name: str, tmp_path: 
     text = done.stdout + done.stderr
     assert text.startswith(name)
     assert "lit-attn" not in text
+
+
+@pytest.mark.parametrize(
+    ("main", "train", "logs"),
+    [
+        ("lit_attn.__main__", "lit-attn train", "lit-attn logs"),
+        (
+            "lit_attn.ablate.__main__",
+            "python -m lit_attn.train",
+            "python -m lit_attn.ablate logs",
+        ),
+    ],
+)
+def test_messages_name_other_commands_as_this_one_was_typed(
+    main: str, train: str, logs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec(main, None))
+    assert rerun_command(Path("runs/a b")) == f"{train} 'runs/a b'"
+    assert program("logs") == logs
 
 
 def test_a_missing_cell_or_a_second_folder_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,8 @@ from pydantic import TypeAdapter
 from lit_attn.ablate import dry_run, papers, status
 from lit_attn.ablate.display import make_display, write_line
 from lit_attn.ablate.plan import Job, Matrix, expand, require_inputs, select_cells, set_aside
+from lit_attn.cells.folder import read_cell
+from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.lock import require_locks
 from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.papers import SIZES, read_paper
@@ -36,10 +38,10 @@ EPILOG = Path(__file__).with_name("epilog.txt").read_text(encoding="utf-8")
 def make_parser(first: str = "") -> argparse.ArgumentParser:
     """Return the parser of the words after `first`, which is `rerun`, `seal` or none."""
     parser = OneLineParser(
-        prog=program(first or "run", first) + " CHOICE" * (first == "rerun"),
+        prog=program(first or "run") + " CHOICE" * (first == "rerun"),
         description="Train every variant of a study with every seed, then write the tables. "
         "Run the same command again to continue with the cells that have no result.",
-        epilog=EPILOG.replace("lit-attn", program("").strip()),
+        epilog=EPILOG.replace("lit-attn", program("")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
@@ -210,7 +212,7 @@ def _measure_step_times(matrices: list[Matrix], options: argparse.Namespace) -> 
     for matrix in needed:
         if options.launcher == "slurm":
             command = f"{options.file} --study {matrix.source.name} --dry-run --quiet-timing"
-            text = f"match: time: measure on a node first: srun python -m lit_attn.ablate {command}"
+            text = f"match: time: measure on a node first: srun {program('run')} {command}"
             raise ConfigError(f"{matrix.name}: {text}")
         allowed = options.allow_noisy_timing or options.smoke
         measure_step_times(matrix, make_slots(options.jobs), is_noise_allowed=allowed)
@@ -233,22 +235,26 @@ def _run(
         require_writable(folder, "--reports")
 
     matrices = matrices if chosen else _tune(matrices, options, start)
-    states = [(job, job.state()) for matrix in matrices for job in matrix.jobs]
-    diverged = 0
+    every = [job for matrix in matrices for job in matrix.jobs]
+    cells = [(job, read_cell(job.folder, job.identity)) for job in every]
+    diverged, rerun = 0, program("rerun")
     if chosen is not None:
         jobs = chosen[: options.limit]
     else:
-        jobs = [job for job, state in states if state not in ("done", "diverged")][: options.limit]
-        diverged = sum(state == "diverged" for _, state in states)
+        jobs = [job for job, cell in cells if cell.state not in ("done", "diverged")]
+        jobs = jobs[: options.limit]
+        diverged = sum(cell.state == "diverged" for _, cell in cells)
     _prepare_folders(matrices, options, jobs, [] if chosen is None else jobs)
     for matrix in matrices:
         if matrix.name != matrix.source.name:
             write_line(f"{matrix.folder}: trial; study {matrix.source.name} does not change")
     folders = {job.folder for job in jobs}
-    done = sum(state == "done" and job.folder not in folders for job, state in states)
-    write_line(f"{len(states)} cells: {done} done, {len(jobs)} to run")
+    done = [cell.result for job, cell in cells if cell.result and job.folder not in folders]
+    write_line(f"{len(cells)} cells: {len(done)} done, {len(jobs)} to run")
+    if changes := [*filter(None, map(change_finder(), done))]:
+        write_line(f"{len(changes)} done cells are stale: {changes[0]} (see `{rerun} stale`)")
     if diverged:
-        write_line(f"{diverged} cells diverged before and are skipped (see `rerun failed`)")
+        write_line(f"{diverged} cells diverged before and are skipped (see `{rerun} failed`)")
     summary = start(jobs)
     if summary.stopped_by in (None, signal.SIGINT):
         _write_tables(matrices, options)

@@ -49,7 +49,7 @@ class StudyCell(NamedTuple):
 def print_status(arguments: list[str]) -> int:
     """Print the status and return 0. Raises ConfigError without a study."""
     text = "Show which cells are done, running or failed, and the time left."
-    parser = OneLineParser(program("status", "status"), description=text)
+    parser = OneLineParser(program("status"), description=text)
     where = "Folder of runs (default: runs), or of one study in it."
     parser.add_argument("where", type=Path, nargs="?", default=Path("runs"), help=where)
     for plan, place in read_plans(parser.parse_args(arguments).where):
@@ -107,7 +107,7 @@ def describe(plan: Plan, cells: list[StudyCell]) -> str:
     stale = [f"{c.name}: {change}" for c, change in zip(cells, changes, strict=True) if change]
     lines += [f"  stale    {text}" for text in stale[:MAX_FAILED]]
     if stale:
-        lines.append(f"  {len(stale)} stale cells; see `rerun stale`")
+        lines.append(f"  {len(stale)} stale cells; see `{program('rerun')} stale`")
     results = [cell.status.result for cell in cells if cell.status.result is not None]
     unknown = {name for result in results for name, stamp in result.inputs.items() if not stamp}
     lines += [f"  unchecked {name}: absent when cells ran" for name in sorted(unknown)]
@@ -138,7 +138,7 @@ def _describe_failure(cell: StudyCell) -> Iterator[str]:
     log_lines = [line for line in log.splitlines() if line.strip()]
     yield from (f"      | {line}" for line in log_lines[-LOG_LINES:])
     yield f"      advice:    {ADVICE[state]}"
-    yield f"      log:       python -m lit_attn.ablate logs {shlex.quote(str(cell.folder))}"
+    yield f"      log:       {program('logs')} {shlex.quote(str(cell.folder))}"
     yield f"      run alone: {folder.rerun_command(cell.folder)}"
 
 
@@ -147,7 +147,7 @@ def print_log(arguments: list[str]) -> int:
 
     Raises ConfigError without such a cell or log. A terminal shows control characters as text.
     """
-    parser = OneLineParser(program("logs", "logs"), description="Show the last log of a cell.")
+    parser = OneLineParser(program("logs"), description="Show the last log of a cell.")
     where = "STUDY/VARIANT/SEED below the folder runs, or the folder of the cell."
     parser.add_argument("cell", metavar="CELL", help=where)
     cell = _find_cell(parser.parse_args(arguments).cell)

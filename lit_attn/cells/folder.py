@@ -12,7 +12,7 @@ from pydantic import FiniteFloat, NonNegativeInt, PositiveInt
 
 from lit_attn.cells.lock import read_holder
 from lit_attn.cells.records import Exit, FailureClass, Record, Result
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.errors import ConfigError, program
 
 FINAL_FAILURES: set[FailureClass] = {"diverged", "bad-configuration", "error"}
 """Failures after which a runner does not try a cell again if another runner met them meanwhile."""
@@ -162,4 +162,4 @@ def progress_mtime(folder: Path) -> int:
 
 def rerun_command(folder: Path) -> str:
     """Return the command that runs a cell alone in a terminal."""
-    return f"python -m lit_attn.train {shlex.quote(str(folder))}"
+    return f"{program('train')} {shlex.quote(str(folder))}"

@@ -139,7 +139,8 @@ def read_npz(data: config.Npz | config.NpzTargets, headers: bool = False) -> dic
             read = partial(_placeholder, archive) if headers else archive.__getitem__
             arrays = {n: read(n) if n[0] == "x" else archive[n] for n in names}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ConfigError(f"{where}: cannot be read as .npz: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{where}: cannot be read as .npz: {reason}") from error
     splits = {}
     for name in ("train", "val", "test"):
         if f"x_{name}" not in arrays and name == "val":

@@ -93,11 +93,16 @@ def command(function: Callable[P, int]) -> Callable[P, int]:
     return run
 
 
-def program(command: str, module: str = "") -> str:
-    """Return a command as typed, `lit-attn COMMAND` or `python -m lit_attn.NAME` and `module`."""
+MODULES = {name: f"ablate {name}" for name in ("logs", "rerun", "seal", "status")}
+MODULES |= {"": "ablate", "run": "ablate", "prepare": "data.prepare"}
+
+
+def program(command: str) -> str:
+    """Return a command as this process was called: `lit-attn` or `python -m lit_attn.MODULE`."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    name = "" if spec is None else spec.name.removesuffix(".__main__")
-    return f"python -m {name} {module}".rstrip() if "lit_attn." in name else f"lit-attn {command}"
+    is_module = "lit_attn." in ("" if spec is None else spec.name.removesuffix(".__main__"))
+    module = MODULES.get(command, command)
+    return f"python -m lit_attn.{module}" if is_module else f"lit-attn {command}".rstrip()
 
 
 class OneLineParser(argparse.ArgumentParser):

@@ -12,6 +12,7 @@ from lit_attn.ablate.plan import Job, expand, select_cells, set_aside
 from lit_attn.cells.folder import read_result
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.lock import hold_lock
+from lit_attn.cells.records import Result
 from lit_attn.config.data.text import TextFiles
 from lit_attn.schema.errors import ConfigError
 from lit_attn.train import run_cell
@@ -98,9 +99,25 @@ def test_changed_data_are_stale_at_once_and_rerun_compares_their_content(
     os.utime(tmp_path / "test.txt", ns=(1, 1))
     assert find() == f"{tmp_path / 'test.txt'} has changed"
     assert select_cells([matrix], "stale") == []
+    # The content is the same, so `status` does not report the cell after this comparison.
+    assert find() == ""
     (tmp_path / "train.txt").write_text("Another text. " * 100)
     assert find() == f"{tmp_path / 'train.txt'} has changed"
     assert select_cells([matrix], "stale") == [job]
+
+
+def test_a_run_reports_the_stale_cells_that_it_keeps(tmp_path: Path) -> None:
+    studies.write(tmp_path, make_body("ok"))
+    assert run_cli(tmp_path, "--seeds", "0,")[0] == 0
+    (path,) = tmp_path.glob("runs/tiny/ok/0-*/result.json")
+    result, data = Result.read(path), tmp_path / "data.txt"
+    assert result is not None
+    data.write_text("new")
+    result.model_copy(update={"inputs": {str(data): "1 1"}}).write(path)
+    code, output = run_cli(tmp_path, "--seeds", "0,")
+    assert code == 0
+    line = f"1 done cells are stale: {data} has changed (see `"
+    assert f"1 cells: 1 done, 0 to run\n{line}" in output
 
 
 def hash_data(job: Job) -> str:

@@ -51,7 +51,7 @@ def test_a_failing_cell_does_not_affect_other_cells(tmp_path: Path) -> None:
     crash = next(job for job in cells if job.cell.variant == "crash")
     assert (
         "FAILED   tiny/crash/0  error: RuntimeError: the reactor is on fire\n"
-        f"         run alone: python -m lit_attn.train {crash.folder}"
+        f"         run alone: lit-attn train {crash.folder}"
     ) in output
     attempt = crash.folder / "attempts" / "1"
     ended = folder.read_exit(attempt)

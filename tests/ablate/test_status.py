@@ -67,8 +67,8 @@ def test_every_state_is_shown_with_advice(
     assert "      | RuntimeError: the reactor is on fire" in block
     assert "      advice:    read the whole log, then run the cell alone" in block
     relative = crash.folder.relative_to(tmp_path)
-    assert f"      log:       python -m lit_attn.ablate logs {relative}" in block
-    assert f"      run alone: python -m lit_attn.train {relative}" in block
+    assert f"      log:       lit-attn logs {relative}" in block
+    assert f"      run alone: lit-attn train {relative}" in block
 
 
 def test_steps_predict_the_time_left() -> None:

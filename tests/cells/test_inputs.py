@@ -168,7 +168,7 @@ def test_status_and_dry_run_name_stale_cells(
     text = status.describe(plan, status.read_cells(plan, place))
     reason = f"{files['part']} has changed"
     assert f"  stale    ok/0: {reason}\n  stale    ok-2/0: {reason}\n" in text
-    assert "  2 stale cells; see `rerun stale`\n" in text
+    assert "  2 stale cells; see `lit-attn rerun stale`\n" in text
     dry_run.print_cells([matrix], with_costs=False)
     lines = [line for line in capsys.readouterr().out.splitlines() if " seed " in line]
     assert [line.endswith(f"done, stale: {reason}") for line in lines] == [True, True, False, False]
