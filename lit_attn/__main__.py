@@ -63,18 +63,25 @@ def main(arguments: list[str] | None = None) -> int:
     return run([*COMMANDS[name].first, *rest])
 
 
-def make_parser(has_options: bool = False) -> argparse.ArgumentParser:
-    """Return the parser of the commands, with the options of `run` if it `has_options`."""
+def make_parser(file: dict[str, str] | None = None) -> argparse.ArgumentParser:
+    """Return the parser of the commands, for completion with the options of `run`.
+
+    `file` is what each shell completes after a command: the names of files.
+    """
     text = "Train the variants of an ablation study and write their tables."
     epilog = "Every command explains its options with --help."
     parser = argparse.ArgumentParser("lit-attn", "lit-attn COMMAND ...", text, epilog)
     parser.add_argument("--version", action="version", version=f"lit_attn {lit_attn.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, entry in COMMANDS.items():
-        is_run = has_options and name in ("run", "rerun")
+        is_run = file and name in ("run", "rerun")
         options = [load("lit_attn.ablate.__main__:make_parser")()] if is_run else []
         text = f"{entry.words}: {entry.help}"
-        commands.add_parser(name, help=text, parents=options, add_help=False)
+        command = commands.add_parser(name, help=text, parents=options, add_help=False)
+        if file:
+            command.add_argument("words", nargs="*")
+            for argument in command._get_positional_actions():
+                argument.complete = file  # type: ignore[attr-defined]
     return parser
 
 
@@ -148,7 +155,7 @@ def complete(words: list[str]) -> int:
     shtab: Any = require("shtab", "completion", "completion")
     parser = OneLineParser(prog="lit-attn completion", description=complete.__doc__)
     parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS)
-    print(shtab.complete(make_parser(has_options=True), parser.parse_args(words).shell))
+    print(shtab.complete(make_parser(shtab.FILE), parser.parse_args(words).shell))
     return 0
 
 

@@ -203,6 +203,34 @@ def test_the_completion_script_is_valid_bash(capsys: pytest.CaptureFixture[str])
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("lit-attn run abl", "ablations.yaml"),
+        ("lit-attn rerun stale abl", "ablations.yaml"),
+        ("lit-attn train ru", "runs"),
+        ("lit-attn run ablations.yaml --dry", "--dry-run"),
+        ("lit-attn repo", "report"),
+    ],
+)
+def test_bash_completes_commands_options_and_files(
+    words: str, completed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("shtab")
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    (tmp_path / "ablations.yaml").touch()
+    (tmp_path / "runs").mkdir()
+    state = f"COMP_WORDS=({words}); COMP_CWORD={words.count(' ')}; COMP_LINE='{words}'"
+    call = f"_shtab_lit_attn lit-attn '{words.rpartition(' ')[2]}'"
+    # Outside of an interactive shell, bash cannot set options of a completion.
+    text = f"{script}\ncompopt() {{ :; }}\n{state}\n{call}\necho ${{COMPREPLY[*]}}"
+    done = subprocess.run(
+        ["bash"], input=text, text=True, cwd=tmp_path, capture_output=True, check=False
+    )
+    assert done.stdout.rstrip("/\n") == completed, done.stderr
+
+
 def build_wheel(folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "--no-build-isolation"]
     subprocess.run([*command, "-q", "--wheel-dir", str(folder)], check=True, cwd=folder)

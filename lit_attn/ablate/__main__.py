@@ -235,15 +235,12 @@ def _run(
         require_writable(folder, "--reports")
 
     matrices = matrices if chosen else _tune(matrices, options, start)
-    every = [job for matrix in matrices for job in matrix.jobs]
-    cells = [(job, read_cell(job.folder, job.identity)) for job in every]
+    cells = [(job, read_cell(job.folder, job.identity)) for m in matrices for job in m.jobs]
     diverged, rerun = 0, program("rerun")
-    if chosen is not None:
-        jobs = chosen[: options.limit]
-    else:
+    if (jobs := chosen) is None:
         jobs = [job for job, cell in cells if cell.state not in ("done", "diverged")]
-        jobs = jobs[: options.limit]
         diverged = sum(cell.state == "diverged" for _, cell in cells)
+    jobs = jobs[: options.limit]
     _prepare_folders(matrices, options, jobs, [] if chosen is None else jobs)
     for matrix in matrices:
         if matrix.name != matrix.source.name:

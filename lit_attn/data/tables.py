@@ -65,17 +65,18 @@ def load_rows(data: Table) -> dict[str, Any]:
     library = require("datasets", "data.kind", "datasets")
     library.disable_progress_bars()
     splits: dict[str, Any] = {}
+    key = "hub"
     try:
         if data.hub is not None:
             loaded = library.load_dataset(data.hub, data.subset)
             splits = {{"validation": "val"}.get(name, name): loaded[name] for name in loaded}
-        for split, path in data.files.items():
-            files = {split: str(path)}
-            splits[split] = library.load_dataset(READERS[path.suffix], data_files=files)[split]
+        for key, path in data.files.items():
+            files = {key: str(path)}
+            splits[key] = library.load_dataset(READERS[path.suffix], data_files=files)[key]
     except (OSError, ValueError, library.exceptions.DatasetsError) as error:
-        key = "hub" if data.hub else "train"
         reason = str(error.__cause__ or error).splitlines()[0]
-        raise ConfigError(f"data.{key}: the rows cannot be loaded: {reason}") from error
+        source = data.files.get(key, data.hub)
+        raise ConfigError(f"data.{key}: {source}: rows cannot be loaded: {reason}") from error
     for split, rows in splits.items():
         _require_columns(data, str(data.files.get(split, data.hub)), rows.column_names)
     if "train" not in splits or not splits.keys() & {"test", "val"}:
@@ -93,7 +94,8 @@ def read_images(data: TableImages | TableTargets) -> dict[str, Split]:
     for split in [name for name in ("train", "val", "test") if name in tables]:
         rows, source = tables[split], data.files.get(split, Path())
         opened = (_open(image, source.parent) for image in rows[data.image])
-        images = [fit_image(f"{split} row {i}", image, data) for i, image in enumerate(opened)]
+        where = f"data.{split}: {data.files.get(split, data.hub)}: row"
+        images = [fit_image(f"{where} {i}", image, data) for i, image in enumerate(opened)]
         splits[split] = make_split(np.stack(images), data.read_labels(tables, split), data)
     return splits
 

@@ -196,8 +196,16 @@ def test_bad_cells_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.targets: column 'x': a cell is not a number"):
         TableTargets.model_validate(choices | {"targets": ["x"]}).build(0, CPU)
     (tmp_path / "1.png").write_text("text")
-    with pytest.raises(ConfigError, match=r"train row 1: is not a readable image"):
+    with pytest.raises(ConfigError, match=r"data\.train: .*train\.csv: row 1: is not a readable"):
         TableImages.model_validate(choices | {"classes": 2}).build(0, CPU)
+
+
+def test_the_file_whose_rows_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    good, bad = tmp_path / "train.jsonl", tmp_path / "test.jsonl"
+    good.write_text('{"text": "a"}\n')
+    bad.write_text('{"text": "a"}\n{"text": "a')
+    with pytest.raises(ConfigError, match=r"^data\.test: .*test\.jsonl: rows cannot be loaded: "):
+        TableText(name="t", train=good, test=bad).texts()
 
 
 @pytest.mark.parametrize(
