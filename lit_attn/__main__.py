@@ -64,10 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def make_parser(file: dict[str, str] | None = None) -> argparse.ArgumentParser:
-    """Return the parser of the commands, for completion with the options of `run`.
-
-    `file` is what each shell completes after a command: the names of files.
-    """
+    """Return the parser of the commands; for completion of names by `file`, with options."""
     text = "Train the variants of an ablation study and write their tables."
     epilog = "Every command explains its options with --help."
     parser = argparse.ArgumentParser("lit-attn", "lit-attn COMMAND ...", text, epilog)

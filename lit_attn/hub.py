@@ -53,6 +53,8 @@ def export(folder: Path, out: Path) -> Path:
 
     # The name of the file or folder stands for each absolute path.
     fields = json.loads(re.sub(r'"/(?:[^"]*/)?([^"/]+)"', r'"\1"', cell.model_dump_json()))
+    # The address of a tracker may be private.
+    fields["experiment"]["training"].pop("loggers")
     for model in filter(None, (fields["experiment"]["model"], fields["match_to"])):
         # The exported weights replace published ones.
         for key in ("pretrained", "checkpoint"):

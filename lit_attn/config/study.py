@@ -28,15 +28,11 @@ def _are_mappings(values: Iterable[Any]) -> bool:
     return all(map(_is_mapping, values))
 
 
-def _are_criteria(match: tuple[str, ...]) -> bool:
-    return len(set(match)) == len(match) > 0 and not {"parameters", "none"} <= set(match)
-
-
 CRITERIA = "a list of parameters, flops and time, each once; or none in place of parameters"
 Criteria = Annotated[
     tuple[Literal["parameters", "flops", "time", "none"], ...],
     BeforeValidator(lambda value: value if isinstance(value, list) else (value,)),
-    must_be(_are_criteria, CRITERIA),
+    must_be(lambda v: len({*v}) == len(v) > 0 and not {"parameters", "none"} <= {*v}, CRITERIA),
 ]
 # These values stay mappings with lines until ablate.variants expands them.
 Overrides = Annotated[Any, must_be(_is_mapping, "a mapping of keys to values")]

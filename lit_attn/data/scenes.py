@@ -72,7 +72,8 @@ def scene(width: int, images: Bytes, digits: Ids, generator: Generator) -> tuple
         if taken[box].any():
             continue
         taken[box] = True
-        ink = _ink(images[chosen, 0])
+        enlarged = Image.fromarray(images[chosen, 0]).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+        ink = np.asarray(enlarged.filter(ImageFilter.MaxFilter(STROKE)), dtype=np.float64) / 255
         # Lighter than every ground.
         tone = 240 + generator.uniform(-15, 15, 3)
         picture[box] += ink[..., None] * (tone - picture[box])
@@ -95,12 +96,6 @@ def _write(folder: Path, data: Scenes) -> None:
             stem = f"scene_{number:05d}"
             Image.fromarray(picture).save(folder / "images" / name / f"{stem}.jpg", quality=95)
             Image.fromarray(labels).save(folder / "annotations" / name / f"{stem}.png")
-
-
-def _ink(digit: Bytes) -> Floats:
-    """Return the ink of an 8 x 8 digit, enlarged and thickened."""
-    enlarged = Image.fromarray(digit).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
-    return np.asarray(enlarged.filter(ImageFilter.MaxFilter(STROKE)), dtype=np.float64) / 255
 
 
 def _ground(width: int, generator: Generator) -> tuple[Floats, Bytes]:

@@ -253,9 +253,8 @@ def fit_image(name: str, source: Any, data: config.OwnImages) -> NDArray[np.uint
 
 def check_split(name: str, split: Split, data: config.Images) -> None:
     images, labels = split
-    source = f"data.path: {data.path}" if hasattr(data, "path") else f"data.kind: {data.kind}"
-    if path := getattr(data, "files", {}).get(name):
-        source = f"data.{name}: {path}"
+    table = getattr(data, "files", {}).get(name, data.kind)
+    source = f"data.path: {data.path}" if hasattr(data, "path") else f"data.{name}: {table}"
     if len(images) != len(labels):
         raise ConfigError(f"{source}: {name} has {len(images)} images and {len(labels)} labels")
     if images.shape[1:] != data.image_shape:

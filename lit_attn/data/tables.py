@@ -129,6 +129,8 @@ def split_row(data: LabelledTable, text: Any, label: Any) -> tuple[list[str], li
     Raises ValueError if there is no text, or not one class for each.
     """
     if not data.has_tags:
+        if not isinstance(text, str | None):
+            raise ValueError(f"'{data.text}' is {text!r}, which is no text")
         return [text or " "], [label]
     words, classes = list_items(text), list_items(label)
     if not words or len(words) != len(classes):

@@ -105,8 +105,9 @@ class Data(Kind):
     def require_samples(self, samples: Iterable[Any]) -> None:
         """Raise ConfigError if an epoch has no batch; only as many `samples` as needed are read."""
         needed = self.batch_size + int(getattr(self, "validation", 0))
+        count = sum(1 for _ in islice(samples, needed))
         try:
-            self.require_a_batch(sum(1 for _ in islice(samples, needed)))
+            self.require_a_batch(count)
         except ValueError as error:
             raise ConfigError(f"data.{error}") from error
 
