@@ -93,6 +93,17 @@ def test_the_card_and_the_configuration_describe_the_cell(
     assert Cell.model_validate(fields).fingerprint == result.identity
 
 
+def test_trackers_are_not_exported(runs: dict[str, Path], tmp_path: Path) -> None:
+    """Their address may be private, and `file:mlruns` would look like a class."""
+    folder = shutil.copytree(runs["averaged"], tmp_path / "run")
+    fields = yaml.safe_load((folder / "config.yaml").read_text())
+    fields["experiment"]["training"]["loggers"] = [{"kind": "mlflow", "uri": "file:mlruns"}]
+    (folder / "config.yaml").write_text(yaml.safe_dump(fields))
+    assert main(["export", "hub", str(folder), f"--out={tmp_path / 'out'}"]) == 0
+    assert "mlruns" not in (tmp_path / "out" / "config.json").read_text()
+    load_exported(tmp_path / "out")
+
+
 def test_no_absolute_path_is_exported(runs: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main(["export", "hub", str(runs["tied"]), f"--out={out}"]) == 0

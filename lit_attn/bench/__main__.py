@@ -126,20 +126,18 @@ def _make_parser() -> argparse.ArgumentParser:
 
     add = parsers["decoding"].add_argument
     text = f"windows of the layers of NAME{WINDOWS} in turn, or none; default: 256 none"
-    add(
-        "--windows",
-        type=lambda keys: None if keys == "none" else from_one(keys),
-        nargs="+",
-        default=(256, None),
-        metavar="KEYS",
-        help=text,
-    )
+    add("--windows", type=_window, nargs="+", default=(256, None), metavar="KEYS", help=text)
     add("--batch", type=from_one, default=1, help="sequences")
     add("--tokens", type=from_one, nargs="+", default=[1024], help="lengths of the prompt")
     add("--generate", type=from_one, default=128, help="tokens after the prompt")
     add("--depth", type=from_one, default=6, help="blocks")
     add("--vocabulary", type=from_one, default=50_304, help="token ids")
     return parser
+
+
+def _window(text: str) -> int | None:
+    """Return the keys that a token sees, itself included, or None for all keys."""
+    return None if text == "none" else from_one(text)
 
 
 if __name__ == "__main__":

@@ -200,6 +200,16 @@ def test_bad_cells_are_named(tmp_path: Path) -> None:
         TableImages.model_validate(choices | {"classes": 2}).build(0, CPU)
 
 
+def test_a_text_that_is_a_number_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"text": 3, "label": 0}\n')
+    data = TableLabels(name="t", train=path, test=path, context=8, classes=2)
+    with pytest.raises(
+        ConfigError, match=r"^data\.train: .*: row 0: 'text' is 3, which is no text"
+    ):
+        data.read_samples()
+
+
 def test_the_file_whose_rows_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     good, bad = tmp_path / "train.jsonl", tmp_path / "test.jsonl"
     good.write_text('{"text": "a"}\n')

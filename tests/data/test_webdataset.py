@@ -85,6 +85,11 @@ def test_every_image_is_read_once_with_its_class(root: Path, workers: int) -> No
     assert [n for images, _ in batches for n in numbers(images)] == [*range(100, 105)]
 
 
+def test_a_class_beyond_the_first_sample_is_named_once(root: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^data\.path: .*tar: sample '.*' needs an image"):
+        make_config(root, classes=2).check_files()
+
+
 def test_processes_share_the_same_batches(root: Path) -> None:
     shares = [read_epoch(make_config(root), rank, 2) for rank in range(2)]
     alone = read_epoch(make_config(root))
