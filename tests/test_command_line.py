@@ -15,7 +15,6 @@ import pytest
 from helpers.paths import ROOT
 
 from lit_attn.__main__ import COMMANDS, find_studies, main
-from lit_attn.cells.folder import rerun_command
 from lit_attn.config.overrides import normalize
 from lit_attn.config.source import Where, load
 from lit_attn.schema.base import load as load_target
@@ -87,7 +86,7 @@ def test_messages_name_other_commands_as_this_one_was_typed(
     main: str, train: str, logs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec(main, None))
-    assert rerun_command(Path("runs/a b")) == f"{train} 'runs/a b'"
+    assert program("train", Path("runs/a b")) == f"{train} 'runs/a b'"
     assert program("logs") == logs
 
 

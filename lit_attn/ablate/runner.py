@@ -19,6 +19,7 @@ from lit_attn.ablate.slots import Slot, Slots
 from lit_attn.cells import failure, folder, lock
 from lit_attn.cells.ranks import BUSY
 from lit_attn.cells.records import FailureClass
+from lit_attn.schema.errors import program
 
 TICK = 0.25  # Seconds between two checks of the running cells and two updates of the display.
 GRACE = 15.0  # Seconds that a cell has to write its last checkpoint after it was told to stop.
@@ -70,9 +71,8 @@ class Outcome:
             return f"done     {self.job.name}  {self.seconds:.1f} s"
         if self.is_stopped:
             return f"stopped  {self.job.name}"
-        command = folder.rerun_command(self.job.folder)
-        reason = f"{self.failure}: {self.message}"
-        return f"FAILED   {self.job.name}  {reason}\n         run alone: {command}"
+        run_alone = f"run alone: {program('train', self.job.folder)}"
+        return f"FAILED   {self.job.name}  {self.failure}: {self.message}\n         {run_alone}"
 
 
 @dataclass

@@ -3,7 +3,6 @@
 They only read the folders of the cells, so they work at any time on any machine with the disk.
 """
 
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,8 +137,8 @@ def _describe_failure(cell: StudyCell) -> Iterator[str]:
     log_lines = [line for line in log.splitlines() if line.strip()]
     yield from (f"      | {line}" for line in log_lines[-LOG_LINES:])
     yield f"      advice:    {ADVICE[state]}"
-    yield f"      log:       {program('logs')} {shlex.quote(str(cell.folder))}"
-    yield f"      run alone: {folder.rerun_command(cell.folder)}"
+    yield f"      log:       {program('logs', cell.folder)}"
+    yield f"      run alone: {program('train', cell.folder)}"
 
 
 def print_log(arguments: list[str]) -> int:

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shlex
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +11,7 @@ from pydantic import FiniteFloat, NonNegativeInt, PositiveInt
 
 from lit_attn.cells.lock import read_holder
 from lit_attn.cells.records import Exit, FailureClass, Record, Result
-from lit_attn.schema.errors import ConfigError, program
+from lit_attn.schema.errors import ConfigError
 
 FINAL_FAILURES: set[FailureClass] = {"diverged", "bad-configuration", "error"}
 """Failures after which a runner does not try a cell again if another runner met them meanwhile."""
@@ -158,8 +157,3 @@ def progress_mtime(folder: Path) -> int:
         return (folder / "progress.json").stat().st_mtime_ns
     except OSError:
         return 0
-
-
-def rerun_command(folder: Path) -> str:
-    """Return the command that runs a cell alone in a terminal."""
-    return f"{program('train')} {shlex.quote(str(folder))}"

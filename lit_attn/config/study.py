@@ -20,12 +20,8 @@ from lit_attn.schema.base import Config, must_be
 from lit_attn.schema.errors import ConfigError, find_problem, require, suggest
 
 
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
 def _are_mappings(values: Iterable[Any]) -> bool:
-    return all(map(_is_mapping, values))
+    return all(isinstance(value, Mapping) for value in values)
 
 
 CRITERIA = "a list of parameters, flops and time, each once; or none in place of parameters"
@@ -35,11 +31,13 @@ Criteria = Annotated[
     must_be(lambda v: len({*v}) == len(v) > 0 and not {"parameters", "none"} <= {*v}, CRITERIA),
 ]
 # These values stay mappings with lines until ablate.variants expands them.
-Overrides = Annotated[Any, must_be(_is_mapping, "a mapping of keys to values")]
+Overrides = Annotated[Any, must_be(lambda v: isinstance(v, Mapping), "a mapping of keys to values")]
 POINTS = "a list of mappings, as in [{residual: full, zz: with}]"
 Points = Annotated[Any, must_be(lambda v: isinstance(v, Sequence) and _are_mappings(v), POINTS)]
 NAMED = "a mapping of names to mappings, as in {xsa: {attention: xsa}}"
-Named = Annotated[Any, must_be(lambda v: _is_mapping(v) and _are_mappings(v.values()), NAMED)]
+Named = Annotated[
+    Any, must_be(lambda v: isinstance(v, Mapping) and _are_mappings(v.values()), NAMED)
+]
 
 MOST_SEEDS = 10_000  # A larger number of seeds is probably meant as one seed.
 

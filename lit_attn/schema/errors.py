@@ -4,6 +4,7 @@ import argparse
 import difflib
 import functools
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterable
@@ -97,12 +98,13 @@ MODULES = {name: f"ablate {name}" for name in ("logs", "rerun", "seal", "status"
 MODULES |= {"": "ablate", "run": "ablate", "prepare": "data.prepare"}
 
 
-def program(command: str) -> str:
-    """Return a command as this process was called: `lit-attn` or `python -m lit_attn.MODULE`."""
+def program(command: str, *words: object) -> str:
+    """Return a command as this process was called, `lit-attn` or `python -m`, and its words."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     is_module = "lit_attn." in ("" if spec is None else spec.name.removesuffix(".__main__"))
     module = MODULES.get(command, command)
-    return f"python -m lit_attn.{module}" if is_module else f"lit-attn {command}".rstrip()
+    name = f"python -m lit_attn.{module}" if is_module else f"lit-attn {command}"
+    return " ".join([name, *(shlex.quote(str(word)) for word in words)]).rstrip()
 
 
 class OneLineParser(argparse.ArgumentParser):

@@ -12,6 +12,7 @@ from lit_attn.cells import folder
 from lit_attn.cells.folder import CellStatus, Progress
 from lit_attn.cells.lock import hold_lock
 from lit_attn.cells.records import Exit
+from lit_attn.schema.errors import program
 
 
 def test_states_follow_the_life_of_a_cell(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_train_accepts_the_command_that_a_failed_cell_prints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A smoke run printed --smoke in it, which `train` refuses."""
-    words = shlex.split(folder.rerun_command(tmp_path / "a cell"))
-    assert words[:3] == ["python", "-m", "lit_attn.train"]
-    assert train.main(words[3:]) == 2
+    words = shlex.split(program("train", tmp_path / "a cell"))
+    assert words[:2] == ["lit-attn", "train"]
+    assert train.main(words[2:]) == 2
     assert "a cell/config.yaml: cannot be read" in capsys.readouterr().err
