@@ -12,8 +12,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from lit_attn.config.data.base import method, require_files
-from lit_attn.config.data.text import SPLITS, Labelled
+from lit_attn.config.data.base import method
+from lit_attn.config.data.text import Labelled
 from lit_attn.schema.base import consistency_check, outside_identity
 
 
@@ -40,10 +40,6 @@ class ListOps(Labelled, kind="listops"):
     test: PositiveInt = Field(2000, description="test expressions")
     folder: Path | None = outside_identity(None, "folder of basic_*.tsv; null: generated data")
     num_classes: ClassVar = 10
-
-    def check_files(self) -> None:
-        if self.folder is not None:
-            require_files("data.folder", [self.folder / f"basic_{split}.tsv" for split in SPLITS])
 
     read_samples: ClassVar = method("lra_listops_samples:read_listops")
 

@@ -22,6 +22,8 @@ from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError, OneLineParser, program
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from lit_attn.training.process_group import ProcessGroup
 
 
@@ -100,6 +102,19 @@ def time_cell(cell_dir: Path, *, smoke: bool = False) -> None:
         run = fit(at_final_image_size(cell), cell_dir, group, SAMPLE)
     if run is not None:
         estimate_cost(cell, run, time.perf_counter() - started).write(cell_dir / "timing.json")
+
+
+def check_cells(folder: Path, sender: "Connection") -> None:
+    """Send the number and the error of the first cell in `folder` that cannot run, or None."""
+    # Imported here because importing this module ties the importing process to its parent.
+    from lit_attn.cells.fork_server import die_with_parent
+    from lit_attn.cells.ranks import redirect_output
+    from lit_attn.training.build import find_mistake
+
+    die_with_parent()
+    # The cells write to their logs.
+    redirect_output(Path(os.devnull))
+    sender.send(find_mistake(sorted(folder.iterdir())))
 
 
 def _read_cell(cell_dir: Path) -> Cell:

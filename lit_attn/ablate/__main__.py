@@ -5,6 +5,7 @@ import contextlib
 import io
 import signal
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from lit_attn.files import require_writable
 from lit_attn.schema.errors import ConfigError, OneLineParser, command, program, suggest
 
 if TYPE_CHECKING:
+    from lit_attn.ablate.launch import Launcher
     from lit_attn.ablate.runner import Summary
 
     Start = Callable[[list[Job]], Summary]
@@ -148,7 +150,7 @@ def parse_settings(option: str, settings: list[str]) -> Mapping:
     return changes
 
 
-def _complete_options(options: argparse.Namespace) -> None:
+def _complete_options(options: Namespace) -> None:
     """Set default folders and read the paper. Raises ConfigError for options that do not fit."""
     for name in ("jobs", "limit", "stall"):
         if getattr(options, name) is not None and not getattr(options, name) > 0:
@@ -178,7 +180,7 @@ def _complete_options(options: argparse.Namespace) -> None:
         raise ConfigError(f"{options.file}: no such file or command{hint}")
 
 
-def _expand_studies(options: argparse.Namespace) -> list[Matrix]:
+def _expand_studies(options: Namespace) -> list[Matrix]:
     """Return the cells of the chosen studies. Raises ConfigError for a mistake in a study."""
     changes, seeds = parse_settings("--set", options.set), _parse_seeds(options.seeds)
     if options.paper:
@@ -202,7 +204,7 @@ def _parse_seeds(text: str | None) -> tuple[int, ...] | None:
     return seeds
 
 
-def _measure_step_times(matrices: list[Matrix], options: argparse.Namespace) -> bool:
+def _measure_step_times(matrices: list[Matrix], options: Namespace) -> bool:
     """Measure the missing step times for `match: time` or --quiet-timing; return True if needed."""
     from lit_attn.ablate.match import measure_step_times
     from lit_attn.ablate.slots import make_slots
@@ -219,29 +221,31 @@ def _measure_step_times(matrices: list[Matrix], options: argparse.Namespace) -> 
     return bool(needed)
 
 
-def _run(
-    matrices: list[Matrix], options: argparse.Namespace, target: str, chosen: list[Job] | None
-) -> int:
+def _run(matrices: list[Matrix], options: Namespace, target: str, chosen: list[Job] | None) -> int:
     """Run the missing cells, or the `chosen` cells from their first step, and write the tables."""
     if options.cancel:
         from lit_attn.ablate.slurm import cancel
 
         print(f"{cancel(matrices, options.cancel_removed)} jobs cancelled")
         return 0
+    # Imported here, because a dry run starts no processes.
+    from lit_attn.ablate.launch import Launcher
+
+    launcher = Launcher(target, options.smoke)
     prepare = _prepare_slurm if options.launcher == "slurm" else _prepare_local
-    start = prepare(matrices, options, target)
+    start = prepare(matrices, options, launcher)
     require_locks(options.out, "--out")
     for folder in (options.reports, *(options.reports / matrix.name for matrix in matrices)):
         require_writable(folder, "--reports")
 
-    matrices = matrices if chosen else _tune(matrices, options, start)
+    matrices = matrices if chosen else _tune(matrices, options, launcher, start)
     cells = [(job, read_cell(job.folder, job.identity)) for m in matrices for job in m.jobs]
     diverged, rerun = 0, program("rerun")
     if (jobs := chosen) is None:
         jobs = [job for job, cell in cells if cell.state not in ("done", "diverged")]
         diverged = sum(cell.state == "diverged" for _, cell in cells)
     jobs = jobs[: options.limit]
-    _prepare_folders(matrices, options, jobs, [] if chosen is None else jobs)
+    _prepare_folders(matrices, options, launcher, jobs, chosen is not None)
     for matrix in matrices:
         if matrix.name != matrix.source.name:
             write_line(f"{matrix.folder}: trial; study {matrix.source.name} does not change")
@@ -262,13 +266,14 @@ def _run(
 
 
 def _prepare_folders(
-    matrices: list[Matrix], options: argparse.Namespace, jobs: list[Job], aside: list[Job]
+    matrices: list[Matrix], options: Namespace, launcher: "Launcher", jobs: list[Job], rerun: bool
 ) -> None:
-    """Check the files that `jobs` read, write the plans, and set the cells of `aside` aside."""
+    """Check what `jobs` need, set their folders aside for a rerun, and write the plans."""
     if options.launcher == "local":
         require_inputs(matrices, jobs)
+        launcher.require_cells(matrices, jobs, options.jobs)
     try:
-        for job in aside:
+        for job in jobs if rerun else ():
             set_aside(job)
         for matrix in matrices:
             matrix.write_plan()
@@ -276,7 +281,9 @@ def _prepare_folders(
         raise ConfigError(f"--out {options.out}: cannot be written: {error.strerror}") from error
 
 
-def _tune(matrices: list[Matrix], options: argparse.Namespace, start: "Start") -> list[Matrix]:
+def _tune(
+    matrices: list[Matrix], options: Namespace, launcher: "Launcher", start: "Start"
+) -> list[Matrix]:
     """Run the trials of `tune` and return the cells of the tuned variants.
 
     A cell is tried once in a run: a search with a failed cell continues in the next run. Raises
@@ -289,7 +296,7 @@ def _tune(matrices: list[Matrix], options: argparse.Namespace, start: "Start") -
         trials = trials[: options.limit]
         if not trials:
             return matrices
-        _prepare_folders(matrices, options, trials, [])
+        _prepare_folders(matrices, options, launcher, trials, rerun=False)
         write_line(f"tuning: {len(trials)} cells to run")
         summary = start(trials)
         if summary.stopped_by is not None:
@@ -299,7 +306,7 @@ def _tune(matrices: list[Matrix], options: argparse.Namespace, start: "Start") -
         matrices = _expand_studies(options)
 
 
-def _write_tables(matrices: list[Matrix], options: argparse.Namespace) -> None:
+def _write_tables(matrices: list[Matrix], options: Namespace) -> None:
     # Imported here, because a dry run needs no reports.
     from lit_attn.report import write_reports
 
@@ -321,9 +328,8 @@ def _write_tables(matrices: list[Matrix], options: argparse.Namespace) -> None:
         write_line(str(write_paper(options.paper, options.out, options.reports)))
 
 
-def _prepare_local(matrices: list[Matrix], options: argparse.Namespace, target: str) -> "Start":
+def _prepare_local(matrices: list[Matrix], options: Namespace, launcher: "Launcher") -> "Start":
     """Return the function that runs cells on this machine. Raises ConfigError if a cell cannot."""
-    from lit_attn.ablate.launch import Launcher
     from lit_attn.ablate.runner import Runner
     from lit_attn.ablate.slots import make_slots
 
@@ -332,13 +338,12 @@ def _prepare_local(matrices: list[Matrix], options: argparse.Namespace, target: 
 
     def start(missing: list[Job]) -> "Summary":
         write_line(f"{slots.at_once(job.cell for job in missing)} at once")
-        launcher = Launcher(target, options.smoke)
         return Runner(launcher, slots, make_display(), 60 * options.stall).run(missing)
 
     return start
 
 
-def _prepare_slurm(matrices: list[Matrix], options: argparse.Namespace, target: str) -> "Start":
+def _prepare_slurm(matrices: list[Matrix], options: Namespace, launcher: "Launcher") -> "Start":
     """Return the function that runs cells as SLURM jobs. Raises ConfigError for wrong resources."""
     from lit_attn.ablate.slurm import Follower, SlurmCell, require_resources, submit_missing
 
@@ -346,7 +351,7 @@ def _prepare_slurm(matrices: list[Matrix], options: argparse.Namespace, target: 
         require_resources(matrix)
 
     def start(missing: list[Job]) -> "Summary":
-        cell = SlurmCell(Path(), target, options.smoke, 60 * options.stall)
+        cell = SlurmCell(Path(), launcher.target, options.smoke, 60 * options.stall)
         count = submit_missing(matrices, missing, cell, options.jobs)
         write_line(f"{count} jobs submitted, {len(missing) - count} already submitted")
         return Follower(matrices, make_display()).run(missing)

@@ -101,8 +101,7 @@ def _print_costs(matrix: Matrix) -> None:
             model = factory.resolve(variant.experiment.model, variant.match_to, data)
             cost = factory.describe(model, data)
         except ConfigError as error:
-            context = f"{variant.where}: {matrix.source.name}: variant '{variant.name}'"
-            raise ConfigError(f"{context}: {error}") from error
+            raise variant.error(matrix.source.name, error) from error
         ffn = "none" if cost.ffn_width is None else cost.ffn_width
         matched = "  (matched)" if variant.match_to else ""
         numbers = f"{cost.parameters:>12,}  {cost.flops / 1e6:>9,.2f}"

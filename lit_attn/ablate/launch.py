@@ -8,9 +8,12 @@ import tempfile
 import time
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 
-from lit_attn.ablate.plan import Job
-from lit_attn.ablate.slots import Slot, count_cores
+from lit_attn import train
+from lit_attn.ablate.display import write_line
+from lit_attn.ablate.plan import Job, Matrix, find_variants
+from lit_attn.ablate.slots import Slot, count_cores, make_slots
 from lit_attn.cells import folder, lock, ranks
 
 # Modules that the fork server imports once for all cells. mmsegmentation is not one of them: it is
@@ -27,6 +30,9 @@ TRAINING = [
 SOCKET_FOLDER = "/dev/shm"
 """Folder of the fork server's socket, if it exists. The path of a socket has at most 107
 characters, and TMPDIR may be longer or may be cleaned while cells run."""
+
+PATIENCE, CHECK_LIMIT = 10.0, 1800.0
+"""Seconds after which a running check is announced, and after which cells start without it."""
 
 
 class ServerLost(Exception):
@@ -113,12 +119,13 @@ class Launcher:
         self.target = target
         self.smoke = smoke
         self.context = multiprocessing.get_context("forkserver")
-        module = target.partition(":")[0]
-        heavy = TRAINING if module == "lit_attn.train" else []
+        self.module = target.partition(":")[0]
+        self.checked: set[tuple[str, str]] = set()
+        heavy = TRAINING if self.module == train.__name__ else []
         # cells.fork_server comes first: it ends the server with its runner, also during the other
         # imports. The command line is listed because every child imports the main module.
         light = ["lit_attn.cells.fork_server", "lit_attn.cells.ranks", "lit_attn.ablate.__main__"]
-        self.context.set_forkserver_preload([*light, module, *heavy])
+        self.context.set_forkserver_preload([*light, self.module, *heavy])
 
     def share_cores(self, slots: int) -> None:
         """Give each of `slots` cells an equal share of the cores, unless the user set a number.
@@ -143,6 +150,40 @@ class Launcher:
         except (EOFError, ConnectionError) as error:
             raise ServerLost("the fork server has ended") from error
         return CellProcess(job, slot, process)
+
+    def require_cells(self, matrices: list[Matrix], jobs: list[Job], limit: int | None) -> None:
+        """Raise ConfigError with the responsible line if the model or data of a job cannot be used.
+
+        A fork of the server checks one cell of each new variant (see `train.check_cells`). If it
+        dies, the logs of the cells will show why.
+        """
+        found = find_variants(matrices, jobs)
+        variants = [entry for entry in found if (entry[0], entry[1].name) not in self.checked]
+        self.checked.update((study, variant.name) for study, variant, _ in variants)
+        if self.module != train.__name__ or not variants:
+            return
+        self.share_cores(make_slots(limit).at_once(job.cell for job in jobs))
+        _start_server()
+        receiver, sender = self.context.Pipe(duplex=False)
+        scratch = tempfile.TemporaryDirectory(prefix="lit_attn-")
+        with contextlib.suppress(EOFError, OSError), scratch as folder:
+            for number, (_, _, cell) in enumerate(variants):
+                cell.write(Path(folder) / f"{number:06}.yaml")
+            process = self.context.Process(target=train.check_cells, args=(Path(folder), sender))
+            process.start()
+            sender.close()
+            try:
+                if not receiver.poll(PATIENCE):
+                    write_line(f"checking the models and data of {len(variants)} variants")
+                mistake = receiver.recv() if receiver.poll(CHECK_LIMIT) else None
+                # A killed process would leave the semaphores of its libraries behind.
+                process.join(PATIENCE)
+            finally:
+                process.kill()
+                process.join()
+            if mistake is not None:
+                study, variant, _ = variants[mistake[0]]
+                raise variant.error(study, mistake[1])
 
 
 def _start_server() -> None:

@@ -26,7 +26,7 @@ from lit_attn.cells.lock import CellLocked, hold_lock
 from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.data.base import Data
 from lit_attn.config.models.base import Model
-from lit_attn.config.source import Mapping, format_value, locate
+from lit_attn.config.source import Mapping, format_value
 from lit_attn.config.study import StudySource
 from lit_attn.config.training import MetricLogger
 from lit_attn.files import one_at_a_time
@@ -259,37 +259,31 @@ def _run_search(
     return tuning, tuned, list(jobs.values())
 
 
+def find_variants(matrices: list[Matrix], jobs: list[Job]) -> list[tuple[str, Variant, Cell]]:
+    """Return the variants of `jobs` in their order, with the study's name and one of the cells."""
+    cells = {(job.cell.study, job.cell.variant.partition("@")[0]): job.cell for job in jobs}
+    written = [(matrix, variant) for matrix in matrices for variant in matrix.written]
+    return [
+        (m.source.name, v, cells[m.name, v.name]) for m, v in written if (m.name, v.name) in cells
+    ]
+
+
 def require_inputs(matrices: list[Matrix], jobs: list[Job]) -> None:
     """Raise ConfigError with the responsible line if input files of `jobs` are missing or wrong.
 
     With SLURM nothing calls this: a job may see folders that the submitting machine does not see.
     """
-    names = {(job.cell.study, job.cell.variant.partition("@")[0]) for job in jobs}
-    checked: set[str] = set()
-    variants = [(m, v) for m in matrices for v in m.written if (m.name, v.name) in names]
-    for matrix, variant in variants:
+    for study, variant, _ in find_variants(matrices, jobs):
         experiment = variant.experiment
-        sections: list[tuple[str, Data | Model | MetricLogger]]
-        sections = [("data", experiment.data), ("model", experiment.model)]
-        sections += [("training.loggers", logger) for logger in experiment.training.loggers]
-        for section, part in sections:
-            # Variants share most of their sections.
-            if (text := part.model_dump_json()) not in checked:
-                _check_files(matrix.source, variant, section, part)
-                checked.add(text)
-
-
-def _check_files(
-    source: StudySource, variant: Variant, section: str, part: Data | Model | MetricLogger
-) -> None:
-    """Check the files of a section; raise ConfigError with the line of the key in the study."""
-    try:
-        part.check_files()
-    except ConfigError as error:
-        message = str(error) if str(error).startswith(f"{section}.") else f"{section}: {error}"
-        place = locate(variant.tree, message.partition(": ")[0].split("."))
-        where = f"{place or source.experiment_path}: {source.name}: variant '{variant.name}'"
-        raise ConfigError(f"{where}: {message}") from error
+        parts: list[tuple[str, Data | Model | MetricLogger]]
+        parts = [("data", experiment.data), ("model", experiment.model)]
+        parts += [("training.loggers", logger) for logger in experiment.training.loggers]
+        for section, part in parts:
+            try:
+                part.check_files()
+            except ConfigError as error:
+                has_key = str(error).startswith(f"{section}.")
+                raise variant.error(study, error if has_key else f"{section}: {error}") from error
 
 
 def _list_settings(source: StudySource, variants: list[Variant], changes: Mapping) -> list[str]:

@@ -194,6 +194,12 @@ class Variant:
         """Name of the folder of the cells. Criteria that lead to equal cells share them."""
         return self.written_name if self.stretch == 1 else self.name
 
+    def error(self, study: str, error: str | ConfigError) -> ConfigError:
+        """Return an error in the line of its key, or of the variant if the file lacks the key."""
+        keys = str(error).partition(": ")[0].split(".")
+        where = locate(self.tree, keys) if keys[0] in self.tree else self.where
+        return ConfigError(f"{where}: {study}: variant '{self.name}': {error}")
+
     def cell(self, study: str, seed: int) -> Cell:
         """Return the cell of this variant with `seed`, which must be valid."""
         experiment = self.experiment
@@ -265,14 +271,13 @@ def _match(source: StudySource, variant: Variant, baseline: Model) -> Variant:
     model = variant.experiment.model
     if model == baseline:
         return variant
-    problem, hint = "", "set `match: none` for this variant"
+    problem = ""
     if model.ffn is None:
         problem = "the model has no FFN, so no width can match the baseline's parameters; "
     elif baseline.ffn is not None and model.ffn.width != baseline.ffn.width:
         problem = "`match: parameters` computes ffn.width; remove ffn.width, or "
     if problem:
-        context = f"{variant.where}: {source.name}: variant '{variant.name}'"
-        raise ConfigError(f"{context}: {problem}{hint}")
+        raise variant.error(source.name, f"{problem}set `match: none` for this variant")
     return replace(variant, match_to=baseline)
 
 

@@ -29,7 +29,7 @@ from torch.utils.data import Dataset
 from lit_attn.config.data.images import ClassFolders, ImageFiles, WebDataset
 from lit_attn.data.loading import read_batches, use_seed
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
-from lit_attn.data.sets import digest, find_class_folders, find_shards, hold_out, read_shard
+from lit_attn.data.sets import digest, find_class_folders, find_splits, hold_out, read_shard
 from lit_attn.schema.errors import ConfigError
 
 TAR_MEMBER = re.compile(r"\.tar \d+ \d+$")
@@ -169,7 +169,7 @@ def list_folders(data: ClassFolders) -> dict[str, Files]:
 def list_shards(data: WebDataset) -> dict[str, Files]:
     """Return the images of "train", "test" and, if they exist or are held out, "val"."""
     files = {}
-    for split, paths in find_shards(data).items():
+    for split, paths in find_splits(data.path, "*.tar", "*.tar files").items():
         samples = [sample for path in paths for sample in read_shard(data, path)]
         names = np.asarray([name.encode() for name, _ in samples])
         labels = np.asarray([label for _, label in samples], np.int64)

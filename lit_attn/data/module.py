@@ -84,8 +84,8 @@ class DataModule(L.LightningDataModule, ABC):
         self.last_batch = 0 if drop_last else samples % self.batch_size
         self.steps_per_epoch = samples // self.batch_size + bool(self.last_batch)
         if self.steps_per_epoch < 1:
-            text = f"{self.batch_size} is more than the {samples} samples of an epoch"
-            raise ConfigError(f"data.batch_size: {text}")
+            text = f"is more than the {samples} samples of an epoch; {samples} at most"
+            raise ConfigError(f"data.batch_size: {self.batch_size} {text}")
 
     def bytes_per_token(self, split: str) -> float | None:
         """Return the bytes of text per evaluated token of `split`, or None if they are unknown."""
@@ -94,6 +94,10 @@ class DataModule(L.LightningDataModule, ABC):
     @abstractmethod
     def evaluation_loader(self, split: str) -> "EvaluationLoader":
         """Return the loader of this process's share of `split`."""
+
+    def check(self) -> None:
+        """Raise ConfigErrors that a cell would raise later; called once before the first cell."""
+        self.val_dataloader()
 
     @property
     def rank(self) -> int:

@@ -4,6 +4,7 @@ A batch is mmsegmentation's: {"inputs": B images (3, h, w) uint8 BGR, "data_samp
 SegDataSample}. mmsegmentation's data preprocessor turns it into tensors.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,8 @@ from lit_attn.schema.errors import ConfigError
 
 Batch = dict[str, list[Any]]
 Step = dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]
+
+CHECKED = 50  # Label files of a split that are read before the first cell starts.
 
 # Pillow's modes of images with one 8-bit value per pixel.
 ONE_BYTE = {"1", "L", "P"}
@@ -61,6 +64,13 @@ class SceneryData(DataModule):
         """Return a digest of all file names and sizes; reading 20,000 images would take minutes."""
         paths = sorted(self.root.rglob("*.*g"))
         return digest(f"{path.relative_to(self.root)} {path.stat().st_size}\n" for path in paths)
+
+    def check(self) -> None:
+        """Read up to CHECKED label files of every split; raise ConfigError for a wrong label."""
+        for files in (self.train, *self.evaluated.values()):
+            for image, labels in files.pairs[:: math.ceil(len(files.pairs) / CHECKED)]:
+                sample = read_image({"img_path": image, "seg_map_path": labels})
+                read_labels(sample, self.data)
 
     def require_even_shares(self) -> None:
         """Accept every number of processes: `samples` completes the shares of a step."""

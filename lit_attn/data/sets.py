@@ -9,8 +9,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
-from functools import partial
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,14 +49,6 @@ def load(data: config.Images) -> dict[str, Split]:
     for name, rows in hold_out(data.validation, "val" in splits, train.labels).items():
         splits[name] = Split(train.images[rows], train.labels[rows])
     return splits
-
-
-def check_npz(data: config.Npz | config.NpzTargets) -> None:
-    """Raise the ConfigErrors that can be found without reading the images."""
-    splits = read_npz(data, headers=True)
-    for name, split in splits.items():
-        check_split(name, split, data)
-    data.require_samples(splits["train"].labels)
 
 
 def hold_out(count: int, has_val: bool, labels: NDArray[Any]) -> dict[str, NDArray[np.int64]]:
@@ -127,8 +118,7 @@ def read_cifar(data: config.Cifar) -> dict[str, Split]:
     return splits
 
 
-def read_npz(data: config.Npz | config.NpzTargets, headers: bool = False) -> dict[str, Split]:
-    """Read the splits; with `headers` the images are placeholders without memory."""
+def read_npz(data: config.Npz | config.NpzTargets) -> dict[str, Split]:
     where = f"data.path: {data.path}"
     try:
         with data.path.open("rb") as file:
@@ -136,8 +126,7 @@ def read_npz(data: config.Npz | config.NpzTargets, headers: bool = False) -> dic
             if isinstance(archive, np.ndarray):
                 raise ValueError("it holds a single array without a name")
             names = [name for name in archive.files if name[:2] in ("x_", "y_")]
-            read = partial(_placeholder, archive) if headers else archive.__getitem__
-            arrays = {n: read(n) if n[0] == "x" else archive[n] for n in names}
+            arrays = {name: archive[name] for name in names}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{where}: cannot be read as .npz: {reason}") from error
@@ -171,14 +160,6 @@ def make_split(images: NDArray[np.uint8], labels: NDArray[Any], data: config.Ima
     return Split(images, labels.astype(np.int64).reshape(-1))
 
 
-def _placeholder(archive: Any, name: str) -> NDArray[Any]:
-    """Return a zero, broadcast to the shape and type in the array's header."""
-    with archive.zip.open(f"{name}.npy") as file:
-        np.lib.format.read_magic(file)
-        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    return np.broadcast_to(np.zeros((), dtype), shape)
-
-
 def find_splits(path: Path, pattern: str, content: str) -> dict[str, list[Path]]:
     """Return the paths that match `pattern` in the folders of "train", "test" and, perhaps, "val".
 
@@ -199,24 +180,11 @@ def find_splits(path: Path, pattern: str, content: str) -> dict[str, list[Path]]
 def find_class_folders(data: config.ClassFolders) -> dict[str, list[Path]]:
     """Return the class folders of every split; raise ConfigError if the classes do not agree."""
     splits = find_splits(data.path, "*/", "class folders")
-    classes = {folder.name for folder in splits["train"] if any(folder.iterdir())}
-    if len(classes) != data.classes:
-        text = f"{data.path / 'train'} has {len(classes)} folders that hold files"
-        raise ConfigError(f"data.classes: {data.classes}, but {text}")
+    classes = {folder.name for folder in splits["train"]}
     for folder in (*splits["test"], *splits.get("val", [])):
         if folder.name not in classes:
             raise ConfigError(f"data.path: {folder}: no such class in train")
-    data.require_samples(file for folder in splits["train"] for file in folder.rglob("*.*"))
     return splits
-
-
-def find_shards(data: config.WebDataset) -> dict[str, list[Path]]:
-    """Return the tar files of every split; raise ConfigError if the first sample of one is bad."""
-    shards = find_splits(data.path, "*.tar", "*.tar files")
-    for path in chain(*shards.values()):
-        next(read_shard(data, path), None)
-    data.require_samples(sample for path in shards["train"] for sample in read_shard(data, path))
-    return shards
 
 
 def read_shard(data: config.WebDataset, path: Path) -> Iterator[tuple[str, int]]:
@@ -262,8 +230,14 @@ def check_split(name: str, split: Split, data: config.Images) -> None:
         raise ConfigError(f"{source}: {text}")
     if not np.isfinite(labels).all():
         raise ConfigError(f"{source}: {name} has a target that is not a finite number")
-    if not data.num_classes or not len(labels):
-        return
-    if not 0 <= (low := labels.min()) <= (high := labels.max()) < data.num_classes:
-        text = f"labels go from {low} to {high}, configured are {data.num_classes} classes"
-        raise ConfigError(f"{source}: {name} {text}")
+    if data.num_classes and len(labels):
+        require_classes(name, labels, data.num_classes)
+
+
+def require_classes(split: str, labels: NDArray[Any], classes: int) -> None:
+    """Raise ConfigError if the labels of `split` are not all from 0 to `classes` - 1."""
+    low, high = labels.min(), labels.max()
+    if not 0 <= low <= high < classes:
+        hint = f"set {high + 1}" if low >= 0 else "labels start at 0"
+        text = f"{split} has the labels {low} to {high}; {hint}"
+        raise ConfigError(f"data.classes: {classes}, but {text}")

@@ -2,9 +2,7 @@
 
 import ast
 import contextlib
-import csv
 import io
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,45 +12,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lit_attn.cells.inputs import MAX_FILES
-from lit_attn.config.data.base import require_files
 from lit_attn.config.data.tables import LabelledTable, Table, TableImages, TableTargets, TableText
-from lit_attn.data.sets import Split, fit_image, make_split
+from lit_attn.data.sets import Split, fit_image, make_split, require_classes
 from lit_attn.data.text.labelled import Sample
 from lit_attn.extras import require
 from lit_attn.schema import errors
 from lit_attn.schema.errors import ConfigError, suggest
 
 READERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
-
-
-def check_columns(data: Table) -> None:
-    """Raise ConfigError if a file is missing, is not a table, or lacks a column of `data`."""
-    require("datasets", "data.kind", "datasets")
-    for split, path in data.files.items():
-        require_files(f"data.{split}", [path])
-        if path.suffix not in READERS:
-            raise ConfigError(f"data.{split}: {path} is none of {', '.join(READERS)}")
-        try:
-            names = _column_names(path)
-        except (OSError, ValueError, TypeError, LookupError, csv.Error) as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigError(f"data.{split}: {path} cannot be read: {reason}") from error
-        _require_columns(data, str(path), names)
-
-
-def _column_names(path: Path) -> list[str]:
-    """Return the names of the columns; of large files only the beginning is read."""
-    if path.suffix == ".parquet":
-        from pyarrow import parquet
-
-        names: list[str] = parquet.read_schema(path).names
-        return names
-    with path.open(encoding="utf-8", newline="") as file:
-        if path.suffix == ".csv":
-            return next(csv.reader(file), [])
-        line = file.readline()
-        row = json.loads(line if line.rstrip().endswith("}") else line + file.read())
-    return list(row if isinstance(row, dict) else row[0])
 
 
 def _require_columns(data: Table, source: str, names: Iterable[str]) -> None:
@@ -65,18 +32,19 @@ def load_rows(data: Table) -> dict[str, Any]:
     library = require("datasets", "data.kind", "datasets")
     library.disable_progress_bars()
     splits: dict[str, Any] = {}
-    key = "hub"
+    where = f"data.hub: {data.hub}"
+    for split, path in data.files.items():
+        errors.require(f"data.{split}: {path}: no table ends in", path.suffix, READERS)
     try:
         if data.hub is not None:
             loaded = library.load_dataset(data.hub, data.subset)
             splits = {{"validation": "val"}.get(name, name): loaded[name] for name in loaded}
-        for key, path in data.files.items():
-            files = {key: str(path)}
-            splits[key] = library.load_dataset(READERS[path.suffix], data_files=files)[key]
+        for split, path in data.files.items():
+            where, files = f"data.{split}: {path}", {split: str(path)}
+            splits[split] = library.load_dataset(READERS[path.suffix], data_files=files)[split]
     except (OSError, ValueError, library.exceptions.DatasetsError) as error:
         reason = str(error.__cause__ or error).splitlines()[0]
-        source = data.files.get(key, data.hub)
-        raise ConfigError(f"data.{key}: {source}: rows cannot be loaded: {reason}") from error
+        raise ConfigError(f"{where} cannot be read: {reason}") from error
     for split, rows in splits.items():
         _require_columns(data, str(data.files.get(split, data.hub)), rows.column_names)
     if "train" not in splits or not splits.keys() & {"test", "val"}:
@@ -172,9 +140,7 @@ def read_samples(data: LabelledTable) -> dict[str, list[Sample]]:
     samples: dict[str, list[Sample]] = {}
     for split in [name for name in ("train", "val", "test") if name in rows]:
         labels, samples[split] = read_classes(data, rows, split), []
-        if labels.max() >= data.classes or labels.min() < 0:
-            text = f"{split} has the labels {labels.min()} to {labels.max()}"
-            raise ConfigError(f"data.classes: {data.classes}, but {text}")
+        require_classes(split, labels, data.classes)
         numbers = iter(labels.tolist())
         for texts in rows[split][data.text]:
             parts = [np.asarray(ids[:-1], np.uint16) for ids in encode.encode(texts)]

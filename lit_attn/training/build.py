@@ -1,13 +1,17 @@
 """Build what Lightning trains from a cell: the data, the task, and the cost of the model."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning as L
 import torch
+from torch import nn
 
 from lit_attn.cells.inputs import collect_inputs
 from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
+from lit_attn.config.data.base import Data
 from lit_attn.config.schedules import stretch
 from lit_attn.data.module import DataModule
 from lit_attn.models import factory
@@ -30,13 +34,52 @@ def build(cell: Cell, device: torch.device) -> Parts:
     model = factory.resolve(experiment.model, cell.match_to, experiment.data)
     costs = factory.describe(model, experiment.data)
     L.seed_everything(cell.seed, verbose=False)
-    data = experiment.data.build(cell.seed, device)
-    _require_type(data, DataModule, f"data: `build` of kind '{experiment.data.kind}'")
-    network = factory.build(model, experiment.data)
-    optimizer, training = experiment.optimizer, experiment.training
-    rate = experiment.schedule.rate(optimizer.lr, data.steps_per_epoch, training.epochs)
+    data = _build_data(cell, device)
+    task = _build_task(cell, data, factory.build(model, experiment.data))
+    if experiment.training.compile:
+        task.compile_network()
+    return Parts(data, task, costs, collect_inputs(cell.parts, experiment.data.input_paths()))
+
+
+def _build_data(cell: Cell, device: torch.device) -> DataModule:
+    """Return the data of a cell. Raises ConfigError if they cannot be had."""
+    try:
+        data = cell.experiment.data.build(cell.seed, device)
+    except ConfigError as error:
+        text = str(error)
+        raise ConfigError(text if text.startswith("data") else f"data: {text}") from error
+    _require_type(data, DataModule, f"data: `build` of kind '{cell.experiment.data.kind}'")
+    return data
+
+
+def find_mistake(cells: Sequence[Path]) -> tuple[int, str] | None:
+    """Return the number and the ConfigError of the first of `cells` (YAML files) that cannot run.
+
+    The networks have no memory. The logs of the cells will show other exceptions.
+    """
+    known: tuple[Data, DataModule] | None = None
+    for number, path in enumerate(cells):
+        try:
+            cell = Cell.read(path)
+            experiment = cell.experiment
+            model = factory.resolve(experiment.model, cell.match_to, experiment.data)
+            network = factory.build(model, experiment.data, "meta")
+            if known is None or known[0] != experiment.data:
+                known = experiment.data, _build_data(cell, torch.device("cpu"))
+                known[1].check()
+            _build_task(cell, known[1], network)
+        except ConfigError as error:
+            return number, str(error)
+        except Exception:
+            continue
+    return None
+
+
+def _build_task(cell: Cell, data: DataModule, network: nn.Module) -> TaskModule:
+    experiment, training = cell.experiment, cell.experiment.training
+    rate = experiment.schedule.rate(experiment.optimizer.lr, data.steps_per_epoch, training.epochs)
     rate = stretch(rate, training.stretch)
-    task = experiment.task.build(network, data, experiment.loss, optimizer, rate)
+    task = experiment.task.build(network, data, experiment.loss, experiment.optimizer, rate)
     _require_type(task, TaskModule, f"task: `build` of kind '{experiment.task.kind}'")
     outputs = experiment.task.outputs(data.signature)
     added = {metric.info(outputs).name: metric.build(outputs) for metric in experiment.metrics}
@@ -48,9 +91,7 @@ def build(cell: Cell, device: torch.device) -> Parts:
     if training.average is not None:
         task.average_weights(training.average, training.steps(data.steps_per_epoch))
     _require_metric(cell.metric, task)
-    if training.compile:
-        task.compile_network()
-    return Parts(data, task, costs, collect_inputs(cell.parts, experiment.data.input_paths()))
+    return task
 
 
 def _require_type(built: Any, expected: type, source: str) -> None:

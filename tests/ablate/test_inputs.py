@@ -1,6 +1,7 @@
 """Missing or wrong input files are one error line before the first cell starts."""
 
 import io
+import re
 import subprocess
 import sys
 import tarfile
@@ -9,15 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from helpers import studies
 from helpers.runs import TIMEOUT, start_cli
 from PIL import Image
 
-from lit_attn.ablate.plan import expand, require_inputs
-from lit_attn.config.data.images import ImageFolder
-from lit_attn.config.data.segmentation import Ade20k
+from lit_attn.ablate.plan import expand, find_variants, require_inputs
+from lit_attn.config.data.segmentation import list_pairs
 from lit_attn.config.data.text import LabelledText
 from lit_attn.schema.errors import ConfigError
+from lit_attn.training.build import find_mistake
 
 BODY = "baseline: a\ncells: {a: {}, b: {attention: belief2}}"
 GIVEN = "name: mine, size: 8, channels: 1, classes: 3, batch_size: 4"
@@ -50,6 +52,10 @@ def check_data(folder: Path, data: str) -> str:
     error_line = ""
     try:
         require_inputs([matrix], matrix.jobs)
+        ((study, variant, cell), _) = find_variants([matrix], matrix.jobs)
+        cell.write(folder / "cell.yaml")
+        if mistake := find_mistake([folder / "cell.yaml"]):
+            raise variant.error(study, mistake[1])
     except ConfigError as error:
         error_line = str(error)
     place = f"{folder / 'experiment.yaml'}:1: tiny: variant 'a': "
@@ -61,7 +67,7 @@ def check_data(folder: Path, data: str) -> str:
     ("changes", "message"),
     [
         ({}, ""),
-        ({"y_train": np.arange(6)}, "data.path: {}: train labels go from 0 to 5, configured are 3"),
+        ({"y_train": np.arange(6)}, "data.classes: 3, but train has the labels 0 to 5; set 6"),
         ({"y_train": np.zeros(5, int)}, "data.path: {}: train has 6 images and 5 labels"),
         ({"x_test": np.zeros((3, 9, 9), np.uint8)}, "data.path: {}: test images are (1, 9, 9)"),
         ({"x_test": np.zeros((3, 8, 8))}, "data.path: {}: x_test must be uint8 of (N, H, W, C)"),
@@ -84,30 +90,13 @@ def test_contents_of_an_npz_file_are_checked(
 
 def test_a_missing_or_torn_npz_file_is_one_error_line(tmp_path: Path) -> None:
     error_line = check_data(tmp_path, f"{{kind: npz, path: {tmp_path}/none.npz, {GIVEN}}}")
-    assert error_line.startswith(f"data.path: {tmp_path}/none.npz: cannot be read as .npz: ")
+    assert error_line.startswith(f"data.path: no file {tmp_path}/none.npz")
     (tmp_path / "torn.npz").write_bytes(b"PK\x03\x04")
     error_line = check_data(tmp_path, f"{{kind: npz, path: {tmp_path}/torn.npz, {GIVEN}}}")
     assert error_line.startswith(f"data.path: {tmp_path}/torn.npz: cannot be read as .npz: ")
 
 
-def test_images_of_an_npz_file_are_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The images of a large archive would not fit into memory."""
-    read = np.lib.npyio.NpzFile.__getitem__
-    read_keys: list[str] = []
-    monkeypatch.setattr(
-        np.lib.npyio.NpzFile,
-        "__getitem__",
-        lambda self, key: read_keys.append(key) or read(self, key),
-    )
-    write_npz(tmp_path / "mine.npz")
-    assert check_data(tmp_path, f"{{kind: npz, path: {tmp_path}/mine.npz, {GIVEN}}}") == ""
-    assert read_keys == ["y_train", "y_test"]
-
-
 def test_folders_shards_and_texts_have_a_batch(tmp_path: Path) -> None:
-    """An epoch without a batch is found in the names, headers and lines of as few samples."""
     write_classes(tmp_path / "images", 3)
     for split in ("train", "test"):
         (tmp_path / "shards" / split).mkdir(parents=True)
@@ -121,42 +110,42 @@ def test_folders_shards_and_texts_have_a_batch(tmp_path: Path) -> None:
     for kind, folder, count in (("image-folder", "images", 6), ("webdataset", "shards", 4)):
         data = f"{{kind: {kind}, path: {tmp_path / folder}, {rest}, batch_size: {count}}}"
         assert check_data(tmp_path, data) == ""
-        more = data.replace(f"batch_size: {count}", f"batch_size: {count}, validation: 1")
-        line = f"data.batch_size: {count} is more than the {count - 1} samples of an epoch; "
-        assert check_data(tmp_path, more) == f"{line}{count - 1} at most"
+        more = data.replace(f"batch_size: {count}", f"batch_size: {count + 1}")
+        line = f"data.batch_size: {count + 1} is more than the {count} samples of an epoch; "
+        assert check_data(tmp_path, more) == f"{line}{count} at most"
     fewer = data.replace("classes: 3", "classes: 2")
     assert "sample '0' needs an image" in check_data(tmp_path, fewer)
     for split in ("train", "val", "test"):
         (tmp_path / f"{split}.tsv").write_text("0\ta\n1\tb\n")
     text = LabelledText(name="t", folder=tmp_path, batch_size=3)
     with pytest.raises(ConfigError, match=r"^data\.batch_size: 3 is more than the 2 samples"):
-        text.check_files()
-    text.model_copy(update={"batch_size": 2}).check_files()
-
-
-def test_only_a_batch_of_a_folder_is_listed(tmp_path: Path) -> None:
-    data = ImageFolder(name="t", classes=2, path=tmp_path, batch_size=3, validation=1)
-    samples = iter(range(9))
-    data.require_samples(samples)
-    assert next(samples) == 4
+        text.build(0, torch.device("cpu"))
 
 
 def test_class_folders_are_counted(tmp_path: Path) -> None:
     images = tmp_path / "images"
     data = f"{{kind: image-folder, path: {images}, name: mine, size: 8, classes: 3, batch_size: 2}}"
     train = tmp_path / "images" / "train"
+    assert check_data(tmp_path, data) == f"data.path: no file {images}"
+    images.mkdir()
     assert check_data(tmp_path, data) == f"data.path: no class folders in {images} / train"
     write_classes(images, 3, "val")
     assert check_data(tmp_path, data) == ""
     fewer = data.replace("classes: 3", "classes: 2")
-    assert check_data(tmp_path, fewer).startswith(f"data.classes: 2, but {train} has 3 folders")
+    assert check_data(tmp_path, fewer).startswith(
+        f"data.classes: 2, but {train} has images of 3 classes"
+    )
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         ("{kind: text, name: t, train: none.txt, context: 8}", "data.train: no file .*/none.txt"),
-        ("{kind: shards, name: t, folder: none, context: 8}", "data.folder: .*/none: has no train"),
+        (
+            "{kind: text, name: t, train: experiment.yaml, tokenizer: {kind: gpt2, folder: none}}",
+            "data.tokenizer.folder: no file .*/none",
+        ),
+        ("{kind: shards, name: t, folder: none, context: 8}", "data.folder: no file .*/none"),
         (
             "{kind: python-text, tokenizer: bytes, context: 8}",
             "",
@@ -186,16 +175,9 @@ def test_the_folder_around_ade20k_is_recognised(tmp_path: Path) -> None:
             (inside / kind / split).mkdir(parents=True)
             suffix = "jpg" if kind == "images" else "png"
             (inside / kind / split / f"street.{suffix}").touch()
-    Ade20k(root=inside).check_files()
-    experiment = "\n".join(
-        ["task: segmentation", f"data: {{kind: ade20k, root: {tmp_path}}}",
-         "model: {kind: segmenter}", *studies.EXPERIMENT.split("\n")[2:]]
-    )  # fmt: skip
-    body = BODY + "\nmetric: {name: test/mIoU}"
-    matrix = expand(studies.study(tmp_path, body, experiment), tmp_path / "runs")
-    with pytest.raises(ConfigError, match=r"yaml:2: tiny: variant 'a': data\.root: ") as caught:
-        require_inputs([matrix], matrix.jobs)
-    assert str(caught.value).endswith(f"; did you mean {inside}?")
+    assert len(list_pairs(inside, "training")) == 1
+    with pytest.raises(ConfigError, match=r"^data\.root: .*; did you mean .*Data2016\?"):
+        list_pairs(tmp_path, "training")
 
 
 def test_finished_cells_need_no_data(tmp_path: Path) -> None:
@@ -206,14 +188,14 @@ def test_finished_cells_need_no_data(tmp_path: Path) -> None:
 
 
 def test_missing_data_starts_no_cell(tmp_path: Path) -> None:
-    data = f"{{kind: npz, path: none.npz, {GIVEN}}}"
+    data = "{kind: image-folder, path: none, name: mine, size: 8, classes: 3}"
     experiment = studies.EXPERIMENT.replace("data: {kind: digits, batch_size: 64}", f"data: {data}")
     studies.write(tmp_path, BODY, experiment)
-    with start_cli(tmp_path, "--set", "data.path=other.npz") as process:
+    with start_cli(tmp_path, "--set", "data.path=other") as process:
         output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 2
-    place = "--set data.path=other.npz: tiny: variant 'a': data.path: "
-    assert output.startswith(f"{place}{tmp_path}/other.npz: cannot be read as .npz: ")
+    place = "--set data.path=other: tiny: variant 'a': data.path: "
+    assert output == f"{place}no file {tmp_path}/other\n"
     assert output.count("\n") == 1
     assert {path.name for path in tmp_path.iterdir()} == {"ablations.yaml", "experiment.yaml"}
 
@@ -223,3 +205,45 @@ def test_the_check_imports_no_torch() -> None:
     modules = "lit_attn.ablate.plan, lit_attn.data.sets, lit_attn.data.text.shards"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("experiment", "body", "message"),
+    [
+        (
+            studies.EXPERIMENT.replace("width: 32", "width: 1"),
+            "baseline: a\ncells: {a: {}, b: {attention: mgk}}",
+            r"ablations\.yaml:8: tiny: variant 'b': match: parameters: [0-9,]+ parameters with the",
+        ),
+        (
+            "data: {kind: npz, path: mine.npz, name: m, size: 8, channels: 1, classes: 2}\n"
+            + studies.EXPERIMENT.partition("\n")[2],
+            BODY,
+            r"experiment\.yaml:1: tiny: variant 'a': data\.classes: 2, but train .* to 2; set 3",
+        ),
+    ],
+)
+def test_a_mistake_that_needs_torch_starts_no_cell(
+    tmp_path: Path, experiment: str, body: str, message: str
+) -> None:
+    write_npz(tmp_path / "mine.npz")
+    studies.write(tmp_path, body, experiment)
+    before = sorted(tmp_path.iterdir())
+    command = [sys.executable, "-m", "lit_attn.ablate", "ablations.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(message + ".*\n", done.stderr)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_errors_in_the_code_of_the_user_are_left_to_the_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other variants of the study still run."""
+    matrix = expand(studies.study(tmp_path, BODY), tmp_path / "runs")
+    paths = [tmp_path / f"{number}.yaml" for number in range(2)]
+    for path, job in zip(paths, matrix.jobs, strict=False):
+        job.cell.write(path)
+    monkeypatch.setattr("lit_attn.models.factory.build", lambda *_: {}["no such key"])
+    assert find_mistake(paths) is None

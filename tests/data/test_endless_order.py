@@ -79,7 +79,10 @@ def test_processes_share_the_full_batches(tmp_path: Path) -> None:
 
 def test_a_split_without_a_full_batch_is_one_line(tmp_path: Path) -> None:
     module = reading(tmp_path, eval_batch_size=6)
-    with pytest.raises(ConfigError, match=r"^data\.eval_batch_size: test has only 5 samples$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^data\.eval_batch_size: 6 is more than the 5 samples of test; 5 at most$",
+    ):
         module.val_dataloader()
 
 

@@ -275,7 +275,7 @@ def test_folders_that_do_not_match_the_configuration(tmp_path: Path) -> None:
     for image in (tmp_path / "train" / "n1").iterdir():
         image.rename(image.with_suffix(".JPEG"))
     seven = config(tmp_path).model_copy(update={"classes": 7})
-    with pytest.raises(ConfigError, match=r"classes: 7, but .*train has 4 folders"):
+    with pytest.raises(ConfigError, match=r"classes: 7, but .*train has images of 4 classes"):
         ImageFileData(seven, 0, CPU)
     with pytest.raises(ConfigError, match="batch_size: 18 is more than the 16 samples"):
         ImageFileData(config(tmp_path, batch_size=18), 0, CPU)

@@ -35,7 +35,6 @@ def make_config(root: Path, **choices: Any) -> MasksConfig:
 
 
 def read_labels(config: MasksConfig) -> list[list[int]]:
-    config.check_files()
     (sample,) = next(iter(config.build(0, CPU).val_dataloader()[0]))["data_samples"]
     labels: list[list[int]] = sample.gt_sem_seg.data[0].tolist()
     return labels
@@ -81,15 +80,28 @@ def test_unknown_labels_are_named(
     labels: np.ndarray, choices: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     write(tmp_path, labels)
+    data = make_config(tmp_path, **choices).build(0, CPU)
     with pytest.raises(ConfigError, match=message):
-        read_labels(make_config(tmp_path, **choices))
+        data.check()
 
 
-def test_an_image_without_labels_is_named_before_anything_runs(tmp_path: Path) -> None:
+def test_label_files_are_checked_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, np.zeros((4, 4)))
+    data = make_config(tmp_path).build(0, CPU)
+    data.train.pairs = [(Path(f"{number}"), Path()) for number in range(101)]
+    checked: list[int] = []
+    read = "lit_attn.data.segmentation.read_"
+    monkeypatch.setattr(f"{read}image", lambda sample: checked.append(sample["img_path"].name))
+    monkeypatch.setattr(f"{read}labels", lambda sample, data: None)
+    data.check()
+    assert checked == [*map(str, range(0, 101, 3)), "a.png"]
+
+
+def test_an_image_without_labels_is_named(tmp_path: Path) -> None:
     write(tmp_path, np.zeros((4, 4)))
     (tmp_path / "annotations/validation/a.png").unlink()
     with pytest.raises(ConfigError, match=r"annotations/validation/a\.png is missing"):
-        make_config(tmp_path).check_files()
+        make_config(tmp_path).build(0, CPU)
 
 
 @pytest.mark.parametrize("colours", [[[1, 1, 1]], [[1, 1, 1], [1, 1, 1]], [[0, 0, 0], [1, 1, 1]]])

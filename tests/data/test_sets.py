@@ -66,7 +66,7 @@ def test_fingerprint_sees_every_byte(tmp_path: Path) -> None:
     [
         (
             {"y_train": np.full(40, 4)},
-            r"a\.npz: train labels go from 4 to 4, configured are 4 classes",
+            r"data\.classes: 4, but train has the labels 4 to 4; set 5",
         ),
         ({"y_test": np.zeros(3, int)}, "test has 10 images and 3 labels"),
         ({"x_test": np.zeros((10, 9, 8, 3), np.uint8)}, r"\(3, 9, 8\) \(C, H, W\), configured"),

@@ -153,17 +153,27 @@ def test_documents_are_the_rows_of_a_column(tmp_path: Path) -> None:
             {"label": "lable"},
             r"data\.label: .*a\.csv has no column 'lable'; did you mean 'label'\?",
         ),
-        ({"train": Path("no.csv")}, r"data\.train: no file no\.csv"),
-        ({"train": Path(__file__)}, r"data\.train: .*test_tables\.py is none of \.parquet, \.csv"),
+        (
+            {"batch_size": 4},
+            r"^data\.batch_size: 4 is more than the 3 samples of an epoch; 3 at most",
+        ),
+        ({"classes": 2}, r"^data\.classes: 2, but train has the labels 0 to 2; set 3"),
     ],
 )
-def test_wrong_files_are_refused_before_anything_runs(
+def test_a_table_that_does_not_fit_the_keys_is_refused(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     path = write(tmp_path / "a.csv", write_images(tmp_path, [0, 1, 2]))
-    choices = {"name": "t", "train": path, "test": path, "size": 6, "classes": 3}
+    choices = {"name": "t", "train": path, "test": path, "size": 6, "classes": 3, "batch_size": 1}
     with pytest.raises(ConfigError, match=message):
-        TableImages.model_validate(choices | changes).check_files()
+        TableImages.model_validate(choices | changes).build(0, CPU)
+
+
+def test_files_that_are_no_tables_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\.train: no file no\.csv"):
+        TableText(name="t", train=Path("no.csv"), val=Path("no.csv")).check_files()
+    with pytest.raises(ConfigError, match=r"data\.train: .*\.py: no table ends in '\.py'; choose"):
+        TableText(name="t", train=Path(__file__), val=Path(__file__)).texts()
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])
@@ -172,15 +182,15 @@ def test_unreadable_tables_are_named(suffix: str, tmp_path: Path) -> None:
     path.write_text("[")
     config = TableText(name="t", train=path, val=path)
     with pytest.raises(ConfigError, match=rf"data\.train: .*a\{suffix} cannot be read: ") as caught:
-        config.check_files()
+        config.texts()
     assert "\n" not in str(caught.value)
 
 
-def test_an_empty_table_has_no_columns(tmp_path: Path) -> None:
+def test_an_empty_table_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.touch()
-    with pytest.raises(ConfigError, match=r"data\.text: .*a\.csv has no column 'text'"):
-        TableText(name="t", train=path, val=path).check_files()
+    with pytest.raises(ConfigError, match=r"data\.train: .*a\.csv cannot be read: "):
+        TableText(name="t", train=path, val=path).texts()
 
 
 def test_bad_cells_are_named(tmp_path: Path) -> None:

@@ -75,7 +75,6 @@ def read_epoch(config: WebDataset, rank: int = 0, world: int = 1) -> list[tuple[
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_image_is_read_once_with_its_class(root: Path, workers: int) -> None:
     config = make_config(root, workers=workers)
-    config.check_files()
     samples = read_epoch(config)
     assert sorted(samples) == [(number, number % 3) for number in range(12)]
     assert samples != sorted(samples)
@@ -134,17 +133,15 @@ def test_an_unreadable_image_is_named(root: Path) -> None:
         ({"a.png": make_image(0), "a.cls": b"cat"}, "invalid literal for int"),
     ],
 )
-def test_bad_samples_are_named_before_anything_runs(
-    members: dict[str, bytes], message: str, root: Path
-) -> None:
+def test_bad_samples_are_named(members: dict[str, bytes], message: str, root: Path) -> None:
     write_shard(root / "train/a-0.tar", members)
     with pytest.raises(ConfigError, match=r"^data\.path: .*a-0\.tar: " + message):
-        make_config(root).check_files()
+        make_config(root).list_files()
 
 
 def test_missing_and_torn_shards_are_named(root: Path) -> None:
     (root / "train/a-0.tar").write_bytes(np.random.default_rng(0).bytes(700))
     with pytest.raises(ConfigError, match=r"data\.path: .*a-0\.tar: "):
-        make_config(root).check_files()
+        make_config(root).list_files()
     with pytest.raises(ConfigError, match=r"data\.path: no \*\.tar files in .*none / train"):
-        make_config(root / "none").check_files()
+        make_config(root / "none").list_files()

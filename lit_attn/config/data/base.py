@@ -1,8 +1,7 @@
 """Base classes of the data configurations, and the checks of files that they share."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
 
@@ -56,15 +55,19 @@ class Data(Kind):
         """
 
     def check_files(self) -> None:
-        """Raise ConfigError if files are missing or wrong; called before the first cell starts.
+        """Raise ConfigError if a file or folder is missing; called before the first cell starts.
 
-        The message begins with the key, as in `data.path: no file x.csv`. The check imports no
-        PyTorch and reads headers and names only.
+        The message begins with the key, as in `data.path: no file x.csv`. A folder `root` may be
+        missing, because some data sets are written there. This check imports no PyTorch. After it,
+        a process with PyTorch builds the data as a cell does.
         """
+        for key, path in find_paths(self.model_dump(), "data"):
+            if not path.exists() and key != "data.root":
+                raise ConfigError(f"{key}: no file {path}")
 
     def input_paths(self) -> list[Path]:
         """Return the files and folders with the samples; a change makes results stale."""
-        return list(find_paths(self.model_dump()))
+        return [path for _, path in find_paths(self.model_dump())]
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -102,15 +105,6 @@ class Data(Kind):
         if (samples := getattr(self, "training_images", None)) is not None:
             self.require_a_batch(samples)
 
-    def require_samples(self, samples: Iterable[Any]) -> None:
-        """Raise ConfigError if an epoch has no batch; only as many `samples` as needed are read."""
-        needed = self.batch_size + int(getattr(self, "validation", 0))
-        count = sum(1 for _ in islice(samples, needed))
-        try:
-            self.require_a_batch(count)
-        except ValueError as error:
-            raise ConfigError(f"data.{error}") from error
-
 
 class TokenData(Data):
     """Data made of tokens, whose steps may be cut into micro-batches."""
@@ -142,17 +136,11 @@ def method(target: str) -> Callable[..., Any]:
     return lambda data, *arguments, **keywords: load(target)(data, *arguments, **keywords)
 
 
-def find_paths(value: Any) -> Iterator[Path]:
-    """Yield the paths in the values of a configuration."""
+def find_paths(value: Any, key: str = "") -> Iterator[tuple[str, Path]]:
+    """Yield the paths in the values of a configuration with their keys, which begin with `key`."""
     if isinstance(value, Path):
-        yield value
+        yield key, value
     elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from find_paths(item)
-
-
-def require_files(key: str, paths: Iterable[Path]) -> None:
-    """Raise ConfigError, which begins with `key`, for the first of `paths` that is not a file."""
-    for path in paths:
-        if not path.is_file():
-            raise ConfigError(f"{key}: no file {path}")
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, item in items:
+            yield from find_paths(item, f"{key}.{name}")

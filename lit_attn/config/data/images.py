@@ -164,7 +164,6 @@ class Npz(OwnClasses, kind="npz"):
 
     path: Path = outside_identity(..., "file of the images")
     read_splits: ClassVar = method("lit_attn.data.sets:read_npz")
-    check_files: ClassVar = method("lit_attn.data.sets:check_npz")
 
 
 class NpzTargets(OwnTargets, kind="npz-targets"):
@@ -173,7 +172,6 @@ class NpzTargets(OwnTargets, kind="npz-targets"):
     path: Path = outside_identity(..., "file of the images")
     outputs: PositiveInt = Field(1, description="numbers to predict for each image")
     read_splits: ClassVar = method("lit_attn.data.sets:read_npz")
-    check_files: ClassVar = method("lit_attn.data.sets:check_npz")
 
     @property
     def num_outputs(self) -> int:
@@ -280,7 +278,6 @@ class ClassFolders(ImageFiles):
     """Images in class folders."""
 
     list_files: ClassVar = method("lit_attn.data.image_files:list_folders")
-    check_files: ClassVar = method("lit_attn.data.sets:find_class_folders")
 
 
 class ImageFolder(ClassFolders, kind="image-folder"):
@@ -303,4 +300,3 @@ class WebDataset(ImageFiles, kind="webdataset"):
     """
 
     list_files: ClassVar = method("lit_attn.data.image_files:list_shards")
-    check_files: ClassVar = method("lit_attn.data.sets:find_shards")

@@ -82,10 +82,6 @@ class Scenery(Data):
         """Label of each colour in label files of mode RGB; empty if the files have numbers."""
         return {}
 
-    def check_files(self) -> None:
-        self.require_samples(list_pairs(self.root, "training"))
-        list_pairs(self.root, "validation")
-
     def prepare(self) -> Path:
         """Return the folder of the images, which are written there first if they are generated."""
         return self.root
@@ -159,9 +155,6 @@ class Scenes(Scenery, kind="scenes"):
     workers: int = outside_identity(0, "processes that read images; 0: the training process")
 
     prepare: ClassVar = method("lit_attn.data.scenes:prepare")
-
-    def check_files(self) -> None:
-        """Accept every folder, because the images are written on first use."""
 
 
 def list_pairs(root: Path, split: str) -> list[Pair]:

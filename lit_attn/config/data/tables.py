@@ -24,8 +24,6 @@ class Table(Config):
     test: Path | None = outside_identity(None, "file of the split test")
     val: Path | None = outside_identity(None, "file of the split val")
 
-    check_files: ClassVar = method("lit_attn.data.tables:check_columns")
-
     @property
     def files(self) -> dict[str, Path]:
         """File of each split; empty for a data set of the hub."""
@@ -34,7 +32,7 @@ class Table(Config):
 
     def input_paths(self) -> list[Path]:
         """Return the files, the folder of a local `hub`, or the record of its cached revision."""
-        paths = list(find_paths(self.model_dump()))
+        paths = [path for _, path in find_paths(self.model_dump())]
         if self.hub is not None and (folder := Path(self.hub)).is_dir():
             paths.append(folder)
         elif self.hub is not None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from lit_attn.config.data.base import TokenData, method, require_files
+from lit_attn.config.data.base import TokenData, method
 from lit_attn.config.signatures import LabelledTokens, ParallelTokens, TokenStream
 from lit_attn.files import read_text
 from lit_attn.schema.base import Kind, consistency_check, load, outside_identity
@@ -45,9 +45,6 @@ class Tokenizer(Kind):
         """Return the encoder of shards in `folder`, which may contain a vocabulary."""
         return self.encoder(())
 
-    def check_files(self) -> None:
-        """Raise ConfigError if a file is missing."""
-
 
 class Bytes(Tokenizer, kind="bytes"):
     """UTF-8 bytes; a document ends with byte 0."""
@@ -66,11 +63,6 @@ class Gpt2(Tokenizer, kind="gpt2"):
     vocabulary: ClassVar = 50_257
     encoder: ClassVar = method("lit_attn.data.text.tokenizers:load_gpt2")
 
-    def check_files(self) -> None:
-        if self.folder is not None:
-            files = [self.folder / name for name in ("encoder.json", "vocab.bpe")]
-            require_files("data.tokenizer.folder", files)
-
 
 class GptNeox(Tokenizer, kind="gpt-neox"):
     """GPT-NeoX's byte-pair encoding, of Pythia and the Pile; a document ends with <|endoftext|>."""
@@ -85,10 +77,6 @@ class GptNeox(Tokenizer, kind="gpt-neox"):
     def encoder(self, training: Iterable[str]) -> Any:
         load_subwords = load("lit_attn.data.text.tokenizers:load_subwords")
         return load_subwords("EleutherAI/gpt-neox-20b", self.file, "file", self.vocabulary)
-
-    def check_files(self) -> None:
-        if self.file is not None:
-            require_files("data.tokenizer.file", [self.file])
 
 
 class Words(Tokenizer, kind="words"):
@@ -164,9 +152,6 @@ class Tokens(TokenData):
         training = self.texts()["train"] if self.tokenizer.is_word_level else []
         return self.tokenizer.encoder(text for _, text in training)
 
-    def check_files(self) -> None:
-        self.tokenizer.check_files()
-
     @consistency_check
     def _scores_all_tokens(self) -> None:
         if self.eval_stride is not None and self.eval_stride > self.context:
@@ -204,12 +189,6 @@ class TextFiles(NamedTokens, kind="text"):
     val: Path | None = outside_identity(None, "text file of the split val")
     test: Path | None = outside_identity(None, "text file of the split test")
 
-    def check_files(self) -> None:
-        super().check_files()
-        for key in SPLITS:
-            if (path := getattr(self, key)) is not None:
-                require_files(f"data.{key}", [path])
-
     @property
     def splits(self) -> tuple[str, ...]:
         return ("val",) if self.test is None else ("test", "val")
@@ -226,13 +205,6 @@ class Shards(NamedTokens, kind="shards"):
 
     tokenizer: Tokenizer = Field(Gpt2(), description="tokeniser that made the ids")
     folder: Path = outside_identity(..., "folder of train*.bin and val*.bin")
-
-    def check_files(self) -> None:
-        super().check_files()
-        try:
-            self.streams()
-        except ConfigError as error:
-            raise ConfigError(f"data.folder: {error}") from error
 
     def streams(self) -> Any:
         return load("lit_attn.data.text.shards:streams")(self.folder, self.tokenizer.vocabulary)
@@ -320,11 +292,6 @@ class LabelledText(OwnLabels, Labelled, kind="labelled-text"):
         4000, description="bytes of a text; longer ones are cut, shorter ones padded with id 0"
     )
 
-    def check_files(self) -> None:
-        require_files("data.folder", [self.folder / f"{split}.tsv" for split in SPLITS])
-        with (self.folder / "train.tsv").open("rb") as lines:
-            self.require_samples(lines)
-
     read_samples: ClassVar = method("lit_attn.data.text.labelled:read_labelled_text")
 
 
@@ -364,7 +331,3 @@ class ParallelText(TokenData, kind="parallel-text"):
         """Return the source file and the target file of `split`."""
         name = getattr(self, f"{split}_name")
         return self.folder / f"{name}.{self.source}", self.folder / f"{name}.{self.target}"
-
-    def check_files(self) -> None:
-        for split in SPLITS:
-            require_files(f"data.{split}_name", self.files(split))

@@ -55,7 +55,8 @@ class LabelledData(TokenDataModule):
         if self.data.order == "random":
             return self.padded_loader(samples, self.collate)
         if size > len(samples):
-            raise ConfigError(f"data.eval_batch_size: {split} has only {len(samples)} samples")
+            text = f"is more than the {len(samples)} samples of {split}; {len(samples)} at most"
+            raise ConfigError(f"data.eval_batch_size: {size} {text}")
         trainer = self.trainer if split == "val" else None
         count = size * ((split == "val" and self.data.val_batches) or len(samples) // size)
 
