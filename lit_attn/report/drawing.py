@@ -97,13 +97,25 @@ def draw_band(axes: "Axes", curve: "pd.Series[float]", colour: Any, dash: str, l
     means, spreads = groups.mean(), groups.std().fillna(0)
     if len(means) == 1:
         # A line of one point is invisible.
-        axes.errorbar(means.index, means, yerr=spreads, fmt=".", color=colour, elinewidth=0.8)
+        style = {"fmt": ".", "color": colour, "elinewidth": 0.8}
+        draw_points(axes, (means.index, means, spreads), label, means.index, **style)
     elif len(means):
         ends = (means - spreads, means + spreads)
         band = axes.fill_between(means.index, *ends, color=colour, alpha=0.1, linewidth=0)
         (line,) = axes.plot(means.index, means, color=colour, linestyle=dash, linewidth=1.1)
         name_values(band, label)
         name_values(line, label, (f"{mean:.4g} at {x:.4g}" for x, mean in means.items()))
+
+
+def draw_points(axes: Any, points: Any, label: str, at: Iterable[object], **style: Any) -> Any:
+    """Draw points (x, y, sizes of the error bars) of a variant; the page names y and `at`."""
+    drawn = axes.errorbar(*points, **style)
+    line, _, bars = drawn.lines
+    pairs = zip(np.atleast_1d(points[1]), at, strict=True)
+    # The SVG file has no marker for a missing value.
+    name_values(line, label, (f"{y:.4g} at {x}" for y, x in pairs if not np.isnan(y)))
+    name_values(bars[0], label)
+    return drawn
 
 
 def use_log_scale(axes: "Axes", name: str) -> None:

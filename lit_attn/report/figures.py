@@ -45,7 +45,9 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> "Figure":
         values = study.values(name)
         _draw_dots(left, row, list(values.values()), name)
         if values:
-            left.plot(statistics.fmean(values.values()), row, "|", color="black", markersize=13)
+            mean = statistics.fmean(values.values())
+            bars = left.plot(mean, row, "|", color="black", markersize=13)
+            drawing.name_values(bars[0], name, [f"mean {mean:.4g}"])
         record = comparisons.records[name]
         pairs = [value - baseline[seed] for seed, value in values.items() if seed in baseline]
         if pairs and name != study.plan.baseline:
@@ -87,10 +89,13 @@ def _draw_differences(axes: "Axes", rows: list[Difference]) -> None:
     for row, name, by_seed, low, mean, high, is_starred in rows:
         _draw_dots(axes, row, by_seed, name)
         if low is not None and high is not None:
-            axes.plot([low, high], [row + 0.24] * 2, color="black", linewidth=1)
-        axes.plot(mean, row + 0.24, "|", color="black", markersize=6)
+            (line,) = axes.plot([low, high], [row + 0.24] * 2, color="black", linewidth=1)
+            drawing.name_values(line, name, [f"lower end {low:.4g}", f"upper end {high:.4g}"])
+        (bar,) = axes.plot(mean, row + 0.24, "|", color="black", markersize=6)
+        drawing.name_values(bar, name, [f"mean {mean:.4g}"])
         if is_starred:
-            axes.text(1.01, row, STAR, transform=beside, va="center", fontsize=11)
+            star = axes.text(1.01, row, STAR, transform=beside, va="center", fontsize=11)
+            drawing.name_values(star, name)
 
 
 def _order_variants(study: StudyRecord, comparisons: Comparisons) -> list[str]:
@@ -213,9 +218,8 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> "Figure | None":
         for axes, cost in zip(panels, costs, strict=True):
             if not math.isnan(row[cost]):
                 place = (row[cost], min(max(mean, low), high), row["sd"])
-                handles[label] = axes.errorbar(*place, None, marker, color=colour, ms=4.5)
-                text = f"{mean:.4g} at {row[cost]:.4g}"
-                drawing.name_values(handles[label].lines[0], row["variant"], [text])
+                at, style = [f"{row[cost]:.4g}"], {"fmt": marker, "color": colour, "ms": 4.5}
+                handles[label] = drawing.draw_points(axes, place, row["variant"], at, **style)
     for axes, cost in zip(panels, costs, strict=True):
         axes.set_ylim(low, high)
         axes.margins(x=0.1)

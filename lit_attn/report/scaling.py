@@ -128,7 +128,8 @@ def draw_scaling(points: list[Point], plan: Plan) -> "Figure":
         groups = pd.DataFrame(cells, columns=Point._fields).groupby("level", sort=False)
         costs, values = groups["flops"].mean(), groups["value"]
         style = {"color": colour, "fmt": "o", "ms": 3.5, "elinewidth": 0.8}
-        axes.errorbar(costs, values.mean(), values.std(), **style)
+        means = (costs, values.mean(), values.std())
+        drawing.draw_points(axes, means, name, costs.map("{:.4g}".format), **style)
         if lines := fit_lines(cells).values():
             exponent, intercept = (statistics.fmean(part) for part in zip(*lines, strict=True))
             (line,) = axes.plot(costs, math.e**intercept * costs**-exponent, color=colour, lw=1)

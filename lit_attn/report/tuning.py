@@ -93,10 +93,14 @@ def draw_tuning(tuning: Tuning, baseline: str) -> "Figure | None":
             place = rows[tuned] + 0.06 * (number - (len(key) - 1) / 2)
             style = {"color": colour, "fmt": "o-", "ms": 3, "lw": 1, "elinewidth": 0.8}
             ends = [rows["lead"] - rows["low"], rows["high"] - rows["lead"]]
-            top.errorbar(place, rows["mean"], rows["sd"], **style)
-            bottom.errorbar(place, rows["lead"], ends, **style)
+            at = [f"{tuned} = {values[number]}" for number in rows[tuned]]
+            drawing.draw_points(top, (place, rows["mean"], rows["sd"]), name, at, **style)
+            drawing.draw_points(bottom, (place, rows["lead"], ends), name, at, **style)
             chosen = rows[rows["choice"] != ""]
-            top.plot(place[chosen.index], chosen["mean"], "o", mfc="none", color=colour, ms=9)
+            rings = top.plot(
+                place[chosen.index], chosen["mean"], "o", mfc="none", color=colour, ms=9
+            )
+            drawing.name_values(rings[0], name)
         bottom.axhline(0, color=drawing.GREY, linewidth=0.8)
         bottom.set_xticks(range(len(values)), list(map(str, values)))
         bottom.set_xlabel(tuned)

@@ -101,6 +101,32 @@ def test_a_figure_shows_values_on_hover_and_hides_variants(page: "sync_api.Page"
     assert dots.is_visible()
 
 
+def test_a_variant_is_switched_off_in_all_figures(page: "sync_api.Page") -> None:
+    """Its means, intervals and error bars disappear with its points."""
+    # Two panels of dots, two means and an interval.
+    assert page.locator("""figure.seeds g[id^='["b"']""").count() == 5
+    parts = page.locator("""figure.cost g[id^='["b"']""")
+    # Only the error bars of the legend have no name.
+    assert page.locator("figure.cost g[id^='LineCollection']").count() == len(VARIANTS)
+    page.locator("#variants").evaluate("details => { details.open = true; }")
+    box = page.get_by_label("b", exact=True)
+    box.uncheck()
+    assert not any(part.is_visible() for part in parts.all())
+    box.check()
+
+
+def test_print_is_light_and_repeats_the_heading_of_a_table(page: "sync_api.Page") -> None:
+    page.locator("html").evaluate("element => { element.dataset.theme = 'dark'; }")
+    colour = "getComputedStyle(document.body).color"
+    assert page.evaluate(colour) == "rgb(230, 237, 243)"
+    page.emulate_media(media="print")
+    assert page.evaluate(colour) == "rgb(27, 31, 36)"
+    heading = "getComputedStyle(document.querySelector('thead')).breakInside"
+    assert page.evaluate(heading) == "avoid"
+    page.emulate_media(media="screen")
+    page.evaluate("delete document.documentElement.dataset.theme")
+
+
 def test_a_phone_shows_the_page_without_sideways_scrolling(page: "sync_api.Page") -> None:
     page.set_viewport_size({"width": 390, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -150,3 +176,20 @@ def test_sorting_and_filtering_keep_published_rows_and_ours_together(
     box.fill("b x")
     texts = [" ".join(text.split()) for text in shown.all_inner_texts()]
     assert texts == ["B", "x 2", "ours 5"]
+
+
+def test_marks_and_long_names_stay_inside_the_page(page: "sync_api.Page", tmp_path: Path) -> None:
+    name = "attention=mgk+keys=2+shared=false,residual=perpendicular+scope=head," + "x" * 40
+    cells = [Cell(f"{number}.25 ± 0.25", mark="*") for number in range(12)]
+    rows = [[Cell(text), *cells] for text in (name, "standard", "c", "d", "e", "f")]
+    headings = ["variant", *(f"value {number}" for number in range(12))]
+    path = tmp_path / "index.html"
+    table = Table(headings, rows, kind="results")
+    path.write_text(render_page("Names", [Section(tables=[table])], [], name="names"))
+    page.goto(path.as_uri())
+    assert page.locator("tbody th").first.bounding_box()["width"] < 400
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.locator("#variants summary").click()
+    # A mark is absolute, so a table that scrolls does not clip it by itself.
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.set_viewport_size({"width": 1280, "height": 800})
