@@ -20,7 +20,7 @@ HEAD = f"""\
     python -m lit_attn.ablate --paper mgk --table figure-5        run the cells that a figure needs
     python -m lit_attn.ablate --paper mgk                         run the cells of all of them
     python -m lit_attn.ablate --paper mgk --small                 run small models on two CPU cores
-    python -m lit_attn.ablate --paper mgk --cost A100             print the GPU-hours of each table
+    python -m lit_attn.ablate --paper mgk --cost A100             print the GPU time of each table
     python -m lit_attn.report --paper mgk                         write reports/paper-mgk/index.html
 
 `--dry-run`, `--seeds`, `--jobs`, `--launcher slurm` and the other options of a study work here
@@ -41,13 +41,13 @@ and measurements of released weights. A script writes their files. Its command s
 below, and the page shows the files as soon as they exist below the folder of results. The first
 lines of each script explain it; [released-weights.md](released-weights.md) has examples.
 
-## Hours
+## GPU time
 
-The hours are those of one {GPU} at {UTILISATION:.0%} of its peak, for all seeds of all variants
+The times are those of one {GPU} at {UTILISATION:.0%} of its peak, for all seeds of all variants
 of the table. A training step counts three forward passes. Evaluations are not counted, images
 that grow count with their final size, and small models use far less than {UTILISATION:.0%} of a
-GPU: the hours are a lower limit for the Long Range Arena and CIFAR. Tables that share cells share
-their hours.
+GPU: the times are a lower limit for the Long Range Arena and CIFAR. Tables that share cells share
+their times.
 
 ## Small models
 
@@ -85,7 +85,7 @@ def _describe(source: PaperSource) -> str:
         cells = (name, item.caption, " and ".join(filter(None, [command, script])), spent)
         rows.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     head = f"## {source.paper.title}\n\n[{source.paper.link}]({source.paper.link})\n"
-    table = f"| table | content | command | {GPU}-hours |\n|---|---|---|---|"
+    table = f"| table | content | command | time of one {GPU} |\n|---|---|---|---|"
     return "\n".join([head, table, *rows, ""])
 
 

@@ -67,7 +67,7 @@ def make_parser(first: str = "") -> argparse.ArgumentParser:
     for name, size in SIZES.items():
         text = f"With --paper: run models for two CPU cores on {size} data."
         add_size(name, dest="small", action="store_const", const=size, default="", help=text)
-    text = "With --paper: print GPU-hours; run nothing."
+    text = "With --paper: print GPU time; run nothing."
     parser.add_argument("--cost", choices=papers.PEAKS, help=text)
     flag("--dry-run", "List the cells and their states; run nothing.")
     flag("--params", "With --dry-run: show parameters and FLOPs.")

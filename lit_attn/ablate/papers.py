@@ -1,4 +1,4 @@
-"""`--paper NAME`: the cells that the tables and figures of a paper need, and their GPU-hours."""
+"""`--paper NAME`: the cells that the tables and figures of a paper need, and their GPU time."""
 
 import math
 from collections import Counter
@@ -106,18 +106,25 @@ def count_steps(experiment: Experiment, samples: int | None) -> int:
 
 
 def format_hours(source: PaperSource, item: Layout, hours: dict[Reference, float]) -> str:
-    """Return the hours of one table or figure, or the reason why it has none."""
+    """Return the GPU time of one table or figure, or the reason why it has none."""
     needed = source.references(item)
     total = math.fsum(hours[reference] for reference in needed)
-    return f"{total:,.1f}" if needed else item.absent or item.script or NO_STUDY
+    return format_time(total) if needed else item.absent or item.script or NO_STUDY
+
+
+def format_time(hours: float) -> str:
+    """Return `1,557.3 h`, `7.5 h`, `27 min` or `0.13 s`."""
+    if hours >= 1:
+        return f"{hours:,.1f} h"
+    return f"{hours * 60:.2g} min" if hours * 60 >= 1 else f"{hours * 3600:.2g} s"
 
 
 def print_costs(
     source: PaperSource, items: dict[str, Layout], matrices: list[Matrix], gpu: str
 ) -> None:
-    """Print the GPU-hours of each table and figure, and of all of them without repetition."""
+    """Print the GPU time of each table and figure, and of all of them without repetition."""
     hours = estimate_hours(source, matrices, gpu)
-    print(f"{source.paper.title}\n{gpu}-hours of training at {UTILISATION:.0%} of the peak")
+    print(f"{source.paper.title}\ntraining time of one {gpu} at {UTILISATION:.0%} of its peak")
     for number, item in items.items():
         print(f"  {number:<10}  {format_hours(source, item, hours)}")
-    print(f"  {'all':<10}  {math.fsum(hours.values()):,.1f}")
+    print(f"  {'all':<10}  {format_time(math.fsum(hours.values()))}")

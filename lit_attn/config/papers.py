@@ -1,6 +1,7 @@
 """Papers: the keys of the files in `experiments/papers` (docs/papers.md), one file a paper.
 
-A published cell is a text, exactly as the paper prints it; a bar separates the cells of a row.
+A published cell is a text, exactly as the paper prints it; a bar separates the cells of a row. The
+paper merges a cell ^ with the one above it, and a cell < with the one on its left.
 """
 
 import itertools
@@ -41,10 +42,12 @@ class Column(Config):
     Without `study` nothing is measured; an empty one is named by the row. In `variant`, {} is the
     variant of the row. `value` is the study's metric, the name of a metric, one of COSTS or
     diagnostics/LAYER/NAME, at `epoch` if that is given. `mean` names columns whose mean this column
-    shows. `relative` divides by the value in the first row, `overhead` prints the percentage above.
+    shows. `relative` names a variant of the study by whose value it divides; `overhead` prints the
+    percentage above the first row.
 
     `file` is a CSV file of a script in the folder STUDY of the results, and `value` its column in
-    the rows that `where` selects; {} in both is the variant. Small models have the metric instead.
+    the rows that `where` selects (* is any text); {} in both is the variant. Several rows, or the
+    columns "A/B", are printed with slashes. Small models have the metric instead.
     """
 
     study: str | None = None
@@ -54,7 +57,7 @@ class Column(Config):
     scale: FiniteFloat = 1.0
     digits: int | None = Field(None, ge=0, description="decimals; null: as in the paper")
     mean: tuple[str, ...] = ()
-    relative: bool = False
+    relative: str | None = None
     overhead: bool = False
     file: str | None = None
     where: dict[str, str] = Field({})
@@ -67,8 +70,9 @@ Reading = str | dict[str, str]
 
 
 class Row(Config):
-    """A row of a table with the published cells, `|` between them."""
+    """A row of a table with the published cells, `|` between them, and its printed name."""
 
+    name: str | None = Field(None, description="null: the key of the row; ^: merged")
     variant: str | None = None
     published: str
 
@@ -141,8 +145,9 @@ class Layout(Config):
 class Table(Layout):
     """A table as printed. With `transposed` the paper prints the columns as rows.
 
-    With `one_row` it prints the rows side by side, as groups of columns. A column or row named
-    "GROUP / NAME" stands below the name of its group. `corner` is the heading of the first column.
+    With `one_row` it prints the rows side by side, as groups of columns; `side_by_side` names the
+    rows of each printed line instead. A column or row named "GROUP / NAME" stands below the name of
+    its group. `corner` is the heading of the first column.
     `slips` gives the reason why a cell (ROW | COLUMN) contradicts the paper's other cells.
     """
 
@@ -150,6 +155,7 @@ class Table(Layout):
     rows: dict[str, Row] = Field(min_length=1)
     transposed: bool = False
     one_row: bool = False
+    side_by_side: tuple[tuple[str, ...], ...] = ()
     corner: str = ""
     slips: dict[str, str] = Field({})
 
@@ -163,6 +169,9 @@ class Table(Layout):
                 raise ValueError(f"row '{name}': {count} cells for {len(self.columns)} columns")
         for name in itertools.chain(*(column.mean for column in self.columns.values())):
             require("no column", name, self.columns)
+        names, lengths = [*itertools.chain(*self.side_by_side)], {*map(len, self.side_by_side)}
+        if lengths and (len(lengths) > 1 or sorted(filter(None, names)) != sorted(self.rows)):
+            raise ValueError("side_by_side: needs every row once, in lines of the same length")
 
 
 class Panel(Config):
@@ -272,7 +281,9 @@ class PaperSource:
             return set()
         columns, _ = item.grid()
         located = self.locate(item).items()
-        return {line for (_, name), line in located if self.size or not columns[name].file}
+        lines = [(line, columns[name]) for (_, name), line in located]
+        bases = {line._replace(variant=c.relative) for line, c in lines if c.relative}
+        return bases | {line for line, column in lines if self.size or not column.file}
 
     def require(self, kind: str, names: Iterable[str], choices: Iterable[str]) -> None:
         """Raise ConfigError at the first line that has the name if one of `names` is no choice."""

@@ -229,8 +229,9 @@ def _split(source: StudySource) -> Iterator[StudySource]:
 
 def _find_file(tree: Mapping, study: str, path: Path, *keys: str | int) -> Path:
     """Return `path`; ConfigError with the nearest name in its folder if it is not a file."""
-    # A name that is too long for the file system raises OSError.
-    with contextlib.suppress(OSError):
+    # Python raises these for names that are too long, loops of links, and the character 0.
+    with contextlib.suppress(OSError, RuntimeError, ValueError):
+        path = path.resolve() if ".." in path.parts else path
         if path.is_file():
             return path
     hint = suggest(path.name, [other.name for other in path.parent.glob(f"*{path.suffix}")])

@@ -52,7 +52,8 @@ class Table:
     """Headings and rows of a table, and the lines of its caption as plain text.
 
     `kind` is the class of the table in HTML. Each `entry` rows belong together. In tables of the
-    kind "paper", columns and rows named "GROUP / NAME" stand below the name of their group.
+    kind "paper", columns and rows named "GROUP / NAME" stand below the name of their group, a cell
+    ^ is merged with the one above it, and a cell < with the one on its left.
     """
 
     headings: list[str]
@@ -118,7 +119,8 @@ def _latex_column(cells: list[Cell]) -> tuple[str, list[str]]:
     matches = [NUMBER.fullmatch(re.sub(r"(?<=\d),(?=\d{3})", "", cell.text)) for cell in cells]
     numbers = [match.groupdict("") for match in matches if match]
     if not numbers:
-        return "r", list(map(_latex_cell, cells))
+        is_text = next((c.text for c in cells if c.text), "").lstrip("+")[:1].isalpha()
+        return "l" if is_text else "r", list(map(_latex_cell, cells))
     sign = "+" if any(number["sign"] for number in numbers) else ""
     integer, decimals, spread = (
         max(len(number[part].replace(".", "")) for number in numbers)

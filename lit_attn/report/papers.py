@@ -7,13 +7,14 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
 from lit_attn.cells.records import Metric, read_diagnostics
 from lit_attn.config import papers as config
 from lit_attn.report import stats
-from lit_attn.report.columns import DAGGER
+from lit_attn.report.columns import DAGGER, format_difference, format_number
 from lit_attn.report.comparison import ALPHA, FAILURES
 from lit_attn.report.read import BUSY, CellRecord, StudyRecord, read_or_skip, read_studies
 from lit_attn.schema.errors import ConfigError, require
@@ -107,7 +108,7 @@ def read_file(
             reader = csv.DictReader(stream)
             for name in (*where, *names):
                 require(f"{path}:1: no column", name, reader.fieldnames or ())
-            rows = [row for row in reader if all(row[name] == where[name] for name in where)]
+            rows = [row for row in reader if all(fnmatchcase(row[n], where[n]) for n in where)]
         try:
             return [tuple(float(row[name]) for name in names) for row in rows]
         except (TypeError, ValueError) as error:
@@ -135,8 +136,12 @@ def make_entries(
             cell = (name, heading)
             measured = measure(records, located.get(cell), column.value, column.epoch)
             if column.file and cell in lines:
-                numbers = read_file(source, lines[cell], column, column.value)
-                measured = {0: statistics.fmean(itertools.chain(*numbers))} if numbers else {}
+                numbers = read_file(source, lines[cell], column, *column.value.split("/"))
+                measured = dict(enumerate(itertools.chain(*numbers)))
+            if column.relative and cell in located:
+                base = located[cell]._replace(variant=column.relative)
+                start = measure(records, base, column.value, column.epoch).values()
+                measured = {s: v / statistics.fmean(start) for s, v in measured.items() if start}
             values[heading] = {seed: v * column.scale for seed, v in measured.items()}
         first = first or dict(values)
         for heading, column in columns.items():
@@ -144,9 +149,6 @@ def make_entries(
                 parts = [values[other] for other in column.mean]
                 seeds = sorted(set(parts[0]).intersection(*parts))
                 values[heading] = {seed: statistics.fmean(p[seed] for p in parts) for seed in seeds}
-            elif column.relative:
-                start = statistics.fmean(first[heading].values()) if first[heading] else None
-                values[heading] = {s: v / start for s, v in values[heading].items() if start}
         grid.append([])
         for place, (heading, column) in enumerate(columns.items()):
             keys = [(name, part) for part in column.mean or (heading,)]
@@ -163,8 +165,8 @@ def _add_count(text: str, entry: Entry, records: Records) -> str:
     """Add the number of seeds, the seeds without a result and the dagger to the text of a cell."""
     cells = _find_cells(records, entry)
     statuses = Counter(cell.status for cell in cells if cell.status != "done")
-    if not text and not FAILURES & statuses.keys():
-        return ""
+    if not cells or not (text or FAILURES & statuses.keys()):
+        return text
     count, planned = len(entry.values), len({cell.seed for cell in cells})
     missing = [f"{number} {status}" for status, number in sorted(statuses.items())]
     number = ", ".join([f"n={count} of {planned}", *missing]) if count < planned else f"n={count}"
@@ -199,12 +201,15 @@ def _format(column: config.Column, published: list[str], values: Values, first: 
         # Small models have far fewer parameters than the paper's: two digits remain.
         digits = max(digits, 1 - math.floor(math.log10(mean)))
     units = {match[1] for text in published if (match := re.match(r"[\d.]+([KMBG%])", text))}
-    texts = [f"{mean:.{digits}f}" + (units.pop() if len(units) == 1 else "")]
+    unit = units.pop() if len(units) == 1 else ""
+    if column.file:
+        return "/".join(f"{format_number(value, f'.{digits}f')}{unit}" for value in values.values())
+    texts = [format_number(mean, f".{digits}f") + unit]
     if len(set(values.values())) > 1:
         texts.append(f"± {statistics.stdev(values.values()):.{digits}f}")
     if column.overhead:
         overhead = 100 * (mean / statistics.fmean(first.values()) - 1) if first else None
-        texts.append("(-)" if overhead is None else f"({overhead:.1f}%)")
+        texts.append("(-)" if overhead is None else f"({format_number(overhead, '.1f')}%)")
     return " ".join(texts)
 
 
@@ -254,7 +259,7 @@ def _judge_claim(
     if all(numbers):
         digits = max(count_decimals(entry.published) for entry in pair)
         published = numbers[0][0] - numbers[1][0]
-        text = f"{published:+.{digits}f}"
+        text = format_number(published, f"+.{digits}f")
     else:
         is_lower_better = any(plan.metric.goal == "min" for plan in plans.values())
         digits, published, text = 2, -1.0 if is_lower_better else 1.0, "curves only"
@@ -266,7 +271,7 @@ def _judge_claim(
     if interval:
         # Small differences keep two significant digits.
         places = max(digits, 2 if abs(interval.mean) >= 0.1 else 4)
-        difference = "{} [{}, {}]".format(*(f"{number:+.{places}f}" for number in interval))
+        difference = format_difference(*interval, places)
         is_agreement = interval.mean * published > 0
         is_decided = interval.low > 0 or interval.high < 0
         judgement = ("agree" if is_agreement else "disagree") if is_decided else "undecided"

@@ -122,6 +122,8 @@ def _lay_out(
     item: PaperTable, grid: list[list[Entry]], title: str, notes: list[str], content: str
 ) -> Table:
     """Return the entries in the paper's arrangement: published ("p"), ours ("o") or both ("po")."""
+    if item.side_by_side and len(grid) == len(item.rows):
+        grid = _set_side_by_side(item, grid, "ours" if content == "po" else "")
     if item.one_row:
         entries = itertools.chain(*grid)
         grid = [[e._replace(row="", column=f"{e.row} / {e.column}") for e in entries]]
@@ -129,8 +131,9 @@ def _lay_out(
         columns = zip(*grid, strict=True)
         grid = [[e._replace(row=e.column, column=e.row) for e in line] for line in columns]
     rows = []
+    names = {key: key if row.name is None else row.name for key, row in item.rows.items()}
     for line in grid:
-        name = line[0].row
+        name = names.get(line[0].row, line[0].row)
         published = [Cell(name or "published"), *(Cell(entry.published) for entry in line)]
         ours = [Cell(name if name and content == "o" else "ours"), *(Cell(e.ours) for e in line)]
         rows += [published] if "p" in content else []
@@ -139,6 +142,19 @@ def _lay_out(
     texts = formats.read_asset("tables.yaml")["paper"]
     notes = [*notes, *(texts[key] for key in texts if key in (content, content[-1]))]
     return Table(headings, rows, title, notes=notes, kind="paper", entry=len(content))
+
+
+def _set_side_by_side(item: PaperTable, grid: list[list[Entry]], end: str) -> list[list[Entry]]:
+    """Return each printed line; names of further rows are cells, and `end` replaces them in ours."""
+    rows = {line[0].row: line for line in grid}
+    blank = [Entry("", heading, "", {}, "", []) for heading in item.columns]
+    lines = []
+    for first, *others in item.side_by_side:
+        lines.append([*rows[first]])
+        for name in others:
+            label = Entry("", item.corner, name, {}, name and (end or name), [])
+            lines[-1] += [label, *rows.get(name, blank)]
+    return lines
 
 
 def make_claims_table(source: PaperSource, items: dict[str, Layout], records: Records) -> Table:
@@ -160,8 +176,10 @@ def _to_csv(grid: list[list[Entry]]) -> str:
         for entry in itertools.chain(*grid)
         for seed, value in entry.values.items() or [("", None)]
     ]
-    names = ["row", "column", "published", "seed", "ours"]
-    return formats.to_csv(pd.DataFrame(rows, columns=names))
+    frame = pd.DataFrame(rows, columns=["row", "column", "published", "seed", "ours"])
+    published = frame["published"].mask(frame["published"].isin(["^", "<"]))
+    frame["published"] = published.groupby(frame["column"]).ffill()
+    return formats.to_csv(frame)
 
 
 def _draw_figure(

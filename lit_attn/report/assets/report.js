@@ -40,7 +40,9 @@ function sortEntries(table, column, heading) {
   const entries = findEntries(table);
   for (const group of new Set(entries.map((entry) => entry.group))) {
     const inside = entries.filter((entry) => entry.group === group && entry.body !== group);
-    const sorted = inside.map(({ body }) => [sortKey(body.rows[0].cells[column]), body]);
+    // A row with merged cells has fewer cells than the table has columns.
+    const cells = ({ rows: [row] }) => row.cells[column] ?? row.lastElementChild;
+    const sorted = inside.map(({ body }) => [sortKey(cells(body)), body]);
     sorted.sort(([a], [b]) => (a === null || b === null ? compare(a, b) : sign * compare(a, b)));
     table.append(...(group ? [group] : []), ...sorted.map(([, body]) => body));
   }
