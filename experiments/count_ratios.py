@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from lit_attn.config.experiment import Experiment
 
 PAIRS = {"mgk-softmax": ("mgk-4", "softmax-8"), "mlk-linear": ("mlk-4", "linear-8")}
-WIDTHS = (128, 256, 512, 1024, 2048)
-LENGTHS = (256, 512, 1024, 2048, 4096)
+WIDTHS = (256, 512, 1024, 2048, 4096)
+LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 HEADER = ("length", "width", "training", "inference", "parameters", "without-embeddings")
 HEADS, DEPTH = 8, 16  # Of the softmax model; the other one has 4 heads of two keys.
 

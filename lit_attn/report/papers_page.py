@@ -53,10 +53,9 @@ def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
         if isinstance(item, PaperTable):
             tables = make_tables(source, item, records, caption)
             # LaTeX numbers its tables itself.
-            plain = [replace(t, title=t.title.removeprefix(f"{name}. ")) for t in tables]
-            texts = [
-                formats.to_latex(t, f"{source.name}-{number}-{i}") for i, t in enumerate(plain)
-            ]
+            plain = (replace(t, title=t.title.removeprefix(f"{name}. ")) for t in tables)
+            label, to_latex = f"{source.name}-{number}", formats.to_latex
+            texts = (to_latex(table, f"{label}-{i}") for i, table in enumerate(plain))
             files[f"table-{number}.csv"] = _to_csv(make_entries(source, item, records))
             files[f"table-{number}.tex"] = "\n".join(texts)
         elif isinstance(item, Figure):
@@ -145,15 +144,13 @@ def _lay_out(
 
 
 def _set_side_by_side(item: PaperTable, grid: list[list[Entry]], end: str) -> list[list[Entry]]:
-    """Return each printed line; names of further rows are cells, and `end` replaces them in ours."""
-    rows = {line[0].row: line for line in grid}
+    """Return each line of `side_by_side`; `end` replaces the names of its further rows in ours."""
     blank = [Entry("", heading, "", {}, "", []) for heading in item.columns]
-    lines = []
-    for first, *others in item.side_by_side:
-        lines.append([*rows[first]])
-        for name in others:
-            label = Entry("", item.corner, name, {}, name and (end or name), [])
-            lines[-1] += [label, *rows.get(name, blank)]
+    rows = {"": blank} | {line[0].row: line for line in grid}
+    lines = [[*rows[names[0]]] for names in item.side_by_side]
+    for line, names in zip(lines, item.side_by_side, strict=True):
+        for name in names[1:]:
+            line += [Entry("", item.corner, name, {}, name and (end or name), []), *rows[name]]
     return lines
 
 

@@ -140,7 +140,7 @@ def test_dcmha_prints_means_and_differences_that_agree() -> None:
 
 def test_dcmha_table_10_has_the_speeds_of_table_6() -> None:
     tables = paper("dcmha").paper.tables
-    windowless, windowed = map(float, tables["6"].rows["6.9B"].cells[2:4])
+    windowless, windowed = find_numbers(tables["6"].rows["6.9B"].cells[2])
     trained = float(tables["6"].rows["6.9B"].cells[0])
     for name, row in tables["10"].rows.items():
         _, _, training, percent, inference, percents = row.cells
@@ -177,6 +177,58 @@ def test_a_dry_run_counts_the_variants_of_its_table(
     monkeypatch.chdir(ROOT)
     assert main(["--paper", "attentionx", "--table", "1", "--dry-run"]) == 0
     assert "2 variants x 3 seeds = 6 cells" in capsys.readouterr().out
+
+
+def test_the_path_of_an_experiment_is_printed_without_a_way_back(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(["--paper", "attentionx", "--small", "--dry-run"]) == 0
+    output = capsys.readouterr().out
+    assert f"  experiment {EXPERIMENTS}/digits_vit.yaml, baseline standard\n" in output
+    assert ".." not in output
+
+
+def test_costs_of_small_models_are_not_zero(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour of a GPU has no digit that shows the time of a small model."""
+    monkeypatch.chdir(ROOT)
+    assert main(["--paper", "attentionx", "--small", "--cost", "H100"]) == 0
+    lines = capsys.readouterr().out.splitlines()[2:]
+    times = [re.fullmatch(r"  (?:1|figure-1|all) +([\d.]+) (s|min)", line) for line in lines]
+    assert len(times) == 3
+    assert all(time and float(time[1]) > 0 for time in times)
+
+
+@pytest.mark.parametrize(
+    ("hours", "text"),
+    [(1557.26, "1,557.3 h"), (1, "1.0 h"), (0.45, "27 min"), (1 / 60, "1 min"), (3.6e-5, "0.13 s")],
+)
+def test_times_have_the_unit_that_shows_them(hours: float, text: str) -> None:
+    assert papers.format_time(hours) == text
+
+
+def test_pythia_has_its_published_number_of_parameters() -> None:
+    """The counts are those of the released weights, with Pythia's padding of the vocabulary."""
+    from lit_attn.models import factory
+
+    studies = read_studies(ROOT / "ablations.yaml")
+    for size, count in (("2.8B", 2_775_208_960), ("6.9B", 6_857_302_016)):
+        experiment = resolve(studies[f"dcmha-pythia-{size}"])[0].experiment
+        assert factory.describe(experiment.model, experiment.data).parameters == count
+
+
+def test_a_table_also_runs_the_variant_that_its_percentages_need() -> None:
+    """Table 10 of DCMHA prints percentages of TFM++, which is none of its columns."""
+    (speed,) = (
+        {job.cell.variant for job in matrix.jobs}
+        for matrix in papers.expand_paper(paper("dcmha"), ["10"], Path("runs"))
+        if matrix.source.name == "dcmha-speed-6.9B"
+    )
+    columns = set(paper("dcmha").paper.tables["10"].rows)
+    assert len(speed) == len(columns) + 1
+    assert "standard" in speed
 
 
 @pytest.mark.parametrize(
@@ -236,6 +288,11 @@ def write_paper(folder: Path, old: str, new: str) -> None:
             "no variant for the reading 'gama-1'",
         ),
         ("plain-*,", "{ViT: plain-standard},", "no row or line 'ViT'"),
+        (
+            "transposed: true",
+            "side_by_side: [[ViT-small with Attention]]",
+            "side_by_side: needs every row once, in lines of the same length",
+        ),
         ("x: step, y: train/loss", "x: steps, y: train/loss", "no axis 'steps'; did you mean"),
         ("transposed", "transpose", "unknown key 'transpose'; did you mean 'transposed'?"),
         (

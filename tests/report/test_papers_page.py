@@ -19,7 +19,7 @@ from lit_attn.config.study import read_studies
 from lit_attn.report.formats import Cell, Table, to_latex
 from lit_attn.report.page import Section, render_page
 from lit_attn.report.papers import judge_claims, make_entries, read_records
-from lit_attn.report.papers_page import _draw_panels, make_tables, write_paper
+from lit_attn.report.papers_page import _draw_panels, _lay_out, make_tables, write_paper
 
 
 def test_a_table_without_results_has_empty_rows_for_our_values(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_a_table_without_results_has_empty_rows_for_our_values(tmp_path: Path) -
     assert [[cell.text for cell in row] for row in table.rows] == [
         ["val acc.", "72.01±0.20", "74.18±0.25", "76.15±0.25"],
         ["ours", "", "", ""],
-        ["model size", "3.38M", "3.38M", "3.38M"],
+        ["model size", "3.38M", "<", "<"],
         ["ours", "", "", ""],
         ["time/epoch (s)", "43.42", "55.52", "59.74"],
         ["ours", "", "", ""],
@@ -50,6 +50,109 @@ def test_our_values_stand_below_the_published_ones(tmp_path: Path) -> None:
     heading = "no. of parameters"
     assert sizes["Transformer", heading] == "22.2M (-) (n=5)"
     assert sizes["BeliefFormer*", heading] == "24.0M (8.0%) (n=5)"
+
+
+def test_merged_cells_are_one_cell_in_every_format(tmp_path: Path) -> None:
+    """Belief2 prints one model size for three models, DCMHA one level for several methods."""
+    page = write_paper(read_paper("belief2", "", FOLDER), tmp_path / "none", tmp_path)
+    html, text = page.read_text(), page.with_name("index.md").read_text()
+    assert '<th scope="row">model size</th><td colspan="3">3.38M</td></tr>' in html
+    assert "| model size | 3.38M |  |  |" in text
+    latex = (page.parent / "table-2.tex").read_text()
+    row = latex[latex.index("{model size}") : latex.index("{time/epoch")]
+    assert (
+        " ".join(row.split())
+        == r"{model size} & \multicolumn{3}{c}{3.38M} \\ {ours} & {} & {} & {} \\"
+    )
+    with (page.parent / "table-2.csv").open() as stream:
+        sizes = [r["published"] for r in csv.DictReader(stream) if r["column"] == "model size"]
+    assert sizes == ["3.38M"] * 3
+    page = write_paper(read_paper("dcmha", "", FOLDER), tmp_path / "none", tmp_path)
+    html, text = page.read_text(), page.with_name("index.md").read_text()
+    section = html[html.index("Table 1</h2>") : html.index("Table 2</h2>")]
+    bodies = section.split("<tbody>")[1:]
+    assert [body.count("<tr>") for body in bodies] == [2, 1, 4]
+    assert bodies[2].count('<th scope="row"></th>') == 3
+    assert '<td class="text">THA dynamic</td><td>✓</td>' in bodies[2]
+    assert "|  | THA dynamic | ✓ |" in text
+    latex = (page.parent / "table-1.tex").read_text()
+    assert "\n & {THA dynamic} & {$\\surd$}" in latex
+    assert "asciicircum" not in latex
+
+
+def test_rows_stand_side_by_side_as_in_the_paper(tmp_path: Path) -> None:
+    """Table 9 of DCMHA prints three pairs of columns; a reading of some rows prints one pair."""
+    run_invented(tmp_path, "dcmha", ["9"], lambda name, seed: 11 + seed / 100)
+    source = read_paper("dcmha", "", FOLDER)
+    item = source.paper.tables["9"]
+    records = read_records(source, [item], tmp_path)
+    table = make_tables(source, item, records, "T")[0]
+    texts = [[cell.text for cell in row] for row in table.rows]
+    assert table.headings == ["Config", "ppl"] * 3
+    assert texts[0] == ["TFM++", "11.68", "", "", "", ""]
+    assert texts[2] == ["+static proj.ᵃ", "11.17", "+query-wise", "10.89", "R=1", "10.87"]
+    value = "11.02 ± 0.02 (n=5)"
+    assert texts[3] == ["ours", value, "ours", value, "ours", value]
+    assert [row[0] for row in texts[::2]] == [line[0] for line in item.side_by_side]
+    grid = make_entries(source, item, records)
+    ours = _lay_out(item, grid, "T", [], "o")
+    assert [cell.text for cell in ours.rows[4][::2]] == ["+all", "+post comp.", ""]
+    assert [len(row) for row in _lay_out(item, grid[:3], "T", [], "o").rows] == [2] * 3
+
+
+def test_two_measurements_of_a_file_stand_in_one_cell(tmp_path: Path) -> None:
+    """DCMHA prints the speed of TFM++ without and with windows, and percentages of both."""
+    for folder, name in (("2.8B", "dcmha"), ("6.9B-query-1-1", "dcmha-query")):
+        (tmp_path / "bench" / folder).mkdir(parents=True)
+        rows = [
+            "standard,100.5,1,",
+            "standard/windows,125.25,1.25,1",
+            f"{name}/windows,96,0.955,0.76",
+        ]
+        text = "\n".join(["name,rate,ratio,beside", *rows, ""])
+        (tmp_path / "bench" / folder / "decoding-cuda.csv").write_text(text)
+    source = replace(read_paper("dcmha", "", FOLDER), runs=tmp_path)
+    cells = {
+        (number, entry.row, entry.column.partition("B / ")[2] or entry.column): entry.ours
+        for number in ("6", "10")
+        for line in make_entries(source, source.paper.tables[number], {})
+        for entry in line
+        if entry.ours
+    }
+    assert cells == {
+        ("6", "2.8B", "Inference (tokens/s) / TFM++/win"): "100.5/125.2",
+        ("6", "2.8B", "Inference (tokens/s) / DCFM++"): "96.0",
+        ("10", "1:1 QW^", "DCFM++"): "96.00",
+        ("10", "1:1 QW^", "pct. vs TFM++/ w/ window"): "95.5%/76.0%",
+    }
+
+
+def test_percentages_of_another_variant(tmp_path: Path) -> None:
+    """TFM++, to which Table 10 of DCMHA compares training speeds, is none of its columns."""
+    run_invented(tmp_path, "dcmha", ["10"], lambda n, s: 8000.0 if n == "standard" else 6000.0)
+    cells = entries(tmp_path, "dcmha", "10")
+    heading = "Training(K tokens/s)-6.9B / "
+    assert cells["3:1", f"{heading}DCFM++"] == "6 (n=5)"
+    assert cells["3:1", f"{heading}pct. vs TFM++"] == "75.0% (n=5)"
+
+
+def test_negative_numbers_have_a_typographic_minus(tmp_path: Path) -> None:
+    """Published differences, ours and the cells of tables have the same sign."""
+
+    def value(name: str, seed: int) -> float:
+        return 11 - (name == "dcformer") + seed / 100 + (seed % 2) / 50 * (name == "standard")
+
+    run_invented(tmp_path, "dcmha", ["9"], value)
+    source = read_paper("dcmha", "", FOLDER)
+    text = write_paper(source, tmp_path, tmp_path / "reports").with_name("index.md").read_text()
+    text = text.replace("\N{MINUS SIGN}", "~")
+    (line,) = (line for line in text.splitlines() if line.startswith("| DCFormer++ has a lower"))
+    published, ours = line.split(" | ")[3:5]
+    assert published == "~0.85"
+    assert re.fullmatch(r"~1\.\d\d \\\[~1\.\d\d, ~0\.\d\d\\\]", ours)
+    assert "6.36 /~0.27" in text
+    signs = re.findall(r"[| \[/]-\d", "\n".join(x for x in text.splitlines() if x[:1] == "|"))
+    assert signs == []
 
 
 def test_times_of_a_busy_machine_are_not_printed(tmp_path: Path) -> None:
