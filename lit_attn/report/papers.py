@@ -272,9 +272,8 @@ def _judge_claim(
         # Small differences keep two significant digits.
         places = max(digits, 2 if abs(interval.mean) >= 0.1 else 4)
         difference = format_difference(*interval, places)
-        is_agreement = interval.mean * published > 0
-        is_decided = interval.low > 0 or interval.high < 0
-        judgement = ("agree" if is_agreement else "disagree") if is_decided else "undecided"
+        judgement = "agree" if interval.mean * published > 0 else "disagree"
+        judgement = judgement if interval.low > 0 or interval.high < 0 else "undecided"
     is_metric = column.value == "metric"
     goals = {plan.metric.goal for plan in plans.values()} if is_metric else {"min", "max"}
     failed = [{c.seed for c in _find_cells(records, e) if c.status in FAILURES} for e in pair]

@@ -2,8 +2,6 @@
 
 import itertools
 import math
-import re
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,14 +154,13 @@ def _set_side_by_side(item: PaperTable, grid: list[list[Entry]], end: str) -> li
 
 def make_claims_table(source: PaperSource, items: dict[str, Layout], records: Records) -> Table:
     """Return the paper's claims with the published difference, ours and the judgement."""
-    rows, counts = [], Counter[str]()
-    for verdict in judge_claims(source, items, records):
-        *texts, judgement = map(str, verdict)
-        is_decided = judgement in ("agree", "disagree")
-        rows.append([*map(Cell, texts), Cell(judgement, is_bold=is_decided)])
-        counts[re.split("[:†]", judgement)[0].strip()] += 1
-    judgements = ("agree", "disagree", "undecided", "not run")
-    totals = ", ".join(f"{counts[name]} {name}" for name in judgements)
+    verdicts = judge_claims(source, items, records)
+    names = ("agree", "disagree", "undecided", "not run")
+    rows = [
+        [*map(Cell, map(str, v[:-1])), Cell(v.judgement, is_bold=v.judgement in names[:2])]
+        for v in verdicts
+    ]
+    totals = ", ".join(f"{sum(v.judgement.startswith(n) for v in verdicts)} {n}" for n in names)
     return formats.named_table("claims", rows, totals=totals)
 
 

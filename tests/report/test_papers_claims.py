@@ -30,7 +30,8 @@ def test_claims_compare_the_interval_with_the_published_side(
     assert verdict.published == "+0.99"
     assert verdict.pairs == 5
     assert verdict.judgement == judgement
-    assert re.fullmatch(r"[+-]\d+\.\d+ \[[+-][\d.]+, [+-][\d.]+\]", verdict.ours)
+    text = verdict.ours.replace("\N{MINUS SIGN}", "~")
+    assert re.fullmatch(r"[+~]?\d+\.\d+ \[[+~][\d.]+, [+~][\d.]+\]", text)
 
 
 def test_claims_about_the_same_cells_have_one_verdict_and_count_once(tmp_path: Path) -> None:
