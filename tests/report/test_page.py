@@ -193,3 +193,22 @@ def test_marks_and_long_names_stay_inside_the_page(page: "sync_api.Page", tmp_pa
     # A mark is absolute, so a table that scrolls does not clip it by itself.
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.set_viewport_size({"width": 1280, "height": 800})
+
+
+def test_rows_with_merged_cells_are_sorted_by_their_last_cell(
+    page: "sync_api.Page", tmp_path: Path
+) -> None:
+    """Such a row has fewer cells than the table has columns."""
+    rows = [["accuracy", "5", "7"], ["size", "8", "<"], ["time", "1", "2"]]
+    cells = [[Cell(text) for text in row] for row in rows]
+    table = Table(["", "a", "b"], cells, kind="paper")
+    (tmp_path / "paper.html").write_text(render_page("Paper", [Section("T", [], [table])], []))
+    other = page.context.new_page()
+    errors: list[str] = []
+    other.on("pageerror", lambda error: errors.append(str(error)))
+    other.goto((tmp_path / "paper.html").as_uri())
+    other.locator("thead th").last.click()
+    assert other.locator("tbody th").all_inner_texts() == ["time", "accuracy", "size"]
+    assert other.locator("td[colspan='2']").inner_text() == "8"
+    assert errors == []
+    other.close()
