@@ -109,10 +109,10 @@ def load_model(folder: Path, tokenizer: Path | None = None) -> LanguageModel:
         data = check_data(cell, folder)
         network = read_exported(folder)
     file = tokenizer or (folder / "tokenizer.json")
-    if tokenizer is not None or file.exists():
-        choice = GptNeox(file=file, size=data.tokenizer.vocabulary)
-        choice.check_files()
-        encoder: Encoder = choice.encoder(())
+    if tokenizer is not None and not tokenizer.is_file():
+        raise ConfigError(f"data.tokenizer.file: no file {tokenizer}")
+    if file.exists():
+        encoder: Encoder = GptNeox(file=file, size=data.tokenizer.vocabulary).encoder(())
     else:
         encoder = data.encoder()
     return LanguageModel(folder.name, network, encoder, data.tokenizer.vocabulary)
