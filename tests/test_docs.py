@@ -1,6 +1,5 @@
 """Tests of the documentation: examples run, links and paths exist, commands have their options."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -9,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from helpers.commands import run_python
 from helpers.paths import ROOT
 
 from lit_attn.ablate.plan import expand
@@ -205,14 +205,7 @@ def test_documented_commands_have_their_options(page: Path) -> None:
 def test_fast_commands_of_the_documentation_run(arguments: str, tmp_path: Path) -> None:
     shutil.copy(ROOT / "ablations.yaml", tmp_path)
     shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
-    result = subprocess.run(
-        [sys.executable, "-m", "lit_attn.ablate", *arguments.split()],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = run_python(tmp_path, "-m", "lit_attn.ablate", *arguments.split())
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -224,14 +217,7 @@ def test_the_trial_of_the_readme_makes_results_and_tables(tmp_path: Path) -> Non
     )
     shutil.copy(ROOT / "ablations.yaml", tmp_path)
     shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
-    result = subprocess.run(
-        [sys.executable, "-m", "lit_attn", *arguments.split()],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = run_python(tmp_path, "-m", "lit_attn", *arguments.split())
     assert result.returncode == 0, result.stdout + result.stderr
     assert len(list(tmp_path.glob("runs/*/*/*/result.json"))) == 4
     plans = {path.parent.name: path for path in tmp_path.glob("runs/*/plan.json")}

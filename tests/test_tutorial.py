@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.commands import run_python
 from helpers.paths import ROOT
 
 ENVIRONMENT = os.environ | {
@@ -27,15 +28,16 @@ def test_the_commands_of_the_tutorial_run(tmp_path: Path) -> None:
             added = study.read_text().replace("    baseline:", f"{text}    baseline:")
             study.write_text(added)
             continue
+        where = folder if folder.exists() else tmp_path
         if language == "python":
             command = [sys.executable, "-c", text]
+            finished = subprocess.run(
+                command, cwd=where, env=ENVIRONMENT, capture_output=True, text=True
+            )
         else:
-            words = text.replace("lit-attn", f"{sys.executable} -m lit_attn")
-            command = ["bash", "-ec", words.replace("cd first", "")]
-        where = folder if folder.exists() else tmp_path
-        finished = subprocess.run(
-            command, cwd=where, env=ENVIRONMENT, capture_output=True, text=True
-        )
+            program, *words = text.removesuffix("cd first\n").split()
+            assert program == "lit-attn"
+            finished = run_python(where, "-m", "lit_attn", *words)
         assert finished.returncode == 0, text + finished.stdout + finished.stderr
         if "init" in text:
             # One epoch instead of fifteen: this test is about the commands.

@@ -1,12 +1,10 @@
 """`--dry-run --estimate`: timings of a few steps, and the hours computed from them."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from helpers import studies
+from helpers.commands import run_python
 
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.dry_run import format_hours
@@ -67,14 +65,7 @@ def test_finished_cells_cost_nothing(tmp_path: Path) -> None:
 def estimated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str, str]:
     path = tmp_path_factory.mktemp("estimated")
     studies.write(path, BODY)
-    done = subprocess.run(
-        [sys.executable, "-m", "lit_attn.ablate", "ablations.yaml", "--dry-run", "--estimate"],
-        cwd=path,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(path, "-m", "lit_attn.ablate", "ablations.yaml", "--dry-run", "--estimate")
     return path, done.returncode, done.stdout, done.stderr
 
 

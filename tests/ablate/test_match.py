@@ -1,14 +1,11 @@
 """Equal cost: `match: flops`, `match: time`, and lists of criteria."""
 
 import contextlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from helpers import studies
-from helpers.paths import ROOT
+from helpers.commands import run_python
 
 from lit_attn.ablate import match
 from lit_attn.ablate.match import (
@@ -198,11 +195,7 @@ def test_noisy_variants_are_measured_again_and_quiet_ones_are_kept(
 
 
 def run_study(folder: Path, *options: str) -> str:
-    command = [sys.executable, "-m", "lit_attn.ablate", "ablations.yaml", *options]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    finished = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    finished = run_python(folder, "-m", "lit_attn.ablate", "ablations.yaml", *options)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return finished.stdout
 

@@ -2,12 +2,11 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from helpers import slurm_cluster
+from helpers.commands import run_python
 from helpers.paths import ROOT
 
 from lit_attn.cells.records import Plan, Result, read_metrics
@@ -40,17 +39,9 @@ def write_study(folder: Path) -> None:
     (folder / "signals-study.yaml").write_text(study)
 
 
-def run_study(folder: Path, environment: dict[str, str], *options: str) -> None:
-    command = [sys.executable, "-m", "lit_attn.ablate", "signals-study.yaml", "--seeds", "1"]
-    finished = subprocess.run(
-        [*command, *options],
-        cwd=folder,
-        env=environment | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+def run_study(folder: Path, *options: str, **environment: str) -> None:
+    command = ["lit_attn.ablate", "signals-study.yaml", "--seeds", "1"]
+    finished = run_python(folder, "-m", *command, *options, **environment)
     logs = "".join(path.read_text() for path in folder.glob("runs/*/.slurm/*/*_log.*"))
     assert finished.returncode == 0, finished.stdout + finished.stderr + logs
 
@@ -58,8 +49,9 @@ def run_study(folder: Path, environment: dict[str, str], *options: str) -> None:
 def test_jobs_train_members_of_five_families_as_this_machine_does(tmp_path: Path) -> None:
     write_study(tmp_path)
     with slurm_cluster.cluster() as environment:
-        run_study(tmp_path, environment, "--launcher", "slurm")
-    run_study(tmp_path, dict(os.environ), "--jobs", "1", "--out", "local")
+        changed = {key: text for key, text in environment.items() if os.environ.get(key) != text}
+        run_study(tmp_path, "--launcher", "slurm", **changed)
+    run_study(tmp_path, "--jobs", "1", "--out", "local")
     plan = Plan.model_validate_json((tmp_path / "runs/signals/plan.json").read_bytes())
     cells = [cell for cell in plan.cells if cell.seed == 0]
     assert len(cells) == 2

@@ -91,8 +91,8 @@ def test_a_waiting_job_runs_the_code_of_its_submission(
     (tmp_path / "scaled.py").write_text(SCHEDULE)
     (tmp_path / "factors.py").write_text("FACTOR = 1.0\n")
     set_node(cluster, "DRAIN")
-    with start(tmp_path, cluster, "--seeds", "2") as process:
-        wait_until(lambda: len(list_jobs(cluster)) == 4 or process.poll() is not None)
+    with start(tmp_path, cluster, "--seeds", "1") as process:
+        wait_until(lambda: len(list_jobs(cluster)) == 2 or process.poll() is not None)
         train = tmp_path / "checkout" / "lit_attn" / "train.py"
         train.write_text("raise RuntimeError('a half-finished change')\n")
         (tmp_path / "scaled.py").write_text("raise RuntimeError('another change')\n")
@@ -102,14 +102,14 @@ def test_a_waiting_job_runs_the_code_of_its_submission(
     logs = "".join(path.read_text() for path in tmp_path.glob("runs/*/.slurm/*/*_log.err"))
     assert process.returncode == 0, output + logs
     results = read_results(tmp_path)
-    assert len(results) == 4
+    assert len(results) == 2
     assert len({result.code for result in results}) == 1
     imported = tmp_path / "imported.txt"
     assert set(imported.read_text().split()) == {"1.0"}
     imported.unlink()
     shutil.copy2(ROOT / "lit_attn" / "train.py", train)
     (tmp_path / "scaled.py").write_text(SCHEDULE)
-    with start(tmp_path, cluster, "--seeds", "2,") as process:
+    with start(tmp_path, cluster, "--seeds", "1,") as process:
         output, _ = process.communicate(timeout=2 * TIMEOUT)
     assert process.returncode == 0, output
     assert set(imported.read_text().split()) == {"0.5"}
@@ -118,7 +118,7 @@ def test_a_waiting_job_runs_the_code_of_its_submission(
 def test_a_submission_removes_the_snapshots_of_forgotten_jobs_only(tmp_path: Path) -> None:
     """Jobs of two snapshots wait; both run, and the next submission removes both snapshots."""
     (tmp_path / "checkout").symlink_to(ROOT)
-    write_study(tmp_path, "parts: [scaled.py]\n" + VARIANTS, "scaled")
+    write_study(tmp_path, "parts: [scaled.py]\nbaseline: a\ncells: {a: {}}", "scaled")
     (tmp_path / "scaled.py").write_text(SCHEDULE)
 
     def list_snapshots() -> set[str]:
@@ -132,7 +132,7 @@ def test_a_submission_removes_the_snapshots_of_forgotten_jobs_only(tmp_path: Pat
     # SLURM forgets a job two seconds after its end.
     with slurm_cluster.cluster("MinJobAge=2\n") as cluster:
         set_node(cluster, "DRAIN")
-        for seed, count in ((0, 2), (1, 4)):
+        for seed, count in ((0, 1), (1, 2)):
             (tmp_path / "factors.py").write_text(f"FACTOR = 0.{seed + 1}\n")
             with start(tmp_path, cluster, "--seeds", f"{seed},") as process:
                 wait_until(lambda count=count: len(list_jobs(cluster)) == count)
@@ -148,7 +148,7 @@ def test_a_submission_removes_the_snapshots_of_forgotten_jobs_only(tmp_path: Pat
         with start(tmp_path, cluster, "--seeds", "3") as process:
             output, _ = process.communicate(timeout=2 * TIMEOUT)
         assert process.returncode == 0, output
-    assert len(read_results(tmp_path)) == 6
+    assert len(read_results(tmp_path)) == 3
     assert len(list_snapshots()) == 1
     assert not list_snapshots() & waiting
 

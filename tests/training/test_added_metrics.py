@@ -1,7 +1,6 @@
 """Metrics that an experiment adds: torchmetrics by name, and classes from files in `parts`."""
 
 import itertools
-import os
 import re
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 import torch
 import yaml
 from helpers import studies
-from helpers.paths import ROOT
+from helpers.commands import run_python
 from helpers.training_cells import composition_cell, digits_cell, scenes_cell, text_cell
 from sklearn.metrics import cohen_kappa_score, f1_score
 from torch import Tensor
@@ -63,14 +62,7 @@ metric: {name: test/CalibrationError}
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "lit_attn.ablate", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_python(folder, "-m", "lit_attn.ablate", *arguments)
 
 
 def write_study(folder: Path, metrics: list[dict[str, object]], body: str = BODY) -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.commands import run_python
 from helpers.stopping import stop_at, weights
 from helpers.training_cells import digits_cell, folder_of
 
@@ -40,8 +41,7 @@ def stop_after(step: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def train_alone(folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "lit_attn.train", str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    return run_python(folder, "-m", "lit_attn.train", str(folder))
 
 
 def read_result(folder: Path) -> Result:
@@ -115,7 +115,8 @@ def test_a_newer_result_is_read_and_kept(uninterrupted: Path, tmp_path: Path) ->
     assert read_cell(folder, digits_cell().fingerprint).state == "done"
     done = train_alone(folder)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"{folder}: has a result already; `lit-attn rerun CELL FILE` repeats it\n"
+    command = "python -m lit_attn.ablate rerun CELL FILE"
+    assert done.stdout == f"{folder}: has a result already; `{command}` repeats it\n"
     assert (folder / "result.json").read_text() == text
 
 

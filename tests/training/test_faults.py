@@ -92,7 +92,7 @@ def damage(cell: Path) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_twenty_kills_change_no_table(tmp_path: Path) -> None:
+def test_ten_kills_change_no_table(tmp_path: Path) -> None:
     """Cells and runners are killed at random, and files of dead cells are damaged. In the end the
     same command writes the same bytes.
 
@@ -100,7 +100,7 @@ def test_twenty_kills_change_no_table(tmp_path: Path) -> None:
     killed during these steps or when they wait again: no cell can end before the last kill.
     """
     chance = random.Random(7)
-    victims = ["cell"] * 16 + ["runner"] * 4
+    victims = ["cell"] * 8 + ["runner"] * 2
     chance.shuffle(victims)
     disturbed, undisturbed = tmp_path / "disturbed", tmp_path / "undisturbed"
     for path in (disturbed, undisturbed):
@@ -134,7 +134,7 @@ def test_twenty_kills_change_no_table(tmp_path: Path) -> None:
                     torn += [damage(lock.parent) for lock in disturbed.glob("runs/*/*/*/lock")]
     assert step < STEPS
     assert any(torn)
-    assert len(killed) == 20
+    assert len(killed) == 10
     (disturbed / "hold").unlink()
     code, output = finish(disturbed)
     assert code == 0, output

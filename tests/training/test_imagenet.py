@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from helpers.commands import run_python
 from helpers.digit_folders import experiment, write
 from helpers.paths import EXPERIMENTS, ROOT
 from helpers.runs import TIMEOUT, wait_until
@@ -304,8 +305,9 @@ def test_a_study_trains_through_the_runner(folders: Path, tmp_path: Path) -> Non
     }
     (tmp_path / "ablations.yaml").write_text(yaml.safe_dump({"studies": {"digits": study}}))
     places = ["--out", str(tmp_path / ("runs" * 25)), "--reports", str(tmp_path / "reports")]
-    command = [sys.executable, "-m", "lit_attn.ablate", str(tmp_path / "ablations.yaml")]
-    subprocess.run([*command, *places, "--jobs", "1"], check=True)
+    command = ["lit_attn.ablate", str(tmp_path / "ablations.yaml"), *places, "--jobs", "1"]
+    finished = run_python(tmp_path, "-m", *command)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
     table = pd.read_csv(tmp_path / "reports" / "digits" / "table.csv")
     assert (table["evaluation_time"] > 0).all()
     assert "evaluation (s)" in (tmp_path / "reports" / "digits" / "table.md").read_text()

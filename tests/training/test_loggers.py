@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.commands import run_python
 from helpers.paths import ROOT
 
 STUDY = """\
@@ -26,13 +27,7 @@ studies:
 def run(folder: Path, loggers: str, **environment: str) -> subprocess.CompletedProcess[str]:
     study = folder / "ablations.yaml"
     study.write_text(STUDY.format(root=ROOT, loggers=loggers))
-    return subprocess.run(
-        [sys.executable, "-m", "lit_attn.ablate", study],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
-        capture_output=True,
-        text=True,
-    )
+    return run_python(folder, "-m", "lit_attn.ablate", str(study), **environment)
 
 
 @pytest.mark.slow
