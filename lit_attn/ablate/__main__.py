@@ -6,7 +6,7 @@ import io
 import signal
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -239,20 +239,20 @@ def _run(matrices: list[Matrix], options: Namespace, target: str, chosen: list[J
         require_writable(folder, "--reports")
 
     matrices = matrices if chosen else _tune(matrices, options, launcher, start)
-    cells = [(job, read_cell(job.folder, job.identity)) for m in matrices for job in m.jobs]
+    cells = list(_read_states(matrices))
     diverged, rerun = 0, program("rerun")
     if (jobs := chosen) is None:
-        jobs = [job for job, cell in cells if cell.state not in ("done", "diverged")]
-        diverged = sum(cell.state == "diverged" for _, cell in cells)
+        jobs = [job for job, state, _ in cells if state not in ("done", "diverged")]
+        diverged = sum(state == "diverged" for _, state, _ in cells)
     jobs = jobs[: options.limit]
     _prepare_folders(matrices, options, launcher, jobs, chosen is not None)
     for matrix in matrices:
         if matrix.name != matrix.source.name:
             write_line(f"{matrix.folder}: trial; study {matrix.source.name} does not change")
     folders = {job.folder for job in jobs}
-    done = [cell.result for job, cell in cells if cell.result and job.folder not in folders]
+    done = [change for job, state, change in cells if state == "done" and job.folder not in folders]
     write_line(f"{len(cells)} cells: {len(done)} done, {len(jobs)} to run")
-    if changes := [*filter(None, map(change_finder(), done))]:
+    if changes := [*filter(None, done)]:
         write_line(f"{len(changes)} done cells are stale: {changes[0]} (see `{rerun} stale`)")
     if diverged:
         write_line(f"{diverged} cells diverged before and are skipped (see `{rerun} failed`)")
@@ -263,6 +263,14 @@ def _run(matrices: list[Matrix], options: Namespace, target: str, chosen: list[J
         return 128 + summary.stopped_by
     is_untuned = any(matrix.untuned for matrix in matrices)
     return 1 if summary.failed or diverged or is_untuned else 0
+
+
+def _read_states(matrices: list[Matrix]) -> Iterator[tuple[Job, str, str]]:
+    """Yield each cell, its state, and the change that makes its result stale (or an empty text)."""
+    find_change = change_finder()
+    for job in (job for matrix in matrices for job in matrix.jobs):
+        cell = read_cell(job.folder, job.identity)
+        yield job, cell.state, find_change(cell.result)
 
 
 def _prepare_folders(

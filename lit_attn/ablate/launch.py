@@ -157,8 +157,11 @@ class Launcher:
         A fork of the server checks one cell of each new variant (see `train.check_cells`). If it
         dies, the logs of the cells will show why.
         """
-        found = find_variants(matrices, jobs)
-        variants = [entry for entry in found if (entry[0], entry[1].name) not in self.checked]
+        variants = [
+            (study, variant, cell)
+            for study, variant, cell in find_variants(matrices, jobs)
+            if (study, variant.name) not in self.checked
+        ]
         self.checked.update((study, variant.name) for study, variant, _ in variants)
         if self.module != train.__name__ or not variants:
             return

@@ -198,7 +198,7 @@ def test_marks_and_long_names_stay_inside_the_page(page: "sync_api.Page", tmp_pa
 def test_rows_with_merged_cells_are_sorted_by_their_last_cell(
     page: "sync_api.Page", tmp_path: Path
 ) -> None:
-    """Such a row has fewer cells than the table has columns."""
+    """Rows with merged cells have fewer cells than the table has columns."""
     rows = [["accuracy", "5", "7"], ["size", "8", "<"], ["time", "1", "2"]]
     cells = [[Cell(text) for text in row] for row in rows]
     table = Table(["", "a", "b"], cells, kind="paper")
