@@ -86,7 +86,7 @@ def test_every_image_is_read_once_with_its_class(root: Path, workers: int) -> No
 
 def test_a_class_beyond_the_first_sample_is_named_once(root: Path) -> None:
     with pytest.raises(ConfigError, match=r"^data\.path: .*tar: sample '.*' needs an image"):
-        make_config(root, classes=2).check_files()
+        ImageFileData(make_config(root, classes=2), 0, CPU).check()
 
 
 def test_processes_share_the_same_batches(root: Path) -> None:
