@@ -20,7 +20,7 @@ def test_the_page_of_all_keys_is_up_to_date() -> None:
     assert finished.stdout == page, "run python docs/generators/write_keys.py > docs/keys.md"
     for row in ("`training.epochs`", "| `betas` |", "### `kind: npz`", "| `kv_heads` |"):
         assert row in page
-    assert page.count("| `lr` | number > 0 | required |") == 4
+    assert page.count("| `lr` | number > 0 | required |") == 3
     assert "| `momentum` | number > 0, < 1 | `0.9` |" in page
     assert "| `depth` | whole number >= 2 | `10` |" in page
     assert page.count("| `arguments` | mapping | `{}` |") == 5

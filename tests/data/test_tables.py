@@ -224,7 +224,7 @@ def test_the_file_whose_rows_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     good, bad = tmp_path / "train.jsonl", tmp_path / "test.jsonl"
     good.write_text('{"text": "a"}\n')
     bad.write_text('{"text": "a"}\n{"text": "a')
-    with pytest.raises(ConfigError, match=r"^data\.test: .*test\.jsonl: rows cannot be loaded: "):
+    with pytest.raises(ConfigError, match=r"^data\.test: .*test\.jsonl cannot be read: "):
         TableText(name="t", train=good, test=bad).texts()
 
 
