@@ -22,7 +22,7 @@ def test_the_page_of_all_keys_is_up_to_date() -> None:
         assert row in page
     assert page.count("| `lr` | number > 0 | required |") == 3
     assert "| `momentum` | number > 0, < 1 | `0.9` |" in page
-    assert "| `depth` | whole number >= 2 | `10` |" in page
+    assert "| `vocabulary` | whole number >= 4 | `10000` |" in page
     assert page.count("| `arguments` | mapping | `{}` |") == 5
 
 

@@ -91,8 +91,14 @@ def test_a_tracker_that_is_not_installed_is_one_line_before_anything_runs(tmp_pa
         "importlib.util.find_spec = lambda name, package=None: "
         "None if name == 'wandb' else find(name, package)\n"
     )
-    finished = run(
-        tmp_path, "[{kind: wandb, project: demo}]", PYTHONPATH=f"{hidden}{os.pathsep}{ROOT}"
+    study = tmp_path / "ablations.yaml"
+    study.write_text(STUDY.format(root=ROOT, loggers="[{kind: wandb, project: demo}]"))
+    finished = subprocess.run(
+        [sys.executable, "-m", "lit_attn.ablate", study],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{hidden}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
     )
     assert finished.returncode == 2
     assert "wandb needs wandb, which is not installed" in finished.stderr + finished.stdout
