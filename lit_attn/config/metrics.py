@@ -256,4 +256,4 @@ def available(experiment: "Experiment") -> list[MetricInfo]:
         for info in metrics
     ]
     tokens = [] if signature.tokens is None else [TOKENS]
-    return [*evaluated, *TRAINING, *tokens, EVALUATION]
+    return [*evaluated, *TRAINING, *experiment.task.training_metrics, *tokens, EVALUATION]

@@ -63,6 +63,9 @@ class Task(Kind):
     predicts: ClassVar[tuple[Form, str] | None] = None
     """Form of the predictions, and the field of the signature with their size."""
 
+    training_metrics: ClassVar[tuple[MetricInfo, ...]] = ()
+    """Metrics of the samples that train, beside `train/loss`; the module's `training_values`."""
+
     @abstractmethod
     def metrics(self, signature: Any) -> tuple[MetricInfo, ...]:
         """Return the metrics of every evaluated split, the most important one first.
@@ -102,6 +105,7 @@ class ClassificationConfig(Task):
 
     predicts = ("probabilities", "classes")
     uses_loss = True
+    training_metrics = (percent("train/accuracy", "training accuracy"),)
 
     def metrics(self, signature: Any) -> tuple[MetricInfo, ...]:
         return (

@@ -27,6 +27,9 @@ class TaskModule(L.LightningModule, ABC):
     `<split>/averaged-<name>`. Evaluation is in float32 unless `evaluates_as_training`.
     """
 
+    training_values: tuple[str, ...] = ()
+    """Names of the values of training samples that `loss` records with `record_training`."""
+
     momentum: Rate | None = None
     """Momentum (Adam's beta1) of each step; None if the optimiser's own is kept."""
 
@@ -54,7 +57,9 @@ class TaskModule(L.LightningModule, ABC):
         self.added_metrics = MetricCollection({})
         self._extend_metrics()
         # `training_step` has checked that the loss is finite, and each check makes a GPU wait.
-        self.train_loss = MeanMetric(nan_strategy="disable")
+        names = ("loss", *self.training_values)
+        self.train_means = {name: MeanMetric(nan_strategy="disable") for name in names}
+        self.registered_means = nn.ModuleList(self.train_means.values())
         self.average: ModelEmaV3 | None = None
         self.unaveraged_epochs: int | None = None
 
@@ -73,6 +78,10 @@ class TaskModule(L.LightningModule, ABC):
     @abstractmethod
     def evaluate(self, batch: Any) -> tuple[Tensor, ...]:
         """Return the arguments of the metrics' `update` for one evaluation batch."""
+
+    def record_training(self, name: str, values: Tensor) -> None:
+        """Add values of training samples, of any shape, to the mean of the epoch `train/NAME`."""
+        self.train_means[name].update(values.detach())
 
     def unit_values(self, *arguments: Tensor) -> Tensor | None:
         """Return loss (nats, a sum), targets and correct predictions (NaN if not counted), (B, 3).
@@ -122,7 +131,7 @@ class TaskModule(L.LightningModule, ABC):
         loss = self.loss(batch)
         if not torch.isfinite(loss):
             raise Diverged(f"loss is {loss.item()} at step {self.global_step}")
-        self.train_loss.update(loss.detach())
+        self.record_training("loss", loss)
         return loss
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_index: int) -> None:
@@ -134,10 +143,13 @@ class TaskModule(L.LightningModule, ABC):
             self.average.update(self.network)
 
     def on_train_epoch_end(self) -> None:
-        """Record the mean loss of the epoch; to record each step would cost more than a step."""
-        rate = self.rate(self.global_step - 1)
-        self._record({"train/loss": self.train_loss.compute().item(), "train/lr": rate})
-        self.train_loss.reset()
+        """Record the means of the epoch; to record each step would cost more than a step."""
+        values = {"train/lr": self.rate(self.global_step - 1)}
+        for name, mean in self.train_means.items():
+            if mean.update_called:
+                values[f"train/{name}"] = mean.compute().item()
+                mean.reset()
+        self._record(values)
 
     def validation_step(
         self, batch: Any, batch_index: int, dataloader_idx: int = 0
@@ -196,17 +208,20 @@ class TaskModule(L.LightningModule, ABC):
                 group["momentum"] = self.momentum(self.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the mean training loss of all devices, which Lightning does not save."""
-        with self.train_loss.sync_context():
-            names = ("mean_value", "weight")
-            checkpoint["train_loss"] = {n: getattr(self.train_loss, n).cpu() for n in names}
+        """Add the running means of all devices, which Lightning does not save."""
+        for name, mean in self.train_means.items():
+            if mean.update_called:
+                with mean.sync_context():
+                    state = {n: getattr(mean, n).cpu() for n in ("mean_value", "weight")}
+                checkpoint[f"train_{name}"] = state
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the running mean on the first device and start at zero on the others."""
-        for name, value in checkpoint["train_loss"].items():
-            mine = value if self.trainer.is_global_zero else torch.zeros_like(value)
-            setattr(self.train_loss, name, mine.to(self.device))
-        self.train_loss._update_count = 1
+        """Restore the running means on the first device and start at zero on the others."""
+        for name, mean in self.train_means.items():
+            for entry, value in checkpoint.get(f"train_{name}", {}).items():
+                mine = value if self.trainer.is_global_zero else torch.zeros_like(value)
+                setattr(mean, entry, mine.to(self.device))
+                mean._update_count = 1
 
     def _record(self, values: dict[str, float]) -> None:
         # `self.log` writes after the hooks that save a checkpoint, so a cell stopped there would
@@ -220,7 +235,7 @@ class TaskModule(L.LightningModule, ABC):
         """Append the metrics of all splits, for the trained or the averaged weights."""
         self.metrics.extend(self.build_metrics(split) for split in self.splits)
         self.added.extend(self.added_metrics.clone() for _ in self.splits)
-        # Lightning moves the metrics to the device of this module.
+        # Lightning moves registered metrics to the device of this module.
         self.registered_metrics = nn.ModuleList([*self.metrics, *self.added])
 
     def _update(self, index: int, batch: Any) -> Tensor | None:

@@ -20,8 +20,11 @@ from lit_attn.tasks.base import TaskModule
 class Classification(TaskModule):
     """Classification of images: accuracy, top-5 accuracy, calibration error and loss.
 
-    Batches are images and targets. All metrics but the loss are fractions.
+    Batches are images and targets. All metrics but the loss are fractions. The training accuracy is
+    that of the batches that train, with dropout and augmentation, if their targets are classes.
     """
+
+    training_values = ("accuracy",)
 
     loss_function: Callable[[Tensor, Tensor], Tensor]
     """Mean loss of logits and targets, which the configuration sets."""
@@ -40,7 +43,17 @@ class Classification(TaskModule):
 
     def loss(self, batch: Any) -> Tensor:
         *inputs, targets = batch
-        return self.loss_function(self.network(*inputs), targets)
+        logits = self.network(*inputs)
+        self._count_correct(logits, targets)
+        return self.loss_function(logits, targets)
+
+    def _count_correct(self, logits: Tensor, targets: Tensor) -> None:
+        """Add the correct predictions (N,) of logits (N, classes) to the training accuracy.
+
+        Every sample has a label: only evaluation pads its batches with rows without one.
+        """
+        if targets.ndim == 1:  # MixUp and CutMix have probabilities (N, classes) as targets.
+            self.record_training("accuracy", (logits.argmax(1) == targets).float())
 
     def evaluate(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return logits and labels."""
@@ -90,7 +103,9 @@ class TokenClassification(Classification):
         """Return the mean over the tokens of the step, up to the mean over micro-batches."""
         tokens, present, classes, mean_count = batch
         is_counted = classes != IGNORED
-        mean = self.loss_function(self.network(tokens, present)[is_counted], classes[is_counted])
+        logits, targets = self.network(tokens, present)[is_counted], classes[is_counted]
+        self._count_correct(logits, targets)
+        mean = self.loss_function(logits, targets)
         return mean * is_counted.sum() / mean_count.sum()
 
     def evaluate(self, batch: Any) -> tuple[Tensor, Tensor]:
