@@ -219,8 +219,7 @@ def test_resume_is_exact_in_every_setting(
     run_cell(folder)
     assert_same(folder, reference)
     result = result_of(folder)
-    # Mixed samples have no accuracy.
-    assert ("train/accuracy" in result.metrics) == ("augment" in changes.get("data", {}))
+    assert ("train/accuracy" in result.metrics) == ("augment" in changes.get("data", {}))  # Unmixed
     assert result.stopped_early == ("stop" in changes.get("training", {}))
 
 
