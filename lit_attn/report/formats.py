@@ -96,8 +96,9 @@ def to_markdown(table: Table) -> str:
 def to_latex(table: Table, label: str) -> str:
     """Return a table named `tab:label` with a short caption and the notes below the table.
 
-    Columns of numbers are aligned at the decimal points by siunitx. A table whose rows have more
-    than 80 letters is as wide as both columns of a page.
+    Columns of numbers are aligned at the decimal points by siunitx, and texts of more than 80
+    letters have several lines. A table whose rows have more than 80 letters is as wide as both
+    columns of a page.
     """
     first, *others = (list(column) for column in zip(*table.rows, strict=True))
     names = [_latex_cell(cell._replace(text=table.split(cell.text)[1])) for cell in first]
@@ -119,6 +120,8 @@ def _latex_column(cells: list[Cell]) -> tuple[str, list[str]]:
     matches = [NUMBER.fullmatch(re.sub(r"(?<=\d),(?=\d{3})", "", cell.text)) for cell in cells]
     numbers = [match.groupdict("") for match in matches if match]
     if not numbers:
+        if any(len(cell.text) > 80 for cell in cells):
+            return r"p{85mm}", list(map(_latex_cell, cells))
         is_text = next((c.text for c in cells if c.text), "").lstrip("+")[:1].isalpha()
         return "l" if is_text else "r", list(map(_latex_cell, cells))
     sign = "+" if any(number["sign"] for number in numbers) else ""
