@@ -72,6 +72,7 @@ def test_two_measurements_of_a_file_stand_in_one_cell(tmp_path: Path) -> None:
     assert cells == {
         ("6", "2.8B", "Inference (tokens/s) / TFM++/win"): "100.5/125.2",
         ("6", "2.8B", "Inference (tokens/s) / DCFM++"): "96.0",
+        ("6", "2.8B", "Inference (tokens/s) / pct. vs TFM++/ w/ window"): "95.5/76.0",
         ("10", "1:1 QW^", "DCFM++"): "96.00",
         ("10", "1:1 QW^", "pct. vs TFM++/ w/ window"): "95.5%/76.0%",
     }
