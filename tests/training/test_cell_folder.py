@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +22,9 @@ from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
 from lit_attn.train import run_cell
 from lit_attn.training import fit
+from lit_attn.training.checkpoints import Checkpoints
+from lit_attn.training.process_group import ProcessGroup
+from lit_attn.training.provenance import Provenance
 from lit_attn.training.recording import Console, Progress
 
 
@@ -164,6 +168,25 @@ def test_a_checkpoint_that_does_not_fit_is_set_aside(
     mine, theirs = weights(folder), weights(uninterrupted)
     assert all(torch.equal(weight, theirs[name]) for name, weight in mine.items())
     assert read_metrics(folder / "metrics.csv") == read_metrics(uninterrupted / "metrics.csv")
+
+
+def test_a_checkpoint_with_other_bits_is_set_aside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch.load would accept the flipped bit, and answers the other bytes with an IndexError."""
+    for step in (1, 2, 3):
+        torch.save({"weight": torch.ones(1000)}, tmp_path / f"step-00000000{step}.ckpt")
+    flipped = bytearray((tmp_path / "step-000000002.ckpt").read_bytes())
+    flipped[flipped.index(torch.ones(1000).numpy().tobytes()) + 2000] ^= 1
+    (tmp_path / "step-000000002.ckpt").write_bytes(flipped)
+    with zipfile.ZipFile(tmp_path / "step-000000003.ckpt", "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02s.")
+        archive.writestr("archive/version", b"3\n")
+    group = ProcessGroup(0, 1, torch.device("cpu"))
+    checkpoints = Checkpoints(tmp_path, 0, 1.0, group, lambda: Provenance("c", "d", {}))
+    assert checkpoints.find_newest() == tmp_path / "step-000000001.ckpt"
+    assert capsys.readouterr().out.count("does not load") == 2
+    assert len(list(tmp_path.glob("*.unreadable"))) == 2
 
 
 def test_a_bug_of_training_sets_no_checkpoint_aside(
