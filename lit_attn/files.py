@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import tempfile
@@ -20,6 +21,11 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text (byte {error.start:,})") from error
+
+
+def open_at_once(path: Path, flags: int = 0) -> io.FileIO:
+    """Open a file for reading. A FIFO is empty: waiting for its writer could take for ever."""
+    return io.FileIO(path, opener=lambda name, mode: os.open(name, mode | flags | os.O_NONBLOCK))
 
 
 def write_atomic(path: Path, content: str | bytes, *, fsync: bool = True) -> None:
@@ -64,7 +70,9 @@ def require_writable(folder: Path, option: str) -> None:
             folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise ConfigError(f"{option} {folder}: cannot be written: {error.strerror}") from error
+        is_link = isinstance(error, FileExistsError)  # A link to nothing.
+        reason = "is not a folder" if is_link else f"cannot be written: {error.strerror}"
+        raise ConfigError(f"{option} {folder}: {reason}") from error
     finally:
         for path in created:
             with contextlib.suppress(OSError):

@@ -15,7 +15,14 @@ import yaml
 from lit_attn.config.cell import Cell
 from lit_attn.config.signatures import TokenStream
 from lit_attn.hub import load_network
-from lit_attn.schema.errors import ConfigError, OneLineParser, command, from_one, program
+from lit_attn.schema.errors import (
+    ConfigError,
+    OneLineParser,
+    command,
+    escape_control,
+    from_one,
+    program,
+)
 
 if TYPE_CHECKING:
     from lit_attn.data.text.tokenizers import Encoder
@@ -43,7 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
     text = "execute the Python files that the run names under `parts` without asking"
     add("--trust-code", action="store_true", help=text)
     for text in generate(parser.parse_args(arguments)):
-        print(text, end="", flush=True)
+        # The weights may be those of somebody else.
+        print(escape_control(text) if sys.stdout.isatty() else text, end="", flush=True)
     print(flush=True)
     return 0
 
@@ -116,7 +124,7 @@ def _confirm_code(path: Path, is_trusted: bool) -> None:
     parts = config.get("parts") if isinstance(config, dict) else None
     if is_trusted or not parts:
         return
-    message = f"{path}: parts: this run executes the code in {parts}."
+    message = f"{path}: parts: this run executes the code in {parts!r}."
     if not sys.stdin.isatty():
         raise ConfigError(f"{message} If you trust it, add --trust-code.")
     print(f"{message} Do you trust it? [y/N] ", end="", file=sys.stderr, flush=True)

@@ -210,6 +210,16 @@ def test_a_closed_pipe_ends_the_program_quietly(run: Path) -> None:
     assert (finished.returncode, finished.stderr) == (128 + signal.SIGPIPE, b"")
 
 
+def test_a_terminal_executes_no_generated_escape_sequence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lit_attn.generate.generate", lambda options: iter(["a\n\x1b[2J"]))
+    for is_terminal, text in ((False, "a\n\x1b[2J\n"), (True, "a\n\\x1b[2J\n")):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda answer=is_terminal: answer)
+        assert main(["run", "--prompt", "a"]) == 0
+        assert capsys.readouterr().out == text
+
+
 def test_help_imports_no_torch() -> None:
     code = (
         "import sys, lit_attn.generate as g\n"

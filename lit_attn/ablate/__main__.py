@@ -286,7 +286,8 @@ def _prepare_folders(
         for matrix in matrices:
             matrix.write_plan()
     except OSError as error:
-        raise ConfigError(f"--out {options.out}: cannot be written: {error.strerror}") from error
+        path = error.filename2 or error.filename or options.out
+        raise ConfigError(f"--out: {path} cannot be written: {error.strerror}") from error
 
 
 def _tune(

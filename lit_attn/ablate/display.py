@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from lit_attn.cells.folder import Progress
-from lit_attn.schema.errors import silence
+from lit_attn.schema.errors import escape_control, silence
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,10 +46,6 @@ def _groups(name: str) -> tuple[str, str, str]:
     """Return the groups of cells that a cell belongs to, the smallest first."""
     variant = name.rpartition("/")[0]
     return variant, variant.rpartition("/")[0], ""
-
-
-# Control characters and their visible form. Terminals execute escape sequences.
-CONTROL = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
 
 
 class Snapshot(NamedTuple):
@@ -187,17 +183,12 @@ def open_notebook_display() -> Callable[[Callable[[], str]], None]:
 def write_line(text: str, stream: TextIO | None = None) -> None:
     """Write a line at once. Ignore a full disk, and ignore a closed pipe from then on."""
     try:
-        print(text, file=stream, flush=True)
+        print(escape_control(text), file=stream, flush=True)
     except BrokenPipeError:
         silence(stream or sys.stdout)
     except OSError:
         # The disk may have space again for the next line.
         pass
-
-
-def escape_control(text: str) -> str:
-    """Return `text` with control characters in visible form (`\\x1b`), except tab and newline."""
-    return text.translate(CONTROL)
 
 
 def render_table(snapshot: Snapshot) -> "RenderableType":

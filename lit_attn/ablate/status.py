@@ -8,14 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
-from lit_attn.ablate.display import Snapshot, StartedCell, escape_control, format_seconds
+from lit_attn.ablate.display import Snapshot, StartedCell, format_seconds
 from lit_attn.cells import folder
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import Plan, PlannedCell
-from lit_attn.schema.errors import ConfigError, OneLineParser, program, require
+from lit_attn.schema.errors import ConfigError, OneLineParser, escape_control, program, require
 
 MAX_FAILED = 10  # Failed and stale cells that are described; further ones are counted.
 LOG_LINES = 6  # Last lines of a failed cell's log that are shown.
@@ -67,12 +65,12 @@ def read_plans(where: Path) -> list[tuple[Plan, Path]]:
     plans, errors = [], []
     for path in paths:
         try:
-            plans.append((Plan.model_validate_json(path.read_bytes()), path.parent))
-        except (OSError, ValidationError) as error:
-            errors.append(f"{path}: is not a plan: {' '.join(str(error).split())}")
+            plans.append((Plan.load(path), path.parent))
+        except ConfigError as error:
+            errors.append(error)
     if not plans:
-        raise ConfigError(errors[0])
-    print("".join(f"{message} (skipped)\n" for message in errors), end="", file=sys.stderr)
+        raise errors[0]
+    print("".join(f"{error} (skipped)\n" for error in errors), end="", file=sys.stderr)
     return plans
 
 

@@ -26,6 +26,7 @@ from lit_attn.schema.plugins import load_parts
 
 # A variant's name is also that of a folder: no separators, no leading dot, at most 120 letters.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=,+-]{0,119}")
+NAME_RULE = "use up to 120 letters, digits and . _ = , + -, and begin with a letter or digit"
 MAX_VARIANTS = 100_000  # Largest number of combinations of a study's axes.
 
 
@@ -68,8 +69,7 @@ def expand_axes(source: StudySource) -> list[VariantSource]:
     for variant in variants:
         context = f"{variant.where}: {source.name}"
         if not NAME.fullmatch(variant.name):
-            rule = "use up to 120 letters, digits and . _ = , + -, and begin with a letter or digit"
-            raise ConfigError(f"{context}: '{variant.name}' cannot name a folder: {rule}")
+            raise ConfigError(f"{context}: '{variant.name}' cannot name a folder: {NAME_RULE}")
         if variant.name in lines:
             text = f"two variants have the name '{variant.name}', the other one on line"
             raise ConfigError(f"{context}: {text} {lines[variant.name].line}")
@@ -228,7 +228,7 @@ def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant
     study = source.study
     load_parts(source.parts)
     if not NAME.fullmatch(source.name):
-        raise source.error((), "cannot name a folder: use letters, digits and . _ = , + -")
+        raise source.error((), f"cannot name a folder: {NAME_RULE}")
     written = expand_axes(source)
     common = spell_out(study.set, f"{source.name}.set")
     last = spell_out(Mapping(Where("")) if changes is None else changes, source.name)

@@ -113,7 +113,7 @@ def create_attempt(folder: Path) -> Path:
     previous = list_attempts(folder)
     path = folder / "attempts" / str(int(previous[-1].name) + 1 if previous else 1)
     if path.parent.is_symlink():
-        raise OSError(errno.ELOOP, "is a symbolic link", str(path.parent))
+        raise OSError(errno.ELOOP, "is a symbolic link; delete it", str(path.parent))
     path.mkdir(parents=True)
     return path
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from lit_attn.files import require_writable
+from lit_attn.files import open_at_once, require_writable
 from lit_attn.schema.errors import ConfigError
 
 HEARTBEAT = 10.0  # Seconds between two heartbeats.
@@ -99,7 +99,7 @@ def read_holder(folder: Path) -> LockHolder | None:
     """
     path = folder / "lock"
     try:
-        with _open(path) as file:
+        with open_at_once(path, os.O_NOFOLLOW) as file:
             return _live_holder(path, file)
     except PermissionError:
         with contextlib.suppress(OSError):
@@ -147,7 +147,10 @@ def hold_lock(
 def release_lock(folder: Path) -> None:
     """Remove the lock of a cell that has ended, if this process is its keeper."""
     # If the disk is not reachable, the lock stays until this process ends.
-    with contextlib.suppress(OSError, ValidationError), _open(folder / "lock") as file:
+    with (
+        contextlib.suppress(OSError, ValidationError),
+        open_at_once(folder / "lock", os.O_NOFOLLOW) as file,
+    ):
         if LockHolder.model_validate_json(file.read()).keeper == current_process():
             (folder / "lock").unlink()
 
@@ -160,7 +163,7 @@ def remove_stale(folder: Path) -> None:
     """
     path = folder / "lock"
     try:
-        file = _open(path)
+        file = open_at_once(path, os.O_NOFOLLOW)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -227,12 +230,6 @@ def _wait_for_heartbeat(folder: Path) -> LockHolder | None:
             return holder
         time.sleep(HEARTBEAT / 10)
     return holder
-
-
-def _open(path: Path) -> io.FileIO:
-    # O_NONBLOCK: a FIFO would wait for a writer. Reading is enough for flock.
-    flags = os.O_NONBLOCK | os.O_NOFOLLOW
-    return io.FileIO(path, opener=lambda name, read_only: os.open(name, read_only | flags))
 
 
 def _live_holder(path: Path, file: io.FileIO) -> LockHolder | None:

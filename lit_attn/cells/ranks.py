@@ -242,9 +242,8 @@ def run_cell_process(
         redirect_output(cell_folder.create_attempt(folder) / "log.txt")
         raise
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
         # There may be no room for a log with the reason.
         with contextlib.suppress(OSError):
-            traceback.print_exc()
-        sys.exit(failure.DISK_FULL)
+            print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        sys.exit(failure.DISK_FULL if is_full else 1)

@@ -28,8 +28,8 @@ from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, field_validator
 
-from lit_attn.files import write_atomic
-from lit_attn.schema.errors import ConfigError
+from lit_attn.files import open_at_once, write_atomic
+from lit_attn.schema.errors import ConfigError, explain
 
 FailureClass = Literal[
     "out-of-memory", "diverged", "killed", "timed-out", "no-space", "bad-configuration", "error"
@@ -53,8 +53,8 @@ class Record(BaseModel):
     @classmethod
     def read_valid(cls, path: Path) -> Self | None:
         """Return the record, or None without a readable one."""
-        with contextlib.suppress(OSError, ValidationError):
-            return cls.model_validate_json(path.read_bytes())
+        with contextlib.suppress(OSError, ValidationError), open_at_once(path) as file:
+            return cls.model_validate_json(file.readall())
         return None
 
     @classmethod
@@ -138,6 +138,20 @@ class Plan(Record):
     parity: str = Field("", description="agreement with released code")
     contrast: str | None = Field(None, description="study whose leads are compared with these")
     latex: list[str] | None = Field(None, description="columns of the LaTeX table, by key")
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Return the plan at `path`. Raises ConfigError if there is none."""
+        try:
+            with open_at_once(path) as file:
+                return cls.model_validate_json(file.readall())
+        except (OSError, ValidationError) as error:
+            where, hint = f"{path}: is not a plan", "Run the study again to write it."
+            if isinstance(error, OSError):
+                problem = f"{where}: {error.strerror}"
+            else:
+                problem = str(explain(error, where))
+            raise ConfigError(f"{problem}. {hint}") from error
 
 
 class Spread(Record):

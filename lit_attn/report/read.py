@@ -12,8 +12,6 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import ValidationError
-
 from lit_attn.cells import records
 from lit_attn.cells.folder import read_cell, read_result
 from lit_attn.report.drawing import MOST_PANELS
@@ -163,11 +161,11 @@ class StudyRecord:
 
     def step_time(self, variant: str) -> float | None:
         """Return the step time measured alone, or the median of seeds that agree on it (BUSY)."""
-        names = [variant, *(v.variant for v in self.plan.variants if v.name == variant)]
-        timed = self.step_times.variants if self.step_times else []
-        seconds = {entry.kind: entry.seconds for entry in timed}  # Of the last measurement.
-        if entry := next((entry for entry in timed if entry.variant in names), None):
-            return entry.ratio * seconds.get(entry.baseline_kind, entry.seconds / entry.ratio)
+        if timed := self.step_times.variants if self.step_times else ():
+            names = [variant, *(v.variant for v in self.plan.variants if v.name == variant)]
+            seconds = {entry.kind: entry.seconds for entry in timed}  # Of the last measurement.
+            if entry := next((entry for entry in timed if entry.variant in names), None):
+                return entry.ratio * seconds.get(entry.baseline_kind, entry.seconds / entry.ratio)
         times = self.measurements("step_time", variant)
         return statistics.median(times) if times and max(times) <= BUSY * min(times) else None
 
@@ -225,10 +223,7 @@ def read_studies(runs: Path, names: list[str] | None = None) -> Iterator[StudyRe
 
 def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     """Read the study of the plan at `path`. Raises ConfigError if that is not possible."""
-    try:
-        plan = records.Plan.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise ConfigError(f"{path}: is not a plan: {str(error).splitlines()[0]}") from error
+    plan = records.Plan.load(path)
     # The folder of the report has the study's name, so that name must not lead elsewhere.
     if plan.study != path.parent.name:
         raise ConfigError(f"{path}: is the plan of '{plan.study}', not of '{path.parent.name}'")
@@ -254,7 +249,7 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
         if contrast and contrast.plan.metric == plan.metric:
             return replace(study, contrast=contrast)
         if contrast:
-            LOG.warning("%s: contrast: the metric of %s differs", path, plan.contrast)
+            LOG.warning("%s: contrast: the metric of %r differs", path, plan.contrast)
     return study
 
 

@@ -18,12 +18,21 @@ FEW_CHOICES = 5  # Number of the nearest choices that a message lists otherwise.
 P = ParamSpec("P")
 
 
+# Control characters and their visible form. Terminals execute escape sequences.
+CONTROL = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
+
+
 class ConfigError(ValueError):
     """Wrong configuration; the message is one line that names the file, the key and a remedy."""
 
     def __init__(self, message: str) -> None:
-        # A value in a message may contain a line separator.
-        super().__init__(" ".join(message.splitlines()))
+        # A value of a downloaded file may contain line separators and escape sequences.
+        super().__init__(escape_control(" ".join(message.splitlines())))
+
+
+def escape_control(text: str) -> str:
+    """Return `text` with control characters in visible form (`\\x1b`), except tab and newline."""
+    return text.translate(CONTROL)
 
 
 def suggest(word: str, choices: Iterable[str]) -> str:
@@ -78,6 +87,12 @@ def command(function: Callable[P, int]) -> Callable[P, int]:
 
     @functools.wraps(function)
     def run(*arguments: P.args, **keywords: P.kwargs) -> int:
+        for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+            if getattr(sys, name) is None:
+                # It is closed (`>&-`). The next file would get its number, and the output of cells.
+                number = os.open(os.devnull, os.O_RDWR)
+                os.set_inheritable(number, True)
+                setattr(sys, name, os.fdopen(number, mode))
         try:
             return function(*arguments, **keywords)
         except ConfigError as error:

@@ -16,8 +16,10 @@ from lit_attn.ablate.display import (
     make_display,
     open_notebook_display,
     render_table,
+    write_line,
 )
 from lit_attn.cells.folder import Progress
+from lit_attn.schema.errors import ConfigError
 
 WAITING = "tiny/c/0"
 RUNNING = [
@@ -108,6 +110,10 @@ def test_escape_sequences_become_visible() -> None:
     display.say("FAILED  \x1b[2Jerror: \x9b31m\r\ttext")
     display.close()
     assert stream.getvalue() == "FAILED  \\x1b[2Jerror: \\x9b31m\\x0d\ttext\n"
+    # A table has the device and the versions of results, which may be downloaded.
+    write_line("| device \x1b]0;title\x07 |", stream)
+    assert stream.getvalue().endswith("| device \\x1b]0;title\\x07 |\n")
+    assert str(ConfigError("plan.json: unknown \x1b[2J")) == "plan.json: unknown \\x1b[2J"
 
 
 def render(state: Snapshot, width: int) -> list[str]:

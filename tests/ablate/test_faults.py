@@ -5,8 +5,11 @@ import errno
 import os
 import random
 import resource
+import shlex
 import shutil
 import signal
+import subprocess
+import sys
 import time
 import traceback
 from collections import Counter
@@ -15,6 +18,7 @@ from pathlib import Path
 import pytest
 from helpers import fake_cells, studies
 from helpers.runs import (
+    SCRIPT,
     TIMEOUT,
     count_runs,
     expire_hangs,
@@ -433,6 +437,20 @@ def test_a_run_goes_on_without_a_reader_of_its_output(tmp_path: Path) -> None:
         (tmp_path / "runs" / "tiny" / "go").touch()
         assert process.wait(TIMEOUT) == 0
     assert count_runs(tmp_path) == {"gated/0": 1, "gated/1": 1, "ok/0": 1, "ok/1": 1}
+
+
+def test_closed_standard_streams_change_no_result(tmp_path: Path) -> None:
+    """A service or `>&-` can start a command without them; another file would get their number."""
+    studies.write(tmp_path, make_body("ok", "crash"))
+    command = (sys.executable, str(SCRIPT), "ablations.yaml", "--seeds", "0,")
+    shell = ["sh", "-c", f"exec {shlex.join(command)} <&- >&- 2>&-"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(shell, cwd=tmp_path, env=environment, timeout=TIMEOUT, check=False)
+    assert done.returncode == 1
+    assert [path.parts[-3] for path in tmp_path.glob("runs/*/*/*/result.json")] == ["ok"]
+    (log,) = tmp_path.glob("runs/*/crash/*/attempts/1/log.txt")
+    assert "the reactor is on fire" in log.read_text()
+    assert (tmp_path / "reports" / "tiny" / "table.md").exists()
 
 
 def test_a_run_goes_on_when_the_disk_of_its_log_is_full(tmp_path: Path, small_disk: Path) -> None:

@@ -17,6 +17,7 @@ import lit_attn.report
 from lit_attn.ablate import status
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.plan import Job, expand
+from lit_attn.cells import records
 from lit_attn.cells.folder import CellStatus, Progress, State, create_attempt
 from lit_attn.cells.lock import hold_lock
 from lit_attn.cells.records import Exit, FailureClass, Plan, PlannedCell
@@ -28,7 +29,8 @@ def cell(state: State, variant: str = "v", progress: Progress | None = None) -> 
     return status.StudyCell(planned, Path("p"), CellStatus(state, progress=progress))
 
 
-PLAN = """{"study": "x", "title": "t", "baseline": "a", "metric": {}, "variants": [], "seeds": [0],
+PLAN = """{"study": "x", "title": "t", "baseline": "a", "variants": [], "seeds": [0],
+"metric": {"name": "test/accuracy", "label": "accuracy", "goal": "max", "scale": 1},
 "cells": [{"variant": "a", "seed": 0, "identity": "i", "path": "../../elsewhere"}]}"""
 
 
@@ -154,7 +156,7 @@ def test_an_unreadable_plan_is_skipped(tmp_path: Path, capsys: pytest.CaptureFix
         str(tmp_path / "outside" / "plan.json"),
         str(tmp_path / "torn" / "plan.json"),
     ]
-    assert "path" in captured.err
+    assert "cells.0.path: '../../elsewhere' is outside the folder of the study" in captured.err
 
 
 def test_an_unreadable_result_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,8 +176,8 @@ def test_every_command_reads_one_file_per_finished_cell(
     matrix = write_results(tmp_path, 200)
     reads: list[Path] = []
     lists: list[Path] = []
-    read_bytes, iterdir = Path.read_bytes, Path.iterdir
-    monkeypatch.setattr(Path, "read_bytes", lambda path: reads.append(path) or read_bytes(path))
+    read, iterdir = records.open_at_once, Path.iterdir
+    monkeypatch.setattr(records, "open_at_once", lambda path: reads.append(path) or read(path))
     monkeypatch.setattr(Path, "iterdir", lambda path: lists.append(path) or iterdir(path))
     monkeypatch.setattr(lit_attn.report, "write_reports", write_reports)
     monkeypatch.chdir(tmp_path)

@@ -145,6 +145,19 @@ def test_a_dead_holder_on_another_machine_is_replaced(
     assert job.state() == "done"
 
 
+def test_linked_attempts_are_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (job, *_) = jobs(tmp_path, "ok")
+    job.folder.mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (job.folder / "attempts").symlink_to(tmp_path / "elsewhere")
+    summary, _ = run([job])
+    (outcome,) = summary.failed
+    text = f"OSError: [Errno 40] is a symbolic link; delete it: '{job.folder}/attempts'"
+    assert outcome.message == text
+    assert capfd.readouterr().err == f"{text}\n"
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 def test_an_unusable_lock_is_the_reason_of_the_failure(tmp_path: Path) -> None:
     (job, *_) = jobs(tmp_path, "ok")
     job.folder.mkdir(parents=True)

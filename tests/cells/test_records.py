@@ -1,6 +1,7 @@
 """Records read back as written; torn lines are skipped."""
 
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from lit_attn.cells.records import (
     read_metrics,
 )
 from lit_attn.config.metrics import DEFAULT_METRIC
+from lit_attn.schema.errors import ConfigError
 
 CELL = PlannedCell(variant="v", seed=0, identity="00", path="v/0-00")
 PLAN = Plan(
@@ -47,6 +49,34 @@ def test_a_record_reads_back_as_written(record: Record, tmp_path: Path) -> None:
 def test_a_record_of_a_newer_version_is_read() -> None:
     newer = {**result(CELL, 0.5).model_dump(), "carbon": 1}
     assert Result.model_validate(newer) == result(CELL, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "invalid JSON: EOF while parsing an object at line 1 column 1, not b'{'"),
+        ("[]", "input should be an object, not []"),
+        (None, "Is a directory"),
+    ],
+)
+def test_a_plan_that_cannot_be_read_is_one_line(
+    content: str | None, reason: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    path.mkdir() if content is None else path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        Plan.load(path)
+    hint = "Run the study again to write it."
+    assert str(caught.value) == f"{path}: is not a plan: {reason}. {hint}"
+
+
+def test_nothing_waits_for_the_writer_of_a_fifo(tmp_path: Path) -> None:
+    """A status or a run would otherwise wait for ever."""
+    path = tmp_path / "plan.json"
+    os.mkfifo(path)
+    assert Result.read_valid(path) is None
+    with pytest.raises(ConfigError, match="is not a plan"):
+        Plan.load(path)
 
 
 def test_a_record_is_validated_and_does_not_change() -> None:

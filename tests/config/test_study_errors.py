@@ -77,6 +77,7 @@ def test_a_mistake_in_an_experiment_is_one_line(tmp_path: Path, change: str, mes
         ("seeds: 2", "seeds: [4294967296]", "6: studies.tiny.seeds.0: input should be less than"),
         ("seeds: 2", "seeds: [-1]", "6: studies.tiny.seeds.0: input should be greater than or"),
         ("tiny:", "../tiny:", "3: ../tiny: cannot name a folder"),
+        ("tiny:", f"{'x' * 121}:", f"3: {'x' * 121}: cannot name a folder: use up to 120 letters"),
         ("title: A tiny study", "titel: x", "3: studies.tiny.titel: unknown key 'titel'; did you"),
         ("A tiny study", "!!python/object:os.system x", "3: the YAML tag 'tag:yaml.org,"),
     ],

@@ -1,5 +1,6 @@
 """Reports from records: numbers, captions, reproducible bytes, escaping."""
 
+import io
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import pandas as pd
 import pytest
 from helpers.fake_study import EFFECTS, accuracy_of, result, write_study
 
+from lit_attn.cells import records
 from lit_attn.cells.records import (
     Metric,
     Plan,
@@ -447,13 +449,13 @@ def test_help_imports_neither_pandas_nor_torch() -> None:
 def test_every_record_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_study(tmp_path / "runs", seeds=3)
     reads: Counter[str] = Counter()
-    read_bytes = Path.read_bytes
+    read = records.open_at_once
 
-    def count(path: Path) -> bytes:
+    def count(path: Path) -> io.FileIO:
         reads[str(path)] += path.name == "result.json"
-        return read_bytes(path)
+        return read(path)
 
-    monkeypatch.setattr(Path, "read_bytes", count)
+    monkeypatch.setattr(records, "open_at_once", count)
     report(tmp_path)
     assert sorted(reads.values(), reverse=True)[:10] == [1] * 9 + [0]
 
