@@ -6,6 +6,9 @@
 # Results are written to the mounted folder. Without a GPU leave out `--gpus all`.
 FROM python:3.11-slim
 
+# `training.compile` compiles C++ code when a cell starts.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+
 WORKDIR /opt/lit_attn
 COPY pyproject.toml constraints.txt README.md LICENSE ablations.yaml ./
 COPY experiments experiments
