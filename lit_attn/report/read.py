@@ -205,7 +205,7 @@ def read_studies(runs: Path, names: list[str] | None = None) -> Iterator[StudyRe
     """
     plans = {path.parent.name: path for path in sorted(runs.glob("*/plan.json"))}
     if not plans:
-        raise ConfigError(f"{runs}: holds no study (no */plan.json)")
+        raise ConfigError(f"{runs}: contains no study (no */plan.json)")
     for name in names or []:
         require(f"{runs}: has no study", name, plans)
     count = 0

@@ -353,7 +353,7 @@ def test_a_torn_metric_row_is_left_out(tmp_path: Path) -> None:
 def test_bad_input_is_an_error_of_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ConfigError, match="holds no study"):
+    with pytest.raises(ConfigError, match="contains no study"):
         write_reports(tmp_path, tmp_path / "reports")
     write_study(tmp_path / "runs")
     out = ["--reports", str(tmp_path / "reports")]
