@@ -56,7 +56,7 @@ def print_cells(matrices: list[Matrix], with_costs: bool) -> None:
 def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
     """Time every distinct model and write the hours of each study; return False if one failed."""
     # Imported here, because a plain dry run starts no processes.
-    from lit_attn.ablate.display import Display
+    from lit_attn.ablate.display import Display, make_display
     from lit_attn.ablate.launch import Launcher
     from lit_attn.ablate.runner import Runner
     from lit_attn.ablate.slots import make_slots
@@ -69,7 +69,8 @@ def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
     timings = {}
     with tempfile.TemporaryDirectory(prefix="lit_attn-") as name:
         samples = {cell.kind: Job(cell, Path(name) / cell.kind) for cell in cells}
-        Runner(launcher, slots, Display(sys.stderr)).run(samples.values())
+        display = make_display() if sys.stdout.isatty() else Display(sys.stderr)
+        Runner(launcher, slots, display).run(samples.values())
         for kind, job in samples.items():
             if (timing := Timing.read(job.folder / "timing.json")) is not None:
                 timings[kind] = timing

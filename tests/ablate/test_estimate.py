@@ -7,7 +7,8 @@ from helpers import studies
 from helpers.commands import run_python
 
 from lit_attn.ablate.__main__ import main
-from lit_attn.ablate.dry_run import format_hours
+from lit_attn.ablate.display import Display, LiveDisplay
+from lit_attn.ablate.dry_run import format_hours, print_estimate
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.ablate.slots import Device, Slots
 from lit_attn.cells.records import Result, Timing
@@ -77,6 +78,24 @@ def test_each_model_is_timed_once(estimated: tuple[Path, int, str, str]) -> None
     assert messages.count("done ") == 1
     assert messages.count("diverged") == 1
     assert not (path / "runs").exists()
+
+
+def test_an_estimate_shows_a_live_table_on_a_terminal_and_lines_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    displays: list[object] = []
+
+    class Recorder:
+        def __init__(self, launcher: object, slots: object, display: object) -> None:
+            displays.append(type(display))
+
+        def run(self, jobs: object) -> None: ...
+
+    monkeypatch.setattr("lit_attn.ablate.runner.Runner", Recorder)
+    for is_terminal in (False, True):
+        monkeypatch.setattr("sys.stdout.isatty", lambda is_terminal=is_terminal: is_terminal)
+        assert not print_estimate([matrix(tmp_path, BODY)], 1)
+    assert displays == [Display, LiveDisplay]
 
 
 def test_an_estimate_needs_a_dry_run_and_enough_devices(
