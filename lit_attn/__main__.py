@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import lit_attn
 from lit_attn.extras import require
-from lit_attn.files import write_atomic
+from lit_attn.files import require_writable, write_atomic
 from lit_attn.schema import errors
 from lit_attn.schema.base import Kind, load
 from lit_attn.schema.errors import ConfigError, OneLineParser, command
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     errors.require("lit-attn: unknown command", name, COMMANDS)
     if name in ("run", "seal"):
         rest = find_studies(rest)
-    elif name == "rerun" and not {"-h", "--help"} & set(rest):
+    elif name == "rerun" and rest and not {"-h", "--help"} & set(rest):
         rest = [*rest[:1], *find_studies(rest[1:])]
     run: Callable[[list[str]], int] = load(COMMANDS[name].main)
     return run([*COMMANDS[name].first, *rest])
@@ -71,14 +71,15 @@ def make_parser(file: dict[str, str] | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lit_attn {lit_attn.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, entry in COMMANDS.items():
-        is_run = file and name in ("run", "rerun")
+        is_run = file and name in ("run", "rerun", "seal")
         options = [load("lit_attn.ablate.__main__:make_parser")()] if is_run else []
         text = f"{entry.words}: {entry.help}"
         command = commands.add_parser(name, help=text, parents=options, add_help=False)
         if file:
             command.add_argument("words", nargs="*")
-            for argument in command._get_positional_actions():
-                argument.complete = file  # type: ignore[attr-defined]
+            for argument in command._actions:
+                if argument.type is Path or not argument.option_strings:
+                    argument.complete = file  # type: ignore[attr-defined]
     return parser
 
 
@@ -111,6 +112,7 @@ def init(words: list[str]) -> int:
     parser = OneLineParser(prog="lit-attn init", description=init.__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=Path(), metavar="FOLDER")
     folder = parser.parse_args(words).folder
+    require_writable(folder, "lit-attn init")
     files = {path: folder / path.relative_to(STARTER) for path in sorted(STARTER.rglob("*.yaml"))}
     for path in files.values():
         if path.exists():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import venv
 import zipfile
 from importlib.machinery import ModuleSpec
@@ -148,6 +149,25 @@ def test_init_writes_a_study_that_expands_and_replaces_no_file(
     assert (tmp_path / "ablations.yaml").read_bytes() == before
 
 
+def test_init_names_a_folder_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert main(["init", str(file / "study")]) == 2
+    message = f"lit-attn init {file}/study: cannot be written: Not a directory\n"
+    assert capsys.readouterr().err == message
+
+
+def test_rerun_without_a_choice_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["rerun"]) == 2
+    message = "rerun: needs stale, failed or STUDY/VARIANT/SEED, and then the file\n"
+    assert capsys.readouterr().err == message
+
+
 def test_a_name_is_a_study_of_this_folder_or_a_shipped_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +229,8 @@ def test_the_completion_script_is_valid_bash(capsys: pytest.CaptureFixture[str])
         ("lit-attn rerun stale abl", "ablations.yaml"),
         ("lit-attn train ru", "runs"),
         ("lit-attn run ablations.yaml --dry", "--dry-run"),
+        ("lit-attn run ablations.yaml --out ru", "runs"),
+        ("lit-attn seal ablations.yaml --stu", "--study"),
         ("lit-attn repo", "report"),
     ],
 )
@@ -228,6 +250,16 @@ def test_bash_completes_commands_options_and_files(
         ["bash"], input=text, text=True, cwd=tmp_path, capture_output=True, check=False
     )
     assert done.stdout.rstrip("/\n") == completed, done.stderr
+
+
+def test_the_dockerfile_copies_all_that_the_wheel_is_built_from() -> None:
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    copied = {name for line in lines if line.startswith("COPY ") for name in line.split()[1:-1]}
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project, wheel = settings["project"], settings["tool"]["hatch"]["build"]["targets"]["wheel"]
+    built_from = {project["readme"], *project["license-files"], *wheel["packages"]}
+    assert copied == built_from | {*wheel["force-include"], "pyproject.toml", "constraints.txt"}
+    assert all((ROOT / name).exists() for name in copied)
 
 
 def build_wheel(folder: Path) -> Path:
