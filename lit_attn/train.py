@@ -44,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         if read_result(folder, cell.fingerprint) is not None:
             print(f"{folder}: has a result already; `{program('rerun')} CELL FILE` repeats it")
             return 0
+        print(f"{folder}: reading the data and building the model", flush=True)
         devices = cell.experiment.training.devices
         if devices == 1:
             with hold_lock(folder):
@@ -104,7 +105,7 @@ def time_cell(cell_dir: Path, *, smoke: bool = False) -> None:
         estimate_cost(cell, run, time.perf_counter() - started).write(cell_dir / "timing.json")
 
 
-def check_cells(folder: Path, sender: "Connection") -> None:
+def check_cells(folder: Path, sender: "Connection", has_data: bool) -> None:
     """Send the number and the error of the first cell in `folder` that cannot run, or None."""
     # Imported here because importing this module ties the importing process to its parent.
     from lit_attn.cells.fork_server import die_with_parent
@@ -114,7 +115,7 @@ def check_cells(folder: Path, sender: "Connection") -> None:
     die_with_parent()
     # The cells write to their logs.
     redirect_output(Path(os.devnull))
-    sender.send(find_mistake(sorted(folder.iterdir())))
+    sender.send(find_mistake(sorted(folder.iterdir()), has_data))
 
 
 def _read_cell(cell_dir: Path) -> Cell:

@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 
 TARGET = "lit_attn.train:run_cell"
 COMMANDS = {"status": status.print_status, "logs": status.print_log}
-
+DESCRIPTIONS = {
+    "": "Train every variant with every seed, then write the tables; the same command continues.",
+    "rerun": "Set the cells of CHOICE aside and train them again from their first step.",
+    "seal": "Print the decisions of a study and their hash, to commit them before the first run.",
+}
 EPILOG = Path(__file__).with_name("epilog.txt").read_text(encoding="utf-8")
 
 
@@ -41,8 +45,7 @@ def make_parser(first: str = "") -> argparse.ArgumentParser:
     """Return the parser of the words after `first`, which is `rerun`, `seal` or none."""
     parser = OneLineParser(
         prog=program(first or "run") + " CHOICE" * (first == "rerun"),
-        description="Train every variant of a study with every seed, then write the tables. "
-        "Run the same command again to continue with the cells that have no result.",
+        description=DESCRIPTIONS[first],
         epilog=EPILOG.replace("lit-attn", program("")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -126,7 +129,7 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
         matrices = _expand_studies(options)
     chosen = None if choice is None else select_cells(matrices, choice)
     if options.dry_run and chosen is not None:
-        print("".join(f"{job.name}  {job.state()}\n" for job in chosen), end="")
+        print(*(f"{job.name}  {job.state()}" for job in chosen), f"{len(chosen)} cells", sep="\n")
         return 0
     if options.dry_run and options.estimate:
         return 0 if dry_run.print_estimate(matrices, options.jobs) else 1
@@ -238,7 +241,8 @@ def _run(matrices: list[Matrix], options: Namespace, target: str, chosen: list[J
     for folder in (options.reports, *(options.reports / matrix.name for matrix in matrices)):
         require_writable(folder, "--reports")
 
-    matrices = matrices if chosen else _tune(matrices, options, launcher, start)
+    if chosen is None:
+        matrices = _tune(matrices, options, launcher, start)
     cells = list(_read_states(matrices))
     diverged, rerun = 0, program("rerun")
     if (jobs := chosen) is None:
@@ -277,9 +281,9 @@ def _prepare_folders(
     matrices: list[Matrix], options: Namespace, launcher: "Launcher", jobs: list[Job], rerun: bool
 ) -> None:
     """Check what `jobs` need, set their folders aside for a rerun, and write the plans."""
-    if options.launcher == "local":
+    if is_local := options.launcher == "local":
         require_inputs(matrices, jobs)
-        launcher.require_cells(matrices, jobs, options.jobs)
+    launcher.require_cells(matrices, jobs, options.jobs, is_local)
     try:
         for job in jobs if rerun else ():
             set_aside(job)

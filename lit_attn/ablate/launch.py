@@ -6,8 +6,10 @@ import os
 import signal
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from lit_attn import train
@@ -31,8 +33,7 @@ SOCKET_FOLDER = "/dev/shm"
 """Folder of the fork server's socket, if it exists. The path of a socket has at most 107
 characters, and TMPDIR may be longer or may be cleaned while cells run."""
 
-PATIENCE, CHECK_LIMIT = 10.0, 1800.0
-"""Seconds after which a running check is announced, and after which cells start without it."""
+CHECK_LIMIT = 1800.0  # Seconds of a check after which cells start without it.
 
 
 class ServerLost(Exception):
@@ -151,11 +152,13 @@ class Launcher:
             raise ServerLost("the fork server has ended") from error
         return CellProcess(job, slot, process)
 
-    def require_cells(self, matrices: list[Matrix], jobs: list[Job], limit: int | None) -> None:
+    def require_cells(
+        self, matrices: list[Matrix], jobs: list[Job], limit: int | None, is_local: bool
+    ) -> None:
         """Raise ConfigError with the responsible line if the model or data of a job cannot be used.
 
-        A fork of the server checks one cell of each new variant (see `train.check_cells`). If it
-        dies, the logs of the cells will show why.
+        Another process checks one cell of each new variant (see `train.check_cells`). If it dies,
+        the logs of the cells will show why. Cells that are not `is_local` need no server here.
         """
         variants = [
             (study, variant, cell)
@@ -165,22 +168,25 @@ class Launcher:
         self.checked.update((study, variant.name) for study, variant, _ in variants)
         if self.module != train.__name__ or not variants:
             return
-        self.share_cores(make_slots(limit).at_once(job.cell for job in jobs))
-        _start_server()
+        write_line(f"checking the models and data of {len(variants)} variants")
+        start: Callable[..., BaseProcess] = multiprocessing.get_context("spawn").Process
+        if is_local:
+            self.share_cores(make_slots(limit).at_once(job.cell for job in jobs))
+            _start_server()
+            start = self.context.Process
         receiver, sender = self.context.Pipe(duplex=False)
         scratch = tempfile.TemporaryDirectory(prefix="lit_attn-")
         with contextlib.suppress(EOFError, OSError), scratch as folder:
             for number, (_, _, cell) in enumerate(variants):
                 cell.write(Path(folder) / f"{number:06}.yaml")
-            process = self.context.Process(target=train.check_cells, args=(Path(folder), sender))
-            process.start()
+            process = start(target=train.check_cells, args=(Path(folder), sender, is_local))
+            with _block_interrupts():
+                process.start()
             sender.close()
             try:
-                if not receiver.poll(PATIENCE):
-                    write_line(f"checking the models and data of {len(variants)} variants")
                 mistake = receiver.recv() if receiver.poll(CHECK_LIMIT) else None
                 # A killed process would leave the semaphores of its libraries behind.
-                process.join(PATIENCE)
+                process.join(10)
             finally:
                 process.kill()
                 process.join()
@@ -190,7 +196,7 @@ class Launcher:
 
 
 def _start_server() -> None:
-    """Start the fork server if needed, with SIGINT blocked: Ctrl-C must reach only the runner."""
+    """Start the fork server if needed."""
     if os.access(SOCKET_FOLDER, os.W_OK | os.X_OK):
         previous, tempfile.tempdir = tempfile.tempdir, SOCKET_FOLDER
         try:
@@ -199,10 +205,17 @@ def _start_server() -> None:
                 util.get_temp_dir()
         finally:
             tempfile.tempdir = previous
-    # Started first, because the server's start would start it and unblock interrupts.
+    with _block_interrupts():
+        forkserver.ensure_running()
+
+
+@contextlib.contextmanager
+def _block_interrupts() -> Iterator[None]:
+    """Block SIGINT for processes that start meanwhile: Ctrl-C must reach only the runner."""
+    # Started first, because its start unblocks interrupts.
     resource_tracker.ensure_running()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:
-        forkserver.ensure_running()
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

@@ -11,7 +11,7 @@ from torch import nn
 from lit_attn.cells.inputs import collect_inputs
 from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
-from lit_attn.config.data.base import Data
+from lit_attn.config.data.base import Data, find_paths
 from lit_attn.config.schedules import stretch
 from lit_attn.data.module import DataModule
 from lit_attn.models import factory
@@ -52,10 +52,11 @@ def _build_data(cell: Cell, device: torch.device) -> DataModule:
     return data
 
 
-def find_mistake(cells: Sequence[Path]) -> tuple[int, str] | None:
+def find_mistake(cells: Sequence[Path], has_data: bool = True) -> tuple[int, str] | None:
     """Return the number and the ConfigError of the first of `cells` (YAML files) that cannot run.
 
-    The networks have no memory. The logs of the cells will show other exceptions.
+    The networks have no memory. The logs of the cells will show other exceptions. Unless this
+    machine `has_data`, only the model of a cell whose files are missing is checked.
     """
     known: tuple[Data, DataModule] | None = None
     for number, path in enumerate(cells):
@@ -64,6 +65,9 @@ def find_mistake(cells: Sequence[Path]) -> tuple[int, str] | None:
             experiment = cell.experiment
             model = factory.resolve(experiment.model, cell.match_to, experiment.data)
             network = factory.build(model, experiment.data, "meta")
+            paths = [path for _, path in find_paths(experiment.data.model_dump())]
+            if not (has_data or all(map(Path.exists, paths))):
+                continue
             if known is None or known[0] != experiment.data:
                 known = experiment.data, _build_data(cell, torch.device("cpu"))
                 known[1].check()

@@ -232,9 +232,27 @@ def test_a_mistake_that_needs_torch_starts_no_cell(
     before = sorted(tmp_path.iterdir())
     command = [sys.executable, "-m", "lit_attn.ablate", "ablations.yaml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"checking the models and data of [12] variants\n", done.stdout)
+    assert done.returncode == 2
     assert re.fullmatch(message + ".*\n", done.stderr)
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_data_that_only_the_jobs_see_are_left_to_the_jobs(tmp_path: Path) -> None:
+    """A submission checks the models, and the data whose files the login node sees."""
+    data = "{kind: npz, path: mine.npz, name: m, size: 8, channels: 1, classes: 2}\n"
+    experiment = f"data: {data}" + studies.EXPERIMENT.partition("\n")[2]
+    matrix = expand(studies.study(tmp_path, BODY, experiment), tmp_path / "runs")
+    path = tmp_path / "cell.yaml"
+    matrix.jobs[0].cell.write(path)
+    assert find_mistake([path], has_data=False) is None
+    mistake = find_mistake([path])
+    assert mistake is not None
+    assert mistake[1].startswith("data")
+    write_npz(tmp_path / "mine.npz")
+    mistake = find_mistake([path], has_data=False)
+    assert mistake is not None
+    assert mistake[1].startswith("data.classes: 2, but train ")
 
 
 def test_errors_in_the_code_of_the_user_are_left_to_the_cells(

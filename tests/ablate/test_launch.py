@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 
 import pytest
 from helpers import studies
+from helpers.paths import ROOT
 from helpers.runs import TIMEOUT, count_runs, jobs, make_body, wait_until
 from helpers.training_cells import digits_cell, folder_of, scenes_cell, text_cell
 
@@ -119,6 +120,41 @@ def server_of(process: "subprocess.Popen[str]") -> bool:
             if b"multiprocessing.forkserver" in Path(f"/proc/{child}/cmdline").read_bytes():
                 return True
     return False
+
+
+def test_an_interrupt_during_the_check_before_a_submission_is_one_line(tmp_path: Path) -> None:
+    """The process that checks the models does not see the interrupt, so it prints no traceback."""
+    studies.write(tmp_path, make_body("ok"))
+    code = (
+        "import sys; from lit_attn.ablate import launch; from lit_attn.ablate.plan import expand\n"
+        "from lit_attn.config.study import read_studies; from pathlib import Path\n"
+        "from lit_attn.schema.errors import command\n"
+        "def check():\n"
+        "    study = read_studies(Path('ablations.yaml'))['tiny']\n"
+        "    matrix = expand(study, Path('runs'))\n"
+        "    launcher = launch.Launcher('lit_attn.train:run_cell')\n"
+        "    launcher.require_cells([matrix], matrix.jobs, None, is_local=False)\n"
+        "    return 0\n"
+        "if __name__ == '__main__':\n"
+        "    sys.exit(command(check)())\n"
+    )
+    (tmp_path / "check.py").write_text(code)
+    with subprocess.Popen(
+        [sys.executable, "check.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        # The resource tracker, and the process that checks.
+        wait_until(lambda: len(children.read_text().split()) == 2)
+        os.killpg(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 130
+    assert (output, errors) == ("checking the models and data of 1 variants\n", "\n")
 
 
 @pytest.mark.parametrize("when", ["its first moment", "its imports"])

@@ -67,6 +67,20 @@ def test_results_of_other_code_or_data_are_stale(tmp_path: Path) -> None:
     assert select_cells([matrix], "stale") == [first, second]
 
 
+def test_without_a_chosen_cell_nothing_is_run_or_tuned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tune = "\ntune: {optimizer.weight_decay: [0.1, 0.2], select: val/loss, seeds: [9]}"
+    studies.write(tmp_path, make_body("ok", "ok-2") + tune)
+    monkeypatch.chdir(tmp_path)
+    assert main(["rerun", "stale", "ablations.yaml", "--dry-run"]) == 0
+    assert capsys.readouterr().out == "0 cells\n"
+    code, output = run_cli(tmp_path, command=("rerun", "stale"))
+    assert "tuning" not in output
+    assert count_runs(tmp_path) == {}
+    assert code == 1
+
+
 TEXT = """\
 task: language-modelling
 data: {kind: text, name: mine, train: train.txt, test: test.txt, context: 16, epoch_steps: 2}
@@ -142,7 +156,7 @@ def test_a_dry_run_lists_the_chosen_cells(
     studies.write(tmp_path, make_body("ok"))
     monkeypatch.chdir(tmp_path)
     assert main(["rerun", "tiny/ok/1", "ablations.yaml", "--dry-run"]) == 0
-    assert capsys.readouterr().out == "tiny/ok/1  missing\n"
+    assert capsys.readouterr().out == "tiny/ok/1  missing\n1 cells\n"
     for words, message in (
         (["rerun", "stal", "ablations.yaml"], "rerun: no cell 'stal'; did you mean 'stale'?\n"),
         (["rerun"], "rerun: needs stale, failed or STUDY/VARIANT/SEED"),

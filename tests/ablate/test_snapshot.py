@@ -123,6 +123,8 @@ def test_snapshots_that_no_job_needs_are_removed(
     for name in "abc":
         (tmp_path / ".code" / name / "package").mkdir(parents=True)
         write_batch(tmp_path, f"batch-{name}", name)
+    # A submission that was terminated.
+    (tmp_path / ".code" / "tmp-of-a-copy" / "code").mkdir(parents=True)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "values.txt").touch()
     (tmp_path / ".code" / "b" / "data").symlink_to(tmp_path / "data")

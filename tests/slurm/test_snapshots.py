@@ -153,6 +153,23 @@ def test_a_submission_removes_the_snapshots_of_forgotten_jobs_only(tmp_path: Pat
     assert not list_snapshots() & waiting
 
 
+def test_a_model_that_cannot_be_built_is_not_submitted(
+    tmp_path: Path, cluster: dict[str, str]
+) -> None:
+    """Only a process with PyTorch sees that even the narrowest FFN has too many parameters."""
+    (tmp_path / "checkout").symlink_to(ROOT)
+    experiment = studies.EXPERIMENT.replace("width: 32", "width: 1")
+    studies.write(tmp_path, "baseline: a\ncells: {a: {}, b: {attention: mgk}}", experiment)
+    with start(tmp_path, cluster) as process:
+        output, _ = process.communicate(timeout=2 * TIMEOUT)
+    assert process.returncode == 2
+    announced, mistake = output.splitlines()
+    assert announced == "checking the models and data of 2 variants"
+    assert mistake.startswith("ablations.yaml:8: tiny: variant 'b': match: parameters: ")
+    assert list_jobs(cluster, "all") == []
+    assert not (tmp_path / "runs" / "tiny").exists()
+
+
 def test_jobs_of_a_removed_variant_are_cancelled_alone(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:

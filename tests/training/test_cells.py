@@ -123,6 +123,8 @@ def test_a_terminal_shows_a_progress_bar(tmp_path: Path) -> None:
                 output += part
     os.close(parent)
     assert process.returncode == 0
+    # Before the first step, which may take long.
+    assert output.startswith(f"{folder}: reading the data and building the model\r\n".encode())
     assert b"\r\x1b[K[########################] step 12/12, " in output
     assert b"\r\x1b[Kepoch 3/3  step 12/12  " in output
 
