@@ -68,7 +68,8 @@ def crossed_interval(sums: Floats, weights: Floats) -> tuple[float, float | None
     `sums` (n, U) has the sum of the metric over the targets of each of U samples, `weights` (U,)
     the number of targets; a seed's value is the ratio of both totals. The standard error holds the
     seeds fixed. The interval, which needs two seeds and two samples, has the variance of crossed
-    random effects, seeds + samples - interaction, and Satterthwaite's degrees of freedom.
+    random effects, seeds + samples - interaction, and Satterthwaite's degrees of freedom. It is
+    never narrower than Student's interval over the seeds alone.
     """
     from scipy import special
 
@@ -86,7 +87,8 @@ def crossed_interval(sums: Floats, weights: Floats) -> tuple[float, float | None
     variance = max(of_seeds + of_samples - interaction, of_seeds, of_samples)
     parts = of_seeds**2 / (n - 1) + of_samples**2 / (count - 1)
     freedom = variance**2 / parts if parts else 1.0
-    half = float(special.stdtrit(freedom, 0.975)) * math.sqrt(variance)
+    freedoms, variances = np.array([freedom, n - 1]), np.array([variance, of_seeds])
+    half = float((special.stdtrit(freedoms, 0.975) * np.sqrt(variances)).max())
     return math.sqrt(of_samples), mean - half, mean + half
 
 

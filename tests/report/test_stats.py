@@ -21,6 +21,14 @@ DISTRIBUTIONS: dict[str, Draw] = {
 """Distributions with mean 0: symmetric, skewed, very skewed, heavy-tailed."""
 
 
+def draw_collapses(
+    generator: np.random.Generator, shape: tuple[int, ...], share: float
+) -> NDArray[np.float64]:
+    """Draw normal values with mean 0, a share of which collapses by ten standard deviations."""
+    collapsed = generator.uniform(size=shape) < share
+    return generator.normal(size=shape) - 10 * (collapsed - share)
+
+
 def t_coverage(differences: NDArray[np.float64]) -> float:
     """Return the share of rows whose t interval covers a true mean of 0."""
     n = differences.shape[1]
@@ -47,6 +55,18 @@ def test_the_interval_covers_less_when_differences_are_skewed(
     """The caption states this range. Only the variant's distribution is skewed."""
     differences = DISTRIBUTIONS[name](np.random.default_rng(n), (20_000, n))
     assert low <= t_coverage(differences) <= high
+
+
+@pytest.mark.parametrize(
+    ("share", "n", "covered"), [(0.1, 3, 0.87), (0.1, 10, 0.72), (0.2, 5, 0.70), (0.2, 10, 0.89)]
+)
+def test_the_interval_covers_less_when_seeds_of_one_variant_collapse(
+    share: float, n: int, covered: float
+) -> None:
+    """The caption says "down to 70 %". If the baseline collapses as often, it covers 96 to 98 %."""
+    values = draw_collapses(np.random.default_rng(n), (2, 20_000, n), share)
+    assert t_coverage(values[0]) == pytest.approx(covered, abs=0.015)
+    assert 0.95 <= t_coverage(values[0] - values[1]) <= 0.985
 
 
 def test_a_bootstrap_interval_covers_less_than_students() -> None:
@@ -413,6 +433,17 @@ def test_an_interval_over_seeds_and_samples_covers_the_truth(
     assert 0.92 <= covered / 400 <= 0.995
     if scales == (0.05, 5, 1):
         assert narrow / 400 < 0.6
+
+
+def test_an_interval_over_seeds_and_samples_is_never_narrower_than_over_seeds() -> None:
+    """Two seeds with nearly equal means: large test errors have many degrees of freedom."""
+    generator = np.random.default_rng(1)
+    for _ in range(20):
+        sums, weights = crossed_sums(generator, 2, 100, (0.1, 1, 1))
+        _, low, high = stats.crossed_interval(sums, weights)
+        of_seeds = stats.paired_interval((sums.sum(1) / weights.sum()).tolist())
+        assert low <= of_seeds.low + 1e-9
+        assert high >= of_seeds.high - 1e-9
 
 
 def test_the_test_error_is_that_of_a_bootstrap_over_samples() -> None:
