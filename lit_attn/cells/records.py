@@ -278,17 +278,20 @@ class Seals(Record):
         return [tuple(sorted(seeds)) for seeds in added if seeds]
 
     def changes(self) -> dict[str, list[str]]:
-        """Return the variants and other decisions that changed after results, by kind of change."""
+        """Return the decisions that changed after results, by kind; added seeds are looks."""
         added: set[str] = set()
         removed: set[str] = set()
+        seeds: set[int] = set()
         changed: dict[str, None] = {}
         for a, b in self._late_changes:
             added |= {variant for variant, _ in b.variants.items() - a.variants.items()}
             removed |= a.variants.keys() - b.variants.keys()
+            seeds |= set(a.seeds) - set(b.seeds)
             keys = [key for key, value in a.decisions.items() if value != b.decisions[key]]
             changed |= {f"{key} (before: {json.dumps(a.decisions[key])})": None for key in keys}
         variants = {"added_variants": sorted(added), "removed_variants": sorted(removed)}
-        return variants | {"changed_decisions": list(changed)}
+        dropped = [str(seed) for seed in sorted(seeds - set(self.entries[-1].seeds))]
+        return variants | {"removed_seeds": dropped, "changed_decisions": list(changed)}
 
 
 class TuningTrial(Record):

@@ -24,14 +24,13 @@ class Comparisons:
     """Numbers of every variant's comparison with the baseline, by variant and CSV field.
 
     `is_joint` is True for the joint sign-flip test, which needs the same seeds in all variants, and
-    False for Holm's correction. `pairs` counts those of each compared variant, `resolution` is the
-    step of the metric in printed units, `level` the largest corrected p with a star.
+    False for Holm's correction. `pairs` counts those of each compared variant, `level` is the
+    largest corrected p with a star.
     """
 
     records: dict[str, dict[str, Any]]
     pairs: list[int]
     is_joint: bool
-    resolution: float
     level: float
 
 
@@ -43,9 +42,9 @@ def compare_variants(study: StudyRecord) -> Comparisons:
     cells = {name: study.variant_cells(name) for name in values}
     failed = {n: {c.seed for c in group if c.status in FAILURES} for n, group in cells.items()}
     baseline = values[plan.baseline]
-    # Bonferroni over looks at the results spends ALPHA once, however the looks were chosen.
-    level = ALPHA / (1 + len(study.seals.added_seeds) if study.seals else 1)
-    resolution = stats.find_resolution(v for by_seed in values.values() for v in by_seed.values())
+    # The first look has spent ALPHA, and all others together spend at most half as much again.
+    added = study.seals.added_seeds if study.seals else ()
+    level = ALPHA / 2 ** (len(added) + 1) if added else ALPHA
     differences = {
         name: {seed: v - baseline[seed] for seed, v in by_seed.items() if seed in baseline}
         for name, by_seed in values.items()
@@ -58,25 +57,31 @@ def compare_variants(study: StudyRecord) -> Comparisons:
     failure_p = _failure_tests(plan.baseline, values, failed) if has_failures else {}
     records = {plan.baseline: {"failed": len(failed[plan.baseline])}}
     for name, pairs in differences.items():
-        record = _describe(list(pairs.values()), baseline, len(compared), resolution)
-        record |= {"failed": len(failed[name]), "failure_p": failure_p.get(name)}
+        alpha = level / max(1, len(compared))
+        record = _describe(list(pairs.values()), baseline, alpha, study.resolution)
+        record |= {"failed": len(failed[name]), "failure_p": failure_p.get(name), "level": level}
         record["p_adjusted"] = adjusted.get(name)
         is_significant = adjusted.get(name, math.inf) <= level
+        record["verdict"] = _judge(record, plan.metric.goal, plan.metric.margin)
         if failed[name] or failed[plan.baseline]:
             # A failed seed drops out of the mean, so the second test must agree, also in direction.
             gain = record.get("difference", 0.0) * (1 if plan.metric.goal == "max" else -1)
             record["p_ranked"], favour = ranked.get(name, (1.0, 0.0))
-            is_significant &= record["p_ranked"] <= level and gain * favour > 0
+            is_confirmed = record["p_ranked"] <= level and gain * favour > 0
+            is_significant &= is_confirmed
+            # The seeds that finished show no equivalence of all seeds.
+            record["margin"] = None
+            if record["verdict"] == "equivalent" or (record["verdict"] and not is_confirmed):
+                record["verdict"] = "undecided"
         record["significant"] = is_significant
         if effect := record.get("effect"):
             # Holm's smallest p is multiplied by the number of comparisons.
             test = (len(compared), level) if is_joint else (1, level / len(compared))
             for field, factor in POWERS.items():
                 record[field] = stats.star_power(effect, factor * len(pairs), *test)
-        record["verdict"] = _judge(record, plan.metric.goal, plan.metric.margin)
         records[name] = record
     counts = [len(pairs) for pairs in compared.values()]
-    return Comparisons(records, counts, is_joint, resolution, level)
+    return Comparisons(records, counts, is_joint, level)
 
 
 def _adjust(pairs: Values) -> tuple[bool, dict[str, float]]:
@@ -117,7 +122,7 @@ def _failure_tests(baseline: str, values: Values, failed: Seeds) -> dict[str, fl
 
 
 def _describe(
-    differences: list[float], baseline: dict[int, float], comparisons: int, resolution: float
+    differences: list[float], baseline: dict[int, float], alpha: float, resolution: float
 ) -> dict[str, Any]:
     record: dict[str, Any] = {"pairs": len(differences), "p": stats.sign_flip_p(differences)}
     if not differences:
@@ -127,7 +132,7 @@ def _describe(
     tie = 1e-6 * max(map(abs, baseline.values()))
     record["ties"] = sum(abs(difference) <= tie for difference in differences)
     interval = stats.paired_interval(differences, 1 - ALPHA, resolution)
-    simultaneous = stats.paired_interval(differences, 1 - ALPHA / comparisons, resolution)
+    simultaneous = stats.paired_interval(differences, 1 - alpha, resolution)
     if interval and simultaneous:
         record |= {"low": interval.low, "high": interval.high}
         record |= {"joint_low": simultaneous.low, "joint_high": simultaneous.high}

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from lit_attn.cells.records import Plan
 from lit_attn.report import columns, stats
-from lit_attn.report.comparison import ALPHA
 from lit_attn.report.formats import Cell, Table, named_table
 from lit_attn.report.read import StudyRecord
 
@@ -35,15 +35,17 @@ def find_effects(study: StudyRecord) -> list[Effect]:
     """Return the main effects of a factorial study and the interactions of pairs of its axes.
 
     Its variants have names like `residual=full,zz=with`; the baseline has the reference levels.
-    Combinations and seeds that lack results are left out. p is corrected for all effects (joint
-    sign-flip test). The list is empty unless two axes vary.
+    Combinations and seeds that lack results are left out, and so is every criterion of `match` but
+    the first. p is corrected for all effects (joint sign-flip test). The list is empty unless two
+    axes vary.
     """
-    reference = _levels(study.plan.baseline)
+    reference, criteria = _levels(study.plan.baseline), study.plan.criteria[:1]
     values = {
         tuple(levels[axis] for axis in reference): study.values(variant.name)
         for variant in study.plan.variants
         if (levels := _levels(variant.name)).keys() == reference.keys()
         and study.values(variant.name)
+        and (variant.criterion in criteria or not criteria)
     }
     if len(reference) < 2 or not values:
         return []
@@ -67,7 +69,8 @@ def find_effects(study: StudyRecord) -> list[Effect]:
         terms = [f"{list(reference)[axis]}={axes[axis][i]}" for axis, i in changed.items()]
         name = " and ".join(terms)
         kind = "main effect" if len(changed) == 1 else "interaction"
-        effects.append(Effect(name, kind, len(rows), *describe_pairs(mean), p, mean))
+        interval = describe_pairs(mean, study.resolution)
+        effects.append(Effect(name, kind, len(rows), *interval, p, mean))
     return effects
 
 
@@ -80,16 +83,16 @@ def _contrast(grid: NDArray[np.float64], changed: dict[int, int]) -> NDArray[np.
     return rows[~np.isnan(rows).any(axis=1)]
 
 
-def make_effects_table(effects: list[Effect], study: StudyRecord, digits: int) -> Table:
-    """Return the effects of a factorial study as a table."""
+def make_effects_table(effects: list[Effect], plan: Plan, digits: int, level: float) -> Table:
+    """Return the effects of a factorial study as a table, with a star for p <= `level`."""
     rows = []
     for effect in effects:
         interval = (effect.difference, effect.low, effect.high)
         texts = (effect.effect, effect.kind, columns.format_difference(*interval, digits))
-        p = Cell(columns.format_p(effect.p), mark=columns.STAR if effect.p <= ALPHA else "")
+        p = Cell(columns.format_p(effect.p), mark=columns.STAR if effect.p <= level else "")
         rows.append([*map(Cell, texts), p, Cell(str(effect.combinations))])
-    names = {"label": study.plan.metric.label, "baseline": study.plan.baseline}
-    return named_table("effects", rows, count=len(effects), **names)
+    names = {"label": plan.metric.label, "baseline": plan.baseline}
+    return named_table("effects", rows, count=len(effects), alpha=f"{level:.3g}", **names)
 
 
 def make_contrast_table(study: StudyRecord, other: StudyRecord, digits: int) -> Table:
@@ -102,7 +105,7 @@ def make_contrast_table(study: StudyRecord, other: StudyRecord, digits: int) -> 
         change = lead.mean() - other_lead.mean()
         low, high = stats.welch_interval(lead.tolist(), other_lead.tolist())
         if set(lead.index) == set(other_lead.index):
-            change, low, high = describe_pairs(lead - other_lead)
+            change, low, high = describe_pairs(lead - other_lead, study.resolution)
         form, both = f"+.{digits}f", (other_lead, lead)
         leads = [f"{columns.format_number(x.mean(), form)} ({len(x)})" for x in both]
         texts = [variant.name, *leads, columns.format_difference(change, low, high, digits)]
@@ -150,7 +153,10 @@ def _levels(name: str) -> dict[str, str]:
     return {axis: level for axis, _, level in terms} if all(t[1] for t in terms) else {}
 
 
-def describe_pairs(differences: Iterable[float]) -> tuple[float, float | None, float | None]:
+def describe_pairs(
+    differences: Iterable[float], resolution: float = 0.0
+) -> tuple[float, float | None, float | None]:
     """Return the mean of the differences of all seeds and its interval."""
     values = list(differences)
-    return stats.paired_interval(values) or (statistics.fmean(values), None, None)
+    interval = stats.paired_interval(values, resolution=resolution)
+    return interval or (statistics.fmean(values), None, None)

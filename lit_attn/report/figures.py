@@ -11,7 +11,7 @@ import pandas as pd
 
 from lit_attn.report import drawing
 from lit_attn.report.columns import STAR
-from lit_attn.report.comparison import ALPHA, Comparisons
+from lit_attn.report.comparison import Comparisons
 from lit_attn.report.drawing import COLOURS, GREY
 from lit_attn.report.effects import Effect
 from lit_attn.report.read import BUSY, StudyRecord
@@ -64,15 +64,15 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> "Figure":
     return figure
 
 
-def draw_effects(effects: list[Effect], label: str) -> "Figure | None":
-    """Draw the effects of a factorial study as a forest plot."""
+def draw_effects(effects: list[Effect], label: str, level: float) -> "Figure | None":
+    """Draw the effects of a factorial study as a forest plot, with a star for p <= `level`."""
     effects = effects[: drawing.MOST_ROWS]
     if not effects:
         return None
     figure = drawing.new_figure(0.26 * len(effects) + 0.75)
     axes = figure.subplots()
     middles = [(e.by_seed, e.low, e.difference, e.high) for e in effects]
-    rows = [Difference(i, e.effect, *middles[i], e.p <= ALPHA) for i, e in enumerate(effects)]
+    rows = [Difference(i, e.effect, *middles[i], e.p <= level) for i, e in enumerate(effects)]
     _draw_differences(axes, rows)
     axes.set_yticks(range(len(effects)), drawing.short_names((e.effect for e in effects), 60))
     axes.set_ylim(len(effects) - 0.5, -0.5)

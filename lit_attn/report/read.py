@@ -131,6 +131,13 @@ class StudyRecord:
             groups.setdefault(cell.variant, []).append(cell)
         return groups
 
+    @cached_property
+    def resolution(self) -> float:
+        """Step of the metric in printed units: all differences of values are multiples of it."""
+        from lit_attn.report.stats import find_resolution
+
+        return find_resolution(c.value for c in self.cells if c.value is not None)
+
     def variant_cells(self, variant: str) -> list[CellRecord]:
         """Return the cells of one variant, in the order of the plan's seeds."""
         return self._by_variant.get(variant, [])

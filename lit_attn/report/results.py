@@ -8,7 +8,7 @@ import pandas as pd
 
 from lit_attn.cells.records import Plan
 from lit_attn.report import columns, stats
-from lit_attn.report.comparison import Comparisons
+from lit_attn.report.comparison import ALPHA, Comparisons
 from lit_attn.report.formats import Cell, Table, named_table, read_asset
 from lit_attn.report.read import BUSY, StudyRecord
 
@@ -37,6 +37,8 @@ def make_results_table(
     notes = [column.note.format(**values) for column in shown if column.note]
     if summary["missing"].astype(bool).any():
         notes.append(SENTENCES["missing"])
+    if (summary["planned"] > summary["n"] + summary["failed"]).any():
+        notes.append(SENTENCES["interim"])
     if ties := int(summary["ties"].sum()):
         pairs = int(summary["pairs"].sum())
         notes.append(SENTENCES["ties"].format(ties=ties, pairs=_plural(pairs, "pair")))
@@ -115,8 +117,8 @@ def _template_values(
         epoch = "as given in the table of results"
     is_busy = (summary[["step_time_ratio", "evaluation_time_ratio"]] > BUSY).any(axis=None)
     # The step of a continuous metric is a rounding error, which needs no mention.
-    is_coarse = comparisons.resolution > 0.01 * max(summary["sd"].dropna(), default=0.0)
-    step = SENTENCES["resolution"].format(step=comparisons.resolution)
+    is_coarse = study.resolution > 0.01 * max(summary["sd"].dropna(), default=0.0)
+    step = SENTENCES["resolution"].format(step=study.resolution)
     seeds = ", ".join(map(str, plan.seeds))
     if len(plan.seeds) > 2 and plan.seeds == [*range(plan.seeds[0], plan.seeds[-1] + 1)]:
         seeds = f"{plan.seeds[0]} to {plan.seeds[-1]}"
@@ -150,14 +152,19 @@ def _describe_plan(study: StudyRecord, level: float) -> list[str]:
     notes = describe_parity(study.plan)
     if times := study.step_times:
         notes.append(SENTENCES["noisy_alone" if times.is_noisy else "alone"])
+        names = {variant.variant or variant.name for variant in study.plan.variants}
+        if spreads := [(e.spread, e.variant) for e in times.variants if e.variant in names]:
+            spread, name = max(spreads)
+            notes.append(SENTENCES["spread"].format(spread=100 * spread, name=name))
     if seals := study.seals:
         first = seals.entries[0]
         sentence = SENTENCES["sealed" if seals.is_before_results else "sealed_late"]
         notes.append(sentence.format(hash=first.hash, time=first.time[:16], results=first.results))
         if seals.added_seeds:
             seeds = ", ".join(str(seed) for added in seals.added_seeds for seed in added)
-            looks = 1 + len(seals.added_seeds)
-            notes.append(SENTENCES["looks"].format(seeds=seeds, looks=looks, level=level))
+            # `bound` is the sum of the levels of all looks.
+            values = {"looks": 1 + len(seals.added_seeds), "bound": 1.5 * ALPHA - level}
+            notes.append(SENTENCES["looks"].format(seeds=seeds, level=level, **values))
         changes = [(key, ", ".join(names)) for key, names in seals.changes().items() if names]
         notes += [SENTENCES[key].format(names=names) for key, names in changes]
     return notes

@@ -20,18 +20,22 @@ FEW = 6  # Number of studies below which a test of mean ranks has little power.
 def write_across(studies: list[StudyRecord], reports: Path) -> Path:
     """Write `across.html`, `.md`, `.tex` and `.csv`; return the path of the page.
 
-    Variants with a result in every study have ranks.
+    Variants with all planned seeds in every study have ranks.
     """
     frames = {}
     for study in studies:
         frame = make_variant_frame(study, compare_variants(study)).set_index("variant")
         digits = make_scale(frame).digits
         spreads = zip(frame["mean"], frame["sd"], strict=True)
-        frames[study.plan.study] = frame.assign(text=[format_spread(*x, digits) for x in spreads])
+        frame["text"] = [format_spread(*spread, digits) for spread in spreads]
+        counts = " (" + frame["n"].astype(str) + "/" + frame["planned"].astype(str) + ")"
+        frame["text"] += counts.where(frame["n"] < frame["planned"], "")
+        frames[study.plan.study] = frame
     # Rows are variants and columns are studies.
     numbers = pd.concat({name: frame["mean"] for name, frame in frames.items()}, axis=1)
+    complete = {name: f["mean"].where(f["n"] == f["planned"]) for name, f in frames.items()}
     signs = [-1 if study.plan.metric.goal == "max" else 1 for study in studies]
-    ranks = (numbers * signs).dropna().astype(float).rank()
+    ranks = (pd.concat(complete, axis=1) * signs).dropna().astype(float).rank()
     means = ranks.mean(axis=1) if len(ranks) > 1 else pd.Series()
     ranked = means.map("{:.2f}".format)
     rows = []

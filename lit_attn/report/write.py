@@ -85,7 +85,7 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
         effects.make_criteria_table(study, summary, digits),
         *([make_tuning_table(study.tuning, study.plan.baseline)] if study.tuning else []),
         *([effects.make_contrast_table(study, study.contrast, digits)] if study.contrast else []),
-        effects.make_effects_table(estimates, study, digits),
+        effects.make_effects_table(estimates, study.plan, digits, comparisons.level),
         results.make_class_table(classes),
         named_table("settings", differing, baseline=study.plan.baseline),
     ]
@@ -121,7 +121,7 @@ def _draw_figures(
         yield "seeds", figures.draw_seeds(study, comparisons)
         yield "progress", figures.draw_progress(study, comparisons)
         yield "cost", figures.draw_cost(study, summary)
-        yield "effects", figures.draw_effects(estimates, label)
+        yield "effects", figures.draw_effects(estimates, label, comparisons.level)
         for name, draw in diagnostics.DRAWERS.items():
             yield name, draw(recorded, baseline)
     if study.tuning:
@@ -138,7 +138,10 @@ def make_index_page(reports: Path) -> str:
     for page in sorted(reports.glob("*/table.html")):
         fields = ["variant", "n", "planned", "best", "significant", "p_adjusted"]
         try:
-            tables[page] = read_csv(page.with_name("table.csv"))[fields]
+            frame = read_csv(page.with_name("table.csv"))
+            # Several looks at the results of a study leave a smaller level.
+            frame["p_adjusted"] *= ALPHA / frame.get("level", ALPHA)
+            tables[page] = frame[fields]
         except (OSError, ValueError, KeyError) as error:
             LOG.warning("%s: is not a report and is left out of the index: %s", page.parent, error)
     p_values = [variants["p_adjusted"].dropna().tolist() for variants in tables.values()]

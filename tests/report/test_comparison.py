@@ -102,12 +102,10 @@ def test_failures_of_the_baseline_count_for_the_variant(tmp_path: Path) -> None:
 def test_equal_differences_have_an_interval_as_wide_as_the_metrics_step(tmp_path: Path) -> None:
     step = 100 / 360
     correct = [341, 345, 342, 350, 347]
-    compared = compare(
-        tmp_path,
-        {"base": [step * c for c in correct], "ahead": [step * (c + 3) for c in correct]},
-    )
-    record = compared.records["ahead"]
-    assert compared.resolution == pytest.approx(step)
+    values = {"base": [step * c for c in correct], "ahead": [step * (c + 3) for c in correct]}
+    study = write(tmp_path, values)
+    record = compare_variants(study).records["ahead"]
+    assert study.resolution == pytest.approx(step)
     assert record["high"] - record["low"] == pytest.approx(step)
     assert record["difference"] == pytest.approx(3 * step)
     assert record["ties"] == 0
@@ -179,6 +177,21 @@ def test_a_margin_leads_to_a_verdict(
     other = [b + shift + spread * (-1) ** i for i, b in enumerate(baseline)]
     compared = compare(tmp_path, {"base": baseline, "v": other}, margin=0.5)
     assert compared.records["v"]["verdict"] == verdict
+
+
+@pytest.mark.parametrize(
+    ("shift", "failed", "verdict"),
+    [(0.1, 1, "undecided"), (2.0, 4, "undecided"), (2.0, 1, "better")],
+)
+def test_a_verdict_needs_the_failed_seeds(
+    shift: float, failed: int, verdict: str, tmp_path: Path
+) -> None:
+    """The seeds that finished are equivalent or better; failed ones are worse than any value."""
+    baseline = [0.013 * i * i for i in range(12)]
+    finished = [b + shift + 0.1 * (-1) ** i for i, b in enumerate(baseline)]
+    values = {"base": baseline, "v": [*finished[:-failed], *[None] * failed]}
+    record = compare(tmp_path, values, margin=0.5).records["v"]
+    assert (record["verdict"], record["margin"]) == (verdict, None)
 
 
 def test_without_a_margin_the_smallest_one_is_given(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Factorial effects, contrasts between studies, and the table across studies."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pandas as pd
 import pytest
 from helpers.fake_study import accuracy_of, read, write_study
 
-from lit_attn.cells.records import Metric, Plan
+from lit_attn.cells.records import Metric, Plan, PlannedVariant
 from lit_attn.report import stats, write_reports
 from lit_attn.report.__main__ import main
 from lit_attn.report.effects import Effect, find_effects
@@ -92,6 +93,28 @@ def test_other_studies_have_no_effects(variants: dict[str, float], tmp_path: Pat
     assert find_effects(read(tmp_path, variants=variants, seeds=3)) == []
 
 
+def test_effects_are_those_under_the_first_criterion(tmp_path: Path) -> None:
+    """Without that, `b=y@flops` would be a level of the axis b."""
+    names = ["a=x,b=x", "a=x,b=y", "a=y,b=x", "a=y,b=y"]
+    planned = [{"name": n, "criterion": "parameters"} for n in names]
+    planned += [{"name": f"{n}@flops", "variant": n, "criterion": "flops"} for n in names[1:]]
+    values = {entry["name"]: 0.01 * i for i, entry in enumerate(planned)}
+    criteria = ["parameters", "flops"]
+    record = read(tmp_path, variants=values, seeds=3, criteria=criteria)
+    plan = record.plan.model_copy(
+        update={"variants": list(map(PlannedVariant.model_validate, planned))}
+    )
+    effects = by_name(find_effects(StudyRecord(plan, record.cells)))
+    assert list(effects) == ["a=y", "b=y", "a=y and b=y"]
+
+
+def test_equal_effects_have_an_interval_as_wide_as_the_metrics_step(tmp_path: Path) -> None:
+    record = read(tmp_path, variants=factorial(), seeds=4)
+    cells = [replace(c, value=float(i % 6 + c.seed)) for i, c in enumerate(record.cells)]
+    for effect in find_effects(StudyRecord(record.plan, cells)):
+        assert effect.high - effect.low >= 1
+
+
 def test_the_report_shows_effects_and_the_contrast(tmp_path: Path) -> None:
     write_study(tmp_path / "runs", name="short", variants=factorial(0), seeds=5)
     write_study(tmp_path / "runs", name="long", variants=factorial(), seeds=5, contrast="short")
@@ -148,7 +171,7 @@ def test_ranks_across_studies(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.strip().endswith("across.html")
     text = (tmp_path / "reports" / "across.md").read_text()
     assert "3 studies are a small sample of tasks" in text
-    assert "the 1 variants that have" in text
+    assert "all planned seeds in every study (1)." in text
     assert main([str(tmp_path / "runs"), "--across", "one", "two", *out]) == 0
     rows = (tmp_path / "reports" / "across.md").read_text().splitlines()
     ranks = {row.split(" | ")[0].strip("| "): row.split(" | ")[-1] for row in rows[2:5]}
@@ -157,6 +180,24 @@ def test_ranks_across_studies(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert table.columns.tolist() == ["variant", "one", "two"]
     assert main([str(tmp_path / "runs"), "--across", "on", *out]) == 2
     assert "did you mean 'one'?" in capsys.readouterr().err
+
+
+def test_a_variant_with_failed_seeds_has_no_rank_across_studies(tmp_path: Path) -> None:
+    """The seeds that finished would flatter it."""
+    failures = {("belief2", 0): "diverged", ("belief2", 2): "diverged"}
+    write_study(tmp_path / "runs", name="one", seeds=3, failures=failures)
+    write_study(tmp_path / "runs", name="two", seeds=3)
+    out = ["--reports", str(tmp_path / "reports")]
+    assert main([str(tmp_path / "runs"), "--across", "one", "two", *out]) == 0
+    rows = (tmp_path / "reports" / "across.md").read_text().splitlines()[2:5]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert [(row[0], row[-1]) for row in cells] == [
+        ("standard", "2.00"),
+        ("belief", "1.00"),
+        ("belief2", "—"),
+    ]
+    assert cells[2][1].endswith(" (1/3)")
+    assert "/" not in cells[2][2]
 
 
 def test_the_table_across_studies_states_the_departures_of_each_study(tmp_path: Path) -> None:
