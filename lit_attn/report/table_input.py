@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -13,8 +14,9 @@ from lit_attn.schema.errors import ConfigError, require
 COSTS = ("parameters", "ffn_width", "flops", "step_time", "evaluation_time", "peak_memory")
 """Columns that become costs: counts, FLOPs of one sample, seconds, bytes."""
 
-LOWER_IS_BETTER = ("loss", "error", "perplexity", "bits", "nll", "mae", "mse", "rmse")
-"""Words in the name of a metric that is minimised."""
+WORDS = r"\b([cmtw]er|bp[bcd]|brier|ece|fid|fvd|latency|mape|memory|ppl|seconds|time)\b"
+LOWER_IS_BETTER = re.compile(f"loss|error|perplexity|entropy|bits|nll|mae|mse|{WORDS}")
+"""Parts and whole words in the name of a metric that is minimised."""
 
 
 def read_table(
@@ -27,7 +29,7 @@ def read_table(
     is a failed seed, a seed without a row is still to run. Raises ConfigError for other files.
     """
     try:
-        frame = pd.read_csv(path, dtype={"variant": str})
+        frame = pd.read_csv(path, dtype={"variant": str}, skipinitialspace=True)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as CSV: {error}") from error
     for name in ("variant", "seed"):
@@ -42,6 +44,8 @@ def read_table(
         raise ConfigError(f"{path}: variant '{row['variant']}' has seed {row['seed']} twice")
     variants = frame["variant"].unique().tolist()
     require(f"{path}: has no variant", baseline or variants[0], variants)
+    # pandas writes an index without a heading.
+    frame = frame.drop(columns=frame.columns[frame.columns.str.startswith("Unnamed: ")])
     named = [text.removesuffix(":min").removesuffix(":max") for text in metrics or map(str, frame)]
     texts = frame.select_dtypes(exclude="number").drop(columns="variant")
     for name in texts.columns.intersection([*named, *COSTS]):
@@ -70,8 +74,7 @@ def read_table(
 def _parse_metric(text: str, columns: list[str], path: Path) -> Metric:
     name, _, goal = text.rpartition(":") if text.endswith((":min", ":max")) else (text, "", "")
     require(f"{path}: has no numeric column", name, columns)
-    is_lower = any(word in name.lower() for word in LOWER_IS_BETTER)
-    goal = goal or ("min" if is_lower else "max")
+    goal = goal or ("min" if LOWER_IS_BETTER.search(name.lower().replace("_", " ")) else "max")
     return Metric.model_validate({"name": name, "label": name, "scale": 1, "goal": goal})
 
 

@@ -57,6 +57,27 @@ def test_a_column_named_loss_is_minimised(tmp_path: Path) -> None:
     assert study.plan.study == "results"
 
 
+@pytest.mark.parametrize(
+    ("name", "goal"),
+    [
+        *[(name, "min") for name in ("ppl", "val/WER", "test_bpb", "FID-50k", "cross_entropy")],
+        *[(name, "max") for name in ("accuracy", "F1", "power", "bleu", "answered", "sampled")],
+    ],
+)
+def test_the_goal_follows_from_whole_words(name: str, goal: str, tmp_path: Path) -> None:
+    (study,) = read_table(write(tmp_path, f"variant,seed,{name},loss,parameters"), metrics=[name])
+    assert study.plan.metric.goal == goal
+
+
+def test_a_table_with_missing_rows_is_an_interim_look(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    report(tmp_path, "--metric", "accuracy")
+    assert "interim look" not in (tmp_path / "reports/results/table.md").read_text()
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]))
+    report(tmp_path, "--metric", "accuracy")
+    assert "interim look" in (tmp_path / "reports/results/table.md").read_text()
+
+
 def test_a_value_that_is_not_finite_is_a_failed_seed(tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     path.write_text("variant,seed,score\na,0,1\na,1,inf\nb,0,\nb,1,2\n")
@@ -79,6 +100,15 @@ def test_a_variant_can_have_the_name_of_a_missing_value(tmp_path: Path) -> None:
         ("None", "done"),
         ("null", "error"),
     ]
+
+
+def test_an_index_without_a_heading_is_no_metric(tmp_path: Path) -> None:
+    """pandas writes such a column, and some programs write spaces behind commas."""
+    path = tmp_path / "results.csv"
+    path.write_text(",variant, seed, score\n0,a, 0, 1\n1,b, 0, 2\n")
+    (study,) = read_table(path)
+    assert study.plan.metric.name == "score"
+    assert [(cell.variant, cell.value) for cell in study.cells] == [("a", 1), ("b", 2)]
 
 
 def test_a_seed_without_a_row_is_missing(tmp_path: Path) -> None:
