@@ -141,7 +141,7 @@ def test_a_contrast_needs_the_same_metric(tmp_path: Path, caplog: pytest.LogCapt
     write_study(tmp_path / "runs", name="short", seeds=2, metric=loss)
     write_study(tmp_path / "runs", name="long", seeds=2, contrast="short")
     write_reports(tmp_path / "runs", tmp_path / "reports")
-    assert "the metric of short differs" in caplog.text
+    assert "the metric of 'short' differs" in caplog.text
 
 
 def test_the_latex_table_has_the_chosen_columns(tmp_path: Path) -> None:
