@@ -48,8 +48,10 @@ def write_atomic(path: Path, content: str | bytes, *, fsync: bool = True) -> Non
         os.umask(umask)
         Path(temporary).chmod(0o666 & ~umask)
         Path(temporary).replace(path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(path)
         raise
     if fsync:
         folder = os.open(path.parent, os.O_RDONLY)

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import errno
 import functools
 import os
 import shlex
@@ -15,6 +16,8 @@ from pydantic_core import PydanticCustomError
 
 MOST_CHOICES = 20  # Number of choices up to which a message lists all of them.
 FEW_CHOICES = 5  # Number of the nearest choices that a message lists otherwise.
+REFUSALS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+"""Errors of a file that are not mistakes in the code: a full disk, or missing permissions."""
 P = ParamSpec("P")
 
 
@@ -82,7 +85,8 @@ def silence(stream: TextIO) -> None:
 def command(function: Callable[P, int]) -> Callable[P, int]:
     """Return `function` with an exit code for each exception that is no mistake in the code.
 
-    It is 2 after a ConfigError, which is printed, 130 after Ctrl-C, and 141 without a reader.
+    It is 2 after a ConfigError or an error of REFUSALS, which is printed, 130 after Ctrl-C, and 141
+    without a reader.
     """
 
     @functools.wraps(function)
@@ -105,6 +109,12 @@ def command(function: Callable[P, int]) -> Callable[P, int]:
             # The reader, such as `head`, has closed the pipe.
             silence(sys.stdout)
             return 128 + signal.SIGPIPE
+        except OSError as error:
+            if error.errno not in REFUSALS:
+                raise
+            path = error.filename2 or error.filename or "a file"
+            print(ConfigError(f"{path}: {error.strerror}"), file=sys.stderr)
+            return 2
 
     return run
 

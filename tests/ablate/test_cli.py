@@ -3,14 +3,17 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from helpers import studies
+from helpers.fake_study import write_study
 from helpers.paths import ROOT
 from helpers.runs import TIMEOUT, count_runs, make_body, run_cli, start_cli
 
 from lit_attn.ablate.__main__ import main
+from lit_attn.report import __main__ as report
 
 
 def test_dry_run_imports_no_torch_and_writes_nothing(tmp_path: Path) -> None:
@@ -85,6 +88,42 @@ def test_an_unwritable_results_folder_is_one_error_line(tmp_path: Path) -> None:
     (tmp_path / "runs" / "tiny" / "plan.json").mkdir(parents=True)
     message = "--out: runs/tiny/plan.json cannot be written: Is a directory\n"
     assert run_cli(tmp_path) == (2, message)
+
+
+AS_OTHER_USER = (
+    "import os, sys; from pathlib import Path; from lit_attn.ablate.__main__ import main\n"
+    "main(sys.argv[1:])\n"  # Imports every module: another user may not be able to.
+    "Path('runs').mkdir(mode=0o700)\n"
+    "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+    "sys.exit(main(sys.argv[1:]))\n"
+)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
+def test_results_of_another_user_are_one_line() -> None:
+    """With the umask 077 nobody else can read a folder of runs."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        studies.write(Path(name), make_body("ok"))
+        command = [sys.executable, "-c", AS_OTHER_USER, "ablations.yaml", "--dry-run"]
+        done = subprocess.run(command, cwd=name, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("runs/tiny/ok/0-")
+    assert line.endswith("/result.json: Permission denied")
+
+
+def test_a_report_on_a_full_disk_is_one_line(
+    tmp_path: Path, small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_study(tmp_path / "runs", seeds=1)
+    with pytest.raises(OSError, match="No space left"):
+        (small_disk / "ballast").write_bytes(bytes(2**21))
+    arguments = [str(tmp_path / "runs"), "--reports", str(small_disk / "reports")]
+    assert report.main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{small_disk}/reports")
+    assert line.endswith(": No space left on device")
 
 
 def test_a_file_system_without_locks_is_refused_before_anything_is_written(
