@@ -136,7 +136,11 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
     if options.dry_run:
         dry_run.print_cells(matrices, with_costs=options.params)
         return 0
-    return _run(matrices, options, target, chosen)
+    from lit_attn.ablate.runner import handle_signals
+
+    # A signal during the check of the models or the reports removes temporary files.
+    with handle_signals(lambda number, _: sys.exit(128 + number)):
+        return _run(matrices, options, target, chosen)
 
 
 def parse_settings(option: str, settings: list[str]) -> Mapping:
@@ -284,14 +288,10 @@ def _prepare_folders(
     if is_local := options.launcher == "local":
         require_inputs(matrices, jobs)
     launcher.require_cells(matrices, jobs, options.jobs, is_local)
-    try:
-        for job in jobs if rerun else ():
-            set_aside(job)
-        for matrix in matrices:
-            matrix.write_plan()
-    except OSError as error:
-        path = error.filename2 or error.filename or options.out
-        raise ConfigError(f"--out: {path} cannot be written: {error.strerror}") from error
+    for job in jobs if rerun else ():
+        set_aside(job)
+    for matrix in matrices:
+        matrix.write_plan()
 
 
 def _tune(

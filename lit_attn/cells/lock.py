@@ -147,12 +147,10 @@ def hold_lock(
 def release_lock(folder: Path) -> None:
     """Remove the lock of a cell that has ended, if this process is its keeper."""
     # If the disk is not reachable, the lock stays until this process ends.
-    with (
-        contextlib.suppress(OSError, ValidationError),
-        open_at_once(folder / "lock", os.O_NOFOLLOW) as file,
-    ):
+    path = folder / "lock"
+    with contextlib.suppress(OSError, ValidationError), open_at_once(path, os.O_NOFOLLOW) as file:
         if LockHolder.model_validate_json(file.read()).keeper == current_process():
-            (folder / "lock").unlink()
+            path.unlink()
 
 
 def remove_stale(folder: Path) -> None:

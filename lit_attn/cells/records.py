@@ -142,16 +142,14 @@ class Plan(Record):
     @classmethod
     def load(cls, path: Path) -> Self:
         """Return the plan at `path`. Raises ConfigError if there is none."""
+        where = f"{path}: is not a plan; run the study again to write it"
         try:
             with open_at_once(path) as file:
                 return cls.model_validate_json(file.readall())
-        except (OSError, ValidationError) as error:
-            where, hint = f"{path}: is not a plan", "Run the study again to write it."
-            if isinstance(error, OSError):
-                problem = f"{where}: {error.strerror}"
-            else:
-                problem = str(explain(error, where))
-            raise ConfigError(f"{problem}. {hint}") from error
+        except OSError as error:
+            raise ConfigError(f"{where}: {error.strerror}") from error
+        except ValidationError as error:
+            raise explain(error, where) from error
 
 
 class Spread(Record):

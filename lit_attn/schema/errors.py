@@ -16,8 +16,8 @@ from pydantic_core import PydanticCustomError
 
 MOST_CHOICES = 20  # Number of choices up to which a message lists all of them.
 FEW_CHOICES = 5  # Number of the nearest choices that a message lists otherwise.
-REFUSALS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
-"""Errors of a file that are not mistakes in the code: a full disk, or missing permissions."""
+# Errors of a file that are not mistakes in the code, for example on a full disk.
+REFUSALS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR}
 P = ParamSpec("P")
 
 

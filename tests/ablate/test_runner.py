@@ -15,6 +15,7 @@ from helpers.runs import (
     list_holders,
     make_body,
     run,
+    run_cli,
     start_cli,
     wait_until,
 )
@@ -253,6 +254,24 @@ def test_a_signal_to_the_process_group_lets_cells_save(
     ended = folder.read_exit(next((tmp_path / "runs" / "tiny" / "hang").glob("0-*/attempts/1")))
     assert ended is not None
     assert ended.message == "stopped by SIGTERM"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_during_the_reports_leaves_no_temporary_file(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    studies.write(tmp_path, make_body("ok"))
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "pause").touch()
+    with start_cli(tmp_path, "--seeds", "0,") as process:
+        wait_until(lambda: list(tmp_path.glob("half-*")))
+        process.send_signal(number)
+        assert process.wait(TIMEOUT) == 128 + number
+    assert not list(tmp_path.glob("half-*"))
+    # The same command goes on with the reports.
+    (tmp_path / "runs" / "pause").unlink()
+    assert run_cli(tmp_path, "--seeds", "0,")[0] == 0
+    assert count_runs(tmp_path) == {"ok/0": 1}
 
 
 def test_cells_end_with_a_killed_runner(tmp_path: Path) -> None:

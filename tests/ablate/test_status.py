@@ -141,7 +141,7 @@ def test_a_missing_or_torn_plan_is_one_error_line(
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "plan.json").write_text("{")
     assert main(["status", str(tmp_path)]) == 2
-    assert "plan.json: is not a plan: " in capsys.readouterr().err
+    assert "plan.json: is not a plan; run the study again" in capsys.readouterr().err
 
 
 def test_an_unreadable_plan_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

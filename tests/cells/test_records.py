@@ -66,8 +66,8 @@ def test_a_plan_that_cannot_be_read_is_one_line(
     path.mkdir() if content is None else path.write_text(content)
     with pytest.raises(ConfigError) as caught:
         Plan.load(path)
-    hint = "Run the study again to write it."
-    assert str(caught.value) == f"{path}: is not a plan: {reason}. {hint}"
+    hint = "is not a plan; run the study again to write it"
+    assert str(caught.value) == f"{path}: {hint}: {reason}"
 
 
 def test_nothing_waits_for_the_writer_of_a_fifo(tmp_path: Path) -> None:
