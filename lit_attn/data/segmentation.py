@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset
 
-from lit_attn.config.data.segmentation import IGNORED, Pair, Scenery, list_pairs
+from lit_attn.config.data.segmentation import IGNORED, IMAGE_SUFFIXES, Pair, Scenery, list_pairs
 from lit_attn.data.loading import read_batches, use_seed
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.sets import digest, hold_out
@@ -26,10 +26,7 @@ from lit_attn.schema.errors import ConfigError
 Batch = dict[str, list[Any]]
 Step = dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]
 
-CHECKED = 50  # Label files of a split that are read before the first cell starts.
-
-# Pillow's modes of images with one 8-bit value per pixel.
-ONE_BYTE = {"1", "L", "P"}
+CHECKED = 1000  # Label files of a split that are read before the first cell starts.
 
 Sample = tuple[int, int, bool]
 """Index of an image, the seed of its augmentation, and whether its labels count."""
@@ -62,7 +59,7 @@ class SceneryData(DataModule):
 
     def fingerprint(self) -> str:
         """Return a digest of all file names and sizes; reading 20,000 images would take minutes."""
-        paths = sorted(self.root.rglob("*.*g"))
+        paths = sorted(p for p in self.root.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES)
         return digest(f"{path.relative_to(self.root)} {path.stat().st_size}\n" for path in paths)
 
     def check(self) -> None:
@@ -172,7 +169,7 @@ def read_labels(sample: dict[str, Any], data: Scenery) -> dict[str, Any]:
     try:
         with Image.open(path) as file:
             _require_matching(sample, file, data)
-            values = np.asarray(file if file.mode in ONE_BYTE else file.convert("RGB"))
+            values = np.asarray(file.convert("RGB") if data.label_colours else file)
     except (OSError, SyntaxError) as error:
         # Pillow raises SyntaxError for a broken PNG.
         raise ConfigError(f"data.root: {path} cannot be read as an image") from error
@@ -211,7 +208,8 @@ def _read_colours(path: Path, colours: NDArray[np.uint8], data: Scenery) -> NDAr
 def _require_matching(sample: dict[str, Any], labels: Image.Image, data: Scenery) -> None:
     """Raise ConfigError if the header of `labels` does not match the image."""
     path = sample["seg_map_path"]
-    if labels.mode not in ONE_BYTE and not (data.label_colours and labels.mode in ("RGB", "RGBA")):
+    # Pillow's modes of images with one 8-bit value per pixel, and with colours.
+    if labels.mode not in {"1", "L", "P"} | ({"RGB", "RGBA"} if data.label_colours else set()):
         text = "labels are a PNG of mode L with the number of a class in each pixel"
         raise ConfigError(f"data.root: {path} has pixels of mode {labels.mode}; {text}")
     height, width = sample["ori_shape"]

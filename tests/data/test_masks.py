@@ -59,6 +59,35 @@ def test_colours_are_classes(tmp_path: Path) -> None:
     assert read_labels(config) == [[0, 1, 255, 1]] * 4
 
 
+@pytest.mark.parametrize("mode", ["P", "RGBA"])
+def test_colours_of_a_palette_count_and_not_its_numbers(mode: str, tmp_path: Path) -> None:
+    colours = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 0], [0, 255, 0]]] * 4)
+    write(tmp_path, colours)
+    path = tmp_path / "annotations/validation/a.png"
+    Image.fromarray(colours.astype(np.uint8)).convert(mode).save(path)
+    with Image.open(path) as written:
+        assert written.mode == mode
+    assert read_labels(make_config(tmp_path, **COLOURS)) == [[0, 1, 255, 1]] * 4
+
+
+def test_grey_levels_are_colours(tmp_path: Path) -> None:
+    write(tmp_path, np.array([[0, 255, 255, 0]] * 4))
+    config = make_config(tmp_path, colours=[[0, 0, 0], [255, 255, 255]])
+    assert read_labels(config) == [[0, 1, 1, 0]] * 4
+
+
+def test_capitals_end_names_of_files(tmp_path: Path) -> None:
+    labels = np.array([[0, 1, 255, 0]] * 4)
+    write(tmp_path, labels, ".PNG")
+    for path in (tmp_path / "annotations").rglob("*.png"):
+        path.rename(path.with_suffix(".PNG"))
+    data = make_config(tmp_path).build(0, CPU)
+    before = data.fingerprint()
+    Image.new("RGB", (4, 4), "red").save(tmp_path / "images/training/a.PNG", compress_level=0)
+    assert data.fingerprint() != before
+    assert read_labels(make_config(tmp_path)) == labels.tolist()
+
+
 @pytest.mark.parametrize(
     ("labels", "choices", "message"),
     [
@@ -88,13 +117,13 @@ def test_unknown_labels_are_named(
 def test_label_files_are_checked_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, np.zeros((4, 4)))
     data = make_config(tmp_path).build(0, CPU)
-    data.train.pairs = [(Path(f"{number}"), Path()) for number in range(101)]
+    data.train.pairs = [(Path(f"{number}"), Path()) for number in range(2001)]
     checked: list[int] = []
     read = "lit_attn.data.segmentation.read_"
     monkeypatch.setattr(f"{read}image", lambda sample: checked.append(sample["img_path"].name))
     monkeypatch.setattr(f"{read}labels", lambda sample, data: None)
     data.check()
-    assert checked == [*map(str, range(0, 101, 3)), "a.png"]
+    assert checked == [*map(str, range(0, 2001, 3)), "a.png"]
 
 
 def test_an_image_without_labels_is_named(tmp_path: Path) -> None:
@@ -108,3 +137,10 @@ def test_an_image_without_labels_is_named(tmp_path: Path) -> None:
 def test_every_class_has_a_colour_of_its_own(colours: list[list[int]], tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match=r"colours: \d for 2 classes"):
         make_config(tmp_path, colours=colours, void=[0, 0, 0])
+
+
+def test_classes_without_a_name_or_a_colour_of_their_own_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="colours: 0 for 2 classes"):
+        make_config(tmp_path, void=[0, 0, 0])
+    with pytest.raises(ValidationError, match="classes: 'cat' stands there twice"):
+        make_config(tmp_path, classes=["cat", "dog", "cat"])

@@ -79,7 +79,7 @@ class Scenery(Data):
 
     @property
     def label_colours(self) -> dict[Colour, int]:
-        """Label of each colour in label files of mode RGB; empty if the files have numbers."""
+        """Label of each colour in label files; empty if the files have numbers."""
         return {}
 
     def prepare(self) -> Path:
@@ -98,7 +98,7 @@ class MasksConfig(Scenery, kind="masks"):
     """Images of the user with classes of the user, in ADE20K's layout below `root`.
 
     A label file is a PNG with one number for each pixel (from 0 in the order of `classes`; 255 is
-    no class), or with the colours that `colours` lists.
+    no class). With `colours` its pixels have these colours, directly or through its palette.
     """
 
     first_label: ClassVar = 0
@@ -106,15 +106,17 @@ class MasksConfig(Scenery, kind="masks"):
     root: Path = outside_identity(..., "folder of the images and annotations")
     classes: tuple[str, ...] = Field(min_length=2, max_length=255, description="names of classes")
     colours: tuple[Colour, ...] = Field(
-        (), description="colour (red, green, blue) of each class in label files of mode RGB"
+        (), description="colour (red, green, blue) of each class in label files; empty: numbers"
     )
     void: Colour | None = Field(
-        None, description="colour of the pixels without a class in label files of mode RGB"
+        None, description="colour of the pixels without a class; needs `colours`"
     )
 
     @consistency_check
     def _each_class_has_a_colour(self) -> None:
-        if self.colours and len(set(self.colours) | {self.void}) != len(self.classes) + 1:
+        if repeated := [name for name in self.classes if self.classes.count(name) > 1]:
+            raise ValueError(f"classes: '{repeated[0]}' stands there twice")
+        if (self.colours or self.void) and len({*self.colours, self.void}) != self.num_classes + 1:
             text = f"{len(self.colours)} for {len(self.classes)} classes; each class and `void`"
             raise ValueError(f"colours: {text} need a colour of their own")
 
@@ -167,7 +169,7 @@ def list_pairs(root: Path, split: str) -> list[Pair]:
             text = "ADE20K's layout is needed (`kind: scenes` needs no download)"
             raise ConfigError(f"data.root: {folder} is not a folder; {text}{hint}")
     paths = [path for path in sorted(images.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES]
-    labels = {path.stem: path for path in annotations.glob("*.png")}
+    labels = {p.stem: p for p in annotations.iterdir() if p.suffix.lower() == ".png"}
     if not paths:
         raise ConfigError(f"data.root: {images} holds no .jpg or .png images")
     for path in paths:
