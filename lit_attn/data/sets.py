@@ -124,11 +124,13 @@ def read_npz(data: config.Npz | config.NpzTargets) -> dict[str, Split]:
         with data.path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):
-                raise ValueError("it holds a single array without a name")
+                raise ValueError("it holds a single array without a name; use numpy.savez")
             names = [name for name in archive.files if name[:2] in ("x_", "y_")]
             arrays = {name: archive[name] for name in names}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
+        # NumPy reports any file of another format as pickled objects, and advises to load them.
+        reason = "it is no file of numpy.savez" if "contains pickled" in str(reason) else reason
         raise ConfigError(f"{where}: cannot be read as .npz: {reason}") from error
     splits = {}
     for name in ("train", "val", "test"):
@@ -239,5 +241,6 @@ def require_classes(split: str, labels: NDArray[Any], classes: int) -> None:
     low, high = labels.min(), labels.max()
     if not 0 <= low <= high < classes:
         hint = f"set {high + 1}" if low >= 0 else "labels start at 0"
-        text = f"{split} has the labels {low} to {high}; {hint}"
+        shift = f"subtract {low} from them, or " if low > 0 else ""
+        text = f"{split} has the labels {low} to {high}; {shift}{hint}"
         raise ConfigError(f"data.classes: {classes}, but {text}")

@@ -3,7 +3,6 @@
 import ast
 import contextlib
 import io
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,6 @@ from lit_attn.schema import errors
 from lit_attn.schema.errors import ConfigError, suggest
 
 READERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
-
-
-def _require_columns(data: Table, source: str, names: Iterable[str]) -> None:
-    for key, column in data.columns.items():
-        errors.require(f"data.{key}: {source} has no column", column, names)
 
 
 def load_rows(data: Table) -> dict[str, Any]:
@@ -46,7 +40,9 @@ def load_rows(data: Table) -> dict[str, Any]:
         reason = str(error.__cause__ or error).splitlines()[0]
         raise ConfigError(f"{where} cannot be read: {reason}") from error
     for split, rows in splits.items():
-        _require_columns(data, str(data.files.get(split, data.hub)), rows.column_names)
+        for key, column in data.columns.items():
+            text = f"data.{key}: {data.files.get(split, data.hub)} has no column"
+            errors.require(text, column, rows.column_names)
     if "train" not in splits or not splits.keys() & {"test", "val"}:
         text = "needed are train, and test or validation"
         raise ConfigError(f"data.hub: {data.hub} has the splits {', '.join(splits)}; {text}")
@@ -180,6 +176,9 @@ def read_classes(
         for name in ("train", split)
     )
     values = [value for _, value in cells]
+    if None in values:
+        row = cells[values.index(None)][0]
+        raise ConfigError(f"data.label: {split} row {row} of '{data.label}' has no class")
     if all(isinstance(value, int) for _, value in trained + cells):
         return np.asarray(values, np.int64)
     names = sorted({str(value) for _, value in trained})
@@ -194,9 +193,10 @@ def read_classes(
 def read_targets(data: TableTargets, tables: dict[str, Any], split: str) -> NDArray[np.float64]:
     """Return the numbers to predict (N, outputs) of `split`."""
     targets = []
-    for column in data.targets:
+    for row, values in enumerate(zip(*(tables[split][c] for c in data.targets), strict=True)):
         try:
-            targets.append([float(value) for value in tables[split][column]])
+            targets.append([float(value) for value in values])
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"data.targets: column '{column}': a cell is not a number") from error
-    return np.asarray(targets).T
+            text = f"of {', '.join(data.targets)} has a value that is not a number: {values}"
+            raise ConfigError(f"data.targets: {split} row {row} {text}") from error
+    return np.asarray(targets)

@@ -66,7 +66,7 @@ def test_fingerprint_sees_every_byte(tmp_path: Path) -> None:
     [
         (
             {"y_train": np.full(40, 4)},
-            r"data\.classes: 4, but train has the labels 4 to 4; set 5",
+            r"data\.classes: 4, but train has the labels 4 to 4; subtract 4 from them, or set 5",
         ),
         ({"y_test": np.zeros(3, int)}, "test has 10 images and 3 labels"),
         ({"x_test": np.zeros((10, 9, 8, 3), np.uint8)}, r"\(3, 9, 8\) \(C, H, W\), configured"),
@@ -88,7 +88,7 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no\.npz: cannot be read"):
         sets.load(data)
     data.path.write_bytes(b"not a zip")
-    with pytest.raises(ConfigError, match=r"no\.npz: cannot be read"):
+    with pytest.raises(ConfigError, match=r"no\.npz: cannot be read as .npz: it is no file of nu"):
         sets.load(data)
     with data.path.open("wb") as file:
         np.save(file, np.zeros(3))

@@ -203,11 +203,19 @@ def test_bad_cells_are_named(tmp_path: Path) -> None:
     numbers = write(tmp_path / "numbers.csv", write_images(tmp_path, [0, 1]))
     with pytest.raises(ConfigError, match=r"test row 0 of 'label' is 'cart', no class of train"):
         TableImages.model_validate(choices | {"train": numbers, "classes": 2}).build(0, CPU)
-    with pytest.raises(ConfigError, match=r"data\.targets: column 'x': a cell is not a number"):
+    with pytest.raises(ConfigError, match=r"data\.targets: test row 0 of x has a value .*'one'"):
         TableTargets.model_validate(choices | {"targets": ["x"]}).build(0, CPU)
     (tmp_path / "1.png").write_text("text")
     with pytest.raises(ConfigError, match=r"data\.train: .*train\.csv: row 1: is not a readable"):
         TableImages.model_validate(choices | {"classes": 2}).build(0, CPU)
+
+
+def test_a_missing_class_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"text": "a", "label": "x"}\n{"text": "b", "label": null}\n')
+    data = TableLabels(name="t", train=path, test=path, context=8, classes=2)
+    with pytest.raises(ConfigError, match=r"^data\.label: train row 1 of 'label' has no class"):
+        data.read_samples()
 
 
 def test_a_text_that_is_a_number_is_named(tmp_path: Path) -> None:
