@@ -114,8 +114,9 @@ def build_transformers(model: TransformersConfig, signature: Any, device: Device
         values = {"vocab_size": signature.vocabulary, "max_position_embeddings": signature.context}
         # BERT and its relatives see the tokens to predict unless they are decoders.
         values["is_decoder"] = isinstance(signature, signatures.CausalTokens)
-    if hasattr(signature, "classes") and not hasattr(signature, "shape"):
-        values |= {"num_labels": signature.classes, "pad_token_id": 0}
+        # The embedding of padding is not trained, and without padding id 0 is a token.
+        values["pad_token_id"] = None if values["is_decoder"] else 0
+        values["num_labels"] = getattr(signature, "classes", 2)
     if model.name is not None:
         try:
             pretrained = transformers.AutoConfig.from_pretrained(model.name)
@@ -130,6 +131,8 @@ def build_transformers(model: TransformersConfig, signature: Any, device: Device
         mapping, name = transformers.CONFIG_MAPPING, str(model.architecture)
         errors.require("architecture: transformers has no", name, mapping.keys())
         config_class = mapping[name]
+        # The defaults are ids of the tokenizer of published weights.
+        values |= {"bos_token_id": None, "eos_token_id": None}
     if config_class not in factory._model_mapping:
         raise ValueError(f"transformers has no {factory.__name__} for '{config_class.model_type}'")
     keys = {*config_class.__dataclass_fields__, *config_class.attribute_map, "num_labels"}
@@ -163,9 +166,12 @@ class Logits(nn.Module):
         return self.call(self.model, *inputs).logits
 
 
-def call_labelled(model: nn.Module, tokens: Tensor, present: Tensor) -> Any:
-    # FLOPs are counted on the meta device, where the contents of a mask cannot be read.
-    return model(input_ids=tokens, attention_mask=None if tokens.is_meta else present)
+def call_labelled(model: Any, tokens: Tensor, present: Tensor) -> Any:
+    if tokens.is_meta:
+        # FLOPs are counted on the meta device, where neither a mask nor padding can be read.
+        model.config.pad_token_id = None
+        return model(input_ids=tokens)
+    return model(input_ids=tokens, attention_mask=present)
 
 
 HEADS: dict[type[signatures.Signature], tuple[str, Callable[..., Any]]] = {

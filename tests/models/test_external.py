@@ -295,3 +295,37 @@ def test_pretrained_weights_of_timm_come_from_the_file(tmp_path: Path) -> None:
     assert make_timm(pretrained=True).identity() == model.identity()
     with pytest.raises(ValueError, match=r"model.checkpoint: no file .*nothing\.pth"):
         make_timm(pretrained=True, checkpoint=tmp_path / "nothing.pth").check_files()
+
+
+def test_a_batch_norm_of_single_values_is_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(attention: Any, classes: int) -> nn.Module:
+        head = nn.Linear(16, classes)
+        return nn.Sequential(nn.Flatten(2), nn.AvgPool1d(4), nn.Flatten(), nn.BatchNorm1d(16), head)
+
+    monkeypatch.setattr(torch.nn, "OwnNet", build, raising=False)
+    assert ModuleConfig(target="torch.nn:OwnNet").try_out(IMAGES).shape == (1, 10)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+def test_a_decoder_classifies_the_last_token_of_a_text(architecture: str) -> None:
+    signature = LabelledTokens(50, 16, 3)
+    model = make_hub(architecture, arguments=GPT2 if architecture == "gpt2" else DECODER)
+    assert model.try_out(signature).shape == (1, 3)
+    network = model.build(signature).eval()
+    tokens = torch.randint(1, 50, (2, 16))
+    tokens[0, 9:] = 0
+    shorter = network(tokens[:1, :9], tokens[:1, :9] > 0)
+    torch.testing.assert_close(network(tokens, tokens > 0)[:1], shorter)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
+def test_token_0_of_a_text_is_trained(architecture: str, caplog: pytest.LogCaptureFixture) -> None:
+    arguments = GPT2 if architecture == "gpt2" else DECODER
+    network = make_hub(architecture, arguments=arguments).build(TEXT)
+    network(torch.zeros(1, 16, dtype=torch.long)).square().sum().backward()
+    embedding = network.model.get_input_embeddings()
+    assert embedding.padding_idx is None
+    assert embedding.weight.grad[0].abs().max() > 0
+    # The ids of the published tokenizers are no tokens here.
+    assert network.model.config.eos_token_id is None
+    assert not caplog.records

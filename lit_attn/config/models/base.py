@@ -89,7 +89,8 @@ class Model(Kind):
         # Parameters that the code of a model creates without a device are on meta too.
         with torch.device("meta"):
             network = self.build(signature, "meta")
-        return network(*signature.sample())
+        # In training mode a batch norm would refuse a single sample.
+        return network.eval()(*signature.sample())
 
     def with_width(self, width: int) -> Self:
         """Return the model with an FFN of `width` hidden units; the model must have an FFN."""
