@@ -142,13 +142,15 @@ def _describe(member: type[TorchMetric], text: str, outputs: Outputs | None) -> 
     if outputs is not None and outputs.form != "values":
         outputs = outputs._replace(size=min(outputs.size, SAMPLE_CLASSES))
     try:
-        metric = config.build(outputs)
         with warnings.catch_warnings():
             # The values of the sample mean nothing.
             warnings.simplefilter("ignore")
+            metric = config.build(outputs)
             if outputs is not None:
                 metric.update(*outputs.sample())
-                metric.compute().item()
+                values = outputs.size if outputs.form == "values" else 1
+                if (count := metric.compute().numel()) not in (1, values):
+                    raise ValueError(f"it computes {count} numbers; choose an average")
     except Exception as error:
         # A metric can raise any exception for arguments or predictions that do not suit it.
         form = "" if outputs is None else f" for predictions in the form of {outputs.form}"
@@ -222,6 +224,8 @@ class MetricChoice(Config):
             raise ValueError(f"'{self.name}' measures averaged weights; set training.average")
         if info is None:
             names = [info.name for info in metrics if "*" not in info.name]
+            if "name" not in self.model_fields_set:
+                raise ValueError(f"the default '{self.name}' is not measured{suggest('', names)}")
             raise ValueError(f"'{self.name}' is not measured{suggest(self.name, names)}")
         if self.selection == "best-validation" and not is_evaluated:
             raise ValueError(f"'{self.name}' is not evaluated on a split; set `selection: last`")

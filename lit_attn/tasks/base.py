@@ -175,7 +175,9 @@ class TaskModule(L.LightningModule, ABC):
         for index, prefix in enumerate([f"{split}/" for split in self.splits] + averaged):
             task_values, added = self.metrics[index].compute(), self.added[index].compute()
             values = {f"{prefix}{name}": value.item() for name, value in task_values.items()}
-            values |= {f"{prefix}{k}": v.item() for k, v in added.items() if v.isfinite()}
+            # A metric of several numbers to predict may have a value for each of them.
+            means = {name: value.double().mean().item() for name, value in added.items()}
+            values |= {f"{prefix}{k}": mean for k, mean in means.items() if math.isfinite(mean)}
             self.metrics[index].reset()
             self.added[index].reset()
             if not math.isfinite(loss := values[f"{prefix}loss"]):

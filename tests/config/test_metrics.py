@@ -186,7 +186,11 @@ def test_a_variant_without_the_metric_of_the_baseline_is_refused(tmp_path: Path)
         ("cifar100_vit", {"selection": "best-validation"}, "set data.validation"),
         ("head_composition", {"name": "test/same-key:copy"}, None),
         ("head_composition", {"name": "test/same-key:cop"}, "did you mean 'test/same-key:copy'"),
-        ("python_text_gpt", {}, "'test/accuracy' is not measured"),
+        (
+            "python_text_gpt",
+            {},
+            "the default 'test/accuracy' is not measured; choose from test/loss, ",
+        ),
         ("python_text_gpt", {"name": "test/bits_per_bite"}, "did you mean 'test/bits_per_byte'"),
     ],
 )

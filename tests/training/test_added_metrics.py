@@ -7,6 +7,7 @@ import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -138,6 +139,10 @@ def test_added_metrics_of_two_processes_equal_a_direct_computation(tmp_path: Pat
         ),
         ([{"name": "Accuracy"}], "metrics: Accuracy cannot be used for predictions in the form of"),
         ([{"name": "MeanSquaredError"}], "MeanSquaredError cannot be used for predictions in the"),
+        (
+            [{"name": "MulticlassF1Score", "arguments": {"average": "none"}}],
+            "for predictions in the form of probabilities: it computes 10 numbers; choose an av",
+        ),
         ([{"name": "my_hits:Missing"}], "has no attribute 'Missing'; is its file named in `parts`"),
         ([{"name": "my_hits:torch"}], "my_hits:torch is not a subclass of torchmetrics.Metric"),
         (
@@ -226,6 +231,30 @@ def test_kappa_of_one_process_equals_scikit_learn(tmp_path: Path) -> None:
     probabilities, labels = outputs(tmp_path / "cell", "test", "weights.pt")
     expected = cohen_kappa_score(labels, probabilities.argmax(1))
     assert result.metrics["test/CohenKappa"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_mean_over_predicted_numbers_is_recorded(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    arrays = {}
+    for split, count in (("train", 64), ("test", 20)):
+        arrays[f"x_{split}"] = draw.integers(256, size=(count, 8, 8), dtype=np.uint8)
+        arrays[f"y_{split}"] = draw.normal(size=(count, 2))
+    np.savez(tmp_path / "a.npz", **arrays)
+    data = {"kind": "npz-targets", "path": str(tmp_path / "a.npz"), "name": "n", "size": 8}
+    written = digits_cell().model_dump(mode="json") | {"metric": {"name": "test/mae"}}
+    data |= {"channels": 1, "outputs": 2, "batch_size": 16}
+    written["experiment"] |= {"task": "regression", "data": data}
+    metrics = [{"name": "PearsonCorrCoef", "arguments": {"num_outputs": 2}}]
+    result = train(Cell.model_validate(written), metrics, tmp_path / "cell")
+    parts = build(Cell.read(tmp_path / "cell" / "config.yaml"), torch.device("cpu"))
+    weights = torch.load(tmp_path / "cell/checkpoints/weights.pt", weights_only=True)
+    parts.task.network.load_state_dict(weights)
+    ((images, targets),) = parts.data.evaluation_loader("test")
+    with torch.no_grad():
+        predicted = parts.task.network.eval()(images).numpy()
+    pairs = zip(predicted.T, targets.numpy().T, strict=True)
+    expected = np.mean([np.corrcoef(*pair)[0, 1] for pair in pairs])
+    assert result.metrics["test/PearsonCorrCoef"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_added_metrics_change_the_identity() -> None:
