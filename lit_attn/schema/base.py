@@ -130,7 +130,8 @@ class OwnClass(Config):
         except ModuleNotFoundError as error:
             text = "write MODULE:CLASS, with the file of the module in `parts`"
             raise ConfigError(f"import: {self.target}: {error}; {text}") from error
-        require(f"import: module '{name}' has no", attribute, dir(module))
+        names = [word for word in dir(module) if not word.startswith("_")]
+        require(f"import: module '{name}' has no", attribute, names)
         return getattr(module, attribute)
 
 

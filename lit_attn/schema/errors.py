@@ -167,9 +167,11 @@ def find_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
             message = f"'{value}' is not a choice{suggest(value, choices)}"
         case "missing":
             message = "this key is required"
-        case "value_error":
-            pass
-        case _:
+        case "tuple_type":
+            message = f"write a list, not {first['input']!r}"
+        case "too_short":
+            message = f"needs {first['ctx']['min_length']} or more entries"
+        case kind if kind != "value_error":
             text = repr(first["input"])
             value = text if len(text) <= 60 else f"{text[:57]}..."
             message = f"{message[0].lower()}{message[1:]}, not {value}"

@@ -138,6 +138,10 @@ def test_a_module_has_the_results_of_the_same_task(mine: None, tmp_path: Path) -
         ("mine:WithoutTraining", "mine:WithoutTraining does not define training_step"),
         ("mine:WithOptimizer", "mine:WithOptimizer defines configure_optimizers, but `optimizer`"),
         ("mine:Plane", "import: module 'mine' has no 'Plane'; did you mean 'Plain'?"),
+        (
+            "mine:__nam__",
+            "import: module 'mine' has no '__nam__'; choose from LogsMetric, Plain, With",
+        ),
         ("mien:Plain", "import: mien:Plain: No module named 'mien'; write MODULE:CLASS, with"),
     ],
 )
