@@ -43,13 +43,13 @@ def make_scale(summary: pd.DataFrame) -> Scale:
     """Choose decimals, and the largest units that the largest values reach."""
     largest = (max(summary[name].dropna(), default=0) for name in ("flops", "peak_memory"))
     flops, memory = (next((u for u in UNITS if x >= UNITS[u]), "M") for x in largest)
-    return Scale(choose_digits(summary["sd"]), flops, memory)
+    return Scale(choose_digits(summary["sd"], summary["mean"]), flops, memory)
 
 
-def choose_digits(deviations: "pd.Series[float]") -> int:
-    """Return the decimals with which the median deviation keeps two significant digits."""
-    positive = deviations[deviations > 0]
-    return min(max(2, 1 - math.floor(math.log10(positive.median()))), 6) if len(positive) else 2
+def choose_digits(deviations: "pd.Series[float]", means: "pd.Series[float]") -> int:
+    """Return decimals for two digits of the median deviation, or for three of the median mean."""
+    sizes = [size[size > 0].median() for size in (deviations, means.abs() / 10) if (size > 0).any()]
+    return min(max(2, 1 - math.floor(math.log10(sizes[0]))), 6) if sizes else 2
 
 
 def make_cells(column: Column, records: list[Record], scale: Scale) -> list[Cell]:

@@ -117,7 +117,7 @@ def _template_values(
         epoch = "as given in the table of results"
     is_busy = (summary[["step_time_ratio", "evaluation_time_ratio"]] > BUSY).any(axis=None)
     # The step of a continuous metric is a rounding error, which needs no mention.
-    is_coarse = study.resolution > 0.01 * max(summary["sd"].dropna(), default=0.0)
+    is_coarse = study.resolution > 0.01 * max(summary["sd"].dropna(), default=float("inf"))
     step = SENTENCES["resolution"].format(step=study.resolution)
     seeds = ", ".join(map(str, plan.seeds))
     if len(plan.seeds) > 2 and plan.seeds == [*range(plan.seeds[0], plan.seeds[-1] + 1)]:

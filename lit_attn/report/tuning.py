@@ -51,7 +51,7 @@ def read_trials(tuning: Tuning, baseline: str) -> pd.DataFrame:
 def make_tuning_table(tuning: Tuning, baseline: str) -> Table:
     """Return mean and lead of every combination of values; the chosen one is bold."""
     trials = read_trials(tuning, baseline)
-    digits = choose_digits(trials["sd"])
+    digits = choose_digits(trials["sd"], trials["mean"])
     rows = []
     for _, trial in trials.iterrows():
         mean = format_spread(trial["mean"], trial["sd"], digits)

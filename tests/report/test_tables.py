@@ -23,6 +23,7 @@ from lit_attn.cells.records import (
     Spread,
     read_metrics,
 )
+from lit_attn.config.metrics import DEFAULT_METRIC
 from lit_attn.report import write_reports
 from lit_attn.report.__main__ import main
 from lit_attn.report.formats import Cell, Table, escape_latex, to_latex
@@ -188,6 +189,18 @@ def test_identical_values_have_no_spread(tmp_path: Path) -> None:
         path.write_text(text[:start] + '"test/accuracy": 0.5' + text[text.index(",", start) :])
     table = rows(report(tmp_path))
     assert table.loc["b", ["difference", "low", "high", "p"]].tolist() == [0, 0, 0, 1]
+
+
+def test_one_seed_keeps_three_digits_of_small_values(tmp_path: Path) -> None:
+    metric = DEFAULT_METRIC.model_copy(update={"scale": 0.1})
+    write_study(tmp_path / "runs", seeds=1, metric=metric)
+    folder = report(tmp_path)
+    markdown = (folder / "table.md").read_text()
+    mean = rows(folder).loc["belief", "mean"]
+    assert 0.01 < mean < 0.1
+    assert re.search(rf"\| belief \| \**{mean:.4f}\** \| 1 \|", markdown)
+    assert "(numbers of the planned seeds: 0)" in markdown
+    assert "metric's step" not in markdown
 
 
 def test_captions_define_flops_and_the_test(tmp_path: Path) -> None:
