@@ -18,6 +18,7 @@ from lit_attn.ablate.display import open_notebook_display
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.ablate.status import describe, read_cells
 from lit_attn.cells.folder import count_states, read_result
+from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import Plan
 from lit_attn.config.cell import Cell
 from lit_attn.config.study import choose, read_studies
@@ -32,6 +33,8 @@ COSTS = (
     *("wall_time", "device", "steps", "epochs", "selected_epoch", "code", "data"),
 )
 """Columns of `results` from the record of a cell; times are in seconds, memory is in bytes."""
+
+WRITTEN = "# Written by lit_attn.Study, which replaces this file."
 
 
 class Study:
@@ -122,12 +125,14 @@ class Study:
         return runner.returncode == 0
 
     def status(self) -> "pd.DataFrame":
-        """Return one row for each cell: variant, seed, state and folder."""
+        """Return one row for each cell: variant, seed, state, what makes it stale, and folder."""
         import pandas as pd
 
-        jobs = self._expand().jobs
-        rows = [(job.cell.variant, job.cell.seed, job.state(), str(job.folder)) for job in jobs]
-        return pd.DataFrame(rows, columns=["variant", "seed", "state", "folder"])
+        rows, find_change = [], change_finder()
+        for job in self._expand().jobs:
+            change = find_change(read_result(job.folder, job.identity))
+            rows.append((job.cell.variant, job.cell.seed, job.state(), change, str(job.folder)))
+        return pd.DataFrame(rows, columns=["variant", "seed", "state", "stale", "folder"])
 
     def results(self) -> "pd.DataFrame":
         """Return one row for each finished cell.
@@ -147,7 +152,7 @@ class Study:
             keys = keys.map(lambda value: json.dumps(value) if isinstance(value, list) else value)
             row = {"variant": job.cell.variant, "seed": job.cell.seed, **keys}
             rows.append(row | result.metrics | costs)
-        return pd.DataFrame(rows)
+        return pd.DataFrame(rows, columns=None if rows else ["variant", "seed"])
 
     def table(self) -> "pd.DataFrame":
         """Write the report of the finished cells and return its table (`table.csv`)."""
@@ -161,8 +166,7 @@ class Study:
 
     def _open(self, path: Path, name: str | None, out: str | Path, reports: str | Path) -> None:
         (source,) = choose(read_studies(path), [] if name is None else [name], path)
-        self.path, self.name = path, source.name
-        self.out, self.reports = Path(out), Path(reports)
+        self.path, self.name, self.out, self.reports = path, source.name, Path(out), Path(reports)
         self._expand()
 
     def _expand(self) -> Matrix:
@@ -184,6 +188,8 @@ class Study:
 
 
 def _write_yaml(path: Path, value: dict[str, Any]) -> None:
-    """Write a mapping as YAML, through JSON because values can be paths and tuples."""
+    """Write a mapping as YAML, through JSON because values can be paths; refuse other files."""
+    if path.exists() and WRITTEN.encode() not in path.read_bytes():
+        raise ConfigError(f"{path}: was not written by Study; choose another name or folder")
     text = yaml.safe_dump(json.loads(json.dumps(value, default=str)), sort_keys=False)
-    write_atomic(path, text)
+    write_atomic(path, f"{WRITTEN}\n{text}")

@@ -52,6 +52,18 @@ def test_the_representation_counts_variants_seeds_and_states(study: Study, tmp_p
     moved.rename(path)
 
 
+def test_the_status_names_what_makes_a_cell_stale(study: Study, tmp_path: Path) -> None:
+    assert list(study.status()["stale"]) == [""] * 4
+    (path,) = study.out.glob("tiny/fast/1-*/result.json")
+    text, data = path.read_text(), tmp_path / "images.npz"
+    data.touch()
+    path.write_text(json.dumps(json.loads(text) | {"inputs": {str(data): "1 1"}}))
+    status = study.status().set_index(["variant", "seed"])
+    path.write_text(text)
+    assert status.loc[("fast", 1), ["state", "stale"]].tolist() == ["done", f"{data} has changed"]
+    assert list(status["stale"]).count("") == 3
+
+
 def test_results_are_one_row_for_each_cell(study: Study) -> None:
     """Configuration, metrics and costs are those of the cells' own records."""
     results = study.results()
@@ -141,6 +153,25 @@ def test_mistakes_are_errors_of_one_line(tmp_path: Path) -> None:
         Study("tiny", experiment=EXPERIMENT, folder=tmp_path, cells=CELLS, baseline="x", seed=1)
     with pytest.raises(ConfigError, match=r"no study 'digit'; did you mean 'digits'\?"):
         Study.from_yaml(ROOT / "ablations.yaml", "digit")
+
+
+def test_a_file_of_the_user_is_not_replaced(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"seeds": 1, "cells": {"standard": {}}, "baseline": "standard"}
+    for name in ("mine.yaml", "yours.experiment.yaml"):
+        (tmp_path / name).write_text("title: mine\n")
+        with pytest.raises(ConfigError, match=f"{name}: was not written by Study; choose another"):
+            Study(name.partition(".")[0], experiment=EXPERIMENT, folder=tmp_path, **keys)
+        assert (tmp_path / name).read_text() == "title: mine\n"
+    for lr in (1e-3, 2e-3):
+        experiment = EXPERIMENT | {"optimizer": {"kind": "adamw", "lr": lr}}
+        study = Study("other", experiment=experiment, folder=tmp_path, **keys)
+        assert study.expand()[0].experiment.optimizer.lr == lr
+
+
+def test_results_have_columns_before_the_first_run(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"seeds": 1, "cells": {"standard": {}}, "baseline": "standard"}
+    study = Study("a", experiment=EXPERIMENT, folder=tmp_path, out=tmp_path / "runs", **keys)
+    assert study.results()[["variant", "seed"]].empty
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
