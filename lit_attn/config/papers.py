@@ -25,7 +25,7 @@ SIZES = {"--small": "embedded", "--small-data": "real"}
 """Options of small models, and their data: data that needs no download, or files."""
 COSTS = ("parameters", "flops", "step_time", "epoch_time", "evaluation_time", "peak_memory")
 """Values that every cell records: counts, FLOPs of one sample, seconds, bytes."""
-AXES = {"epoch": "epoch", "step": "step", "seconds": "wall-clock time (s)", "variant": ""}
+AXES = {"seconds": "wall-clock time (s)", "compute": "training FLOPs", "variant": ""}
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
 
@@ -40,10 +40,10 @@ class Column(Config):
     """A column of a table: a measured value, arithmetic on other columns, or printed settings.
 
     Without `study` nothing is measured; an empty one is named by the row. In `variant`, {} is the
-    variant of the row. `value` is the study's metric, the name of a metric, one of COSTS or
-    diagnostics/LAYER/NAME, at `epoch` if that is given. `mean` names columns whose mean this column
-    shows. `relative` names a variant of the study by whose value it divides; `overhead` prints the
-    percentage above the first row.
+    variant of the row. `value` is the study's metric, the name of a metric, one of COSTS,
+    diagnostics/LAYER/NAME or compute_multiplier, at `epoch` if that is given. `mean` names columns
+    whose mean this column shows, `relative` a variant of the study by whose value it divides.
+    `overhead` adds the % above the first row, `difference` the difference to the row `against`.
 
     `file` is a CSV file of a script in the folder STUDY of the results, and `value` its column in
     the rows that `where` selects (* is any text); {} in both is the variant. Several rows, or the
@@ -59,6 +59,7 @@ class Column(Config):
     mean: tuple[str, ...] = ()
     relative: str | None = None
     overhead: bool = False
+    difference: bool = False
     file: str | None = None
     where: dict[str, str] = Field({})
     small: bool = Field(True, description="false: small models lack this value")
@@ -75,6 +76,7 @@ class Row(Config):
     name: str | None = Field(None, description="null: the key of the row; ^: merged")
     variant: str | None = None
     published: str
+    against: str | None = Field(None, description="row above, for columns with `difference`")
 
     @property
     def cells(self) -> list[str]:
@@ -85,13 +87,14 @@ class Row(Config):
 class Claim(Config):
     """A statement of the paper: `row` differs from the row `against` in `column` (the first one).
 
-    A line of a figure, which prints no number, is claimed to have the better metric.
+    A line of a figure is claimed to have the better metric, or the better value (`goal`) `column`.
     """
 
     text: str
     row: str
     against: str
     column: str | None = None
+    goal: Literal["min", "max"] | None = Field(None, description="null: the study's")
 
 
 class Layout(Config):
@@ -167,6 +170,7 @@ class Table(Layout):
         for name, row in self.rows.items():
             if (count := len(row.cells)) != len(self.columns):
                 raise ValueError(f"row '{name}': {count} cells for {len(self.columns)} columns")
+            require("no row", row.against or name, self.rows)
         for name in itertools.chain(*(column.mean for column in self.columns.values())):
             require("no column", name, self.columns)
         names, lengths = [*itertools.chain(*self.side_by_side)], {*map(len, self.side_by_side)}
@@ -177,15 +181,17 @@ class Table(Layout):
 class Panel(Config):
     """A panel of a figure: the metric, named metric or cost `y`, times `scale`, over `x`.
 
-    `x: variant` draws one bar for each line. `log` names logarithmic axes. Without `lines` the
-    panel has those of the figure. If the figure has a `file`, x and y are columns of it.
+    `x: variant` draws one bar for each line. Over `x: compute` "NAME / SIZE" is a point of the line
+    NAME, and `relative` draws its percentage below the point of another line of the same size.
+    `log` names logarithmic axes. `lines` default to the figure's; x and y are columns of its file.
     """
 
     y: str = "metric"
-    x: str = Field("epoch", description="epoch, step, seconds, variant, or a column of a file")
+    x: str = Field("epoch", description="epoch, step, one of AXES, or a column of a file")
     label: str | None = None
     log: tuple[Literal["x", "y"], ...] = ()
     lines: dict[str, str] = Field({})
+    relative: dict[str, str] = Field({})
     scale: FiniteFloat = 1.0
 
 
@@ -208,13 +214,16 @@ class Figure(Layout):
 
     def grid(self) -> tuple[dict[str, Column], dict[str, Row]]:
         lines = ChainMap(*(panel.lines for panel in reversed(self.panels)), self.lines)
-        rows = {label: Row(variant=line, published="") for label, line in lines.items()}
-        return {"": Column(study="", file=self.file, where=self.where)}, rows
+        named = {c.column: Column(study="", value=c.column) for c in self.claims if c.column}
+        rows = {n: Row(variant=line, published="|" * len(named)) for n, line in lines.items()}
+        return {"": Column(study="", file=self.file, where=self.where)} | named, rows
 
     @consistency_check
     def _check_axes(self) -> None:
         for panel in self.panels if self.file is None else ():
-            require("no axis", panel.x, AXES)
+            require("no axis", panel.x, ["epoch", "step", *AXES])
+        for claim in self.claims if not self.draw else ():
+            require("no column", claim.column or "", ["", *(panel.y for panel in self.panels)])
 
 
 class Paper(Config):

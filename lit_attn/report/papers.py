@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from lit_attn.cells.records import Metric, read_diagnostics
 from lit_attn.config import papers as config
-from lit_attn.report import stats
+from lit_attn.report import scaling, stats
 from lit_attn.report.columns import DAGGER, format_difference, format_number
 from lit_attn.report.comparison import ALPHA, FAILURES
 from lit_attn.report.read import BUSY, CellRecord, StudyRecord, read_or_skip, read_studies
@@ -66,6 +66,10 @@ def measure(
     if reference is None or reference.study not in records:
         return {}
     study = records[reference.study]
+    if value == "compute_multiplier":
+        family = [record for record in records.values() if record.plan.family == study.plan.family]
+        points = scaling.read_points(family)
+        return scaling.find_multipliers(points, study.plan, reference.variant, study.plan.level)
     return {
         cell.seed: number
         for cell in study.finished_cells(reference.variant)
@@ -129,7 +133,7 @@ def make_entries(
     if source.size:
         columns = {name: config.Column() if c.file else c for name, c in columns.items()}
     grid: list[list[Entry]] = []
-    first: dict[str, Values] = {}
+    above: dict[str | None, dict[str, Values]] = {}
     for name, row in rows.items():
         values: dict[str, Values] = {}
         for heading, column in columns.items():
@@ -143,7 +147,6 @@ def make_entries(
                 start = measure(records, base, column.value, column.epoch).values()
                 measured = {s: v / statistics.fmean(start) for s, v in measured.items() if start}
             values[heading] = {seed: v * column.scale for seed, v in measured.items()}
-        first = first or dict(values)
         for heading, column in columns.items():
             if column.mean:
                 parts = [values[other] for other in column.mean]
@@ -155,9 +158,11 @@ def make_entries(
             references = [located[key] for key in keys if key in located]
             entry = Entry(name, heading, row.cells[place], values[heading], "", references)
             published = [other.cells[place] for other in rows.values()]
-            text = _format(column, published, entry.values, first[heading] if grid[1:] else {})
+            other = row.against if column.difference else next(iter(rows))
+            text = _format(column, published, entry.values, above.get(other, {}).get(heading, {}))
             text = "busy machine" if _is_busy(records, entry, column.value) else text
             grid[-1].append(entry._replace(ours=_add_count(text, entry, records)))
+        above[name] = values
     return grid
 
 
@@ -187,10 +192,10 @@ def _is_busy(records: Records, entry: Entry, value: str) -> bool:
     return is_time and max(times, default=0) > BUSY * min(times, default=0)
 
 
-def _format(column: config.Column, published: list[str], values: Values, first: Values) -> str:
+def _format(column: config.Column, published: list[str], values: Values, base: Values) -> str:
     """Return mean ± standard deviation with the decimals of the column's published cells.
 
-    `first` has the values of the first row, and is empty in the first row.
+    `base` has the values of the row with which an overhead or a difference compares.
     """
     if not values:
         return ""
@@ -202,14 +207,15 @@ def _format(column: config.Column, published: list[str], values: Values, first: 
         digits = max(digits, 1 - math.floor(math.log10(mean)))
     units = {match[1] for text in published if (match := re.match(r"[\d.]+([KMBG%])", text))}
     unit = units.pop() if len(units) == 1 else ""
-    if column.file:
-        return "/".join(f"{format_number(value, f'.{digits}f')}{unit}" for value in values.values())
-    texts = [format_number(mean, f".{digits}f") + unit]
-    if len(set(values.values())) > 1:
+    shown = values.values() if column.file else [mean]
+    texts = ["/".join(format_number(value, f".{digits}f") + unit for value in shown)]
+    if len(set(values.values())) > 1 and not column.file:
         texts.append(f"± {statistics.stdev(values.values()):.{digits}f}")
+    start = statistics.fmean(base.values()) if base else None
     if column.overhead:
-        overhead = 100 * (mean / statistics.fmean(first.values()) - 1) if first else None
-        texts.append("(-)" if overhead is None else f"({format_number(overhead, '.1f')}%)")
+        texts.append(f"({format_number(100 * (mean / start - 1), '.1f')}%)" if start else "(-)")
+    if column.difference and start is not None:
+        texts.append(f"/{format_number(mean - start, f'+.{digits}f')}")
     return " ".join(texts)
 
 
@@ -261,8 +267,8 @@ def _judge_claim(
         published = numbers[0][0] - numbers[1][0]
         text = format_number(published, f"+.{digits}f")
     else:
-        is_lower_better = any(plan.metric.goal == "min" for plan in plans.values())
-        digits, published, text = 2, -1.0 if is_lower_better else 1.0, "curves only"
+        aims = {claim.goal} if claim.goal else {plan.metric.goal for plan in plans.values()}
+        digits, published, text = 2, -1.0 if "min" in aims else 1.0, "curves only"
     ours, theirs = (entry.values for entry in pair)
     differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
     resolution = stats.find_resolution([*ours.values(), *theirs.values()])

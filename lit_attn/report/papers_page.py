@@ -18,6 +18,7 @@ from lit_attn.report.page import Section, render_page
 from lit_attn.report.papers import Entry, Records, judge_claims, make_entries, measure
 from lit_attn.report.read import read_or_skip
 from lit_attn.report.results import describe_origin, describe_records
+from lit_attn.report.scaling import read_points
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -65,7 +66,8 @@ def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
                 named = _name_reading(reading) if place else ""
                 title = " ".join(filter(None, [caption, named, note]))
                 captions |= dict.fromkeys(stems, title)
-            tables = [] if drawings else [Table(["figure"], [[Cell("not drawn")]], caption)]
+            empty = Table(["figure"], [[Cell("not drawn")]], caption, notes=[note] * bool(note))
+            tables = [] if drawings else [empty]
         images |= drawings
         for stem, kinds in drawings.items():
             files |= {f"{stem}.{kind}": image for kind, image in kinds.items()}
@@ -218,8 +220,9 @@ def _draw_panels(
 ) -> "matplotlib.figure.Figure | None":
     """Draw the panels side by side with one legend; return None without any record."""
     styles = itertools.cycle(itertools.product(("-", "--", ":", "-."), drawing.COLOURS))
-    styled = zip(item.variants(), styles, strict=False)
-    key: drawing.Key = {label: (colour, dash) for (label, _), (dash, colour) in styled}
+    names = dict.fromkeys(label.partition(" / ")[0] for label, _ in item.variants())
+    styled = zip(names, styles, strict=False)
+    key: drawing.Key = {name: (colour, dash) for name, (dash, colour) in styled}
     columns = 2 if len(item.panels) == 4 else min(3, len(item.panels))
     rows = -(-len(item.panels) // columns)
     figure = drawing.new_figure(2.4 * rows + 0.5)
@@ -239,8 +242,8 @@ def _draw_panels(
                 axes.bar(label, part.mean(), yerr=part.std() or None, color=key[str(label)][0])
             else:
                 drawing.draw_band(axes, part, *key[str(label)], label=str(label))
-        if panel.x == "variant":
-            axes.tick_params(axis="x", rotation=60)
+        if panel.x in ("variant", "compute"):
+            axes.tick_params(axis="x", which="both", rotation=60)
         elif item.file:
             axes.locator_params(axis="x", integer=True)
         metrics = [records[s].plan.metric.label for s, _ in lines.values() if s in records]
@@ -270,6 +273,14 @@ def _read_panel(panel: Panel, lines: dict[str, Reference], records: Records) -> 
         if panel.x == "variant":
             values = measure(records, reference, panel.y).values()
             rows += [(label, label, label, value) for value in values]
+            continue
+        if panel.x == "compute":
+            name, _, size = label.partition(" / ")
+            base = measure(records, lines.get(f"{panel.relative.get(name)} / {size}"), "metric")
+            for x in read_points([records[reference.study]]):
+                if x.variant == reference.variant and (x.seed in base or not panel.relative):
+                    value = 100 * (1 - x.value / base[x.seed]) if base else x.value
+                    rows.append((name, size, x.flops, value))
             continue
         study = records[reference.study]
         for cell in study.finished_cells(reference.variant):

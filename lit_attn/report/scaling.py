@@ -44,15 +44,12 @@ Lines = dict[int, tuple[float, float]]  # Exponent b and intercept a by seed.
 def read_points(studies: list[StudyRecord]) -> list[Point]:
     """Return the finished cells with a positive value and a batch size, smallest levels first."""
     points = []
-    for study in studies:
-        for cell in study.finished_cells():
-            numbers = cell.measurements
-            if numbers.get("batch_size") and cell.value is not None and cell.value > 0:
-                cost = 3.0 * numbers["flops"] * numbers["batch_size"] * numbers["steps"]
-                points.append(Point(cell.variant, study.plan.level, cell.seed, cost, cell.value))
-    smallest: dict[str, float] = {}
-    for point in points:
-        smallest[point.level] = min(point.flops, smallest.get(point.level, point.flops))
+    for study, cell in ((record, cell) for record in studies for cell in record.finished_cells()):
+        numbers = cell.measurements
+        if numbers.get("batch_size") and cell.value is not None and cell.value > 0:
+            cost = 3.0 * numbers["flops"] * numbers["batch_size"] * numbers["steps"]
+            points.append(Point(cell.variant, study.plan.level, cell.seed, cost, cell.value))
+    smallest = {x.level: x.flops for x in sorted(points, key=lambda x: -x.flops)}
     return sorted(points, key=lambda point: smallest[point.level])
 
 
@@ -75,7 +72,6 @@ def fit_lines(points: list[Point]) -> Lines:
 def make_scaling_table(points: list[Point], plan: Plan) -> Table:
     """Return exponent, misfit, and the compute multiplier at every level of each variant."""
     levels = list(dict.fromkeys(point.level for point in points))
-    baseline = fit_lines([point for point in points if point.variant == plan.baseline])
     rows = []
     for variant in plan.variants:
         cells = [point for point in points if point.variant == variant.name]
@@ -85,14 +81,8 @@ def make_scaling_table(points: list[Point], plan: Plan) -> Table:
         misfit = f"{100 * max(misfits):.2g}" if misfits else NOTHING
         texts = [variant.name, _describe([b for b, _ in lines.values()], ".4f"), misfit]
         for level in levels:
-            # The baseline needs its own compute, and a line that does not fall reaches nothing.
-            logs = [
-                (baseline[x.seed][1] - math.log(x.value)) / baseline[x.seed][0] - math.log(x.flops)
-                for x in cells
-                if x.level == level and variant.name != plan.baseline
-                if baseline.get(x.seed, (0.0, 0.0))[0] > 0
-            ]
-            texts.append(_describe(logs, ".2f", is_log=True))
+            multipliers = find_multipliers(points, plan, variant.name, level).values()
+            texts.append(_describe([*map(math.log, multipliers)], ".2f", is_log=True))
         rows.append([Cell(text) for text in texts])
     counts = Counter((point.variant, point.level) for point in points).values()
     few, most = min(counts), max(counts)
@@ -106,6 +96,14 @@ def make_scaling_table(points: list[Point], plan: Plan) -> Table:
         seeds=str(few) if few == most else f"{few} to {most}",
         levels=", ".join(levels),
     )
+
+
+def find_multipliers(points: list[Point], plan: Plan, variant: str, level: str) -> dict[int, float]:
+    """Return the compute multiplier of each seed of a variant if the baseline's line falls."""
+    baseline = fit_lines([point for point in points if point.variant == plan.baseline])
+    cells = [x for x in points if x.level == level and x.variant == variant != plan.baseline]
+    lines = [(x, *baseline[x.seed]) for x in cells if baseline.get(x.seed, (0.0, 0.0))[0] > 0]
+    return {x.seed: math.exp((a - math.log(x.value)) / b - math.log(x.flops)) for x, b, a in lines}
 
 
 def _describe(values: list[float], form: str, is_log: bool = False) -> str:

@@ -157,17 +157,18 @@ def _diagnose_layer(
             tokens["query-nll"] = diagnostics.query_likelihood(layer, record).mean(1)
         for name, value in tokens.items():
             token_values.setdefault(name, []).append(value.masked_fill(~is_attended, torch.nan))
-        if "keys" in kinds and "keys" not in arrays:
-            keys = record.inputs.keys[0, :, :, :KEY_TOKENS].transpose(0, 1).flatten(0, 1)
+        shown = is_attended[0]
+        if "keys" in kinds and "keys" not in arrays and shown.any():
+            keys = record.inputs.keys[0][:, :, shown].transpose(0, 1).flatten(0, 1)[:, :KEY_TOKENS]
             pictures = {"keys": keys, "key-weights": diagnostics.key_weights(layer)}
             arrays |= {n: array.to(torch.float32).cpu().numpy() for n, array in pictures.items()}
         if record.weights is None:
             continue
         if "rank" in kinds:
             ranks.append(diagnostics.ranks(record.weights, is_attended))
-        if "maps" in kinds and "map" not in arrays:
-            size = min(MAP_SIZE, record.weights.shape[-1])
-            pooled = F.adaptive_avg_pool2d(record.weights[0], size)
+        if "maps" in kinds and "map" not in arrays and shown.any():
+            weights = record.weights[0][:, shown][:, :, shown]
+            pooled = F.adaptive_avg_pool2d(weights, min(MAP_SIZE, weights.shape[-1]))
             arrays["map"] = pooled.to(torch.float32).cpu().numpy()
     for name, parts in token_values.items():
         # Batches of texts differ in length.

@@ -108,6 +108,26 @@ def test_every_reading_of_a_page_exists_and_every_variant_is_on_a_page(name: str
         assert {variant.name for variant in expand_axes(studies[study])} == variants_shown, study
 
 
+@pytest.mark.parametrize("size", ["", "embedded", "real"])
+def test_figures_of_attention_layers_have_studies_that_record_them(size: str) -> None:
+    recorded_by = {
+        "norms": "residual",
+        "angles": "residual",
+        "ranks": "rank",
+        "key-weights": "keys",
+    }
+    for name in NAMES:
+        source = paper(name, size)
+        studies = read_studies(source.studies_path)
+        for number, figure in source.paper.figures.items():
+            kinds = {recorded_by.get(kind, kind) for kind in figure.draw}
+            for study in {line.study for line in source.references(figure)} if kinds else ():
+                experiment = resolve(studies[study])[0].experiment
+                settings = experiment.training.diagnostics
+                assert settings is not None, (name, number)
+                assert kinds <= set(settings.kinds), (name, number)
+
+
 @pytest.mark.parametrize("table", ["1", "6", "9"])
 def test_every_mixture_of_mgk_on_the_long_range_arena_has_its_released_reading(table: str) -> None:
     source, studies = paper("mgk"), read_studies(ROOT / "ablations.yaml")

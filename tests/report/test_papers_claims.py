@@ -40,7 +40,7 @@ def test_claims_about_the_same_cells_have_one_verdict_and_count_once(tmp_path: P
     def value(name: str, seed: int) -> float:
         return 0.8 + 0.05 * (name == "belief2") + 0.001 * (seed % 3)
 
-    for size, expected in (("embedded", ["1 / 2", "1 / 2", "2"]), ("", ["1", "1", "2", "2", "2"])):
+    for size, expected in (("embedded", ["1 / 2"] * 3), ("", ["1"] * 3 + ["2"] * 3)):
         run_invented(tmp_path / size, "belief2", ["1", "2"], value, size)
         source = read_paper("belief2", size, FOLDER)
         items = source.items(["1", "2"])
@@ -66,6 +66,27 @@ def test_claims_that_cannot_be_judged_stay_apart() -> None:
     assert {verdict.judgement for verdict in verdicts} == {"not run"}
     texts = [text for verdict in verdicts for text in verdict.text.split(" / ")]
     assert sorted(texts) == sorted(claim.text for claim in claims)
+
+
+def test_a_claim_of_a_figure_can_name_another_value_and_its_better_side(tmp_path: Path) -> None:
+    """AttentionX claims a lower training loss in the figure of its validation loss."""
+    run_invented(tmp_path, "attentionx", ["figure-1"], lambda name, seed: 3.0 + seed / 10)
+    for path in tmp_path.rglob("result.json"):
+        record = Result.model_validate_json(path.read_bytes())
+        is_better = record.variant == "attentionx"
+        loss = 2.0 - is_better * (0.5 + record.seed / 100)
+        metrics = record.metrics | {"train/loss": loss}
+        record.model_copy(update={"metrics": metrics}).write(path)
+    source = read_paper("attentionx", "", FOLDER)
+    item = source.paper.figures["1"]
+    validation, training = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))
+    assert validation.judgement == "undecided"
+    assert (training.published, training.judgement) == ("curves only", "agree")
+    assert training.ours.startswith("\N{MINUS SIGN}0.52 [")
+    claim = item.claims[1].model_copy(update={"goal": "max"})
+    item = item.model_copy(update={"claims": (claim,)})
+    (opposite,) = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))
+    assert opposite.judgement == "disagree"
 
 
 @pytest.mark.parametrize(("seeds", "judgement"), [(0, "not run"), (1, "undecided: one pair")])

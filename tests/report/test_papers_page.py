@@ -138,6 +138,8 @@ def test_files_of_scripts_fill_tables_and_figures(tmp_path: Path) -> None:
     page = write_paper(source, tmp_path / "runs", tmp_path / "before")
     assert not list(page.parent.glob("figure-[678]-*"))
     assert "Measured by `python experiments/published_tasks.py" in page.read_text()
+    # A figure that is not drawn names its command too.
+    assert "Measured by `python experiments/head_analysis.py composition" in page.read_text()
     write_script_files(tmp_path / "runs")
     page = write_paper(source, tmp_path / "runs", tmp_path / "after")
     names = {path.name for path in page.parent.glob("figure-[678]-*.svg")}
@@ -153,6 +155,23 @@ def test_files_of_scripts_fill_tables_and_figures(tmp_path: Path) -> None:
     assert values["0-shot / DCPythia-6.9B", "SciQ"] == "90.0"
     shown = [cell for cell, value in values.items() if value]
     assert len(shown) == 4
+
+
+def test_differences_compare_with_the_row_that_a_row_names(tmp_path: Path) -> None:
+    """Table 4 of DCMHA prints the perplexity of DCPythia and its difference to Pythia's."""
+    for model, perplexity in (("pythia-2.8b", 6.5), ("dcpythia-2.8b", 6.25), ("dcformer-2.8b", 6)):
+        folder = tmp_path / "released-weights" / model
+        folder.mkdir(parents=True)
+        rows = f"task,metric,value\npile,perplexity,{perplexity}\n"
+        (folder / "harness-0.csv").write_text(rows)
+    source = replace(read_paper("dcmha", "", FOLDER), runs=tmp_path)
+    grid = make_entries(source, source.paper.tables["4"], {})
+    cells = {entry.row: entry.ours for line in grid for entry in line if entry.ours}
+    assert cells == {
+        "0-shot / Pythia-2.8B": "6.50",
+        "0-shot / DCPythia-2.8B": "6.25 /\N{MINUS SIGN}0.25",
+        "0-shot / DCFM++2.8B": "6.00",
+    }
 
 
 @pytest.mark.parametrize(

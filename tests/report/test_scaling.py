@@ -13,6 +13,7 @@ from lit_attn.report.read import StudyRecord, read_studies
 from lit_attn.report.scaling import (
     Point,
     draw_scaling,
+    find_multipliers,
     fit_lines,
     make_scaling_table,
     read_points,
@@ -61,6 +62,9 @@ def test_a_lead_is_worth_the_compute_that_the_baseline_would_need(tmp_path: Path
     assert texts["better"][2:] == ["2.00 [2.00, 2.00]"] * 3
     assert texts["worse"][2:] == ["0.50 [0.50, 0.50]"] * 3
     assert all(float(row[1]) < 1e-9 for row in texts.values())
+    multipliers = find_multipliers(points, study.plan, "better", "medium")
+    assert multipliers == {seed: pytest.approx(2.0) for seed in range(3)}
+    assert find_multipliers(points, study.plan, "standard", "medium") == {}
 
 
 def test_a_wrong_form_of_the_law_shows_as_misfit() -> None:

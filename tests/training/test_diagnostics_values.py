@@ -348,10 +348,25 @@ def test_padding_does_not_count(name: str) -> None:
     # Three pairs are six documents.
     assert padded.arrays["rank.1"].shape == (6, 3)
     np.testing.assert_array_equal(padded.arrays["rank.1"], alone.arrays["rank.1"])
+    np.testing.assert_allclose(padded.arrays["map.1"], alone.arrays["map.1"], rtol=1e-5)
     padded = diagnose_network(network, tokens, present, settings=KEYS)
     alone = diagnose_network(network, tokens[..., :6], present[..., :6], settings=KEYS)
     assert values(padded) == pytest.approx(values(alone), rel=1e-9)
     assert len(values(padded)) == (0 if name == "mlk" else 4)
+    np.testing.assert_allclose(padded.arrays["keys.1"], alone.arrays["keys.1"], rtol=1e-5)
+
+
+def test_a_sample_of_padding_alone_has_no_map() -> None:
+    torch.manual_seed(0)
+    model = SequenceClassifierConfig(dim=24, depth=1, heads=3, ffn=FFN(width=32))
+    network = language.SequenceClassifier(model, 50, 16, classes=10).double()
+    present = torch.ones(2, 9, dtype=torch.bool)
+    present[0] = False
+    settings = DiagnosticsConfig(kinds=("maps", "keys"))
+    arrays = diagnose_network(
+        network, torch.zeros(2, 9, dtype=torch.long), present, settings=settings
+    ).arrays
+    assert not {"map.1", "keys.1"} & arrays.keys()
 
 
 def test_samples_may_be_diagnosed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
