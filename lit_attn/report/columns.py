@@ -126,6 +126,13 @@ def format_spread(mean: Any, spread: Any, digits: int) -> str:
     return f"{text} ± {format_number(spread, f'.{digits}f')}"
 
 
+def format_seeds(seeds: list[int]) -> str:
+    """Return a list of seeds as "seed 0", "seeds 0, 5" or "seeds 0 to 9"."""
+    is_range = len(seeds) > 2 and seeds == [*range(seeds[0], seeds[-1] + 1)]
+    text = f"{seeds[0]} to {seeds[-1]}" if is_range else ", ".join(map(str, seeds))
+    return f"seed{'s' * (len(seeds) > 1)} {text}"
+
+
 def format_p(value: Any) -> str:
     """Return a p value with three decimals."""
     return "< 0.001" if not pd.isna(value) and value < 0.001 else format_number(value, ".3f")

@@ -28,8 +28,8 @@ GREY = "#8a8a8a"
 WIDTH, LINE_HEIGHT, LETTER_WIDTH = 7.2, 0.17, 0.07
 """Width of a figure (a two-column page), height of a legend's line, width of a letter: inches."""
 
-MOST_ROWS, MOST_PANELS = 60, 24
-"""Largest number of variants in a figure with a row, or a panel, for each variant."""
+MOST_ROWS, MOST_PANELS, MOST_COSTS = 60, 24, 16
+"""Largest number of variants in a figure with a row, or a panel, for each variant, or of costs."""
 
 Key = dict[str, tuple[Any, str]]  # Colour and line style by legend label.
 
@@ -142,14 +142,28 @@ def shorten(name: str, letters: int) -> str:
 
 
 def short_names(names: Iterable[str], letters: int) -> list[str]:
-    """Return the names, long ones without the terms that all names have, shortened to `letters`."""
+    """Return the names, without the terms that all long names have, shortened to `letters`.
+
+    Names that would look the same start where they differ.
+    """
+    names = list(names)
     # Commas in braces belong to a term.
     terms = [re.split(r",(?![^{]*})", name) for name in names]
-    shared = set.intersection(*map(set, terms)) if len(terms) > 1 else set()
-    if all(len(",".join(parts)) <= letters for parts in terms):
-        shared = set()
-    shown = [[term for term in parts if term not in shared] or parts for parts in terms]
-    return [shorten(",".join(parts), letters) for parts in shown]
+    long = [set(parts) for name, parts in zip(names, terms, strict=True) if len(name) > letters]
+    shared = set.intersection(*long) if len(long) > 1 else set()
+    rests = [",".join(term for term in parts if term not in shared) for parts in terms]
+    if "" not in rests and len(set(rests)) == len(set(names)):
+        names = rests
+    labels = [shorten(name, letters) for name in names]
+    for label in {label for label in labels if labels.count(label) > 1}:
+        places = [place for place, other in enumerate(labels) if other == label]
+        # The first and the last one in alphabetical order share only what all of them share.
+        first, *_, last = sorted(names[place] for place in places)
+        ends = (i for i, c in enumerate(first, 1) if c in "-,+_ " and last.startswith(first[:i]))
+        start = max(ends, default=0)
+        for place in places:
+            labels[place] = f"…{shorten(names[place][start:], letters - 1)}"
+    return labels
 
 
 def add_legend(figure: "Figure", key: Key) -> None:

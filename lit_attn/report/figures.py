@@ -4,7 +4,7 @@ import itertools
 import math
 import statistics
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -94,7 +94,7 @@ def _draw_differences(axes: "Axes", rows: list[Difference]) -> None:
         (bar,) = axes.plot(mean, row + 0.24, "|", color="black", markersize=6)
         drawing.name_values(bar, name, [f"mean {mean:.4g}"])
         if is_starred:
-            star = axes.text(1.01, row, STAR, transform=beside, va="center", fontsize=11)
+            star = axes.text(1.025, row, STAR, transform=beside, va="center", fontsize=11)
             drawing.name_values(star, name)
 
 
@@ -132,10 +132,12 @@ def _draw_dots(axes: "Axes", row: int, values: list[float], name: str) -> None:
     below, above = [v for v in values if v < low], [v for v in values if v > high]
     for outliers, edge, marker, align in ((below, low, "<", "left"), (above, high, ">", "right")):
         if outliers:
-            ends = dict.fromkeys(f"{value:.4g}" for value in (min(outliers), max(outliers)))
-            axes.plot(edge, row, marker, color=COLOURS[1], markersize=5, clip_on=False)
-            text = f"  {' to '.join(ends)}  "
-            axes.text(edge, row - 0.1, text, ha=align, va="bottom", fontsize=6.5, color=COLOURS[1])
+            span = " to ".join(dict.fromkeys(f"{v:.4g}" for v in (min(outliers), max(outliers))))
+            (line,) = axes.plot(edge, row, marker, color=COLOURS[1], markersize=5, clip_on=False)
+            drawing.name_values(line, name, [span])
+            style: dict[str, Any] = {"ha": align, "va": "bottom", "fontsize": 6.5}
+            text = axes.text(edge, row - 0.1, f"  {span}  ", color=COLOURS[1], **style)
+            drawing.name_values(text, name)
 
 
 def draw_progress(study: StudyRecord, comparisons: Comparisons) -> "Figure | None":
@@ -188,7 +190,7 @@ COSTS = {
 
 
 def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> "Figure | None":
-    """Draw the mean against each cost that differs between variants by more than one percent.
+    """Draw means of the best variants against each cost that differs by more than one percent.
 
     Step times are drawn only for variants whose seeds agree on them. The legend orders the variants
     by their means. Returns None if all costs are equal or unknown.
@@ -197,7 +199,8 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> "Figure | None":
 
     is_ascending = study.plan.metric.goal == "min"
     frame = summary[summary["n"] > 0].sort_values("mean", ascending=is_ascending, kind="stable")
-    frame = frame.head(drawing.MOST_ROWS).fillna({"sd": 0.0})
+    is_baseline = frame["variant"] == study.plan.baseline
+    frame = frame[is_baseline | ((~is_baseline).cumsum() < drawing.MOST_COSTS)].fillna({"sd": 0.0})
     frame = frame.astype(dict.fromkeys(("mean", "sd", *COSTS), float))
     frame["step_time"] = frame["step_time"].mask((frame["step_time_ratio"] > BUSY).fillna(False))
     costs = [c for c in COSTS if frame[c].count() > 1 and frame[c].max() > 1.01 * frame[c].min()]
@@ -207,19 +210,23 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> "Figure | None":
     panels = figure.subplots(1, len(costs), sharey=True, squeeze=False)[0]
     ends = (frame["mean"] - frame["sd"], frame["mean"] + frame["sd"])
     low, high = _usual_range(pd.concat(ends).tolist())
-    handles = {}
+    entries = {}
     styles = zip(itertools.cycle(COLOURS), itertools.cycle("os^DvPX*"), strict=False)
     names = drawing.short_names(frame["variant"], 28)
     rows = zip(names, frame.to_dict("records"), styles, strict=False)
     for label, row, (colour, marker) in rows:
-        # The legend says where a far outlier is.
+        # The legend and the page say where a far outlier is; its error bar would lie elsewhere.
         mean = row["mean"]
-        label += f" ({mean:.4g})" if not low <= mean <= high else ""
+        is_far = not low <= mean <= high
+        label += f" ({mean:.4g})" if is_far else ""
+        style = {"fmt": marker, "color": colour, "ms": 4.5, "clip_on": not is_far}
         for axes, cost in zip(panels, costs, strict=True):
             if not math.isnan(row[cost]):
-                place = (row[cost], min(max(mean, low), high), row["sd"])
-                at, style = [f"{row[cost]:.4g}"], {"fmt": marker, "color": colour, "ms": 4.5}
-                handles[label] = drawing.draw_points(axes, place, row["variant"], at, **style)
+                place = (row[cost], min(max(mean, low), high), 0.0 if is_far else row["sd"])
+                name, at = row["variant"], f"{row[cost]:.4g}"
+                drawn = drawing.draw_points(axes, place, name, [at], **style)
+                drawing.name_values(drawn.lines[0], name, [f"{mean:.4g} at {at}"])
+                entries[name] = (drawn, label)
     for axes, cost in zip(panels, costs, strict=True):
         axes.set_ylim(low, high)
         axes.margins(x=0.1)
@@ -227,5 +234,5 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> "Figure | None":
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.locator_params(axis="x", nbins=4)
     panels[0].set_ylabel(study.plan.metric.label)
-    figure.legend(handles.values(), handles, loc="outside right center", fontsize=6.5)
+    figure.legend(*zip(*entries.values(), strict=True), loc="outside right center", fontsize=6.5)
     return figure

@@ -25,7 +25,7 @@ def render_page(title: str, sections: list[Section], notes: list[str], **values:
     Captions of FIGURES end with `notes`. `values` are further variables of the template: `name`,
     `links`, `warnings`, `images` by name and kind, and `captions` of other figures.
     """
-    limits = {"rows": drawing.MOST_ROWS, "panels": drawing.MOST_PANELS}
+    limits = {"rows": drawing.MOST_ROWS, "panels": drawing.MOST_PANELS, "costs": drawing.MOST_COSTS}
     captions = {n: " ".join([e["caption"].format(**limits), *notes]) for n, e in FIGURES.items()}
     shown = [
         Section(part.heading, part.figures, tables)

@@ -110,18 +110,15 @@ def _template_values(
     study: StudyRecord, summary: pd.DataFrame, comparisons: Comparisons
 ) -> dict[str, object]:
     plan, metric = study.plan, study.plan.metric
-    epoch = "at the last epoch"
+    measure = f"{metric.name} at the last epoch"
     if metric.selection == "best-validation":
-        epoch = "at the best epoch of the validation split"
+        measure = f"{metric.name} at the best epoch of the validation split"
     if not any(cell.folder for cell in study.cells):
-        epoch = "as given in the table of results"
+        measure = f"the column '{metric.name}' of the table of results"
     is_busy = (summary[["step_time_ratio", "evaluation_time_ratio"]] > BUSY).any(axis=None)
     # The step of a continuous metric is a rounding error, which needs no mention.
     is_coarse = study.resolution > 0.01 * max(summary["sd"].dropna(), default=float("inf"))
     step = SENTENCES["resolution"].format(step=study.resolution)
-    seeds = ", ".join(map(str, plan.seeds))
-    if len(plan.seeds) > 2 and plan.seeds == [*range(plan.seeds[0], plan.seeds[-1] + 1)]:
-        seeds = f"{plan.seeds[0]} to {plan.seeds[-1]}"
     pairs = max(comparisons.pairs, default=0)
     floor, number = min(1.0, 2.0 ** (1 - pairs)), _plural(pairs, "pair")
     count = 1 if comparisons.is_joint else max(1, len(comparisons.pairs))
@@ -129,9 +126,10 @@ def _template_values(
     return {
         "label": metric.label,
         "metric": metric.name,
-        "epoch": epoch,
+        "measure": measure,
         "direction": "Higher" if metric.goal == "max" else "Lower",
-        "seeds": seeds,
+        "planned": len(plan.seeds),
+        "seeds": columns.format_seeds(plan.seeds),
         "baseline": plan.baseline,
         "resolution": step if is_coarse else "",
         "alpha": f"{comparisons.level:.3g}",
@@ -161,7 +159,7 @@ def _describe_plan(study: StudyRecord, level: float) -> list[str]:
         sentence = SENTENCES["sealed" if seals.is_before_results else "sealed_late"]
         notes.append(sentence.format(hash=first.hash, time=first.time[:16], results=first.results))
         if seals.added_seeds:
-            seeds = ", ".join(str(seed) for added in seals.added_seeds for seed in added)
+            seeds = columns.format_seeds(list(sum(seals.added_seeds, ())))
             # `bound` is the sum of the levels of all looks.
             values = {"looks": 1 + len(seals.added_seeds), "bound": 1.5 * ALPHA - level}
             notes.append(SENTENCES["looks"].format(seeds=seeds, level=level, **values))

@@ -6,7 +6,7 @@ import pandas as pd
 
 from lit_attn.cells.records import Tuning
 from lit_attn.report import drawing
-from lit_attn.report.columns import choose_digits, format_difference, format_spread
+from lit_attn.report.columns import choose_digits, format_difference, format_seeds, format_spread
 from lit_attn.report.effects import describe_pairs
 from lit_attn.report.formats import Cell, Table, named_table
 
@@ -65,7 +65,7 @@ def make_tuning_table(tuning: Tuning, baseline: str) -> Table:
         label=tuning.select.label,
         baseline=baseline,
         trials=tuning.trials,
-        seeds=", ".join(map(str, tuning.seeds)),
+        seeds=format_seeds(tuning.seeds),
         keys="; ".join(f"{key} from {values}" for key, values in tuning.keys.items()),
         halving="" if tuning.halving is None else f", successive halving by {tuning.halving}",
         sampler=tuning.sampler,

@@ -116,7 +116,7 @@ def test_tuning_shows_every_value_with_its_lead_and_the_choice(tmp_path: Path) -
         ["belief", "optimizer.lr=0.004", "diverged", "—", ""],
         ["belief", "optimizer.lr=0.002", "71.50", "+0.50", "chosen, at the edge of optimizer.lr"],
     ]
-    assert "Every variant had 3 trials (grid) with seeds 9" in page
+    assert "Every variant had 3 trials (grid) with seed 9" in page
     assert "those of the tuning seeds on the validation split" in page
 
 
@@ -197,8 +197,9 @@ def test_the_caption_states_when_the_plan_was_sealed(tmp_path: Path) -> None:
     assert "The plan (5ea1) was sealed on 2026-01-02T03:04 UTC, before the first result." in page
     Seals(entries=[seal(3, 6), seal(6, 8, "abc")]).write(study / "seals.json")
     page = read_page(tmp_path)
-    assert "was first sealed on 2026-01-02T03:04 UTC, when 3 cells had a result" in page
-    assert "Seeds 6, 7 were added after results had been seen. At look 2 a star needs p" in page
+    assert "was first sealed on 2026-01-02T03:04 UTC, after the first result (cells" in page
+    assert "with a result at that time: 3)." in page
+    assert "Added after results had been seen: seeds 6, 7. At look 2 a star needs p" in page
     assert "a false star at any look is at most 0.0625." in page
     assert "A star marks p ≤ 0.0125, better or worse, which needs at least 8 seeds" in page
     assert "Variants added or changed after results had been seen: c." in page

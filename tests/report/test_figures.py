@@ -130,8 +130,44 @@ def test_names_are_shortened_in_the_middle() -> None:
     short = [f"similarity={{kind: mixture, keys: {i}}}" for i in (2, 4)]
     assert short_names(terms, 36) == short
     assert short_names(terms[:1], 36)[0].startswith("residual=split,si…")
+    # A short name, as that of a baseline, has none of the terms.
+    assert short_names(["standard", *terms], 36) == ["standard", *short]
+    # Without the terms of the long names two names would be equal.
+    assert short_names(["a", "a,b-long", "c,b-long"], 6) == ["a", "a,…ong", "c,…ong"]
     assert shorten("belief2", 10) == "belief2"
     assert shorten("abcdefghijkl", 7) == "abc…jkl"
+
+
+def test_shortened_names_differ() -> None:
+    values = {f"attention-with-{n}-keys-and-a-norm-of-queries": [1.0 + n, 2.0] for n in range(9)}
+    names = short_names(values, 28)
+    assert names[:2] == ["…0-keys-and-a-…rm-of-queries", "…1-keys-and-a-…rm-of-queries"]
+    figure = draw_costs(study(values, flops=1e6))
+    assert figure is not None
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == names[::-1]
+
+
+def test_the_cost_figure_shows_the_baseline_and_the_best_variants() -> None:
+    values = {f"v{place:02}": [float(place), place + 0.1] for place in range(30)}
+    figure = draw_costs(study(values, flops=1e6))
+    assert figure is not None
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == [*(f"v{place}" for place in range(29, 14, -1)), "v00"]
+
+
+def test_a_far_mean_stands_at_the_edge_of_the_cost_figure_without_an_error_bar() -> None:
+    values = {f"v{place}": [1.0 + place / 10, 1.05 + place / 10] for place in range(6)}
+    figure = draw_costs(study(values | {"far": [50.0, 60.0]}, flops=1e6))
+    assert figure is not None
+    (axes,) = figure.axes
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels[0] == "far (55)"
+    point, _, (bar,) = axes.containers[0].lines
+    assert point.get_gid() == '["far", "55 at 7e+06"]'
+    assert point.get_ydata()[0] == axes.get_ylim()[1]
+    (ends,) = bar.get_segments()
+    assert ends[0][1] == ends[1][1]
 
 
 def test_panel_titles_have_at_most_two_lines() -> None:

@@ -123,6 +123,9 @@ def test_print_is_light_and_repeats_the_heading_of_a_table(page: "sync_api.Page"
     assert page.evaluate(colour) == "rgb(27, 31, 36)"
     heading = "getComputedStyle(document.querySelector('thead')).breakInside"
     assert page.evaluate(heading) == "avoid"
+    # A tall figure fits on one page.
+    height = "getComputedStyle(document.querySelector('.drawing svg')).maxHeight"
+    assert float(page.evaluate(height).removesuffix("px")) < 700
     page.emulate_media(media="screen")
     page.evaluate("delete document.documentElement.dataset.theme")
 
@@ -207,3 +210,40 @@ def test_rows_with_merged_cells_are_sorted_by_their_last_cell(
     page.locator("thead th").last.click()
     assert page.locator("tbody th").all_inner_texts() == ["time", "accuracy", "size"]
     assert page.locator("td[colspan='2']").inner_text() == "8"
+
+
+def test_a_variant_outside_the_axes_shows_its_values_and_can_be_switched_off(
+    page: "sync_api.Page", tmp_path: Path
+) -> None:
+    """Its interval has no path in the drawing, and triangles stand for its values."""
+    write_study(tmp_path / "runs", variants=VARIANTS | {"far": -0.6}, seeds=3)
+    (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
+    page.goto((folder / "table.html").as_uri())
+    parts = page.locator("""figure g[id^='["far"']""")
+    texts = {"seeds": r"far: [\d.]{4,5} to [\d.]{4,5}", "cost": r"far: 1[\d.]{3,4} at [\de.+]+"}
+    for figure, text in texts.items():
+        mark = page.locator(f"""figure.{figure} g[id^='["far"'] use""").first
+        mark.scroll_into_view_if_needed()
+        place = mark.bounding_box()
+        page.mouse.move(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
+        assert re.fullmatch(text, page.locator("#tip").inner_text())
+    page.locator("#variants summary").click()
+    page.get_by_label("far", exact=True).uncheck()
+    assert len(parts.all()) > 5
+    assert not any(part.is_visible() for part in parts.all())
+
+
+def test_the_names_of_a_wide_table_stay_visible(page: "sync_api.Page", tmp_path: Path) -> None:
+    headings = ["variant", *(f"heading {number}" for number in range(30))]
+    table = Table(headings, [[Cell("belief"), *[Cell("1.25 ± 0.25", mark="*")] * 30]])
+    path = tmp_path / "index.html"
+    path.write_text(render_page("Wide", [Section(tables=[table])], []))
+    page.goto(path.as_uri())
+    page.locator(".wide").evaluate("element => { element.scrollLeft = 500; }")
+    name = page.locator("tbody th")
+    place = name.bounding_box()
+    assert place["x"] == page.locator(".wide").bounding_box()["x"]
+    # The marks of the cells that have moved below the name do not cover it.
+    middle = [place["x"] + place["width"] / 2, place["y"] + place["height"] / 2]
+    tag = page.evaluate("place => document.elementFromPoint(...place).tagName", middle)
+    assert tag == "TH"

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from lit_attn.report.__main__ import main
+from lit_attn.report.columns import format_seeds
 from lit_attn.report.table_input import read_table
 from lit_attn.schema.errors import ConfigError
 
@@ -43,7 +44,8 @@ def test_every_metric_column_becomes_a_report(tmp_path: Path) -> None:
     assert table.loc["good", "difference"] == pytest.approx(3.1 + 0.1 * (0 + 1 + 2 + 3 + 0 + 1) / 6)
     assert table.loc["bad", ["n", "failed", "parameters"]].tolist() == [5, 1, 1002]
     text = (folder / "table.md").read_text()
-    assert "accuracy is accuracy as given in the table of results" in text
+    assert "accuracy is the column 'accuracy' of the table of results: mean" in text
+    assert "n counts the seeds with a result, of 6 planned (seeds 0 to 5)." in text
     assert (folder / "seeds.svg").exists()
     index = (tmp_path / "reports" / "index.html").read_text()
     assert "results-loss/table.html" in index
@@ -109,6 +111,15 @@ def test_an_index_without_a_heading_is_no_metric(tmp_path: Path) -> None:
     (study,) = read_table(path)
     assert study.plan.metric.name == "score"
     assert [(cell.variant, cell.value) for cell in study.cells] == [("a", 1), ("b", 2)]
+
+
+def test_the_list_of_one_seed_cannot_be_read_as_a_number_of_seeds(tmp_path: Path) -> None:
+    (tmp_path / "results.csv").write_text("variant,seed,score\na,0,1\nb,0,2\n")
+    assert report(tmp_path) == 0
+    text = (tmp_path / "reports" / "results" / "table.md").read_text()
+    assert "n counts the seeds with a result, of 1 planned (seed 0)." in text
+    assert format_seeds([3, 4, 5]) == "seeds 3 to 5"
+    assert format_seeds([0, 50]) == "seeds 0, 50"
 
 
 def test_a_seed_without_a_row_is_missing(tmp_path: Path) -> None:

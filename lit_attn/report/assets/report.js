@@ -108,7 +108,7 @@ for (const group of document.querySelectorAll(".drawing g[id^='[']")) {
 function findPoints(group) {
   const marks = [...group.querySelectorAll("use")];
   if (marks.length) return marks.map((mark) => [mark.x.baseVal.value, mark.y.baseVal.value]);
-  const numbers = group.querySelector("path")?.getAttribute("d").match(/-?[\d.]+/g) ?? [];
+  const numbers = group.querySelector("path")?.getAttribute("d")?.match(/-?[\d.]+/g) ?? [];
   return numbers.flatMap((x, i) => (i % 2 ? [] : [[Number(x), Number(numbers[i + 1])]]));
 }
 
@@ -117,7 +117,10 @@ tip.id = "tip";
 tip.hidden = true;
 document.body.append(tip);
 for (const drawing of document.querySelectorAll(".drawing")) {
-  drawing.addEventListener("click", () => drawing.classList.toggle("enlarged"));
+  drawing.addEventListener("click", () => {
+    drawing.classList.toggle("enlarged");
+    tip.hidden = true;
+  });
   drawing.addEventListener("mouseleave", () => { tip.hidden = true; });
   drawing.addEventListener("mousemove", (event) => {
     let nearest = 16;
