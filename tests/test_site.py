@@ -55,6 +55,14 @@ def test_formulas_are_mathml(site: Path) -> None:
 
 
 @pytest.mark.slow
+def test_numbers_and_short_names_of_a_table_are_not_broken(site: Path) -> None:
+    assert '<td class="short">1e-08</td>' in (site / "parity.html").read_text()
+    page = (site / "mechanisms.html").read_text()
+    assert '<td class="short"><a href="#dcmha-rank-1">dcmha-rank-1</a></td>' in page
+    assert "<td>Dynamically Composable Multi-Head Attention (DCMHA)</td>" in page
+
+
+@pytest.mark.slow
 def test_every_linked_file_of_the_repository_has_a_page(site: Path) -> None:
     broken: list[str] = []
     for page in site.glob("*.html"):

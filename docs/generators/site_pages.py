@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 OVERVIEW = "project/overview.md"
 """Page of README.md: MkDocs would take a page of the name README.md for the index of its folder."""
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
+SHORT_CELL = re.compile(r"<td(?=[^>]*>(?:<a [^>]*>)?[^<>]{1,16}(?:</a>)?</td>)")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 HELP = re.compile(r"<!-- help of ([\w ]+) -->")
@@ -77,13 +78,13 @@ def picture_of(text: str) -> Path:
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Replace the formulas of a page with MathML."""
+    """Replace the formulas of a page with MathML, and mark short cells, which stay on one line."""
 
     def to_mathml(match: re.Match[str]) -> str:
         formula = match[2].replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">")
         return convert(formula, display="inline" if match[1] == "span" else "block")
 
-    return FORMULA.sub(to_mathml, html)
+    return SHORT_CELL.sub('<td class="short"', FORMULA.sub(to_mathml, html))
 
 
 def _address(path: Path) -> str:

@@ -29,8 +29,8 @@ MEMBERS = (*DATA, vision, language, external)
 class Experiment(Config):
     """A task, a data set, a model and a recipe; each file of `experiments/` holds one.
 
-    What goes with what follows from signatures (lit_attn.config.signatures): the task and the model
-    must take the signature of the data, and the model checks its own conditions on it.
+    Signatures (lit_attn.config.signatures) decide which of them fit together: the task and the
+    model must take the signature of the data, and the model checks its own conditions on it.
     """
 
     task: Task = Field(

@@ -1,7 +1,7 @@
 """Signatures: what one sample of a data set is. Data, models and tasks meet in them.
 
 A data configuration returns its signature; a model and a task name the signature types that they
-take. What goes with what follows from that, so no module lists combinations. A new kind of sample
+take. This decides what fits together, so no module lists combinations. A new kind of sample
 is one more class here, or in a file outside the package. Only `sample` imports PyTorch.
 """
 

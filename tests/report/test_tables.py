@@ -199,7 +199,7 @@ def test_one_seed_keeps_three_digits_of_small_values(tmp_path: Path) -> None:
     mean = rows(folder).loc["belief", "mean"]
     assert 0.01 < mean < 0.1
     assert re.search(rf"\| belief \| \**{mean:.4f}\** \| 1 \|", markdown)
-    assert "(numbers of the planned seeds: 0)" in markdown
+    assert "of 1 planned (seed 0)" in markdown
     assert "metric's step" not in markdown
 
 
