@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field, FiniteFloat, PositiveInt, ValidationError
 
-from lit_attn.config.source import load, locate
+from lit_attn.config.source import SHIPPED, load, locate
 from lit_attn.schema.base import Config, consistency_check
 from lit_attn.schema.errors import ConfigError, explain, find_problem, require, suggest
 
@@ -310,8 +310,11 @@ def find_numbers(cell: str) -> list[float]:
 def read_paper(name: str, size: str = "", folder: Path = FOLDER) -> PaperSource:
     """Read the paper with this name in `folder`. Raises ConfigError for the first mistake.
 
-    The runner checks the names of studies and variants.
+    Without the default folder, the papers of an installed wheel are read. The runner checks the
+    names of studies and variants.
     """
+    if folder == FOLDER and not folder.is_dir() and (SHIPPED / FOLDER).is_dir():
+        folder = SHIPPED / FOLDER
     path = folder / f"{name}.yaml"
     if not path.is_file():
         papers = sorted(file.stem for file in folder.glob("*.yaml") if file.name != SMALL_FILE)

@@ -335,3 +335,11 @@ def test_a_mistake_in_a_paper_is_one_line(tmp_path: Path, old: str, new: str, me
     assert re.match(rf"{tmp_path}/attentionx.yaml:\d+: ", text), text
     assert message in text
     assert "\n" not in text
+
+
+def test_papers_of_a_wheel_are_found_outside_a_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lit_attn.config.papers.SHIPPED", ROOT)
+    assert read_paper("attentionx").path == ROOT / "experiments/papers/attentionx.yaml"
