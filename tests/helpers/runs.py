@@ -51,9 +51,13 @@ def count_runs(path: Path) -> Counter[str]:
 
 def wait_until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true"
+    while time.monotonic() < deadline:
+        # A run creates and removes folders while a condition searches them.
+        with contextlib.suppress(FileNotFoundError):
+            if condition():
+                return
         time.sleep(0.02)
+    raise AssertionError("the condition did not become true")
 
 
 def is_alive(pid: int) -> bool:
