@@ -13,12 +13,18 @@ from helpers.digit_folders import experiment, write
 from helpers.fake_gpu import NAME, rehearsal
 from helpers.paths import EXPERIMENTS
 from helpers.stopping import stop_at
-from helpers.training_cells import composition_cell, digits_cell, folder_of, scenes_cell, text_cell
+from helpers.training_cells import (
+    composition_cell,
+    digits_cell,
+    folder_of,
+    result_of,
+    scenes_cell,
+    text_cell,
+)
 from torch import nn
 
 from lit_attn.bench.__main__ import main
 from lit_attn.cells.failure import Preempted
-from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.schema.plugins import load_parts
 from lit_attn.train import run_cell
@@ -73,10 +79,6 @@ def on_gpu(cell: Cell, precision: str) -> Cell:
     training = cell.experiment.training.model_copy(update=update)
     changed = cell.experiment.model_copy(update={"training": training})
     return cell.model_copy(update={"experiment": changed})
-
-
-def result_of(folder: Path) -> Result:
-    return Result.model_validate_json((folder / "result.json").read_text())
 
 
 @pytest.mark.parametrize("name", CELLS)

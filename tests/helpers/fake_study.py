@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from lit_attn.cells.records import Exit, Plan, PlannedCell, PlannedVariant, Result, Spread
 from lit_attn.config.metrics import DEFAULT_METRIC
+from lit_attn.report import write_reports
 from lit_attn.report.read import StudyRecord, read_studies
 
 EFFECTS = {"standard": 0.0, "belief": 0.004, "belief2": 0.02}
@@ -103,3 +105,14 @@ def curve(accuracy: float, seed: int) -> str:
     values = accuracy - 0.3 * remaining**2 + wobble * remaining
     rows = [f"{100 * e},{e},test/accuracy,{value}" for e, value in enumerate(values)]
     return "\n".join(["step,epoch,name,value", *rows, ""])
+
+
+def report(root: Path, name: str = "fake") -> Path:
+    """Write the reports of `root`/runs to `root`/reports and return the folder of a study."""
+    write_reports(root / "runs", root / "reports")
+    return root / "reports" / name
+
+
+def rows(folder: Path) -> pd.DataFrame:
+    """Return the table.csv of a report with the variants as index."""
+    return pd.read_csv(folder / "table.csv").set_index("variant")

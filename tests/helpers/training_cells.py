@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from helpers.paths import DOCUMENTS, EXPERIMENTS
+from lit_attn.cells.records import Result, read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.schema.plugins import load_parts
 
@@ -134,3 +135,14 @@ def folder_of(cell: Cell, root: Path) -> Path:
     folder.mkdir(parents=True)
     cell.write(folder / "config.yaml")
     return folder
+
+
+def accuracy_at(folder: Path) -> list[tuple[int, int]]:
+    """Return the step and epoch of every test accuracy."""
+    rows = read_metrics(folder / "metrics.csv")
+    return [(row.step, row.epoch) for row in rows if row.name == "test/accuracy"]
+
+
+def result_of(folder: Path) -> Result:
+    """Return the record of a finished cell."""
+    return Result.model_validate_json((folder / "result.json").read_text())

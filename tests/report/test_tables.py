@@ -1,19 +1,12 @@
 """Reports from records: numbers, captions, reproducible bytes, escaping."""
 
-import io
 import re
-import shutil
-import subprocess
-import sys
-from collections import Counter
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from helpers.fake_study import EFFECTS, accuracy_of, result, write_study
+from helpers.fake_study import EFFECTS, accuracy_of, report, result, rows, write_study
 
-from lit_attn.cells import records
 from lit_attn.cells.records import (
     Metric,
     Plan,
@@ -24,19 +17,6 @@ from lit_attn.cells.records import (
     read_metrics,
 )
 from lit_attn.config.metrics import DEFAULT_METRIC
-from lit_attn.report import write_reports
-from lit_attn.report.__main__ import main
-from lit_attn.report.formats import Cell, Table, escape_latex, to_latex
-from lit_attn.report.read import StudyRecord
-from lit_attn.schema.errors import ConfigError
-
-NASTY = r"50% & <b>_x_</b> $y$ #1 {z} ~ ^ \ | café"
-
-
-def has_siunitx() -> bool:
-    if shutil.which("pdflatex") is None or shutil.which("kpsewhich") is None:
-        return False
-    return subprocess.run(["kpsewhich", "siunitx.sty"], check=False).returncode == 0
 
 
 def test_the_table_states_which_trainings_stopped_early(tmp_path: Path) -> None:
@@ -56,15 +36,6 @@ def test_the_table_states_which_trainings_stopped_early(tmp_path: Path) -> None:
     assert table.loc["belief2", "steps_run"] == pytest.approx((100 + 300 + last) / 3)
     assert table.loc["belief2", "stopped"] == 2
     assert table.loc["standard", "stopped"] == 0
-
-
-def report(root: Path, name: str = "fake") -> Path:
-    write_reports(root / "runs", root / "reports")
-    return root / "reports" / name
-
-
-def rows(folder: Path) -> pd.DataFrame:
-    return pd.read_csv(folder / "table.csv").set_index("variant")
 
 
 def index_cells(path: Path) -> list[str]:
@@ -273,76 +244,6 @@ def test_records_of_other_code_cause_a_warning(tmp_path: Path) -> None:
     assert 'class="alert"' in (folder / "table.html").read_text()
 
 
-def test_equal_records_give_equal_bytes(tmp_path: Path) -> None:
-    """A copy of the records lists its folders in another order."""
-    write_study(tmp_path / "a" / "runs")
-    shutil.copytree(tmp_path / "a" / "runs", tmp_path / "b" / "runs")
-    one, two = report(tmp_path / "a"), report(tmp_path / "b")
-    names = sorted(path.name for path in one.iterdir())
-    assert names == sorted(path.name for path in two.iterdir())
-    assert {"cost.png", "progress.svg", "seeds.svg", "per_seed.csv", "table.tex"} <= set(names)
-    for name in names:
-        assert (one / name).read_bytes() == (two / name).read_bytes(), name
-
-
-class Balanced(HTMLParser):
-    """HTML parser that fails if the wrong element is closed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in ("meta", "img", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
-def test_names_are_escaped_everywhere(tmp_path: Path) -> None:
-    write_study(tmp_path / "runs", variants={"standard": 0.0, NASTY: 0.01}, title=NASTY)
-    folder = report(tmp_path)
-    for page in (folder / "table.html", tmp_path / "reports" / "index.html"):
-        parser = Balanced()
-        parser.feed(page.read_text())
-        assert parser.open == []
-        assert any(NASTY in text for text in parser.text)
-    assert r"\|" in (folder / "table.md").read_text()
-    assert pd.read_csv(folder / "table.csv")["variant"].tolist() == ["standard", NASTY]
-
-
-@pytest.mark.skipif(not has_siunitx(), reason="no pdflatex or no siunitx")
-@pytest.mark.parametrize("name", [NASTY, "belief2-without-mixing"])
-def test_latex_compiles_and_fits_a_page_of_397_points(name: str, tmp_path: Path) -> None:
-    omega = "\N{GREEK SMALL LETTER OMEGA}"
-    write_study(
-        tmp_path / "runs", variants={"standard": 0.0, name: 0.02, omega: 0.01}, title=name, seeds=6
-    )
-    folder = report(tmp_path)
-    (folder / "paper.tex").write_text(
-        "\\documentclass{article}\\usepackage{booktabs,graphicx,siunitx}\n"
-        "\\setlength\\textwidth{397pt}\\begin{document}\n"
-        "\\input{table.tex}\\end{document}\n"
-    )
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:]
-    assert "Overfull" not in done.stdout
-
-
-def test_latex_escapes_text() -> None:
-    assert escape_latex("a_b 95 % ± 1") == r"a\_b 95 \% $\pm$ 1"
-    assert escape_latex("\N{GREEK SMALL LETTER OMEGA}²") == r"$\omega$$^{2}$"
-    assert escape_latex("✓✗") == r"$\surd$$\times$"
-    assert escape_latex("a 中--") == "a U+4E2D-{}-"
-    assert escape_latex("\\") == r"\textbackslash{}"
-
-
 def test_a_torn_result_is_no_result(tmp_path: Path) -> None:
     study = write_study(tmp_path / "runs")
     path = next(study.glob("v2/1-*/result.json"))
@@ -361,143 +262,6 @@ def test_a_torn_metric_row_is_left_out(tmp_path: Path) -> None:
     path.write_text("step,epoch,name,value\n10,0,test/accuracy,0.5\n20,1,test/acc")
     assert [row.value for row in read_metrics(path)] == [0.5]
     assert read_metrics(tmp_path / "absent.csv") == []
-
-
-def test_bad_input_is_an_error_of_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(ConfigError, match="contains no study"):
-        write_reports(tmp_path, tmp_path / "reports")
-    write_study(tmp_path / "runs")
-    out = ["--reports", str(tmp_path / "reports")]
-    assert main([str(tmp_path / "runs"), "--study", "fak", *out]) == 2
-    assert "has no study 'fak'; did you mean 'fake'?" in capsys.readouterr().err
-    (tmp_path / "runs" / "fake" / "plan.json").write_text("{}")
-    assert main([str(tmp_path / "runs"), *out]) == 2
-    assert "is not a plan" in capsys.readouterr().err
-
-
-def test_the_command_line_reports_every_study(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_study(tmp_path / "runs")
-    write_study(tmp_path / "runs", name="other")
-    assert main([str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]) == 0
-    assert "fake/table.html" in capsys.readouterr().out
-    assert "other/table.html" in (tmp_path / "reports" / "index.html").read_text()
-
-
-def test_a_row_reads_the_cells_of_its_variant_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise the time of a report grows with the square of the number of variants."""
-    reads = []
-    original = StudyRecord.measurements
-
-    def measurements(study: StudyRecord, name: str, variant: str | None = None) -> list[object]:
-        reads.append(variant)
-        return original(study, name, variant)
-
-    monkeypatch.setattr(StudyRecord, "measurements", measurements)
-    counts = []
-    for number in (5, 25):
-        names = {"standard": 0.0} | {f"v{i}": 0.01 * i for i in range(number)}
-        write_study(tmp_path / str(number), variants=names, seeds=2)
-        reads.clear()
-        write_reports(tmp_path / str(number), tmp_path / "reports")
-        counts.append(reads.count(None))
-    assert counts[0] == counts[1]
-
-
-def test_studies_can_be_named_by_one_option_or_by_several(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("a", "b", "c"):
-        write_study(tmp_path / "runs", name=name)
-    arguments = [str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]
-    for words in (["--study", "a", "c"], ["--study", "a", "--study", "c"]):
-        assert main([*arguments, *words]) == 0
-        printed = capsys.readouterr().out
-        assert [name for name in ("a", "b", "c") if f"{name}/table.html" in printed] == ["a", "c"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "give a folder of runs, --csv FILE or --paper NAME"),
-        (["runs", "--csv", "a.csv"], "give a folder of runs, --csv FILE or --paper NAME"),
-        (["--csv", "a.csv", "--across", "a"], "--across needs a folder of runs"),
-        (["runs", "--baseline", "a"], "--baseline needs --csv"),
-        (["runs", "--small"], "--small needs --paper"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["null", "None", "NA", "nan"])
-def test_no_name_of_a_variant_is_a_missing_value(name: str, tmp_path: Path) -> None:
-    write_study(tmp_path / "runs", variants={"standard": 0.0, name: 0.1})
-    write_reports(tmp_path / "runs", tmp_path / "reports")
-    assert f"<td>{name}</td>" in (tmp_path / "reports" / "index.html").read_text()
-
-
-def test_a_latex_table_has_the_names_of_its_rows(tmp_path: Path) -> None:
-    write_study(tmp_path / "runs", latex=["published"])
-    (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
-    assert "{belief2}" in (folder / "table.tex").read_text()
-
-
-def test_help_imports_neither_pandas_nor_torch() -> None:
-    code = (
-        "import sys, lit_attn.report.__main__;"
-        "assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_every_record_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_study(tmp_path / "runs", seeds=3)
-    reads: Counter[str] = Counter()
-    read = records.open_at_once
-
-    def count(path: Path) -> io.FileIO:
-        reads[str(path)] += path.name == "result.json"
-        return read(path)
-
-    monkeypatch.setattr(records, "open_at_once", count)
-    report(tmp_path)
-    assert sorted(reads.values(), reverse=True)[:10] == [1] * 9 + [0]
-
-
-def test_siunitx_aligns_numbers_and_their_spread() -> None:
-    rows = [
-        [
-            Cell("a"),
-            Cell("9.1 ± 0.5", is_bold=True, mark="*"),
-            Cell("+1.0 [+10.0, +2.0]"),
-            Cell("5"),
-        ],
-        [Cell("10"), Cell("1,010.2 ± 12.0"), Cell("\N{EM DASH}"), Cell("4/5, 1 diverged")],
-    ]
-    text = to_latex(Table(["name", "value", "difference", "n"], rows), "x")
-    assert r"S[table-format=4.1(3)]" in text
-    assert r"S[table-format=+1.1, table-space-text-post={\,[+10.0, +2.0]}]" in text
-    _, first, second = text[text.index(r"\midrule") : text.index(r"\bottomrule")].splitlines()
-    mark = r"{\rlap{\textsuperscript{*}}}"
-    assert first == rf"{{a}} & \bfseries 9.1 \pm 0.5{mark} & +1.0{{\,[+10.0, +2.0]}} & 5 \\"
-    assert second == r"{10} & 1010.2 \pm 12.0 & {\textemdash{}} & {4/5, 1 diverged} \\"
-
-
-def test_siunitx_prints_a_published_spread_and_one_that_rounds_to_zero() -> None:
-    rows = [[Cell("a"), Cell("88.15±0.55")], [Cell("b"), Cell("9.00 ± 0.00")]]
-    text = to_latex(Table(["name", "value"], rows), "x")
-    assert r"{a} & 88.15 \pm 0.55 \\" in text
-    # Without this option siunitx leaves out the spread of zero.
-    assert "retain-zero-uncertainty" in text
 
 
 def test_the_page_lists_every_other_metric_of_the_split(tmp_path: Path) -> None:

@@ -1,52 +1,31 @@
-"""One cell: its records, exact resume, and all of its exit codes."""
+"""One cell: its records, its evaluations, and all of its exit codes."""
 
 import contextlib
 import json
 import os
-import re
-import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
-from helpers.paths import EXPERIMENTS
-from helpers.stopping import stop_at, weights
-from helpers.training_cells import digits_cell, folder_of
-from pydantic import ValidationError
+from helpers.stopping import weights
+from helpers.training_cells import accuracy_at, digits_cell, folder_of, result_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from torch import nn
 
-from lit_attn.cells.failure import Diverged, Preempted
+from lit_attn.cells.failure import Diverged
 from lit_attn.cells.lock import hold_lock
-from lit_attn.cells.records import MetricRow, Result, read_metrics
+from lit_attn.cells.records import MetricRow, read_metrics
 from lit_attn.config.metrics import DEFAULT_METRIC
 from lit_attn.models import factory
-from lit_attn.schema.plugins import load_parts
 from lit_attn.tasks.base import TaskModule
 from lit_attn.train import main, run_cell
-from lit_attn.training import checkpoints
-from lit_attn.training.recording import Progress
 from lit_attn.training.result import select_epoch
-
-load_parts([EXPERIMENTS / "set_adam.py"])
-
-
-def accuracy_at(folder: Path) -> list[tuple[int, int]]:
-    """Return the step and epoch of every test accuracy."""
-    rows = read_metrics(folder / "metrics.csv")
-    return [(row.step, row.epoch) for row in rows if row.name == "test/accuracy"]
-
-
-def result_of(folder: Path) -> Result:
-    return Result.model_validate_json((folder / "result.json").read_text())
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
@@ -69,13 +48,6 @@ def test_one_cycle_sets_the_momentum_of_every_step(
     down = [0.95 - 0.1 * step / 4 for step in range(4)]
     up = [0.85 + 0.1 * step / 7 for step in range(8)]
     assert steps == pytest.approx(down + up)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = folder_of(digits_cell(), tmp_path_factory.mktemp("whole"))
-    run_cell(folder)
-    return folder
 
 
 def test_a_finished_cell_has_a_complete_record(uninterrupted: Path) -> None:
@@ -148,137 +120,6 @@ def test_tensorboard_has_the_curves_and_the_settings(uninterrupted: Path) -> Non
     assert b"model/attention/residual/kind" in settings
 
 
-# Twice within an epoch, at an epoch's end, right after going on, and at the end of the next one.
-@pytest.mark.parametrize("stops", [(4,), (6, 7), (3, 8, 9)])
-def test_resume_is_exact(
-    stops: tuple[int, ...],
-    uninterrupted: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    folder = folder_of(digits_cell(), tmp_path)
-    for step in stops:
-        with monkeypatch.context() as patch:
-            stop_at(patch, step)
-            with pytest.raises(Preempted, match=f"saved at step {step}"):
-                run_cell(folder)
-    assert not (folder / "result.json").exists()
-    run_cell(folder)
-    assert_same(folder, uninterrupted)
-
-
-def test_a_second_sigterm_does_not_prevent_the_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The runner signals the process group, and the cell's first process signals its ranks. On a
-    busy machine a step may last longer than the time between the two."""
-    folder = folder_of(digits_cell(), tmp_path)
-    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail(f"went with {code}, and saved none"))
-    original, clock = Progress.on_train_batch_end, time.monotonic
-
-    def stopping(self: Any, trainer: L.Trainer, *arguments: Any) -> None:
-        original(self, trainer, *arguments)
-        if trainer.global_step == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-            monkeypatch.setattr(time, "monotonic", lambda: clock() + 60)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(Progress, "on_train_batch_end", stopping)
-    with pytest.raises(Preempted, match="saved at step 5"):
-        run_cell(folder)
-    assert [path.name for path in folder.glob("checkpoints/*")] == ["step-000000005.ckpt"]
-
-
-def assert_same(one: Path, two: Path) -> None:
-    """Assert that two cells have the same weights and metrics, byte by byte."""
-    theirs = weights(two)
-    assert all(torch.equal(weight, theirs[name]) for name, weight in weights(one).items())
-    assert (one / "metrics.csv").read_text() == (two / "metrics.csv").read_text()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"data": {"batch_size": 1000}},
-        {"training": {"precision": "fp16"}, "optimizer": {"kind": "set-adam", "lr": 1e-3}},
-        {
-            "training": {"precision": "bf16", "clip": 0.5, "evaluate_every": 2},
-            "data": {"augment": ["normalize"]},
-        },
-        {"training": {"epochs": 6, "stop": {"patience": 2}}, "optimizer": {"lr": 1e-30}},
-    ],
-    ids=["one step an epoch", "scaled gradients", "clipped gradients", "early stopping"],
-)
-def test_resume_is_exact_in_every_setting(
-    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reference, folder = (folder_of(digits_cell(**changes), tmp_path / name) for name in ("a", "b"))
-    run_cell(reference)
-    with monkeypatch.context() as patch:
-        stop_at(patch, 2)
-        with pytest.raises(Preempted, match="saved at step 2"):
-            run_cell(folder)
-    run_cell(folder)
-    assert_same(folder, reference)
-    result = result_of(folder)
-    assert ("train/accuracy" in result.metrics) == ("augment" in changes.get("data", {}))  # Unmixed
-    assert result.stopped_early == ("stop" in changes.get("training", {}))
-
-
-@pytest.mark.parametrize("kept", [4, 8])
-def test_early_stopping_counts_evaluations_before_a_kill(
-    kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The training stops after the third evaluation, wherever the cell continues."""
-    training = {"epochs": 6, "stop": {"metric": "val/accuracy", "patience": 2}}
-    cell = digits_cell(training=training, optimizer={"lr": 1e-30})
-    folder = folder_of(cell, tmp_path)
-    with monkeypatch.context() as patch:
-        stop_at(patch, kept)
-        with pytest.raises(Preempted):
-            run_cell(folder)
-    run_cell(folder)
-    result = result_of(folder)
-    assert (result.stopped_early, result.steps, result.epochs) == (True, 12, 3)
-    assert accuracy_at(folder) == [(4, 0), (8, 1), (12, 2)]
-    with np.load(folder / "units.npz") as units:
-        assert units["test/correct"].mean() == pytest.approx(result.metrics["test/accuracy"])
-    assert len(read_metrics(folder / "metrics.csv")) == len(
-        {(row.step, row.name) for row in read_metrics(folder / "metrics.csv")}
-    )
-
-
-def test_training_that_improves_is_not_stopped(tmp_path: Path) -> None:
-    folder = folder_of(digits_cell(training={"stop": {"patience": 3}}), tmp_path)
-    run_cell(folder)
-    assert (result_of(folder).stopped_early, result_of(folder).steps) == (False, 12)
-
-
-@pytest.mark.parametrize(
-    ("metric", "data", "message"),
-    [
-        ("test/loss", {}, "'test/loss' is not of the validation split; choose one, as val/loss"),
-        ("val/los", {}, "training.stop.metric: 'val/los' is not measured; did you mean 'val/loss'"),
-        (
-            "val/loss",
-            {"kind": "cifar10", "augment": ["normalize"]},
-            "training.stop: needs a validation split: set data.validation",
-        ),
-    ],
-)
-def test_only_validation_metrics_stop_a_training(
-    metric: str, data: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValidationError, match=re.escape(message)):
-        digits_cell(training={"stop": {"metric": metric, "patience": 1}}, data=data)
-
-
-def test_early_stopping_is_part_of_the_identity_only_if_it_is_set() -> None:
-    plain, without = digits_cell(), digits_cell(training={"stop": None})
-    assert plain.fingerprint == without.fingerprint
-    assert plain.fingerprint != digits_cell(training={"stop": {"patience": 3}}).fingerprint
-
-
 @pytest.mark.parametrize(
     ("training", "evaluations", "epochs"),
     [
@@ -323,47 +164,6 @@ def test_half_precision_on_a_cpu_is_the_configured_one(
         observed.clear()
 
 
-def test_a_cell_stopped_at_its_last_step_is_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = folder_of(digits_cell(), tmp_path)
-    stop_at(monkeypatch, 12)
-    run_cell(folder)
-    assert (folder / "result.json").exists()
-
-
-def test_a_torn_checkpoint_is_replaced_by_the_previous_one(
-    uninterrupted: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    folder = folder_of(digits_cell(training={"checkpoint_every": 1e-9}), tmp_path)
-    with monkeypatch.context() as patch:
-        stop_at(patch, 6)
-        with pytest.raises(Preempted):
-            run_cell(folder)
-    newest, older = sorted((folder / "checkpoints").glob("step-*.ckpt"), reverse=True)
-    newest.write_bytes(newest.read_bytes()[:1000])
-    run_cell(folder)
-    assert f"{newest.name} does not load" in capsys.readouterr().out
-    assert older.name == "step-000000005.ckpt"
-    assert_same(folder, uninterrupted)
-
-
-def test_a_cell_without_a_readable_checkpoint_starts_afresh(
-    uninterrupted: Path, tmp_path: Path
-) -> None:
-    folder = folder_of(digits_cell(), tmp_path)
-    (folder / "checkpoints").mkdir()
-    (folder / "checkpoints" / "step-000000007.ckpt").write_bytes(b"")
-    (folder / "tmp").mkdir()
-    (folder / "tmp" / "half a checkpoint").write_bytes(b"left by a kill")
-    run_cell(folder)
-    assert_same(folder, uninterrupted)
-    assert not (folder / "tmp").exists()
-
-
 def test_a_non_finite_loss_stops_training_before_the_update(tmp_path: Path) -> None:
     folder = folder_of(digits_cell(optimizer={"lr": 1e30}, schedule={"warmup": 0}), tmp_path)
     with pytest.raises(Diverged, match="loss is nan at step 1"):
@@ -377,17 +177,6 @@ def test_evaluation_detects_a_last_update_that_diverges(tmp_path: Path) -> None:
     with pytest.raises(Diverged, match="loss is nan after step 1"):
         run_cell(folder)
     assert not (folder / "result.json").exists()
-
-
-def test_a_kill_between_weights_and_result_loses_no_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = folder_of(digits_cell(training={"checkpoint_every": 1e-9}), tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(Result, "write", lambda *_: os.kill(os.getpid(), signal.SIGINT))
-        with pytest.raises(KeyboardInterrupt):
-            run_cell(folder)
-    assert len(list((folder / "checkpoints").glob("step-*.ckpt"))) == checkpoints.KEEP
 
 
 def test_every_step_has_the_rate_of_its_schedule(tmp_path: Path) -> None:
@@ -404,20 +193,10 @@ def test_every_step_has_the_rate_of_its_schedule(tmp_path: Path) -> None:
     assert all(moved.values())
 
 
-def test_a_checkpoint_that_was_not_written_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Lightning exits with success if the checkpoint folder cannot be written."""
-    monkeypatch.setattr(L.Trainer, "save_checkpoint", lambda *a, **k: None)
-    folder = folder_of(digits_cell(training={"checkpoint_every": 1e-9}), tmp_path)
-    with pytest.raises(OSError, match="was not written"):
-        run_cell(folder)
-
-
 def test_different_seeds_differ_and_smoke_is_one_step(uninterrupted: Path, tmp_path: Path) -> None:
     folder = folder_of(digits_cell(seed=1), tmp_path)
     run_cell(folder, smoke=True)
-    result = Result.model_validate_json((folder / "result.json").read_text())
+    result = result_of(folder)
     assert result.steps == 1
     assert not all(
         torch.equal(a, b)
@@ -443,7 +222,7 @@ def test_the_values_of_samples_belong_to_the_selected_epoch(name: str, tmp_path:
     metric = {**DEFAULT_METRIC.model_dump(), "name": name, "selection": "best-validation"}
     cell = digits_cell(metric=metric, optimizer={"lr": 0.1}, training={"average": {"decay": 0.5}})
     run_cell(folder := folder_of(cell, tmp_path))
-    result = Result.model_validate_json((folder / "result.json").read_text())
+    result = result_of(folder)
     assert result.selected_epoch == 1
     with np.load(folder / "units.npz") as units:
         assert len(units[name.replace("accuracy", "correct")]) == 360
@@ -458,7 +237,7 @@ def test_the_values_of_samples_belong_to_the_selected_epoch(name: str, tmp_path:
 def test_a_study_can_compare_the_time_of_an_evaluation(tmp_path: Path) -> None:
     metric = {**DEFAULT_METRIC.model_dump(), "name": "evaluation/seconds", "goal": "min"}
     run_cell(folder := folder_of(digits_cell(metric=metric), tmp_path))
-    result = Result.model_validate_json((folder / "result.json").read_text())
+    result = result_of(folder)
     assert result.metrics["evaluation/seconds"] > 0
     assert (folder / "units.npz").exists()
 

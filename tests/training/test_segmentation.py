@@ -11,12 +11,12 @@ import pytest
 import torch
 import yaml
 from helpers.paths import ROOT
-from helpers.training_cells import folder_of, scenes_cell
+from helpers.training_cells import folder_of, result_of, scenes_cell
 from PIL import Image
 from torch.nn import functional as F
 
 from lit_attn.cells.failure import Preempted
-from lit_attn.cells.records import Result, Timing, read_diagnostics, read_metrics
+from lit_attn.cells.records import Timing, read_diagnostics, read_metrics
 from lit_attn.config.data.segmentation import IGNORED
 from lit_attn.config.experiment import Experiment
 from lit_attn.data.segmentation import SceneryData
@@ -32,10 +32,6 @@ pytest.importorskip("mmseg")
 require_mmseg("tests")
 
 from mmseg.evaluation import IoUMetric  # noqa: E402
-
-
-def result_of(folder: Path) -> Result:
-    return Result.model_validate_json((folder / "result.json").read_text())
 
 
 def weights(folder: Path, name: str = "weights.pt") -> dict[str, torch.Tensor]:

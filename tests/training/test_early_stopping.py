@@ -1,0 +1,69 @@
+"""Early stopping: after which evaluation a training ends, and which metrics can end it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.stopping import stop_at
+from helpers.training_cells import accuracy_at, digits_cell, folder_of, result_of
+from pydantic import ValidationError
+
+from lit_attn.cells.failure import Preempted
+from lit_attn.cells.records import read_metrics
+from lit_attn.train import run_cell
+
+
+@pytest.mark.parametrize("kept", [4, 8])
+def test_early_stopping_counts_evaluations_before_a_kill(
+    kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training stops after the third evaluation, wherever the cell continues."""
+    training = {"epochs": 6, "stop": {"metric": "val/accuracy", "patience": 2}}
+    cell = digits_cell(training=training, optimizer={"lr": 1e-30})
+    folder = folder_of(cell, tmp_path)
+    with monkeypatch.context() as patch:
+        stop_at(patch, kept)
+        with pytest.raises(Preempted):
+            run_cell(folder)
+    run_cell(folder)
+    result = result_of(folder)
+    assert (result.stopped_early, result.steps, result.epochs) == (True, 12, 3)
+    assert accuracy_at(folder) == [(4, 0), (8, 1), (12, 2)]
+    with np.load(folder / "units.npz") as units:
+        assert units["test/correct"].mean() == pytest.approx(result.metrics["test/accuracy"])
+    assert len(read_metrics(folder / "metrics.csv")) == len(
+        {(row.step, row.name) for row in read_metrics(folder / "metrics.csv")}
+    )
+
+
+def test_training_that_improves_is_not_stopped(tmp_path: Path) -> None:
+    folder = folder_of(digits_cell(training={"stop": {"patience": 3}}), tmp_path)
+    run_cell(folder)
+    assert (result_of(folder).stopped_early, result_of(folder).steps) == (False, 12)
+
+
+@pytest.mark.parametrize(
+    ("metric", "data", "message"),
+    [
+        ("test/loss", {}, "'test/loss' is not of the validation split; choose one, as val/loss"),
+        ("val/los", {}, "training.stop.metric: 'val/los' is not measured; did you mean 'val/loss'"),
+        (
+            "val/loss",
+            {"kind": "cifar10", "augment": ["normalize"]},
+            "training.stop: needs a validation split: set data.validation",
+        ),
+    ],
+)
+def test_only_validation_metrics_stop_a_training(
+    metric: str, data: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=re.escape(message)):
+        digits_cell(training={"stop": {"metric": metric, "patience": 1}}, data=data)
+
+
+def test_early_stopping_is_part_of_the_identity_only_if_it_is_set() -> None:
+    plain, without = digits_cell(), digits_cell(training={"stop": None})
+    assert plain.fingerprint == without.fingerprint
+    assert plain.fingerprint != digits_cell(training={"stop": {"patience": 3}}).fingerprint
