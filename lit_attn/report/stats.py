@@ -250,7 +250,7 @@ def star_power(effect: float, n: int, comparisons: int, level: float) -> float:
 
     `effect` is the mean / sd of the variant's true differences; the other `comparisons` - 1
     variants have none. 1,000 studies with normal values of equal variance are simulated, or 250
-    with more than 4,000 comparisons. One comparison and level / m give the power of Holm's test of
+    with more than 1,000 comparisons. One comparison and level / m give the power of Holm's test of
     m comparisons. More than 100 pairs are simulated as 100 pairs with an effect that is larger by
     sqrt(n / 100).
     """
@@ -275,7 +275,7 @@ def _simulate_noise(n: int, comparisons: int, level: float) -> tuple[Floats, Flo
     if len(signs) > (count := min(4000, round(5.5 / level))):
         signs = generator.choice(signs, count, replace=False)
     # Each study draws values for every comparison.
-    studies = max(250, min(1000, 1_000_000 // comparisons))
+    studies = 1000 if comparisons <= 1000 else 250
     baseline, variant = generator.normal(size=(2, studies, n))
     others = np.zeros((len(baseline), len(signs)))
     # One array for all variants: a new one for each takes four times as long (2026-11-24).
