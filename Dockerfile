@@ -1,9 +1,10 @@
 # Image with lit_attn and its command line:
 #
 #   docker build -t lit_attn .
-#   docker run --rm --gpus all --shm-size 8g -v "$PWD:/work" lit_attn run digits
+#   docker run --rm --init --user "$(id -u):$(id -g)" --gpus all --shm-size 8g -v "$PWD:/work" lit_attn run digits
 #
-# Results are written to the mounted folder. Without a GPU leave out `--gpus all`.
+# Results are written to the mounted folder, as files of yours. Without a GPU leave out `--gpus all`.
+# CI does not build this image.
 FROM python:3.11-slim
 
 # `training.compile` compiles C++ code when a cell starts.
@@ -15,6 +16,8 @@ COPY experiments experiments
 COPY lit_attn lit_attn
 RUN pip install --no-cache-dir ".[completion,slurm,text]" -c constraints.txt
 
+# `--user` names a user that the image does not know: caches need a folder, and libraries a name.
+ENV HOME=/tmp USER=lit_attn
 WORKDIR /work
 ENTRYPOINT ["lit-attn"]
 CMD ["--help"]

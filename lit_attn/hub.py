@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from lit_attn.attention.spec import PRESETS
 from lit_attn.cells.folder import read_result
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
@@ -119,7 +120,9 @@ def _write_card(cell: Cell, result: Result, path: Path) -> None:
     data = getattr(cell.experiment.data, "name", cell.experiment.data.kind)
     results = [EvalResult(task, data, data, metric.name, value)]
     name = f"{cell.study}-{cell.variant}"
+    words = [name for name, spec in PRESETS.items() if spec == model.attention]
     header = ModelCardData(model_name=name, library_name="lit_attn", eval_results=results)
     values: Any = {"cell": cell, "model": model, "result": result, "data": data}
+    values["attention"] = ", ".join([*words, model.attention.identity_json()]).removesuffix(", {}")
     template = str(Path(__file__).with_name("model_card.md"))
     ModelCard.from_template(header, template, value=value * metric.scale, **values).save(path)

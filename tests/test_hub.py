@@ -93,6 +93,17 @@ def test_the_card_and_the_configuration_describe_the_cell(
     assert Cell.model_validate(fields).fingerprint == result.identity
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("averaged", 'belief2, {"residual": {"kind": "split"}, "zz": true}'), ("tied", "standard")],
+)
+def test_the_card_names_the_attention(
+    name: str, text: str, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    assert main(["export", "hub", str(runs[name]), f"--out={tmp_path / 'out'}"]) == 0
+    assert f"\n| attention | {text} |\n" in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_trackers_are_not_exported(runs: dict[str, Path], tmp_path: Path) -> None:
     """Their address may be private, and `file:mlruns` would look like a class."""
     folder = shutil.copytree(runs["averaged"], tmp_path / "run")

@@ -234,6 +234,9 @@ def _run(matrices: list[Matrix], options: Namespace, target: str, chosen: list[J
         from lit_attn.ablate.slurm import cancel
 
         print(f"{cancel(matrices, options.cancel_removed)} jobs cancelled")
+        for matrix in matrices:
+            if options.cancel_removed and matrix.folder.exists():
+                matrix.write_plan()
         return 0
     # Imported here, because a dry run starts no processes.
     from lit_attn.ablate.launch import Launcher

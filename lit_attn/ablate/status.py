@@ -61,6 +61,8 @@ def read_plans(where: Path) -> list[tuple[Plan, Path]]:
     """
     paths = sorted(where.glob("plan.json")) or sorted(where.glob("*/plan.json"))
     if not paths:
+        for place in filter(Path.is_dir, (where, *where.glob("*/"))):
+            next(place.iterdir(), None)  # `glob` skips what cannot be read.
         raise ConfigError(f"{where}: contains no study (no */plan.json)")
     plans, errors = [], []
     for path in paths:

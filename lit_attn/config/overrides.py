@@ -139,7 +139,7 @@ def _walk(config: type[Config]) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 def _suggest_key(key: str) -> str:
     """Return the end of the message about an unknown key of an override."""
-    if key == "set":
+    if key in ("set", "overrides"):
         return "; write the key itself, as `optimizer.lr: 1e-4`, beside `attention`"
     top_keys = (*SHORTHANDS, "match", *Experiment.model_fields)
     # Keys by the word that a user may have written. The items of `metrics` have no dotted keys.

@@ -4,7 +4,7 @@ A batch is mmsegmentation's: {"inputs": B images (3, h, w) uint8 BGR, "data_samp
 SegDataSample}. mmsegmentation's data preprocessor turns it into tensors.
 """
 
-import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from lit_attn.schema.errors import ConfigError
 Batch = dict[str, list[Any]]
 Step = dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]
 
-CHECKED = 1000  # Label files of a split that are read before the first cell starts.
+CHECK_SECONDS = 30.0  # Time after which no further files of a split are checked.
 
 Sample = tuple[int, int, bool]
 """Index of an image, the seed of its augmentation, and whether its labels count."""
@@ -63,11 +63,13 @@ class SceneryData(DataModule):
         return digest(f"{path.relative_to(self.root)} {path.stat().st_size}\n" for path in paths)
 
     def check(self) -> None:
-        """Read up to CHECKED label files of every split; raise ConfigError for a wrong label."""
+        """Read the files of every split for CHECK_SECONDS; raise ConfigError for a wrong label."""
         for files in (self.train, *self.evaluated.values()):
-            for image, labels in files.pairs[:: math.ceil(len(files.pairs) / CHECKED)]:
-                sample = read_image({"img_path": image, "seg_map_path": labels})
-                read_labels(sample, self.data)
+            end = time.monotonic() + CHECK_SECONDS
+            for image, labels in np.random.default_rng(0).permutation(np.array(files.pairs)):
+                read_labels(read_image({"img_path": image, "seg_map_path": labels}), self.data)
+                if time.monotonic() > end:
+                    break
 
     def require_even_shares(self) -> None:
         """Accept every number of processes: `samples` completes the shares of a step."""

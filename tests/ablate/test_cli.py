@@ -113,6 +113,21 @@ def test_results_of_another_user_are_one_line() -> None:
     assert line.endswith("/result.json: Permission denied")
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
+@pytest.mark.parametrize("place", ["runs", "runs/tiny"])
+def test_the_status_names_a_folder_of_another_user(place: str) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        (Path(name) / "runs" / "tiny").mkdir(parents=True)
+        (Path(name) / place).chmod(0o700)
+        code = AS_OTHER_USER.replace("main(sys.argv[1:])\n", "", 1).replace("mkdir", "chmod")
+        code = code.replace("Path('runs')", f"Path({place!r})")
+        command = [sys.executable, "-c", code, "status"]
+        done = subprocess.run(command, cwd=name, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == f"{place}: Permission denied\n"
+
+
 def test_a_report_on_a_full_disk_is_one_line(
     tmp_path: Path, small_disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

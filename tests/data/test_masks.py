@@ -1,5 +1,6 @@
 """Tests of segmentation data with classes and colours of the user."""
 
+import types
 from pathlib import Path
 from typing import Any
 
@@ -114,16 +115,25 @@ def test_unknown_labels_are_named(
         data.check()
 
 
-def test_label_files_are_checked_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("seconds", "count"), [(0.001, 2001), (0.1, 301)])
+def test_all_files_are_checked_if_there_is_time(
+    seconds: float, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the time for all, files from everywhere in a split are checked."""
     write(tmp_path, np.zeros((4, 4)))
     data = make_config(tmp_path).build(0, CPU)
     data.train.pairs = [(Path(f"{number}"), Path()) for number in range(2001)]
-    checked: list[int] = []
+    checked: list[str] = []
     read = "lit_attn.data.segmentation.read_"
     monkeypatch.setattr(f"{read}image", lambda sample: checked.append(sample["img_path"].name))
     monkeypatch.setattr(f"{read}labels", lambda sample, data: None)
+    clock = types.SimpleNamespace(monotonic=lambda: seconds * len(checked))
+    monkeypatch.setattr("lit_attn.data.segmentation.time", clock)
     data.check()
-    assert checked == [*map(str, range(0, 2001, 3)), "a.png"]
+    assert checked.pop() == "a.png"
+    assert len(set(checked)) == len(checked) == pytest.approx(count, abs=1)
+    thirds = [int(name) // 667 for name in checked]
+    assert all(thirds.count(third) > count / 4 for third in range(3))
 
 
 def test_an_image_without_labels_is_named(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from helpers import slurm_cluster, studies
 from helpers.paths import ROOT
 from helpers.runs import TIMEOUT, wait_until
 
+from lit_attn.ablate.status import describe, read_cells, read_plans
 from lit_attn.cells.folder import read_result
 from lit_attn.cells.records import Plan, Result
 
@@ -186,6 +187,9 @@ def test_jobs_of_a_removed_variant_are_cancelled_alone(
     with start(tmp_path, cluster, "--cancel-removed") as process:
         assert process.communicate(timeout=TIMEOUT)[0] == "4 jobs cancelled\n"
     assert len(list_jobs(cluster)) == 2
+    (plan,) = read_plans(tmp_path / "runs")
+    assert sorted({cell.variant for cell in plan[0].cells}) == ["a", "b"]
+    assert describe(plan[0], read_cells(*plan)).endswith("\n  4 cells: 4 missing\n")
     with start(tmp_path, cluster, "--cancel-removed", "--seeds", "1") as process:
         assert process.communicate(timeout=TIMEOUT)[0] == "0 jobs cancelled\n"
     with start(tmp_path, cluster, "--cancel") as process:
