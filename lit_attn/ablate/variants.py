@@ -150,7 +150,7 @@ def _exclusions(
     """Return for each rule of `exclude` the texts of the excluded values by axis."""
     rules = []
     for index, rule in enumerate(source.study.exclude):
-        texts_of = {}
+        excluded = {}
         for key, value in rule.items():
             if key not in axes:
                 raise source.error(("exclude", index, key), f"no axis '{key}'{suggest(key, axes)}")
@@ -158,8 +158,8 @@ def _exclusions(
             for text in texts - axes[key].keys():
                 hint = suggest(text, axes[key])
                 raise source.error(("exclude", index, key), f"no value '{text}'{hint}")
-            texts_of[key] = texts
-        rules.append(texts_of)
+            excluded[key] = texts
+        rules.append(excluded)
     return rules
 
 

@@ -31,8 +31,8 @@ class MixedKeysConfig(SimilarityConfig):
     )
     prior_scope: Literal["head", "layer", "position"] = Field(
         "head",
-        description="owner of a set of pi; head (paper), layer (released LRA code), or "
-        "every head and key position (released language model code)",
+        description="what has pi of its own: each head (paper), each layer (released LRA code), "
+        "or every head and key position (released language model code)",
     )
     positions: int = Field(
         256, ge=1, description="key positions with their own pi, for `prior_scope: position`"

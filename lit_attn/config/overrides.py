@@ -56,12 +56,12 @@ def spell_out(override: Mapping, context: str) -> Change:
         entries.append(((*SHORTHANDS.get(first, (first,)), *subkeys), value, key))
 
     changes = Mapping(override.at)
-    key_of: dict[tuple[str, ...], str] = {}
+    written: dict[tuple[str, ...], str] = {}
     for path, value, key in sorted(entries, key=lambda entry: len(entry[0])):
         where = override.where[key]
-        if path in key_of:
-            raise ConfigError(f"{where}: {context}: '{key}' and '{key_of[path]}' are the same key")
-        key_of[path] = key
+        if path in written:
+            raise ConfigError(f"{where}: {context}: '{key}' and '{written[path]}' are the same key")
+        written[path] = key
         nested = value
         for name in reversed(path):
             nested = Mapping(where, {name: nested})

@@ -87,7 +87,7 @@ class Row(Config):
 class Claim(Config):
     """A statement of the paper: `row` differs from the row `against` in `column` (the first one).
 
-    A line of a figure is claimed to have the better metric, or the better value (`goal`) `column`.
+    In a figure both are lines, and `row` has the better metric or the better value of `column`.
     """
 
     text: str
@@ -181,8 +181,8 @@ class Table(Layout):
 class Panel(Config):
     """A panel of a figure: the metric, named metric or cost `y`, times `scale`, over `x`.
 
-    `x: variant` draws one bar for each line. Over `x: compute` "NAME / SIZE" is a point of the line
-    NAME, and `relative` draws its percentage below the point of another line of the same size.
+    `x: variant` draws one bar for each line. With `x: compute` the line "NAME / SIZE" is one point
+    of the curve NAME; with `relative: {NAME: OTHER}`, in percent below OTHER at the same size.
     `log` names logarithmic axes. `lines` default to the figure's; x and y are columns of its file.
     """
 
@@ -199,7 +199,7 @@ class Figure(Layout):
     """A figure as printed: panels of curves or bars, or drawings of recorded diagnostics.
 
     `lines` maps a label to STUDY/VARIANT, `last_step` is the last step that is drawn. `file` and
-    `where` are those of a column. `pictures` are drawings of a script, without .svg and .png.
+    `where` are as in a column. `pictures` are drawings of a script, without .svg and .png.
     """
 
     lines: dict[str, str] = Field({})

@@ -30,7 +30,7 @@ class Column(NamedTuple):
     """One column of a study's table.
 
     `heading` and `note` (the sentences that define the column in the caption) are templates of
-    `str.format`. `fields` are the CSV fields behind the column with their pandas types.
+    `str.format`. `fields` are its fields in table.csv with their pandas types.
     """
 
     key: str

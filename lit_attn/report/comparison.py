@@ -13,7 +13,7 @@ from lit_attn.report.read import StudyRecord
 
 ALPHA = 0.05
 POWERS = {"power_n": 1, "power_2n": 2, "power_4n": 4}
-"""Number of pairs, in multiples of the measured ones, by CSV field of the star's power."""
+"""Multiple of the measured pairs of seeds by CSV field of a star's power."""
 FAILURES: frozenset[str] = frozenset(get_args(FailureClass))
 Values = dict[str, dict[int, float]]  # By variant and seed.
 Seeds = dict[str, set[int]]  # By variant.
@@ -24,8 +24,8 @@ class Comparisons:
     """Numbers of every variant's comparison with the baseline, by variant and CSV field.
 
     `is_joint` is True for the joint sign-flip test, which needs the same seeds in all variants, and
-    False for Holm's correction. `pairs` counts those of each compared variant, `level` is the
-    largest corrected p with a star.
+    False for Holm's correction. `pairs` has the number of pairs of every compared variant, and
+    `level` is the largest corrected p with a star.
     """
 
     records: dict[str, dict[str, Any]]

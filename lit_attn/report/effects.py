@@ -18,7 +18,7 @@ from lit_attn.report.read import StudyRecord
 class Effect(NamedTuple):
     """A main effect of a level, or the interaction of two: mean, 95 % interval and corrected p.
 
-    `combinations` counts the combinations of the other axes behind it.
+    It is a mean over as many combinations of the other axes as `combinations` says.
     """
 
     effect: str

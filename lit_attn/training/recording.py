@@ -120,7 +120,7 @@ class Progress(L.Callback):
 
     The file has "step", "total", "step_time" (seconds, median of the last steps) and "memory" (the
     most bytes of its device that this process has reserved). It is written during evaluations too:
-    the runner kills a cell whose file stops changing (lit_attn.ablate.runner.Limits). The time of
+    the runner kills a cell whose file stops changing (`--stall`). The time of
     an evaluation covers all splits and the reading of their data.
     """
 
