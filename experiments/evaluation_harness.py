@@ -121,7 +121,7 @@ class Scorer:
             raise ConfigError(f"{model.name}: its tokenizer has no token between documents")
         self.model = model
         self.end = model.encoder.end
-        self.window = model.longest or WINDOW
+        self.window = model.max_tokens or WINDOW
 
     def score(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[float, bool]:
         """Return log p of a continuation, and True if greedy decoding writes it.

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from lit_attn.attention.layer import attn_layer
 from lit_attn.models.layers import Device
 from lit_attn.models.seeded_draws import draw_parameters, outside_composers
-from lit_attn.models.vit import RESIZABLE, Shape, assemble, resample, separate_matrices
+from lit_attn.models.vit import RESIZABLE, Shape, assemble, separate_matrices
 
 
 class ReplacedPositions(VisionTransformer):
@@ -41,6 +41,13 @@ class ReplacedPositions(VisionTransformer):
         token = self.get_parameter("cls_token").expand(len(x), -1, -1)
         tokens = torch.cat([token, x.flatten(1, 2)], 1)
         return self.pos_drop(tokens + resampled)
+
+
+def resample(positions: Tensor, side: int) -> Tensor:
+    """Resample the positions of patches, after the class token's, to a grid with `side` rows."""
+    grid = positions[:, 1:].unflatten(1, (math.isqrt(positions.shape[1] - 1), -1))
+    grid = F.interpolate(grid.permute(0, 3, 1, 2), (side, side), mode="bicubic")
+    return torch.cat([positions[:, :1], grid.flatten(2).mT], 1)
 
 
 class LocalFFN(nn.Module):

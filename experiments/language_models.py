@@ -46,9 +46,9 @@ class LanguageModel(NamedTuple):
         return self.network.trunk.tokens.weight.device
 
     @property
-    def longest(self) -> int | None:
+    def max_tokens(self) -> int | None:
         """Largest number of tokens with learned positions; None if no positions are learned."""
-        return self.network.trunk.longest
+        return self.network.trunk.max_tokens
 
     def log_probabilities(self, ids: list[int], places: list[int]) -> "Tensor":
         """Return log p of every id (len(places), vocabulary) for the tokens at `places`.
@@ -59,9 +59,9 @@ class LanguageModel(NamedTuple):
         import torch
 
         read = ids[: max(places)]
-        if self.longest is not None and len(read) > self.longest:
-            text = f"{len(read)} tokens are more than the {self.longest} positions that it learned"
-            raise ConfigError(f"{self.name}: {text}")
+        if self.max_tokens is not None and len(read) > self.max_tokens:
+            text = f"are more than the {self.max_tokens} positions that it learned"
+            raise ConfigError(f"{self.name}: {len(read)} tokens {text}")
         with torch.no_grad():
             hidden = self.network.trunk(torch.tensor([read], device=self.device))
             before = torch.tensor(places, device=self.device) - 1

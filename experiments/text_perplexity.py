@@ -72,9 +72,9 @@ def evaluate(options: Namespace) -> None:
     """Write and print the perplexity of a model."""
     documents, examples = read_files(options.files, options.limit)
     model = load_model(options.model, options.tokenizer)
-    window = options.window or model.longest or WINDOW
-    if model.longest is not None and window > model.longest:
-        raise ConfigError(f"--window: the model has learned {model.longest} positions")
+    window = options.window or model.max_tokens or WINDOW
+    if model.max_tokens is not None and window > model.max_tokens:
+        raise ConfigError(f"--window: the model has learned {model.max_tokens} positions")
     losses = [
         *score_documents(model, documents, window),
         *(score_example(model, example, window) for example in examples),

@@ -80,7 +80,7 @@ def generate(options: argparse.Namespace) -> Iterator[str]:
         raise ConfigError(f"--prompt: {error}") from error
     if not prompt:
         raise ConfigError("--prompt: is empty. The model needs at least one token.")
-    count = _count_tokens(len(prompt), options.tokens, network.trunk.longest)
+    count = _count_tokens(len(prompt), options.tokens, network.trunk.max_tokens)
     sampling = Sampling(options.temperature, options.top_k, options.seed)
     ids = continuation(network, prompt, count, signature.vocabulary, sampling)
     yield from decode_pieces(encoder, prompt, ids)

@@ -33,8 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = OneLineParser(program("train"), description=text)
     parser.add_argument("cell", type=Path, metavar="CELL_DIR", help="a folder with a config.yaml")
 
-    from lit_attn.cells.lock import CellLocked, hold_lock
-    from lit_attn.cells.ranks import BUSY, run_ranks
+    from lit_attn.cells.lock import BUSY, CellLocked, hold_lock
+    from lit_attn.cells.ranks import run_ranks
 
     try:
         # Absolute, because the cell's code may change the working directory.
@@ -89,11 +89,10 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
         fit(cell, cell_dir, group, SMOKE if smoke else None)
 
 
-def time_cell(cell_dir: Path, *, smoke: bool = False) -> None:
+def time_cell(cell_dir: Path) -> None:
     """Run a few steps of the cell in `cell_dir` and write the estimated cost to its timing.json.
 
-    The run also writes a result.json, whose numbers mean nothing. `smoke` has no effect. Raises the
-    exceptions of `run_cell`.
+    The run also writes a result.json, whose numbers mean nothing. Raises as `run_cell`.
     """
     started = time.perf_counter()
     from lit_attn.training.fit import fit

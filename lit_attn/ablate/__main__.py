@@ -143,12 +143,12 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
         return _run(matrices, options, target, chosen)
 
 
-def parse_settings(option: str, settings: list[str]) -> Mapping:
-    """Return the KEY=VALUE strings of `option` as a mapping. Raises ConfigError for a mistake."""
-    changes = Mapping(Where(option))
+def parse_settings(settings: list[str]) -> Mapping:
+    """Return the KEY=VALUE strings of --set as a mapping. Raises ConfigError for a mistake."""
+    changes = Mapping(Where("--set"))
     for setting in settings:
         key, equals, value = setting.partition("=")
-        where = Where(f"{option} {setting}")
+        where = Where(f"--set {setting}")
         if not equals:
             raise ConfigError(f"{where}: write KEY=VALUE")
         if key in changes:
@@ -189,7 +189,7 @@ def _complete_options(options: Namespace) -> None:
 
 def _expand_studies(options: Namespace) -> list[Matrix]:
     """Return the cells of the chosen studies. Raises ConfigError for a mistake in a study."""
-    changes, seeds = parse_settings("--set", options.set), _parse_seeds(options.seeds)
+    changes, seeds = parse_settings(options.set), _parse_seeds(options.seeds)
     if options.paper:
         arguments = (options.table, options.out, changes, seeds, options.smoke)
         return papers.expand_paper(options.paper, *arguments)
@@ -213,12 +213,13 @@ def _parse_seeds(text: str | None) -> tuple[int, ...] | None:
 
 def _measure_step_times(matrices: list[Matrix], options: Namespace) -> bool:
     """Measure the missing step times for `match: time` or --quiet-timing; return True if needed."""
-    from lit_attn.ablate.match import measure_step_times
-    from lit_attn.ablate.slots import make_slots
-
     is_idle = options.dry_run or options.cancel
     needed = [m for m in matrices if options.quiet_timing or not (m.is_measured or is_idle)]
     for matrix in needed:
+        # Imported here, because a plain dry run starts no processes.
+        from lit_attn.ablate.slots import make_slots
+        from lit_attn.ablate.step_times import measure_step_times
+
         if options.launcher == "slurm":
             command = f"{options.file} --study {matrix.source.name} --dry-run --quiet-timing"
             text = f"match: time: measure on a node first: srun {program('run')} {command}"
@@ -244,7 +245,7 @@ def _run(matrices: list[Matrix], options: Namespace, target: str, chosen: list[J
     launcher = Launcher(target, options.smoke)
     prepare = _prepare_slurm if options.launcher == "slurm" else _prepare_local
     start = prepare(matrices, options, launcher)
-    require_locks(options.out, "--out")
+    require_locks(options.out)
     for folder in (options.reports, *(options.reports / matrix.name for matrix in matrices)):
         require_writable(folder, "--reports")
 

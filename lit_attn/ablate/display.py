@@ -113,7 +113,7 @@ class Display:
         if self.pending:
             self._flush(f"  [{snapshot.summary()}]")
 
-    def say(self, text: str) -> None:
+    def add_event(self, text: str) -> None:
         """Report an event. Signal handlers may call this."""
         self.pending.append(escape_control(text))
 

@@ -17,7 +17,6 @@ from lit_attn.ablate.launch import CellProcess, Launcher, ServerLost
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.slots import Slot, Slots
 from lit_attn.cells import failure, folder, lock
-from lit_attn.cells.ranks import BUSY
 from lit_attn.cells.records import FailureClass
 from lit_attn.schema.errors import program
 
@@ -215,7 +214,7 @@ class Runner:
             code = cell.end()
             self.slots.release(cell.slot)
             try:
-                outcome = None if code == BUSY else self._record(cell, code)
+                outcome = None if code == lock.BUSY else self._record(cell, code)
             except OSError as error:
                 outcome = _os_failure(cell.job, cell.seconds, error)
             with contextlib.suppress(OSError):
@@ -262,12 +261,12 @@ class Runner:
         if (delay := self._retry_delay(outcome)) is not None:
             self.resting.append((time.monotonic() + delay, job))
             reason = f"{outcome.failure}: {outcome.message}"
-            self.display.say(f"retry    {job.name}  in {delay:.0f} s, after {reason}")
+            self.display.add_event(f"retry    {job.name}  in {delay:.0f} s, after {reason}")
             return
         self.summary.outcomes.append(outcome)
         if outcome.failure is None:
             self.lost_starts = 0
-        self.display.say(outcome.describe())
+        self.display.add_event(outcome.describe())
         self._skip_failing_variant(outcome)
 
     def _retry_delay(self, outcome: Outcome) -> float | None:
@@ -305,13 +304,13 @@ class Runner:
         self.resting = [(due, job) for due, job in self.resting if job.variant != variant]
         if skipped := waiting - len(self.queue) - len(self.resting):
             text = f"{skipped} more seeds, because {SAME_FAILURES} seeds failed in the same way"
-            self.display.say(f"skipped  {variant}  {text}; the next run tries them again")
+            self.display.add_event(f"skipped  {variant}  {text}; the next run tries them again")
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.summary.stopped_by = signal.Signals(number)
         self.urgency += 1 if number == signal.SIGINT else STOP
         count = len(self.running)
-        self.display.say(
+        self.display.add_event(
             f"finishing {count} running cells, starting no more; press Ctrl-C again to stop them"
             if self.urgency == 1
             else f"stopping {count} running cells; the same command resumes them"
@@ -323,7 +322,7 @@ class Runner:
             steps = folder.read_progress(cell.job.folder)
             cells.append(StartedCell(cell.job.name, steps, cell.seconds))
             if steps is not None and steps.memory is not None:
-                self.slots.learn(cell.job.cell, steps.memory)
+                self.slots.record_memory(cell.job.cell, steps.memory)
         jobs = [] if self.urgency else [*self.queue, *(job for _, job in self.resting)]
         slots = max(self.slots.limit, len(self.running))
         return self.summary.snapshot([job.name for job in jobs], cells, slots)

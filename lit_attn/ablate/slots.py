@@ -160,7 +160,7 @@ class Slots:
         for index in slot.devices:
             self.on_device[index].remove(slot)
 
-    def learn(self, cell: Cell, memory: int) -> None:
+    def record_memory(self, cell: Cell, memory: int) -> None:
         """Record that `cell` held `memory` bytes of a device."""
         self.memory[cell.kind] = max(memory, self.memory.get(cell.kind, 0))
 

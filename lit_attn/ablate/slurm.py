@@ -118,8 +118,7 @@ class SlurmCell:
 
 
 class Task(NamedTuple):
-    """Job of a cell: its id such as `123_4`, its state in squeue, the folder of its batch, and the
-    attempts of the cell before the submission."""
+    """Job of a cell: id (`123_4`), state in squeue, folder of its batch, attempts before it."""
 
     id: str
     state: str
@@ -308,7 +307,7 @@ class Follower:
             self.has_answer = True
         except OSError as error:
             if self.has_answer:
-                self.display.say(f"SLURM does not answer: {error}")
+                self.display.add_event(f"SLURM does not answer: {error}")
             self.has_answer = False
             return
         for job in list(self.unfinished):
@@ -316,7 +315,7 @@ class Follower:
             if outcome is not None:
                 self.unfinished.remove(job)
                 self.summary.outcomes.append(outcome)
-                self.display.say(outcome.describe())
+                self.display.add_event(outcome.describe())
 
     def _outcome(self, job: Job, task: Task | None) -> Outcome | None:
         """Return the outcome of a cell, or None if it has not ended."""
@@ -338,7 +337,7 @@ class Follower:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.summary.stopped_by = signal.Signals(number)
         text = "the same command follows them again, and with --cancel it cancels them"
-        self.display.say(f"{len(self.unfinished)} jobs go on; {text}")
+        self.display.add_event(f"{len(self.unfinished)} jobs go on; {text}")
 
     def _snapshot(self) -> Snapshot:
         now = time.monotonic()

@@ -37,8 +37,10 @@ EXTRA = ("composers", "normaliser", "residual", "similarity", "z", "z_norm")
 
 
 class LayerRecord(NamedTuple):
-    """Intermediate values of a layer: its inputs, `weights` (B, H, n, n), or None if they are never
-    formed, and H_m and v_m of every head, `heads` and `values` (B, n, H, D).
+    """Intermediate values of a layer.
+
+    `weights` is (B, H, n, n), or None if they are never formed; `heads` and `values` (B, n, H, D)
+    are H_m and v_m of every head.
     """
 
     inputs: Inputs

@@ -66,16 +66,16 @@ def weights(
         if rotary is not None and layer.spec.zz == "like-k":
             z = rotate(z, rotary)
         logits = logits + tau * z @ z.transpose(-1, -2) / math.sqrt(layer.head_dim)  # Belief2 (11)
-    of_memory = () if memory is None else (memory,)
+    more_inputs = () if memory is None else (memory,)
     if "pre" in layer.composers:
-        logits = layer.spec.compose.reference(layer.composers["pre"], x, logits, *of_memory)
+        logits = layer.spec.compose.reference(layer.composers["pre"], x, logits, *more_inputs)
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         logits = logits + attn_mask
     # A finite number gives a query that sees no key weights without NaN; they become zero.
     logits = logits.masked_fill(~visible, -1e300)
     a = layer.spec.normaliser.reference(layer.normaliser, logits, visible).masked_fill(~visible, 0)
     if "post" in layer.composers:
-        a = layer.spec.compose.reference(layer.composers["post"], x, a, *of_memory)
+        a = layer.spec.compose.reference(layer.composers["post"], x, a, *more_inputs)
     return a.masked_fill(~visible, 0)
 
 

@@ -5,21 +5,20 @@ of every other block is solved so that its parameter count is nearest to the bas
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import timm.layers
 import torch
 from timm.models.vision_transformer import Block
-from torch import Tensor, nn
+from torch import nn
 
 from lit_attn.attention import reference
-from lit_attn.attention.dispatch import ONE_CHUNK_UP_TO
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench import measure
-from lit_attn.bench.measure import TITLES, Setup, Spread, Table, summarize, summarize_ratios
+from lit_attn.bench.measure import TITLES, Setup, Spread, Step, Table, summarize, summarize_ratios
 from lit_attn.models.factory import count
 
 BASELINE = "timm attention"
@@ -75,33 +74,6 @@ def agrees(name: str, shape: Shape) -> bool:
     gradients = partial(torch.autograd.grad, grad_outputs=direction, materialize_grads=True)
     pairs = zip(gradients(out, inputs), gradients(expected, inputs), strict=True)
     return torch.allclose(out, expected) and all(torch.allclose(a, b) for a, b in pairs)
-
-
-class Step:
-    """Forward and backward pass of a module on fixed random tokens; it leaves no gradient."""
-
-    def __init__(self, module: nn.Module, x: Tensor, causal: bool, mode: str = "eager") -> None:
-        """`mode`: "eager" or "compiled"."""
-        self.module = module.train()
-        # A graph break is an error: without it a part would be timed uncompiled. Only chunks of
-        # formed weights, with more tokens than this, are compiled as a graph of their own.
-        self.call: Callable[..., Tensor] = module
-        if mode == "compiled":
-            self.call = torch.compile(module, fullgraph=x.shape[1] <= ONE_CHUNK_UP_TO)
-        self.x = x.clone().requires_grad_()
-        self.gradient = torch.randn_like(x)
-        self.causal = causal
-
-    def forward(self) -> Tensor:
-        return self.call(self.x, is_causal=self.causal)
-
-    def backward(self, out: Tensor) -> None:
-        out.backward(self.gradient)
-        self.x.grad = None
-        self.module.zero_grad(set_to_none=True)
-
-    def __call__(self) -> None:
-        self.backward(self.forward())
 
 
 class Row(NamedTuple):

@@ -15,16 +15,15 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pandas as pd
 import torch
 import yaml
+from torch import Tensor, nn
 
+from lit_attn.attention.dispatch import ONE_CHUNK_UP_TO
 from lit_attn.files import write_atomic
-
-if TYPE_CHECKING:
-    from lit_attn.bench.attention import Step
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 """Clocks on a CPU: elapsed time, or the CPU time of this process, which sums over its threads."""
@@ -81,7 +80,7 @@ def summarize_ratios(values: Iterable[float], references: Iterable[float]) -> Sp
     return summarize(a / b for a, b in zip(values, references, strict=True))
 
 
-def time_call(call: Callable[[], object], device: str, clock: str = "wall") -> float:
+def time_call(call: Callable[[], object], device: str, clock: str) -> float:
     """Return the seconds of one call."""
     if device == "cuda":
         start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -97,6 +96,33 @@ def time_call(call: Callable[[], object], device: str, clock: str = "wall") -> f
     return now() - start
 
 
+class Step:
+    """Forward and backward pass of a module on fixed random tokens; it leaves no gradient."""
+
+    def __init__(self, module: nn.Module, x: Tensor, causal: bool, mode: str = "eager") -> None:
+        """`mode`: "eager" or "compiled"."""
+        self.module = module.train()
+        # A graph break is an error: without it a part would be timed uncompiled. Only chunks of
+        # formed weights, with more tokens than this, are compiled as a graph of their own.
+        self.call: Callable[..., Tensor] = module
+        if mode == "compiled":
+            self.call = torch.compile(module, fullgraph=x.shape[1] <= ONE_CHUNK_UP_TO)
+        self.x = x.clone().requires_grad_()
+        self.gradient = torch.randn_like(x)
+        self.causal = causal
+
+    def forward(self) -> Tensor:
+        return self.call(self.x, is_causal=self.causal)
+
+    def backward(self, out: Tensor) -> None:
+        out.backward(self.gradient)
+        self.x.grad = None
+        self.module.zero_grad(set_to_none=True)
+
+    def __call__(self) -> None:
+        self.backward(self.forward())
+
+
 class Footprint(NamedTuple):
     """Bytes allocated by a training step: `held` from forward to backward, and the `peak`."""
 
@@ -104,7 +130,7 @@ class Footprint(NamedTuple):
     peak: int
 
 
-def measure_memory(step: "Step", device: str) -> Footprint:
+def measure_memory(step: Step, device: str) -> Footprint:
     """Return the memory of `step`; its output counts as held."""
     if device == "cuda":
         torch.cuda.synchronize()

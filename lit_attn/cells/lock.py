@@ -31,7 +31,7 @@ from lit_attn.schema.errors import ConfigError
 
 HEARTBEAT = 10.0  # Seconds between two heartbeats.
 STALE_AFTER = 600.0  # Seconds without a heartbeat until a holder on another machine is dead.
-LOST_LOCK = 75  # Exit code of a process that finds its lock replaced (EX_TEMPFAIL of sysexits.h).
+BUSY = 75  # Exit code of a cell that another process holds (EX_TEMPFAIL of sysexits.h).
 
 
 class CellLocked(Exception):
@@ -180,13 +180,13 @@ def remove_stale(folder: Path) -> None:
             raise LockError(f"{path}: is stale and cannot be removed: {error.strerror}") from error
 
 
-def require_locks(folder: Path, option: str) -> None:
-    """Raise ConfigError, which names `option`, if cells below `folder` cannot have locks.
+def require_locks(folder: Path) -> None:
+    """Raise ConfigError, which names --out, if cells below `folder` cannot have locks.
 
     No file and no new folder remains. The reason is that nothing can be written, or that the file
     system has no flock or hard links.
     """
-    require_writable(folder, option)
+    require_writable(folder, "--out")
     # A folder that does not exist yet will be on the file system of the nearest one that does.
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:
@@ -197,7 +197,7 @@ def require_locks(folder: Path, option: str) -> None:
     except OSError as error:
         text = f"does not support the flock and hard links that locks need: {error.strerror}"
         hint = "Choose a folder on another file system."
-        raise LockError(f"{option} {folder}: its file system {text}. {hint}") from error
+        raise LockError(f"--out {folder}: its file system {text}. {hint}") from error
 
 
 def _create(path: Path, content: str) -> bool:
@@ -268,7 +268,7 @@ def _beat(path: Path, inode: int, done: threading.Event) -> None:
         with contextlib.suppress(OSError):
             if path.stat().st_ino != inode:
                 print(f"{path}: another process has taken this lock", file=sys.stderr, flush=True)
-                os._exit(LOST_LOCK)
+                os._exit(BUSY)
             os.utime(path)
 
 

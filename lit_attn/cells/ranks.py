@@ -24,7 +24,7 @@ from types import FrameType
 
 from lit_attn.cells import failure
 from lit_attn.cells import folder as cell_folder
-from lit_attn.cells.lock import CellLocked, LockError, ProcessIdentity, hold_lock
+from lit_attn.cells.lock import BUSY, CellLocked, LockError, ProcessIdentity, hold_lock
 from lit_attn.schema.base import load
 
 RENDEZVOUS = "LIT_ATTN_RENDEZVOUS"
@@ -187,9 +187,6 @@ def _kill_descendants() -> None:
         time.sleep(0.001)
 
 
-BUSY = 75  # Exit code of a cell that another process holds (EX_TEMPFAIL of sysexits.h).
-
-
 def run_cell_process(
     folder: Path,
     identity: str,
@@ -200,7 +197,9 @@ def run_cell_process(
     attempt_count: int,
     runner: ProcessIdentity,
 ) -> None:
-    """Run `target` (`module:function`, called with the folder and `smoke`) on `devices` ranks.
+    """Run `target` (`module:function`), called with the cell's folder, on `devices` ranks.
+
+    A `smoke` run adds the argument `smoke=True`.
 
     This process leads a session, holds the cell's lock and writes to `attempts/<k>/log.txt`.
 
@@ -231,9 +230,12 @@ def run_cell_process(
                     sys.exit(BUSY)
                 attempt = cell_folder.create_attempt(folder)
                 redirect_output(attempt / "log.txt")
-                if code := run_ranks(
-                    devices, lambda: load(target)(folder, smoke=smoke), attempt, start_heartbeat
-                ):
+                options = {"smoke": True} if smoke else {}
+                # Imported by the ranks: this process trains nothing.
+                code = run_ranks(
+                    devices, lambda: load(target)(folder, **options), attempt, start_heartbeat
+                )
+                if code:
                     sys.exit(code)
     except CellLocked:
         sys.exit(BUSY)

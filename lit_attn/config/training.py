@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DiagnosticKind = Literal["residual", "rank", "maps", "heads", "mixture", "keys", "likelihood"]
 
 # Diagnostics that need samples; the others read weights only.
-OF_SAMPLES = {"residual", "rank", "maps", "keys", "likelihood"}
+SAMPLED_KINDS = {"residual", "rank", "maps", "keys", "likelihood"}
 
 
 class DiagnosticsConfig(Config):

@@ -112,7 +112,9 @@ class ImageFileData(DataModule):
     def samples(self, step: int) -> list[tuple[int, int, int]]:
         """Return this process's images of a step: index in `train`, seed, size in pixels."""
         pixels = self.data.size_in(step // self.steps_per_epoch)
-        return [(place, seed, pixels) for place, seed in self.seeded_rows(step, self.draw_order)]
+        rows = self.rows(step, self.draw_order)
+        seeds = numpy_generator(self.seed, "sample", step).integers(2**32, size=len(rows)).tolist()
+        return [(*row, pixels) for row in self.share(list(zip(rows, seeds, strict=True)))]
 
     def read(self, images: "Reader", batches: Any) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches that workers read of `batches`, lists of samples, in their order."""

@@ -72,13 +72,6 @@ class DataModule(L.LightningDataModule, ABC):
             self._order = (number, order(number))
         return self._order[1][index * self.batch_size : (index + 1) * self.batch_size]
 
-    def seeded_rows(self, step: int, order: Callable[[int], Any]) -> list[tuple[int, int]]:
-        """Return this process's rows of a training step, each with the seed of its augmentation."""
-        rows = self.rows(step, order)
-        seeds = numpy_generator(self.seed, "sample", step).integers(2**32, size=len(rows))
-        shared: list[tuple[int, int]] = self.share(list(zip(rows, seeds.tolist(), strict=True)))
-        return shared
-
     def set_epoch(self, samples: int, drop_last: bool) -> None:
         """Set the steps of an epoch of `samples` samples; raise ConfigError if there is none."""
         self.last_batch = 0 if drop_last else samples % self.batch_size

@@ -73,8 +73,8 @@ def translate(
     lengths = (source != PADDING).sum(1).tolist()
     # END is not counted by the limits of fairseq.
     limits = [1 + int(search.ratio * length + search.extra) for length in lengths]
-    if network.decoder.longest is not None:
-        limits = [min(limit, network.decoder.longest) for limit in limits]
+    if network.decoder.max_tokens is not None:
+        limits = [min(limit, network.decoder.max_tokens) for limit in limits]
     last_steps = torch.tensor(limits, device=device) - 1
     hidden, mask = (part.repeat_interleave(beams, 0) for part in network.encode(source))
     memory, caches = (hidden, mask), network.decoder.new_caches()

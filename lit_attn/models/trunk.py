@@ -182,7 +182,7 @@ class Trunk(nn.Module):
         return [layer.new_cache() for layer in self.modules() if isinstance(layer, Attention)]
 
     @property
-    def longest(self) -> int | None:
+    def max_tokens(self) -> int | None:
         """Largest number of tokens with learned positions; None if no positions are learned."""
         limits = [] if self.positions is None else [self.context]
         if (limit := self.model.attention.similarity.max_tokens) is not None:

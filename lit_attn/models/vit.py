@@ -11,7 +11,6 @@ Shapes: images (B, C, H, W) -> logits (B, classes); d width, n patches, w FFN wi
 patch in pixels.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -31,7 +30,7 @@ Shape = tuple[int, int, int]
 FeedForward = Callable[[int, int, Device], nn.Module]
 
 # Options of timm for images of any size: the positions are resampled at each call.
-RESIZABLE = {"fc_norm": False, "dynamic_img_size": True, "dynamic_img_pad": True}
+RESIZABLE: dict[str, Any] = {"fc_norm": False, "dynamic_img_size": True, "dynamic_img_pad": True}
 
 
 class AttentionBlock(nn.Module):
@@ -88,13 +87,6 @@ class ShiftedPatchEmbed(nn.Module):
         return self.proj(self.norm(patches))
 
 
-def resample(positions: Tensor, side: int) -> Tensor:
-    """Resample the positions of patches, after the class token's, to a grid with `side` rows."""
-    grid = positions[:, 1:].unflatten(1, (math.isqrt(positions.shape[1] - 1), -1))
-    grid = F.interpolate(grid.permute(0, 3, 1, 2), (side, side), mode="bicubic")
-    return torch.cat([positions[:, :1], grid.flatten(2).mT], 1)
-
-
 def build(
     model: ViTConfig, image_shape: Shape, num_classes: int, device: Device = None
 ) -> VisionTransformer:
@@ -130,7 +122,6 @@ def build_image_vit(
         num_classes,
         lambda dim, width, device: Mlp(dim, width, act_layer=activation, device=device),
         device,
-        VisionTransformer,
         **RESIZABLE,
         attn_layer=attn_layer(model.attention),
         norm_layer=partial(nn.LayerNorm, eps=model.norm_eps),

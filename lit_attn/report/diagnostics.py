@@ -201,7 +201,7 @@ DRAWERS: "dict[str, Callable[[Diagnostics, str], Figure | None]]" = {
     "maps": lambda recorded, _: _draw_matrices(recorded, "map", "H"),
     "key-weights": lambda recorded, _: _draw_matrices(recorded, "key-weights", "K"),
     "keys": lambda recorded, _: _draw_matrices(recorded, "keys", "K"),
-    "heads": lambda recorded, baseline: _draw_heads(recorded, baseline),
+    "heads": _draw_heads,
 }
 """Drawing function of each figure, for the records of a study and the name of its baseline.
 

@@ -51,14 +51,14 @@ def paired_interval(
 
 
 def welch_interval(
-    first: Sequence[float], second: Sequence[float], confidence: float = 0.95
+    first: Sequence[float], second: Sequence[float]
 ) -> tuple[float, float] | tuple[None, None]:
-    """Return Welch's interval of the difference of two means of independent values."""
+    """Return Welch's 95 % interval of the difference of two means of independent values."""
     from scipy.stats import ttest_ind
 
     if min(len(first), len(second)) < 2:
         return None, None
-    interval = ttest_ind(first, second, equal_var=False).confidence_interval(confidence)
+    interval = ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
     return float(interval.low), float(interval.high)
 
 
@@ -78,18 +78,19 @@ def crossed_interval(sums: Floats, weights: Floats) -> tuple[float, float | None
     # Linearised ratio: each seed's mean of these values is its value minus the overall mean.
     values = count * (sums - mean * weights) / weights.sum()
     seeds, samples = values.mean(axis=1), values.mean(axis=0)
-    of_seeds = float((seeds**2).sum()) / max(1, n - 1) / n
-    of_samples = float((samples**2).sum()) / max(1, count - 1) / count
+    seed_variance = float((seeds**2).sum()) / max(1, n - 1) / n
+    sample_variance = float((samples**2).sum()) / max(1, count - 1) / count
     if min(n, count) < 2:
-        return math.sqrt(of_samples), None, None
+        return math.sqrt(sample_variance), None, None
     residuals = values - seeds[:, None] - samples
     interaction = float((residuals**2).sum()) / ((n - 1) * (count - 1) * n * count)
-    variance = max(of_seeds + of_samples - interaction, of_seeds, of_samples)
-    parts = of_seeds**2 / (n - 1) + of_samples**2 / (count - 1)
+    total = seed_variance + sample_variance - interaction
+    variance = max(total, seed_variance, sample_variance)
+    parts = seed_variance**2 / (n - 1) + sample_variance**2 / (count - 1)
     freedom = variance**2 / parts if parts else 1.0
-    freedoms, variances = np.array([freedom, n - 1]), np.array([variance, of_seeds])
+    freedoms, variances = np.array([freedom, n - 1]), np.array([variance, seed_variance])
     half = float((special.stdtrit(freedoms, 0.975) * np.sqrt(variances)).max())
-    return math.sqrt(of_samples), mean - half, mean + half
+    return math.sqrt(sample_variance), mean - half, mean + half
 
 
 def find_resolution(values: Iterable[float]) -> float:
@@ -212,11 +213,11 @@ def friedman_nemenyi(ranks: Floats, alpha: float) -> tuple[float, float]:
     return p, float(quantile * math.sqrt(count * (count + 1) / (6 * tasks)))
 
 
-def seeds_needed(differences: Sequence[float], alpha: float = 0.05) -> tuple[int, int] | None:
-    """Return the range of pairs that a two-sided paired t test needs for 80 % power.
+def seeds_needed(differences: Sequence[float]) -> tuple[int, int] | None:
+    """Return the range of pairs that a two-sided paired t test at 0.05 needs for 80 % power.
 
-    It follows from the 1 - alpha confidence interval of the standardised effect (noncentral t).
-    Returns None if that interval contains 0, with fewer than two pairs, or without variation.
+    It follows from the 95 % confidence interval of the standardised effect (noncentral t). Returns
+    None if that interval contains 0, with fewer than two pairs, or without variation.
     """
     from scipy import special
 
@@ -226,22 +227,21 @@ def seeds_needed(differences: Sequence[float], alpha: float = 0.05) -> tuple[int
         return None
     freedom = len(d) - 1
     t = abs(d.mean()) / d.std(ddof=1) * math.sqrt(len(d))
-    if t <= special.stdtrit(freedom, 1 - alpha / 2):
+    if t <= special.stdtrit(freedom, 0.975):
         return None
-    shifts = (special.nctdtrinc(freedom, share, t) for share in (1 - alpha / 2, alpha / 2))
+    shifts = (special.nctdtrinc(freedom, share, t) for share in (0.975, 0.025))
     weakest, strongest = (float(shift) / math.sqrt(len(d)) for shift in shifts)
-    return pairs_for_power(strongest, alpha=alpha), pairs_for_power(weakest, alpha=alpha)
+    return pairs_for_power(strongest), pairs_for_power(weakest)
 
 
-def pairs_for_power(effect: float, power: float = 0.8, alpha: float = 0.05) -> int:
-    """Return the pairs with which a paired t test detects `effect` (mean / sd); 1001: over 1000."""
+def pairs_for_power(effect: float) -> int:
+    """Return the pairs for 80 % power at 0.05 for `effect` (mean / sd); 1001 for over 1000."""
     from scipy import special
 
     n = np.arange(2, 1001)
     # Beyond 100 standard deviations two pairs suffice, and scipy's series does not converge.
     shift = min(effect, 100.0) * np.sqrt(n)
-    critical = special.stdtrit(n - 1, 1 - alpha / 2)
-    reached = 1 - special.nctdtr(n - 1, shift, critical) >= power
+    reached = 1 - special.nctdtr(n - 1, shift, special.stdtrit(n - 1, 0.975)) >= 0.8
     return int(n[reached.argmax()]) if reached.any() else 1001
 
 
@@ -264,9 +264,9 @@ def star_power(effect: float, n: int, comparisons: int, level: float) -> float:
 
 @lru_cache(maxsize=3)
 def _simulate_noise(n: int, comparisons: int, level: float) -> tuple[Floats, Floats, Floats]:
-    """Return sign patterns (P, n), and a variant's noise (S, n) and its rivals' maxima (S, P).
+    """Return sign patterns (P, n), a variant's noise (S, n), and maxima of the others (S, P).
 
-    The maxima are the largest statistics of the other variants in S studies with P patterns.
+    The maxima are the largest statistics of all other variants in S studies with P patterns.
     """
     generator = np.random.default_rng(0)
     # The cache would keep all of the patterns, of which few are used.

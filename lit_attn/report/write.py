@@ -15,7 +15,7 @@ from lit_attn.files import write_atomic
 from lit_attn.report import diagnostics, drawing, effects, figures, formats, results, stats
 from lit_attn.report.columns import make_scale
 from lit_attn.report.comparison import ALPHA, Comparisons, compare_variants
-from lit_attn.report.formats import Cell, named_table, read_csv, to_csv
+from lit_attn.report.formats import Cell, Table, named_table, read_csv, to_csv
 from lit_attn.report.page import FIGURES, Section, render_page
 from lit_attn.report.read import LOG, StudyRecord
 from lit_attn.report.scaling import write_scaling
@@ -76,15 +76,10 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
         "table.tex": latex,
         **{name: to_csv(frame) for name, frame in optional.items() if len(frame)},
     }
-    attention = [name for name in FIGURES if name in images and "section" in FIGURES[name]]
-    plain = [name for name in FIGURES if name in images and name not in attention]
     digits = make_scale(summary).digits
     differing = [[Cell(text) for text in row] for row in settings.itertuples(index=False)]
     further = [
-        results.make_metrics_table(study),
-        effects.make_criteria_table(study, summary, digits),
-        *([make_tuning_table(study.tuning, study.plan.baseline)] if study.tuning else []),
-        *([effects.make_contrast_table(study, study.contrast, digits)] if study.contrast else []),
+        *_make_further_tables(study, summary, digits),
         effects.make_effects_table(estimates, study.plan, digits, comparisons.level),
         results.make_class_table(classes),
         named_table("settings", differing, baseline=study.plan.baseline),
@@ -92,6 +87,9 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
     parity = results.describe_parity(study.plan)
     for other in further:
         other.notes.extend(parity)
+    drawn = [name for name in FIGURES if name in images]
+    attention = [name for name in drawn if "section" in FIGURES[name]]
+    plain = [name for name in drawn if name not in attention]
     sections = [Section(tables=[table]), Section(figures=plain, tables=further)]
     sections.append(Section("Attention layers", attention))
     title = table.title.rstrip(".")
@@ -106,6 +104,16 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
     for name, content in files.items():
         write_atomic(folder / name, content)
     return folder
+
+
+def _make_further_tables(study: StudyRecord, summary: pd.DataFrame, digits: int) -> Iterator[Table]:
+    """Yield the tables of other metrics, of equal cost, of the tuning and of another study."""
+    yield results.make_metrics_table(study)
+    yield effects.make_criteria_table(study, summary, digits)
+    if study.tuning:
+        yield make_tuning_table(study.tuning, study.plan.baseline)
+    if study.contrast:
+        yield effects.make_contrast_table(study, study.contrast, digits)
 
 
 def _draw_figures(

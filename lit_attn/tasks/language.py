@@ -34,13 +34,11 @@ class LanguageModelling(TaskModule):
         getattr(self.network, "trunk", self.network).compile()
 
     def loss(self, batch: Any) -> Tensor:
-        inputs, targets = batch
-        return self.nll(inputs, targets).mean()
+        return self.nll(batch).mean()
 
     def evaluate(self, batch: Any) -> tuple[Tensor, ...]:
         """Return -log p of every target, and the targets."""
-        inputs, targets = batch
-        return self.nll(inputs, targets), targets
+        return self.nll(batch), batch[-1]
 
     def unit_values(self, *arguments: Tensor) -> Tensor:
         nll, targets, *_ = arguments
@@ -54,15 +52,16 @@ class LanguageModelling(TaskModule):
         probabilities = self.network(*self.inputs(batch))[predicted].float().softmax(-1)
         return probabilities[:, : self.data.signature.vocabulary], targets[predicted]
 
-    def nll(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def nll(self, batch: Any) -> Tensor:
         """Return -log p(target) in nats, (B, n), at least float32, and 0 where a target is IGNORED.
 
         A network that has a method `nll` computes it itself.
         """
+        *inputs, targets = batch
         if (method := getattr(self.network, "nll", None)) is not None:
-            nll: Tensor = method(inputs, targets)
+            nll: Tensor = method(*inputs, targets)
             return nll
-        logits = wide(self.network(inputs)).transpose(1, 2)
+        logits = wide(self.network(*inputs)).transpose(1, 2)
         return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
 
 

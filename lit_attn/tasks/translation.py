@@ -55,12 +55,10 @@ class Translation(LanguageModelling):
 
     def evaluate(self, batch: Any) -> tuple[Tensor, ...]:
         """Return -log p of every target, the targets, and translations (B, t); t may be 0."""
-        source, inputs, targets = batch
-        logits = wide(self.network(source, inputs)).transpose(1, 2)
-        nll = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+        nll, targets = super().evaluate(batch)
         translations = targets[:, :0]
         if self.is_translating():
-            ids = [torch.tensor(row) for row in translate(self.network, source, self.config)]
+            ids = [torch.tensor(row) for row in translate(self.network, batch[0], self.config)]
             translations = pad_sequence(ids, batch_first=True, padding_value=IGNORED)
         return nll, targets, translations.to(targets.device)
 

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from lit_attn.attention import diagnostics
 from lit_attn.attention.layer import Attention
 from lit_attn.cells.records import DiagnosticRow, csv_lines, read_diagnostics
-from lit_attn.config.training import OF_SAMPLES, DiagnosticsConfig
+from lit_attn.config.training import SAMPLED_KINDS, DiagnosticsConfig
 from lit_attn.files import append, write_atomic
 from lit_attn.training.recording import MetricsFile
 
@@ -54,12 +54,12 @@ class NetworkDiagnostics(NamedTuple):
 
 @dataclass(eq=False)
 class DiagnosticsCallback(L.Callback):
-    """Callback that appends diagnostics to `diagnostics.csv` after evaluations, and on request
-    after steps of the first epoch, then on the first samples of the training batch.
+    """Callback that appends diagnostics to `diagnostics.csv` after evaluations.
 
     The last evaluation writes `attention.npz` too. The diagnostics describe the trained weights
     (not their average) on the first samples of the first split, in evaluation mode and in float64.
-    `interval` is the number of steps between two evaluations, `total` that of the cell.
+    With `first_epoch_every`, steps of the first epoch are recorded too, on samples of their batch.
+    `interval` is the number of steps between two evaluations, `total` the steps of the cell.
     """
 
     folder: Path
@@ -127,7 +127,7 @@ def diagnose(
     """Return the diagnostics that `settings` selects, for every attention layer of `network`."""
     layers = [module for module in network.modules() if isinstance(module, Attention)]
     calls: list[list[LayerCall]] = [[] for _ in layers]
-    if OF_SAMPLES & set(settings.kinds):
+    if SAMPLED_KINDS & set(settings.kinds):
         for inputs in batches:
             recorded = zip(calls, record_calls(network, layers, inputs), strict=True)
             calls = [before + new for before, new in recorded]

@@ -80,8 +80,8 @@ def test_simultaneous_events_share_one_count(capsys: pytest.CaptureFixture[str])
     assert isinstance(make_display(), Display)
     display = Display(sys.stdout)
     state = snapshot(done=2, failed=1, waiting=[WAITING], running=[], slots=1)
-    display.say("done a")
-    display.say("done b")
+    display.add_event("done a")
+    display.add_event("done b")
     display.update(state)
     display.update(state)
     display.close()
@@ -95,10 +95,10 @@ def test_an_event_during_the_output_is_not_lost() -> None:
     class Interrupted(io.StringIO):
         def flush(self) -> None:
             if "first" in self.getvalue() and "second" not in self.getvalue():
-                display.say("second")
+                display.add_event("second")
 
     display.stream = stream = Interrupted()
-    display.say("first")
+    display.add_event("first")
     display.close()
     display.close()
     assert stream.getvalue() == "first\nsecond\n"
@@ -107,7 +107,7 @@ def test_an_event_during_the_output_is_not_lost() -> None:
 def test_escape_sequences_become_visible() -> None:
     stream = io.StringIO()
     display = Display(stream)
-    display.say("FAILED  \x1b[2Jerror: \x9b31m\r\ttext")
+    display.add_event("FAILED  \x1b[2Jerror: \x9b31m\r\ttext")
     display.close()
     assert stream.getvalue() == "FAILED  \\x1b[2Jerror: \\x9b31m\\x0d\ttext\n"
     # A table has the device and the versions of results, which may be downloaded.
@@ -186,6 +186,6 @@ def test_the_live_table_takes_names_literally() -> None:
     running = [StartedCell("tiny/residual=[red]/0", Progress(step=1, total=2, step_time=5.0), 5.0)]
     assert "tiny/residual=[red]/0" in render(snapshot(running=running), 100)[2]
     live = LiveDisplay()
-    live.say("FAILED [x]")
+    live.add_event("FAILED [x]")
     live.update(snapshot())
     live.close()

@@ -68,7 +68,7 @@ class Recorder(Display):
     def update(self, snapshot: object) -> None:
         pass
 
-    def say(self, text: str) -> None:
+    def add_event(self, text: str) -> None:
         self.events.append(text)
 
 
@@ -153,11 +153,11 @@ def test_an_interrupted_run_does_not_wait_for_retries(
     (job, *_) = jobs(tmp_path, "killed")
     stop = Recorder()
 
-    def say(text: str) -> None:
+    def add_event(text: str) -> None:
         if text.startswith("retry"):
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(stop, "say", say)
+    monkeypatch.setattr(stop, "add_event", add_event)
     begun = time.monotonic()
     summary = Runner(Launcher(fake_cells.TARGET), make_slots(1), stop).run([job])
     assert summary.stopped_by == signal.SIGINT
@@ -329,8 +329,8 @@ def test_too_many_open_files_only_delay_a_cell(tmp_path: Path) -> None:
                     while True:
                         taken.append(os.open(os.devnull, os.O_RDONLY))
 
-        def say(self, text: str) -> None:
-            super().say(text)
+        def add_event(self, text: str) -> None:
+            super().add_event(text)
             while "Too many open files" in text and taken:
                 os.close(taken.pop())
 

@@ -7,15 +7,11 @@ import pytest
 from helpers import studies
 from helpers.commands import run_python
 
-from lit_attn.ablate import match
-from lit_attn.ablate.match import (
-    count_step_flops,
-    measure_step_times,
-    read_ratios,
-    time_variants,
-)
+from lit_attn.ablate import step_times
+from lit_attn.ablate.match import count_step_flops, read_ratios
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.ablate.slots import Slots, make_slots
+from lit_attn.ablate.step_times import measure_step_times, time_variants
 from lit_attn.ablate.variants import Variant
 from lit_attn.cells.records import Plan, Result, StepTimes, TimedVariant
 from lit_attn.config.cell import Cell
@@ -151,7 +147,7 @@ def test_the_measurement_trains_every_variant_in_each_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     matrix = make_matrix(tmp_path)
-    monkeypatch.setattr(match, "ROUNDS", 3)
+    monkeypatch.setattr(step_times, "ROUNDS", 3)
     for number, variant in enumerate(matrix.written[:2]):
         path = tmp_path / "cell" / "timed" / str(number) / "config.yaml"
         variant.cell("tiny", 0).write(path)
@@ -179,7 +175,7 @@ def test_noisy_variants_are_measured_again_and_quiet_ones_are_kept(
         ratios = dict.fromkeys(measured[-1], 2.0) | {"a": 1.0}
         return make_times(matrix, ratios, b=spreads[len(measured) - 1])
 
-    monkeypatch.setattr(match, "_run_measurement", run)
+    monkeypatch.setattr(step_times, "_run_measurement", run)
     is_error = len(spreads) == 3 and not is_noise_allowed
     message = r"variant 'b': .* varies by 20%, and the limit is 10%; measure again"
     with pytest.raises(ConfigError, match=message) if is_error else contextlib.nullcontext():

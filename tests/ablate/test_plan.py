@@ -17,7 +17,7 @@ from lit_attn.report.read import read_studies
 
 def matrix(folder: Path, *settings: str, body: str = "", **how: bool) -> Matrix:
     source = studies.study(folder, body or make_body("ok", "ok-2"))
-    return expand(source, folder / "runs", parse_settings("--set", list(settings)), **how)
+    return expand(source, folder / "runs", parse_settings(list(settings)), **how)
 
 
 def plan(folder: Path, name: str = "tiny") -> Plan:
@@ -67,7 +67,7 @@ def test_settings_that_cannot_name_a_folder_become_a_hash_and_stand_in_the_title
     source = studies.study(tmp_path, make_body("ok"), experiment)
 
     def named(*settings: str) -> tuple[str, str]:
-        expanded = expand(source, tmp_path, parse_settings("--set", list(settings)))
+        expanded = expand(source, tmp_path, parse_settings(list(settings)))
         return expanded.name, expanded.title
 
     assert named("data.path=/b") == ("tiny", "A tiny study")
@@ -83,9 +83,7 @@ def test_settings_that_cannot_name_a_folder_become_a_hash_and_stand_in_the_title
 def test_a_setting_that_completes_the_study_is_part_of_the_name(tmp_path: Path) -> None:
     experiment = studies.EXPERIMENT.replace("dim: 16, ", "")
     source = studies.study(tmp_path, make_body("ok"), experiment)
-    expanded = expand(
-        source, tmp_path, parse_settings("--set", ["model.dim=16", "training.devices=2"])
-    )
+    expanded = expand(source, tmp_path, parse_settings(["model.dim=16", "training.devices=2"]))
     assert expanded.name == "tiny@model.dim=16"
 
 

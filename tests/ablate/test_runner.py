@@ -26,8 +26,7 @@ from lit_attn.ablate.plan import expand
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import Device, Slots, make_slots
 from lit_attn.cells import folder, lock
-from lit_attn.cells.lock import hold_lock, read_holder
-from lit_attn.cells.ranks import BUSY
+from lit_attn.cells.lock import BUSY, hold_lock, read_holder
 
 pytestmark = pytest.mark.usefixtures("retry_at_once")
 
@@ -105,13 +104,13 @@ def test_a_cell_that_runs_out_of_shared_memory_is_retried_alone(tmp_path: Path) 
     cells = jobs(tmp_path, "gated", "crowded")[:2]
     slots = Slots([Device(None, 1000)], limit=2)
     for job in cells:
-        slots.learn(job.cell, 1)
+        slots.record_memory(job.cell, 1)
 
     class Opening(Display):
         """Display that opens the gate after the first failure of the crowded cell."""
 
-        def say(self, text: str) -> None:
-            super().say(text)
+        def add_event(self, text: str) -> None:
+            super().add_event(text)
             if text.startswith("retry"):
                 (tmp_path / "runs" / "tiny" / "go").touch()
 

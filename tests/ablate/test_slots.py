@@ -68,7 +68,7 @@ def test_cells_share_a_device_only_after_a_measurement() -> None:
     slots = cores_of(100, limit=4)
     assert slots.reserve(cell(0)) is not None
     assert slots.reserve(cell(1)) is None
-    slots.learn(cell(0), 30)
+    slots.record_memory(cell(0), 30)
     # Three cells with the margin need 99 bytes. Another seed needs the same memory.
     assert MARGIN * 3 * 30 < 100 < MARGIN * 4 * 30
     assert slots.reserve(cell(1)) is not None
@@ -79,33 +79,33 @@ def test_cells_share_a_device_only_after_a_measurement() -> None:
 def test_the_largest_measurement_counts() -> None:
     slots = cores_of(100, limit=4)
     assert slots.reserve(cell(0)) is not None
-    slots.learn(cell(0), 60)
-    slots.learn(cell(0), 20)
+    slots.record_memory(cell(0), 60)
+    slots.record_memory(cell(0), 20)
     assert slots.reserve(cell(1)) is None
 
 
 def test_an_unmeasured_kind_counts_twice_and_at_most_once_per_device() -> None:
     slots = cores_of(100, limit=4)
     assert slots.reserve(cell(0)) is not None
-    slots.learn(cell(0), 20)
+    slots.record_memory(cell(0), 20)
     assert slots.reserve(cell(0, lr=2.0)) is not None
     assert slots.reserve(cell(0, lr=3.0)) is None
-    slots.learn(cell(0, lr=2.0), 25)
+    slots.record_memory(cell(0, lr=2.0), 25)
     # Two measurements, and twice the larger one for the third kind: 20 + 25 + 50.
     assert slots.reserve(cell(0, lr=3.0)) is None
     large_slots = cores_of(1000, limit=4)
     assert large_slots.reserve(cell(0)) is not None
-    large_slots.learn(cell(0), 20)
+    large_slots.record_memory(cell(0), 20)
     assert large_slots.reserve(cell(0, lr=2.0)) is not None
     assert large_slots.reserve(cell(0, lr=3.0)) is None, "two unmeasured kinds"
-    large_slots.learn(cell(0, lr=2.0), 25)
+    large_slots.record_memory(cell(0, lr=2.0), 25)
     assert large_slots.reserve(cell(0, lr=3.0)) is not None
 
 
 def test_cells_of_an_isolated_kind_share_no_device() -> None:
     slots = cores_of(1000, limit=4)
-    slots.learn(cell(0, lr=2.0), 10)
-    slots.learn(cell(0), 10)
+    slots.record_memory(cell(0, lr=2.0), 10)
+    slots.record_memory(cell(0), 10)
     slot, other = slots.reserve(cell(0)), slots.reserve(cell(0, lr=2.0))
     assert slot is not None
     assert other is not None
@@ -119,7 +119,7 @@ def test_cells_of_an_isolated_kind_share_no_device() -> None:
 
 def test_a_slot_records_that_it_was_shared() -> None:
     slots = cores_of(1000, limit=4)
-    slots.learn(cell(0), 10)
+    slots.record_memory(cell(0), 10)
     first = slots.reserve(cell(0))
     assert first is not None
     assert not first.is_shared
@@ -139,14 +139,14 @@ def test_a_slot_records_that_it_was_shared() -> None:
 def test_devices_of_unknown_memory_are_not_shared() -> None:
     slots = cores_of(None, limit=4)
     assert slots.reserve(cell(0)) is not None
-    slots.learn(cell(0), 1)
+    slots.record_memory(cell(0), 1)
     assert slots.reserve(cell(1)) is None
 
 
 def test_a_cell_on_several_devices_shares_none() -> None:
     slots = cores_of(100, 100, limit=4)
-    slots.learn(cell(0), 1)
-    slots.learn(cell(0, devices=2), 1)
+    slots.record_memory(cell(0), 1)
+    slots.record_memory(cell(0, devices=2), 1)
     single = slots.reserve(cell(0))
     assert single is not None
     assert slots.reserve(cell(1, devices=2)) is None
@@ -160,7 +160,7 @@ def test_a_cell_on_several_devices_shares_none() -> None:
 
 def test_the_emptiest_device_is_taken_first() -> None:
     slots = cores_of(100, 100, limit=4)
-    slots.learn(cell(0), 10)
+    slots.record_memory(cell(0), 10)
     taken = [places(slots.reserve(cell(seed))) for seed in range(4)]
     assert sorted(taken) == [(0,), (0,), (1,), (1,)]
     assert set(taken[:2]) == {(0,), (1,)}

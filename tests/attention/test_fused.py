@@ -18,7 +18,7 @@ from lit_attn.attention.mixture_parts import GaussianConfig
 from lit_attn.attention.parts import DotConfig, SplitConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.bench import attention
-from lit_attn.bench.measure import measure_memory
+from lit_attn.bench.measure import Step, measure_memory
 from lit_attn.models.factory import count
 
 SCALE = 0.3
@@ -215,7 +215,7 @@ def test_the_peak_memory_of_belief2_is_near_the_standard_blocks(mode: str) -> No
     belief2 = attention.build_block("belief2", shape, width)
     peaks = []
     for block in (standard, belief2):
-        step = attention.Step(block, x, False, mode)
+        step = Step(block, x, False, mode)
         step()
         peaks.append(measure_memory(step, "cpu").peak)
     assert peaks[1] <= 1.10 * peaks[0]
@@ -264,7 +264,7 @@ def test_memory_on_a_gpu_is_near_the_standard_blocks() -> None:
     width = attention.match_width("belief2", shape, count(standard))
     held_bytes = []
     for block in (standard, attention.build_block("belief2", shape, width)):
-        step = attention.Step(block.cuda(), x, False)
+        step = Step(block.cuda(), x, False)
         step()
         held_bytes.append(measure_memory(step, "cuda").held)
     assert held_bytes[1] <= 1.2 * held_bytes[0]

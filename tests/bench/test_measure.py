@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_attn.bench.attention import Step
 from lit_attn.bench.measure import (
     CLOCKS,
+    Step,
     measure_memory,
     measure_seconds,
     summarize,

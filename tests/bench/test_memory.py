@@ -12,7 +12,7 @@ from lit_attn.attention.parts import NoComposeConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.bench import attention
 from lit_attn.bench.__main__ import main
-from lit_attn.bench.measure import Footprint, Setup, measure_memory
+from lit_attn.bench.measure import Footprint, Setup, Step, measure_memory
 
 DIM, HEADS = 24, 3
 
@@ -30,7 +30,7 @@ OTHERS = [name for name in PRESETS if name not in CHUNKED + LINEAR]
 def measure(name: str, tokens: int, causal: bool = False) -> Footprint:
     torch.manual_seed(0)
     layer = attention.build_layer(name, attention.Shape(1, tokens, DIM, HEADS))
-    return measure_memory(attention.Step(layer, torch.randn(1, tokens, DIM), causal), "cpu")
+    return measure_memory(Step(layer, torch.randn(1, tokens, DIM), causal), "cpu")
 
 
 def logits_bytes(tokens: int) -> int:

@@ -37,9 +37,7 @@ def expand_study(folder: Path, body: str, experiment: str, *settings: str) -> Ma
     (folder / "recipes").mkdir(exist_ok=True)
     (folder / "experiment.yaml").rename(folder / "recipes" / "experiment.yaml")
     path.write_text(path.read_text().replace("experiment.yaml", "recipes/experiment.yaml"))
-    return expand(
-        read_studies(path)["tiny"], folder / "runs", parse_settings("--set", list(settings))
-    )
+    return expand(read_studies(path)["tiny"], folder / "runs", parse_settings(list(settings)))
 
 
 def read_data(matrix: Matrix, variant: str) -> dict[str, str]:

@@ -18,12 +18,12 @@ from lit_attn.config.cell import Cell
 from lit_attn.config.study import read_studies
 
 
-def run_cell(folder: Path, *, smoke: bool) -> None:
+def run_cell(folder: Path, *, smoke: bool = False) -> None:
     """Write a result without training."""
     result(Cell.read(folder / "config.yaml")).write(folder / "result.json")
 
 
-def run_importing_cell(folder: Path, *, smoke: bool) -> None:
+def run_importing_cell(folder: Path, *, smoke: bool = False) -> None:
     """Import the modules of training and write a result."""
     import_module("lit_attn.training.build")
     run_cell(folder, smoke=smoke)

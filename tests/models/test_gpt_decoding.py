@@ -101,7 +101,7 @@ def test_a_token_past_the_learned_positions_is_an_error() -> None:
 )
 def test_learned_positions_limit_the_sequence(changes: dict[str, Any], longest: int | None) -> None:
     network = gpt_cases.network("nanogpt", **changes)
-    assert network.trunk.longest == longest
+    assert network.trunk.max_tokens == longest
     if longest is not None:
         network(gpt_cases.tokens(n=longest))
         with pytest.raises(ValueError, match="positions"):

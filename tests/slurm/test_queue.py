@@ -134,7 +134,7 @@ class Recorder:
 
     def update(self, snapshot: object) -> None: ...
 
-    def say(self, text: str) -> None:
+    def add_event(self, text: str) -> None:
         self.events.append(text)
 
 

@@ -13,7 +13,7 @@ from helpers.runs import TIMEOUT, wait_until
 from helpers.training_cells import digits_cell, folder_of
 
 from lit_attn.cells import folder
-from lit_attn.cells.ranks import BUSY
+from lit_attn.cells.lock import BUSY
 from lit_attn.cells.records import Exit, Result, read_metrics
 from lit_attn.tasks.classification import Calibration
 from lit_attn.train import main

@@ -1,18 +1,17 @@
 """Data for semantic segmentation: ADE20K, images of the user, and scenes that need no download.
 
-The order of `augment` is the order of mmsegmentation's pipeline.
+Their augmentation steps are transforms of mmsegmentation, applied in the order of `augment`.
 """
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
-from lit_attn.config.augment import CategoryCrop, Photometric, Rescale, SceneAugmentation, SceneFlip
 from lit_attn.config.data.base import Data, method
 from lit_attn.config.signatures import ImageMasks
-from lit_attn.schema.base import consistency_check, outside_identity
+from lit_attn.schema.base import Kind, consistency_check, outside_identity
 from lit_attn.schema.errors import ConfigError
 
 Byte = Annotated[int, Field(ge=0, le=255)]
@@ -26,6 +25,59 @@ IGNORED = 255  # Label of the pixels that have no class.
 
 # Classes of `kind: scenes`: three grounds and ten digits.
 SCENE_CLASSES = ("stripes", "checks", "speckle", *(f"digit {number}" for number in range(10)))
+
+
+class SceneAugmentation(Kind):
+    """Base of the augmentation steps, transforms of images with a label for every pixel."""
+
+    makes_window: ClassVar[bool] = False
+    """True if the step cuts a window of `data.crop` pixels, so that images make a batch."""
+
+    @abstractmethod
+    def transform(self, data: "Scenery") -> dict[str, Any]:
+        """Return mmsegmentation's configuration of the transform."""
+
+
+class Rescale(SceneAugmentation, kind="rescale"):
+    """Resizing by a random factor, relative to the size of evaluation."""
+
+    ratio: tuple[PositiveFloat, PositiveFloat] = Field((0.5, 2.0), description="range of factors")
+
+    def transform(self, data: "Scenery") -> dict[str, Any]:
+        return {
+            "type": "RandomResize",
+            "ratio_range": self.ratio,
+            "resize_type": "mmseg.Resize",
+            "scale": (data.long_side, data.short_side),
+            "keep_ratio": True,
+        }
+
+
+class CategoryCrop(SceneAugmentation, kind="category-crop"):
+    """A random window in which no class covers more than `most` of the labelled pixels."""
+
+    makes_window = True
+    most: float = Field(0.75, gt=0, le=1, description="greatest share of one class in the window")
+
+    def transform(self, data: "Scenery") -> dict[str, Any]:
+        size = (data.crop, data.crop)
+        return {"type": "mmseg.RandomCrop", "crop_size": size, "cat_max_ratio": self.most}
+
+
+class SceneFlip(SceneAugmentation, kind="flip"):
+    """Mirroring left-right."""
+
+    p: float = Field(0.5, ge=0, le=1, description="probability for each image")
+
+    def transform(self, data: "Scenery") -> dict[str, Any]:
+        return {"type": "mmseg.RandomFlip", "prob": self.p}
+
+
+class Photometric(SceneAugmentation, kind="photometric"):
+    """Random brightness, contrast, saturation and hue (mmsegmentation's ranges)."""
+
+    def transform(self, data: "Scenery") -> dict[str, Any]:
+        return {"type": "mmseg.PhotoMetricDistortion"}
 
 
 class Scenery(Data):
