@@ -5,6 +5,7 @@ It is the same study that the command line runs: both read and write the same fi
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -21,9 +22,9 @@ from lit_attn.cells.folder import count_states, read_result
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import Plan
 from lit_attn.config.cell import Cell
-from lit_attn.config.study import choose, read_studies
+from lit_attn.config.study import read_studies
 from lit_attn.files import write_atomic
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.errors import ConfigError, require
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,14 +60,24 @@ class Study:
         reports: str | Path = "reports",
         **keys: Any,
     ) -> None:
-        path = Path(folder) / f"{name}.yaml"
+        if "compare_within" in keys:
+            text = "makes several studies; write a file, and read each of them with from_yaml"
+            raise ConfigError(f"Study: compare_within: {text}")
+        path, texts = Path(folder) / f"{name}.yaml", {}
         if isinstance(experiment, dict):
             written = path.with_suffix(".experiment.yaml")
-            _write_yaml(written, experiment)
+            texts[written] = _to_yaml(written, experiment)
             experiment = written.name
         study = {"title": name, "experiment": str(experiment), **keys}
-        _write_yaml(path, {"studies": {name: study}})
-        self._open(path, name, out, reports)
+        texts[path] = _to_yaml(path, {"studies": {name: study}})
+        self.path, self.name, self.out, self.reports = path, name, Path(out), Path(reports)
+        try:
+            self._expand(texts)
+        except ConfigError as error:
+            places = "|".join(re.escape(str(file)) for file in texts)
+            raise ConfigError(re.sub(rf"^(?:{places})(:\d+)?: ", "Study: ", str(error))) from error
+        for file, content in texts.items():
+            write_atomic(file, content)
 
     @classmethod
     def from_yaml(
@@ -77,9 +88,15 @@ class Study:
         out: str | Path = "runs",
         reports: str | Path = "reports",
     ) -> Self:
-        """Return the study `name` of a file; without a name its only study."""
+        """Return the study `name` of a file; without a name its only (default) study."""
+        studies = read_studies(Path(path))
+        names = [source.name for source in studies.values() if source.study.default] or [*studies]
+        if name is None and len(names) > 1:
+            raise ConfigError(f"{path}: choose one with the argument `name`: {', '.join(names)}")
         study = cls.__new__(cls)
-        study._open(Path(path), name, out, reports)
+        study.path, study.name = Path(path), name or names[0]
+        study.out, study.reports = Path(out), Path(reports)
+        study._expand()
         return study
 
     def __repr__(self) -> str:
@@ -164,14 +181,11 @@ class Study:
         """Write the report of the finished cells and return its figures (SVG files) by name."""
         return {path.stem: path for path in sorted(self._write_report().glob("*.svg"))}
 
-    def _open(self, path: Path, name: str | None, out: str | Path, reports: str | Path) -> None:
-        (source,) = choose(read_studies(path), [] if name is None else [name], path)
-        self.path, self.name, self.out, self.reports = path, source.name, Path(out), Path(reports)
-        self._expand()
-
-    def _expand(self) -> Matrix:
+    def _expand(self, texts: dict[Path, str] | None = None) -> Matrix:
         """Return the cells, read again because a run can choose settings (`tune`)."""
-        return expand(read_studies(self.path)[self.name], self.out)
+        studies = read_studies(self.path, texts)
+        require(f"{self.path}: no study", self.name, studies)
+        return expand(studies[self.name], self.out)
 
     def _describe(self) -> str:
         """Return the status of the cells, as the command `status` prints it."""
@@ -187,9 +201,9 @@ class Study:
         return folder
 
 
-def _write_yaml(path: Path, value: dict[str, Any]) -> None:
-    """Write a mapping as YAML, through JSON because values can be paths; refuse other files."""
+def _to_yaml(path: Path, value: dict[str, Any]) -> str:
+    """Return a mapping as YAML, through JSON because values can be paths; refuse other files."""
     if path.exists() and WRITTEN.encode() not in path.read_bytes():
         raise ConfigError(f"{path}: was not written by Study; choose another name or folder")
     text = yaml.safe_dump(json.loads(json.dumps(value, default=str)), sort_keys=False)
-    write_atomic(path, f"{WRITTEN}\n{text}")
+    return f"{WRITTEN}\n{text}"

@@ -149,10 +149,56 @@ def test_a_study_of_a_file_is_the_same_study(study: Study) -> None:
 
 
 def test_mistakes_are_errors_of_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tiny\.yaml:\d+: studies\.tiny\.seed: unknown key"):
-        Study("tiny", experiment=EXPERIMENT, folder=tmp_path, cells=CELLS, baseline="x", seed=1)
     with pytest.raises(ConfigError, match=r"no study 'digit'; did you mean 'digits'\?"):
         Study.from_yaml(ROOT / "ablations.yaml", "digit")
+    study = (
+        "    title: t\n    experiment: {}\n    seeds: 1\n    baseline: a\n    cells: {{a: {{}}}}\n"
+    )
+    study = study.format(ROOT / "experiments" / "digits_vit.yaml")
+    path = tmp_path / "ablations.yaml"
+    for default in ("", "    default: true\n"):
+        path.write_text(f"studies:\n  a:\n{study}{default}  b:\n{study}{default}")
+        with pytest.raises(ConfigError) as caught:
+            Study.from_yaml(path)
+        advice = "choose one with the argument `name`: a, b"
+        assert str(caught.value) == f"{path}: {advice}"
+    path.write_text(f"studies:\n  a:\n{study}  b:\n{study}    default: true\n")
+    assert Study.from_yaml(path).name == "b"
+    study = Study.from_yaml(path, "a")
+    path.write_text(path.read_text().replace("  a:", "  c:"))
+    with pytest.raises(ConfigError, match=r"ablations\.yaml: no study 'a'; choose from c, b"):
+        study.expand()
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "message"),
+    [
+        ("../tiny", {}, "Study: ../tiny: cannot name a folder: use up to 120 letters, digits"),
+        (
+            "tiny",
+            {"seed": 1},
+            "Study: studies.tiny.seed: unknown key 'seed'; did you mean 'seeds'?",
+        ),
+        ("tiny", {"baseline": "x"}, "Study: tiny.baseline: no variant 'x'; choose from standard"),
+        ("tiny", {"set": {"model.depth": "x"}}, "Study: tiny: variant 'standard': model.depth: "),
+        ("tiny", {"experiment": "x.yaml"}, "Study: studies.tiny.experiment: no file "),
+        ("tiny", {"compare_within": ["a"]}, "Study: compare_within: makes several studies; write"),
+    ],
+)
+def test_a_refused_study_writes_nothing(
+    name: str, keys: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "new"
+    written = {"seeds": 1, "cells": CELLS, "baseline": "standard", "experiment": EXPERIMENT}
+    with pytest.raises(ConfigError) as caught:
+        Study(name, folder=folder, **written | keys)
+    assert str(caught.value).startswith(message)
+    assert list(tmp_path.iterdir()) == []
+    Study("tiny", folder=folder, out=tmp_path / "runs", **written)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ConfigError):
+        Study(name, folder=folder, **written | keys)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_a_file_of_the_user_is_not_replaced(tmp_path: Path) -> None:

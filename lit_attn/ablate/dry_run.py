@@ -103,7 +103,7 @@ def _print_costs(matrix: Matrix) -> None:
             cost = factory.describe(model, data)
         except ConfigError as error:
             raise variant.error(matrix.source.name, error) from error
-        ffn = "none" if cost.ffn_width is None else cost.ffn_width
+        ffn = cost.ffn_width or ("none" if model.ffn is None else "unknown")
         matched = "  (matched)" if variant.match_to else ""
         numbers = f"{cost.parameters:>12,}  {cost.flops / 1e6:>9,.2f}"
         print(f"  {variant.name:<{width}}  {numbers}  {ffn}{matched}")

@@ -176,7 +176,7 @@ class Result(Record):
     batch_size: int | None = Field(None, description="samples per step on all devices")
     parameters: int = Field(description="number of trainable scalars")
     flops: int = Field(description="FLOPs of a forward pass of one sample; a multiply-add is 2")
-    ffn_width: int | None = Field(description="FFN width after matching; null without an FFN")
+    ffn_width: int | None = Field(description="FFN width after matching; null if there is none")
     step_time: Spread
     evaluation_time: Spread | None = Field(None, description="of all splits; null in old records")
     peak_memory: int = Field(description="bytes on the fullest device (CPU: resident set)")

@@ -5,6 +5,7 @@ metrics of its own (lit_attn.config.tasks); `metrics:` of an experiment adds oth
 """
 
 import inspect
+import re
 import warnings
 from abc import abstractmethod
 from functools import cache
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
     from lit_attn.config.experiment import Experiment
 
 SAMPLE_CLASSES = 100  # Largest number of classes with which a metric is tried before a run.
+PACKAGES = "", "classification", "clustering", "nominal", "regression", "segmentation", "text"
+SHARE = re.compile(
+    "Accuracy|AUROC|CalibrationError|Dice|EER|ErrorRate|ExactMatch|F1|FBeta|Hamming|HitRate|IoU|"
+    "Jaccard|Precision|PredictiveValue|RankingLoss|Recall|Sensitivity|Specificity"
+)
+"""Names of the classes of torchmetrics that compute a share; others have its bounds, too."""
 Goal = Literal["max", "min"]
 
 
@@ -107,8 +114,9 @@ class AddedMetric(Kind):
 class TorchMetric(AddedMetric, kind="torchmetrics"):
     """A metric of torchmetrics, or a `torchmetrics.Metric` of your own (docs/own-tasks.md).
 
-    It is printed in percent if its values lie between 0 and 1 (`plot_lower_bound` and
-    `plot_upper_bound` of the class), and `higher_is_better` of the class is its direction.
+    A share of torchmetrics is printed in percent (accuracy, F1, AUROC, calibration error, ...), and
+    so is a class of yours with `plot_lower_bound` 0 and `plot_upper_bound` 1. `higher_is_better` of
+    the class is its direction.
     """
 
     name: str = Field(description="class of torchmetrics, or `mine:MyMetric` of mine.py")
@@ -147,6 +155,8 @@ def _describe(member: type[TorchMetric], text: str, outputs: Outputs | None) -> 
             warnings.simplefilter("ignore")
             metric = config.build(outputs)
             if outputs is not None:
+                if metric.__module__.startswith("torchmetrics.segmentation."):
+                    raise ValueError("needs whole masks; JaccardIndex is mIoU, and F1Score Dice")
                 metric.update(*outputs.sample())
                 values = outputs.size if outputs.form == "values" else 1
                 if (count := metric.compute().numel()) not in (1, values):
@@ -158,7 +168,9 @@ def _describe(member: type[TorchMetric], text: str, outputs: Outputs | None) -> 
         raise ValueError(f"{config.name} cannot be used{form}: {reason}") from error
     goals: dict[Any, Goal] = {True: "max", False: "min"}
     goal = goals.get(metric.higher_is_better)
-    if (metric.plot_lower_bound, metric.plot_upper_bound) == (0, 1):
+    source = next(cls for cls in type(metric).__mro__ if "plot_upper_bound" in vars(cls))
+    is_share = not source.__module__.startswith("torchmetrics.") or SHARE.search(source.__name__)
+    if is_share and (metric.plot_lower_bound, metric.plot_upper_bound) == (0, 1):
         return percent(name, name, goal)
     return MetricInfo(name, name, goal=goal)
 
@@ -176,8 +188,8 @@ def _find_class(name: str) -> Any:
             raise ValueError(f"{name} is not a subclass of torchmetrics.Metric")
         return metric_class
     classes: dict[str, Any] = {}
-    for package in ("", ".classification", ".clustering", ".nominal", ".regression"):
-        module = import_module(f"torchmetrics{package}")
+    for package in PACKAGES:
+        module = import_module(f"torchmetrics.{package}".rstrip("."))
         members = {member: getattr(module, member) for member in module.__all__}
         classes |= {member: cls for member, cls in members.items() if isinstance(cls, type)}
     if name not in classes:

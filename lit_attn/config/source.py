@@ -87,9 +87,9 @@ def locate(tree: Any, keys: Iterable[str | int]) -> Where | None:
     return where
 
 
-def load(path: Path) -> Mapping:
-    """Read the mapping in a YAML file; ConfigError if it cannot be read or is no mapping."""
-    tree = _parse(read_text(path), str(path))
+def load(path: Path, text: str | None = None) -> Mapping:
+    """Read the mapping in a YAML file or in its `text`; ConfigError if there is no mapping."""
+    tree = _parse(read_text(path) if text is None else text, str(path))
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{path}: needs a mapping of keys to values")
     return tree

@@ -148,15 +148,19 @@ class StudySource:
         return ConfigError(f"{locate(self.tree, keys)}: {path}: {message}")
 
 
-def read_studies(path: Path) -> dict[str, StudySource]:
-    """Read the studies of an `ablations.yaml` in its order; ConfigError for the first mistake."""
-    tree = load(path)
+def read_studies(path: Path, texts: dict[Path, str] | None = None) -> dict[str, StudySource]:
+    """Read the studies of an `ablations.yaml` in its order; ConfigError for the first mistake.
+
+    `texts` are the contents of files that are not written yet.
+    """
+    texts = texts or {}
+    tree = load(path, texts.get(path))
     for key in tree:
         require(f"{tree.where[key]}: unknown key", key, ["studies"])
     studies = tree.get("studies")
     if not isinstance(studies, Mapping) or not studies:
         raise ConfigError(f"{path}: needs 'studies', a mapping of names to studies")
-    written = (_read(path, name, studies) for name in studies)
+    written = (_read(path, name, studies, texts) for name in studies)
     sources = {source.name: source for study in written for source in _split(study)}
     for source in sources.values():
         other = source.study.contrast
@@ -183,7 +187,7 @@ def choose(studies: dict[str, StudySource], names: list[str], path: Path) -> lis
     return chosen
 
 
-def _read(path: Path, name: str, studies: Mapping) -> StudySource:
+def _read(path: Path, name: str, studies: Mapping, texts: dict[Path, str]) -> StudySource:
     where, tree = studies.where[name], studies[name]
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{where}: studies.{name}: needs a mapping of keys to values")
@@ -194,10 +198,13 @@ def _read(path: Path, name: str, studies: Mapping) -> StudySource:
         place = locate(tree, keys) if len(keys) > 1 or keys[0] in tree else where
         key = ".".join(str(part) for part in ("studies", name, *keys))
         raise ConfigError(f"{place}: {key}: {message}") from error
-    experiment = _find_file(tree, name, path.parent / study.experiment, "experiment")
+    experiment = path.parent / study.experiment
+    if experiment not in texts:
+        experiment = _find_file(tree, name, experiment, "experiment")
     files = [(path.parent / part).resolve() for part in study.parts]
     parts = tuple(_find_file(tree, name, f, "parts", number) for number, f in enumerate(files))
-    return StudySource(name, study, tree, load(experiment), experiment, parts)
+    content = load(experiment, texts.get(experiment))
+    return StudySource(name, study, tree, content, experiment, parts)
 
 
 def _split(source: StudySource) -> Iterator[StudySource]:

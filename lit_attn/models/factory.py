@@ -70,8 +70,18 @@ def describe(model: Model, data: Data) -> Budget:
     network.requires_grad_(False)
     with torch.no_grad(), model_errors():
         flops = count_flops(network, data.signature().sample()) // data.signature().sample_count
-    width = None if model.ffn is None else model.ffn.width
-    return Budget(parameters, flops, width)
+    return Budget(parameters, flops, _find_width(model, data, parameters))
+
+
+def _find_width(model: Model, data: Data, parameters: int) -> int | None:
+    """Return the FFN width with which `model` has its `parameters`, or None if there is none."""
+    if model.ffn is not None and model.ffn.width is None:
+        # Only the code of a model from elsewhere has its widths. Pretrained weights fix them.
+        model = model.model_copy(update={"pretrained": False})
+        with contextlib.suppress(ConfigError):
+            matched = resolve(model, model, data)
+            model = matched if count(build(matched, data, "meta")) == parameters else model
+    return None if model.ffn is None else model.ffn.width
 
 
 def count_flops(network: nn.Module, sample: tuple[Tensor, ...]) -> int:

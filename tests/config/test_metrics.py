@@ -1,10 +1,13 @@
 """The configuration of an experiment determines its metrics, and cells measure exactly these."""
 
 import re
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torchmetrics.classification
 from helpers import fake_study, studies
 from helpers.paths import ROOT
 from helpers.training_cells import COMPOSITION, digits_cell, scenes_cell, text_cell
@@ -13,7 +16,7 @@ from lit_attn.ablate.variants import resolve
 from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.metrics import MetricChoice, available
+from lit_attn.config.metrics import MetricChoice, Outputs, TorchMetric, available
 from lit_attn.config.signatures import TaggedTokens
 from lit_attn.config.source import load
 from lit_attn.config.tasks import Task
@@ -110,6 +113,72 @@ def test_label_scale_and_direction_come_from_the_metric(
 ) -> None:
     metric = MetricChoice(name=name).resolve(shipped(experiment))
     assert (metric.label, metric.scale, metric.goal) == (label, scale, goal)
+
+
+TRIED = [
+    ("Accuracy", "probabilities", 100, "max"),
+    ("AUROC", "probabilities", 100, "max"),
+    ("CalibrationError", "probabilities", 100, "min"),
+    ("HammingDistance", "probabilities", 100, "min"),
+    ("HingeLoss", "probabilities", 1, "min"),
+    ("CohenKappa", "probabilities", 1, "max"),
+    ("MatthewsCorrCoef", "probabilities", 1, "max"),
+    ("JaccardIndex", "classes", 100, "max"),
+    ("F1Score", "classes", 100, "max"),
+    ("CramersV", "classes", 1, "max"),
+    ("NormalizedMutualInfoScore", "classes", 1, None),
+    ("CosineSimilarity", "values", 1, "max"),
+    ("ExplainedVariance", "values", 1, "max"),
+    ("R2Score", "values", 1, "max"),
+    ("MeanAbsoluteError", "values", 1, "min"),
+    ("MeanAbsolutePercentageError", "values", 1, "min"),
+    ("KendallRankCorrCoef", "values", 1, None),
+    ("SpearmanCorrCoef", "values", 1, "max"),
+    ("WordErrorRate", None, 100, "min"),
+    ("BLEUScore", None, 1, "max"),
+    ("EditDistance", None, 1, "min"),
+    ("Perplexity", None, 1, "min"),
+    ("DiceScore", None, 100, "max"),
+    ("MeanIoU", None, 100, "max"),
+    ("HausdorffDistance", None, 1, "min"),
+]
+
+
+@pytest.mark.parametrize(("name", "form", "scale", "goal"), TRIED)
+def test_only_shares_of_torchmetrics_are_printed_in_percent(
+    name: str, form: Any, scale: float, goal: str | None
+) -> None:
+    outputs = None if form is None else Outputs(form, 2 if form == "values" else 10)
+    arguments: dict[str, Any] = {}
+    if "RankCorr" in name or name == "SpearmanCorrCoef":
+        arguments = {"num_outputs": 2}
+    elif name in ("DiceScore", "MeanIoU", "HausdorffDistance"):
+        arguments = {"num_classes": 10}
+    elif hasattr(torchmetrics.classification, name):
+        arguments = {"task": "multiclass"}
+    info = TorchMetric(name=name, arguments=arguments).info(outputs)
+    assert info == (name, name + " (%)" * (scale == 100), scale, goal)
+
+
+def test_a_subclass_of_a_metric_says_itself_whether_it_is_a_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torchmetrics.classification import MulticlassHingeLoss
+
+    module = types.ModuleType("my_metrics")
+    module.__dict__["Hinge"] = type("Hinge", (MulticlassHingeLoss,), {})
+    bounds = {"plot_lower_bound": 0.0, "plot_upper_bound": 1.0, "__module__": "my_metrics"}
+    module.__dict__["Share"] = type("Share", (MulticlassHingeLoss,), bounds)
+    monkeypatch.setitem(sys.modules, "my_metrics", module)
+    for name, scale in (("Hinge", 1), ("Share", 100)):
+        metric = TorchMetric(name=f"my_metrics:{name}")
+        assert metric.info(Outputs("probabilities", 10)).scale == scale
+
+
+def test_a_metric_of_whole_masks_is_refused_for_single_pixels() -> None:
+    metric = TorchMetric(name="MeanIoU", arguments={"num_classes": 5, "input_format": "index"})
+    with pytest.raises(ValueError, match="of classes: needs whole masks; JaccardIndex is mIoU"):
+        metric.info(Outputs("classes", 5))
 
 
 def test_a_study_may_override_label_scale_and_direction() -> None:

@@ -26,6 +26,7 @@ from lit_attn.config.signatures import (
     TaggedTokens,
     TokenStream,
 )
+from lit_attn.models.factory import describe
 from lit_attn.models.seeded_draws import by_shape
 
 IMAGES = ImageLabels((1, 8, 8), 10)
@@ -35,6 +36,20 @@ MAXVIT = {"embed_dim": (64, 64), "depths": (1, 1)}
 DECODER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 GPT2 = DECODER | {"n_inner": 24}
 DECODER |= {"intermediate_size": 24}
+
+
+class WithWidth(nn.Sequential):
+    """Tokens, an attention layer and an FFN, whose width is an argument."""
+
+    def __init__(self, ffn_width: int = 48) -> None:
+        layer = nn.TransformerEncoderLayer(8, 2, ffn_width, batch_first=True)
+        super().__init__(nn.Flatten(1, 2), nn.TransformerEncoder(layer, 1), nn.Flatten())
+        self.append(nn.Linear(64, 10))
+
+
+class WithoutWidth(WithWidth):
+    def __init__(self) -> None:
+        super().__init__(48)
 
 
 def make_timm(name: str = "vit_tiny_patch16_224", **changes: Any) -> TimmConfig:
@@ -168,6 +183,23 @@ def test_more_draws_of_one_shape_leave_other_shapes_unchanged() -> None:
 def test_the_ffn_has_the_width_that_matching_finds(model: Model, signature: Any) -> None:
     shapes = {tuple(p.shape) for p in model.with_width(37).build(signature, "meta").parameters()}
     assert any(37 in shape for shape in shapes)
+
+
+@pytest.mark.parametrize(
+    ("model", "width"),
+    [
+        (make_timm(), 64),
+        (make_timm(pretrained=True), 64),
+        (make_timm("eva02_tiny_patch14_224"), 42),
+        (make_timm().with_width(37), 37),
+        (ModuleConfig(target=f"{__name__}:WithWidth"), 48),
+        (ModuleConfig(target=f"{__name__}:WithoutWidth"), None),
+    ],
+    ids=["vit", "pretrained", "eva02", "written", "module", "module-without"],
+)
+def test_the_ffn_width_of_a_baseline_is_that_of_its_code(model: Model, width: int | None) -> None:
+    data = experiment.Data.parse({"kind": "digits"})
+    assert describe(model, data).ffn_width == width
 
 
 @pytest.mark.parametrize(

@@ -264,4 +264,4 @@ def test_added_metrics_change_the_identity() -> None:
     other = Cell.model_validate(cell.model_dump(mode="json") | {"experiment": experiment})
     assert other.fingerprint != cell.fingerprint
     metric = MetricChoice(name="val/CohenKappa").resolve(other.experiment)
-    assert (metric.label, metric.goal, metric.scale) == ("validation CohenKappa (%)", "max", 100)
+    assert (metric.label, metric.goal, metric.scale) == ("validation CohenKappa", "max", 1)
