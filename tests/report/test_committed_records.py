@@ -6,16 +6,36 @@ from pathlib import Path
 from helpers.paths import EXPERIMENTS, ROOT
 
 from lit_attn.config.papers import read_paper
+from lit_attn.report import write_reports
 from lit_attn.report.papers_page import write_paper
 
-EVIDENCE = ROOT / "reports" / "evidence" / "paper-attentionx-small"
+EVIDENCE = ROOT / "reports" / "evidence"
+
+
+def unpack(name: str, runs: Path) -> None:
+    """Unpack the records of a folder of the evidence."""
+    with tarfile.open(EVIDENCE / name / "records.tar.xz") as archive:
+        archive.extractall(runs, filter="data")
 
 
 def test_the_records_of_a_page_have_its_values(tmp_path: Path) -> None:
-    with tarfile.open(EVIDENCE / "records.tar.xz") as archive:
-        archive.extractall(tmp_path / "runs", filter="data")
+    unpack("paper-attentionx-small", tmp_path / "runs")
     source = read_paper("attentionx", "embedded", EXPERIMENTS / "papers")
     page = write_paper(source, tmp_path / "runs", tmp_path)
-    table = "table-1.csv"
-    assert page.with_name(table).read_bytes() == (EVIDENCE / table).read_bytes()
+    committed = EVIDENCE / "paper-attentionx-small" / "table-1.csv"
+    assert page.with_name("table-1.csv").read_bytes() == committed.read_bytes()
     assert page.with_name("figure-1-panels.svg").is_file()
+
+
+def test_the_records_of_two_lengths_of_training_have_their_values_and_the_change(
+    tmp_path: Path,
+) -> None:
+    names = ("text-tuned", "text-longer-tuned")
+    for name in names:
+        unpack(name, tmp_path / "runs")
+    write_reports(tmp_path / "runs", tmp_path)
+    for name in names:
+        written, committed = (f / name / "per_seed.csv" for f in (tmp_path, EVIDENCE))
+        assert written.read_bytes() == committed.read_bytes()
+    page = (tmp_path / "text-longer-tuned" / "table.html").read_text()
+    assert "Change of each lead from text-tuned." in page
