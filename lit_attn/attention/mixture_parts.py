@@ -31,7 +31,7 @@ class MixedKeysConfig(SimilarityConfig):
     )
     prior_scope: Literal["head", "layer", "position"] = Field(
         "head",
-        description="what has pi of its own: each head (paper), each layer (released LRA code), "
+        description="unit with its own pi: each head (paper), each layer (released LRA code), "
         "or every head and key position (released language model code)",
     )
     positions: int = Field(
