@@ -203,14 +203,15 @@ COMPILED_SPECS |= {
 }
 
 
+# PyTorch 2.15 uses a function of its own that it has deprecated.
+@pytest.mark.filterwarnings("ignore:`torch._prims_common.check`:FutureWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMPILED_SPECS)
-def test_the_compiled_layer_agrees(name: str) -> None:
+def test_the_compiled_layer_equals_the_reference(name: str) -> None:
     torch.compiler.reset()
-    layer, x = make(COMPILED_SPECS[name]).float(), tokens(9).float()
-    expected = layer(x)
-    error = torch.compile(layer)(x) - expected
-    assert error.norm() < 1e-4 * expected.norm()
+    layer = make(COMPILED_SPECS[name])
+    layer.compile()
+    assert_same(layer, tokens(9))
 
 
 @pytest.mark.gpu
