@@ -289,7 +289,7 @@ class Runner:
         return BACKOFF * 2.0 ** (self.tries[key] - 1)
 
     def _skip_failing_variant(self, outcome: Outcome) -> None:
-        """Skip the other seeds of a variant if its first seeds failed in the same way."""
+        """Skip the seeds of a variant without results if its first seeds failed in the same way."""
         variant = outcome.job.variant
         end = ""
         if outcome.failure in folder.FINAL_FAILURES:
@@ -297,7 +297,8 @@ class Runner:
             same = "" if outcome.failure == "diverged" else re.sub(r"\d+", "", outcome.message)
             end = f"{outcome.failure}: {same}"
         self.ends[variant].append(end)
-        if not end or self.ends[variant] != [end] * SAME_FAILURES:
+        has_result = any(outcome.job.folder.parent.glob("*/result.json"))
+        if not end or has_result or self.ends[variant] != [end] * SAME_FAILURES:
             return
         waiting = len(self.queue) + len(self.resting)
         self.queue = deque(job for job in self.queue if job.variant != variant)

@@ -489,3 +489,10 @@ def test_the_other_seeds_of_a_variant_that_fails_at_once_are_skipped(tmp_path: P
     # The next run tries the skipped seeds.
     summary, _ = run([job for job in cells if job.state() == "missing"], at_once=1)
     assert {o.job.name for o in summary.failed} == {"tiny/crash/2", "tiny/crash/3"}
+    # If a seed of the variant has a result, no seed is skipped, whichever seeds fail first.
+    result = cells[0].folder.parent / "9-other" / "result.json"
+    assert result.parent.parent.name == "crash"
+    result.parent.mkdir()
+    result.touch()
+    summary, _ = run([job for job in cells if job.cell.variant == "crash"], at_once=1)
+    assert len(summary.failed) == 4
