@@ -13,6 +13,7 @@ from lit_attn.report.read import BUSY
 NOTHING = "\N{EM DASH}"
 MINUS = "\N{MINUS SIGN}"
 STAR, DAGGER = "*", "†"
+BUSY_TEXT = "busy machine"
 
 Record = dict[str, Any]  # One variant's numbers by CSV field.
 UNITS = {"T": 1e12, "G": 1e9, "M": 1e6}  # Factor by SI prefix.
@@ -96,7 +97,7 @@ def _time(record: Record, name: str, form: str, unit: float = 1) -> str:
     """Print a time, unless the seeds' times differ so much that they measure the machine's load."""
     ratio = record[f"{name}_ratio"]
     is_busy = bool(not pd.isna(ratio) and ratio > BUSY)
-    return "busy machine" if is_busy else format_number(record[name], form, unit)
+    return BUSY_TEXT if is_busy else format_number(record[name], form, unit)
 
 
 def _published(record: Record, _: Scale) -> str:

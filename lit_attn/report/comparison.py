@@ -80,8 +80,7 @@ def compare_variants(study: StudyRecord) -> Comparisons:
             for field, factor in POWERS.items():
                 record[field] = stats.star_power(effect, factor * len(pairs), *test)
         records[name] = record
-    counts = [len(pairs) for pairs in compared.values()]
-    return Comparisons(records, counts, is_joint, level)
+    return Comparisons(records, [*map(len, compared.values())], is_joint, level)
 
 
 def _adjust(pairs: Values) -> tuple[bool, dict[str, float]]:

@@ -93,8 +93,9 @@ def _draw_over_training(diagnostics: Diagnostics, name: str, label: str) -> "Fig
 
 def _draw_ranks(diagnostics: Diagnostics) -> "Figure | None":
     table = make_ranks_table(diagnostics)
-    if table["rank"].nunique() < 2:
-        # Ranks that are all equal need no figure; ranks.csv has them.
+    totals = table.groupby("rank")["matrices"].sum()
+    if not 0.99 * totals.sum() > totals.max():
+        # Ranks that are nearly all equal need no figure; ranks.csv has them.
         return None
     variants = list(table["variant"].unique()[: drawing.MOST_ROWS])
     layers = drawing.pick_evenly(sorted(table["layer"].unique()), RANK_LAYERS)

@@ -118,25 +118,21 @@ def make_criteria_table(study: StudyRecord, summary: pd.DataFrame, digits: int) 
 
     The table has no rows for a study with one criterion.
     """
-    plan, rows = study.plan, summary.set_index("variant")
+    plan, rows = study.plan, summary.set_index("variant").to_dict("index")
     criteria = plan.criteria if len(plan.criteria) > 1 else []
     names = (plan.metric.label, "difference")
-    headings = [f"{text} (equal {c})" for c in criteria for text in names]
+    headings = [f"{x} (equal {'steps' if c == 'none' else c})" for c in criteria for x in names]
     planned = {(v.variant or v.name, v.criterion): v.name for v in plan.variants}
     cells = []
     for name in dict.fromkeys(v.variant or v.name for v in plan.variants if criteria):
         line = [Cell(name)]
         for criterion in criteria:
             # The baseline belongs to every criterion.
-            variant = name if name == plan.baseline else planned.get((name, criterion))
-            row = rows.loc[variant] if variant else None
-            if row is None or not row["n"]:
-                line += [Cell(columns.NOTHING), Cell(columns.NOTHING)]
-                continue
-            interval = row["difference"], row["low"], row["high"]
-            difference = columns.format_difference(*interval, digits)
-            line.append(Cell(columns.format_spread(row["mean"], row["sd"], digits)))
-            line.append(Cell(difference, mark=columns.STAR if row["significant"] else ""))
+            row = rows.get(name if name == plan.baseline else planned.get((name, criterion)), {})
+            mean, sd, *interval = map(row.get, ("mean", "sd", "difference", "low", "high"))
+            text = columns.format_difference(interval[0], interval[1], interval[2], digits)
+            mark = columns.STAR if row.get("significant") else ""
+            line += [Cell(columns.format_spread(mean, sd, digits)), Cell(text, mark=mark)]
         cells.append(line)
     return named_table("criteria", cells, headings, baseline=plan.baseline)
 

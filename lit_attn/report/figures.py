@@ -34,7 +34,7 @@ class Difference(NamedTuple):
 
 
 def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> "Figure":
-    """Draw a forest plot: the value of every seed, and its difference to the baseline."""
+    """Draw a forest plot: the value and difference of every seed, and the margin as a band."""
     metric, baseline = study.plan.metric, study.values(study.plan.baseline)
     names = _order_variants(study, comparisons)[: drawing.MOST_ROWS]
     figure = drawing.new_figure(0.26 * len(names) + 0.75)
@@ -55,7 +55,7 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> "Figure":
             differences.append(Difference(row, name, pairs, *interval, record["significant"]))
         planned = len(study.variant_cells(name))
         labels.append(label if len(values) == planned else f"{label} ({len(values)}/{planned})")
-    _draw_differences(right, differences)
+    _draw_differences(right, differences, metric.margin or 0.0)
     left.set_yticks(range(len(names)), labels)
     left.set(xlabel=metric.label, ylim=(len(names) - 0.5, -0.5))
     right.locator_params(axis="x", nbins=5)
@@ -80,10 +80,12 @@ def draw_effects(effects: list[Effect], label: str, level: float) -> "Figure | N
     return figure
 
 
-def _draw_differences(axes: "Axes", rows: list[Difference]) -> None:
-    """Draw the values of each row, and below them the interval with a bar at the mean."""
+def _draw_differences(axes: "Axes", rows: list[Difference], margin: float = 0.0) -> None:
+    """Draw the values of each row, below them the interval with a bar at the mean, and a band."""
     ends = [end for row in rows for end in (*row.by_seed, row.low, row.high) if end is not None]
-    axes.set_xlim(_usual_range(ends))
+    left, right = _usual_range(ends)
+    axes.set_xlim(min(left, -1.1 * margin), max(right, 1.1 * margin))
+    axes.axvspan(-margin, margin, color=GREY, alpha=0.18, linewidth=0)
     axes.axvline(0, color=GREY, linewidth=0.8)
     beside = axes.get_yaxis_transform()
     for row, name, by_seed, low, mean, high, is_starred in rows:
@@ -150,10 +152,13 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> "Figure | Non
     shown = [name for name in names if name in values and len(values[name].dropna()) > 2]
     if len(shown) < 2 or shown[0] != study.plan.baseline:
         return None
-    planned = {variant.name: variant for variant in study.plan.variants}
+    # Three forward passes of a batch, unless both passes were counted.
+    numbers = [[study.measurements(m, n)[:1] for m in ("flops", "batch_size")] for n in shown]
+    estimates = [3.0 * f[0] * b[0] if f and b else None for f, b in numbers]
+    counted = {variant.name: variant.step_flops for variant in study.plan.variants}
     costs: dict[str, list[float | None]] = {
         "step": [1.0] * len(shown),
-        "training FLOPs": [planned[name].step_flops for name in shown],
+        "training FLOPs": [counted[n] or x for n, x in zip(shown, estimates, strict=True)],
         "seconds of training": [study.step_time(name) for name in shown],
     }
     units = {label: scales for label, scales in costs.items() if None not in scales}
@@ -182,11 +187,11 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> "Figure | Non
 
 
 COSTS = {
-    "parameters": "parameters",
-    "flops": "FLOPs per sample, forward",
-    "step_time": "seconds per training step",
+    "parameters": ("parameters", ""),
+    "flops": ("FLOPs per sample, forward", ""),
+    "step_time": ("time per training step", "s"),
 }
-"""Label by measurement."""
+"""Label and unit by measurement."""
 
 
 def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> "Figure | None":
@@ -230,8 +235,9 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> "Figure | None":
     for axes, cost in zip(panels, costs, strict=True):
         axes.set_ylim(low, high)
         axes.margins(x=0.1)
-        axes.set_xlabel(COSTS[cost])
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        label, unit = COSTS[cost]
+        axes.set_xlabel(label)
+        axes.xaxis.set_major_formatter(EngFormatter(unit, sep=" " if unit else ""))
         axes.locator_params(axis="x", nbins=4)
     panels[0].set_ylabel(study.plan.metric.label)
     figure.legend(*zip(*entries.values(), strict=True), loc="outside right center", fontsize=6.5)

@@ -34,7 +34,9 @@ def make_results_table(
                 cells.append(printed)
     values = _template_values(study, summary, comparisons)
     names = {"label": plan.metric.label, "flops": scale.flops, "memory": scale.memory}
-    notes = [column.note.format(**values) for column in shown if column.note]
+    notes = [*filter(None, (column.note.format(**values).strip() for column in shown))]
+    if any(cell.text == columns.BUSY_TEXT for printed in cells for cell in printed):
+        notes.append(SENTENCES["busy"].format(ratio=BUSY))
     if summary["missing"].astype(bool).any():
         notes.append(SENTENCES["missing"])
     if (summary["planned"] > summary["n"] + summary["failed"]).any():
@@ -110,20 +112,18 @@ def _template_values(
     study: StudyRecord, summary: pd.DataFrame, comparisons: Comparisons
 ) -> dict[str, object]:
     plan, metric = study.plan, study.plan.metric
-    measure = f"{metric.name} at the last epoch"
-    if metric.selection == "best-validation":
-        measure = f"{metric.name} at the best epoch of the validation split"
+    ends = {"last": "last epoch", "best-validation": "best epoch of the validation split"}
+    measure = f"{metric.name} at the {ends[metric.selection]}"
     if not any(cell.folder for cell in study.cells):
         measure = f"the column '{metric.name}' of the table of results"
-    is_busy = (summary[["step_time_ratio", "evaluation_time_ratio"]] > BUSY).any(axis=None)
     # The step of a continuous metric is a rounding error, which needs no mention.
-    is_coarse = study.resolution > 0.01 * max(summary["sd"].dropna(), default=float("inf"))
-    step = SENTENCES["resolution"].format(step=study.resolution)
+    is_coarse = bool(study.resolution > 0.01 * max(summary["sd"].dropna(), default=float("inf")))
     pairs = max(comparisons.pairs, default=0)
-    floor, number = min(1.0, 2.0 ** (1 - pairs)), _plural(pairs, "pair")
+    floor = {"floor": min(1.0, 2.0 ** (1 - pairs)), "pairs": _plural(pairs, "pair")}
     count = 1 if comparisons.is_joint else max(1, len(comparisons.pairs))
-    star = SENTENCES["star"].format(seeds=stats.pairs_for_a_star(count, comparisons.level))
+    has_failed = bool(summary["failed"].any())
     return {
+        **{n: text * has_failed for n, text in SENTENCES.items() if n.startswith("failed_")},
         "label": metric.label,
         "metric": metric.name,
         "measure": measure,
@@ -131,29 +131,31 @@ def _template_values(
         "planned": len(plan.seeds),
         "seeds": columns.format_seeds(plan.seeds),
         "baseline": plan.baseline,
-        "resolution": step if is_coarse else "",
+        "resolution": SENTENCES["resolution"].format(step=study.resolution) * is_coarse,
         "alpha": f"{comparisons.level:.3g}",
         "test": SENTENCES["joint_test" if comparisons.is_joint else "holm_test"].format(
             comparisons=_plural(len(comparisons.pairs), "comparison"),
-            floor=SENTENCES["floor"].format(floor=floor, pairs=number),
+            floor=SENTENCES["floor"].format(**floor),
         ),
-        "star": star + (SENTENCES["star_failures"] if summary["failed"].any() else ""),
+        "star": SENTENCES["star"].format(seeds=stats.pairs_for_a_star(count, comparisons.level)),
         "units": f"{summary['units'].max():,}",
         "margin": metric.margin,
         "source": " ".join(plan.source.split()).rstrip(".") or "the study file",
-        "busy": SENTENCES["busy"].format(ratio=BUSY) if is_busy else "",
+        "step_time": "" if study.step_times else SENTENCES["step_time"],
     }
 
 
 def _describe_plan(study: StudyRecord, level: float) -> list[str]:
-    """Return agreement with released code, how step times were measured, seal and changes."""
-    notes = describe_parity(study.plan)
+    """Return the set-up, the tuning, how step times were measured, seal and changes."""
+    notes = describe_setup(study.plan)
+    if tuning := study.tuning:
+        values = tuning.model_dump() | {"keys": " and ".join(tuning.keys)}
+        notes.append(SENTENCES["tuned"].format(label=tuning.select.label, **values))
     if times := study.step_times:
-        notes.append(SENTENCES["noisy_alone" if times.is_noisy else "alone"])
         names = {variant.variant or variant.name for variant in study.plan.variants}
-        if spreads := [(e.spread, e.variant) for e in times.variants if e.variant in names]:
-            spread, name = max(spreads)
-            notes.append(SENTENCES["spread"].format(spread=100 * spread, name=name))
+        spreads = [(100 * e.spread, e.variant) for e in times.variants if e.variant in names]
+        noise, (spread, name) = SENTENCES["noise"] * times.is_noisy, max(spreads, default=(0.0, ""))
+        notes.append(SENTENCES["alone"].format(noise=noise, spread=spread, name=name))
     if seals := study.seals:
         first = seals.entries[0]
         sentence = SENTENCES["sealed" if seals.is_before_results else "sealed_late"]
@@ -168,15 +170,19 @@ def _describe_plan(study: StudyRecord, level: float) -> list[str]:
     return notes
 
 
-def describe_parity(plan: Plan) -> list[str]:
-    """Return the sentence about the agreement with released code, if any was recorded."""
-    words = plan.parity.rstrip(".")
-    return [SENTENCES["parity"].format(words=words)] if words else []
+def describe_setup(plan: Plan) -> list[str]:
+    """Return the recorded agreement with released code, and what is equal in all variants."""
+    words, criteria = plan.parity.rstrip("."), plan.criteria
+    notes = [SENTENCES["parity"].format(words=words)] if words else []
+    for number, name in enumerate(criteria if criteria not in (["parameters"], ["none"]) else []):
+        mark = f" with @{name}" if number else " without @" * bool(criteria[1:])
+        notes.append(SENTENCES["equal"].format(mark=mark, words=SENTENCES[f"equal_{name}"]))
+    return notes
 
 
 def describe_origin(plan: Plan) -> str:
-    """Return the name and title of a study and its agreement with released code, for captions."""
-    return " ".join([f"{plan.study}: {plan.title.rstrip('.')}.", *describe_parity(plan)])
+    """Return the name, title and set-up of a study, for captions."""
+    return " ".join([f"{plan.study}: {plan.title.rstrip('.')}.", *describe_setup(plan)])
 
 
 def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:

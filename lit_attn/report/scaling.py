@@ -22,7 +22,7 @@ from lit_attn.report.columns import NOTHING, format_number
 from lit_attn.report.formats import Cell, Table, named_table, read_asset
 from lit_attn.report.page import Section, render_page
 from lit_attn.report.read import StudyRecord
-from lit_attn.report.results import describe_parity
+from lit_attn.report.results import describe_setup
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -150,8 +150,8 @@ def write_scaling(studies: list[StudyRecord], reports: Path) -> None:
     if plan.metric.goal == "max" or len({point.level for point in points}) < 2:
         return
     table = make_scaling_table(points, plan)
-    parity = describe_parity(plan)
-    table.notes.extend(parity)
+    setup = describe_setup(plan)
+    table.notes.extend(setup)
     with drawing.appearance():
         image = drawing.render(draw_scaling(points, plan))
     files: dict[str, str | bytes] = {
@@ -160,7 +160,7 @@ def write_scaling(studies: list[StudyRecord], reports: Path) -> None:
         "scaling.tex": formats.to_latex(table, f"{plan.family}-scaling"),
         **{f"scaling.{kind}": content for kind, content in image.items()},
     }
-    caption = " ".join([read_asset("tables.yaml")["scaling"]["figure"], *parity])
+    caption = " ".join([read_asset("tables.yaml")["scaling"]["figure"], *setup])
     values = {"captions": {"scaling": caption}, "images": {"scaling": image}, "name": plan.family}
     sections = [Section(figures=["scaling"], tables=[table])]
     values["links"] = list(files)

@@ -84,8 +84,7 @@ def crossed_interval(sums: Floats, weights: Floats) -> tuple[float, float | None
         return math.sqrt(sample_variance), None, None
     residuals = values - seeds[:, None] - samples
     interaction = float((residuals**2).sum()) / ((n - 1) * (count - 1) * n * count)
-    total = seed_variance + sample_variance - interaction
-    variance = max(total, seed_variance, sample_variance)
+    variance = max(seed_variance + sample_variance - interaction, seed_variance, sample_variance)
     parts = seed_variance**2 / (n - 1) + sample_variance**2 / (count - 1)
     freedom = variance**2 / parts if parts else 1.0
     freedoms, variances = np.array([freedom, n - 1]), np.array([variance, seed_variance])

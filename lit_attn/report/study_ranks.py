@@ -36,8 +36,7 @@ def write_across(studies: list[StudyRecord], reports: Path) -> Path:
     complete = {name: f["mean"].where(f["n"] == f["planned"]) for name, f in frames.items()}
     signs = [-1 if study.plan.metric.goal == "max" else 1 for study in studies]
     ranks = (pd.concat(complete, axis=1) * signs).dropna().astype(float).rank()
-    means = ranks.mean(axis=1) if len(ranks) > 1 else pd.Series()
-    ranked = means.map("{:.2f}".format)
+    ranked = (ranks if len(ranks) > 1 else ranks.iloc[:0]).mean(axis=1).map("{:.2f}".format)
     rows = []
     for variant in numbers.index:
         row = [Cell(variant)]

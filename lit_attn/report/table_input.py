@@ -94,5 +94,4 @@ def _make_study(
             cells.append(CellRecord(*cell, "done", float(row[metric.name]), measured))
     planned = [PlannedVariant(name=variant) for variant in variants]
     names = {"study": name.replace("/", "-"), "title": name, "baseline": baseline or variants[0]}
-    plan = Plan(**names, metric=metric, variants=planned, seeds=seeds, cells=[])
-    return StudyRecord(plan, cells)
+    return StudyRecord(Plan(**names, metric=metric, variants=planned, seeds=seeds, cells=[]), cells)

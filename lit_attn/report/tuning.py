@@ -104,6 +104,10 @@ def draw_tuning(tuning: Tuning, baseline: str) -> "Figure | None":
         bottom.axhline(0, color=drawing.GREY, linewidth=0.8)
         bottom.set_xticks(range(len(values)), list(map(str, values)))
         bottom.set_xlabel(tuned)
+    # With few seeds an interval can be many times as long as the leads.
+    if (span := 3 * trials["lead"].abs().max()) > 0:
+        low, high = grid[1][0].get_ylim()
+        grid[1][0].set_ylim(max(low, -span), min(high, span))
     grid[0][0].set_ylabel(tuning.select.label)
     grid[1][0].set_ylabel(f"difference to {drawing.shorten(baseline, 20)}")
     drawing.add_legend(figure, key)

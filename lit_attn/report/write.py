@@ -53,9 +53,8 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
                 # A figure and its axes refer to each other, so nothing else would free them soon.
                 figure.clear()
     keys = study.plan.latex or results.LATEX_COLUMNS
-    latex_table = results.make_results_table(study, summary, comparisons, keys)
-    latex = formats.to_latex(latex_table, study.plan.study)
-    del latex_table
+    table = results.make_results_table(study, summary, comparisons, keys)
+    latex = formats.to_latex(table, study.plan.study)
     table = results.make_results_table(study, summary, comparisons)
     for row, variant in zip(table.rows, study.plan.variants, strict=True):
         if path := study.config_path(variant.name):
@@ -84,9 +83,9 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
         results.make_class_table(classes),
         named_table("settings", differing, baseline=study.plan.baseline),
     ]
-    parity = results.describe_parity(study.plan)
+    setup = results.describe_setup(study.plan)
     for other in further:
-        other.notes.extend(parity)
+        other.notes.extend(setup)
     drawn = [name for name in FIGURES if name in images]
     attention = [name for name in drawn if "section" in FIGURES[name]]
     plain = [name for name in drawn if name not in attention]
@@ -94,7 +93,7 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
     sections.append(Section("Attention layers", attention))
     title = table.title.rstrip(".")
     values = {"name": study.plan.study, "links": list(files), "warnings": table.warnings}
-    files["table.html"] = render_page(title, sections, parity, images=images, **values)
+    files["table.html"] = render_page(title, sections, setup, images=images, **values)
     for name, kinds in images.items():
         files |= {f"{name}.{kind}": image for kind, image in kinds.items()}
     # Remove what an earlier report of other records left here.

@@ -56,8 +56,7 @@ def load_parts(files: Iterable[Path]) -> None:
 
 def locate_copy(file: Path, snapshot: Path) -> Path:
     """Return the path of a plug-in's copy in `snapshot`, which copies the folder of the plug-in."""
-    name = hashlib.sha256(str(file.parent).encode()).hexdigest()[:16]
-    return snapshot / name / file.name
+    return snapshot / hashlib.sha256(str(file.parent).encode()).hexdigest()[:16] / file.name
 
 
 def hash_source(source: bytes) -> bytes:

@@ -7,7 +7,7 @@ recorder's. Tokens are random numbers. `output` is the loss of an evaluation bat
 `unclipped` has a clipping norm that no gradient exceeds. In the run `bfloat16`, the parameters that
 the released code stores in bfloat16 have this type there, and are rounded after each step here; in
 the others they are float64. XLA rounds the products of this type in Adam in float64 and not in
-float32, so that the recorder widens them. The maps and the norms of q and k have
+float32, so the recorder widens them. The maps and the norms of q and k have
 the options of the study dcmha-ablation (`gelu: tanh`, `gate_init: jax`, `qk_norm_eps: 1e-5`).
 Recording needs jax, flax, optax and einops.
 """

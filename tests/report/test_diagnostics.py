@@ -13,7 +13,7 @@ from helpers.fake_study import write_study
 from markupsafe import escape
 
 from lit_attn.cells.records import DiagnosticRow, csv_lines
-from lit_attn.report import write_reports
+from lit_attn.report import diagnostics, write_reports
 from lit_attn.report.drawing import pick_evenly
 from lit_attn.report.write import FIGURES
 
@@ -202,3 +202,11 @@ def test_equal_ranks_need_no_figure(tmp_path: Path) -> None:
     assert set(pd.read_csv(folder / "ranks.csv")["rank"]) == {1}
     assert not (folder / "ranks.svg").exists()
     assert (folder / "maps.svg").exists()
+
+
+@pytest.mark.parametrize(("others", "is_drawn"), [(1, False), (2, False), (3, True)])
+def test_ranks_of_which_one_percent_differ_need_no_figure(others: int, is_drawn: bool) -> None:
+    ranks = np.full((100, 2), 17)
+    ranks[:others, 0] = 16
+    recorded = diagnostics.Diagnostics(pd.DataFrame(), {"standard": [{"rank.1": ranks}]})
+    assert (diagnostics.DRAWERS["ranks"](recorded, "standard") is not None) == is_drawn

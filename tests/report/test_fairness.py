@@ -61,6 +61,29 @@ def test_criteria_stand_side_by_side(tmp_path: Path) -> None:
     row = table[table.index(">standard<") :].split("</tr>")[0]
     assert row.count(f"{rows.loc['standard', 'mean']:.2f}") == 2
     assert ">mgk@time<" not in table
+    # The caption of the table of results explains the names of its rows.
+    assert "Variants without @ have equal numbers of parameters and training steps." in page
+    # So do those of the figures of the page.
+    assert page.count("Variants with @time have equal training time") > page.count("<figure") > 1
+
+
+@pytest.mark.parametrize(
+    ("criteria", "sentence"),
+    [
+        (["flops"], "Variants have equal training FLOPs."),
+        (["none", "flops"], "Variants without @ have equal numbers of training steps."),
+        (["parameters"], None),
+        ([], None),
+    ],
+)
+def test_the_caption_states_what_is_equal(
+    criteria: list[str], sentence: str | None, tmp_path: Path
+) -> None:
+    write_study(tmp_path / "runs", seeds=2, criteria=criteria)
+    page = read_page(tmp_path)
+    assert "Variants have equal" in page or "Variants without @" in page or sentence is None
+    assert sentence is None or sentence in page
+    assert (page.count("(equal steps)") == 2) == (len(criteria) > 1)
 
 
 def write_tuning(
@@ -117,7 +140,9 @@ def test_tuning_shows_every_value_with_its_lead_and_the_choice(tmp_path: Path) -
         ["belief", "optimizer.lr=0.002", "71.50", "+0.50", "chosen, at the edge of optimizer.lr"],
     ]
     assert "Every variant had 3 trials (grid) with seed 9" in page
-    assert "those of the tuning seeds on the validation split" in page
+    assert "those of the tuning seeds and the validation split" in page
+    text = "For each variant, optimizer.lr was chosen by val accuracy in 3 trials (grid) with other"
+    assert text in page
 
 
 def test_the_lead_of_a_trial_is_paired_by_tuning_seed(tmp_path: Path) -> None:
@@ -168,6 +193,16 @@ def test_the_figure_of_tuning_marks_the_chosen_value_and_the_best_trial_of_each_
     assert [line.get_xdata().round().tolist() for line in rings] == [[2], [2]]
     shown = [c.lines[0].get_ydata().tolist() for c in bottom.containers]
     assert shown[1] == pytest.approx([1.0, 0.5])
+
+
+def test_a_long_interval_leaves_the_panel_of_leads(tmp_path: Path) -> None:
+    """Three times the largest lead is the limit, because two seeds have very long intervals."""
+    study = write_study(tmp_path / "runs", seeds=2)
+    tuning = write_tuning(study, {"standard": [70.0] * 3, "belief": [70.1] * 3}, seeds=(7, 8))
+    trial = tuning.variants[1].trials[0]
+    trial.by_seed.update({"7": 65.2, "8": 75.2})
+    _, bottom = draw_tuning(tuning, "standard").axes
+    assert bottom.get_ylim() == pytest.approx((-0.3, 0.3))
     read_page(tmp_path)
     assert (tmp_path / "reports" / "fake" / "tuning.svg").is_file()
 
@@ -194,7 +229,7 @@ def test_the_caption_states_when_the_plan_was_sealed(tmp_path: Path) -> None:
     study = write_study(tmp_path / "runs", seeds=8)
     Seals(entries=[seal(0, 6)]).write(study / "seals.json")
     page = read_page(tmp_path)
-    assert "The plan (5ea1) was sealed on 2026-01-02T03:04 UTC, before the first result." in page
+    assert "plan (hash 5ea1) was sealed on 2026-01-02T03:04 UTC, before the first result." in page
     Seals(entries=[seal(3, 6), seal(6, 8, "abc")]).write(study / "seals.json")
     page = read_page(tmp_path)
     assert "was first sealed on 2026-01-02T03:04 UTC, after the first result (cells" in page
@@ -304,8 +339,10 @@ def test_times_that_were_measured_alone_replace_those_of_the_cells(tmp_path: Pat
     ]
     StepTimes(device="CPU", variants=timed).write(study / "step_times.json")
     page = read_page(tmp_path)
-    assert "measured for each variant alone, interleaved with the baseline." in page
-    assert "is at most 4.0 % of the ratio (standard); times, and budgets of equal" in page
+    assert "measured for each variant alone, interleaved with the baseline; the" in page
+    assert "is at most 4.0 % of the median over five rounds (standard)." in page
+    # The median over a run is another time.
+    assert "median over the training steps" not in page
     table = pd.read_csv(tmp_path / "reports" / "fake" / "table.csv").set_index("variant")
     assert table["step_time"].tolist()[:2] == [0.5, 0.25]
 

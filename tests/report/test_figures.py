@@ -10,7 +10,7 @@ from helpers.fake_study import write_study
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lit_attn.cells.records import Metric, Plan
+from lit_attn.cells.records import Metric, Plan, Result
 from lit_attn.report.comparison import compare_variants
 from lit_attn.report.drawing import appearance, draw_panels, render, short_names, shorten
 from lit_attn.report.figures import draw_cost, draw_progress, draw_seeds
@@ -20,7 +20,12 @@ from lit_attn.report.summary import make_variant_frame
 LONG = "residual=perpendicular,similarity=gaussian,zz=without,recipe=long"
 
 
-def study(values: Mapping[str, Sequence[float]], goal: str = "max", **costs: float) -> StudyRecord:
+def study(
+    values: Mapping[str, Sequence[float]],
+    goal: str = "max",
+    margin: float | None = None,
+    **costs: float,
+) -> StudyRecord:
     """Return a study with these values by seed; costs grow from variant to variant."""
     seeds = range(len(next(iter(values.values()))))
     cells = [
@@ -38,7 +43,7 @@ def study(values: Mapping[str, Sequence[float]], goal: str = "max", **costs: flo
         study="fake",
         title="fake",
         baseline=next(iter(values)),
-        metric=Metric(name="test/score", label="score", scale=1, goal=goal),
+        metric=Metric(name="test/score", label="score", scale=1, goal=goal, margin=margin),
         variants=[{"name": name} for name in values],
         seeds=list(seeds),
         cells=[],
@@ -81,6 +86,19 @@ def test_a_star_of_the_table_is_in_the_figure() -> None:
     _, right = draw(study(values)).axes
     (star,) = [text for text in right.texts if text.get_text() == "*"]
     assert star.get_position()[1] == 1
+
+
+@pytest.mark.parametrize("margin", [0.2, 5.0])
+def test_the_margin_is_a_band_of_the_figure(margin: float) -> None:
+    values = {"base": [1.0, 1.2, 1.1], "up": [2.0, 2.2, 2.13]}
+    left, right = draw(study(values, margin=margin)).axes
+    (band,) = right.patches
+    assert (band.get_x(), band.get_width()) == pytest.approx((-margin, 2 * margin))
+    low, high = right.get_xlim()
+    assert low < -margin < margin < high
+    assert not left.patches
+    (band,) = draw(study(values)).axes[1].patches
+    assert band.get_width() == 0
 
 
 def test_equal_values_stand_above_each_other() -> None:
@@ -195,6 +213,8 @@ def test_step_times_of_a_busy_machine_are_not_drawn() -> None:
     figure = draw_costs(record)
     assert figure is not None
     assert len(figure.axes[0].containers) == 3
+    assert figure.axes[0].get_xlabel() == "time per training step"
+    assert figure.axes[0].xaxis.get_major_formatter()(0.03) == "30 ms"
     busy = [
         CellRecord(c.variant, c.seed, "done", c.value, {"step_time": 0.1 * 1.3**c.seed})
         if c.variant == "up"
@@ -238,6 +258,28 @@ def test_differences_are_taken_at_equal_cost(tmp_path: Path) -> None:
     assert by_time.lines[0].get_xdata() == pytest.approx(x)
     assert by_time.lines[0].get_ydata() == pytest.approx(expected)
     assert by_time.lines[0].get_ydata()[1] < lead
+
+
+@pytest.mark.parametrize("counted", [None, 5_000_000_000])
+def test_progress_is_drawn_against_flops_of_both_passes(
+    counted: int | None, tmp_path: Path
+) -> None:
+    folder = write_study(tmp_path, variants={"standard": 0.0, "up": 0.02}, seeds=2)
+    plan = Plan.load(folder / "plan.json")
+    variants = [v.model_copy(update={"step_flops": counted}) for v in plan.variants]
+    plan.model_copy(update={"variants": variants}).write(folder / "plan.json")
+    for path in folder.glob("*/*/result.json"):
+        result = Result.model_validate_json(path.read_bytes())
+        result.model_copy(update={"batch_size": 10}).write(path)
+    record = next(read_studies(tmp_path))
+    figure = draw_progress(record, compare_variants(record))
+    assert figure is not None
+    _, axes, *_ = figure.axes[3:]
+    assert axes.get_xlabel() == "training FLOPs"
+    flops = counted or 3 * 10 * record.measurements("flops", "up")[0]
+    steps = record.curves["step"].unique()
+    shown = axes.lines[0].get_xdata()
+    assert shown == pytest.approx(steps[: len(shown)] * float(flops))
 
 
 def test_one_variant_has_no_progress_to_compare(tmp_path: Path) -> None:
