@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field, FiniteFloat
 
 from lit_attn.cells.records import Metric
-from lit_attn.schema.base import Config, Kind, load
+from lit_attn.schema.base import Config, Kind, OwnClass
 from lit_attn.schema.errors import suggest
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ SHARE = re.compile(
 )
 """Names of the classes of torchmetrics that compute a share; others have its bounds, too."""
 Goal = Literal["max", "min"]
+GOALS: dict[Any, Goal] = {True: "max", False: "min"}
+GOALS |= {"DaviesBouldinScore": "min", "WordInfoPreserved": "max"}
+"""Direction by `higher_is_better`, and by the names of metrics for which torchmetrics is wrong."""
 
 
 class MetricInfo(NamedTuple):
@@ -166,8 +169,7 @@ def _describe(member: type[TorchMetric], text: str, outputs: Outputs | None) -> 
         form = "" if outputs is None else f" for predictions in the form of {outputs.form}"
         reason = " ".join(str(error).split())
         raise ValueError(f"{config.name} cannot be used{form}: {reason}") from error
-    goals: dict[Any, Goal] = {True: "max", False: "min"}
-    goal = goals.get(metric.higher_is_better)
+    goal = GOALS.get(type(metric).__name__, GOALS.get(metric.higher_is_better))
     source = next(cls for cls in type(metric).__mro__ if "plot_upper_bound" in vars(cls))
     is_share = not source.__module__.startswith("torchmetrics.") or SHARE.search(source.__name__)
     if is_share and (metric.plot_lower_bound, metric.plot_upper_bound) == (0, 1):
@@ -180,18 +182,13 @@ def _find_class(name: str) -> Any:
     import torchmetrics
 
     if ":" in name:
-        try:
-            metric_class = load(name)
-        except (ImportError, AttributeError) as error:
-            raise ValueError(f"{name}: {error}; is its file named in `parts`?") from error
+        metric_class = OwnClass(target=name).load()
         if not (isinstance(metric_class, type) and issubclass(metric_class, torchmetrics.Metric)):
             raise ValueError(f"{name} is not a subclass of torchmetrics.Metric")
         return metric_class
-    classes: dict[str, Any] = {}
-    for package in PACKAGES:
-        module = import_module(f"torchmetrics.{package}".rstrip("."))
-        members = {member: getattr(module, member) for member in module.__all__}
-        classes |= {member: cls for member, cls in members.items() if isinstance(cls, type)}
+    modules = [import_module(f"torchmetrics.{package}".rstrip(".")) for package in PACKAGES]
+    members = {name: getattr(module, name) for module in modules for name in module.__all__}
+    classes = {name: member for name, member in members.items() if isinstance(member, type)}
     if name not in classes:
         raise ValueError(f"'{name}' is not a metric of torchmetrics{suggest(name, classes)}")
     return classes[name]

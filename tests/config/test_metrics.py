@@ -141,6 +141,9 @@ TRIED = [
     ("DiceScore", None, 100, "max"),
     ("MeanIoU", None, 100, "max"),
     ("HausdorffDistance", None, 1, "min"),
+    # torchmetrics 1.9 states the wrong directions for these two.
+    ("DaviesBouldinScore", None, 1, "min"),
+    ("WordInfoPreserved", None, 1, "max"),
 ]
 
 

@@ -143,7 +143,7 @@ def test_added_metrics_of_two_processes_equal_a_direct_computation(tmp_path: Pat
             [{"name": "MulticlassF1Score", "arguments": {"average": "none"}}],
             "for predictions in the form of probabilities: it computes 10 numbers; choose an av",
         ),
-        ([{"name": "my_hits:Missing"}], "has no attribute 'Missing'; is its file named in `parts`"),
+        ([{"name": "my_hits:Missing"}], "import: module 'my_hits' has no 'Missing'; "),
         ([{"name": "my_hits:torch"}], "my_hits:torch is not a subclass of torchmetrics.Metric"),
         (
             [{"name": "my_hits:Hits", "record_as": "accuracy"}],
