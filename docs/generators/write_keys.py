@@ -101,10 +101,11 @@ def _section(title: str, config: type[Config], level: int = 2) -> list[str]:
     rows = []
     for name, field in config.model_fields.items():
         if name != "kind":
+            key = field.alias or name
             extra = field.json_schema_extra
             is_outside = isinstance(extra, dict) and extra.get("identity") is False
             default = "required" if field.is_required() else f"`{_format(field.default)}`"
-            cells = [f"`{name}`{'°' if is_outside else ''}", _describe_type(field), default]
+            cells = [f"`{key}`{'°' if is_outside else ''}", _describe_type(field), default]
             rows.append(f"| {' | '.join([*cells, field.description or ''])} |")
     parts = [f"{'#' * level} {title}", _docstring(config)]
     if rows:

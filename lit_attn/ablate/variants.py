@@ -196,7 +196,7 @@ class Variant:
 
     def error(self, study: str, error: str | ConfigError) -> ConfigError:
         """Return an error in the line of its key, or of the variant if the file lacks the key."""
-        keys = str(error).partition(": ")[0].split(".")
+        keys = str(error).replace(": ", ".").split(".")
         where = locate(self.tree, keys) if keys[0] in self.tree else self.where
         return ConfigError(f"{where}: {study}: variant '{self.name}': {error}")
 

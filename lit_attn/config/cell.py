@@ -79,6 +79,9 @@ class Cell(Config):
 
         Raises ConfigError if the file or a part is missing, is not YAML, or is not a cell.
         """
+        folder = path.parent
+        if not path.exists() and (near := sorted(folder.parent.glob(f"{folder.name}-*"))):
+            raise ConfigError(f"{folder}: is not the folder of a cell; did you mean '{near[0]}'?")
         text = read_text(path)
         try:
             written = yaml.safe_load(text)

@@ -78,8 +78,8 @@ def merge(base: Any, change: Any) -> Any:
     """Return `base` with `change` applied: mappings key by key, and any other value replaced.
 
     A mapping with another `kind` or with a `preset` replaces the mapping in `base`. A mapping
-    without a kind changes the part in `base`, even if that is given by its name alone. The
-    arguments stay as they are.
+    without a kind changes the part in `base`, even if that is given by its name alone, and the
+    part keeps its line. The arguments stay as they are.
     """
     if not isinstance(change, Mapping) or "preset" in change:
         return change
@@ -89,7 +89,8 @@ def merge(base: Any, change: Any) -> Any:
         return change
     merged = base.copy()
     for key, value in change.items():
-        merged.put(key, merge(base[key], value) if key in base else value, change.where[key])
+        tree = base if isinstance(value, Mapping) and isinstance(base.get(key), Mapping) else change
+        merged.put(key, merge(base[key], value) if key in base else value, tree.where[key])
     return merged
 
 

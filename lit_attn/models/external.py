@@ -203,10 +203,13 @@ def build_module(model: ModuleConfig, signature: Any, device: Device) -> nn.Modu
 
     def create() -> Any:
         try:
-            return target(**arguments | model.arguments)
+            network = target(**arguments | model.arguments)
         except Exception as error:
             # Code of a user can raise any exception.
-            raise ValueError(explain_failure(error, model.target)) from error
+            raise ValueError(explain_failure(error, f"arguments: {model.target}")) from error
+        if not isinstance(network, nn.Module):
+            raise ValueError(f"import: {model.target} makes {type(network).__name__}, no nn.Module")
+        return network
 
     return _build(create, spec, device)
 

@@ -50,13 +50,13 @@ class Config(BaseModel):
     @classmethod
     def _check_keys(cls, value: Any) -> Any:
         if isinstance(value, dict):
-            fields, number_keys = cls.model_fields, _number_keys(cls)
+            keys = [field.alias or name for name, field in cls.model_fields.items()]
             for key, item in value.items():
-                if key not in fields:
-                    hint = suggest(str(key), fields)
+                if key not in cls.model_fields and key not in keys:
+                    hint = suggest(str(key), keys)
                     raise key_error(key, f"unknown key '{key}'{hint}")
                 items = item if isinstance(item, list | tuple) else [item]
-                if key in number_keys and any(isinstance(i, bool) for i in items):
+                if key in _number_keys(cls) and any(isinstance(i, bool) for i in items):
                     raise key_error(key, "needs a number, not true or false")
         return value
 
@@ -112,15 +112,10 @@ def outside_identity(default: Any, description: str) -> Any:
 class OwnClass(Config):
     """Configuration of a class of a user, from a file in `parts` or an installed package."""
 
-    target: str = Field(description="the class, as mine:Net; this key is also called `import`")
-    arguments: dict[str, Any] = Field({}, description="arguments of the class")
+    model_config = ConfigDict(populate_by_name=True)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _rename_import(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "import" in value and "target" not in value:
-            return {"target" if key == "import" else key: item for key, item in value.items()}
-        return value
+    target: str = Field(alias="import", description="the class, as mine:Net; also called `target`")
+    arguments: dict[str, Any] = Field({}, description="arguments of the class")
 
     def load(self) -> Any:
         """Import the class and return it; raise ConfigError if there is none of this name."""
@@ -215,6 +210,8 @@ class Kind(Config):
         kind = str(mapping["kind"])
         if kind not in cls.family:
             hint = suggest(kind, cls.family)
+            if ":" in kind and "module" in cls.family:
+                hint = f"; write {{kind: module, import: '{kind}'}}"
             raise ValueError(f"'{kind}' is not a known {cls.family_name()}{hint}")
         return cls.family[kind].model_validate(mapping)
 

@@ -18,7 +18,9 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from lit_attn.schema.errors import ConfigError
+from pydantic import ValidationError
+
+from lit_attn.schema.errors import ConfigError, explain
 
 GROUP = "lit_attn.parts"  # Entry-point group of installed packages with plug-ins.
 
@@ -71,7 +73,12 @@ def hash_source(source: bytes) -> bytes:
 
 def explain_failure(error: BaseException, source: Path | str) -> str:
     """Return an error of foreign code in one line, which begins as `_place` says."""
-    return f"{_place(error, source)}: {type(error).__name__}: {' '.join(str(error).split())}"
+    place = _place(error, source)
+    if isinstance(error, ValidationError):
+        return str(explain(error, place))
+    # A member that is not complete names its class itself.
+    name = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+    return f"{place}: {name}{' '.join(str(error).split())}"
 
 
 def _is_text(node: ast.expr) -> bool:
@@ -113,9 +120,6 @@ def _guard(run_import: Callable[[], object], file: Path | str) -> None:
     directory = Path.cwd()
     try:
         run_import()
-    except ConfigError as error:
-        # A member that is not complete names its class itself.
-        raise ConfigError(f"{_place(error, file)}: {error}") from error
     except SystemExit as error:
         hint = 'put the call under `if __name__ == "__main__":`'
         raise ConfigError(f"{_place(error, file)}: calls sys.exit when imported; {hint}") from error

@@ -19,6 +19,7 @@ from lit_attn.config.tasks import ModuleTaskConfig
 from lit_attn.data.module import DataModule
 from lit_attn.schema.base import OwnClass
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.plugins import explain_failure
 from lit_attn.tasks.base import TaskModule
 
 
@@ -57,7 +58,10 @@ class Adapter(TaskModule):
         optimizer: Optimizer,
         rate: Rate,
     ) -> None:
-        module = load_class(config)(network, **config.arguments)
+        try:
+            module = load_class(config)(network, **config.arguments)
+        except Exception as error:
+            raise ConfigError(f"task: {explain_failure(error, config.target)}") from error
         self.measures = config.measures
         super().__init__(module, data, optimizer, rate)
         logged: dict[str, Any] = {}

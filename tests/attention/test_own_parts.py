@@ -11,6 +11,7 @@ import pytest
 from helpers.commands import run_python
 from helpers.paths import ROOT
 
+from lit_attn.__main__ import main
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.config.study import read_studies
@@ -73,8 +74,9 @@ def test_the_study_on_the_page_is_valid(tmp_path: Path) -> None:
     (tmp_path / "reflected.py").write_text(page())
     text = (ROOT / "docs" / "adding-a-part.md").read_text()
     (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    (tmp_path / "page.yaml").write_text(example.replace("experiments/", f"{ROOT}/experiments/"))
-    done = run_python(tmp_path, "-m", "lit_attn.ablate", "page.yaml", "--dry-run")
+    assert main(["init", str(tmp_path)]) == 0
+    (tmp_path / "mine.yaml").write_text(example)
+    done = run_python(tmp_path, "-m", "lit_attn", "run", "mine.yaml", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "6 variants x 5 seeds = 30 cells" in done.stdout
 
@@ -209,13 +211,18 @@ def test_an_invalid_list_of_files_in_a_cell_is_one_line(tmp_path: Path, written:
 
 
 def test_a_part_that_lacks_build_is_refused_in_one_line_by_a_plain_dry_run(tmp_path: Path) -> None:
-    text = page().split("    def build(self, shape):\n        return Reflected")[0]
-    (tmp_path / "unfinished.py").write_text(text)
-    study(tmp_path, parts="unfinished.py")
-    done = run_python(tmp_path, "-m", "lit_attn.ablate", "mine.yaml", "--dry-run")
-    assert done.returncode == 2
-    assert "'reflected' cannot be built: its class ReflectedConfig needs a method" in done.stderr
-    assert done.stderr.count("\n") == 1
+    """With a preset in the same file, the import of the file finds the mistake."""
+    build = "    def build(self, shape):\n        return Reflected(self, shape)\n"
+    assert build in page()
+    message = "residual: 'reflected' cannot be built: its class ReflectedConfig needs a method"
+    for text in (page().split(build)[0], page().replace(build, "")):
+        (tmp_path / "unfinished.py").write_text(text)
+        study(tmp_path, parts="unfinished.py")
+        done = run_python(tmp_path, "-m", "lit_attn.ablate", "mine.yaml", "--dry-run")
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert "pydantic" not in done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 EMPTY = """\

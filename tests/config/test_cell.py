@@ -35,3 +35,12 @@ def test_a_damaged_cell_is_one_error_line(tmp_path: Path, text: str | None, mess
     with pytest.raises(ConfigError, match=r"config.yaml") as caught:
         Cell.read(tmp_path / "config.yaml")
     assert message in str(caught.value)
+
+
+def test_a_cell_without_its_identity_names_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "belief" / "0-0123456789").mkdir(parents=True)
+    with pytest.raises(ConfigError) as caught:
+        Cell.read(tmp_path / "belief" / "0" / "config.yaml")
+    folder = tmp_path / "belief" / "0"
+    hint = f"did you mean '{folder}-0123456789'?"
+    assert str(caught.value) == f"{folder}: is not the folder of a cell; {hint}"

@@ -19,6 +19,7 @@ from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.tasks.base import TaskModule
 from lit_attn.train import main
+from lit_attn.training.build import find_mistake
 
 PAGE = (ROOT / "docs" / "own-tasks.md").read_text(encoding="utf-8")
 
@@ -90,6 +91,11 @@ class LogsMetric(Plain):
         self.log("accuracy", MulticlassAccuracy(10))
 
 
+class Raises(Plain):
+    def __init__(self, network: torch.nn.Module) -> None:
+        raise KeyError("weights")
+
+
 def module_cell(target: str, training: dict[str, object]) -> dict[str, object]:
     cell = digits_cell(training=training).model_dump(mode="json")
     cell["experiment"]["data"]["augment"] = ["normalize"]
@@ -105,7 +111,7 @@ def module_cell(target: str, training: dict[str, object]) -> dict[str, object]:
 @pytest.fixture
 def mine(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("mine")
-    for cls in (Plain, WithoutTraining, WithOptimizer, LogsMetric):
+    for cls in (Plain, WithoutTraining, WithOptimizer, LogsMetric, Raises):
         setattr(module, cls.__name__, cls)
     monkeypatch.setitem(sys.modules, "mine", module)
 
@@ -140,7 +146,7 @@ def test_a_module_has_the_results_of_the_same_task(mine: None, tmp_path: Path) -
         ("mine:Plane", "import: module 'mine' has no 'Plane'; did you mean 'Plain'?"),
         (
             "mine:__nam__",
-            "import: module 'mine' has no '__nam__'; choose from LogsMetric, Plain, With",
+            "import: module 'mine' has no '__nam__'; choose from LogsMetric, Plain, Raises, With",
         ),
         ("mien:Plain", "import: mien:Plain: No module named 'mien'; write MODULE:CLASS, with"),
     ],
@@ -155,6 +161,14 @@ def test_a_wrong_argument_of_a_task_names_its_class(mine: None) -> None:
     cell["experiment"]["task"]["arguments"] = {"gama": 2}
     with pytest.raises(ValueError, match=r"task: arguments: mine:Plain: .* argument 'gama'"):
         Cell.model_validate(cell)
+
+
+def test_a_class_that_cannot_be_built_stops_the_study_before_its_first_cell(
+    mine: None, tmp_path: Path
+) -> None:
+    path = tmp_path / "cell.yaml"
+    path.write_text(yaml.safe_dump(module_cell("mine:Raises", {"epochs": 1})))
+    assert find_mistake([path]) == (0, "task: mine:Raises: KeyError: 'weights'")
 
 
 def test_a_logged_metric_is_one_error_line(

@@ -62,6 +62,17 @@ def test_a_mistake_in_an_experiment_is_one_line(tmp_path: Path, change: str, mes
     assert str(caught.value) == f"{tmp_path / 'experiment.yaml'}:{message}"
 
 
+def test_a_mistake_in_the_model_is_in_its_file_if_variants_choose_the_attention(
+    tmp_path: Path,
+) -> None:
+    body = "baseline: a\ncells: {a: {attention: standard}, b: {attention: belief}}"
+    experiment = studies.EXPERIMENT.replace("kind: vit", "kind: vt")
+    with pytest.raises(ConfigError, match=r"experiment\.yaml:2: tiny: .* 'vt' is not a known"):
+        resolve(studies.study(tmp_path, body, experiment))
+    with pytest.raises(ConfigError, match=r"ablations\.yaml:\d: tiny: .*: 'belif' is not a preset"):
+        resolve(studies.study(tmp_path, body.replace("belief", "belif")))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

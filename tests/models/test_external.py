@@ -80,7 +80,12 @@ def ablate(folder: Path, *words: str) -> CompletedProcess[str]:
     [
         ("own-net.yaml", "dim: 16", "dim: 15", "model: {folder}/net.py:{line}: AssertionError: "),
         ("net.py", ".mean(1)", ".mean(1)[:, None] @ images", "{folder}/net.py:{last}: Runtime"),
-        ("own-net.yaml", "dim: 16", "dmi: 16", "model: net:Net: TypeError: "),
+        (
+            "own-net.yaml",
+            "dim: 16",
+            "dmi: 16",
+            "own-net.yaml:2: own-net: variant 'standard': model: arguments: net:Net: TypeError: ",
+        ),
         (
             "net.py",
             "Linear(dim, classes)",
@@ -239,7 +244,7 @@ def test_the_ffn_width_of_a_baseline_is_that_of_its_code(model: Model, width: in
         (
             ModuleConfig(target="torch.nn:Linear", arguments={"widht": 3}),
             IMAGES,
-            "torch.nn:Linear: TypeError: .* unexpected keyword argument 'widht'",
+            "^arguments: torch.nn:Linear: TypeError: .* unexpected keyword argument 'widht'",
         ),
         (
             make_timm(arguments={"patch_size": 4, "num_heads": 5}),
@@ -250,6 +255,11 @@ def test_the_ffn_width_of_a_baseline_is_that_of_its_code(model: Model, width: in
             ModuleConfig.model_validate({"target": "torch.nn:ReLU", "ffn": {"width": 3}}),
             IMAGES,
             "ffn.width: torch.nn:ReLU has no parameter `ffn_width`; add one, or set `match: none`",
+        ),
+        (
+            ModuleConfig(target="builtins:list"),
+            IMAGES,
+            "^import: builtins:list makes list, no nn.Module$",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
