@@ -101,6 +101,21 @@ def test_a_figure_shows_values_on_hover_and_hides_variants(page: "sync_api.Page"
     assert dots.is_visible()
 
 
+def test_a_click_enlarges_a_figure_and_another_click_restores_it(page: "sync_api.Page") -> None:
+    drawing = page.locator("figure.seeds .drawing")
+
+    def width() -> float:
+        return float(drawing.locator("svg").evaluate("svg => svg.getBoundingClientRect().width"))
+
+    before = width()
+    drawing.click()
+    assert width() > 1.2 * before
+    # The figure scrolls inside its frame, and the page does not.
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    drawing.click()
+    assert width() == before
+
+
 def test_a_variant_is_switched_off_in_all_figures(page: "sync_api.Page") -> None:
     """Its means, intervals and error bars disappear with its points."""
     # Two panels of dots, two means and an interval.
