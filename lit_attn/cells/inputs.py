@@ -1,6 +1,7 @@
 """Files that a result depends on, so that `status` notices a change without reading the data."""
 
 import os
+import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from hashlib import sha256
@@ -17,18 +18,26 @@ MAX_FILES = 100  # Data files, and folders, that are recorded; ImageNet has 1.3 
 def collect_inputs(parts: Iterable[Path], data: Iterable[Path]) -> dict[str, str]:
     """Return stamps of the imported plug-ins `parts`, and of the files and folders `data`.
 
+    Modules that were imported from the folder of a plug-in or the working directory count as well.
     A stamp is the hash of a plug-in's code, the size and the modification time of a data file, the
     hash of the names in a folder, or empty for a path that does not exist.
     """
-    stamps = {str(path.absolute()): FILE_HASHES[path.resolve()].hex() for path in parts}
+    folders = {Path.cwd(): Path.cwd()}
+    for path in parts:
+        # A SLURM job imports a copy. Its stamps have the paths of the original.
+        copy = Path(getattr(sys.modules.get(path.stem), "__file__", path))
+        folders[copy.parent] = path.absolute().parent
+    code = [Path(getattr(m, "__file__", None) or os.devnull) for m in list(sys.modules.values())]
+    stamps = {str(folders[f.parent] / f.name): _stamp(f) for f in code if f.parent in folders}
+    stamps |= {str(path.absolute()): FILE_HASHES[path.resolve()].hex() for path in parts}
     paths = list(data)
     walks = chain.from_iterable(map(os.walk, paths))
     # A named folder without files, such as `data`, may get folders of other data.
     walked = (entry for entry in walks if entry[2] or Path(entry[0]) not in paths)
-    folders = list(islice(walked, MAX_FILES))
-    inside = (Path(folder, name) for folder, _, names in folders for name in sorted(names))
+    walked_folders = list(islice(walked, MAX_FILES))
+    inside = (Path(folder, name) for folder, _, names in walked_folders for name in sorted(names))
     files = islice(chain((path for path in paths if not path.is_dir()), inside), MAX_FILES)
-    recorded = (*files, *(Path(folder) for folder, _, _ in folders))
+    recorded = (*files, *(Path(folder) for folder, _, _ in walked_folders))
     return {str(path.absolute()): _stamp(path) for path in recorded} | stamps
 
 

@@ -1,7 +1,10 @@
 """Changes of plug-ins and data since a result, found without reading the data."""
 
+import importlib
 import os
 import shutil
+import sys
+import types
 from collections import Counter
 from pathlib import Path
 
@@ -145,6 +148,40 @@ def test_the_hash_of_a_plug_in_is_that_of_its_import(files: dict[str, Path]) -> 
     """A SLURM job imports a copy, and the file may have changed since."""
     files["part"].write_text("value = 3\n")
     assert find_change(collect(files)) == f"{files['part']} has changed"
+
+
+def test_a_module_that_a_plug_in_imports_from_its_folder_counts(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a SLURM job the plug-in and its neighbour are copies in another folder."""
+    neighbour = files["part"].with_name("mine_network.py")
+    for folder in (neighbour.parent, tmp_path / "copies"):
+        folder.mkdir(exist_ok=True)
+        for path in (files["part"], neighbour):
+            module = types.ModuleType(path.stem)
+            module.__file__ = str(folder / path.name)
+            Path(module.__file__).write_text("value = 1\n")
+            monkeypatch.setitem(sys.modules, path.stem, module)
+        inputs = collect(files)
+        assert find_change(inputs) == ""
+        neighbour.write_text("value = 2\n")
+        assert find_change(inputs) == f"{neighbour} has changed"
+        neighbour.write_text("value = 1\n")
+
+
+def test_a_module_in_the_working_directory_counts(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python -m lit_attn` finds such a module without `parts`."""
+    path = tmp_path / "unnamed.py"
+    path.write_text("value = 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("unnamed")
+    inputs = collect(files)
+    path.write_text("value = 2\n")
+    assert find_change(inputs) == f"{path} has changed"
+    del sys.modules["unnamed"]
 
 
 def expand_with_results(path: Path, files: dict[str, Path]) -> Matrix:
