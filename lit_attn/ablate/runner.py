@@ -30,6 +30,9 @@ LOST_STARTS = 5
 SAME_FAILURES = 2  # Seeds of a variant that fail in the same way before the others are skipped.
 STOP = 2
 """Urgency at which running cells are stopped: an interrupt adds 1, SIGTERM and SIGHUP add 2."""
+REPEAT = 1.0
+"""Seconds in which further interrupts count as the same one: GNU timeout and `Study.run` send one
+to the runner and to its process group."""
 FREEZE = 0.1
 """Fraction of the stall limit that one pass of the runner's loop may take. A longer pass means that
 the runner was frozen, and probably its cells with it."""
@@ -116,6 +119,7 @@ class Runner:
         self.running: dict[int, CellProcess] = {}
         self.summary = Summary()
         self.urgency = 0
+        self.last_interrupt = -REPEAT
         self.last_pass = time.monotonic()
 
     def run(self, jobs: Iterable[Job]) -> Summary:
@@ -308,6 +312,10 @@ class Runner:
             self.display.add_event(f"skipped  {variant}  {text}; the next run tries them again")
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            previous, self.last_interrupt = self.last_interrupt, time.monotonic()
+            if self.last_interrupt - previous < REPEAT:
+                return
         self.summary.stopped_by = signal.Signals(number)
         self.urgency += 1 if number == signal.SIGINT else STOP
         count = len(self.running)

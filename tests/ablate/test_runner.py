@@ -3,6 +3,7 @@
 import io
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from helpers.runs import (
 from lit_attn.ablate.display import Display, Snapshot
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import expand
-from lit_attn.ablate.runner import Runner
+from lit_attn.ablate.runner import REPEAT, Runner
 from lit_attn.ablate.slots import Device, Slots, make_slots
 from lit_attn.cells import folder, lock
 from lit_attn.cells.lock import BUSY, hold_lock, read_holder
@@ -214,6 +215,7 @@ def test_a_second_interrupt_stops_cells_and_a_third_kills_them(
         pids = [*list_holders(tmp_path), *hanging(tmp_path)]
         assert process.stdout is not None
         for answer in ("finishing", "stopping", *(["stopping"] if stubborn else [])):
+            time.sleep(REPEAT)
             process.send_signal(signal.SIGINT)
             wait_until(lambda word=answer: word in process.stdout.readline())
         assert process.wait(TIMEOUT) == 130
