@@ -30,9 +30,7 @@ LOST_STARTS = 5
 SAME_FAILURES = 2  # Seeds of a variant that fail in the same way before the others are skipped.
 STOP = 2
 """Urgency at which running cells are stopped: an interrupt adds 1, SIGTERM and SIGHUP add 2."""
-REPEAT = 1.0
-"""Seconds in which further interrupts count as the same one: GNU timeout and `Study.run` send one
-to the runner and to its process group."""
+REPEAT = 1.0  # Seconds in which interrupts count as one: GNU timeout and `Study.run` send two.
 FREEZE = 0.1
 """Fraction of the stall limit that one pass of the runner's loop may take. A longer pass means that
 the runner was frozen, and probably its cells with it."""

@@ -55,7 +55,8 @@ def read_records(source: config.PaperSource, items: Iterable[config.Layout], run
     """Read the studies that `items` need, by name; studies that have not started are left out."""
     needed = {reference.study for item in items for reference in source.references(item)}
     planned = [study for study in sorted(needed) if (runs / study / "plan.json").exists()]
-    return {x.plan.study: x for x in (read_studies(runs, planned) if planned else ())}
+    records = read_studies(runs, planned) if planned else ()
+    return {record.plan.study: record for record in records}
 
 
 def measure(

@@ -117,13 +117,13 @@ def _template_values(
     if not any(cell.folder for cell in study.cells):
         measure = f"the column '{metric.name}' of the table of results"
     # The step of a continuous metric is a rounding error, which needs no mention.
-    is_coarse = bool(study.resolution > 0.01 * max(summary["sd"].dropna(), default=float("inf")))
+    is_coarse = study.resolution > 0.01 * max(summary["sd"].dropna(), default=float("inf"))
     pairs = max(comparisons.pairs, default=0)
     floor = {"floor": min(1.0, 2.0 ** (1 - pairs)), "pairs": _plural(pairs, "pair")}
     count = 1 if comparisons.is_joint else max(1, len(comparisons.pairs))
-    has_failed = bool(summary["failed"].any())
+    has_failed = summary["failed"].any()
     return {
-        **{n: text * has_failed for n, text in SENTENCES.items() if n.startswith("failed_")},
+        **{n: s if has_failed else "" for n, s in SENTENCES.items() if n.startswith("failed_")},
         "label": metric.label,
         "metric": metric.name,
         "measure": measure,
@@ -131,7 +131,7 @@ def _template_values(
         "planned": len(plan.seeds),
         "seeds": columns.format_seeds(plan.seeds),
         "baseline": plan.baseline,
-        "resolution": SENTENCES["resolution"].format(step=study.resolution) * is_coarse,
+        "resolution": SENTENCES["resolution"].format(step=study.resolution) if is_coarse else "",
         "alpha": f"{comparisons.level:.3g}",
         "test": SENTENCES["joint_test" if comparisons.is_joint else "holm_test"].format(
             comparisons=_plural(len(comparisons.pairs), "comparison"),
@@ -154,7 +154,8 @@ def _describe_plan(study: StudyRecord, level: float) -> list[str]:
     if times := study.step_times:
         names = {variant.variant or variant.name for variant in study.plan.variants}
         spreads = [(100 * e.spread, e.variant) for e in times.variants if e.variant in names]
-        noise, (spread, name) = SENTENCES["noise"] * times.is_noisy, max(spreads, default=(0.0, ""))
+        spread, name = max(spreads, default=(0.0, ""))
+        noise = SENTENCES["noise"] if times.is_noisy else ""
         notes.append(SENTENCES["alone"].format(noise=noise, spread=spread, name=name))
     if seals := study.seals:
         first = seals.entries[0]
@@ -174,8 +175,9 @@ def describe_setup(plan: Plan) -> list[str]:
     """Return the recorded agreement with released code, and what is equal in all variants."""
     words, criteria = plan.parity.rstrip("."), plan.criteria
     notes = [SENTENCES["parity"].format(words=words)] if words else []
+    first = " without @" if len(criteria) > 1 else ""
     for number, name in enumerate(criteria if criteria not in (["parameters"], ["none"]) else []):
-        mark = f" with @{name}" if number else " without @" * bool(criteria[1:])
+        mark = f" with @{name}" if number else first
         notes.append(SENTENCES["equal"].format(mark=mark, words=SENTENCES[f"equal_{name}"]))
     return notes
 
