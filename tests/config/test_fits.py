@@ -95,24 +95,26 @@ def test_a_dry_run_reports_a_mistake_without_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "line", "message"),
     [
-        ("{model.depth: 2}", "match: parameters: "),
+        ("{model.depth: 2}", "ablations.yaml:10", "match: parameters: "),
         (
             "{similarity: {kind: mixture, prior: clamped, prior_scope: position, positions: 3}}",
+            "experiment.yaml:2",
             "model: 5 tokens, but the mixture's weights are for 3 positions",
         ),
     ],
 )
 def test_a_dry_run_with_params_names_the_variant(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str, message: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str, line: str, message: str
 ) -> None:
-    """Only the built model can detect these mistakes."""
+    """Only the built model can detect these mistakes; mistakes of the model have its line."""
     path = studies.write(tmp_path, f"baseline: a\ncells:\n  a: {{}}\n  b: {change}")
     assert main([str(path), "--dry-run"]) == 0
     capsys.readouterr()
     assert main([str(path), "--dry-run", "--params"]) == 2
-    assert capsys.readouterr().err.startswith(f"{path}:10: tiny: variant 'b': {message}")
+    error = capsys.readouterr().err
+    assert error.startswith(f"{tmp_path / line}: tiny: variant 'b': {message}")
 
 
 def test_a_model_that_cannot_be_built_is_a_configuration_error() -> None:
