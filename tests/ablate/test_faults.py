@@ -164,29 +164,6 @@ def test_an_interrupted_run_does_not_wait_for_retries(
     assert time.monotonic() - begun < TIMEOUT
 
 
-@pytest.mark.parametrize(("seconds", "failure"), [(1e9, None), (0.0, "killed")])
-def test_interrupts_in_quick_succession_count_as_one(
-    seconds: float,
-    failure: FailureClass | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(runner, "REPEAT", seconds)
-    (job, *_) = jobs(tmp_path, "gated")
-    display = Recorder()
-
-    def update(*arguments: object, **options: object) -> None:
-        if display.events == [] and list_holders(tmp_path):
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
-            if failure is None:
-                (tmp_path / "runs" / "tiny" / "go").touch()
-
-    monkeypatch.setattr(display, "update", update)
-    summary = Runner(Launcher(fake_cells.TARGET), make_slots(1), display).run([job])
-    assert [outcome.failure for outcome in summary.outcomes] == [failure]
-
-
 def test_a_memory_error_is_out_of_memory(tmp_path: Path) -> None:
     (job, *_) = jobs(tmp_path, "memory")
     summary, _ = run([job])

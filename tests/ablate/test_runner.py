@@ -21,10 +21,11 @@ from helpers.runs import (
     wait_until,
 )
 
+from lit_attn.ablate import runner
 from lit_attn.ablate.display import Display, Snapshot
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import expand
-from lit_attn.ablate.runner import REPEAT, Runner
+from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import Device, Slots, make_slots
 from lit_attn.cells import folder, lock
 from lit_attn.cells.lock import BUSY, hold_lock, read_holder
@@ -215,7 +216,7 @@ def test_a_second_interrupt_stops_cells_and_a_third_kills_them(
         pids = [*list_holders(tmp_path), *hanging(tmp_path)]
         assert process.stdout is not None
         for answer in ("finishing", "stopping", *(["stopping"] if stubborn else [])):
-            time.sleep(REPEAT)
+            time.sleep(runner.REPEAT)
             process.send_signal(signal.SIGINT)
             wait_until(lambda word=answer: word in process.stdout.readline())
         assert process.wait(TIMEOUT) == 130
@@ -224,6 +225,29 @@ def test_a_second_interrupt_stops_cells_and_a_third_kills_them(
     assert ended is not None
     assert ended.failure == "killed"
     assert ended.message == ("ended by SIGKILL" if stubborn else "stopped by SIGTERM")
+
+
+@pytest.mark.parametrize(("seconds", "urgency"), [(1e9, 1), (0.0, 2)])
+def test_interrupts_in_quick_succession_count_as_one(
+    seconds: float, urgency: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "REPEAT", seconds)
+    (job, *_) = jobs(tmp_path, "gated")
+    go = tmp_path / "runs" / "tiny" / "go"
+    is_interrupted = False
+
+    class Interrupting(Display):
+        def update(self, snapshot: Snapshot) -> None:
+            nonlocal is_interrupted
+            if not is_interrupted and list_holders(tmp_path):
+                is_interrupted = True
+                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGINT)
+                go.touch()
+
+    interrupted = Runner(Launcher(fake_cells.TARGET), make_slots(1), Interrupting(io.StringIO()))
+    interrupted.run([job])
+    assert interrupted.urgency == urgency
 
 
 def test_sigterm_stops_cells(tmp_path: Path) -> None:
