@@ -180,7 +180,7 @@ def test_a_name_is_a_study_of_this_folder_or_a_shipped_one(
     main(["init"])
     assert find_studies([]) == ["ablations.yaml"]
     assert find_studies(["first"]) == ["ablations.yaml", "--study", "first"]
-    assert find_studies(["scenes", "text"])[0] == shipped
+    assert find_studies(["digits", "text"])[0] == shipped
     assert find_studies(["other.yaml", "x"]) == ["other.yaml", "--study", "x"]
     with pytest.raises(ConfigError, match=r"no file or study 'belif2-cifar100'; did you mean"):
         find_studies(["belif2-cifar100"])

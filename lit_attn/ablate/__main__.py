@@ -87,7 +87,7 @@ def make_parser(first: str = "") -> argparse.ArgumentParser:
     parser.add_argument("--launcher", choices=("local", "slurm"), default="local", help=text)
     flag("--cancel", "With --launcher slurm: cancel the jobs of the studies.")
     flag("--cancel-removed", "As --cancel, but only jobs of cells that the file no longer has.")
-    flag("--quiet-timing", "Measure step times first, with no other cell running.")
+    flag("--quiet-timing", "Measure step times after the cells, or at once with --dry-run.")
     flag("--allow-noisy-timing", "Accept step times that vary by more than a tenth.")
     return parser
 
@@ -124,8 +124,11 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
         items = options.paper.items(options.table)
         papers.print_costs(options.paper, items, matrices, options.cost)
         return 0
-    if _measure_step_times(matrices, options):
+    is_idle = options.dry_run or options.cancel
+    is_first = options.quiet_timing and (options.dry_run or options.launcher == "slurm")
+    if unmeasured := [m for m in matrices if is_first or not (m.is_measured or is_idle)]:
         # The cells at equal time follow from the measurement.
+        _measure_step_times(unmeasured, options)
         matrices = _expand_studies(options)
     chosen = None if choice is None else select_cells(matrices, choice)
     if options.dry_run and chosen is not None:
@@ -211,22 +214,19 @@ def _parse_seeds(text: str | None) -> tuple[int, ...] | None:
     return seeds
 
 
-def _measure_step_times(matrices: list[Matrix], options: Namespace) -> bool:
-    """Measure the missing step times for `match: time` or --quiet-timing; return True if needed."""
-    is_idle = options.dry_run or options.cancel
-    needed = [m for m in matrices if options.quiet_timing or not (m.is_measured or is_idle)]
-    for matrix in needed:
+def _measure_step_times(matrices: list[Matrix], options: Namespace) -> None:
+    """Measure the missing step times for `match: time` or --quiet-timing."""
+    for matrix in matrices:
         # Imported here, because a plain dry run starts no processes.
         from lit_attn.ablate.slots import make_slots
         from lit_attn.ablate.step_times import measure_step_times
 
         if options.launcher == "slurm":
             command = f"{options.file} --study {matrix.source.name} --dry-run --quiet-timing"
-            text = f"match: time: measure on a node first: srun {program('run')} {command}"
-            raise ConfigError(f"{matrix.name}: {text}")
+            start = f"{matrix.name}: step times: measure on a node first"
+            raise ConfigError(f"{start}: srun {program('run')} {command}")
         allowed = options.allow_noisy_timing or options.smoke
         measure_step_times(matrix, make_slots(options.jobs), is_noise_allowed=allowed)
-    return bool(needed)
 
 
 def _run(matrices: list[Matrix], options: Namespace, target: str, chosen: list[Job] | None) -> int:
@@ -269,8 +269,12 @@ def _run(matrices: list[Matrix], options: Namespace, target: str, chosen: list[J
     if diverged:
         write_line(f"{diverged} cells diverged before and are skipped (see `{rerun} failed`)")
     summary = start(jobs)
-    if summary.stopped_by in (None, signal.SIGINT):
-        _write_tables(matrices, options)
+    try:
+        if summary.stopped_by is None and options.quiet_timing:
+            _measure_step_times(matrices, options)
+    finally:
+        if summary.stopped_by in (None, signal.SIGINT):
+            _write_tables(matrices, options)
     if summary.stopped_by is not None:
         return 128 + summary.stopped_by
     is_untuned = any(matrix.untuned for matrix in matrices)

@@ -1,9 +1,8 @@
 """Equal cost of training: `match: flops` and `match: time` of a study.
 
 The training of each variant is stretched so that all of its steps together cost as much as those of
-the baseline. The FLOPs of a step, forward and backward, are counted on the meta device. The time of
-a step is measured before the first cell (lit_attn.ablate.step_times). Evaluations are not part of
-the budget.
+the baseline, without evaluations. FLOPs of a step, forward and backward, are counted on the meta
+device. The time of a step is measured before the first cell (lit_attn.ablate.step_times).
 """
 
 from dataclasses import replace

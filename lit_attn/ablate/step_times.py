@@ -1,9 +1,9 @@
 """Step times of a study's variants, for `match: time` and --quiet-timing.
 
-They are measured before the first cell, on the device of the cells: every round trains a few steps
-of each variant in turn, in one process, and a variant's ratio to the baseline is the median over
-the rounds. The measurement is stored in the study's folder, because the identities of the cells
-follow from it.
+They are measured on the device of the cells: every round trains a few steps of each variant in
+turn, in one process, and a variant's ratio to the baseline is the median over the rounds. The
+study's folder keeps the measurement. `match: time` needs it before the first cell, because the
+identities of the cells follow from it; --quiet-timing alone comes after the last cell.
 """
 
 import os
@@ -42,7 +42,7 @@ def measure_step_times(matrix: Matrix, slots: Slots, *, is_noise_allowed: bool) 
         missing = [v for v in matrix.written if v.name not in known and v is not matrix.baseline]
         if not missing:
             return
-        print(f"{matrix.name}: measuring {len(missing)} step times", file=sys.stderr)
+        print(f"{matrix.name}: step times to measure: {len(missing)}", file=sys.stderr)
         seconds = _run_measurement(matrix, [matrix.baseline, *missing], slots)
         noisiest = max(seconds.variants, key=lambda entry: entry.spread)
         _store_step_times(matrix, seconds, is_noise_allowed=is_noise_allowed)
@@ -74,13 +74,13 @@ def _run_measurement(matrix: Matrix, variants: list[Variant], slots: Slots) -> S
 
 def _store_step_times(matrix: Matrix, seconds: StepTimes, *, is_noise_allowed: bool) -> None:
     """Add measured step times to those of the study's folder, without noisy ones if refused."""
-    noisy = [entry for entry in seconds.variants if entry.spread > MAX_SPREAD]
-    kept = [e for e in seconds.variants if is_noise_allowed or e not in noisy]
+    kept = [e for e in seconds.variants if is_noise_allowed or e.spread <= MAX_SPREAD]
+    has_noise = any(entry.spread > MAX_SPREAD for entry in kept)
     before = StepTimes.read(matrix.folder / "step_times.json")
     if before is not None:
         names = {entry.variant for entry in kept}
         kept = [*(e for e in before.variants if e.variant not in names), *kept]
-    has_noise = bool(noisy and is_noise_allowed) or (before is not None and before.is_noisy)
+        has_noise |= before.is_noisy
     times = seconds.model_copy(update={"variants": kept, "is_noisy": has_noise})
     times.write(matrix.folder / "step_times.json")
 

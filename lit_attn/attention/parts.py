@@ -1,8 +1,7 @@
 """Configuration classes of the parts of an attention layer, in four families.
 
 A part's configuration class says how the module that computes it is built (`build`) and where its
-formula is (`reference`). This file imports no torch: modules and formulas are loaded when they are
-used.
+formula is (`reference`). This file imports no torch: modules and formulas are loaded at first use.
 
 Notation: n tokens, width d, H heads of width D = d / H; per head q, k, v, z of shape (n, D); H_m
 the head's weighted sum of v; MH = concat of H_m and V = concat of v over heads, both (n, d).
@@ -156,9 +155,7 @@ class StaticConfig(PlacedCompose, kind="static"):
     """A learned H x H matrix over the heads (talking heads, Shazeer et al. 2020)."""
 
     fast = "compose:HeadMaps"
-    skip: bool = Field(
-        False, description="add the heads themselves, as in DCMHA's static projection"
-    )
+    skip: bool = Field(False, description="add the heads too, as in DCMHA's static projection")
     static: ClassVar[bool] = True
     sides: ClassVar[tuple[str, ...]] = ()
 

@@ -36,8 +36,7 @@ def find_effects(study: StudyRecord) -> list[Effect]:
 
     Its variants have names like `residual=full,zz=with`; the baseline has the reference levels.
     Combinations and seeds that lack results are left out, and so is every criterion of `match` but
-    the first. p is corrected for all effects (joint sign-flip test). The list is empty unless two
-    axes vary.
+    the first. p is corrected for all effects (joint sign-flip test). Empty unless two axes vary.
     """
     reference, criteria = _levels(study.plan.baseline), study.plan.criteria[:1]
     values = {

@@ -4,10 +4,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lit_attn.report import drawing
-from lit_attn.report.formats import TEMPLATES, Table, read_asset
+from lit_attn.report.formats import ASSETS, TEMPLATES, Table, read_asset
 
 FIGURES: dict[str, dict[str, str]] = read_asset("figures.yaml")
 """Caption, section and CSV file of every figure, in the order of the page."""
+
+SCRIPTS = [(ASSETS / name).read_text("utf-8") for name in ("datatables.min.js", "report.js")]
+"""DataTables (assets/datatables.license.txt) and the page's own script: it works offline."""
 
 
 @dataclass(frozen=True)
@@ -33,4 +36,4 @@ def render_page(title: str, sections: list[Section], notes: list[str], **values:
         if (tables := [table for table in part.tables if table.rows]) or part.figures
     ]
     entries = {"captions": captions, "figures": FIGURES, "title": title, "sections": shown}
-    return TEMPLATES.get_template("page.html").render(entries | values)
+    return TEMPLATES.get_template("page.html").render(entries | values, scripts=SCRIPTS)

@@ -155,8 +155,10 @@ def _describe_plan(study: StudyRecord, level: float) -> list[str]:
         names = {variant.variant or variant.name for variant in study.plan.variants}
         spreads = [(100 * e.spread, e.variant) for e in times.variants if e.variant in names]
         spread, name = max(spreads, default=(0.0, ""))
-        noise = SENTENCES["noise"] if times.is_noisy else ""
-        notes.append(SENTENCES["alone"].format(noise=noise, spread=spread, name=name))
+        missing = ", ".join(sorted(names - {e.variant for e in times.variants}))
+        values = {"missing": f" (not for {missing})" if missing else "", "spread": spread}
+        values |= {"noise": SENTENCES["noise"] if times.is_noisy else "", "name": name}
+        notes.append(SENTENCES["alone"].format(**values))
     if seals := study.seals:
         first = seals.entries[0]
         sentence = SENTENCES["sealed" if seals.is_before_results else "sealed_late"]

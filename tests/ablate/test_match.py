@@ -7,6 +7,7 @@ import pytest
 from helpers import studies
 from helpers.commands import run_python
 
+from lit_attn.ablate import __main__ as ablate
 from lit_attn.ablate import step_times
 from lit_attn.ablate.match import count_step_flops, read_ratios
 from lit_attn.ablate.plan import Matrix, expand
@@ -211,3 +212,27 @@ def test_a_study_at_equal_time_trains_stretched_cells(tmp_path: Path) -> None:
     stored = (tmp_path / "runs/tiny/step_times.json").read_bytes()
     assert "3 cells: 3 done, 0 to run" in run_study(tmp_path, *options)
     assert (tmp_path / "runs/tiny/step_times.json").read_bytes() == stored
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_noise_allowed", [False, True])
+def test_quiet_timing_comes_after_the_cells_and_never_costs_the_tables(
+    tmp_path: Path, is_noise_allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A measurement that is too noisy is one error line, after the tables are written."""
+    studies.write(tmp_path, "baseline: a\ncells: {a: {}, b: {zz: with}}", studies.EXPERIMENT)
+    monkeypatch.chdir(tmp_path)
+    finished: list[bool] = []
+
+    def run(matrix: Matrix, variants: list[Variant], slots: Slots) -> StepTimes:
+        finished.append(all(job.state() == "done" for job in matrix.jobs))
+        return make_times(matrix, {"a": 1.0, "b": 2.0}, b=0.4)
+
+    monkeypatch.setattr(step_times, "_run_measurement", run)
+    allow = ["--allow-noisy-timing"] * is_noise_allowed
+    options = ["ablations.yaml", "--seeds", "0,", "--jobs", "1", "--quiet-timing", *allow]
+    assert ablate.main(options) == (0 if is_noise_allowed else 2)
+    assert finished == [True] * (1 if is_noise_allowed else step_times.ATTEMPTS)
+    table = (tmp_path / "reports/tiny/table.md").read_text(encoding="utf-8")
+    assert ("on a device whose times varied" in table) == is_noise_allowed
+    assert ("each variant alone (not for b)" in table) != is_noise_allowed

@@ -113,9 +113,7 @@ class TokenData(Data):
     eval_batch_size: PositiveInt = Field(
         32, description="sequences of an evaluation batch, on one device"
     )
-    accumulate: PositiveInt = outside_identity(
-        1, "micro-batches of a training step, to save memory"
-    )
+    accumulate: PositiveInt = outside_identity(1, "micro-batches of a step, to save memory")
 
     @property
     def micro_batches(self) -> int:

@@ -1,8 +1,7 @@
 """Augmentation of image batches on the device: the pipeline, and all steps but the policies.
 
 Every step has two methods. `draw` makes the random parameters on the CPU from a generator, one row
-for each image. `apply` changes the images on their device. A batch is therefore the same on every
-device.
+for each image. `apply` changes the images on their device. So a batch is the same on every device.
 
 Shapes: images (N, C, H, W), uint8 before normalisation and float32 after it; labels (N,) class
 indices, mixed targets (N, classes).

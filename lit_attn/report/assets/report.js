@@ -1,6 +1,6 @@
 "use strict";
-// Sorting and filtering of tables, switching of variants, theme, enlarged figures and their values.
-// Without scripts the page shows everything.
+// Switching of variants, theme, enlarged figures and their values; DataTables sorts and filters the
+// tables. Without scripts the page shows everything.
 const root = document.documentElement;
 const dark = matchMedia("(prefers-color-scheme: dark)");
 document.getElementById("theme").addEventListener("click", () => {
@@ -8,81 +8,55 @@ document.getElementById("theme").addEventListener("click", () => {
   root.dataset.theme = isDark ? "light" : "dark";
 });
 
-// The first number of a cell, with a typographic minus; text sorts after numbers.
-function sortKey(cell) {
-  const text = cell.textContent.replaceAll("\u2212", "-").replaceAll(",", "");
+// The text of a cell.
+function plain(html) {
+  const cell = document.createElement("template");
+  cell.innerHTML = html;
+  return cell.content.textContent.trim();
+}
+
+// Cells are sorted by their first number, with a typographic minus. Text comes after numbers, and an
+// empty cell is last in both directions.
+function sortKey(html) {
+  const text = plain(html).replaceAll("\u2212", "-").replaceAll(",", "");
   const number = text.match(/^[<\u00b1 ]*([+-]?\d+(\.\d+)?(e[+-]?\d+)?)/);
-  return number ? Number(number[1]) : text.trim() === "\u2014" ? null : text;
+  return number ? [0, Number(number[1])] : [text === "\u2014" || text === "" ? 2 : 1, text];
 }
 
-function compare(a, b) {
-  if (a === null || b === null) return (a === null) - (b === null);
-  if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1;
-  return typeof a === "number" ? a - b : a.localeCompare(b);
+function compare([kind, a], [other, b], sign) {
+  if (kind !== other) return kind > 1 || other > 1 ? kind - other : sign * (kind - other);
+  return sign * (kind ? a.localeCompare(b) : a - b);
 }
 
-// The entries of a table: bodies of one row, or of rows that belong together. A body of the class
-// "group" has the name of the entries below it.
-function findEntries(table) {
-  let group = null;
-  return [...table.tBodies].map((body) => {
-    if (body.className === "group") group = body;
-    return { body, group, name: body.rows[0].cells[0].firstChild?.textContent ?? "" };
-  });
-}
+DataTable.type("first-number", {
+  className: "",
+  order: { pre: sortKey, asc: (a, b) => compare(a, b, 1), desc: (a, b) => compare(a, b, -1) },
+  search: plain,
+});
 
-// Sort the entries of each group by their first rows.
-function sortEntries(table, column, heading) {
-  const direction = heading.getAttribute("aria-sort") === "ascending" ? "descending" : "ascending";
-  for (const other of heading.parentElement.cells) other.removeAttribute("aria-sort");
-  heading.setAttribute("aria-sort", direction);
-  const sign = direction === "ascending" ? 1 : -1;
-  const entries = findEntries(table);
-  for (const group of new Set(entries.map((entry) => entry.group))) {
-    const inside = entries.filter((entry) => entry.group === group && entry.body !== group);
-    // A row with merged cells has fewer cells than the table has columns.
-    const cells = ({ rows: [row] }) => row.cells[column] ?? row.lastElementChild;
-    const sorted = inside.map(({ body }) => [sortKey(cells(body)), body]);
-    sorted.sort(([a], [b]) => (a === null || b === null ? compare(a, b) : sign * compare(a, b)));
-    table.append(...(group ? [group] : []), ...sorted.map(([, body]) => body));
-  }
-}
-
+// Tables of a paper stay in the order in which they were printed.
 const hidden = new Set();
-function showRows() {
-  for (const table of document.querySelectorAll("table")) {
-    const words = (table.filter?.value ?? "").toLowerCase().split(/\s+/);
-    for (const { body, group, name } of findEntries(table)) {
-      const text = `${group?.textContent ?? ""} ${body.textContent}`.toLowerCase();
-      body.hidden = hidden.has(name) || body === group || !words.every((word) => text.includes(word));
-      if (group && !body.hidden) group.hidden = false;
-    }
+const tables = [...document.querySelectorAll("table:not(.paper)")].map((table) => {
+  const columnDefs = [{ targets: "_all", type: "first-number", orderSequence: ["asc", "desc"] }];
+  const layout = { topStart: null, topEnd: null, bottomStart: null, bottomEnd: null };
+  const api = new DataTable(table, { paging: false, autoWidth: false, order: [], layout, columnDefs });
+  api.search.fixed("variants", (_, [name]) => !hidden.has(plain(name)));
+  if (api.rows().count() > 5) {
+    const box = document.createElement("input");
+    box.type = "search";
+    box.placeholder = "filter rows";
+    box.addEventListener("input", () => api.search(box.value).draw());
+    table.closest(".wide").before(box);
   }
-  for (const { group, name } of artists) group.style.display = hidden.has(name) ? "none" : "";
-}
-
-for (const table of document.querySelectorAll("table")) {
-  [...table.tHead.lastElementChild.cells].forEach((heading, column) => {
-    heading.tabIndex = 0;
-    heading.addEventListener("click", () => sortEntries(table, column, heading));
-    heading.addEventListener("keydown", (event) => {
-      if (event.key === "Enter") sortEntries(table, column, heading);
-    });
-  });
-  if (table.tBodies.length > 5) {
-    table.filter = document.createElement("input");
-    table.filter.type = "search";
-    table.filter.placeholder = "filter rows";
-    table.filter.addEventListener("input", showRows);
-    table.parentElement.before(table.filter);
-  }
-}
+  return api;
+});
 
 const results = document.querySelector("table.results");
 const panel = document.getElementById("variants");
-if (results && results.tBodies.length > 2) {
+if (results && results.tBodies[0].rows.length > 2) {
   panel.hidden = false;
-  for (const { name } of findEntries(results)) {
+  for (const row of results.tBodies[0].rows) {
+    const name = row.cells[0].textContent;
     const label = document.createElement("label");
     const box = document.createElement("input");
     box.type = "checkbox";
@@ -90,7 +64,8 @@ if (results && results.tBodies.length > 2) {
     box.addEventListener("change", () => {
       if (box.checked) hidden.delete(name);
       else hidden.add(name);
-      showRows();
+      for (const api of tables) api.draw();
+      for (const { group, name } of artists) group.style.display = hidden.has(name) ? "none" : "";
     });
     label.append(box, name);
     panel.append(label);
