@@ -21,7 +21,7 @@ from lit_attn.ablate.tune import Point, Search, read_search
 from lit_attn.ablate.variants import Variant, make_label, resolve
 from lit_attn.cells import records
 from lit_attn.cells.folder import State, read_cell, read_result
-from lit_attn.cells.inputs import MAX_FILES, collect_inputs
+from lit_attn.cells.inputs import MAX_FILES, change_finder, collect_data
 from lit_attn.cells.lock import CellLocked, hold_lock
 from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.data.base import Data
@@ -348,17 +348,20 @@ def _find_stale(jobs: list[Job]) -> Iterator[Job]:
 
     # Loading the data takes long, so cells with the same data share the hash.
     hashes: dict[str, str] = {}
+    find_change = change_finder()
     for job in jobs:
         result = read_result(job.folder, job.identity)
         if result is None:
             continue
         data, key = job.cell.experiment.data, job.cell.experiment.data.model_dump_json()
-        inputs = collect_inputs(job.cell.parts, data.input_paths())
-        count = len(inputs) - len(job.cell.parts)
-        if result.code != code_hash(job.cell.parts):
+        # A module that only training imports has no other stamp here than the recorded one.
+        code = {name: stamp for name, stamp in result.inputs.items() if name.endswith(".py")}
+        is_changed = find_change(result.model_copy(update={"inputs": code}))
+        inputs = (found := collect_data(data.input_paths())) | code
+        if is_changed or result.code != code_hash(job.cell.parts):
             yield job
         # Some data have no files, an empty stamp is unknown, and of many files some are recorded.
-        elif inputs != result.inputs or not 0 < count < MAX_FILES or "" in inputs.values():
+        elif inputs != result.inputs or not 0 < len(found) < MAX_FILES or "" in found.values():
             if key not in hashes:
                 hashes[key] = str(data.build(job.cell.seed, torch.device("cpu")).fingerprint())
             if result.data != hashes[key]:

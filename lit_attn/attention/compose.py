@@ -4,8 +4,7 @@
 - DCMHA: Xiao et al. 2024, "Improving Transformers with Dynamically Composable Multi-Head
   Attention", https://arxiv.org/abs/2405.08553, eq. 5-8 and appendix D.
 
-Shapes: B batch, n tokens, d width, H heads, R rank; a: (B, H, c, m), logits or weights of c queries
-and m keys.
+Shapes: B batch, n tokens, d width, H heads, R rank; a: (B, H, c, m), of c queries and m keys.
 """
 
 import functools

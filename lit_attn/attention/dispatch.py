@@ -35,8 +35,7 @@ class Inputs(NamedTuple):
 
     x (B, n, d), q (B, H, n, D), keys (B, H', M, n, D), v (B, n, H', D), z (B, H, n, D). Keys and
     values are those of `memory`: x itself, or in cross-attention m other tokens (B, m, d).
-    `temperature` is the logarithm of the learned factor of the logits. `cache` holds the tokens
-    before x.
+    `temperature` is the logarithm of the logits' learned factor. `cache` holds the tokens before x.
     """
 
     x: Tensor
@@ -242,8 +241,7 @@ def _call(
 ) -> Tensor:
     """Return `one_call` of the queries of a chunk for the keys that they can see.
 
-    Flash attention requires one width for q, k and v, on a GPU a multiple of 8: they are padded
-    with zeros.
+    Flash attention needs one width of q, k and v, on a GPU a multiple of 8: zeros pad them.
     """
     (queries, features), (m, n), width = q.shape[-2:], k.shape[2:4], v.shape[-1]
     if queries == 1 and mask is None and (m > 1 or features != width) and q.dtype.itemsize >= 4:

@@ -228,8 +228,7 @@ def _zero_gradients(q: Tensor, k: Tensor, z: Tensor | None, v: Tensor) -> list[T
 def choose_kernel(q: Tensor, k: Tensor, is_causal: bool) -> SDPBackend:
     """Return the kernel for q, k and values of the same width: flash, memory-efficient or MATH.
 
-    cuDNN's kernel is never returned, because its backward pass needs more than the output and the
-    log-sum-exp.
+    cuDNN's kernel is never returned: its backward pass needs more than output and log-sum-exp.
     """
     if q.device.type != "cuda":
         return SDPBackend(torch._fused_sdp_choice(q, k, k, None, 0.0, is_causal))

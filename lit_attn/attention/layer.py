@@ -272,8 +272,7 @@ def attn_layer(
     `chosen` is a value of `attention:` in YAML, a preset's name or a mapping such as
     `{"preset": "belief2", "residual": {"activation": "silu"}}`, or a specification. With
     `local_self_attention` the temperature is learned and no token attends to itself (LSA, Lee et
-    al. 2021, https://arxiv.org/abs/2112.13492, eq. 4-5). Raises ConfigError, a ValueError, for
-    other values.
+    al. 2021, https://arxiv.org/abs/2112.13492, eq. 4-5). Other values raise ConfigError.
     """
     return _chosen_class(attention_spec(chosen, "attn_layer"), local_self_attention)
 

@@ -8,8 +8,7 @@
 - Offset softmax: the released language models of Nguyen et al. 2022 (MGK), rows + 1e-6;
   github.com/minhtannguyen/transformer-mgk.
 
-Shapes: B batch, H heads, n tokens, D head width, c queries of a chunk, m keys, M keys for every
-token.
+Shapes: B batch, H heads, n tokens, D head width, c queries of a chunk, m keys, M keys per token.
 """
 
 import math

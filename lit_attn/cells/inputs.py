@@ -5,31 +5,40 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from hashlib import sha256
-from itertools import chain, islice
+from itertools import chain, islice, product
 from pathlib import Path
 
 from lit_attn.cells.records import Result
 from lit_attn.schema.plugins import FILE_HASHES, hash_source
 
 FOLDER = "names "  # Beginning of the stamp of a folder.
+LIBRARIES = Path(__file__).parents[1], Path(sys.prefix), Path(sys.base_prefix)
 MAX_FILES = 100  # Data files, and folders, that are recorded; ImageNet has 1.3 million files.
 
 
 def collect_inputs(parts: Iterable[Path], data: Iterable[Path]) -> dict[str, str]:
     """Return stamps of the imported plug-ins `parts`, and of the files and folders `data`.
 
-    Modules that were imported from the folder of a plug-in or the working directory count as well.
-    A stamp is the hash of a plug-in's code, the size and the modification time of a data file, the
-    hash of the names in a folder, or empty for a path that does not exist.
+    Imported modules below the folder of a plug-in or the working directory count as well. A stamp
+    is a hash of code, size and time of a data file, a hash of a folder's names, or empty if absent.
     """
     folders = {Path.cwd(): Path.cwd()}
     for path in parts:
         # A SLURM job imports a copy. Its stamps have the paths of the original.
         copy = Path(getattr(sys.modules.get(path.stem), "__file__", path))
         folders[copy.parent] = path.absolute().parent
-    code = [Path(getattr(m, "__file__", None) or os.devnull) for m in list(sys.modules.values())]
-    stamps = {str(folders[f.parent] / f.name): _stamp(f) for f in code if f.parent in folders}
+    code = {Path(getattr(m, "__file__", None) or os.devnull) for m in list(sys.modules.values())}
+    stamps = {
+        str(original / file.relative_to(copy)): _stamp(file)
+        for file, (copy, original) in product(code, folders.items())
+        if file.is_relative_to(copy) and not any(map(file.is_relative_to, LIBRARIES))
+    }
     stamps |= {str(path.absolute()): FILE_HASHES[path.resolve()].hex() for path in parts}
+    return collect_data(data) | stamps
+
+
+def collect_data(data: Iterable[Path]) -> dict[str, str]:
+    """Return the stamps of files and folders."""
     paths = list(data)
     walks = chain.from_iterable(map(os.walk, paths))
     # A named folder without files, such as `data`, may get folders of other data.
@@ -38,7 +47,7 @@ def collect_inputs(parts: Iterable[Path], data: Iterable[Path]) -> dict[str, str
     inside = (Path(folder, name) for folder, _, names in walked_folders for name in sorted(names))
     files = islice(chain((path for path in paths if not path.is_dir()), inside), MAX_FILES)
     recorded = (*files, *(Path(folder) for folder, _, _ in walked_folders))
-    return {str(path.absolute()): _stamp(path) for path in recorded} | stamps
+    return {str(path.absolute()): _stamp(path) for path in recorded}
 
 
 def change_finder() -> Callable[[Result | None], str]:

@@ -70,9 +70,7 @@ class MLflowLogger(MetricLogger, kind="mlflow"):
     """MLflow: a study is an experiment, and a cell is a run with the tag `identity`."""
 
     package: ClassVar[str] = "mlflow"
-    uri: str = Field(
-        description="address of a server or database: http://host:5000, sqlite:////path/mlflow.db"
-    )
+    uri: str = Field(description="http://host:5000 of a server, or sqlite:////path/mlflow.db")
 
     def build(self, study: str, name: str, identity: str, folder: Path) -> "Logger":
         from lightning.pytorch.loggers import MLFlowLogger

@@ -15,6 +15,7 @@ from lit_attn.cells.lock import hold_lock
 from lit_attn.cells.records import Result
 from lit_attn.config.data.text import TextFiles
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.plugins import hash_source
 from lit_attn.train import run_cell
 from lit_attn.training.provenance import code_hash
 
@@ -65,6 +66,23 @@ def test_results_of_other_code_or_data_are_stale(tmp_path: Path) -> None:
     assert select_cells([matrix], "stale") == [second]
     write(first, code="0123456789ab")
     assert select_cells([matrix], "stale") == [first, second]
+
+
+def test_a_changed_module_beside_a_plug_in_makes_results_stale(tmp_path: Path) -> None:
+    """The command that looks for stale cells has not imported the module."""
+    matrix = expand(studies.study(tmp_path, make_body("ok")), tmp_path / "runs", seeds=(0,))
+    (job,) = matrix.jobs
+    module = tmp_path / "package" / "layer.py"
+    module.parent.mkdir()
+    module.write_text("value = 1\n")
+    inputs = {str(module): hash_source(module.read_bytes()).hex()}
+    current = {"code": code_hash(()), "data": hash_data(job), "inputs": inputs}
+    fake_cells.result(job.cell).model_copy(update=current).write(job.folder / "result.json")
+    assert select_cells([matrix], "stale") == []
+    module.write_text("value = 2\n")
+    # The search itself does not forget the module.
+    assert select_cells([matrix], "stale") == [job]
+    assert select_cells([matrix], "stale") == [job]
 
 
 def test_without_a_chosen_cell_nothing_is_run_or_tuned(

@@ -16,7 +16,7 @@ from huggingface_hub import constants
 
 from lit_attn.ablate import dry_run, status
 from lit_attn.ablate.plan import Matrix, expand
-from lit_attn.cells.inputs import MAX_FILES, change_finder, collect_inputs
+from lit_attn.cells.inputs import MAX_FILES, change_finder, collect_data, collect_inputs
 from lit_attn.config.data.images import Cifar100
 from lit_attn.config.data.tables import TableText
 from lit_attn.schema.plugins import FILE_HASHES, hash_source
@@ -32,6 +32,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     for path in paths.values():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("value = 1\n")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(FILE_HASHES, paths["part"].resolve(), hash_source(b"value = 1\n"))
     return paths
 
@@ -74,6 +75,28 @@ def test_a_changed_or_missing_input_is_named(files: dict[str, Path], name: str) 
     assert find_change(inputs) == f"{files[name]} is missing"
 
 
+def test_modules_below_the_folder_of_a_plugin_or_the_working_directory_count(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package of the user makes results stale; libraries in a virtual environment do not."""
+    paths = [files["part"].parent / "blocks/norm.py", tmp_path / "package/deep/layer.py"]
+    library = tmp_path / "venv/library.py"
+    for number, path in enumerate((*paths, library)):
+        path.parent.mkdir(parents=True)
+        path.write_text("value = 1\n")
+        module = types.ModuleType(f"module_{number}")
+        module.__file__ = str(path)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("lit_attn.cells.inputs.LIBRARIES", [library.parent])
+    inputs = collect(files)
+    assert {*map(str, paths)} < set(inputs)
+    assert str(library) not in inputs
+    for path in paths:
+        path.write_text("value = 2\n")
+        assert find_change(inputs) == f"{path} has changed"
+        path.write_text("value = 1\n")
+
+
 def test_folders_that_this_machine_does_not_see_are_no_change(files: dict[str, Path]) -> None:
     inputs = collect(files)
     shutil.rmtree(files["image"].parents[1])
@@ -85,7 +108,7 @@ def test_the_number_of_recorded_files_is_limited(tmp_path: Path) -> None:
         (tmp_path / str(number)).touch()
     for number in range(MAX_FILES + 1):
         (tmp_path / "folders" / str(number)).mkdir(parents=True)
-    inputs = collect_inputs([], [tmp_path])
+    inputs = collect_data([tmp_path])
     assert Counter(Path(name).is_dir() for name in inputs) == {False: MAX_FILES, True: MAX_FILES}
 
 
@@ -123,11 +146,11 @@ def test_the_inputs_of_data_are_their_own_files(
 
 def test_a_new_revision_of_a_data_set_of_the_hub_is_a_change(tmp_path: Path) -> None:
     record = tmp_path / "refs" / "main"
-    unknown = collect_inputs([], [record])
+    unknown = collect_data([record])
     assert unknown == {str(record): ""}
     record.parent.mkdir()
     record.write_text("a" * 40)
-    inputs = collect_inputs([], [record])
+    inputs = collect_data([record])
     assert [find_change(inputs), find_change(unknown)] == ["", ""]
     record.write_text("b" * 40)
     age(record)

@@ -14,7 +14,7 @@ from helpers.training_cells import digits_cell
 from PIL import Image
 from pydantic import ValidationError
 
-from lit_attn.cells.inputs import change_finder, collect_inputs
+from lit_attn.cells.inputs import change_finder, collect_data
 from lit_attn.config.data.tables import TableImages, TableLabels, TableTargets, TableText
 from lit_attn.config.signatures import ImageTargets
 from lit_attn.schema.errors import ConfigError
@@ -81,7 +81,7 @@ def test_a_changed_image_of_a_table_makes_results_stale_at_once(
     config = TableTargets(
         name="t", train=path, test=path, targets=("x",), size=6, channels=1, batch_size=2
     )
-    inputs = collect_inputs([], config.input_paths())
+    inputs = collect_data(config.input_paths())
     assert set(inputs) == {str(path), *(str(tmp_path / row["image"]) for row in rows)}
     result = fake_cells.result(digits_cell()).model_copy(update={"inputs": inputs})
     assert change_finder()(result) == ""

@@ -127,8 +127,7 @@ class TableTags(LabelledTable, kind="table-tags"):
     """Lists of words and of their classes (numbers or names).
 
     A cell of CSV is such a list as Python writes it, or words between white space. Each word is
-    tokenized by itself, after a space; its class is that of its first token, and its other tokens
-    do not count.
+    tokenized by itself, after a space; its class is that of its first token, and no other counts.
     """
 
     has_tags = True

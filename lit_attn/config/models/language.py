@@ -16,8 +16,7 @@ class Init(Config):
     Biases start at zero and norm weights at one. `torch` is PyTorch's default for each kind of
     layer: uniform within 1 / sqrt(fan in), biases included; a tied embedding counts as a Linear.
     `fairseq` is the same with Xavier's rule in attention layers, and an encoder-decoder's embedding
-    of padding is zero.
-    Compositions across heads keep the initialisation of their paper.
+    of padding is zero. Compositions across heads keep the initialisation of their paper.
     """
 
     matrices: PositiveFloat | Literal["torch", "fairseq"] = Field(

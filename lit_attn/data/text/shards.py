@@ -91,8 +91,7 @@ class ShardWriter:
 
     Tokens are appended to `<split>.bin.partial`. Once they are on disk, `progress.json` is replaced
     and says how many of them count; a resumed run truncates the rest and skips the documents done.
-    Raises ConfigError for a complete folder, and for one begun with another `recipe` (source and
-    tokenizer).
+    Raises ConfigError for a complete folder, and for one begun with another `recipe`.
     """
 
     def __init__(
