@@ -7,14 +7,15 @@
 # CI does not build this image.
 FROM python:3.11-slim
 
-# `training.compile` compiles C++ code when a cell starts.
-RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+# `training.compile` compiles C++ code when a cell starts, and mmsegmentation's OpenCV loads libGL.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ libgl1 libglib2.0-0 \
+    && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/lit_attn
 COPY pyproject.toml constraints.txt README.md LICENSE ablations.yaml ./
 COPY experiments experiments
 COPY lit_attn lit_attn
-RUN pip install --no-cache-dir ".[completion,slurm,text]" -c constraints.txt
+RUN pip install --no-cache-dir ".[completion,segmentation,slurm,text,trackers,transformers,tune]" -c constraints.txt
 
 # `--user` names a user that the image does not know: caches need a folder, and libraries a name.
 ENV HOME=/tmp USER=lit_attn
