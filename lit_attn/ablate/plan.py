@@ -356,9 +356,9 @@ def _find_stale(jobs: list[Job]) -> Iterator[Job]:
         data, key = job.cell.experiment.data, job.cell.experiment.data.model_dump_json()
         # A module that only training imports has no other stamp here than the recorded one.
         code = {name: stamp for name, stamp in result.inputs.items() if name.endswith(".py")}
-        is_changed = find_change(result.model_copy(update={"inputs": code}))
+        change = find_change(result.model_copy(update={"inputs": code}))
         inputs = (found := collect_data(data.input_paths())) | code
-        if is_changed or result.code != code_hash(job.cell.parts):
+        if change or result.code != code_hash(job.cell.parts):
             yield job
         # Some data have no files, an empty stamp is unknown, and of many files some are recorded.
         elif inputs != result.inputs or not 0 < len(found) < MAX_FILES or "" in found.values():
