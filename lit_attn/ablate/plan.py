@@ -357,11 +357,11 @@ def _find_stale(jobs: list[Job]) -> Iterator[Job]:
         # A module that only training imports has no other stamp here than the recorded one.
         code = {name: stamp for name, stamp in result.inputs.items() if name.endswith(".py")}
         change = find_change(result.model_copy(update={"inputs": code}))
-        inputs = (found := collect_data(data.input_paths())) | code
+        inputs = (stamps := collect_data(data.input_paths())) | code
         if change or result.code != code_hash(job.cell.parts):
             yield job
         # Some data have no files, an empty stamp is unknown, and of many files some are recorded.
-        elif inputs != result.inputs or not 0 < len(found) < MAX_FILES or "" in found.values():
+        elif inputs != result.inputs or not 0 < len(stamps) < MAX_FILES or "" in stamps.values():
             if key not in hashes:
                 hashes[key] = str(data.build(job.cell.seed, torch.device("cpu")).fingerprint())
             if result.data != hashes[key]:
