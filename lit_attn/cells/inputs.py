@@ -12,7 +12,7 @@ from lit_attn.cells.records import Result
 from lit_attn.schema.plugins import FILE_HASHES, hash_source
 
 FOLDER = "names "  # Beginning of the stamp of a folder.
-LIBRARIES = Path(__file__).parents[1], Path(sys.prefix), Path(sys.base_prefix)
+LIBRARIES = {str(Path(__file__).parents[1]), sys.base_prefix, "site-packages"}
 MAX_FILES = 100  # Data files, and folders, that are recorded; ImageNet has 1.3 million files.
 
 
@@ -31,7 +31,7 @@ def collect_inputs(parts: Iterable[Path], data: Iterable[Path]) -> dict[str, str
     stamps = {
         str(original / file.relative_to(copy)): _stamp(file)
         for file, (copy, original) in product(code, folders.items())
-        if file.is_relative_to(copy) and not any(map(file.is_relative_to, LIBRARIES))
+        if file.is_relative_to(copy) and LIBRARIES.isdisjoint((*file.parts, *map(str, file.parents)))
     }
     stamps |= {str(path.absolute()): FILE_HASHES[path.resolve()].hex() for path in parts}
     return collect_data(data) | stamps

@@ -80,14 +80,13 @@ def test_modules_below_the_folder_of_a_plugin_or_the_working_directory_count(
 ) -> None:
     """A package of the user makes results stale; libraries in a virtual environment do not."""
     paths = [files["part"].parent / "blocks/norm.py", tmp_path / "package/deep/layer.py"]
-    library = tmp_path / "venv/library.py"
+    library = tmp_path / "venv/lib/site-packages/library.py"
     for number, path in enumerate((*paths, library)):
         path.parent.mkdir(parents=True)
         path.write_text("value = 1\n")
         module = types.ModuleType(f"module_{number}")
         module.__file__ = str(path)
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr("lit_attn.cells.inputs.LIBRARIES", [library.parent])
     inputs = collect(files)
     assert {*map(str, paths)} < set(inputs)
     assert str(library) not in inputs
