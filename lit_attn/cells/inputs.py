@@ -12,7 +12,7 @@ from lit_attn.cells.records import Result
 from lit_attn.schema.plugins import FILE_HASHES, hash_source
 
 FOLDER = "names "  # Beginning of the stamp of a folder.
-LIBRARIES = {str(Path(__file__).parents[1]), sys.base_prefix, "site-packages"}
+LIBRARY = {str(Path(__file__).parents[1]), sys.base_prefix, "site-packages"}  # No user's code.
 MAX_FILES = 100  # Data files, and folders, that are recorded; ImageNet has 1.3 million files.
 
 
@@ -29,9 +29,9 @@ def collect_inputs(parts: Iterable[Path], data: Iterable[Path]) -> dict[str, str
         folders[copy.parent] = path.absolute().parent
     code = {Path(getattr(m, "__file__", None) or os.devnull) for m in list(sys.modules.values())}
     stamps = {
-        str(original / file.relative_to(copy)): _stamp(file)
-        for file, (copy, original) in product(code, folders.items())
-        if file.is_relative_to(copy) and LIBRARIES.isdisjoint((*file.parts, *map(str, file.parents)))
+        str(original / path.relative_to(copy)): _stamp(path)
+        for path, (copy, original) in product(code, folders.items())
+        if path.is_relative_to(copy) and LIBRARY.isdisjoint((*path.parts, *map(str, path.parents)))
     }
     stamps |= {str(path.absolute()): FILE_HASHES[path.resolve()].hex() for path in parts}
     return collect_data(data) | stamps
