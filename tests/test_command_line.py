@@ -257,8 +257,7 @@ def test_the_dockerfile_copies_all_that_the_wheel_is_built_from() -> None:
     copied = {name for line in lines if line.startswith("COPY ") for name in line.split()[1:-1]}
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project, wheel = settings["project"], settings["tool"]["hatch"]["build"]["targets"]["wheel"]
-    licences = {Path(name).parts[0] for name in project["license-files"]}
-    built_from = {project["readme"], *licences, *wheel["packages"]}
+    built_from = {project["readme"], *project["license-files"], *wheel["packages"]}
     assert copied == built_from | {*wheel["force-include"], "pyproject.toml", "constraints.txt"}
     assert all((ROOT / name).exists() for name in copied)
 

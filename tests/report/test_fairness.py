@@ -339,7 +339,7 @@ def test_times_that_were_measured_alone_replace_those_of_the_cells(tmp_path: Pat
     ]
     StepTimes(device="CPU", variants=timed).write(study / "step_times.json")
     page = read_page(tmp_path)
-    assert "measured for each variant alone, interleaved with the baseline; the" in page
+    assert "for each variant alone (not for belief2), interleaved with the baseline; the" in page
     assert "is at most 4.0 % of the median over five rounds (standard)." in page
     # The median over a run is another time.
     assert "median over the training steps" not in page
