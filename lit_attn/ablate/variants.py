@@ -195,10 +195,14 @@ class Variant:
         return self.written_name if self.stretch == 1 else self.name
 
     def error(self, study: str, error: str | ConfigError) -> ConfigError:
-        """Return an error in the line of its key, or of the variant if the file lacks the key."""
+        """Return an error in the line of its key.
+
+        It has the line of the variant if the experiment lacks the key, or if the error concerns a
+        section in which the study has changed a key.
+        """
         keys = str(error).replace(": ", ".").split(".")
-        where = locate(self.tree, keys) if keys[0] in self.tree else self.where
-        return ConfigError(f"{where}: {study}: variant '{self.name}': {error}")
+        where = locate(self.tree, keys, self.where.file) if keys[0] in self.tree else None
+        return ConfigError(f"{where or self.where}: {study}: variant '{self.name}': {error}")
 
     def cell(self, study: str, seed: int) -> Cell:
         """Return the cell of this variant with `seed`, which must be valid."""

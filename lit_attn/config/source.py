@@ -74,8 +74,12 @@ class Sequence(list[Any]):
         self.where.append(where)
 
 
-def locate(tree: Any, keys: Iterable[str | int]) -> Where | None:
-    """Return the line of the deepest of `keys` in `tree`, or None if `tree` is not from YAML."""
+def locate(tree: Any, keys: Iterable[str | int], file: str | None = None) -> Where | None:
+    """Return the line of the deepest of `keys` in `tree`, or None if `tree` is not from YAML.
+
+    The line of a mapping is that of its kind, because another file can have changed the kind.
+    Returns None as well if the value of the key contains a line of `file`.
+    """
     where = tree.at if isinstance(tree, Mapping | Sequence) else None
     for key in keys:
         if isinstance(tree, Mapping) and key in tree:
@@ -84,7 +88,9 @@ def locate(tree: Any, keys: Iterable[str | int]) -> Where | None:
             where, tree = tree.where[key], tree[key]
         else:
             break
-    return where
+    if _contains_line_of(tree, file):
+        return None
+    return tree.where.get("kind", where) if isinstance(tree, Mapping) else where
 
 
 def load(path: Path, text: str | None = None) -> Mapping:
@@ -113,6 +119,15 @@ def format_value(value: object) -> str:
     if value is None:
         return "none"
     return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+def _contains_line_of(tree: Any, file: str | None) -> bool:
+    if not isinstance(tree, Mapping):
+        return False
+    lines = tree.where.values()
+    return any(line.file == file for line in lines) or any(
+        _contains_line_of(value, file) for value in tree.values()
+    )
 
 
 def _parse(text: str, file: str, lines: bool = True) -> Any:

@@ -1,5 +1,6 @@
 """Strict configurations and families of configurations that `kind` tells apart."""
 
+import difflib
 import json
 import re
 from abc import ABC
@@ -212,6 +213,8 @@ class Kind(Config):
             hint = suggest(kind, cls.family)
             if ":" in kind and "module" in cls.family:
                 hint = f"; write {{kind: module, import: '{kind}'}}"
+            elif not difflib.get_close_matches(kind, cls.family, n=1, cutoff=0.75):
+                hint += " (a kind of your own needs its file under `parts`)"
             raise ValueError(f"'{kind}' is not a known {cls.family_name()}{hint}")
         return cls.family[kind].model_validate(mapping)
 

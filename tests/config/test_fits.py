@@ -100,7 +100,7 @@ def test_a_dry_run_reports_a_mistake_without_torch(tmp_path: Path) -> None:
         ("{model.depth: 2}", "ablations.yaml:10", "match: parameters: "),
         (
             "{similarity: {kind: mixture, prior: clamped, prior_scope: position, positions: 3}}",
-            "experiment.yaml:2",
+            "ablations.yaml:10",
             "model: 5 tokens, but the mixture's weights are for 3 positions",
         ),
     ],
@@ -108,7 +108,7 @@ def test_a_dry_run_reports_a_mistake_without_torch(tmp_path: Path) -> None:
 def test_a_dry_run_with_params_names_the_variant(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str, line: str, message: str
 ) -> None:
-    """Only the built model can detect these mistakes; mistakes of the model have its line."""
+    """Only the built model can detect these mistakes; the variant has changed the model."""
     path = studies.write(tmp_path, f"baseline: a\ncells:\n  a: {{}}\n  b: {change}")
     assert main([str(path), "--dry-run"]) == 0
     capsys.readouterr()
