@@ -152,19 +152,15 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> "Figure | Non
     shown = [name for name in names if name in values and len(values[name].dropna()) > 2]
     if len(shown) < 2 or shown[0] != study.plan.baseline:
         return None
-    # Three forward passes of a batch, unless both passes were counted.
-    numbers = [[study.measurements(m, n)[:1] for m in ("flops", "batch_size")] for n in shown]
-    estimates = [3.0 * f[0] * b[0] if f and b else None for f, b in numbers]
-    counted = {variant.name: variant.step_flops for variant in study.plan.variants}
     costs: dict[str, list[float | None]] = {
         "step": [1.0] * len(shown),
-        "training FLOPs": [counted[n] or x for n, x in zip(shown, estimates, strict=True)],
+        "training FLOPs": [_step_flops(study, name) for name in shown],
         "seconds of training": [study.step_time(name) for name in shown],
     }
     units = {label: scales for label, scales in costs.items() if None not in scales}
     figure = drawing.new_figure(4.2)
     grid = figure.subplots(2, len(units), sharex="col", sharey="row", squeeze=False)
-    key: drawing.Key = {name: (c, "-") for name, c in zip(shown, COLOURS, strict=False)}
+    key: drawing.Key = {name: (colour, "-") for name, colour in zip(shown, COLOURS, strict=False)}
     for (top, bottom), (label, scales) in zip(grid.T, units.items(), strict=True):
         start = None
         for name, scale in zip(shown, scales, strict=True):
@@ -174,8 +170,10 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> "Figure | Non
             drawing.draw_band(top, rows.stack().droplevel(1), *key[name], label=name)
             inside = rows[rows.index <= start.index.max()]
             seeds = inside.columns.intersection(start.columns)
-            reference = {s: np.interp(inside.index, start.index, start[s]) for s in seeds}
-            differences = {seed: inside[seed] - reference[seed] for seed in seeds}
+            differences = {
+                seed: inside[seed] - np.interp(inside.index, start.index, start[seed])
+                for seed in seeds
+            }
             if name != shown[0] and differences:
                 drawing.draw_band(bottom, pd.concat(differences.values()), *key[name], label=name)
         bottom.axhline(0, color=GREY, linewidth=0.8)
@@ -184,6 +182,14 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> "Figure | Non
     grid[1][0].set_ylabel(f"difference to {drawing.short_names(shown, 20)[0]}")
     drawing.add_legend(figure, key)
     return figure
+
+
+def _step_flops(study: StudyRecord, variant: str) -> float | None:
+    """Return the FLOPs of a training step: counted, or three forward passes of a batch."""
+    planned = next(entry for entry in study.plan.variants if entry.name == variant)
+    passes, batches = (study.measurements(name, variant) for name in ("flops", "batch_size"))
+    estimate = 3.0 * passes[0] * batches[0] if passes and batches else None
+    return planned.step_flops or estimate
 
 
 COSTS = {

@@ -202,9 +202,9 @@ def _format(column: config.Column, published: list[str], values: Values, base: V
     digits = max(map(count_decimals, published)) if any(map(config.find_numbers, published)) else 2
     digits = digits if column.digits is None else column.digits
     mean = statistics.fmean(values.values())
-    if column.value == "parameters":
-        # Small models have far fewer parameters than the paper's: two digits remain.
-        digits = max(digits, 1 - math.floor(math.log10(mean)))
+    if column.value == "parameters" or 0 < abs(mean) < 1:
+        # Small models have fewer parameters and shorter times than the paper: two digits remain.
+        digits = max(digits, 1 - math.floor(math.log10(abs(mean))))
     units = {match[1] for text in published if (match := re.match(r"[\d.]+([KMBG%])", text))}
     unit = units.pop() if len(units) == 1 else ""
     shown = values.values() if column.file else [mean]

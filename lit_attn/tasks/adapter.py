@@ -61,6 +61,7 @@ class Adapter(TaskModule):
         try:
             module = load_class(config)(network, **config.arguments)
         except Exception as error:
+            # A constructor of the user can raise any exception.
             raise ConfigError(f"task: {explain_failure(error, config.target)}") from error
         self.measures = config.measures
         super().__init__(module, data, optimizer, rate)

@@ -3,6 +3,7 @@
 import tarfile
 from pathlib import Path
 
+import pytest
 from helpers.paths import EXPERIMENTS, ROOT
 
 from lit_attn.config.papers import read_paper
@@ -18,13 +19,18 @@ def unpack(name: str, runs: Path) -> None:
         archive.extractall(runs, filter="data")
 
 
-def test_the_records_of_a_page_have_its_values(tmp_path: Path) -> None:
-    unpack("paper-attentionx-small", tmp_path / "runs")
-    source = read_paper("attentionx", "embedded", EXPERIMENTS / "papers")
+@pytest.mark.parametrize("folder", sorted(EVIDENCE.glob("paper-*")), ids=lambda path: path.name)
+def test_the_records_of_a_page_have_its_values(folder: Path, tmp_path: Path) -> None:
+    if not (folder / "records.tar.xz").is_file():
+        pytest.skip("its records were not kept")
+    unpack(folder.name, tmp_path / "runs")
+    paper = folder.name.removeprefix("paper-").removesuffix("-small")
+    source = read_paper(paper, "embedded", EXPERIMENTS / "papers")
     page = write_paper(source, tmp_path / "runs", tmp_path)
-    committed = EVIDENCE / "paper-attentionx-small" / "table-1.csv"
-    assert page.with_name("table-1.csv").read_bytes() == committed.read_bytes()
-    assert page.with_name("figure-1-panels.svg").is_file()
+    for committed in folder.glob("table-*.csv"):
+        assert page.with_name(committed.name).read_bytes() == committed.read_bytes()
+    for figure in folder.glob("figure-*.svg"):
+        assert page.with_name(figure.name).is_file()
 
 
 def test_the_records_of_studies_have_their_values_and_the_change(tmp_path: Path) -> None:

@@ -316,7 +316,7 @@ def test_parameters_of_small_models_have_two_digits(tmp_path: Path) -> None:
 def test_counts_of_the_published_set_up_do_not_scale_small_results(tmp_path: Path) -> None:
     """320 is the number of evaluation batches of the published set-up."""
     heading = "inference time (s) per iteration"
-    for size, expected in (("", "0.006 (-) (n=5)"), ("embedded", "")):
+    for size, expected in (("", "0.0063 (-) (n=5)"), ("embedded", "")):
         run_invented(tmp_path / size, "beliefformer", ["2"], lambda name, seed: 3.0, size)
         cells = entries(tmp_path / size, "beliefformer", "2", size)
         assert cells["Transformer", heading] == expected
