@@ -197,8 +197,7 @@ class Variant:
     def error(self, study: str, error: str | ConfigError) -> ConfigError:
         """Return an error in the line of its key.
 
-        It has the line of the variant if the experiment lacks the key, or if the error concerns a
-        section in which the study has changed a key.
+        It is the line of the variant if the experiment has no such key or the study changes it.
         """
         keys = str(error).replace(": ", ".").split(".")
         where = locate(self.tree, keys, self.where.file) if keys[0] in self.tree else None

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from lit_attn.schema.base import Kind, Share
 
@@ -130,25 +130,6 @@ class Polynomial(Schedule, kind="polynomial"):
     def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
         remaining = max(0.0, 1 - step / (steps_per_epoch * epochs))
         return self.end + (peak - self.end) * remaining**self.power
-
-
-class LaggedCosine(Schedule, kind="lagged-cosine"):
-    """Per epoch e: end + (lr - end) (1 + cos(pi (e - lag) / epochs)) / 2, and the peak in epoch 0.
-
-    A set-up that calls its schedule with `epoch` after the epoch lags by one (DeiT); the set-up of
-    ViT-small on CIFAR calls it with epoch - 1 and lags by two (docs/setups.md).
-    """
-
-    lag: NonNegativeInt = Field(2, description="epochs by which the cosine lags")
-    end: End = 0.0
-
-    def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
-        epoch = step // steps_per_epoch
-        # Epoch 0 runs before the first call. The argument of epoch 1 is negative: cos(-x) = cos(x).
-        if epoch == 0:
-            return peak
-        share = (1 + math.cos(math.pi * (epoch - self.lag) / epochs)) / 2
-        return self.end + (peak - self.end) * share
 
 
 class Trapezoid(Schedule, kind="trapezoid"):

@@ -88,9 +88,8 @@ def locate(tree: Any, keys: Iterable[str | int], file: str | None = None) -> Whe
             where, tree = tree.where[key], tree[key]
         else:
             break
-    if _contains_line_of(tree, file):
-        return None
-    return tree.where.get("kind", where) if isinstance(tree, Mapping) else where
+    where = tree.where.get("kind", where) if isinstance(tree, Mapping) else where
+    return None if file in _files(tree) else where
 
 
 def load(path: Path, text: str | None = None) -> Mapping:
@@ -121,13 +120,10 @@ def format_value(value: object) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
-def _contains_line_of(tree: Any, file: str | None) -> bool:
-    if not isinstance(tree, Mapping):
-        return False
-    lines = tree.where.values()
-    return any(line.file == file for line in lines) or any(
-        _contains_line_of(value, file) for value in tree.values()
-    )
+def _files(tree: Any) -> set[str]:
+    """Return the files whose lines a mapping contains."""
+    lines = tree.where.values() if isinstance(tree, Mapping) else ()
+    return {line.file for line in lines}.union(*map(_files, tree.values() if lines else ()))
 
 
 def _parse(text: str, file: str, lines: bool = True) -> Any:

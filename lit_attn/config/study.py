@@ -155,11 +155,8 @@ def read_studies(path: Path, texts: dict[Path, str] | None = None) -> dict[str, 
     """
     texts = texts or {}
     tree = load(path, texts.get(path))
-    if "studies" not in tree and "model" in tree:
-        text = f"name it in a study with `experiment: {path.name}`"
-        raise ConfigError(f"{path}: is an experiment and has no studies; {text}")
     for key in tree:
-        require(f"{tree.where[key]}: unknown key", key, ["studies"])
+        require(f"{tree.where[key]}: a file of studies has no key", key, ["studies"])
     studies = tree.get("studies")
     if not isinstance(studies, Mapping) or not studies:
         raise ConfigError(f"{path}: needs 'studies', a mapping of names to studies")

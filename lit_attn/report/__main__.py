@@ -21,6 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     add = parser.add_argument
     add("runs", type=Path, nargs="?", help="folder that the runner wrote")
     add("--study", nargs="+", action="extend", metavar="NAME", help="report only these studies")
+    add("--across", nargs="+", metavar="NAME", help="one table of these studies, with mean ranks")
     meaning = "write tables and figures to DIR (default: reports)"
     add("--reports", type=Path, default=Path("reports"), metavar="DIR", help=meaning)
     add("--csv", type=Path, metavar="FILE", help="table with variant, seed and metric columns")
@@ -36,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     conditions = {
         "--paper": (options.paper, ("small",)),
         "--csv": (options.csv, ("baseline", "metric")),
-        "a folder of runs": (options.runs and not options.paper, ("study",)),
+        "a folder of runs": (options.runs and not options.paper, ("study", "across")),
     }
     for condition, (is_met, names) in conditions.items():
         for name in names:
@@ -51,6 +52,12 @@ def main(arguments: list[str] | None = None) -> int:
 
         source = read_paper(options.paper, options.small)
         print(write_paper(source, options.runs or Path("runs"), options.reports))
+        return 0
+    if options.across:
+        from lit_attn.report.read import read_studies
+        from lit_attn.report.study_ranks import write_across
+
+        print(write_across(list(read_studies(options.runs, options.across)), options.reports))
         return 0
     if options.csv:
         from lit_attn.report import write

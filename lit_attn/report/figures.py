@@ -170,10 +170,8 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> "Figure | Non
             drawing.draw_band(top, rows.stack().droplevel(1), *key[name], label=name)
             inside = rows[rows.index <= start.index.max()]
             seeds = inside.columns.intersection(start.columns)
-            differences = {
-                seed: inside[seed] - np.interp(inside.index, start.index, start[seed])
-                for seed in seeds
-            }
+            reference = {seed: np.interp(inside.index, start.index, start[seed]) for seed in seeds}
+            differences = {seed: inside[seed] - reference[seed] for seed in seeds}
             if name != shown[0] and differences:
                 drawing.draw_band(bottom, pd.concat(differences.values()), *key[name], label=name)
         bottom.axhline(0, color=GREY, linewidth=0.8)
@@ -188,8 +186,7 @@ def _step_flops(study: StudyRecord, variant: str) -> float | None:
     """Return the FLOPs of a training step: counted, or three forward passes of a batch."""
     planned = next(entry for entry in study.plan.variants if entry.name == variant)
     passes, batches = (study.measurements(name, variant) for name in ("flops", "batch_size"))
-    estimate = 3.0 * passes[0] * batches[0] if passes and batches else None
-    return planned.step_flops or estimate
+    return planned.step_flops or (3.0 * passes[0] * batches[0] if passes and batches else None)
 
 
 COSTS = {

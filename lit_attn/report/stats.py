@@ -198,6 +198,20 @@ def holm_over_studies(studies: Sequence[Sequence[float]]) -> list[list[float]]:
     return [[adjusted[p] for p in study] for study in studies]
 
 
+def friedman_nemenyi(ranks: Floats, alpha: float) -> tuple[float, float]:
+    """Return Friedman's p and Nemenyi's critical difference of mean ranks.
+
+    `ranks` is (tasks, variants). Source: Demšar, "Statistical comparisons of classifiers over
+    multiple data sets", 2006.
+    """
+    from scipy.stats import friedmanchisquare, studentized_range
+
+    tasks, count = ranks.shape
+    p = float(friedmanchisquare(*ranks.T).pvalue)
+    quantile = studentized_range.ppf(1 - alpha, count, math.inf) / math.sqrt(2)
+    return p, float(quantile * math.sqrt(count * (count + 1) / (6 * tasks)))
+
+
 def seeds_needed(differences: Sequence[float]) -> tuple[int, int] | None:
     """Return the range of pairs that a two-sided paired t test at 0.05 needs for 80 % power.
 

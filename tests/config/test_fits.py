@@ -70,7 +70,8 @@ def test_an_error_names_the_line_of_the_key(tmp_path: Path) -> None:
 def test_models_and_data_that_do_not_fit_are_refused(
     experiment: str, section: str, changes: dict[str, object], message: str
 ) -> None:
-    load_parts([EXPERIMENTS / "imagenet_local_vit.py", EXPERIMENTS / "lra_listops.py"])
+    names = ("imagenet_local_vit.py", "lagged_cosine.py", "lra_listops.py")
+    load_parts([EXPERIMENTS / name for name in names])
     sections = load(EXPERIMENTS / f"{experiment}.yaml")
     for key, value in changes.items():
         sections[section][key] = value

@@ -1,12 +1,10 @@
 """Schedules against the published formulas (docs/setups.md)."""
 
-import math
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import studies
-from timm.scheduler import CosineLRScheduler
 
 from lit_attn.ablate import dry_run
 from lit_attn.ablate.plan import expand
@@ -14,7 +12,6 @@ from lit_attn.config.schedules import (
     Constant,
     Cosine,
     InverseSquareRoot,
-    LaggedCosine,
     OneCycle,
     Polynomial,
     Trapezoid,
@@ -30,17 +27,6 @@ def test_belief2_cifar100_warms_up_per_step_then_falls_to_the_floor() -> None:
     assert rate(halfway) == pytest.approx((1e-3 + 1e-6) / 2)
     assert rate(117_100) == pytest.approx(1e-6)
     assert rate(10**9) == pytest.approx(1e-6)
-
-
-def test_the_vit_small_schedule_lags_by_two_epochs() -> None:
-    """lr(0) = lr0; lr(e) = lr0 (1 + cos(pi (e - 2) / T)) / 2, about 1.5e-8 in the last of 400."""
-    rate = LaggedCosine().rate(1e-4, 98, 400)
-    assert rate(0) == rate(97) == 1e-4
-    for epoch in (1, 2, 7, 250):
-        expected = 0.5e-4 * (1 + math.cos(math.pi * (epoch - 2) / 400))
-        assert rate(98 * epoch) == rate(98 * epoch + 97) == pytest.approx(expected)
-    assert rate(98 * 2) == 1e-4
-    assert rate(98 * 399) == pytest.approx(1.4e-8, rel=0.02)
 
 
 def test_a_constant_rate_never_changes() -> None:
@@ -71,18 +57,6 @@ def test_modded_nanogpts_rate_rises_stays_and_falls_to_zero() -> None:
 def test_a_trapezoid_without_ramps_is_constant() -> None:
     rate = Trapezoid().rate(0.3, 5, 2)
     assert {rate(step) for step in range(20)} == {0.3}
-
-
-def test_the_deit_schedule_equals_the_timm_schedule() -> None:
-    """In BeliefFormer's ImageNet set-up, `step(epoch)` after an epoch sets the next rate."""
-    schedule = LaggedCosine(lag=1, end=1e-5)
-    rate = schedule.rate(1.25e-4, 20_018, 300)
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.25e-4)
-    timms = CosineLRScheduler(optimizer, t_initial=300, lr_min=1e-5)
-    for epoch in range(300):
-        expected = pytest.approx(optimizer.param_groups[0]["lr"])
-        assert rate(20_018 * epoch) == rate(20_018 * epoch + 20_017) == expected
-        timms.step(epoch)
 
 
 def test_dcmha_warms_up_over_ten_thousand_steps_and_falls_to_a_tenth() -> None:

@@ -76,7 +76,7 @@ def test_a_mistake_in_the_model_is_in_its_file_if_variants_choose_the_attention(
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("studies:", "study:", "1: unknown key 'study'; did you mean 'studies'?"),
+        ("studies:", "study:", "1: a file of studies has no key 'study'; did you mean 'studies'?"),
         ("experiment.yaml", "experimnt.yaml", "4: studies.tiny.experiment: no file "),
         ("experiment.yaml", "x" * 999, "4: studies.tiny.experiment: no file "),
         ("seeds: 2", "seeds: [1, 1]", "6: studies.tiny.seeds: a seed is written twice"),

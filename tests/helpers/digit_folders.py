@@ -55,7 +55,7 @@ def experiment(root: Path, **changes: Any) -> dict[str, Any]:
         },
         "loss": {"label_smoothing": 0.1},
         "optimizer": {"kind": "adamw", "lr": 3e-3, "weight_decay": 0.05, "decay": "matrices"},
-        "schedule": {"kind": "lagged-cosine", "lag": 1},
+        "schedule": {"kind": "cosine"},
         "training": {"epochs": 2, "accelerator": "cpu"},
     }
     for section, values in changes.items():

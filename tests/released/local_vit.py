@@ -49,7 +49,7 @@ REPOSITORY, COMMIT, RUNS = (
     ["0", "1", "growing-0", "growing-1"],
 )
 EXPERIMENT = "experiments/imagenet_local_vit.yaml"
-PLUG_IN = EXPERIMENTS / "imagenet_local_vit.py"
+PLUG_INS = [EXPERIMENTS / "imagenet_local_vit.py", EXPERIMENTS / "lagged_cosine.py"]
 LIBRARIES = ("timm==0.3.2",)
 """Version that the requirements of the repository name."""
 TOLERANCES = {
@@ -226,7 +226,7 @@ def untrained(theirs: Tensors) -> Tensors:
 def replay(run: str, folder: Path) -> Replay:
     """Return this project's side: the shipped experiment, shrunk to the recorded size."""
     seed, sizes = images_of(run)
-    load_parts([PLUG_IN])
+    load_parts(PLUG_INS)
     cell = vision.folder_cell(
         EXPERIMENT.removeprefix("experiments/"),
         folder,

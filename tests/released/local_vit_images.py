@@ -115,7 +115,7 @@ def replay(run: str, folder: Path) -> Arrays:
     write_pictures(folder)
     sizes = {"data.sizes": [32, 96, 160], "data.epochs_per_size": 1}
     small = {"data.path": str(folder), "data.classes": CLASSES, "data.workers": 0}
-    load_parts([local_vit.PLUG_IN])
+    load_parts(local_vit.PLUG_INS)
     cell = shipped_cell(EXPERIMENT.removeprefix("experiments/"), small | sizes, int(run))
     experiment = cell.experiment
     data = experiment.data.build(int(run), torch.device("cpu"))

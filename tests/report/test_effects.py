@@ -1,4 +1,4 @@
-"""Factorial effects, and contrasts between studies."""
+"""Factorial effects, contrasts between studies, and the table across studies."""
 
 import itertools
 from dataclasses import replace
@@ -11,6 +11,7 @@ from helpers.fake_study import accuracy_of, read, write_study
 
 from lit_attn.cells.records import Metric, Plan, PlannedVariant
 from lit_attn.report import stats, write_reports
+from lit_attn.report.__main__ import main
 from lit_attn.report.effects import Effect, find_effects
 from lit_attn.report.read import CellRecord, StudyRecord
 
@@ -158,3 +159,64 @@ def test_welch_interval_covers_the_truth() -> None:
         covered += low <= 0 <= high
     assert 0.92 <= covered / 500 <= 0.98
     assert stats.welch_interval([1.0], [2.0, 3.0]) == (None, None)
+
+
+def test_ranks_across_studies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loss = Metric(name="test/loss", label="loss", goal="min", scale=1)
+    write_study(tmp_path / "runs", name="one", seeds=3)
+    write_study(tmp_path / "runs", name="two", seeds=3, metric=loss)
+    write_study(tmp_path / "runs", name="three", variants={"standard": 0.05, "new": 0.0}, seeds=3)
+    out = ["--reports", str(tmp_path / "reports")]
+    assert main([str(tmp_path / "runs"), "--across", "one", "two", "three", *out]) == 0
+    assert capsys.readouterr().out.strip().endswith("across.html")
+    text = (tmp_path / "reports" / "across.md").read_text()
+    assert "3 studies are a small sample of tasks" in text
+    assert "all planned seeds in every study (1)." in text
+    assert main([str(tmp_path / "runs"), "--across", "one", "two", *out]) == 0
+    rows = (tmp_path / "reports" / "across.md").read_text().splitlines()
+    ranks = {row.split(" | ")[0].strip("| "): row.split(" | ")[-1] for row in rows[2:5]}
+    assert ranks == {"standard": "3.00 |", "belief": "2.00 |", "belief2": "1.00 |"}
+    table = pd.read_csv(tmp_path / "reports" / "across.csv")
+    assert table.columns.tolist() == ["variant", "one", "two"]
+    assert main([str(tmp_path / "runs"), "--across", "on", *out]) == 2
+    assert "did you mean 'one'?" in capsys.readouterr().err
+
+
+def test_a_variant_with_failed_seeds_has_no_rank_across_studies(tmp_path: Path) -> None:
+    """The seeds that finished would flatter it."""
+    failures = {("belief2", 0): "diverged", ("belief2", 2): "diverged"}
+    write_study(tmp_path / "runs", name="one", seeds=3, failures=failures)
+    write_study(tmp_path / "runs", name="two", seeds=3)
+    out = ["--reports", str(tmp_path / "reports")]
+    assert main([str(tmp_path / "runs"), "--across", "one", "two", *out]) == 0
+    rows = (tmp_path / "reports" / "across.md").read_text().splitlines()[2:5]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert [(row[0], row[-1]) for row in cells] == [
+        ("standard", "2.00"),
+        ("belief", "1.00"),
+        ("belief2", "—"),
+    ]
+    assert cells[2][1].endswith(" (1/3)")
+    assert "/" not in cells[2][2]
+
+
+def test_the_table_across_studies_states_the_departures_of_each_study(tmp_path: Path) -> None:
+    words = "someone/code, losses within 1e-12. The head is ours."
+    write_study(tmp_path / "runs", name="one", seeds=2, parity=words)
+    write_study(tmp_path / "runs", name="two", seeds=2, parity="other/code. Texts are ours.")
+    reports = tmp_path / "reports"
+    out = ["--reports", str(reports)]
+    assert main([str(tmp_path / "runs"), "--across", "one", "two", *out]) == 0
+    for kind in ("html", "md", "tex"):
+        text = (reports / f"across.{kind}").read_text()
+        first, second = text.index("one: A study"), text.index("two: A study")
+        assert first < text.index("losses within 1e-12. The head is ours.") < second
+        assert "other/code. Texts are ours." in text[second:]
+
+
+def test_friedman_and_nemenyi_agree_with_published_numbers() -> None:
+    """Demšar (2006), section 3.2.4: four classifiers on 14 data sets differ by 1.25 or more."""
+    ranks = np.array([[1.0, 2, 3, 4]] * 14)
+    p, critical = stats.friedman_nemenyi(ranks, 0.05)
+    assert p < 1e-6
+    assert critical == pytest.approx(1.25, abs=0.01)

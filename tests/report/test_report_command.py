@@ -79,7 +79,7 @@ def test_studies_can_be_named_by_one_option_or_by_several(
     [
         ([], "give a folder of runs, --csv FILE or --paper NAME"),
         (["runs", "--csv", "a.csv"], "give a folder of runs, --csv FILE or --paper NAME"),
-        (["--csv", "a.csv", "--study", "a"], "--study needs a folder of runs"),
+        (["--csv", "a.csv", "--across", "a"], "--across needs a folder of runs"),
         (["runs", "--baseline", "a"], "--baseline needs --csv"),
         (["runs", "--small"], "--small needs --paper"),
     ],
