@@ -26,7 +26,7 @@ def write_across(studies: list[StudyRecord], reports: Path) -> Path:
     for study in studies:
         frame = make_variant_frame(study, compare_variants(study)).set_index("variant")
         digits = make_scale(frame).digits
-        frame["text"] = [format_spread(*x, digits) for x in frame[["mean", "sd"]].to_numpy()]
+        frame["text"] = [*map(format_spread, frame["mean"], frame["sd"], [digits] * len(frame))]
         counts = " (" + frame["n"].astype(str) + "/" + frame["planned"].astype(str) + ")"
         frame["text"] += counts.where(frame["n"] < frame["planned"], "")
         frames[study.plan.study] = frame
