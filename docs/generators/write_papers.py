@@ -61,8 +61,10 @@ claim about CIFAR-10 is judged on digits here, and its verdict says nothing abou
 tables of a paper can stand for the same small models: claims about the same difference between the
 same cells share a row and count once.
 
-`--small-data` uses real data for images and text: `data/cifar100.npz` with the arrays x_train,
-y_train, x_test and y_test, and `data/ptb/ptb.train.txt`, `ptb.valid.txt` and `ptb.test.txt`.
+`--small-data` uses real data for images, text and translation: `data/cifar100.npz` with the arrays
+x_train, y_train, x_test and y_test; `data/ptb/ptb.train.txt`, `ptb.valid.txt` and `ptb.test.txt`;
+and Multi30k's `train.lc.norm.tok.en`, `.de` and so on in `data/multi30k`. Without real data nothing
+is translated.
 """
 
 
