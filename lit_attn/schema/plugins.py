@@ -50,7 +50,7 @@ def load_parts(files: Iterable[Path]) -> None:
         if not path.is_file():
             raise ConfigError(f"{path}: no such file")
         if path.suffix != ".py":
-            raise ConfigError(f"{path}: parts: needs a Python file, whose name ends in .py")
+            raise ConfigError(f"{path}: is not a Python file, whose name ends in .py")
         imported = sys.modules.get(path.stem)
         if imported is None:
             FILE_HASHES[file.resolve()] = _import_file(path)

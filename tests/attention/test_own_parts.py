@@ -161,6 +161,13 @@ def test_a_file_with_the_name_of_a_module_is_refused(tmp_path: Path) -> None:
             load_parts([tmp_path / f"{name}.py"])
 
 
+def test_a_file_that_is_not_python_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text("model: {kind: vit}")
+    with pytest.raises(ConfigError, match=r"experiment\.yaml: is not a Python file"):
+        load_parts([path])
+
+
 def test_a_file_can_import_its_neighbours_and_is_loaded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
