@@ -60,15 +60,15 @@ Linear attention has no logits and computes running sums.
 
 | similarity | composition | normaliser | mask | dropout | device | path |
 |---|---|---|---|---|---|---|
-| hard mixture | any | any | any | any | any | CHUNKED |
-| any | some | any | any | any | any | CHUNKED |
-| any | any | not softmax | any | any | any | CHUNKED |
-| M > 1 keys | none | softmax | any | yes | any | CHUNKED |
+| hard mixture | any | any | any | any | any | FORMED |
+| any | some | any | any | any | any | FORMED |
+| any | any | not softmax | any | any | any | FORMED |
+| M > 1 keys | none | softmax | any | yes | any | FORMED |
 | M > 1 keys or z z | none | softmax | none or causal | no | not meta | MERGED |
 | any | none | softmax | any | any | any | ONE_CALL |
 
-- CHUNKED: the weights are formed. Up to 384 keys they are kept; beyond, they are formed in chunks
-  of queries, and formed again in the backward pass.
+- FORMED: the weights are formed. Up to 384 keys they are kept; beyond, and in compiled code on a
+  CPU, they are formed in pieces, and formed again in the backward pass.
 - MERGED: one kernel call with all M n keys for each slice of the batch. If attention is causal, one
   call for each of the M keys, merged by log-sum-exp.
 - ONE_CALL: one call of scaled-dot-product attention with all M n keys.

@@ -9,7 +9,8 @@ Shapes: B batch, n tokens, d width, H heads, R rank; a: (B, H, c, m), of c queri
 
 import functools
 import math
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,8 @@ from lit_attn.attention.parts import DynamicConfig, LayerShape, StaticConfig
 EPS = 1e-6
 
 # Heads up to which compiled code mixes heads one by one, because matrix products then take longer:
-# for every composition, and without a learned matrix on a CPU.
-UNROLLED_HEADS, UNROLLED_LOW_RANK_HEADS = 8, 16
+# by the maps of tokens on a CPU, and by a learned matrix or on a GPU.
+UNROLLED_ON_CPU, UNROLLED = 16, 8
 
 
 class Maps(NamedTuple):
@@ -74,15 +75,21 @@ class HeadMaps(Composer):
                     self.matrix.add_(torch.eye(self.heads, device=self.matrix.device))
 
     def maps(self, x: Tensor) -> dict[str, Any]:
-        return {side: module(x) for side, module in self.sides.items()}
+        if not self.sides:
+            return {}
+        # One product for both sides: narrow products take as long to read and write x.
+        forms = {side: cast(TokenMaps, module) for side, module in self.sides.items()}
+        weights = torch.cat([form.weight() for form in forms.values()])
+        projected = F.linear(x, weights).chunk(len(forms), dim=-1)
+        return {
+            side: form(part) for (side, form), part in zip(forms.items(), projected, strict=True)
+        }
 
     def forward(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
         if torch.compiler.is_compiling():
-            if self.heads <= UNROLLED_HEADS:
+            limit = UNROLLED_ON_CPU if a.device.type == "cpu" else UNROLLED
+            if self.heads <= limit:
                 return self._unrolled(a, query, key)
-            is_low_rank = self.matrix is None and a.device.type == "cpu"
-            if is_low_rank and self.heads <= UNROLLED_LOW_RANK_HEADS:
-                return _unrolled_low_rank(a, query, key)
         terms = [a] if self.has_identity else []
         if self.matrix is not None:
             terms.append(torch.einsum("gh,bhcm->bgcm", self.matrix.to(a.dtype), a))
@@ -125,28 +132,34 @@ class HeadMaps(Composer):
         return out.unsqueeze(2)
 
     def _unrolled(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
-        """Return the composition of a, head by head, from the H x H map of every pair of tokens.
+        """Return the composition of a, head by head: the sum of `forward`'s terms.
 
-        Compiled, it is one pass over a without intermediate tensors: on a CPU 4.6 times as fast as
-        the low-rank products at 6 heads. Uncompiled it would be slower.
+        Compiled, it is one pass over a without intermediate tensors.
         """
-        fixed = torch.eye(self.heads, device=a.device, dtype=a.dtype) * float(self.has_identity)
-        if self.matrix is not None:
-            fixed = fixed + self.matrix.to(a.dtype)
-        query_maps = fixed.view(1, self.heads, self.heads, 1)
-        if query is not None:
-            query_maps = query_maps + _matrices(query).permute(0, 2, 3, 1).to(a.dtype)
-        key_maps = None if key is None else _matrices(key).permute(0, 2, 3, 1).to(a.dtype)
         heads = a.unbind(1)
-        composed = []
-        for g in range(self.heads):
-            out = torch.zeros_like(heads[0])
-            for h in range(self.heads):
-                weight = query_maps[:, g, h].unsqueeze(-1)
-                if key_maps is not None:
-                    weight = weight + key_maps[:, g, h].unsqueeze(-2)
-                out = out + weight * heads[h]
-            composed.append(out)
+        composed = list(heads) if self.has_identity else [torch.zeros_like(heads[0])] * self.heads
+        if self.matrix is not None:
+            matrix = self.matrix.to(a.dtype)
+            if self.heads <= UNROLLED:
+                terms = [_weighted_sum(row.unbind(), heads) for row in matrix]
+            else:
+                terms = list(torch.einsum("gh,bhcm->gbcm", matrix, a))
+            composed = [total + term for total, term in zip(composed, terms, strict=True)]
+        for axis, maps in ((-1, query), (-2, key)):
+            if maps is None:
+                continue
+            down, up, gate = (
+                None if part is None else part.movedim(1, -1).unsqueeze(axis).to(a.dtype)
+                for part in maps
+            )
+            if down is not None and up is not None:
+                for r in range(down.shape[1]):
+                    low = _weighted_sum(down[:, r].unbind(1), heads)
+                    weights = up[:, r].unbind(1)
+                    composed = [out + w * low for out, w in zip(composed, weights, strict=True)]
+            if gate is not None:
+                gates = zip(composed, gate.unbind(1), heads, strict=True)
+                composed = [out + weight * head for out, weight, head in gates]
         return torch.stack(composed, 1)
 
 
@@ -188,16 +201,22 @@ class TokenMaps(nn.Module):
             scale = 0.05 if self.part.gate_init == "pytorch" else 0.005
             nn.init.normal_(self.gate.weight, std=scale * math.sqrt(2 / (self.dim + self.heads)))
 
-    def forward(self, x: Tensor) -> Maps:
+    def weight(self) -> Tensor:
+        """Return W_1 and W_g, transposed and joined: (2RH + H, d), or one of them."""
+        weights = [self.into.weight] if self.part.projection else []
+        return torch.cat([*weights, self.gate.weight] if self.part.gate else weights)
+
+    def forward(self, projected: Tensor) -> Maps:
+        """Return the maps for the product of x and `weight`, (B, n, 2RH + H)."""
         down = up = gate = None
         if self.part.projection:
             approximate = "tanh" if self.part.gelu == "tanh" else "none"
-            hidden = F.gelu(self.into(x), approximate=approximate)
+            hidden = F.gelu(projected[..., : self.hidden], approximate=approximate)
             weights = (hidden @ self.out).unflatten(-1, (2 * self.part.rank, self.heads))
             down, up = weights.chunk(2, dim=-2)
             down = F.rms_norm(down, (self.heads,), eps=EPS)
         if self.part.gate:
-            gate = torch.tanh(self.gate(x))
+            gate = torch.tanh(projected[..., -self.heads :])
         return Maps(down, up, gate)
 
 
@@ -211,27 +230,7 @@ def _matrices(maps: Maps) -> Tensor:
     return functools.reduce(torch.add, terms)
 
 
-def _unrolled_low_rank(a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
-    """Return a + sum_r up_r (down_r.a) + gate * a for both sides, (B, H, c, m), head by head.
-
-    Compiled on a CPU, it is one pass over a. At 12 heads, 65 tokens and batch 128 a block takes
-    1.76 times timm's time and 1.80 times its memory; with `_map` it takes 2.0 and 2.68 times.
-    """
-    heads = a.unbind(1)
-    composed = list(heads)
-    for axis, maps in ((-1, query), (-2, key)):
-        if maps is None:
-            continue
-        down, up, gate = (
-            None if part is None else part.movedim(1, -1).contiguous().to(a.dtype) for part in maps
-        )
-        if down is not None and up is not None:
-            for r in range(down.shape[1]):
-                terms = [down[:, r, h].unsqueeze(axis) * head for h, head in enumerate(heads)]
-                low = functools.reduce(torch.add, terms)
-                weights = [up[:, r, g].unsqueeze(axis) for g in range(len(heads))]
-                composed = [total + w * low for total, w in zip(composed, weights, strict=True)]
-        if gate is not None:
-            for g, head in enumerate(heads):
-                composed[g] = composed[g] + gate[:, g].unsqueeze(axis) * head
-    return torch.stack(composed, 1)
+def _weighted_sum(weights: Sequence[Tensor], heads: Sequence[Tensor]) -> Tensor:
+    """Return the sum of weight * head."""
+    terms = [weight * head for weight, head in zip(weights, heads, strict=True)]
+    return functools.reduce(torch.add, terms)

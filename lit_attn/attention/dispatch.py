@@ -1,33 +1,27 @@
-"""Attention from logits: choice of the path, one kernel call, or weights formed in chunks.
+"""Attention from logits: choice of the path, and the paths of one kernel call.
 
 Shapes: B batch, n queries, n' tokens with keys (n, and those in the cache), d width, H heads, H'
 key heads, M keys for every token, D head width, E width of the features, c queries of a chunk, m
 keys that they can see.
 """
 
-import functools
-from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from lit_attn.attention import fused
 from lit_attn.attention.cache import Cache, KeyValues
 from lit_attn.attention.compose import Composer
+from lit_attn.attention.formed import Formed, attend_in_pieces, form_weights
 from lit_attn.attention.masks import CHUNK, Masks, in_chunks
 from lit_attn.attention.normaliser import Normaliser
 from lit_attn.attention.precision import as_multiplied, wide
 
 if TYPE_CHECKING:
     from lit_attn.attention.similarity import Similarity
-
-# Number of keys up to which all queries are one chunk: keeping its weights is then cheaper than
-# computing them twice.
-ONE_CHUNK_UP_TO = 384
 
 
 class Inputs(NamedTuple):
@@ -78,28 +72,12 @@ class Inputs(NamedTuple):
         return maps
 
 
-class Formed(NamedTuple):
-    """Everything that the weights of a call are computed from.
-
-    q (B, H, n, E), k (B, H, M, n', E). `hard`: the largest of a token's M logits counts, not their
-    log-sum-exp. `maps` are the composers' maps of all tokens by place and side. `scale` multiplies
-    the products of q and k.
-    """
-
-    inputs: Inputs
-    q: Tensor
-    k: Tensor
-    hard: bool
-    maps: dict[str, dict[str, Any]]
-    scale: float
-
-
 class Path(Enum):
     """Ways to compute attention from logits (docs/mechanisms.md has the table)."""
 
     ONE_CALL = "one call of torch's attention on all M n keys; in a window, one for each chunk"
     MERGED = "one kernel call for each of the M keys and slice of the batch, merged"
-    CHUNKED = "weights formed in chunks of queries, and formed again in the backward pass"
+    FORMED = "weights formed in pieces, and formed again in the backward pass"
 
 
 def choose_path(
@@ -121,7 +99,7 @@ def choose_path(
     """
     # Dropout has to drop a pair of tokens with all of its keys.
     if is_hard or is_composed or normaliser != "softmax" or (keys > 1 and dropout > 0):
-        return Path.CHUNKED
+        return Path.FORMED
     # FLOPs are counted on the meta device, which only counts those of torch's own operators.
     if (keys > 1 or has_z) and mask != "other" and not dropout and device != "meta":
         return Path.MERGED
@@ -171,15 +149,17 @@ def attend(similarity: "Similarity", inputs: Inputs) -> Tensor:
         return fused.attend(q, k, z, values, masks.is_causal, scale)
     if path is Path.ONE_CALL:
         return one_call(joined_q, joined_k, values, masks, scale, inputs.dropout)
-    formed = Formed(inputs, joined_q, joined_k, similarity.hard, maps, scale)
-    return attend_in_chunks(formed, values)
+    parts = inputs.composers, inputs.normaliser, similarity.hard
+    formed = Formed(masks, joined_q, joined_k, maps, *parts, scale, inputs.dropout)
+    return attend_in_pieces(formed, values)
 
 
 def weights(similarity: "Similarity", inputs: Inputs) -> Tensor:
     """Return all weights of a call without a cache, (B, H, n, n)."""
     q, k, scale = scaled_features(similarity, inputs, inputs.keys, 0)
     q, k = with_z(q, k, inputs.z, inputs.z, inputs.temperature)
-    formed = Formed(inputs, q, k, similarity.hard, inputs.maps(), scale)
+    parts = inputs.composers, inputs.normaliser, similarity.hard
+    formed = Formed(inputs.masks, q, k, inputs.maps(), *parts, scale, inputs.dropout)
     all_tokens = slice(0, q.shape[-2])
     return form_weights(formed, all_tokens, all_tokens, inputs.v.dtype)
 
@@ -261,91 +241,3 @@ def _call(
         scale=scale,
     )
     return out[..., :width]
-
-
-def attend_in_chunks(formed: Formed, v: Tensor) -> Tensor:
-    """Return the weighted sums (B, H, n, D) of v (B, H, n', D), from weights formed in chunks.
-
-    The backward pass computes each chunk again, so autograd saves no tensor of size n x n.
-    """
-    n, keys = formed.q.shape[-2], formed.k.shape[-2]
-    # On the meta device, where FLOPs are counted, all queries attend to all keys, as in the FLOPs
-    # of one kernel call.
-    if keys <= ONE_CHUNK_UP_TO or v.is_meta or n <= CHUNK:
-        return _attend_chunk(formed, v, 0, n)
-    if torch.compiler.is_compiling():
-        return _attend_with_shared_code(formed, v)
-    return _attend_in_turn(_attend_chunk, formed, v)
-
-
-def _attend_chunk(formed: Formed, v: Tensor, start: int, stop: int) -> Tensor:
-    """Return the sums of the queries from `start` to `stop`, (B, H, c, D)."""
-    rows = slice(start, stop)
-    columns = formed.inputs.masks.visible(rows, formed.k.shape[-2])
-    a = form_weights(formed, rows, columns, v.dtype)
-    return F.dropout(a, formed.inputs.dropout) @ v[..., columns, :]
-
-
-def _attend_in_turn(attend_chunk: Callable[..., Tensor], formed: Formed, v: Tensor) -> Tensor:
-    sums = []
-    for rows in in_chunks(formed.q.shape[-2], CHUNK):
-        chunk = formed, v, rows.start, rows.stop
-        sums.append(checkpoint(attend_chunk, *chunk, use_reentrant=False))
-    return torch.cat(sums, dim=-2)
-
-
-@torch.compiler.disable
-def _attend_with_shared_code(formed: Formed, v: Tensor) -> Tensor:
-    """Return the sums of all queries, by compiled code that chunks and layers share.
-
-    In one graph with the layer, each chunk would be compiled anew: at 6 heads a chunk of a layer
-    took 49 s of a CPU (two layers, 513 tokens), and the steps were not faster.
-    """
-    return _attend_in_turn(torch.compile(_attend_chunk, dynamic=True), formed, v)
-
-
-def form_weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype) -> Tensor:
-    """Return the weights (B, H, c, m) of the queries `rows` for the keys `columns`, in `dtype`.
-
-    Logits -> maximum or, before a composition, log-sum-exp over M -> composition -> masks ->
-    normaliser -> composition. `columns` contains every key that the queries can see.
-    """
-    masks, composers = formed.inputs.masks, formed.inputs.composers
-    keys = formed.k.shape[-2]
-    q, k = formed.q[:, :, rows] * formed.scale, formed.k[..., columns, :]
-    if q.shape[-2] == 1:
-        # A cache is not contiguous, and `einsum` would copy its keys.
-        logits = (q.unsqueeze(2) @ k.transpose(-1, -2)).transpose(2, 3)
-    else:
-        logits = torch.einsum("bhce,bhrme->bhcrm", q, k)
-    if formed.hard:
-        # `maximum` and `amax` would share the gradient of equal numbers, which costs three times
-        # the memory uncompiled and 1.6 times the time compiled.
-        components = logits.unbind(3)
-        logits = functools.reduce(lambda a, b: torch.where(a > b, a, b), components).unsqueeze(3)
-    if "pre" in composers:
-        a = logits.squeeze(3) if logits.shape[3] == 1 else logits.logsumexp(3)
-        logits = _compose("pre", formed, a, rows, columns).unsqueeze(3)
-    if (bias := masks.bias(rows, columns, keys)) is not None:
-        logits = logits + bias.unsqueeze(-2)
-    if (visible := masks.chunk(rows, columns, keys, q.device)) is not None:
-        logits = logits.masked_fill(~visible.unsqueeze(-2), torch.finfo(logits.dtype).min)
-    a = formed.inputs.normaliser.over_keys(logits, visible).to(dtype)
-    if "post" in composers and visible is not None and visible.ndim > 2 and visible.shape[-3] > 1:
-        # The softmax of a head that sees no key is uniform; other heads must not take it over.
-        a = a.masked_fill(~visible, 0)
-    a = _compose("post", formed, a, rows, columns)
-    # Composition fills masked positions again, and a query that sees no key gets zero.
-    return a if visible is None else a.masked_fill(~visible, 0)
-
-
-def _compose(place: str, formed: Formed, a: Tensor, rows: slice, columns: slice) -> Tensor:
-    if place not in formed.inputs.composers:
-        return a
-    selected = []
-    for side, tokens in (("query", rows), ("key", columns)):
-        maps = formed.maps[place].get(side)
-        if maps is not None:
-            maps = maps._make(None if part is None else part[:, tokens] for part in maps)
-        selected.append(maps)
-    return formed.inputs.composers[place](a, *selected)

@@ -112,12 +112,16 @@ def run(names: Sequence[str], shape: Shape, modes: Sequence[str], setup: Setup) 
     rows = []
     for mode in modes:
         torch.compiler.reset()
-        # All blocks share timm's forward; beyond dynamo's limit of graphs it would run uncompiled.
-        with torch._dynamo.config.patch(recompile_limit=len(blocks) + 1):
+        torch._dynamo.utils.counters.clear()
+        # All blocks share timm's forward, and the function that computes a piece in both passes;
+        # beyond dynamo's limit of graphs it would run uncompiled.
+        limits = {"recompile_limit": 2 * len(blocks) + 1, "fail_on_recompile_limit_hit": True}
+        with torch._dynamo.config.patch(limits):
             modules = {name: module.to(x) for name, (module, _) in blocks.items()}
             steps = {name: Step(m, x, shape.causal, mode) for name, m in modules.items()}
             seconds = measure.measure_seconds(steps, setup.rounds, setup.device, setup.clock)
             peak = {name: measure.measure_memory(steps[name], setup.device).peak for name in steps}
+        measure.check_graphs()
         for name, (module, width) in blocks.items():
             spreads = summarize(seconds[name]), summarize_ratios(seconds[name], seconds[BASELINE])
             memory = peak[name], peak[name] / peak[BASELINE]

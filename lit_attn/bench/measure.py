@@ -22,7 +22,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from lit_attn.attention.dispatch import ONE_CHUNK_UP_TO
+from lit_attn.attention.formed import attend_with_shared_code
 from lit_attn.files import write_atomic
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -102,11 +102,7 @@ class Step:
     def __init__(self, module: nn.Module, x: Tensor, causal: bool, mode: str = "eager") -> None:
         """`mode`: "eager" or "compiled"."""
         self.module = module.train()
-        # A graph break is an error: without it a part would be timed uncompiled. Only chunks of
-        # formed weights, with more tokens than this, are compiled as a graph of their own.
-        self.call: Callable[..., Tensor] = module
-        if mode == "compiled":
-            self.call = torch.compile(module, fullgraph=x.shape[1] <= ONE_CHUNK_UP_TO)
+        self.call: Callable[..., Tensor] = torch.compile(module) if mode == "compiled" else module
         self.x = x.clone().requires_grad_()
         self.gradient = torch.randn_like(x)
         self.causal = causal
@@ -121,6 +117,16 @@ class Step:
 
     def __call__(self) -> None:
         self.backward(self.forward())
+
+
+def check_graphs() -> None:
+    """Raise RuntimeError if a part of a compiled block was timed uncompiled.
+
+    Only pieces of formed weights (lit_attn.attention.formed) are compiled as graphs of their own.
+    """
+    for reason in torch._dynamo.utils.counters["graph_break"]:
+        if attend_with_shared_code.__name__ not in reason:
+            raise RuntimeError(f"a part of a block was not compiled: {reason}")
 
 
 class Footprint(NamedTuple):

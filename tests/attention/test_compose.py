@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from lit_attn.attention import compose, dispatch
+from lit_attn.attention import compose, formed
 from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.parts import QueryKeyComposeConfig
 from lit_attn.attention.spec import AttentionSpec
@@ -31,7 +31,7 @@ def test_value_and_gradient_equal_the_products(side: str, choices: dict[str, obj
         query, key = maps.get("query"), maps.get("key")
         if query is not None:
             query = query._make(None if part is None else part[:, 2:6] for part in query)
-        out = (compose._unrolled_low_rank if is_unrolled else composer)(a, query, key)
+        out = (composer._unrolled if is_unrolled else composer)(a, query, key)
         weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
         results.append((out, *torch.autograd.grad((out * weights).sum(), (a, x))))
     torch.testing.assert_close(results[1], results[0])
@@ -44,9 +44,9 @@ def test_the_compiled_composition_is_unrolled(monkeypatch: pytest.MonkeyPatch) -
     layer, x = attn_layer("dcmha")(48, 12), torch.randn(2, 9, 48)
     expected = layer(x)
     calls = []
-    original = compose._unrolled_low_rank
+    original = compose.HeadMaps._unrolled
     monkeypatch.setattr(
-        compose, "_unrolled_low_rank", lambda *args: calls.append(1) or original(*args)
+        compose.HeadMaps, "_unrolled", lambda *args: calls.append(1) or original(*args)
     )
     out = torch.compile(layer, backend="aot_eager")(x)
     assert calls
@@ -57,8 +57,8 @@ def test_the_compiled_composition_is_unrolled(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_chunks_and_layers_share_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """The code that is compiled for 19 tokens computes 43 tokens and another layer too."""
-    monkeypatch.setattr(dispatch, "ONE_CHUNK_UP_TO", 0)
-    monkeypatch.setattr(dispatch, "CHUNK", 4)
+    monkeypatch.setattr(formed, "ONE_CHUNK_UP_TO", 0)
+    monkeypatch.setattr(formed, "CHUNK", 4)
     counter, original = CompileCounter(), torch.compile
     monkeypatch.setattr(torch, "compile", partial(original, backend=counter))
     torch.compiler.reset()

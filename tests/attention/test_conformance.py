@@ -5,7 +5,7 @@ import torch
 from helpers import attention_cases
 from helpers.attention_checks import DIM, HEADS, assert_same, make, tokens
 
-from lit_attn.attention import dispatch, reference
+from lit_attn.attention import dispatch, formed, reference
 from lit_attn.attention.mixture_parts import LinearConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 
@@ -104,8 +104,9 @@ def test_chunks_in_a_window_equal_the_reference(
     spec: AttentionSpec, is_causal: bool, mask: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last chunk is shorter than the others, and the window is wider than it."""
-    monkeypatch.setattr(dispatch, "ONE_CHUNK_UP_TO", 0)
+    monkeypatch.setattr(formed, "ONE_CHUNK_UP_TO", 0)
     monkeypatch.setattr(dispatch, "CHUNK", 4)
+    monkeypatch.setattr(formed, "CHUNK", 4)
     masks: dict[str, object] = {"is_causal": is_causal}
     if mask == "padding":
         masks["attn_mask"] = torch.ones(2, 1, 1, 14, dtype=torch.bool)

@@ -8,7 +8,7 @@ from helpers import attention_cases
 from helpers.attention_checks import HEADS, make, tokens
 from torch import Tensor
 
-from lit_attn.attention import dispatch, reference
+from lit_attn.attention import dispatch, formed, reference
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
 from lit_attn.attention.rotary import rotary
@@ -76,8 +76,9 @@ def test_many_queries_and_keys_equal_the_reference(
     spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights are formed in chunks of queries, and softmax mixtures are merged kernel calls."""
-    monkeypatch.setattr(dispatch, "ONE_CHUNK_UP_TO", 2)
+    monkeypatch.setattr(formed, "ONE_CHUNK_UP_TO", 2)
     monkeypatch.setattr(dispatch, "CHUNK", 3)
+    monkeypatch.setattr(formed, "CHUNK", 3)
     for n, m in ((7, 5), (5, 7), (5, 5)):
         assert_equals_reference(make(spec), tokens(n), tokens(m, seed=3))
         assert_equals_reference(make(spec), tokens(n), tokens(m, seed=3), attn_mask=padding(m))

@@ -9,7 +9,7 @@ from helpers import attention_cases
 from helpers.attention_checks import DIM, HEADS, make, tokens
 from torch import Tensor
 
-from lit_attn.attention import cache, dispatch
+from lit_attn.attention import cache, dispatch, formed
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
 from lit_attn.attention.parts import KeyComposeConfig
@@ -114,8 +114,9 @@ def test_several_chunks_of_queries_decode(
     spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longer pieces take several chunks of queries, with an empty and with a filled cache."""
-    monkeypatch.setattr(dispatch, "ONE_CHUNK_UP_TO", 2)
+    monkeypatch.setattr(formed, "ONE_CHUNK_UP_TO", 2)
     monkeypatch.setattr(dispatch, "CHUNK", 3)
+    monkeypatch.setattr(formed, "CHUNK", 3)
     assert_decodes(make(spec), tokens(N), [4])
     if not isinstance(spec.similarity, LinearConfig):
         assert_decodes(make(spec.model_copy(update={"window": 4})), tokens(N), [5])

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from lit_attn.attention import dispatch, fused
+from lit_attn.attention import formed, fused
 from lit_attn.attention.mixture_parts import GaussianConfig
 from lit_attn.attention.parts import DotConfig, SplitConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
@@ -152,7 +152,7 @@ def test_presets_agree_with_the_reference_on_this_path(
     name: str, zz: bool, is_causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than 384 tokens on a CPU, and all on a GPU, take this path."""
-    monkeypatch.setattr(dispatch, "ONE_CHUNK_UP_TO", 0)
+    monkeypatch.setattr(formed, "ONE_CHUNK_UP_TO", 0)
     layer = make(PRESETS[name].model_copy(update={"zz": zz}))
     assert_same(layer, tokens(9), is_causal=is_causal)
 
@@ -183,7 +183,7 @@ def test_no_joined_tensor_is_kept_for_the_backward_pass(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The widest tensor that is kept is as wide as the inputs."""
-    monkeypatch.setattr(dispatch, "ONE_CHUNK_UP_TO", 0)
+    monkeypatch.setattr(formed, "ONE_CHUNK_UP_TO", 0)
     layer, saved = make(PRESETS[name]), []
     inputs = []
     call = fused._attend
@@ -287,7 +287,7 @@ def test_the_compiled_split_part_recomputes_its_two_terms() -> None:
 @pytest.mark.parametrize("name", ["belief2", "mgk"])
 def test_flash_attention_is_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is called in both passes; without a kernel the result is the same."""
-    monkeypatch.setattr(dispatch, "ONE_CHUNK_UP_TO", 0)
+    monkeypatch.setattr(formed, "ONE_CHUNK_UP_TO", 0)
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=cpu, acc_events=True) as profile:
         make(PRESETS[name]).float()(tokens(65).float()).sum().backward()

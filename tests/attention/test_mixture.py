@@ -10,7 +10,7 @@ from helpers.attention_checks import DIM, HEADS, assert_same, make, tokens
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.attention import dispatch, reference
+from lit_attn.attention import dispatch, formed, reference
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.mixture_parts import GaussianConfig, MixtureConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
@@ -41,8 +41,9 @@ def test_the_paths_for_many_tokens_equal_the_reference(
     spec: AttentionSpec, mask: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longer sequences and GPUs take one kernel call for each key, or chunks if hard."""
-    monkeypatch.setattr(dispatch, "ONE_CHUNK_UP_TO", 0)
+    monkeypatch.setattr(formed, "ONE_CHUNK_UP_TO", 0)
     monkeypatch.setattr(dispatch, "CHUNK", 4)
+    monkeypatch.setattr(formed, "CHUNK", 4)
     present = torch.ones(2, 1, 1, 9, dtype=torch.bool)
     present[1, ..., 6:] = False
     masks: dict[str, dict[str, Any]] = {
@@ -159,7 +160,7 @@ def test_dropout_drops_a_pair_with_all_of_its_keys(
 ) -> None:
     """Unit vectors as values and an identity projection make the output equal the weights."""
     if not few:
-        monkeypatch.setattr(dispatch, "ONE_CHUNK_UP_TO", 0)
+        monkeypatch.setattr(formed, "ONE_CHUNK_UP_TO", 0)
     layer = attn_layer("mgk")(4, 1, attn_head_dim=4, attn_drop=0.5, proj_bias=False).double()
     with torch.no_grad():
         layer.proj.weight.copy_(torch.eye(4))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_attn.attention.dispatch import ONE_CHUNK_UP_TO
+from lit_attn.attention.formed import ONE_CHUNK_UP_TO
 from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
 from lit_attn.attention.parts import NoComposeConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec

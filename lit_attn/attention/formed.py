@@ -1,0 +1,231 @@
+"""Attention from weights that are formed, in pieces: a slice of the batch and a chunk of queries.
+
+The backward pass forms each piece again, so autograd saves no tensor of size n x n.
+
+Shapes: B batch, n queries, n' tokens with keys, H heads, M keys for every token, D head width, E
+width of the features, c queries of a chunk, m keys that they can see.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import get_device_states, set_device_states
+
+from lit_attn.attention.masks import CHUNK, Masks, in_chunks
+from lit_attn.attention.normaliser import Normaliser
+
+# Number of keys up to which all queries are one chunk: keeping its weights is then cheaper than
+# computing them twice.
+ONE_CHUNK_UP_TO = 384
+
+# Bytes of the weights of a piece in compiled code on a CPU, for each thread: a core's cache.
+PIECE = 1 << 21
+
+
+class Formed(NamedTuple):
+    """Everything that the weights of a call are computed from.
+
+    q (B, H, n, E), k (B, H, M, n', E). `maps` are the composers' maps of all tokens by place and
+    side. `hard`: the largest of a token's M logits counts, not their log-sum-exp. `scale`
+    multiplies the products of q and k.
+    """
+
+    masks: Masks
+    q: Tensor
+    k: Tensor
+    maps: dict[str, dict[str, Any]]
+    composers: nn.ModuleDict
+    normaliser: Normaliser
+    hard: bool
+    scale: float
+    dropout: float
+
+
+# `attend(formed, v, start, stop)` returns the sums of the queries from start to stop.
+Attend = Callable[[Formed, Tensor, int, int], Tensor]
+
+
+def attend_in_pieces(formed: Formed, v: Tensor) -> Tensor:
+    """Return the weighted sums (B, H, n, D) of v (B, H, n', D), from weights that are formed."""
+    (b, heads, n), keys = formed.q.shape[:3], formed.k.shape[-2]
+    # On the meta device, where FLOPs are counted, all queries attend to all keys, as in the FLOPs
+    # of one kernel call.
+    is_long = keys > ONE_CHUNK_UP_TO and n > CHUNK and not v.is_meta
+    if torch.compiler.is_compiling():
+        is_large = b > 1 and n > 1 and b * heads * n * keys * v.element_size() > PIECE
+        if is_long or (v.device.type == "cpu" and is_large):
+            return attend_with_shared_code(formed, v)
+    elif is_long:
+        return _attend_in_turn(_attend_piece, formed, v, len(v), CHUNK)
+    return _attend_piece(formed, v, 0, n)
+
+
+@torch.compiler.disable
+def attend_with_shared_code(formed: Formed, v: Tensor) -> Tensor:
+    """Return the sums of all queries, by compiled code that pieces and layers share.
+
+    In one graph with the layer, each chunk would be compiled anew: at 6 heads a chunk of a layer
+    took 49 s of a CPU (two layers, 513 tokens), and the steps were not faster. On a CPU the weights
+    of a piece stay in a core's cache.
+    """
+    (b, heads, n), keys = formed.q.shape[:3], formed.k.shape[-2]
+    is_long = keys > ONE_CHUNK_UP_TO
+    chunk, size = CHUNK if is_long else n, b
+    if v.device.type == "cpu":
+        limit = PIECE * torch.get_num_threads()
+        limit //= heads * min(n, chunk) * keys * v.element_size()
+        # A power of two divides most batches; few sizes need few compilations.
+        size = min(b, 1 << max(1, limit).bit_length() - 1)
+    attend = torch.compile(_attend_piece, dynamic=True if is_long else None)
+    return _attend_in_turn(attend, formed, v, size, chunk)
+
+
+def _attend_in_turn(attend: Attend, formed: Formed, v: Tensor, size: int, chunk: int) -> Tensor:
+    """Return all sums, from pieces of `size` sequences (the last ones of 1) and `chunk` queries."""
+    if (mask := formed.masks.attn_mask) is not None:
+        mask = mask[(None,) * (4 - mask.ndim)].expand(len(v), -1, -1, -1)
+    maps = pytree.tree_map_only(Tensor, _tokens_last, formed.maps)
+    leaves, structure = pytree.tree_flatten((formed.q, formed.k, v, maps, mask))
+    tensors = [leaf for leaf in leaves if leaf is not None]
+    is_given = [leaf is not None for leaf in leaves]
+    # The function outlives the backward pass, so it refers to no tensor of the whole batch.
+    masks, modules_and_numbers = formed.masks._replace(attn_mask=None), formed[4:]
+
+    def attend_piece(rows: slice, *parts: Tensor) -> Tensor:
+        remaining = iter(parts)
+        filled = [next(remaining) if part_is_given else None for part_is_given in is_given]
+        q, k, values, maps, mask = pytree.tree_unflatten(filled, structure)
+        piece = Formed(masks._replace(attn_mask=mask), q, k, maps, *modules_and_numbers)
+        return attend(piece, values, rows.start, rows.stop)
+
+    rest = len(v) % size
+    batches = in_chunks(len(v) - rest, size) + in_chunks(len(v), 1)[len(v) - rest :]
+    queries = in_chunks(formed.q.shape[-2], chunk)
+    pieces = [(batch, rows) for batch in batches for rows in queries]
+    call = _Call(attend_piece, pieces, len(tensors), formed.dropout > 0)
+    return _InTurn.apply(
+        call, *tensors, *formed.composers.parameters(), *formed.normaliser.parameters()
+    )
+
+
+class _Call(NamedTuple):
+    """Computation of a piece from its queries and its part of the first `sliced` tensors."""
+
+    attend: Callable[..., Tensor]
+    pieces: list[tuple[slice, slice]]
+    sliced: int
+    is_random: bool
+
+
+class _InTurn(torch.autograd.Function):
+    """Sums (B, H, n, D) from pieces; the backward pass computes each piece again.
+
+    Unlike `torch.utils.checkpoint` it needs no hooks for each piece, which took a sixth of the time
+    at 65 tokens. Second derivatives are not supported.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Tensor:
+        q, _, v = tensors[:3]
+        kind = v.device.type
+        ctx.call = call
+        ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        if call.is_random:
+            ctx.random = torch.get_rng_state(), *get_device_states(v)
+        ctx.save_for_backward(*tensors)
+        b, heads, n = q.shape[:3]
+        out = v.new_empty(b, n, heads, v.shape[-1]).transpose(1, 2)
+        for batch, rows in call.pieces:
+            out[batch, :, rows] = call.attend(rows, *(x[batch] for x in tensors[: call.sliced]))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        call, tensors, needed = ctx.call, ctx.saved_tensors, ctx.needs_input_grad[1:]
+        grads = [torch.zeros_like(x) if y else None for x, y in zip(tensors, needed, strict=True)]
+        devices = ctx.random[1] if call.is_random else []
+        with (
+            torch.random.fork_rng(devices, enabled=call.is_random),
+            torch.autocast(*ctx.autocast),
+            torch.enable_grad(),
+        ):
+            if call.is_random:
+                torch.set_rng_state(ctx.random[0])
+                set_device_states(*ctx.random[1:])
+            for batch, rows in call.pieces:
+                parts = [x[batch].detach() for x in tensors[: call.sliced]]
+                inputs = [*parts, *tensors[call.sliced :]]
+                wanted = [x.requires_grad_() for x, y in zip(inputs, needed, strict=True) if y]
+                out = call.attend(rows, *parts)
+                piece_grads = iter(
+                    torch.autograd.grad(out, wanted, gradient[batch, :, rows], allow_unused=True)
+                )
+                for i, total in enumerate(grads):
+                    if total is not None and (grad := next(piece_grads)) is not None:
+                        (total[batch] if i < call.sliced else total).add_(grad)
+        return None, *grads
+
+
+def _tokens_last(x: Tensor) -> Tensor:
+    """Return maps (B, n, ...) of tokens with the tokens last in memory."""
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def _attend_piece(formed: Formed, v: Tensor, start: int, stop: int) -> Tensor:
+    """Return the sums of the queries from `start` to `stop`, (B, H, c, D)."""
+    rows = slice(start, stop)
+    columns = formed.masks.visible(rows, formed.k.shape[-2])
+    a = form_weights(formed, rows, columns, v.dtype)
+    return F.dropout(a, formed.dropout) @ v[..., columns, :]
+
+
+def form_weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype) -> Tensor:
+    """Return the weights (B, H, c, m) of the queries `rows` for the keys `columns`, in `dtype`.
+
+    Logits -> maximum or, before a composition, log-sum-exp over M -> composition -> masks ->
+    normaliser -> composition. `columns` contains every key that the queries can see.
+    """
+    masks, composers = formed.masks, formed.composers
+    keys = formed.k.shape[-2]
+    q, k = formed.q[:, :, rows] * formed.scale, formed.k[..., columns, :]
+    if q.shape[-2] == 1:
+        # A cache is not contiguous, and `einsum` would copy its keys.
+        logits = (q.unsqueeze(2) @ k.transpose(-1, -2)).transpose(2, 3)
+    else:
+        logits = torch.einsum("bhce,bhrme->bhcrm", q, k)
+    if formed.hard:
+        # `maximum` and `amax` would share the gradient of equal numbers, which costs three times
+        # the memory uncompiled and 1.6 times the time compiled.
+        components = logits.unbind(3)
+        logits = functools.reduce(lambda a, b: torch.where(a > b, a, b), components).unsqueeze(3)
+    if "pre" in composers:
+        a = logits.squeeze(3) if logits.shape[3] == 1 else logits.logsumexp(3)
+        logits = _compose("pre", formed, a, rows, columns).unsqueeze(3)
+    if (bias := masks.bias(rows, columns, keys)) is not None:
+        logits = logits + bias.unsqueeze(-2)
+    if (visible := masks.chunk(rows, columns, keys, q.device)) is not None:
+        logits = logits.masked_fill(~visible.unsqueeze(-2), torch.finfo(logits.dtype).min)
+    a = formed.normaliser.over_keys(logits, visible).to(dtype)
+    if "post" in composers and visible is not None and visible.ndim > 2 and visible.shape[-3] > 1:
+        # The softmax of a head that sees no key is uniform; other heads must not take it over.
+        a = a.masked_fill(~visible, 0)
+    a = _compose("post", formed, a, rows, columns)
+    # Composition fills masked positions again, and a query that sees no key gets zero.
+    return a if visible is None else a.masked_fill(~visible, 0)
+
+
+def _compose(place: str, formed: Formed, a: Tensor, rows: slice, columns: slice) -> Tensor:
+    if place not in formed.composers:
+        return a
+    selected = []
+    for side, tokens in (("query", rows), ("key", columns)):
+        maps = formed.maps[place].get(side)
+        if maps is not None:
+            maps = maps._make(None if part is None else part[:, tokens] for part in maps)
+        selected.append(maps)
+    return formed.composers[place](a, *selected)
