@@ -89,7 +89,10 @@ def _attend_in_turn(attend: Attend, formed: Formed, v: Tensor, size: int, chunk:
     """Return all sums, from pieces of `size` sequences (the last ones of 1) and `chunk` queries."""
     if (mask := formed.masks.attn_mask) is not None:
         mask = mask[(None,) * (4 - mask.ndim)].expand(len(v), -1, -1, -1)
-    maps = pytree.tree_map_only(Tensor, _tokens_last, formed.maps)
+    n, maps = formed.q.shape[-2], formed.maps
+    if n <= chunk:
+        # Sums over heads then read contiguous rows. PyTorch 2.11 would compile each chunk anew.
+        maps = pytree.tree_map_only(Tensor, _tokens_last, maps)
     leaves, structure = pytree.tree_flatten((formed.q, formed.k, v, maps, mask))
     tensors = [leaf for leaf in leaves if leaf is not None]
     is_given = [leaf is not None for leaf in leaves]
@@ -105,8 +108,7 @@ def _attend_in_turn(attend: Attend, formed: Formed, v: Tensor, size: int, chunk:
 
     rest = len(v) % size
     batches = in_chunks(len(v) - rest, size) + in_chunks(len(v), 1)[len(v) - rest :]
-    queries = in_chunks(formed.q.shape[-2], chunk)
-    pieces = [(batch, rows) for batch in batches for rows in queries]
+    pieces = [(batch, rows) for batch in batches for rows in in_chunks(n, chunk)]
     call = _Call(attend_piece, pieces, len(tensors), formed.dropout > 0)
     return _InTurn.apply(
         call, *tensors, *formed.composers.parameters(), *formed.normaliser.parameters()
@@ -226,6 +228,10 @@ def _compose(place: str, formed: Formed, a: Tensor, rows: slice, columns: slice)
     for side, tokens in (("query", rows), ("key", columns)):
         maps = formed.maps[place].get(side)
         if maps is not None:
-            maps = maps._make(None if part is None else part[:, tokens] for part in maps)
+            # PyTorch 2.11 would compile a comprehension anew for each slice.
+            parts = []
+            for part in maps:
+                parts.append(None if part is None else part[:, tokens])
+            maps = maps._make(parts)
         selected.append(maps)
     return formed.composers[place](a, *selected)
