@@ -10,7 +10,7 @@ Shapes: B batch, n tokens, d width, H heads, R rank; a: (B, H, c, m), of c queri
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -75,15 +75,7 @@ class HeadMaps(Composer):
                     self.matrix.add_(torch.eye(self.heads, device=self.matrix.device))
 
     def maps(self, x: Tensor) -> dict[str, Any]:
-        if not self.sides:
-            return {}
-        # One product for both sides: narrow products take as long to read and write x.
-        forms = {side: cast(TokenMaps, module) for side, module in self.sides.items()}
-        weights = torch.cat([form.weight() for form in forms.values()])
-        projected = F.linear(x, weights).chunk(len(forms), dim=-1)
-        return {
-            side: form(part) for (side, form), part in zip(forms.items(), projected, strict=True)
-        }
+        return {side: module(x) for side, module in self.sides.items()}
 
     def forward(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
         if torch.compiler.is_compiling():
@@ -201,22 +193,16 @@ class TokenMaps(nn.Module):
             scale = 0.05 if self.part.gate_init == "pytorch" else 0.005
             nn.init.normal_(self.gate.weight, std=scale * math.sqrt(2 / (self.dim + self.heads)))
 
-    def weight(self) -> Tensor:
-        """Return W_1 and W_g, transposed and joined: (2RH + H, d), or one of them."""
-        weights = [self.into.weight] if self.part.projection else []
-        return torch.cat([*weights, self.gate.weight] if self.part.gate else weights)
-
-    def forward(self, projected: Tensor) -> Maps:
-        """Return the maps for the product of x and `weight`, (B, n, 2RH + H)."""
+    def forward(self, x: Tensor) -> Maps:
         down = up = gate = None
         if self.part.projection:
             approximate = "tanh" if self.part.gelu == "tanh" else "none"
-            hidden = F.gelu(projected[..., : self.hidden], approximate=approximate)
+            hidden = F.gelu(self.into(x), approximate=approximate)
             weights = (hidden @ self.out).unflatten(-1, (2 * self.part.rank, self.heads))
             down, up = weights.chunk(2, dim=-2)
             down = F.rms_norm(down, (self.heads,), eps=EPS)
         if self.part.gate:
-            gate = torch.tanh(projected[..., -self.heads :])
+            gate = torch.tanh(self.gate(x))
         return Maps(down, up, gate)
 
 

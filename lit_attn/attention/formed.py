@@ -109,19 +109,9 @@ def _attend_in_turn(attend: Attend, formed: Formed, v: Tensor, size: int, chunk:
     rest = len(v) % size
     batches = in_chunks(len(v) - rest, size) + in_chunks(len(v), 1)[len(v) - rest :]
     pieces = [(batch, rows) for batch in batches for rows in in_chunks(n, chunk)]
-    call = _Call(attend_piece, pieces, len(tensors), formed.dropout > 0)
-    return _InTurn.apply(
-        call, *tensors, *formed.composers.parameters(), *formed.normaliser.parameters()
-    )
-
-
-class _Call(NamedTuple):
-    """Computation of a piece from its queries and its part of the first `sliced` tensors."""
-
-    attend: Callable[..., Tensor]
-    pieces: list[tuple[slice, slice]]
-    sliced: int
-    is_random: bool
+    parameters = *formed.composers.parameters(), *formed.normaliser.parameters()
+    is_random = formed.dropout > 0
+    return _InTurn.apply(attend_piece, pieces, is_random, len(tensors), *tensors, *parameters)
 
 
 class _InTurn(torch.autograd.Function):
@@ -132,45 +122,52 @@ class _InTurn(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        attend: Callable[..., Tensor],
+        pieces: list[tuple[slice, slice]],
+        is_random: bool,
+        sliced: int,
+        *tensors: Tensor,
+    ) -> Tensor:
+        """`attend` takes the queries of a piece and its part of the first `sliced` tensors."""
         q, _, v = tensors[:3]
         kind = v.device.type
-        ctx.call = call
+        ctx.attend, ctx.pieces, ctx.sliced = attend, pieces, sliced
         ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-        if call.is_random:
-            ctx.random = torch.get_rng_state(), *get_device_states(v)
+        ctx.random = (torch.get_rng_state(), *get_device_states(v)) if is_random else None
         ctx.save_for_backward(*tensors)
         b, heads, n = q.shape[:3]
         out = v.new_empty(b, n, heads, v.shape[-1]).transpose(1, 2)
-        for batch, rows in call.pieces:
-            out[batch, :, rows] = call.attend(rows, *(x[batch] for x in tensors[: call.sliced]))
+        for batch, rows in pieces:
+            out[batch, :, rows] = attend(rows, *(x[batch] for x in tensors[:sliced]))
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        call, tensors, needed = ctx.call, ctx.saved_tensors, ctx.needs_input_grad[1:]
+        sliced, tensors, needed = ctx.sliced, ctx.saved_tensors, ctx.needs_input_grad[4:]
         grads = [torch.zeros_like(x) if y else None for x, y in zip(tensors, needed, strict=True)]
-        devices = ctx.random[1] if call.is_random else []
+        state, devices, device_states = ctx.random or (None, [], [])
         with (
-            torch.random.fork_rng(devices, enabled=call.is_random),
+            torch.random.fork_rng(devices, enabled=state is not None),
             torch.autocast(*ctx.autocast),
             torch.enable_grad(),
         ):
-            if call.is_random:
-                torch.set_rng_state(ctx.random[0])
-                set_device_states(*ctx.random[1:])
-            for batch, rows in call.pieces:
-                parts = [x[batch].detach() for x in tensors[: call.sliced]]
-                inputs = [*parts, *tensors[call.sliced :]]
-                wanted = [x.requires_grad_() for x, y in zip(inputs, needed, strict=True) if y]
-                out = call.attend(rows, *parts)
+            if state is not None:
+                torch.set_rng_state(state)
+                set_device_states(devices, device_states)
+            for batch, rows in ctx.pieces:
+                parts = [x[batch].detach() for x in tensors[:sliced]]
+                inputs = zip([*parts, *tensors[sliced:]], needed, strict=True)
+                wanted = [x.requires_grad_() for x, is_needed in inputs if is_needed]
+                out = ctx.attend(rows, *parts)
                 piece_grads = iter(
                     torch.autograd.grad(out, wanted, gradient[batch, :, rows], allow_unused=True)
                 )
                 for i, total in enumerate(grads):
                     if total is not None and (grad := next(piece_grads)) is not None:
-                        (total[batch] if i < call.sliced else total).add_(grad)
-        return None, *grads
+                        (total[batch] if i < sliced else total).add_(grad)
+        return None, None, None, None, *grads
 
 
 def _tokens_last(x: Tensor) -> Tensor:
@@ -228,10 +225,8 @@ def _compose(place: str, formed: Formed, a: Tensor, rows: slice, columns: slice)
     for side, tokens in (("query", rows), ("key", columns)):
         maps = formed.maps[place].get(side)
         if maps is not None:
-            # PyTorch 2.11 would compile a comprehension anew for each slice.
-            parts = []
-            for part in maps:
-                parts.append(None if part is None else part[:, tokens])
-            maps = maps._make(parts)
+            # With a slice in the comprehension, PyTorch 2.11 would compile each chunk anew.
+            start, stop = tokens.start, tokens.stop
+            maps = maps._make(None if part is None else part[:, start:stop] for part in maps)
         selected.append(maps)
     return formed.composers[place](a, *selected)
