@@ -137,8 +137,7 @@ class TorchMetric(AddedMetric, kind="torchmetrics"):
             constructors = (metric_class.__init__, metric_class.__new__)
             if any("num_classes" in inspect.signature(c).parameters for c in constructors):
                 arguments.setdefault("num_classes", outputs.size)
-        metric: torchmetrics.Metric = metric_class(**arguments)
-        return metric
+        return metric_class(**arguments)
 
     def info(self, outputs: Outputs | None) -> MetricInfo:
         return _describe(type(self), self.model_dump_json(), outputs)

@@ -66,8 +66,7 @@ class Adaptive(Optimizer):
 
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
         choices = (self.parameters(module), self.lr, self.betas, self.eps, self.weight_decay)
-        optimizer: torch.optim.Optimizer = load(self.target)(*choices, fused=fused)
-        return optimizer
+        return load(self.target)(*choices, fused=fused)
 
 
 class Adam(Adaptive, kind="adam"):

@@ -89,8 +89,7 @@ class SceneryData(DataModule):
         seeds = generator.integers(2**32, size=len(rows) + len(added)).tolist()
         are_counted = [True] * len(rows) + [False] * len(added)
         complete = list(zip([*rows, *added], seeds, are_counted, strict=True))
-        samples: list[Sample] = self.share(complete)
-        return samples
+        return self.share(complete)
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
         dataset = self.evaluated[split]

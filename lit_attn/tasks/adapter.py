@@ -80,8 +80,7 @@ class Adapter(TaskModule):
     def loss(self, batch: Any) -> Tensor:
         """Return the loss of `training_step`, which may return a dictionary with it."""
         returned: Any = self.network.training_step(batch, self.trainer.fit_loop.batch_idx)
-        loss: Tensor = returned["loss"] if isinstance(returned, dict) else returned
-        return loss
+        return returned["loss"] if isinstance(returned, dict) else returned
 
     def evaluate(self, batch: Any) -> tuple[Any, ...]:
         """Return the logged numbers, the size of the batch, and what `validation_step` returns."""

@@ -59,8 +59,7 @@ class LanguageModelling(TaskModule):
         """
         *inputs, targets = batch
         if (method := getattr(self.network, "nll", None)) is not None:
-            nll: Tensor = method(*inputs, targets)
-            return nll
+            return method(*inputs, targets)
         logits = wide(self.network(*inputs)).transpose(1, 2)
         return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
 

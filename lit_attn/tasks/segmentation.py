@@ -81,14 +81,12 @@ class Segmentation(TaskModule):
 
     def predict(self, batch: Any) -> list[Any]:
         """Return mmsegmentation's samples with `seg_logits` and `pred_sem_seg`."""
-        samples: list[Any] = self.network.predict(**self._prepared(batch, training=False))
-        return samples
+        return self.network.predict(**self._prepared(batch, training=False))
 
     def _prepared(self, batch: Any, training: bool) -> dict[str, Any]:
         # mmengine's preprocessor learns its device only from a call of its own method `to`.
         preprocessor = self.network.data_preprocessor.to(self.device)
-        prepared: dict[str, Any] = preprocessor(dict(batch), training=training)
-        return prepared
+        return preprocessor(dict(batch), training=training)
 
 
 class Overlap(Metric):

@@ -87,8 +87,7 @@ class Data(Kind):
     @classmethod
     def signature_type(cls) -> type[Signature]:
         """Return the type of the signatures of this member, from the annotation."""
-        annotation: type[Signature] = get_type_hints(cls.signature)["return"]
-        return annotation
+        return get_type_hints(cls.signature)["return"]
 
     def require_a_batch(self, samples: int) -> None:
         """Raise ValueError if an epoch of training samples, less those held out, has no batch."""

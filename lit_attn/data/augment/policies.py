@@ -86,8 +86,7 @@ class Policy:
         if name == "CutoutAbs":
             return _cutout(image, amount, place)
         if name in ENHANCEMENTS:
-            enhanced: Image.Image = getattr(ImageEnhance, name)(image).enhance(amount)
-            return enhanced
+            return getattr(ImageEnhance, name)(image).enhance(amount)
         return PIXELS[name](image, amount)
 
     def _magnitudes(self, operation: Tensor, amount: Tensor, generator: torch.Generator) -> Tensor:

@@ -100,8 +100,7 @@ class ParallelData(TokenDataModule):
             source[row, : len(from_ids) + 1] = [*from_ids, END]
             inputs[row, 1 : len(to_ids) + 1] = to_ids
             targets[row, : len(to_ids) + 1] = [*to_ids, END]
-        tensors: tuple[Tensor, ...] = self.tensors(source, inputs, targets)
-        return tensors
+        return self.tensors(source, inputs, targets)
 
 
 class Subwords:
@@ -134,8 +133,7 @@ class Subwords:
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of `ids`, words between spaces."""
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
-        return text
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def read_sides(data: ParallelText, split: str) -> list[list[str]]:

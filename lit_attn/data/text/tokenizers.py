@@ -69,12 +69,10 @@ class SubwordEncoder(Encoder):
         return [np.asarray([*part.ids, self.end], np.uint32) for part in encoded]
 
     def prompt(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
-        return text
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
 class WordEncoder(Encoder):
