@@ -15,7 +15,7 @@ from lit_attn.files import write_atomic
 from lit_attn.report import diagnostics, drawing, effects, figures, formats, results, stats
 from lit_attn.report.columns import make_scale
 from lit_attn.report.comparison import ALPHA, Comparisons, compare_variants
-from lit_attn.report.formats import Cell, Table, named_table, read_csv, to_csv
+from lit_attn.report.formats import Cell, named_table, read_csv, to_csv
 from lit_attn.report.page import FIGURES, Section, render_page
 from lit_attn.report.read import LOG, StudyRecord
 from lit_attn.report.scaling import write_scaling
@@ -78,7 +78,10 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
     digits = make_scale(summary).digits
     differing = [[Cell(text) for text in row] for row in settings.itertuples(index=False)]
     further = [
-        *_make_further_tables(study, summary, digits),
+        results.make_metrics_table(study),
+        effects.make_criteria_table(study, summary, digits),
+        *([make_tuning_table(study.tuning, study.plan.baseline)] if study.tuning else []),
+        *([effects.make_contrast_table(study, study.contrast, digits)] if study.contrast else []),
         effects.make_effects_table(estimates, study.plan, digits, comparisons.level),
         results.make_class_table(classes),
         named_table("settings", differing, baseline=study.plan.baseline),
@@ -103,16 +106,6 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
     for name, content in files.items():
         write_atomic(folder / name, content)
     return folder
-
-
-def _make_further_tables(study: StudyRecord, summary: pd.DataFrame, digits: int) -> Iterator[Table]:
-    """Yield the tables of other metrics, of equal cost, of the tuning and of another study."""
-    yield results.make_metrics_table(study)
-    yield effects.make_criteria_table(study, summary, digits)
-    if study.tuning:
-        yield make_tuning_table(study.tuning, study.plan.baseline)
-    if study.contrast:
-        yield effects.make_contrast_table(study, study.contrast, digits)
 
 
 def _draw_figures(
