@@ -277,8 +277,7 @@ def _run(matrices: list[Matrix], options: Namespace, target: str, chosen: list[J
             _write_tables(matrices, options)
     if summary.stopped_by is not None:
         return 128 + summary.stopped_by
-    is_untuned = any(matrix.untuned for matrix in matrices)
-    return 1 if summary.failed or diverged or is_untuned else 0
+    return 1 if summary.failed or diverged or any(matrix.untuned for matrix in matrices) else 0
 
 
 def _read_states(matrices: list[Matrix]) -> Iterator[tuple[Job, str, str]]:

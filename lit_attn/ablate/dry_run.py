@@ -66,14 +66,12 @@ def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
     slots.check(cells)
     launcher = Launcher(TIMING_TARGET)
     launcher.share_cores(slots.at_once(cells))
-    timings = {}
     with tempfile.TemporaryDirectory(prefix="lit_attn-") as name:
         samples = {cell.kind: Job(cell, Path(name) / cell.kind) for cell in cells}
         display = make_display() if sys.stdout.isatty() else Display(sys.stderr)
         Runner(launcher, slots, display).run(samples.values())
-        for kind, job in samples.items():
-            if (timing := Timing.read(job.folder / "timing.json")) is not None:
-                timings[kind] = timing
+        read = {kind: Timing.read(job.folder / "timing.json") for kind, job in samples.items()}
+    timings = {kind: timing for kind, timing in read.items() if timing is not None}
     for matrix in matrices:
         print(format_hours(matrix, timings, slots))
     return len(timings) == len(samples)

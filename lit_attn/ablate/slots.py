@@ -33,8 +33,7 @@ def count_cores() -> int:
 
 def _free_gpu_memory() -> dict[str, int]:
     """Return the free bytes of every GPU by its UUID and, in the order of the bus, its number."""
-    query = "--query-gpu=index,uuid,memory.free"
-    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.free", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
         gpus = [line.split(", ") for line in done.stdout.splitlines()]

@@ -106,8 +106,7 @@ class SlurmCell:
         """Correct the record of the last attempt, since the runner has only seen a SIGTERM."""
         attempts = folder.list_attempts(self.folder)
         if attempts and (end := folder.read_exit(attempts[-1])) is not None:
-            text = "the time limit of its job was reached"
-            changes = {"failure": "timed-out", "message": text}
+            changes = {"failure": "timed-out", "message": "the time limit of its job was reached"}
             end.model_copy(update=changes).write(attempts[-1] / "exit.json")
 
     def checkpoint(self) -> "DelayedSubmission":

@@ -108,8 +108,7 @@ class Search:
         best: dict[str, Point] = {}
         variants = []
         for name in names:
-            is_tpe = self.options.sampler == "tpe"
-            search = self._search_tpe if is_tpe else self._search_rounds
+            search = self._search_tpe if self.options.sampler == "tpe" else self._search_rounds
             trials = list(search(name, evaluate))
             ended = [(point, trial) for point, trial in trials if trial is not None]
             ranked = self._rank([pair for pair in ended if pair[1].share == 1])

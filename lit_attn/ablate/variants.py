@@ -114,9 +114,8 @@ def _product(source: StudySource) -> Iterator[VariantSource]:
                 else f"{key.split('.')[-1]}={point[key]}"
                 for key in named
             ]
-            name = ",".join(terms)
             overrides = tuple(axes[key][point[key]] for key in axes)
-            yield VariantSource(name, overrides, source.tree.where["axes"])
+            yield VariantSource(",".join(terms), overrides, source.tree.where["axes"])
     for index in sorted(unused_rules):
         raise source.error(("exclude", index), "excludes no combination of the axes")
 
