@@ -91,8 +91,7 @@ class AdamW(Adaptive, kind="adamw"):
 
             # timm's networks name further parameters without decay.
             names: set[str] = getattr(module, "no_weight_decay", set)()
-            decay = self.weight_decay
-            return param_groups_weight_decay(module, decay, no_weight_decay_list=names)
+            return param_groups_weight_decay(module, self.weight_decay, no_weight_decay_list=names)
         parameters = super().parameters(module)
         vector_decay = 0.0 if self.decay == "matrices" else self.weight_decay
         vectors = [parameter for parameter in parameters if parameter.ndim < 2]

@@ -95,8 +95,7 @@ class SceneryData(DataModule):
         dataset = self.evaluated[split]
         units = [[index] for index in self.share(range(len(dataset)))]
         batches = [[(index, 0, True)] for (index,) in units]
-        load = partial(self.load, dataset)
-        return EvaluationLoader(batches, load, units, len(dataset))
+        return EvaluationLoader(batches, partial(self.load, dataset), units, len(dataset))
 
     def load(self, dataset: "SceneryFiles", batches: Iterable[list[Sample]]) -> Iterator[Batch]:
         """Read `batches` in worker processes; raise ConfigError naming a bad file."""

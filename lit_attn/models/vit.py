@@ -27,7 +27,6 @@ from lit_attn.models.layers import Device, sincos_positions
 from lit_attn.models.seeded_draws import draw_parameters, outside_composers
 
 Shape = tuple[int, int, int]
-FeedForward = Callable[[int, int, Device], nn.Module]
 
 # Options of timm for images of any size: the positions are resampled at each call.
 RESIZABLE: dict[str, Any] = {"fc_norm": False, "dynamic_img_size": True, "dynamic_img_pad": True}
@@ -142,7 +141,7 @@ def assemble(
     model: Transformer | ViTConfig,
     image_shape: Shape,
     num_classes: int,
-    feed_forward: FeedForward,
+    feed_forward: Callable[[int, int, Device], nn.Module],
     device: Device,
     network: type[VisionTransformer] = VisionTransformer,
     **options: Any,

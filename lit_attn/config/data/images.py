@@ -17,8 +17,6 @@ from lit_attn.schema.base import Config, consistency_check, outside_identity
 
 Count = Annotated[int, Field(ge=0)]
 Range = tuple[PositiveFloat, PositiveFloat]
-Channels = tuple[float, float, float]
-Range3 = tuple[PositiveFloat, PositiveFloat, PositiveFloat]
 
 
 class Images(Data):
@@ -233,10 +231,10 @@ class ImageFiles(Data):
         1, description="times that an epoch repeats each image (repeated augmentation)"
     )
     validation: Count = Field(0, description="images held out of train, by a fixed split")
-    mean: Channels = Field(
+    mean: tuple[float, float, float] = Field(
         (0.485, 0.456, 0.406), description="mean of each channel for the normalisation, from 0 to 1"
     )
-    std: Range3 = Field(
+    std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = Field(
         (0.229, 0.224, 0.225),
         description="standard deviation of each channel for the normalisation, from 0 to 1",
     )

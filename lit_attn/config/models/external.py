@@ -44,8 +44,7 @@ class ExternalModel(Model):
 
     def build(self, signature: Any, device: "torch.device | str | None" = None) -> "nn.Module":
         self.check(signature)
-        function = load(f"lit_attn.models.external:{self.builder}")
-        return function(self, signature, device)
+        return load(f"lit_attn.models.external:{self.builder}")(self, signature, device)
 
     def try_out(self, signature: Any) -> Any:
         try:
