@@ -79,8 +79,7 @@ def _measure_best_epochs(study: StudyRecord) -> dict[str, Record]:
     records: dict[str, Record] = {}
     for variant in study.plan.variants:
         cells = study.finished_cells(variant.name)
-        rows = [cell.curve(metric) for cell in cells]
-        curves = [[row.value for row in curve if math.isfinite(row.value)] for curve in rows]
+        curves = [[r.value for r in c.curve(metric) if math.isfinite(r.value)] for c in cells]
         # A damaged metrics.csv has no rows, and a mean of fewer seeds is another one.
         if cells and all(curves):
             values = [best(curve) for curve in curves]

@@ -116,8 +116,7 @@ class TaskModule(L.LightningModule, ABC):
     def average_weights(self, chosen: WeightAverage, steps: int) -> None:
         """Keep and evaluate an average of the weights in a training of `steps`."""
         if chosen.epochs is not None:
-            epochs = steps // self.data.steps_per_epoch
-            self.unaveraged_epochs = max(0, epochs - chosen.epochs)
+            self.unaveraged_epochs = max(0, steps // self.data.steps_per_epoch - chosen.epochs)
         # Lightning switches all modules to evaluation and back, and warns of those in that mode.
         self.average = ModelEmaV3(self.network, chosen.decay or 0.0).requires_grad_(False).train()
         self._extend_metrics()

@@ -138,8 +138,6 @@ class Attempt:
             # A name alone would make Lightning compute in bf16 for fp16 on a CPU.
             is_bf16 = training.precision == "bf16"
             precision = MixedPrecision("bf16-mixed" if is_bf16 else "16-mixed", device.type)
-        # Otherwise Lightning takes any SLURM allocation around the cell for its ranks.
-        environment = LightningEnvironment()
         # The order matters: a step's time excludes the checkpoint before it, and an evaluation's
         # time excludes the diagnostics after it.
         # With early stopping, any evaluation can be the last one.
@@ -150,7 +148,8 @@ class Attempt:
             accelerator=device.type,
             devices=group.world_size,
             strategy="auto" if group.world_size == 1 else "ddp",
-            plugins=[precision, environment],
+            # By default Lightning takes any SLURM allocation around the cell for its ranks.
+            plugins=[precision, LightningEnvironment()],
             max_epochs=max(training.epochs, self.epochs),
             max_steps=steps,
             limit_train_batches=data.accumulate * limits.steps if limits else 1.0,
@@ -185,8 +184,7 @@ class Attempt:
 
 
 def _settings(cell: Cell) -> dict[str, Any]:
-    experiment = cell.experiment.model_dump(mode="json")
-    return {"variant": cell.variant, "seed": cell.seed} | experiment
+    return {"variant": cell.variant, "seed": cell.seed, **cell.experiment.model_dump(mode="json")}
 
 
 @contextlib.contextmanager

@@ -177,9 +177,8 @@ class UnitRecorder(L.Callback):
 
 def at_final_image_size(cell: Cell) -> Cell:
     """Return `cell` with the final image size, which most steps of growing images have."""
-    data = cell.experiment.data.at_final_size()
-    experiment = cell.experiment.model_copy(update={"data": data})
-    return cell.model_copy(update={"experiment": experiment})
+    changes = {"data": cell.experiment.data.at_final_size()}
+    return cell.model_copy(update={"experiment": cell.experiment.model_copy(update=changes)})
 
 
 def estimate_cost(cell: Cell, run: FinishedRun, seconds: float) -> Timing:
