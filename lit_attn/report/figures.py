@@ -4,10 +4,13 @@ import itertools
 import math
 import statistics
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from lit_attn.report import drawing
 from lit_attn.report.columns import STAR
@@ -15,10 +18,6 @@ from lit_attn.report.comparison import Comparisons
 from lit_attn.report.drawing import COLOURS, GREY
 from lit_attn.report.effects import Effect
 from lit_attn.report.read import BUSY, StudyRecord
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 class Difference(NamedTuple):
@@ -33,7 +32,7 @@ class Difference(NamedTuple):
     is_starred: bool
 
 
-def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> "Figure":
+def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
     """Draw a forest plot: the value and difference of every seed, and the margin as a band."""
     metric, baseline = study.plan.metric, study.values(study.plan.baseline)
     names = _order_variants(study, comparisons)[: drawing.MOST_ROWS]
@@ -64,7 +63,7 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> "Figure":
     return figure
 
 
-def draw_effects(effects: list[Effect], label: str, level: float) -> "Figure | None":
+def draw_effects(effects: list[Effect], label: str, level: float) -> Figure | None:
     """Draw the effects of a factorial study as a forest plot, with a star for p <= `level`."""
     effects = effects[: drawing.MOST_ROWS]
     if not effects:
@@ -80,7 +79,7 @@ def draw_effects(effects: list[Effect], label: str, level: float) -> "Figure | N
     return figure
 
 
-def _draw_differences(axes: "Axes", rows: list[Difference], margin: float = 0.0) -> None:
+def _draw_differences(axes: Axes, rows: list[Difference], margin: float = 0.0) -> None:
     """Draw the values of each row, below them the interval with a bar at the mean, and a band."""
     ends = [end for row in rows for end in (*row.by_seed, row.low, row.high) if end is not None]
     left, right = _usual_range(ends)
@@ -118,7 +117,7 @@ def _usual_range(values: list[float]) -> tuple[float, float]:
     return min(inside) - margin, max(inside) + margin
 
 
-def _draw_dots(axes: "Axes", row: int, values: list[float], name: str) -> None:
+def _draw_dots(axes: Axes, row: int, values: list[float], name: str) -> None:
     """Draw one dot for each value; equal values are stacked, far outliers marked at the edge."""
     low, high = axes.get_xlim()
     stacks: dict[int, int] = defaultdict(int)
@@ -142,7 +141,7 @@ def _draw_dots(axes: "Axes", row: int, values: list[float], name: str) -> None:
             drawing.name_values(text, name)
 
 
-def draw_progress(study: StudyRecord, comparisons: Comparisons) -> "Figure | None":
+def draw_progress(study: StudyRecord, comparisons: Comparisons) -> Figure | None:
     """Draw metric and paired difference against steps, training FLOPs and seconds of training.
 
     The difference is that to the baseline with the same seed at the same (interpolated) cost.
@@ -197,14 +196,12 @@ COSTS = {
 """Label and unit by measurement."""
 
 
-def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> "Figure | None":
+def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> Figure | None:
     """Draw means of the best variants against each cost that differs by more than one percent.
 
     Step times are drawn only for variants whose seeds agree on them. The legend orders the variants
     by their means. Returns None if all costs are equal or unknown.
     """
-    from matplotlib.ticker import EngFormatter
-
     is_ascending = study.plan.metric.goal == "min"
     frame = summary[summary["n"] > 0].sort_values("mean", ascending=is_ascending, kind="stable")
     is_baseline = frame["variant"] == study.plan.baseline

@@ -1,17 +1,15 @@
 """Trials of a tuned study: the metric at every tuned value, and the lead over the baseline."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from lit_attn.cells.records import Tuning
 from lit_attn.report import drawing
 from lit_attn.report.columns import choose_digits, format_difference, format_seeds, format_spread
 from lit_attn.report.effects import describe_pairs
 from lit_attn.report.formats import Cell, Table, named_table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def read_trials(tuning: Tuning, baseline: str) -> pd.DataFrame:
@@ -72,7 +70,7 @@ def make_tuning_table(tuning: Tuning, baseline: str) -> Table:
     )
 
 
-def draw_tuning(tuning: Tuning, baseline: str) -> "Figure | None":
+def draw_tuning(tuning: Tuning, baseline: str) -> Figure | None:
     """Draw metric and lead of each variant's best trial with each value, a column for each key.
 
     With successive halving, the best of the trials of a value that were trained longest.

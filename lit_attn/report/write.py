@@ -6,9 +6,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from lit_attn.cells.records import csv_lines
 from lit_attn.files import write_atomic
@@ -21,9 +21,6 @@ from lit_attn.report.read import LOG, StudyRecord
 from lit_attn.report.scaling import write_scaling
 from lit_attn.report.summary import list_cells, make_settings_frame, make_variant_frame
 from lit_attn.report.tuning import draw_tuning, make_tuning_table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def write_reports(studies: Iterable[StudyRecord], reports: Path) -> list[Path]:
@@ -114,7 +111,7 @@ def _draw_figures(
     estimates: list[effects.Effect],
     summary: pd.DataFrame,
     recorded: diagnostics.Diagnostics,
-) -> Iterator[tuple[str, "Figure | None"]]:
+) -> Iterator[tuple[str, Figure | None]]:
     """Yield the study's figures one by one, because each of them takes much memory."""
     baseline, label = study.plan.baseline, study.plan.metric.label
     if study.finished_cells():
