@@ -10,19 +10,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
 from lit_attn.cells import records
 from lit_attn.cells.folder import read_cell, read_result
 from lit_attn.report.drawing import MOST_PANELS
+from lit_attn.report.stats import find_resolution
 from lit_attn.schema.errors import ConfigError, require, suggest
 
-Arrays = dict[str, "NDArray[Any]"]
+Arrays = dict[str, NDArray[Any]]
 Content = TypeVar("Content")
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from numpy.typing import NDArray
 
 BUSY = 1.2
 """Ratio of the longest to the shortest time over seeds from which on a time is not printed."""
@@ -108,10 +109,8 @@ class StudyRecord:
     unreadable: Sequence[str] = ()
 
     @cached_property
-    def curves(self) -> "pd.DataFrame":
+    def curves(self) -> pd.DataFrame:
         """Finite values of the metric (variant, seed, step, value) for the variants of figures."""
-        import pandas as pd
-
         names = [v.name for v in self.plan.variants if self.values(v.name)]
         names = list(dict.fromkeys([self.plan.baseline, *names]))[: MOST_PANELS + 1]
         rows = [
@@ -134,8 +133,6 @@ class StudyRecord:
     @cached_property
     def resolution(self) -> float:
         """Step of the metric in printed units: all differences of values are multiples of it."""
-        from lit_attn.report.stats import find_resolution
-
         return find_resolution(c.value for c in self.cells if c.value is not None)
 
     def variant_cells(self, variant: str) -> list[CellRecord]:
@@ -192,8 +189,6 @@ def read_or_skip(
 
 def read_arrays(path: Path) -> Arrays:
     """Return the arrays of an .npz file, or nothing for a missing or damaged file (a warning)."""
-    import numpy as np
-
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             return dict(arrays)
