@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 Floats = NDArray[np.float64]
 
@@ -39,8 +40,6 @@ def paired_interval(
     The interval is at least `resolution` (a step of the metric) wide, for two pairs twice as wide:
     equal differences of rounded values do not show that there is no variation.
     """
-    from scipy import special
-
     d = np.asarray(differences, dtype=float)
     if len(d) < 2:
         return None
@@ -71,8 +70,6 @@ def crossed_interval(sums: Floats, weights: Floats) -> tuple[float, float | None
     random effects, seeds + samples - interaction, and Satterthwaite's degrees of freedom. It is
     never narrower than Student's interval over the seeds alone.
     """
-    from scipy import special
-
     n, count = sums.shape
     mean = float(sums.sum() / n / weights.sum())
     # Linearised ratio: each seed's mean of these values is its value minus the overall mean.
@@ -218,8 +215,6 @@ def seeds_needed(differences: Sequence[float]) -> tuple[int, int] | None:
     It follows from the 95 % confidence interval of the standardised effect (noncentral t). Returns
     None if that interval contains 0, with fewer than two pairs, or without variation.
     """
-    from scipy import special
-
     d = np.asarray(differences, dtype=float)
     # Rounding errors can leave a small mean or spread where there is none.
     if len(d) < 2 or min(abs(d.mean()), d.std(ddof=1)) <= TIE * np.abs(d).max():
@@ -235,8 +230,6 @@ def seeds_needed(differences: Sequence[float]) -> tuple[int, int] | None:
 
 def pairs_for_power(effect: float) -> int:
     """Return the pairs for 80 % power at 0.05 for `effect` (mean / sd); 1001 for over 1000."""
-    from scipy import special
-
     n = np.arange(2, 1001)
     # Beyond 100 standard deviations two pairs suffice, and scipy's series does not converge.
     shift = min(effect, 100.0) * np.sqrt(n)
