@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 from lit_attn.cells.failure import Diverged, Preempted
 from lit_attn.cells.folder import read_result, require_no_links, set_aside
+from lit_attn.cells.lock import BUSY, CellLocked, hold_lock
+from lit_attn.cells.ranks import redirect_output, run_ranks
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError, OneLineParser, program
 
@@ -32,9 +34,6 @@ def main(arguments: list[str] | None = None) -> int:
     text = "Train one cell, from its config.yaml to its result.json."
     parser = OneLineParser(program("train"), description=text)
     parser.add_argument("cell", type=Path, metavar="CELL_DIR", help="a folder with a config.yaml")
-
-    from lit_attn.cells.lock import BUSY, CellLocked, hold_lock
-    from lit_attn.cells.ranks import run_ranks
 
     try:
         # Absolute, because the cell's code may change the working directory.
@@ -108,7 +107,6 @@ def check_cells(folder: Path, sender: "Connection", has_data: bool) -> None:
     """Send the number and the error of the first cell in `folder` that cannot run, or None."""
     # Imported here because importing this module ties the importing process to its parent.
     from lit_attn.cells.fork_server import die_with_parent
-    from lit_attn.cells.ranks import redirect_output
     from lit_attn.training.build import find_mistake
 
     die_with_parent()
