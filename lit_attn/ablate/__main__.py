@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from lit_attn.ablate import dry_run, papers, status
 from lit_attn.ablate.display import make_display, write_line
 from lit_attn.ablate.plan import Job, Matrix, expand, require_inputs, select_cells, set_aside
+from lit_attn.ablate.slots import make_slots
 from lit_attn.cells.folder import read_cell
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.lock import require_locks
@@ -218,7 +219,6 @@ def _measure_step_times(matrices: list[Matrix], options: Namespace) -> None:
     """Measure the missing step times for `match: time` or --quiet-timing."""
     for matrix in matrices:
         # Imported here, because a plain dry run starts no processes.
-        from lit_attn.ablate.slots import make_slots
         from lit_attn.ablate.step_times import measure_step_times
 
         if options.launcher == "slurm":
@@ -351,7 +351,6 @@ def _write_tables(matrices: list[Matrix], options: Namespace) -> None:
 def _prepare_local(matrices: list[Matrix], options: Namespace, launcher: "Launcher") -> "Start":
     """Return the function that runs cells on this machine. Raises ConfigError if a cell cannot."""
     from lit_attn.ablate.runner import Runner
-    from lit_attn.ablate.slots import make_slots
 
     slots = make_slots(options.jobs)
     slots.check(job.cell for matrix in matrices for job in (*matrix.trials, *matrix.jobs))

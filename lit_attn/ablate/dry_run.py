@@ -8,16 +8,13 @@ import operator
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lit_attn.ablate.plan import Job, Matrix
+from lit_attn.ablate.slots import Slots, make_slots
 from lit_attn.cells.folder import State, count_states, read_cell
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import Timing
 from lit_attn.schema.errors import ConfigError
-
-if TYPE_CHECKING:
-    from lit_attn.ablate.slots import Slots
 
 TIMING_TARGET = "lit_attn.train:time_cell"
 
@@ -59,7 +56,6 @@ def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
     from lit_attn.ablate.display import Display, make_display
     from lit_attn.ablate.launch import Launcher
     from lit_attn.ablate.runner import Runner
-    from lit_attn.ablate.slots import make_slots
 
     slots = make_slots(jobs)
     cells = [job.cell for matrix in matrices for job in (*matrix.trials, *matrix.jobs)]
@@ -77,7 +73,7 @@ def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
     return len(timings) == len(samples)
 
 
-def format_hours(matrix: Matrix, timings: dict[str, Timing], slots: "Slots") -> str:
+def format_hours(matrix: Matrix, timings: dict[str, Timing], slots: Slots) -> str:
     """Return the hours of one device and of this machine that the missing cells need."""
     missing = [job.cell for job in (*matrix.trials, *matrix.jobs) if job.state() != "done"]
     measured = [cell for cell in missing if cell.kind in timings]
