@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import lit_attn
+from lit_attn.config.source import SHIPPED
+from lit_attn.config.source import load as load_yaml
 from lit_attn.extras import require
 from lit_attn.files import require_writable, write_atomic
 from lit_attn.schema import errors
@@ -160,9 +162,6 @@ def complete(words: list[str]) -> int:
 
 def _read_titles() -> dict[Path, dict[str, str]]:
     """Return the titles of all studies of ./ablations.yaml and of the package, by their file."""
-    from lit_attn.config.source import SHIPPED
-    from lit_attn.config.source import load as load_yaml
-
     wheel, checkout = SHIPPED / "ablations.yaml", Path(__file__).parents[1] / "ablations.yaml"
     titles = {}
     for path in filter(Path.exists, (STUDIES, wheel if wheel.exists() else checkout)):

@@ -24,6 +24,7 @@ from lit_attn.cells.records import Plan
 from lit_attn.config.cell import Cell
 from lit_attn.config.study import read_studies
 from lit_attn.files import write_atomic
+from lit_attn.report.formats import read_csv
 from lit_attn.schema.errors import ConfigError, require
 
 if TYPE_CHECKING:
@@ -173,8 +174,6 @@ class Study:
 
     def table(self) -> "pd.DataFrame":
         """Write the report of the finished cells and return its table (`table.csv`)."""
-        from lit_attn.report.formats import read_csv
-
         return read_csv(self._write_report() / "table.csv")
 
     def figures(self) -> dict[str, Path]:
