@@ -59,8 +59,7 @@ def make_ranks_table(diagnostics: Diagnostics) -> pd.DataFrame:
     """Return the number of attention matrices of each rank over all seeds, by variant and layer."""
     rows = []
     for variant, seeds in diagnostics.arrays.items():
-        names = dict.fromkeys(name for arrays in seeds for name in arrays if "rank." in name)
-        for name in names:
+        for name in dict.fromkeys(n for arrays in seeds for n in arrays if "rank." in n):
             ranks = [arrays[name].ravel() for arrays in seeds if name in arrays]
             counts = zip(*np.unique(np.concatenate(ranks), return_counts=True), strict=True)
             layer = int(name.removeprefix("rank."))

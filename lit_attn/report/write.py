@@ -133,12 +133,11 @@ def make_index_page(reports: Path) -> str:
     """
     tables = {}
     for page in sorted(reports.glob("*/table.html")):
-        fields = ["variant", "n", "planned", "best", "significant", "p_adjusted"]
         try:
             frame = read_csv(page.with_name("table.csv"))
             # Several looks at the results of a study leave a smaller level.
             frame["p_adjusted"] *= ALPHA / frame.get("level", ALPHA)
-            tables[page] = frame[fields]
+            tables[page] = frame[["variant", "n", "planned", "best", "significant", "p_adjusted"]]
         except (OSError, ValueError, KeyError) as error:
             LOG.warning("%s: is not a report and is left out of the index: %s", page.parent, error)
     p_values = [variants["p_adjusted"].dropna().tolist() for variants in tables.values()]
