@@ -179,10 +179,9 @@ class Matrix:
             for path in (self.folder / variant.cell_name).glob("*-*"):
                 number = path.name.partition("-")[0]
                 seed = int(number) if number.isdecimal() else -1
-                if 0 <= seed <= LARGEST_SEED and seed not in seeds:
-                    cell = variant.cell(self.name, seed)
-                    if self.folder / cell.folder == path:
-                        seeds.add(seed)
+                is_new = 0 <= seed <= LARGEST_SEED and seed not in seeds
+                if is_new and path == self.folder / variant.cell(self.name, seed).folder:
+                    seeds.add(seed)
         return seeds
 
 

@@ -352,8 +352,7 @@ class Follower:
 
 def _read_end(job: Job, task: Task | None) -> Exit:
     """Return how a cell without a result ended: as its job recorded it, or as SLURM reports it."""
-    attempts = folder.list_attempts(job.folder)
-    new = [] if task is None else attempts[task.attempts :]
+    new = [] if task is None else folder.list_attempts(job.folder)[task.attempts :]
     if new and (end := folder.read_exit(new[-1])) is not None:
         return end
     failure_class: failure.FailureClass

@@ -247,5 +247,4 @@ def run_cell_process(
         # There may be no room for a log with the reason.
         with contextlib.suppress(OSError):
             print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        sys.exit(failure.DISK_FULL if is_full else 1)
+        sys.exit(failure.DISK_FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else 1)

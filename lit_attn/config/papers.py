@@ -289,8 +289,7 @@ class PaperSource:
         if item.absent and not self.size:
             return set()
         columns, _ = item.grid()
-        located = self.locate(item).items()
-        lines = [(line, columns[name]) for (_, name), line in located]
+        lines = [(line, columns[name]) for (_, name), line in self.locate(item).items()]
         bases = {line._replace(variant=c.relative) for line, c in lines if c.relative}
         return bases | {line for line, column in lines if self.size or not column.file}
 

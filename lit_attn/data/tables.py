@@ -69,8 +69,7 @@ def list_inputs(data: TableImages | TableTargets) -> list[Path]:
     paths = Table.input_paths(data)
     tables = load_rows(data) if data.files else {}
     for split, file in data.files.items():
-        cells = tables[split][:MAX_FILES][data.image]
-        opened = (_open(image, file.parent) for image in cells)
+        opened = (_open(image, file.parent) for image in tables[split][:MAX_FILES][data.image])
         paths += [image for image in opened if isinstance(image, Path)]
     return paths
 

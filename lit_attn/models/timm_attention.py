@@ -225,8 +225,7 @@ class TalkingHeads(Tokens):
     def __init__(self, original: Any, spec: AttentionSpec) -> None:
         if spec.compose.places():
             raise ValueError(f"compose: '{spec.compose.kind}' would mix heads that it mixes itself")
-        mixed = spec.model_copy(update={"compose": StaticConfig()})
-        super().__init__(original, mixed)
+        super().__init__(original, spec.model_copy(update={"compose": StaticConfig()}))
         maps = {"pre": original.proj_l, "post": original.proj_w}
         self.layer.composers = nn.ModuleDict({p: HeadMap(m, self.layer) for p, m in maps.items()})
         del original.proj_l, original.proj_w

@@ -54,8 +54,7 @@ class Config(BaseModel):
             keys = [field.alias or name for name, field in cls.model_fields.items()]
             for key, item in value.items():
                 if key not in cls.model_fields and key not in keys:
-                    hint = suggest(str(key), keys)
-                    raise key_error(key, f"unknown key '{key}'{hint}")
+                    raise key_error(key, f"unknown key '{key}'{suggest(str(key), keys)}")
                 items = item if isinstance(item, list | tuple) else [item]
                 if key in _number_keys(cls) and any(isinstance(i, bool) for i in items):
                     raise key_error(key, "needs a number, not true or false")

@@ -105,8 +105,7 @@ class TokenClassification(Classification):
         is_counted = classes != IGNORED
         logits, targets = self.network(tokens, present)[is_counted], classes[is_counted]
         self._count_correct(logits, targets)
-        mean = self.loss_function(logits, targets)
-        return mean * is_counted.sum() / mean_count.sum()
+        return self.loss_function(logits, targets) * is_counted.sum() / mean_count.sum()
 
     def evaluate(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return logits and classes."""

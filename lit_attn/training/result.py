@@ -136,10 +136,9 @@ class UnitRecorder(L.Callback):
         if not is_selectable or type(module).unit_values is TaskModule.unit_values:
             return
         # Every process has the same arrays and fills the places of its own samples.
-        loaders = zip(module.splits, trainer.val_dataloaders or (), strict=True)
         self.values = {
             f"{split}/{prefix}": torch.zeros(loader.count, 3, device=module.device).float()
-            for split, loader in loaders
+            for split, loader in zip(module.splits, trainer.val_dataloaders or (), strict=True)
             for prefix in ([""] if module.average is None else ["", "averaged-"])
         }
 

@@ -138,6 +138,5 @@ def find_paths(value: Any, key: str = "") -> Iterator[tuple[str, Path]]:
     if isinstance(value, Path):
         yield key, value
     elif isinstance(value, dict | list | tuple):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for name, item in items:
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from find_paths(item, f"{key}.{name}")
