@@ -2,7 +2,7 @@
 
 import math
 from functools import cache
-from typing import Any
+from typing import Any, get_type_hints
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -161,4 +161,4 @@ def _refuse_broken(
 
 def is_fit(data: Any, other: Any) -> bool:
     """Return True if a class of data goes with a class of models or of tasks."""
-    return issubclass(data.signature_type(), other.takes)
+    return issubclass(get_type_hints(data.signature)["return"], other.takes)

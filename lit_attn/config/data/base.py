@@ -84,11 +84,6 @@ class Data(Kind):
         """Return the configuration of the last epochs; itself if samples never change in size."""
         return self
 
-    @classmethod
-    def signature_type(cls) -> type[Signature]:
-        """Return the type of the signatures of this member, from the annotation."""
-        return get_type_hints(cls.signature)["return"]
-
     def require_a_batch(self, samples: int) -> None:
         """Raise ValueError if an epoch of training samples, less those held out, has no batch."""
         held_out, passes = getattr(self, "validation", 0), getattr(self, "epoch_length", 1)
