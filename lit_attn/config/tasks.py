@@ -3,15 +3,15 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt
 
 from lit_attn.config import signatures
 from lit_attn.config.metrics import Form, MetricInfo, Outputs, percent
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Rate
-from lit_attn.schema.base import Kind, OwnClass, Share, load
+from lit_attn.schema.base import Kind, OwnClass, Share, load, must_be
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -213,14 +213,10 @@ class ModuleTaskConfig(OwnClass, Task, kind="module"):
     takes = (signatures.Signature,)
     runs_foreign_code = True
 
-    measures: tuple[str, ...] = Field(("loss",), description="names that `validation_step` logs")
-
-    @field_validator("measures")
-    @classmethod
-    def _measures_loss(cls, measures: tuple[str, ...]) -> tuple[str, ...]:
-        if "loss" not in measures or len(set(measures)) < len(measures):
-            raise ValueError("needs 'loss', and every name once")
-        return measures
+    measures: Annotated[
+        tuple[str, ...],
+        must_be(lambda m: "loss" in m and len({*m}) == len(m), "'loss', and every name once"),
+    ] = Field(("loss",), description="names that `validation_step` logs")
 
     def metrics(self, signature: Any) -> tuple[MetricInfo, ...]:
         goals: dict[str, Literal["min"]] = {"loss": "min"}
