@@ -102,11 +102,7 @@ class HeadMaps(Composer):
         if a.shape[-2] == 1:
             return self._map_one_query(a, maps)
         matrices = _matrices(maps).to(a.dtype)
-        if token == "m":
-            # Tokens come first and are contiguous: else a CPU's batched product copies each one.
-            tokens_first = a.permute(0, 3, 1, 2).contiguous()
-            return _GradientInOrder.apply(matrices @ tokens_first).permute(0, 2, 3, 1)
-        return torch.einsum("bhcm,bcgh->bgcm", a, matrices)
+        return torch.einsum(f"bhcm,b{token}gh->bgcm", a, matrices)
 
     def _map_one_query(self, a: Tensor, maps: Maps) -> Tensor:
         """Return the product of `_map` for one query, as in decoding: a is (B, H, 1, m).
@@ -153,18 +149,6 @@ class HeadMaps(Composer):
                 gates = zip(composed, gate.unbind(1), heads, strict=True)
                 composed = [out + weight * head for out, weight, head in gates]
         return torch.stack(composed, 1)
-
-
-class _GradientInOrder(torch.autograd.Function):
-    """The identity function, with a contiguous gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient.contiguous()
 
 
 class TokenMaps(nn.Module):
