@@ -36,10 +36,6 @@ characters, and TMPDIR may be longer or may be cleaned while cells run."""
 CHECK_LIMIT = 1800.0  # Seconds of a check after which cells start without it.
 
 
-class ServerLost(Exception):
-    """The fork server ended before it forked a cell."""
-
-
 class CellProcess:
     """The process of a cell, which leads a process group of its own.
 
@@ -139,8 +135,8 @@ class Launcher:
         """Fork the process of a cell. The first call waits for the imports of the server.
 
         The cell ends at once if an attempt after the first `known_attempts` has failed for good.
-        The caller releases the cell's lock. Raises ServerLost if the server ends meanwhile (the
-        next call starts a new one), and OSError if the process cannot be created.
+        The caller releases the cell's lock. Raises ConnectionError if the server ends meanwhile
+        (the next call starts a new one), and OSError if the process cannot be created.
         """
         cell = (job.folder, job.identity, self.target, self.smoke)
         arguments = (*cell, slot.gpus, len(slot.devices), known_attempts, lock.current_process())
@@ -149,7 +145,7 @@ class Launcher:
         try:
             process.start()
         except (EOFError, ConnectionError) as error:
-            raise ServerLost("the fork server has ended") from error
+            raise ConnectionError("the fork server has ended") from error
         return CellProcess(job, slot, process)
 
     def require_cells(

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from lit_attn.ablate.display import Display, Snapshot, StartedCell
-from lit_attn.ablate.launch import CellProcess, Launcher, ServerLost
+from lit_attn.ablate.launch import CellProcess, Launcher
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.slots import Slot, Slots
 from lit_attn.cells import failure, folder, lock
@@ -196,7 +196,7 @@ class Runner:
                 lock.remove_stale(job.folder)
             try:
                 cell = self.launcher.start(job, slot, self.before[job.folder])
-            except (ServerLost, OSError) as error:
+            except OSError as error:
                 message = f"could not be started: {error}"
                 stopped = self.urgency > 0
                 self._finish(Outcome(job, 0.0, "killed", message, is_stopped=stopped, is_lost=True))
