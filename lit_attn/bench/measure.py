@@ -120,10 +120,7 @@ class Step:
 
 
 def check_graphs() -> None:
-    """Raise RuntimeError if a part of a compiled block was timed uncompiled.
-
-    Only pieces of formed weights (lit_attn.attention.formed) are compiled as graphs of their own.
-    """
+    """Raise RuntimeError if a part of a block, other than formed weights, was not compiled."""
     for reason in torch._dynamo.utils.counters["graph_break"]:
         if attend_with_shared_code.__name__ not in reason:
             raise RuntimeError(f"a part of a block was not compiled: {reason}")
