@@ -113,7 +113,7 @@ def run(names: Sequence[str], shape: Shape, modes: Sequence[str], setup: Setup) 
     for mode in modes:
         torch.compiler.reset()
         torch._dynamo.utils.counters.clear()
-        # All blocks share timm's forward and the function of a piece: dynamo compiles them for each.
+        # All blocks share timm's forward and the function of a piece; dynamo compiles each anew.
         limits = {"recompile_limit": 2 * len(blocks) + 1, "fail_on_recompile_limit_hit": True}
         with torch._dynamo.config.patch(limits):
             modules = {name: module.to(x) for name, (module, _) in blocks.items()}
