@@ -78,10 +78,9 @@ class HeadMaps(Composer):
         return {side: module(x) for side, module in self.sides.items()}
 
     def forward(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
-        if torch.compiler.is_compiling():
-            limit = UNROLLED_ON_CPU if a.device.type == "cpu" else UNROLLED
-            if self.heads <= limit:
-                return self._unrolled(a, query, key)
+        limit = UNROLLED_ON_CPU if a.device.type == "cpu" else UNROLLED
+        if torch.compiler.is_compiling() and self.heads <= limit:
+            return self._unrolled(a, query, key)
         terms = [a] if self.has_identity else []
         if self.matrix is not None:
             terms.append(torch.einsum("gh,bhcm->bgcm", self.matrix.to(a.dtype), a))
@@ -102,7 +101,13 @@ class HeadMaps(Composer):
         if a.shape[-2] == 1:
             return self._map_one_query(a, maps)
         matrices = _matrices(maps).to(a.dtype)
-        return torch.einsum(f"bhcm,b{token}gh->bgcm", a, matrices)
+        if token == "c":
+            return torch.einsum("bhcm,bcgh->bgcm", a, matrices)
+        # A CPU's batched product copies matrices that are not contiguous one by one.
+        product = matrices @ a.permute(0, 3, 1, 2).contiguous()
+        if product.requires_grad and not torch.compiler.is_compiling():
+            product.register_hook(Tensor.contiguous)
+        return product.permute(0, 2, 3, 1)
 
     def _map_one_query(self, a: Tensor, maps: Maps) -> Tensor:
         """Return the product of `_map` for one query, as in decoding: a is (B, H, 1, m).

@@ -4,12 +4,12 @@ import importlib.util
 import math
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from lit_attn.files import one_at_a_time
-from lit_attn.schema.base import Config, Kind, consistency_check, outside_identity
+from lit_attn.schema.base import Config, Kind, consistency_check, must_be, outside_identity
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -120,15 +120,10 @@ class WandbLogger(MetricLogger, kind="wandb"):
 class Stopping(Config):
     """Early stopping: training ends after `patience` evaluations without an improvement."""
 
-    metric: str = Field("val/loss", description="metric of the validation split")
+    metric: Annotated[
+        str, must_be(lambda name: name.startswith("val/"), "a metric of validation, as val/loss")
+    ] = Field("val/loss", description="metric of the validation split")
     patience: PositiveInt = Field(description="evaluations without an improvement")
-
-    @field_validator("metric")
-    @classmethod
-    def _is_of_validation(cls, metric: str) -> str:
-        if not metric.startswith("val/"):
-            raise ValueError(f"'{metric}' is not of the validation split; choose one, as val/loss")
-        return metric
 
 
 class WeightAverage(Config):

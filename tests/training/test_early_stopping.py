@@ -47,7 +47,7 @@ def test_training_that_improves_is_not_stopped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metric", "data", "message"),
     [
-        ("test/loss", {}, "'test/loss' is not of the validation split; choose one, as val/loss"),
+        ("test/loss", {}, "needs a metric of validation, as val/loss, not 'test/loss'"),
         ("val/los", {}, "training.stop.metric: 'val/los' is not measured; did you mean 'val/loss'"),
         (
             "val/loss",
