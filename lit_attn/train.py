@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lit_attn.cells.failure import Diverged, Preempted
 from lit_attn.cells.folder import read_result, require_no_links, set_aside
@@ -103,8 +103,8 @@ def time_cell(cell_dir: Path) -> None:
         estimate_cost(cell, run, time.perf_counter() - started).write(cell_dir / "timing.json")
 
 
-def check_cells(folder: Path, sender: "Connection", has_data: bool) -> None:
-    """Send the number and the error of the first cell in `folder` that cannot run, or None."""
+def check_cells(cells: list[dict[str, Any]], sender: "Connection", has_data: bool) -> None:
+    """Send the number and the error of the first of `cells` that cannot run, or None."""
     # Imported here because importing this module ties the importing process to its parent.
     from lit_attn.cells.fork_server import die_with_parent
     from lit_attn.training.build import find_mistake
@@ -112,7 +112,7 @@ def check_cells(folder: Path, sender: "Connection", has_data: bool) -> None:
     die_with_parent()
     # The cells write to their logs.
     redirect_output(Path(os.devnull))
-    sender.send(find_mistake(sorted(folder.iterdir()), has_data))
+    sender.send(find_mistake(cells, has_data))
 
 
 def _read_cell(cell_dir: Path) -> Cell:

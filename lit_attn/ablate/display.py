@@ -6,13 +6,10 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from lit_attn.cells.folder import Progress
 from lit_attn.schema.errors import escape_control, silence
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 MEASURED = 0.1
 """Fraction of its steps after which a cell's time per step is used: the first steps are slow."""
@@ -191,7 +188,7 @@ def write_line(text: str, stream: TextIO | None = None) -> None:
         pass
 
 
-def render_table(snapshot: Snapshot) -> "RenderableType":
+def render_table(snapshot: Snapshot) -> Any:
     """Return the counts, and below them the running cells; a long name takes several lines."""
     from rich.console import Group
     from rich.table import Table

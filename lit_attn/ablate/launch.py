@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 from lit_attn import train
 from lit_attn.ablate.display import write_line
@@ -171,11 +170,10 @@ class Launcher:
             _start_server()
             start = self.context.Process
         receiver, sender = self.context.Pipe(duplex=False)
-        scratch = tempfile.TemporaryDirectory(prefix="lit_attn-")
-        with contextlib.suppress(EOFError, OSError), scratch as folder:
-            for number, (_, _, cell) in enumerate(variants):
-                cell.write(Path(folder) / f"{number:06}.yaml")
-            process = start(target=train.check_cells, args=(Path(folder), sender, is_local))
+        # Not in files, which a killed runner could not remove.
+        cells = [cell.model_dump(mode="json") for _, _, cell in variants]
+        with contextlib.suppress(EOFError, OSError):
+            process = start(target=train.check_cells, args=(cells, sender, is_local))
             with _block_interrupts():
                 process.start()
             sender.close()

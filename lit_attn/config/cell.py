@@ -75,26 +75,30 @@ class Cell(Config):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Import the `parts` of the cell at `path`, then return the cell.
-
-        Raises ConfigError if the file or a part is missing, is not YAML, or is not a cell.
-        """
+        """Return the cell at `path`. Raises ConfigError as `parse` does, or if it is not YAML."""
         folder = path.parent
         if not path.exists() and (near := sorted(folder.parent.glob(f"{folder.name}-*"))):
             raise ConfigError(f"{folder}: is not the folder of a cell; did you mean '{near[0]}'?")
-        text = read_text(path)
         try:
-            written = yaml.safe_load(text)
+            return cls.parse(yaml.safe_load(read_text(path)), str(path))
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+
+    @classmethod
+    def parse(cls, written: Any, place: str) -> Self:
+        """Import the `parts` of the cell that is `written`, then return the cell.
+
+        Raises ConfigError naming `place` if a part is missing or `written` is not a cell.
+        """
+        try:
             # Anything but a list of files is an error that validation reports below.
             if isinstance(written, dict) and isinstance(written.get("parts"), list):
                 load_parts(Path(str(part)) for part in written["parts"])
             return cls.model_validate(written)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
         except ConfigError as error:
-            raise ConfigError(f"{path}: parts: {error}") from error
+            raise ConfigError(f"{place}: parts: {error}") from error
         except ValidationError as error:
-            raise explain(error, str(path)) from error
+            raise explain(error, place) from error
 
 
 def _hash(text: str) -> str:

@@ -52,16 +52,17 @@ def _build_data(cell: Cell, device: torch.device) -> DataModule:
     return data
 
 
-def find_mistake(cells: Sequence[Path], has_data: bool = True) -> tuple[int, str] | None:
-    """Return the number and the ConfigError of the first of `cells` (YAML files) that cannot run.
+def find_mistake(cells: Sequence[Any], has_data: bool = True) -> tuple[int, str] | None:
+    """Return the number and the ConfigError of the first of `cells` that cannot run.
 
-    The networks have no memory. The logs of the cells will show other exceptions. Unless this
-    machine `has_data`, only the model of a cell whose files are missing is checked.
+    `cells` has the content of each config.yaml. The networks have no memory. The logs of the cells
+    will show other exceptions. Unless this machine `has_data`, only the model of a cell whose files
+    are missing is checked.
     """
     known: tuple[Data, DataModule] | None = None
-    for number, path in enumerate(cells):
+    for number, written in enumerate(cells):
         try:
-            cell = Cell.read(path)
+            cell = Cell.parse(written, "config.yaml")
             experiment = cell.experiment
             model = factory.resolve(experiment.model, cell.match_to, experiment.data)
             network = factory.build(model, experiment.data, "meta")

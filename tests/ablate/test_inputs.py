@@ -1,10 +1,12 @@
 """Missing or wrong input files are one error line before the first cell starts."""
 
 import io
+import os
 import re
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +55,7 @@ def check_data(folder: Path, data: str) -> str:
     try:
         require_inputs([matrix], matrix.jobs)
         ((study, variant, cell), _) = find_variants([matrix], matrix.jobs)
-        cell.write(folder / "cell.yaml")
-        if mistake := find_mistake([folder / "cell.yaml"]):
+        if mistake := find_mistake([cell.model_dump(mode="json")]):
             raise variant.error(study, mistake[1])
     except ConfigError as error:
         error_line = str(error)
@@ -243,14 +244,13 @@ def test_data_that_only_the_jobs_see_are_left_to_the_jobs(tmp_path: Path) -> Non
     data = "{kind: npz, path: mine.npz, name: m, size: 8, channels: 1, classes: 2}\n"
     experiment = f"data: {data}" + studies.EXPERIMENT.partition("\n")[2]
     matrix = expand(studies.study(tmp_path, BODY, experiment), tmp_path / "runs")
-    path = tmp_path / "cell.yaml"
-    matrix.jobs[0].cell.write(path)
-    assert find_mistake([path], has_data=False) is None
-    mistake = find_mistake([path])
+    cells = [matrix.jobs[0].cell.model_dump(mode="json")]
+    assert find_mistake(cells, has_data=False) is None
+    mistake = find_mistake(cells)
     assert mistake is not None
     assert mistake[1].startswith("data")
     write_npz(tmp_path / "mine.npz")
-    mistake = find_mistake([path], has_data=False)
+    mistake = find_mistake(cells, has_data=False)
     assert mistake is not None
     assert mistake[1].startswith("data.classes: 2, but train ")
 
@@ -260,8 +260,20 @@ def test_errors_in_the_code_of_the_user_are_left_to_the_cells(
 ) -> None:
     """The other variants of the study still run."""
     matrix = expand(studies.study(tmp_path, BODY), tmp_path / "runs")
-    paths = [tmp_path / f"{number}.yaml" for number in range(2)]
-    for path, job in zip(paths, matrix.jobs, strict=False):
-        job.cell.write(path)
     monkeypatch.setattr("lit_attn.models.factory.build", lambda *_: {}["no such key"])
-    assert find_mistake(paths) is None
+    assert find_mistake([job.cell.model_dump(mode="json") for job in matrix.jobs]) is None
+
+
+def test_a_runner_that_is_killed_during_the_check_leaves_no_file(tmp_path: Path) -> None:
+    studies.write(tmp_path, BODY)
+    (tmp_path / "tmp").mkdir()
+    command = [sys.executable, "-um", "lit_attn.ablate", "ablations.yaml"]
+    environment = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    ) as runner:
+        assert runner.stdout is not None
+        assert runner.stdout.readline().startswith("checking the models and data of ")
+        time.sleep(0.3)
+        runner.kill()
+    assert list(tmp_path.glob("tmp/lit_attn-*")) == []

@@ -164,11 +164,10 @@ def test_a_wrong_argument_of_a_task_names_its_class(mine: None) -> None:
 
 
 def test_a_class_that_cannot_be_built_stops_the_study_before_its_first_cell(
-    mine: None, tmp_path: Path
+    mine: None,
 ) -> None:
-    path = tmp_path / "cell.yaml"
-    path.write_text(yaml.safe_dump(module_cell("mine:Raises", {"epochs": 1})))
-    assert find_mistake([path]) == (0, "task: mine:Raises: KeyError: 'weights'")
+    cell = module_cell("mine:Raises", {"epochs": 1})
+    assert find_mistake([cell]) == (0, "task: mine:Raises: KeyError: 'weights'")
 
 
 def test_a_logged_metric_is_one_error_line(
