@@ -133,7 +133,12 @@ class Matrix60:
         process = self.chance.choice(self.commands)
         is_sent = process.poll() is None and send(process.pid, number)
         if is_sent:
-            process.wait(120)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                # After one interrupt a runner waits for its cell, which another fault may block.
+                send(process.pid, number)
+                process.wait(120)
         return is_sent
 
     def interrupt_runner(self) -> bool:
