@@ -3,6 +3,7 @@
 import csv
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from lit_attn.attention import residual
 from lit_attn.attention.spec import PRESETS
-from lit_attn.bench import attention
+from lit_attn.bench import attention, measure
 from lit_attn.bench.__main__ import main
 from lit_attn.bench.measure import Setup
 from lit_attn.models.factory import count
@@ -148,3 +149,12 @@ def test_help_imports_no_torch() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_part_that_was_not_compiled_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    breaks = {"graph_break": Counter(["Skip calling function <attend_with_shared_code at 0x1>"])}
+    monkeypatch.setattr(torch._dynamo.utils, "counters", breaks)
+    measure.check_graphs()
+    breaks["graph_break"]["print was called"] += 1
+    with pytest.raises(RuntimeError, match="a part of a block was not compiled: print was called"):
+        measure.check_graphs()
