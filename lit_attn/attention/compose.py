@@ -106,7 +106,7 @@ class HeadMaps(Composer):
         # A CPU's batched product copies matrices that are not contiguous one by one.
         product = matrices @ a.permute(0, 3, 1, 2).contiguous()
         if product.requires_grad and not torch.compiler.is_compiling():
-            product.register_hook(Tensor.contiguous)
+            product.register_hook(lambda g: None if g is None else g.contiguous())
         return product.permute(0, 2, 3, 1)
 
     def _map_one_query(self, a: Tensor, maps: Maps) -> Tensor:
