@@ -55,14 +55,14 @@ def attend_in_pieces(formed: Formed, v: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         is_large = b > 1 and n > 1 and b * heads * n * keys * v.element_size() > PIECE
         if is_long or (v.device.type == "cpu" and is_large):
-            return attend_with_shared_code(formed, v)
+            return attend_with_shared_code(formed, v, is_long)
     elif is_long:
         return _attend_in_turn(_attend_piece, formed, v, len(v), CHUNK)
     return _attend_piece(formed, v, 0, n)
 
 
 @torch.compiler.disable
-def attend_with_shared_code(formed: Formed, v: Tensor) -> Tensor:
+def attend_with_shared_code(formed: Formed, v: Tensor, is_long: bool) -> Tensor:
     """Return the sums of all queries, by compiled code that pieces and layers share.
 
     In one graph with the layer, each chunk would be compiled anew: at 6 heads a chunk of a layer
@@ -70,11 +70,9 @@ def attend_with_shared_code(formed: Formed, v: Tensor) -> Tensor:
     of a piece stay in a core's cache.
     """
     (b, heads, n), keys = formed.q.shape[:3], formed.k.shape[-2]
-    is_long = keys > ONE_CHUNK_UP_TO
     chunk, size = CHUNK if is_long else n, b
     if v.device.type == "cpu":
-        limit = PIECE * torch.get_num_threads()
-        limit //= heads * min(n, chunk) * keys * v.element_size()
+        limit = PIECE * torch.get_num_threads() // (heads * chunk * keys * v.element_size())
         # A power of two divides most batches; few sizes need few compilations.
         size = min(b, 1 << max(1, limit).bit_length() - 1)
     attend = torch.compile(_attend_piece, dynamic=True if is_long else None)
@@ -92,15 +90,11 @@ def _attend_in_turn(
         Tensor, lambda x: x.movedim(1, -1).contiguous().movedim(-1, 1), formed.maps
     )
     leaves, structure = pytree.tree_flatten((formed.q, formed.k, v, maps, mask))
-    is_given = [leaf is not None for leaf in leaves]
-    tensors = [leaf for leaf in leaves if leaf is not None]
     # The function outlives the backward pass, so it refers to no tensor of the whole batch.
     masks, modules_and_numbers = formed.masks._replace(attn_mask=None), formed[4:]
 
-    def attend_piece(rows: slice, *parts: Tensor) -> Tensor:
-        remaining = iter(parts)
-        filled = [next(remaining) if part_is_given else None for part_is_given in is_given]
-        q, k, values, maps, mask = pytree.tree_unflatten(filled, structure)
+    def attend_piece(rows: slice, *parts: Tensor | None) -> Tensor:
+        q, k, values, maps, mask = pytree.tree_unflatten(parts, structure)
         piece = Formed(masks._replace(attn_mask=mask), q, k, maps, *modules_and_numbers)
         return attend(piece, values, rows.start, rows.stop)
 
@@ -109,7 +103,7 @@ def _attend_in_turn(
     pieces = [(batch, rows) for batch in batches for rows in in_chunks(formed.q.shape[-2], chunk)]
     parameters = *formed.composers.parameters(), *formed.normaliser.parameters()
     is_random = formed.dropout > 0
-    return _InTurn.apply(attend_piece, pieces, is_random, len(tensors), *tensors, *parameters)
+    return _InTurn.apply(attend_piece, pieces, is_random, len(leaves), *leaves, *parameters)
 
 
 class _InTurn(torch.autograd.Function):
@@ -126,7 +120,7 @@ class _InTurn(torch.autograd.Function):
         pieces: list[tuple[slice, slice]],
         is_random: bool,
         sliced: int,
-        *tensors: Tensor,
+        *tensors: Any,
     ) -> Tensor:
         """`attend` takes the queries of a piece and its part of the first `sliced` tensors."""
         q, _, v = tensors[:3]
@@ -138,7 +132,8 @@ class _InTurn(torch.autograd.Function):
         b, heads, n = q.shape[:3]
         out = v.new_empty(b, n, heads, v.shape[-1]).transpose(1, 2)
         for batch, rows in pieces:
-            out[batch, :, rows] = attend(rows, *(x[batch] for x in tensors[:sliced]))
+            parts = [x if x is None else x[batch] for x in tensors[:sliced]]
+            out[batch, :, rows] = attend(rows, *parts)
         return out
 
     @staticmethod
@@ -155,7 +150,7 @@ class _InTurn(torch.autograd.Function):
                 torch.set_rng_state(state)
                 set_device_states(devices, device_states)
             for batch, rows in ctx.pieces:
-                parts = [x[batch].detach() for x in tensors[:sliced]]
+                parts = [None if x is None else x[batch].detach() for x in tensors[:sliced]]
                 inputs = zip([*parts, *tensors[sliced:]], needed, strict=True)
                 wanted = [x.requires_grad_() for x, is_needed in inputs if is_needed]
                 out = ctx.attend(rows, *parts)
