@@ -215,6 +215,14 @@ def test_the_compiled_layer_equals_the_reference(name: str) -> None:
     assert_same(layer, tokens(9))
 
 
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_compiled_layer_of_few_tokens_is_one_graph(name: str) -> None:
+    torch.compiler.reset()
+    layer, x = make(PRESETS[name]), tokens(9)
+    out = torch.compile(layer, backend="eager", fullgraph=True)(x)
+    torch.testing.assert_close(out, layer(x))
+
+
 @pytest.mark.gpu
 @every_spec
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
