@@ -101,9 +101,8 @@ def _attend_in_turn(
     rest = len(v) % size
     batches = in_chunks(len(v) - rest, size) + in_chunks(len(v), 1)[len(v) - rest :]
     pieces = [(batch, rows) for batch in batches for rows in in_chunks(formed.q.shape[-2], chunk)]
-    parameters = *formed.composers.parameters(), *formed.normaliser.parameters()
-    is_random = formed.dropout > 0
-    return _InTurn.apply(attend_piece, pieces, is_random, len(leaves), *leaves, *parameters)
+    further = formed.dropout > 0, len(leaves), *leaves, *formed.composers.parameters()
+    return _InTurn.apply(attend_piece, pieces, *further, *formed.normaliser.parameters())
 
 
 class _InTurn(torch.autograd.Function):

@@ -55,17 +55,16 @@ Table: TypeAlias = tuple[str, str, Sequence[Any]]
 def measure_seconds(
     candidates: Mapping[str, Callable[[], object]], rounds: int, device: str, clock: str = "wall"
 ) -> dict[str, list[float]]:
-    """Return the seconds of each candidate in each round, after one round that is not counted.
+    """Return the seconds of each candidate in each round; a round calls every candidate once.
 
-    A round calls every candidate twice and counts the second call: as in training, it uses the
-    memory that the first one released. On a GPU `clock` is not used, but two events of the stream.
+    Two further rounds of warm-up are not counted. On a GPU the seconds are between two events of
+    its stream, whatever `clock` is.
     """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    for round_ in range(rounds + 1):
+    for round_ in range(rounds + 2):
         for name, call in candidates.items():
-            call()
             elapsed = time_call(call, device, clock)
-            if round_:
+            if round_ >= 2:
                 seconds[name].append(elapsed)
     return seconds
 
