@@ -41,7 +41,8 @@ width {DIM} with {HEADS} heads has beyond the standard layer. *Time* and *memory
 compiled transformer block, forward and backward, relative to timm's block, on one CPU thread, with
 the FFN narrowed until the parameter counts match: the median over rounds in which all blocks take
 turns, ± the interquartile range. At 65 tokens the width is 192 (12 heads, batch 128), at 257 tokens
-384 (6 heads, batch 8). The number of tokens links to the measurements.
+384 (6 heads, batch 8). The number of tokens links to the measurements, which name their machine:
+compare only rows with the same link.
 """
 
 INDEX = """\
