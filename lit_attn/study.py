@@ -25,7 +25,7 @@ from lit_attn.config.cell import Cell
 from lit_attn.config.study import read_studies
 from lit_attn.files import write_atomic
 from lit_attn.report.formats import read_csv
-from lit_attn.schema.errors import ConfigError, require
+from lit_attn.schema.errors import ConfigError, plural, require
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,8 +103,8 @@ class Study:
     def __repr__(self) -> str:
         matrix = self._expand()
         states = count_states(job.state() for job in (*matrix.trials, *matrix.jobs))
-        product = f"{len(matrix.written)} variants x {len(matrix.seeds)} seeds"
-        return f"Study({self.name!r}: {product}; cells: {states})"
+        product = f"{plural(len(matrix.written), 'variant')} x {plural(len(matrix.seeds), 'seed')}"
+        return f"Study({self.name!r}: {product}; {states})"
 
     def expand(self) -> list[Cell]:
         """Return the cells of the study: all variants of a seed, then those of the next seed."""

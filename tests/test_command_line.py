@@ -142,7 +142,7 @@ def test_init_writes_a_study_that_expands_and_replaces_no_file(
     assert main(["run", "first", "--dry-run"]) == 0
     assert "4 variants x 3 seeds = 12 cells: 12 missing" in capsys.readouterr().out
     assert main(["run", "--dry-run", "--seeds", "1"]) == 0
-    assert "4 variants x 1 seeds" in capsys.readouterr().out
+    assert "4 variants x 1 seed =" in capsys.readouterr().out
     before = (tmp_path / "ablations.yaml").read_bytes()
     assert main(["init"]) == 2
     assert "ablations.yaml: exists already" in capsys.readouterr().err

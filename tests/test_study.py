@@ -45,10 +45,10 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 
 def test_the_representation_counts_variants_seeds_and_states(study: Study, tmp_path: Path) -> None:
-    assert repr(study) == "Study('tiny': 2 variants x 2 seeds; cells: 4 done)"
+    assert repr(study) == "Study('tiny': 2 variants x 2 seeds; 4 cells: 4 done)"
     (path,) = study.out.glob("tiny/fast/1-*/result.json")
     moved = path.rename(tmp_path / "result.json")
-    assert repr(study).endswith("cells: 3 done, 1 interrupted)")
+    assert repr(study).endswith("4 cells: 3 done, 1 interrupted)")
     moved.rename(path)
 
 
@@ -60,7 +60,10 @@ def test_the_status_names_what_makes_a_cell_stale(study: Study, tmp_path: Path) 
     path.write_text(json.dumps(json.loads(text) | {"inputs": {str(data): "1 1"}}))
     status = study.status().set_index(["variant", "seed"])
     path.write_text(text)
-    assert status.loc[("fast", 1), ["state", "stale"]].tolist() == ["done", f"{data} has changed"]
+    assert status.loc[("fast", 1), ["state", "stale"]].tolist() == [
+        "done",
+        f"{data} has another size or time",
+    ]
     assert list(status["stale"]).count("") == 3
 
 
@@ -120,7 +123,7 @@ def test_an_interrupt_stops_the_runner(tmp_path: Path, monkeypatch: pytest.Monke
 
     def interrupt(describe: Callable[[], str]) -> None:
         if list_holders(tmp_path):
-            assert "1 cells: 1 running" in describe()
+            assert "1 cell: 1 running" in describe()
             raise KeyboardInterrupt
 
     class Runner(subprocess.Popen[bytes]):

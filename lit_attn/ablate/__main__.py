@@ -24,7 +24,7 @@ from lit_attn.config.papers import SIZES, read_paper
 from lit_attn.config.source import Mapping, Where, parse_value
 from lit_attn.config.study import MOST_SEEDS, Seeds, choose, read_studies
 from lit_attn.files import require_writable
-from lit_attn.schema.errors import ConfigError, OneLineParser, command, program, suggest
+from lit_attn.schema.errors import ConfigError, OneLineParser, command, plural, program, suggest
 
 if TYPE_CHECKING:
     from lit_attn.ablate.launch import Launcher
@@ -133,7 +133,8 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
         matrices = _expand_studies(options)
     chosen = None if choice is None else select_cells(matrices, choice)
     if options.dry_run and chosen is not None:
-        print(*(f"{job.name}  {job.state()}" for job in chosen), f"{len(chosen)} cells", sep="\n")
+        lines = [f"{job.name}  {job.state()}" for job in chosen]
+        print(*lines, plural(len(chosen), "cell"), sep="\n")
         return 0
     if options.dry_run and options.estimate:
         return 0 if dry_run.print_estimate(matrices, options.jobs) else 1
@@ -234,7 +235,7 @@ def _run(matrices: list[Matrix], options: Namespace, target: str, chosen: list[J
     if options.cancel:
         from lit_attn.ablate.slurm import cancel
 
-        print(f"{cancel(matrices, options.cancel_removed)} jobs cancelled")
+        print(f"{plural(cancel(matrices, options.cancel_removed), 'job')} cancelled")
         for matrix in matrices:
             if options.cancel_removed and matrix.folder.exists():
                 matrix.write_plan()
@@ -263,11 +264,11 @@ def _run(matrices: list[Matrix], options: Namespace, target: str, chosen: list[J
             write_line(f"{matrix.folder}: trial; study {matrix.source.name} does not change")
     folders = {job.folder for job in jobs}
     done = [change for job, state, change in cells if state == "done" and job.folder not in folders]
-    write_line(f"{len(cells)} cells: {len(done)} done, {len(jobs)} to run")
+    write_line(f"{plural(len(cells), 'cell')}: {len(done)} done, {len(jobs)} to run")
     if changes := [*filter(None, done)]:
-        write_line(f"{len(changes)} done cells are stale: {changes[0]} (see `{rerun} stale`)")
+        write_line(f"stale: {plural(len(changes), 'done cell')}: {changes[0]} (`{rerun} stale`)")
     if diverged:
-        write_line(f"{diverged} cells diverged before and are skipped (see `{rerun} failed`)")
+        write_line(f"skipped: {plural(diverged, 'cell')} that diverged before (`{rerun} failed`)")
     summary = start(jobs)
     try:
         if summary.stopped_by is None and options.quiet_timing:
@@ -317,7 +318,7 @@ def _tune(
         if not trials:
             return matrices
         _prepare_folders(matrices, options, launcher, trials, rerun=False)
-        write_line(f"tuning: {len(trials)} cells to run")
+        write_line(f"tuning: {plural(len(trials), 'cell')} to run")
         summary = start(trials)
         if summary.stopped_by is not None:
             raise SystemExit(128 + summary.stopped_by)
@@ -372,7 +373,7 @@ def _prepare_slurm(matrices: list[Matrix], options: Namespace, launcher: "Launch
     def start(missing: list[Job]) -> "Summary":
         cell = SlurmCell(Path(), launcher.target, options.smoke, 60 * options.stall)
         count = submit_missing(matrices, missing, cell, options.jobs)
-        write_line(f"{count} jobs submitted, {len(missing) - count} already submitted")
+        write_line(f"{plural(count, 'job')} submitted, {len(missing) - count} already submitted")
         return Follower(matrices, make_display()).run(missing)
 
     return start

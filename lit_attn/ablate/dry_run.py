@@ -14,7 +14,7 @@ from lit_attn.ablate.slots import Slots, make_slots
 from lit_attn.cells.folder import State, count_states, read_cell
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import Timing
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.errors import ConfigError, plural
 
 TIMING_TARGET = "lit_attn.train:time_cell"
 
@@ -30,7 +30,7 @@ def print_cells(matrices: list[Matrix], with_costs: bool) -> None:
             text = count_states(job.state() for job in matrix.trials)
             tuned = len(matrix.written) - len(matrix.untuned)
             total = f"{tuned} of {len(matrix.written)} variants are tuned"
-            print(f"  tuning: {total}; cells of trials: {text}")
+            print(f"  tuning: {total}; trials: {text}")
         for variant in matrix.variants:
             if warning := variant.experiment.schedule.warn(variant.experiment.training.epochs):
                 print(f"  warning: {variant.name}: {warning}")
@@ -46,8 +46,8 @@ def print_cells(matrices: list[Matrix], with_costs: bool) -> None:
             state = status.state + (f", stale: {change}" if change else "")
             print(f"  {cell.variant:<{width}}  seed {cell.seed:<4} {job.identity}  {state}")
         variants = {job.cell.variant for job in matrix.jobs}
-        product = f"{len(variants)} variants x {len(matrix.seeds)} seeds"
-        print(f"  {product} = {len(matrix.jobs)} cells: {count_states(states)}\n")
+        product = f"{plural(len(variants), 'variant')} x {plural(len(matrix.seeds), 'seed')}"
+        print(f"  {product} = {count_states(states)}\n")
 
 
 def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
@@ -80,7 +80,7 @@ def format_hours(matrix: Matrix, timings: dict[str, Timing], slots: Slots) -> st
     hours = [timings[cell.kind].seconds / 3600 for cell in measured]
     devices = [cell.experiment.training.devices for cell in measured]
     device_hours, at_once = sum(map(operator.mul, hours, devices)), slots.at_once(missing)
-    cells = f"{len(missing)} cells to run, {len(measured)} of them measured"
+    cells = f"{plural(len(missing), 'cell')} to run, {len(measured)} of them measured"
     elapsed = f"{sum(hours) / at_once:.2f} hours with {at_once} at once"
     return f"{matrix.name}: {cells}: {device_hours:.2f} {slots.unit} hours, {elapsed}"
 

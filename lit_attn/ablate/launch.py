@@ -16,6 +16,7 @@ from lit_attn.ablate.display import write_line
 from lit_attn.ablate.plan import Job, Matrix, find_variants
 from lit_attn.ablate.slots import Slot, count_cores, make_slots
 from lit_attn.cells import folder, lock, ranks
+from lit_attn.schema.errors import plural
 
 # Modules that the fork server imports once for all cells. mmsegmentation is not one of them: it is
 # optional, and would cost the server of every run 0.4 s of CPU and 60 MB (2026-11-21).
@@ -163,7 +164,7 @@ class Launcher:
         self.checked.update((study, variant.name) for study, variant, _ in variants)
         if self.module != train.__name__ or not variants:
             return
-        write_line(f"checking the models and data of {len(variants)} variants")
+        write_line(f"checking the models and data of {plural(len(variants), 'variant')}")
         start: Callable[..., BaseProcess] = multiprocessing.get_context("spawn").Process
         if is_local:
             self.share_cores(make_slots(limit).at_once(job.cell for job in jobs))

@@ -18,7 +18,7 @@ from lit_attn.ablate.plan import Job
 from lit_attn.ablate.slots import Slot, Slots
 from lit_attn.cells import failure, folder, lock
 from lit_attn.cells.records import FailureClass
-from lit_attn.schema.errors import program
+from lit_attn.schema.errors import plural, program
 
 TICK = 0.25  # Seconds between two checks of the running cells and two updates of the display.
 GRACE = 15.0  # Seconds that a cell has to write its last checkpoint after it was told to stop.
@@ -306,7 +306,7 @@ class Runner:
         self.queue = deque(job for job in self.queue if job.variant != variant)
         self.resting = [(due, job) for due, job in self.resting if job.variant != variant]
         if skipped := waiting - len(self.queue) - len(self.resting):
-            text = f"{skipped} more seeds, because {SAME_FAILURES} seeds failed in the same way"
+            text = f"{plural(skipped, 'more seed')}: {SAME_FAILURES} seeds failed in the same way"
             self.display.add_event(f"skipped  {variant}  {text}; the next run tries them again")
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:

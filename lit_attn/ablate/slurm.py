@@ -42,7 +42,7 @@ from lit_attn.cells.records import Exit, FailureClass
 from lit_attn.config.cell import Cell
 from lit_attn.extras import require
 from lit_attn.files import one_at_a_time, write_atomic
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.errors import ConfigError, plural
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
@@ -336,7 +336,7 @@ class Follower:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.summary.stopped_by = signal.Signals(number)
         text = "the same command follows them again, and with --cancel it cancels them"
-        self.display.add_event(f"{len(self.unfinished)} jobs go on; {text}")
+        self.display.add_event(f"not stopped: {plural(len(self.unfinished), 'job')}; {text}")
 
     def _snapshot(self) -> Snapshot:
         now = time.monotonic()

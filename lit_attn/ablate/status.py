@@ -86,7 +86,7 @@ def describe(plan: Plan, cells: list[StudyCell]) -> str:
     """Return counts, the time left, the running cells, and the failed cells with advice."""
     states = [cell.status.state for cell in cells]
     at_once = max(1, states.count("running"))
-    counts = f"{len(cells)} cells: {folder.count_states(states)}"
+    counts = folder.count_states(states)
     if seconds := estimate_seconds(plan.study, cells, at_once):
         counts += f"; about {format_seconds(seconds)} left with {at_once} at once"
     lines = [f"{plan.study}: {plan.title}", f"  {counts}"]

@@ -11,7 +11,7 @@ from pydantic import FiniteFloat, NonNegativeInt, PositiveInt
 
 from lit_attn.cells.lock import read_holder
 from lit_attn.cells.records import Exit, FailureClass, Record, Result
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.errors import ConfigError, plural
 
 FINAL_FAILURES: set[FailureClass] = {"diverged", "bad-configuration", "error"}
 """Failures after which a runner does not try a cell again if another runner met them meanwhile."""
@@ -72,8 +72,10 @@ def read_cell(folder: Path, identity: str) -> CellStatus:
 
 
 def count_states(states: Iterable[State]) -> str:
-    """Return `12 done, 3 missing`, in the order in which the states occur."""
-    return ", ".join(f"{count} {state}" for state, count in Counter(states).items())
+    """Return `15 cells: 12 done, 3 missing`, in the order in which the states occur."""
+    counts = Counter(states)
+    parts = ", ".join(f"{count} {state}" for state, count in counts.items())
+    return f"{plural(counts.total(), 'cell')}: {parts}"
 
 
 def read_result(folder: Path, identity: str) -> Result | None:

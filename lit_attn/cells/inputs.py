@@ -63,8 +63,9 @@ def change_finder() -> Callable[[Result | None], str]:
         if not path.exists():
             is_absent = path.parent.exists() and before and not before.startswith(FOLDER)
             return f"{name} is missing" if is_absent else ""
-        text = "has other files" if path.is_dir() else "has changed"
-        return "" if not before or _stamp(path) == before else f"{name} {text}"
+        files = "other files" if path.is_dir() else "another size or time"
+        text = "changed" if path.suffix == ".py" else files
+        return "" if not before or _stamp(path) == before else f"{name} has {text}"
 
     def find_change(result: Result | None) -> str:
         entries = () if result is None else result.inputs.items()

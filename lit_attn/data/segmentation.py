@@ -88,8 +88,7 @@ class SceneryData(DataModule):
         generator = numpy_generator(self.seed, "sample", step)
         seeds = generator.integers(2**32, size=len(rows) + len(added)).tolist()
         are_counted = [True] * len(rows) + [False] * len(added)
-        complete = list(zip([*rows, *added], seeds, are_counted, strict=True))
-        return self.share(complete)
+        return self.share(list(zip([*rows, *added], seeds, are_counted, strict=True)))
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
         dataset = self.evaluated[split]

@@ -11,6 +11,7 @@ from lit_attn.report import columns, stats
 from lit_attn.report.comparison import ALPHA, Comparisons
 from lit_attn.report.formats import Cell, Table, named_table, read_asset
 from lit_attn.report.read import BUSY, StudyRecord
+from lit_attn.schema.errors import plural
 
 SENTENCES: dict[str, str] = read_asset("sentences.yaml")  # Of the caption.
 ALWAYS = ("variant", "value", "n")  # Columns that are printed also if they are empty.
@@ -43,7 +44,7 @@ def make_results_table(
         notes.append(SENTENCES["interim"])
     if ties := int(summary["ties"].sum()):
         pairs = int(summary["pairs"].sum())
-        notes.append(SENTENCES["ties"].format(ties=ties, pairs=_plural(pairs, "pair")))
+        notes.append(SENTENCES["ties"].format(ties=ties, pairs=plural(pairs, "pair")))
     if not study.values(plan.baseline):
         notes.append(SENTENCES["no_baseline"].format(baseline=plan.baseline))
     notes += _describe_plan(study, comparisons.level)
@@ -119,7 +120,7 @@ def _template_values(
     # The step of a continuous metric is a rounding error, which needs no mention.
     is_coarse = study.resolution > 0.01 * max(summary["sd"].dropna(), default=float("inf"))
     pairs = max(comparisons.pairs, default=0)
-    floor = {"floor": min(1.0, 2.0 ** (1 - pairs)), "pairs": _plural(pairs, "pair")}
+    floor = {"floor": min(1.0, 2.0 ** (1 - pairs)), "pairs": plural(pairs, "pair")}
     count = 1 if comparisons.is_joint else max(1, len(comparisons.pairs))
     has_failed = summary["failed"].any()
     return {
@@ -134,7 +135,7 @@ def _template_values(
         "resolution": SENTENCES["resolution"].format(step=study.resolution) if is_coarse else "",
         "alpha": f"{comparisons.level:.3g}",
         "test": SENTENCES["joint_test" if comparisons.is_joint else "holm_test"].format(
-            comparisons=_plural(len(comparisons.pairs), "comparison"),
+            comparisons=plural(len(comparisons.pairs), "comparison"),
             floor=SENTENCES["floor"].format(**floor),
         ),
         "star": SENTENCES["star"].format(seeds=stats.pairs_for_a_star(count, comparisons.level)),
@@ -202,7 +203,3 @@ def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
     names = [name for name in ("versions", "device") if len(distinct[name]) > 1]
     names += study.unreadable
     return notes, [*warnings, *(SENTENCES[name] for name in names)]
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"

@@ -19,8 +19,6 @@ FEW_CHOICES = 5  # Number of the nearest choices that a message lists otherwise.
 # Errors of a file that are not mistakes in the code, for example on a full disk.
 REFUSALS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR}
 P = ParamSpec("P")
-
-
 # Control characters and their visible form. Terminals execute escape sequences.
 CONTROL = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
 
@@ -31,6 +29,11 @@ class ConfigError(ValueError):
     def __init__(self, message: str) -> None:
         # A value of a downloaded file may contain line separators and escape sequences.
         super().__init__(escape_control(" ".join(message.splitlines())))
+
+
+def plural(count: int, noun: str) -> str:
+    """Return `1 cell` or `1,200 cells`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def escape_control(text: str) -> str:

@@ -68,8 +68,10 @@ def hash_source(source: bytes) -> bytes:
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(body := getattr(node, "body", None), list):
-            # A statement that is only a string has no effect.
-            body[:] = [i for i in body if not (isinstance(i, ast.Expr) and _is_text(i.value))]
+            # A statement that is only a constant, such as a string, has no effect.
+            for item in [*body]:
+                if isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant):
+                    body.remove(item)
     return hashlib.sha256(ast.unparse(tree).encode()).digest()
 
 
@@ -81,10 +83,6 @@ def explain_failure(error: BaseException, source: Path | str) -> str:
     # A member that is not complete names its class itself.
     name = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
     return f"{place}: {name}{' '.join(str(error).split())}"
-
-
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 @cache

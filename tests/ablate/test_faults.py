@@ -483,7 +483,7 @@ def test_the_other_seeds_of_a_variant_that_fails_at_once_are_skipped(tmp_path: P
     summary, output = run(cells, at_once=1)
     assert {o.job.name for o in summary.failed} == {"tiny/crash/0", "tiny/crash/1"}
     assert output.count("skipped") == 1
-    message = "skipped  tiny/crash  2 more seeds, because 2 seeds failed in the same way"
+    message = "skipped  tiny/crash  2 more seeds: 2 seeds failed in the same way"
     assert message in output
     assert {job.state() for job in cells if job.cell.variant != "crash"} == {"done"}
     # The next run tries the skipped seeds.

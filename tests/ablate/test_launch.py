@@ -154,7 +154,7 @@ def test_an_interrupt_during_the_check_before_a_submission_is_one_line(tmp_path:
         os.killpg(process.pid, signal.SIGINT)
         output, errors = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 130
-    assert (output, errors) == ("checking the models and data of 1 variants\n", "\n")
+    assert (output, errors) == ("checking the models and data of 1 variant\n", "\n")
 
 
 @pytest.mark.parametrize("when", ["its first moment", "its imports"])

@@ -129,12 +129,12 @@ def test_changed_data_are_stale_at_once_and_rerun_compares_their_content(
         patch.setattr(TextFiles, "build", lambda *_: pytest.fail("unchanged files were read"))
         assert select_cells([matrix], "stale") == []
     os.utime(tmp_path / "test.txt", ns=(1, 1))
-    assert find() == f"{tmp_path / 'test.txt'} has changed"
+    assert find() == f"{tmp_path / 'test.txt'} has another size or time"
     assert select_cells([matrix], "stale") == []
     # The content is the same, so `status` does not report the cell after this comparison.
     assert find() == ""
     (tmp_path / "train.txt").write_text("Another text. " * 100)
-    assert find() == f"{tmp_path / 'train.txt'} has changed"
+    assert find() == f"{tmp_path / 'train.txt'} has another size or time"
     assert select_cells([matrix], "stale") == [job]
 
 
@@ -148,8 +148,8 @@ def test_a_run_reports_the_stale_cells_that_it_keeps(tmp_path: Path) -> None:
     result.model_copy(update={"inputs": {str(data): "1 1"}}).write(path)
     code, output = run_cli(tmp_path, "--seeds", "0,")
     assert code == 0
-    line = f"1 done cells are stale: {data} has changed (see `"
-    assert f"1 cells: 1 done, 0 to run\n{line}" in output
+    line = f"stale: 1 done cell: {data} has another size or time (`"
+    assert f"1 cell: 1 done, 0 to run\n{line}" in output
 
 
 def hash_data(job: Job) -> str:
@@ -174,7 +174,7 @@ def test_a_dry_run_lists_the_chosen_cells(
     studies.write(tmp_path, make_body("ok"))
     monkeypatch.chdir(tmp_path)
     assert main(["rerun", "tiny/ok/1", "ablations.yaml", "--dry-run"]) == 0
-    assert capsys.readouterr().out == "tiny/ok/1  missing\n1 cells\n"
+    assert capsys.readouterr().out == "tiny/ok/1  missing\n1 cell\n"
     for words, message in (
         (["rerun", "stal", "ablations.yaml"], "rerun: no cell 'stal'; did you mean 'stale'?\n"),
         (["rerun"], "rerun: needs stale, failed or STUDY/VARIANT/SEED"),

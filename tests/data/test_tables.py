@@ -88,7 +88,7 @@ def test_a_changed_image_of_a_table_makes_results_stale_at_once(
     changed = tmp_path / "images" / "1.png"
     Image.new("L", (6, 6), 99).save(changed)
     os.utime(changed, ns=(1, 1))
-    assert change_finder()(result) == f"{changed} has changed"
+    assert change_finder()(result) == f"{changed} has another size or time"
     changed.unlink()
     assert change_finder()(result) == f"{changed} is missing"
 

@@ -87,7 +87,7 @@ def test_jobs_survive_the_terminal_and_are_followed_again(
         os.kill(process.pid, number)
         output = process.stdout.read()
         process.wait(TIMEOUT)
-    assert ("2 jobs go on" in output) == (number != signal.SIGKILL)
+    assert ("not stopped: 2 jobs" in output) == (number != signal.SIGKILL)
     with start_cli(tmp_path, *SLURM, environment=cluster) as process:
         assert process.stdout is not None
         wait_until(lambda: "0 jobs submitted, 2 already submitted" in process.stdout.readline())
