@@ -6,7 +6,7 @@ import io
 import signal
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -252,20 +252,20 @@ def _run(matrices: list[Matrix], options: Namespace, target: str, chosen: list[J
 
     if chosen is None:
         matrices = _tune(matrices, options, launcher, start)
-    cells = list(_read_states(matrices))
+    cells = [(job, read_cell(job.folder, job.identity)) for m in matrices for job in m.jobs]
     diverged, rerun = 0, program("rerun")
     if (jobs := chosen) is None:
-        jobs = [job for job, state, _ in cells if state not in ("done", "diverged")]
-        diverged = sum(state == "diverged" for _, state, _ in cells)
+        jobs = [job for job, cell in cells if cell.state not in ("done", "diverged")]
+        diverged = sum(cell.state == "diverged" for _, cell in cells)
     jobs = jobs[: options.limit]
     _prepare_folders(matrices, options, launcher, jobs, chosen is not None)
     for matrix in matrices:
         if matrix.name != matrix.source.name:
             write_line(f"{matrix.folder}: trial; study {matrix.source.name} does not change")
     folders = {job.folder for job in jobs}
-    done = [change for job, state, change in cells if state == "done" and job.folder not in folders]
+    done = [cell for job, cell in cells if cell.state == "done" and job.folder not in folders]
     write_line(f"{plural(len(cells), 'cell')}: {len(done)} done, {len(jobs)} to run")
-    if changes := [*filter(None, done)]:
+    if changes := [*filter(None, map(change_finder(), (cell.result for cell in done)))]:
         write_line(f"stale: {plural(len(changes), 'done cell')}: {changes[0]} (`{rerun} stale`)")
     if diverged:
         write_line(f"skipped: {plural(diverged, 'cell')} that diverged before (`{rerun} failed`)")
@@ -279,14 +279,6 @@ def _run(matrices: list[Matrix], options: Namespace, target: str, chosen: list[J
     if summary.stopped_by is not None:
         return 128 + summary.stopped_by
     return 1 if summary.failed or diverged or any(matrix.untuned for matrix in matrices) else 0
-
-
-def _read_states(matrices: list[Matrix]) -> Iterator[tuple[Job, str, str]]:
-    """Yield each cell, its state, and the change that makes its result stale (or an empty text)."""
-    find_change = change_finder()
-    for job in (job for matrix in matrices for job in matrix.jobs):
-        cell = read_cell(job.folder, job.identity)
-        yield job, cell.state, find_change(cell.result)
 
 
 def _prepare_folders(

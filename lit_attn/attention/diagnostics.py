@@ -103,6 +103,5 @@ def captured_variance(layer: Attention) -> dict[str, float]:
 
 def _captured(left: Tensor, right: Tensor) -> float:
     """Return the captured variance of the product of (d, r) and (r, d)."""
-    rank = min(left.shape)
-    variance = torch.linalg.svdvals(left @ right)[:rank].square()
+    variance = torch.linalg.svdvals(left @ right)[: min(left.shape)].square()
     return float((variance.cumsum(0) / variance.sum()).mean())

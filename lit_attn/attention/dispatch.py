@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from lit_attn.attention import fused
 from lit_attn.attention.cache import Cache, KeyValues
 from lit_attn.attention.compose import Composer
-from lit_attn.attention.formed import Formed, attend_in_pieces, form_weights
+from lit_attn.attention.formed import Formed, attend_in_pieces, form_weights, multiply_query
 from lit_attn.attention.masks import CHUNK, Masks, in_chunks
 from lit_attn.attention.normaliser import Normaliser
 from lit_attn.attention.precision import as_multiplied, wide
@@ -226,7 +226,7 @@ def _call(
     (queries, features), (m, n), width = q.shape[-2:], k.shape[2:4], v.shape[-1]
     if queries == 1 and mask is None and (m > 1 or features != width) and q.dtype.itemsize >= 4:
         # Values need neither copies for M keys nor zeros up to the width of the keys.
-        logits = (q * scale).unsqueeze(2) @ k.transpose(-1, -2)
+        logits = multiply_query(q * scale, k)
         return logits.flatten(2).softmax(-1).view_as(logits).sum(2) @ v
     if mask is not None and m > 1:
         mask = mask.expand(*mask.shape[:-1], n).repeat(*(1,) * (mask.ndim - 1), m)

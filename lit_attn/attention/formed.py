@@ -181,7 +181,7 @@ def form_weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype
     q, k = formed.q[:, :, rows] * formed.scale, formed.k[..., columns, :]
     if q.shape[-2] == 1:
         # A cache is not contiguous, and `einsum` would copy its keys.
-        logits = (q.unsqueeze(2) @ k.transpose(-1, -2)).transpose(2, 3)
+        logits = multiply_query(q, k).transpose(2, 3)
     else:
         logits = torch.einsum("bhce,bhrme->bhcrm", q, k)
     if formed.hard:
@@ -203,6 +203,15 @@ def form_weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype
     a = _compose("post", formed, a, rows, columns)
     # Composition fills masked positions again, and a query that sees no key gets zero.
     return a if visible is None else a.masked_fill(~visible, 0)
+
+
+def multiply_query(q: Tensor, k: Tensor) -> Tensor:
+    """Return q k^T (B, H, M, 1, n) of one query (B, H, 1, E) and its keys (B, H, M, n, E)."""
+    if k.shape[-1] < 128 or k.device.type != "cpu":
+        return q.unsqueeze(2) @ k.mT
+    # A CPU multiplies 1,000 such keys in a third of the time if the query is a column, but not if
+    # the query is expanded without a copy, or copied after it is transposed.
+    return (k @ q.unsqueeze(2).repeat(1, 1, k.shape[2], 1, 1).mT).mT
 
 
 def _compose(place: str, formed: Formed, a: Tensor, rows: slice, columns: slice) -> Tensor:

@@ -155,6 +155,16 @@ def test_one_query_forms_no_matrix_for_every_key() -> None:
     assert largest <= 4 * n * rank * heads < 4 * n * heads * heads
 
 
+@pytest.mark.parametrize("width", [127, 128])
+@pytest.mark.parametrize("keys", [1, 2])
+def test_one_query_is_multiplied_with_keys_of_any_width(width: int, keys: int) -> None:
+    q = torch.randn(2, 3, 1, width, dtype=torch.float64)
+    # The view of a cache is not contiguous.
+    k = torch.randn(2, 3, keys, 9, width, dtype=torch.float64)[..., 1:8, :]
+    products = formed.multiply_query(q, k)
+    torch.testing.assert_close(products, torch.einsum("bhqe,bhrne->bhrqn", q, k))
+
+
 def test_linear_keys_decode_beyond_one_chunk() -> None:
     """150 tokens are more than one chunk of causal linear attention."""
     x = tokens(150)
