@@ -276,7 +276,7 @@ def _judge_claim(
     difference, judgement = "", "undecided: one pair" if differences else "not run"
     if interval:
         # Small differences keep two significant digits.
-        places = max(digits, 2 if abs(interval.mean) >= 0.1 else 4)
+        places = max(digits, 2 if round(abs(interval.mean), 4) >= 0.1 else 4)
         difference = format_difference(*interval, places)
         judgement = "agree" if interval.mean * published > 0 else "disagree"
         judgement = judgement if interval.low > 0 or interval.high < 0 else "undecided"

@@ -10,6 +10,7 @@ from helpers.paths import EXPERIMENTS, ROOT
 
 from lit_attn.ablate import papers
 from lit_attn.ablate.__main__ import main
+from lit_attn.ablate.plan import expand
 from lit_attn.ablate.variants import expand_axes, resolve
 from lit_attn.config.papers import PaperSource, Table, find_numbers, read_paper
 from lit_attn.config.study import read_studies
@@ -81,6 +82,19 @@ def test_tables_and_figures_need_every_variant_of_the_small_studies() -> None:
         for variant in expand_axes(study)
     }
     assert planned == needed
+
+
+@pytest.mark.parametrize("study", ["beliefformer-text", "attentionx-text", "mgk-text"])
+def test_models_of_the_treebank_train_as_short_as_those_of_embedded_text(study: str) -> None:
+    """Data of another kind inherit no key: without their own, a cell takes twenty minutes."""
+    studies = read_studies(FOLDER / "small.yaml")
+    names = f"small-{study}", f"small-{study}-data"
+    embedded, real = (expand(studies[name], ROOT).baseline.experiment for name in names)
+    assert real.training == embedded.training.model_copy(
+        update={"evaluate_every": real.training.evaluate_every}
+    )
+    for key in ("context", "batch_size", "epoch_steps", "eval_windows"):
+        assert getattr(real.data, key) == getattr(embedded.data, key), key
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -34,6 +34,22 @@ def test_claims_compare_the_interval_with_the_published_side(
     assert re.fullmatch(r"[+~]?\d+\.\d+ \[[+~][\d.]+, [+~][\d.]+\]", text)
 
 
+@pytest.mark.parametrize(
+    ("difference", "text"), [(-0.1, "0.10"), (-0.1 + 1e-12, "0.10"), (0.05, "0.0500")]
+)
+def test_rounding_errors_add_no_digits_to_a_difference(
+    tmp_path: Path, difference: float, text: str
+) -> None:
+    def value(name: str, seed: int) -> float:
+        return 1.5 + 0.01 * seed + difference / 100 * (name == "belief")
+
+    run_invented(tmp_path, "beliefformer", ["3"], value)
+    source = read_paper("beliefformer", "", FOLDER)
+    item = source.paper.tables["3"]
+    verdict = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))[0]
+    assert verdict.ours[1:].startswith(f"{text} [")
+
+
 def test_claims_about_the_same_cells_have_one_verdict_and_count_once(tmp_path: Path) -> None:
     """Small models have the same cells for Tables 1 and 2 of Belief2, the paper does not."""
 
