@@ -266,9 +266,9 @@ def _run(matrices: list[Matrix], options: Namespace, target: str, chosen: list[J
     done = [cell for job, cell in cells if cell.state == "done" and job.folder not in folders]
     write_line(f"{plural(len(cells), 'cell')}: {len(done)} done, {len(jobs)} to run")
     if changes := [*filter(None, map(change_finder(), (cell.result for cell in done)))]:
-        write_line(f"stale: {plural(len(changes), 'done cell')}: {changes[0]} (`{rerun} stale`)")
+        write_line(f"stale: {plural(len(changes), 'done cell')}; {changes[0]}; see `{rerun} stale`")
     if diverged:
-        write_line(f"skipped: {plural(diverged, 'cell')} that diverged before (`{rerun} failed`)")
+        write_line(f"skipped: {plural(diverged, 'cell')} that diverged; see `{rerun} failed`")
     summary = start(jobs)
     try:
         if summary.stopped_by is None and options.quiet_timing:

@@ -29,7 +29,7 @@ def print_cells(matrices: list[Matrix], with_costs: bool) -> None:
         if matrix.tuning is not None:
             text = count_states(job.state() for job in matrix.trials)
             tuned = len(matrix.written) - len(matrix.untuned)
-            print(f"  tuning: {tuned} of {len(matrix.written)} variants are tuned; trials: {text}")
+            print(f"  tuning: {tuned} of {len(matrix.written)} variants tuned; trials are {text}")
         for variant in matrix.variants:
             if warning := variant.experiment.schedule.warn(variant.experiment.training.epochs):
                 print(f"  warning: {variant.name}: {warning}")

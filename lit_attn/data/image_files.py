@@ -282,4 +282,4 @@ def posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
 
     timm asks for 0 bits at the largest magnitude, which random magnitudes reach; Pillow raises.
     """
-    return image.point(lambda value: value & 256 - 2 ** (8 - bits))
+    return image.point(lambda value: value & (256 - 2 ** (8 - bits)))

@@ -211,7 +211,8 @@ class NormedLinear(nn.Linear):
 def _adapt(module: nn.Module, spec: AttentionSpec) -> nn.Module | None:
     """Return what replaces `module`, or None; raise ValueError if it cannot be replaced."""
     if adapter := ADAPTERS.get(_class_name(module)):
-        return (load(adapter) if isinstance(adapter, str) else adapter)(module, spec)
+        adapter_class = load(adapter) if isinstance(adapter, str) else adapter
+        return adapter_class(module, spec)
     reason = UNFIT.get(_class_name(module))
     if reason is None and ATTENTION_NAME.search(type(module).__name__):
         parts = {_class_name(part) for part in module.modules()}

@@ -68,9 +68,9 @@ def hash_source(source: bytes) -> bytes:
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(body := getattr(node, "body", None), list):
-            # A statement that is only a constant, such as a string, has no effect.
+            # A statement that is only a string has no effect.
             for item in [*body]:
-                if isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant):
+                if isinstance(item, ast.Expr) and isinstance(getattr(item.value, "value", 0), str):
                     body.remove(item)
     return hashlib.sha256(ast.unparse(tree).encode()).digest()
 

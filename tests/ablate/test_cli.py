@@ -63,7 +63,7 @@ def test_diverged_cells_only_run_again_with_rerun(tmp_path: Path) -> None:
     assert run_cli(tmp_path, "--seeds", "0,")[0] == 1
     code, output = run_cli(tmp_path, "--seeds", "0,")
     assert code == 1
-    assert "skipped: 1 cell that diverged before (`lit-attn rerun failed`)" in output
+    assert "skipped: 1 cell that diverged; see `lit-attn rerun failed`" in output
     assert count_runs(tmp_path) == {"ok/0": 1, "crashonce/0": 2, "diverged/0": 1}
     assert run_cli(tmp_path, "--seeds", "0,", command=("rerun", "failed"))[0] == 1
     assert count_runs(tmp_path) == {"ok/0": 1, "crashonce/0": 2, "diverged/0": 2}

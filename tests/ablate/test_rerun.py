@@ -148,7 +148,7 @@ def test_a_run_reports_the_stale_cells_that_it_keeps(tmp_path: Path) -> None:
     result.model_copy(update={"inputs": {str(data): "1 1"}}).write(path)
     code, output = run_cli(tmp_path, "--seeds", "0,")
     assert code == 0
-    line = f"stale: 1 done cell: {data} has another size or time (`"
+    line = f"stale: 1 done cell; {data} has another size or time; see `"
     assert f"1 cell: 1 done, 0 to run\n{line}" in output
 
 

@@ -181,7 +181,7 @@ def test_failures_of_training_have_their_classes(tmp_path: Path, small_disk: Pat
     assert cells["a"].state() == "done"
     assert "FAILED   tiny/fixed/0  error: OSError: [Errno 30] Read-only file system" in output
     _, output = finish(tmp_path, "--seeds", "0,")
-    assert "skipped: 1 cell that diverged before" in output
+    assert "skipped: 1 cell that diverged; see" in output
     assert cells["fixed"].state() == "done"
 
 

@@ -36,7 +36,6 @@ def nothing():
         (b"The limit.", b"The upper limit."),
         (b"Return twice x.", b"Return x + x."),
         (b'        """Return twice x."""\n', b""),
-        (b'    """Do nothing."""', b"    ..."),
         (b"LIMIT = 3\n", b"\n\nLIMIT  =  3\n\n"),
         (b"(self, x)", b"(\n        self,\n        x,\n    )"),
     ],
