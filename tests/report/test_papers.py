@@ -84,7 +84,7 @@ def test_tables_and_figures_need_every_variant_of_the_small_studies() -> None:
     assert planned == needed
 
 
-@pytest.mark.parametrize("study", ["beliefformer-text", "attentionx-text", "mgk-text"])
+@pytest.mark.parametrize("study", ["beliefformer-text", "attentionx-text", "mgk-text", "dcmha-text"])
 def test_models_of_the_treebank_train_as_short_as_those_of_embedded_text(study: str) -> None:
     """Data of another kind inherit no key: without their own, a cell takes twenty minutes."""
     studies = read_studies(FOLDER / "small.yaml")
