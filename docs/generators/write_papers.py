@@ -64,8 +64,8 @@ same cells share a row and count once.
 `--small-data` uses real data for images, text and translation: `data/cifar100.npz` with the arrays
 x_train, y_train, x_test and y_test; `data/ptb/ptb.train.txt`, `ptb.valid.txt` and `ptb.test.txt`;
 and Multi30k's `train.lc.norm.tok.en`, `.de` and so on in `data/multi30k`. Without real data nothing
-is translated. Curves of images over epochs stay those of digits, because the models of CIFAR-100 are
-trained for one epoch. The caption of each table and figure names its data.
+is translated. Curves of images over epochs stay those of digits, because the models of CIFAR-100
+are trained for one epoch. The caption of each table and figure names its data.
 """
 
 

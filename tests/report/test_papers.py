@@ -84,11 +84,11 @@ def test_tables_and_figures_need_every_variant_of_the_small_studies() -> None:
     assert planned == needed
 
 
-@pytest.mark.parametrize("study", ["beliefformer-text", "attentionx-text", "mgk-text", "dcmha-text"])
-def test_models_of_the_treebank_train_as_short_as_those_of_embedded_text(study: str) -> None:
+@pytest.mark.parametrize("paper", ["beliefformer", "attentionx", "mgk", "dcmha"])
+def test_models_of_the_treebank_train_as_short_as_those_of_embedded_text(paper: str) -> None:
     """Data of another kind inherit no key: without their own, a cell takes twenty minutes."""
     studies = read_studies(FOLDER / "small.yaml")
-    names = f"small-{study}", f"small-{study}-data"
+    names = f"small-{paper}-text", f"small-{paper}-text-data"
     embedded, real = (expand(studies[name], ROOT).baseline.experiment for name in names)
     assert real.training == embedded.training.model_copy(
         update={"evaluate_every": real.training.evaluate_every}
