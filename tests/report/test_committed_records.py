@@ -1,5 +1,6 @@
 """Committed records: a report reads them without training."""
 
+import re
 import tarfile
 from pathlib import Path
 
@@ -33,6 +34,16 @@ def test_the_records_of_a_page_have_its_values(folder: Path, tmp_path: Path) -> 
         assert page.with_name(committed.name).read_bytes() == committed.read_bytes()
     for figure in folder.glob("figure-*.svg"):
         assert page.with_name(figure.name).is_file()
+
+
+def test_the_readme_has_the_verdicts_of_the_pages() -> None:
+    row = re.compile(r"\]\((reports/evidence/paper-\S+/index.md)\) \|(.*)\|")
+    rows = row.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(rows) == 5
+    for page, cells in rows:
+        verdicts = zip(cells.split("|"), ("agree", "disagree", "undecided", "not run"), strict=True)
+        totals = ", ".join(f"{number.strip()} {verdict}" for number, verdict in verdicts)
+        assert f"Claims of the paper: {totals}." in (ROOT / page).read_text(encoding="utf-8"), page
 
 
 def test_the_records_of_studies_have_their_values_and_the_change(tmp_path: Path) -> None:
