@@ -138,8 +138,17 @@ class Launcher:
         The caller releases the cell's lock. Raises ConnectionError if the server ends meanwhile
         (the next call starts a new one), and OSError if the process cannot be created.
         """
-        cell = (job.folder, job.identity, self.target, self.smoke)
-        arguments = (*cell, slot.gpus, len(slot.devices), known_attempts, lock.current_process())
+        arguments = (
+            job.folder,
+            job.identity,
+            self.target,
+            self.smoke,
+            slot.gpus,
+            len(slot.devices),
+            slot.can_be_shared,
+            known_attempts,
+            lock.current_process(),
+        )
         process = self.context.Process(target=ranks.run_cell_process, args=arguments, name=job.name)
         _start_server()
         try:

@@ -94,12 +94,15 @@ UNMEASURED = 2.0
 class Slot:
     """Device indices of a cell of `kind`, and its GPUs in CUDA_VISIBLE_DEVICES (None for cores).
 
-    `is_shared`: another cell was on one of the devices at some time.
+    `can_be_shared`: another cell may run on one of the GPUs at the same time, so that times of the
+    cell are not those of the cell alone. `is_shared`: another cell was on one of the devices at
+    some time.
     """
 
     devices: tuple[int, ...]
     gpus: tuple[str, ...] | None
     kind: str
+    can_be_shared: bool = False
     is_shared: bool = False
 
 
@@ -145,7 +148,9 @@ class Slots:
             return None
         indices = tuple(free[:wanted])
         names = [self.devices[index].gpu for index in indices]
-        slot = Slot(indices, tuple(name for name in names if name is not None) or None, kind)
+        gpus = tuple(name for name in names if name is not None)
+        can_be_shared = can_share and bool(gpus) and kind not in self.isolated
+        slot = Slot(indices, gpus or None, kind, can_be_shared)
         for index in indices:
             self.on_device[index].append(slot)
             for neighbour in self.on_device[index]:

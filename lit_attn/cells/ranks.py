@@ -29,6 +29,8 @@ from lit_attn.schema.base import load
 
 RENDEZVOUS = "LIT_ATTN_RENDEZVOUS"
 """Environment variable of a rank, beside LOCAL_RANK and WORLD_SIZE: the file where ranks meet."""
+SHARED_DEVICE = "LIT_ATTN_SHARED_DEVICE"
+"""Environment variable that is set if the runner may run other cells on the GPU of this one."""
 SETTLE = 3.0  # Seconds that the other ranks have to end after one has failed.
 END_SIGNAL = signal.SIGRTMIN + 7
 """Signal that makes the parent of the ranks kill every process that they have started, and end."""
@@ -194,6 +196,7 @@ def run_cell_process(
     smoke: bool,
     gpus: tuple[str, ...] | None,
     devices: int,
+    is_shared: bool,
     attempt_count: int,
     runner: ProcessIdentity,
 ) -> None:
@@ -203,7 +206,8 @@ def run_cell_process(
 
     This process leads a session, holds the cell's lock and writes to `attempts/<k>/log.txt`.
 
-    CUDA sees only `gpus`; None changes nothing. Returns at once if another runner has finished the
+    CUDA sees only `gpus`; None changes nothing. `is_shared`: the runner may run other cells on them
+    at the same time, which the result records. Returns at once if another runner has finished the
     cell meanwhile. Exits with BUSY if another process runs it, or if it has failed for good after
     the first `attempt_count` attempts. `runner` releases the cell's lock.
     """
@@ -216,6 +220,8 @@ def run_cell_process(
     restore_signals()
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    if is_shared:
+        os.environ[SHARED_DEVICE] = "1"
 
     try:
         with leave_no_process():

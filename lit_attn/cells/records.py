@@ -177,8 +177,14 @@ class Result(Record):
     parameters: int = Field(description="number of trainable scalars")
     flops: int = Field(description="FLOPs of a forward pass of one sample; a multiply-add is 2")
     ffn_width: int | None = Field(description="FFN width after matching; null if there is none")
-    step_time: Spread
+    step_time: Spread = Field(description="work of the device in a step, without waiting for data")
+    step_wall_time: Spread | None = Field(
+        None, description="from the end of a step to the end of the next; null in old records"
+    )
     evaluation_time: Spread | None = Field(None, description="of all splits; null in old records")
+    is_device_shared: bool = Field(
+        False, description="True if the runner may have run another cell on the same GPU"
+    )
     peak_memory: int = Field(description="bytes on the fullest device (CPU: resident set)")
     wall_time: FiniteFloat = Field(description="seconds of all attempts")
     device: str
@@ -194,6 +200,7 @@ class Timing(Record):
     """The cost of a whole cell, estimated from a few steps. Times are in seconds.
 
     `startup` is all but steps and evaluations, `evaluation_time` one evaluation of all splits.
+    `step_time` is the wall time of a step, data included.
     """
 
     startup: FiniteFloat

@@ -28,6 +28,7 @@ from lit_attn.training.process_group import ProcessGroup
 from lit_attn.training.provenance import Provenance, code_hash, package_versions
 from lit_attn.training.recording import Console, MetricsFile, Progress
 from lit_attn.training.result import FinishedRun, Limits, UnitRecorder, make_result
+from lit_attn.training.timing import make_clock
 
 NOISE = (
     # The data lies on the device in one piece, so nothing is loaded while training.
@@ -109,7 +110,8 @@ class Attempt:
         self.resume_from = path = None if limits else checkpoints.find_newest()
         first_step = int(path.stem.removeprefix("step-")) if path else 0
         console = Console(self.steps, self.epochs, cell.metric.name)
-        self.progress = Progress(folder / "progress.json", self.steps, console)
+        clock = make_clock(group.device)
+        self.progress = Progress(folder / "progress.json", self.steps, console, clock)
         self.metrics = MetricsFile(folder / "metrics.csv", lambda: checkpoints.elapsed, console)
         self.diagnostics = None
         if (settings := training.diagnostics) is not None:

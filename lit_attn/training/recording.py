@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -18,10 +17,9 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lit_attn.cells.records import MetricRow, Spread, csv_lines, read_clock, read_metrics
 from lit_attn.files import append, write_atomic
+from lit_attn.training.timing import DeviceClock, StepTimer, make_spread
 
 CUDA_CONTEXT = 2**30  # Bytes of CUDA for a process beside its allocator; 0.5 GiB is usual.
-WARM_UP_STEPS = 5  # First steps, which allocate, compile and tune: not in the step time.
-RECENT_STEPS = 100  # Number of last steps whose median time is reported as the current step time.
 BAR_WIDTH = 24  # Characters of the progress bar on a terminal.
 
 
@@ -106,67 +104,67 @@ class Console:
         print("  ".join([place, *values, seconds]), flush=True)
         self.values.clear()
 
-    def draw_bar(self, step: int, step_time: float) -> None:
-        """Draw the progress bar over the last line of the terminal."""
+    def draw_bar(self, step: int, step_time: float | None) -> None:
+        """Draw the progress bar over the last line of the terminal; `step_time` is in seconds."""
         if not sys.stdout.isatty():
             return
         bar = f"{'#' * (BAR_WIDTH * step // self.total_steps):-<{BAR_WIDTH}}"
-        text = f"[{bar}] step {step}/{self.total_steps}, {step_time * 1e3:.4g} ms each"
-        print(f"\r\x1b[K{text}", end="", flush=True)
+        speed = "" if step_time is None else f", {step_time * 1e3:.4g} ms each"
+        print(f"\r\x1b[K[{bar}] step {step}/{self.total_steps}{speed}", end="", flush=True)
 
 
 class Progress(L.Callback):
     """Callback that times steps and evaluations, and writes `progress.json` once a second.
 
-    The file has "step", "total", "step_time" (seconds, median of the last steps) and "memory" (the
-    most bytes of its device that this process has reserved). It is written during evaluations too:
-    the runner kills a cell whose file stops changing (`--stall`). The time of
-    an evaluation covers all splits and the reading of their data.
+    The file has "step", "total", "step_time" (seconds by the wall clock, median of the last steps,
+    absent before the second step) and "memory" (the most bytes of its device that this process has
+    reserved). It is written during evaluations too: the runner kills a cell whose file stops
+    changing (`--stall`). The time of an evaluation covers all splits and the reading of their data.
     """
 
-    def __init__(self, path: Path, total: int, console: Console) -> None:
+    def __init__(self, path: Path, total: int, console: Console, clock: DeviceClock) -> None:
         self.path = path
         self.total = total
         self.console = console
+        self.clock = clock
+        self.steps = StepTimer(clock)
         self.pid = os.getpid()
-        self.step_times: list[float] = []
         self.evaluation_times: list[float] = []
-        self.started = self.written = 0.0
+        self.evaluation_start: Any = None
+        self.written = 0.0
 
     def on_train_batch_start(
         self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        if batch_idx % trainer.accumulate_grad_batches == 0:
-            self.started = time.perf_counter()
+        self.steps.begin_batch()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if (batch_idx + 1) % trainer.accumulate_grad_batches:
-            return
-        self.step_times.append(time.perf_counter() - self.started)
-        self._write(trainer)
+        self.steps.end_batch()
+        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            self.steps.end_step()
+            self._write(trainer)
 
     def on_validation_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         self._write(trainer)
 
     def on_validation_start(self, *_: Any) -> None:
-        self.started = time.perf_counter()
+        # The mark stands behind the work of the last training step, which may still run.
+        self.evaluation_start = self.clock.mark()
 
     def on_validation_end(self, *_: Any) -> None:
-        # The metrics were read from the device before this, so no GPU work is pending.
-        self.evaluation_times.append(time.perf_counter() - self.started)
-
-    @property
-    def step_time(self) -> Spread:
-        """Spread of the step times after the warm-up."""
-        return _make_spread(self.step_times[WARM_UP_STEPS:] or self.step_times)
+        end = self.clock.mark()
+        # The metrics were read from the device before this, so the wait is short.
+        self.clock.wait(end)
+        self.evaluation_times.append(self.clock.seconds(self.evaluation_start, end))
+        self.steps.interrupt()
 
     @property
     def evaluation_time(self) -> Spread | None:
         """Spread of the evaluation times after the first; None without any evaluation."""
         times = self.evaluation_times
-        return _make_spread(times[1:] or times) if times else None
+        return make_spread(times[1:] or times) if times else None
 
     def _write(self, trainer: L.Trainer) -> None:
         if os.getpid() != self.pid:
@@ -178,7 +176,7 @@ class Progress(L.Callback):
         if now - self.written < 1 and step < self.total:
             return
         self.written = now
-        step_time = statistics.median(self.step_times[-RECENT_STEPS:])
+        step_time = self.steps.recent_wall_time()
         memory = measure_memory(trainer.strategy.root_device, is_reserved=True)
         progress = {"step": step, "total": self.total, "step_time": step_time, "memory": memory}
         # Without fsync: only the display reads this file.
@@ -196,10 +194,3 @@ def measure_memory(device: torch.device, is_reserved: bool = False) -> int:
     if is_reserved:
         return torch.cuda.max_memory_reserved(device) + CUDA_CONTEXT
     return torch.cuda.max_memory_allocated(device)
-
-
-def _make_spread(seconds: list[float]) -> Spread:
-    if len(seconds) < 2:
-        return Spread(median=seconds[0] if seconds else 0.0, iqr=0.0, count=len(seconds))
-    low, median, high = statistics.quantiles(seconds, n=4)
-    return Spread(median=median, iqr=high - low, count=len(seconds))

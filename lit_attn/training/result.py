@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_attn.cells.ranks import SHARED_DEVICE
 from lit_attn.cells.records import Metric, MetricRow, Result, Timing, read_metrics, utc_now
 from lit_attn.config.cell import Cell
 from lit_attn.files import write_atomic
@@ -65,7 +67,8 @@ def make_result(
     if not group.is_rank_zero:
         return None
     rows = read_metrics(cell_dir / "metrics.csv")
-    step_time, evaluation_time = progress.step_time, progress.evaluation_time
+    step_time = progress.steps.device_time
+    evaluation_time = progress.evaluation_time
     batch_size, tokens = cell.experiment.data.batch_size, parts.data.signature.tokens
     device = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "CPU"
     speed = {}
@@ -89,7 +92,9 @@ def make_result(
         batch_size=batch_size,
         **parts.costs._asdict(),
         step_time=step_time,
+        step_wall_time=progress.steps.wall_time,
         evaluation_time=evaluation_time,
+        is_device_shared=SHARED_DEVICE in os.environ,
         peak_memory=peak_memory,
         wall_time=checkpoints.elapsed,
         device=device,
@@ -192,13 +197,15 @@ def estimate_cost(cell: Cell, run: FinishedRun, seconds: float) -> Timing:
         times = run.diagnostics.times
         recordings = math.ceil(evaluations / run.diagnostics.settings.every)
         diagnostics_time, diagnostics_total = sum(times), statistics.fmean(times) * recordings
+    # A cell takes as long as the wall clock says, with the waiting for data.
+    step_time = (result.step_wall_time or result.step_time).median
     # The rest of the time went into reading the data, building the model and compiling it.
-    steps_time = result.steps * result.step_time.median
+    steps_time = result.steps * step_time
     startup = seconds - steps_time - evaluation_time - diagnostics_time
     evaluation_time = evaluation_time * sum(batches) / evaluated + diagnostics_total / evaluations
     return Timing(
         startup=max(0.0, startup),
-        step_time=result.step_time.median,
+        step_time=step_time,
         steps=run.total_steps,
         evaluation_time=evaluation_time,
         evaluations=evaluations,

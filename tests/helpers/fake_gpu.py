@@ -37,6 +37,12 @@ class Event:
     def record(self) -> None:
         pass
 
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
     def elapsed_time(self, end: "Event") -> float:
         return 1.0
 

@@ -26,6 +26,7 @@ from lit_attn.training.checkpoints import Checkpoints
 from lit_attn.training.process_group import ProcessGroup
 from lit_attn.training.provenance import Provenance
 from lit_attn.training.recording import Console, Progress
+from lit_attn.training.timing import HostClock
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +250,9 @@ def test_code_that_forks_does_not_train_twice(tmp_path: Path) -> None:
 
 
 def test_a_forked_copy_of_training_writes_nothing(tmp_path: Path) -> None:
-    progress = Progress(tmp_path / "progress.json", 1, Console(1, 1, "test/accuracy"))
+    console = Console(1, 1, "test/accuracy")
+    progress = Progress(tmp_path / "progress.json", 1, console, HostClock())
+    progress.on_train_batch_start(None, None, None, 0)  # type: ignore[arg-type]
     trainer = SimpleNamespace(accumulate_grad_batches=1, is_global_zero=True, global_step=1)
     if not (copy := os.fork()):
         with contextlib.suppress(BaseException):
