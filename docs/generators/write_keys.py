@@ -1,4 +1,7 @@
-"""Generator of the page of all keys: `python docs/generators/write_keys.py > docs/keys.md`."""
+"""Generator of the page of all keys, which the documentation site contains.
+
+`python docs/generators/write_keys.py` prints the page.
+"""
 
 import inspect
 import types
@@ -17,9 +20,8 @@ HEAD = """\
 # Every key of an experiment
 
 These keys can be written in a file of `experiments/` and changed by a variant (dotted, as
-`training.epochs`). `python docs/generators/write_keys.py > docs/keys.md` writes this page from the
-code, and a test fails if it is out of date. A key marked ° says where or how fast a cell runs and
-not what it computes: it is not part of the cell's identity.
+`training.epochs`). The page is written from the code when the site is built. A key marked ° says
+where or how fast a cell runs and not what it computes: it is not part of the cell's identity.
 """
 
 TYPES = {int: "whole number", float: "number", str: "text", bool: "true, false"}

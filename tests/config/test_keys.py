@@ -1,4 +1,4 @@
-"""The page with all keys of an experiment, docs/keys.md."""
+"""The page with all keys of an experiment, which the documentation site contains."""
 
 import re
 import subprocess
@@ -12,12 +12,10 @@ from lit_attn.config.experiment import Experiment
 from lit_attn.config.study import StudyConfig
 
 
-def test_the_page_of_all_keys_is_up_to_date() -> None:
+def test_the_page_of_all_keys_has_every_member() -> None:
     """The page comes from a new process, because other tests register members of families."""
     command = [sys.executable, str(ROOT / "docs" / "generators" / "write_keys.py")]
-    finished = subprocess.run(command, capture_output=True, text=True, check=True)
-    page = (ROOT / "docs" / "keys.md").read_text(encoding="utf-8")
-    assert finished.stdout == page, "run python docs/generators/write_keys.py > docs/keys.md"
+    page = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for row in ("`training.epochs`", "| `betas` |", "### `kind: npz`", "| `kv_heads` |"):
         assert row in page
     assert page.count("| `lr` | number > 0 | required |") == 3

@@ -36,9 +36,9 @@ def test_the_records_of_a_page_have_its_values(folder: Path, tmp_path: Path) -> 
         assert page.with_name(figure.name).is_file()
 
 
-def test_the_readme_has_the_verdicts_of_the_pages() -> None:
-    row = re.compile(r"\]\((reports/evidence/paper-\S+/index.md)\) \|(.*)\|")
-    rows = row.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+def test_the_page_of_results_has_the_verdicts_of_the_pages() -> None:
+    row = re.compile(r"\]\(\.\./(reports/evidence/paper-\S+/index.md)\) \|(.*)\|")
+    rows = row.findall((ROOT / "docs" / "results.md").read_text(encoding="utf-8"))
     assert len(rows) == 5
     for page, cells in rows:
         verdicts = zip(cells.split("|"), ("agree", "disagree", "undecided", "not run"), strict=True)
