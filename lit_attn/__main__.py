@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import lit_attn
 from lit_attn.config.source import SHIPPED
-from lit_attn.config.source import load as load_yaml
+from lit_attn.config.study import read_titles
 from lit_attn.extras import require
 from lit_attn.files import require_writable, write_atomic
 from lit_attn.schema import errors
@@ -163,12 +163,8 @@ def complete(words: list[str]) -> int:
 def _read_titles() -> dict[Path, dict[str, str]]:
     """Return the titles of all studies of ./ablations.yaml and of the package, by their file."""
     wheel, checkout = SHIPPED / "ablations.yaml", Path(__file__).parents[1] / "ablations.yaml"
-    titles = {}
-    for path in filter(Path.exists, (STUDIES, wheel if wheel.exists() else checkout)):
-        studies = load_yaml(path).get("studies")
-        items = studies.items() if isinstance(studies, dict) else ()
-        titles[path] = {k: str(study.get("title")) for k, study in items if isinstance(study, dict)}
-    return titles
+    paths = [STUDIES, wheel if wheel.exists() else checkout]
+    return {path: read_titles(path) for path in paths if path.exists()}
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 The pages in docs/ link to the log, the source and the evidence with paths that work in a clone.
 The site gets a page for each such file: Markdown as it is, source code in a code block, and other
-files as downloads. The page of all keys is written from the code. Formulas become MathML when the site is built, and diagrams the pictures that
-write_diagrams.py has drawn, so no page needs a script from a network.
+files as downloads. The page of all keys is written from the code. Formulas become MathML when the
+site is built, and diagrams the pictures that write_diagrams.py has drawn, so no page needs a script
+from a network.
 """
 
 import hashlib

@@ -7,7 +7,8 @@ from typing import Any, get_type_hints
 from pydantic import Field, ValidationInfo, field_validator
 
 # Importing these modules registers the members of the families.
-from lit_attn.config.data import images, segmentation, tables, text
+from lit_attn.config import adam_variants
+from lit_attn.config.data import images, listops, segmentation, tables, text
 from lit_attn.config.data.base import Data
 from lit_attn.config.metrics import AddedMetric, MetricChoice
 from lit_attn.config.models import external, language, vision
@@ -21,9 +22,9 @@ from lit_attn.schema.base import Config, Kind, consistency_check
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure
 
-DATA = (images, segmentation, tables, text)
-MEMBERS = (*DATA, vision, language, external)
-"""Modules with the data sets and models of this package."""
+DATA = (images, listops, segmentation, tables, text)
+MEMBERS = (*DATA, vision, language, external, adam_variants)
+"""Modules that register members of this package."""
 
 
 class Experiment(Config):

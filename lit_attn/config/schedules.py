@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lit_attn.schema.base import Kind, Share
 
@@ -119,6 +119,27 @@ class OneCycle(Schedule, kind="one-cycle"):
         if step < top:
             return first + (peak - first) * step / top
         return peak + (last - peak) * min(1.0, (step - top) / max(1, total - warmup))
+
+
+class LaggedCosine(Schedule, kind="lagged-cosine"):
+    """Per epoch e: end + (lr - end) (1 + cos(pi (e - lag) / epochs)) / 2, and the peak in epoch 0.
+
+    A set-up that calls its schedule with `epoch` after the epoch lags by one (DeiT); the set-up of
+    ViT-small on CIFAR calls it with epoch - 1 and lags by two.
+    Sources: github.com/kentaroy47/vision-transformers-cifar10 (docs/setups.md, section 1) and
+    github.com/BorealisAI/efficient-vit-training (section 5).
+    """
+
+    lag: NonNegativeInt = Field(2, description="epochs by which the cosine lags")
+    end: End = 0.0
+
+    def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
+        epoch = step // steps_per_epoch
+        # Epoch 0 runs before the first call. The argument of epoch 1 is negative: cos(-x) = cos(x).
+        if epoch == 0:
+            return peak
+        share = (1 + math.cos(math.pi * (epoch - self.lag) / epochs)) / 2
+        return self.end + (peak - self.end) * share
 
 
 class Polynomial(Schedule, kind="polynomial"):

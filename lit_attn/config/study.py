@@ -151,22 +151,73 @@ class StudySource:
 def read_studies(path: Path, texts: dict[Path, str] | None = None) -> dict[str, StudySource]:
     """Read the studies of an `ablations.yaml` in its order; ConfigError for the first mistake.
 
-    `texts` are the contents of files that are not written yet.
+    Its key `files` names further files of studies, which come after its own. `texts` are the
+    contents of files that are not written yet.
     """
     texts = texts or {}
     tree = load(path, texts.get(path))
     for key in tree:
-        require(f"{tree.where[key]}: a file of studies has no key", key, ["studies"])
-    studies = tree.get("studies")
-    if not isinstance(studies, Mapping) or not studies:
-        raise ConfigError(f"{path}: needs 'studies', a mapping of names to studies")
-    written = (_read(path, name, studies, texts) for name in studies)
-    sources = {source.name: source for study in written for source in _split(study)}
+        require(f"{tree.where[key]}: a file of studies has no key", key, ["studies", "files"])
+    sources = _read_file(path, tree, texts)
+    for further in _further_files(path, tree):
+        for name, source in _read_file(further, load(further), texts).items():
+            if name in sources:
+                raise ConfigError(
+                    f"{source.tree.at}: {name}: this study is in {sources[name].tree.at.file}, too"
+                )
+            sources[name] = source
     for source in sources.values():
         other = source.study.contrast
         if other is not None and other not in sources:
             raise source.error(("contrast",), f"no study '{other}'{suggest(other, sources)}")
     return sources
+
+
+def read_titles(path: Path) -> dict[str, str]:
+    """Return the titles of the studies of `path` and of the files that it names, unchecked."""
+    tree = load(path)
+    titles = {}
+    for file in [path, *_further_files(path, tree)]:
+        studies = (tree if file == path else load(file)).get("studies")
+        if not isinstance(studies, Mapping):
+            continue
+        for name, study in studies.items():
+            if isinstance(study, Mapping):
+                titles[name] = str(study.get("title"))
+    return titles
+
+
+def _read_file(path: Path, tree: Mapping, texts: dict[Path, str]) -> dict[str, StudySource]:
+    """Read the studies under the key `studies` of one file, by their names."""
+    studies = tree.get("studies")
+    if not isinstance(studies, Mapping) or not studies:
+        raise ConfigError(f"{path}: needs 'studies', a mapping of names to studies")
+    sources = {}
+    for name in studies:
+        for source in _split(_read(path, name, studies, texts)):
+            sources[source.name] = source
+    return sources
+
+
+def _further_files(path: Path, tree: Mapping) -> list[Path]:
+    """Return the files under the key `files`, which lists the names of the studies in each."""
+    files = tree.get("files", Mapping(Where("")))
+    if not isinstance(files, Mapping):
+        raise ConfigError(
+            f"{tree.where['files']}: files: needs a mapping of files to the names of their studies"
+        )
+    further_paths = []
+    for name, names in files.items():
+        further = _find_file_at(files.where[name], f"files.{name}", path.parent / name)
+        studies = load(further).get("studies")
+        defined = list(studies) if isinstance(studies, Mapping) else []
+        if not isinstance(names, Sequence) or sorted(map(str, names)) != sorted(defined):
+            raise ConfigError(
+                f"{files.where[name]}: files.{name}: needs the names of the studies of that file: "
+                f"[{', '.join(defined)}]"
+            )
+        further_paths.append(further)
+    return further_paths
 
 
 def choose(studies: dict[str, StudySource], names: list[str], path: Path) -> list[StudySource]:
@@ -235,6 +286,11 @@ def _split(source: StudySource) -> Iterator[StudySource]:
 
 
 def _find_file(tree: Mapping, study: str, path: Path, *keys: str | int) -> Path:
+    """Return `path`, which a study names; ConfigError with the line of the key if there is none."""
+    return _find_file_at(locate(tree, keys), f"studies.{study}.{keys[0]}", path)
+
+
+def _find_file_at(where: Where | None, key: str, path: Path) -> Path:
     """Return `path`; ConfigError with the nearest name in its folder if it is not a file."""
     # Python raises these for names that are too long, loops of links, and the character 0.
     with contextlib.suppress(OSError, RuntimeError, ValueError):
@@ -242,4 +298,4 @@ def _find_file(tree: Mapping, study: str, path: Path, *keys: str | int) -> Path:
         if path.is_file():
             return path
     hint = suggest(path.name, [other.name for other in path.parent.glob(f"*{path.suffix}")])
-    raise ConfigError(f"{locate(tree, keys)}: studies.{study}.{keys[0]}: no file {path}{hint}")
+    raise ConfigError(f"{where}: {key}: no file {path}{hint}")

@@ -67,13 +67,12 @@ def train(cell: Cell, root: Path) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     ("name", "vocabulary"),
-    [("fineweb_gpt2", 50_257), ("openwebtext_gpt2", 50_257), ("pile_405m", 50_257)],
+    [("gpt2/fineweb", 50_257), ("gpt2/openwebtext", 50_257), ("pile_dcmha/405m", 50_257)],
 )
 def test_language_models_train(name: str, vocabulary: int, tmp_path: Path) -> None:
     shards(tmp_path, vocabulary)
     model = {**MODEL, "ffn": {"width": 16, "activation": "gelu"}}
-    if name == "pile_405m":
-        load_parts([ROOT / "experiments" / "jax_adamw.py"])
+    if name == "pile_dcmha/405m":
         model["ffn"] = {"width": 16, "activation": "swiglu"}
     metrics = train(tiny(f"{name}.yaml", tmp_path, data=STREAM, model=model), tmp_path)
     assert metrics["val/loss"] == pytest.approx(np.log(vocabulary), rel=0.2)
@@ -81,7 +80,7 @@ def test_language_models_train(name: str, vocabulary: int, tmp_path: Path) -> No
 
 def test_the_experiment_that_measures_speed_trains(tmp_path: Path) -> None:
     model = {**MODEL, "ffn": {"width": 16, "activation": "swiglu"}}
-    cell = tiny("dcmha_overhead.yaml", tmp_path, data=STREAM, model=model)
+    cell = tiny("pile_dcmha/overhead.yaml", tmp_path, data=STREAM, model=model)
     metrics = train(cell, tmp_path)
     assert metrics["train/tokens_per_second"] > 0
     # Its head has as many rows as GPT-2's for the 256 bytes that there are.
@@ -93,8 +92,8 @@ def test_the_model_of_wikitext_trains(tmp_path: Path) -> None:
     data = {**STREAM, "tokenizer": {"kind": "words", "size": 60}}
     model = {**MODEL, "head_dim": 4, "ffn": {"width": 16, "activation": "relu"}}
     model["cutoffs"] = [20, 40]
-    load_parts([ROOT / "experiments" / "transformer_xl_schedule.py"])
-    cell = tiny("wikitext103_mgk.yaml", tmp_path, data=data, model=model)
+    load_parts([ROOT / "experiments" / "wikitext103_mgk/experiment" / "transformer_xl_schedule.py"])
+    cell = tiny("wikitext103_mgk/experiment.yaml", tmp_path, data=data, model=model)
     assert cell.experiment.data.eval_stride == 1
     # One of 20 words and two classes, and in two thirds of the cases one of the class's 20 words.
     expected = 22 * 20 ** (2 / 3)
@@ -104,19 +103,23 @@ def test_the_model_of_wikitext_trains(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data"),
     [
-        ("lra_listops", {"lengths": [5, 8], "depth": 3, "train": 8, "val": 8, "test": 8}),
-        ("lra_text", {"max_tokens": 6}),
-        ("lra_retrieval", {"max_tokens": 6}),
+        (
+            "long_range_arena/listops",
+            {"lengths": [5, 8], "depth": 3, "train": 8, "val": 8, "test": 8},
+        ),
+        ("long_range_arena/text", {"max_tokens": 6}),
+        ("long_range_arena/retrieval", {"max_tokens": 6}),
     ],
 )
 def test_sequence_classifiers_train(name: str, data: dict[str, Any], tmp_path: Path) -> None:
-    load_parts([ROOT / "experiments" / "lra_listops.py"])
-    documents(tmp_path, 2 if name == "lra_retrieval" else 1)
+    documents(tmp_path, 2 if name == "long_range_arena/retrieval" else 1)
     attention = PRESETS["smgk"].model_dump(mode="json")
     model = {**MODEL, "head_dim": 4, "ffn": {"width": 16}, "attention": attention}
     metrics = train(tiny(f"{name}.yaml", tmp_path, data={**DATA, **data}, model=model), tmp_path)
     assert 0 <= metrics["test/accuracy"] <= 1
-    assert metrics["val/loss"] == pytest.approx(np.log(10 if name == "lra_listops" else 2), rel=0.5)
+    assert metrics["val/loss"] == pytest.approx(
+        np.log(10 if name == "long_range_arena/listops" else 2), rel=0.5
+    )
 
 
 @pytest.mark.parametrize("name", LANGUAGE)

@@ -59,14 +59,14 @@ def test_available_metrics_are_those_of_the_task_module(make: Any, tmp_path: Pat
 
 EXPERIMENTS = {
     "image-classification": "digits_vit",
-    "sequence-classification": "lra_listops",
+    "sequence-classification": "long_range_arena/listops",
     "language-modelling": "python_text_gpt",
     "segmentation": "scenes_segmenter",
 }
 
 
 def shipped(name: str) -> Experiment:
-    load_parts([COMPOSITION, ROOT / "experiments" / "lra_listops.py"])
+    load_parts([COMPOSITION])
     return Experiment.model_validate(load(ROOT / "experiments" / f"{name}.yaml"))
 
 
@@ -103,8 +103,14 @@ def test_every_task_has_an_experiment() -> None:
         ("python_text_gpt", "val/bits_per_byte", "validation bits per byte", 1, "min"),
         ("python_text_gpt", "train/tokens_per_second", "tokens per second", 1, "max"),
         ("scenes_segmenter", "test/IoU:digit 0", "IoU of digit 0 (%)", 100, "max"),
-        ("ade20k_segmenter", "test/IoU:wall", "IoU of wall (%)", 100, "max"),
-        ("head_composition", "test/held-out", "accuracy on held-out tasks (%)", 100, "max"),
+        ("ade20k_segmenter/experiment", "test/IoU:wall", "IoU of wall (%)", 100, "max"),
+        (
+            "head_composition/experiment",
+            "test/held-out",
+            "accuracy on held-out tasks (%)",
+            100,
+            "max",
+        ),
         ("digits_vit", "evaluation/seconds", "time of an evaluation (s)", 1, "min"),
     ],
 )
@@ -252,12 +258,16 @@ def test_a_variant_without_the_metric_of_the_baseline_is_refused(tmp_path: Path)
         ("scenes_segmenter", {"name": "test/IoU:digt 0"}, "did you mean 'test/IoU:digit 0'"),
         ("scenes_segmenter", {"name": "val/mIoU"}, "did you mean 'test/mIoU'"),
         ("scenes_segmenter", {"name": "x"}, "choose from test/mIoU, test/mAcc, test/aAcc, test/l"),
-        ("ade20k_segmenter", {"name": "test/IoU:wall"}, None),
-        ("ade20k_segmenter", {"name": "test/IOU"}, "did you mean 'test/mIoU'"),
-        ("dcmha_overhead", {"name": "train/tokens_per_second"}, None),
-        ("cifar100_vit", {"selection": "best-validation"}, "set data.validation"),
-        ("head_composition", {"name": "test/same-key:copy"}, None),
-        ("head_composition", {"name": "test/same-key:cop"}, "did you mean 'test/same-key:copy'"),
+        ("ade20k_segmenter/experiment", {"name": "test/IoU:wall"}, None),
+        ("ade20k_segmenter/experiment", {"name": "test/IOU"}, "did you mean 'test/mIoU'"),
+        ("pile_dcmha/overhead", {"name": "train/tokens_per_second"}, None),
+        ("cifar100_vit/experiment", {"selection": "best-validation"}, "set data.validation"),
+        ("head_composition/experiment", {"name": "test/same-key:copy"}, None),
+        (
+            "head_composition/experiment",
+            {"name": "test/same-key:cop"},
+            "did you mean 'test/same-key:copy'",
+        ),
         (
             "python_text_gpt",
             {},

@@ -9,7 +9,8 @@ from lit_attn.ablate.__main__ import parse_settings
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.config.cell import Cell
 from lit_attn.config.overrides import _path_keys
-from lit_attn.config.study import read_studies
+from lit_attn.config.study import read_studies, read_titles
+from lit_attn.schema.errors import ConfigError
 
 IMAGES = (
     "data: {kind: npz, name: mine, path: images, size: 8, channels: 1, classes: 2,"
@@ -96,3 +97,60 @@ def test_the_keys_of_all_paths_are_found() -> None:
     assert {"data.path", "data.root", "data.folder", "data.train", "data.tokenizer.folder"} < keys
     assert "model.checkpoint" in keys
     assert "data.name" not in keys
+
+
+FURTHER = """\
+studies:
+  other:
+    title: Another study
+    experiment: ../experiment.yaml
+    seeds: 1
+    cells: {standard: {attention: standard}}
+    baseline: standard
+"""
+
+
+def with_files(folder: Path, files: str) -> Path:
+    """Write an ablations.yaml with one study, and a further file of studies in a subfolder."""
+    path = studies.write(folder, "cells: {standard: {attention: standard}}\nbaseline: standard")
+    path.write_text(f"files: {files}\n{path.read_text()}")
+    (folder / "recipe").mkdir()
+    (folder / "recipe" / "studies.yaml").write_text(FURTHER)
+    return path
+
+
+def test_studies_of_further_files_have_paths_relative_to_their_own_file(tmp_path: Path) -> None:
+    sources = read_studies(with_files(tmp_path, "{recipe/studies.yaml: [other]}"))
+    assert list(sources) == ["tiny", "other"]
+    assert sources["other"].experiment_path == tmp_path / "experiment.yaml"
+    mistake = sources["other"].error(("seeds",), "is wrong")
+    assert str(mistake) == f"{tmp_path}/recipe/studies.yaml:5: other.seeds: is wrong"
+    assert read_titles(tmp_path / "ablations.yaml") == {
+        "tiny": "A tiny study",
+        "other": "Another study",
+    }
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ("{recipe/studies.yaml: [othr]}", "needs the names of the studies of that file: [other]"),
+        ("{recipe/studies.yaml: []}", "needs the names of the studies of that file: [other]"),
+        ("{recipe/study.yaml: [other]}", "no file {folder}/recipe/study.yaml; did you mean"),
+        ("[recipe/studies.yaml]", "files: needs a mapping of files to the names of their studies"),
+    ],
+)
+def test_a_wrong_list_of_files_is_one_line(tmp_path: Path, files: str, message: str) -> None:
+    path = with_files(tmp_path, files)
+    with pytest.raises(ConfigError) as caught:
+        read_studies(path)
+    assert str(caught.value).startswith(f"{path}:1: files")
+    assert message.format(folder=tmp_path) in str(caught.value)
+
+
+def test_a_study_in_two_files_is_refused(tmp_path: Path) -> None:
+    path = with_files(tmp_path, "{recipe/studies.yaml: [tiny]}")
+    further = tmp_path / "recipe" / "studies.yaml"
+    further.write_text(FURTHER.replace("other:", "tiny:"))
+    with pytest.raises(ConfigError, match=r"studies\.yaml:2: tiny: this study is in .*ablations"):
+        read_studies(path)

@@ -1,22 +1,17 @@
 """Tests of labelled sequences: batches of ListOps, and files of text."""
 
-import importlib
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.data_ranks import on_rank
-from helpers.paths import EXPERIMENTS
 from pydantic import ValidationError
 
+from lit_attn.config.data.listops import ListOps
 from lit_attn.config.data.text import IGNORED, SPLITS, LabelledText
 from lit_attn.data.text.labelled import LabelledData
+from lit_attn.data.text.listops import evaluate
 from lit_attn.schema.errors import ConfigError
-from lit_attn.schema.plugins import load_parts
-
-load_parts([EXPERIMENTS / "lra_listops.py"])
-ListOps = importlib.import_module("lra_listops").ListOps
-evaluate = importlib.import_module("lra_listops_samples").evaluate
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ from helpers.paths import EXPERIMENTS
 
 from lit_attn.schema.plugins import load_parts
 
-load_parts([EXPERIMENTS / "count_composition.py"])
+load_parts([EXPERIMENTS / "papers" / "count_composition.py"])
 composition = importlib.import_module("count_composition")
 
 

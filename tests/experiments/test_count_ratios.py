@@ -9,7 +9,7 @@ from helpers.paths import EXPERIMENTS
 
 from lit_attn.schema.plugins import load_parts
 
-load_parts([EXPERIMENTS / "count_ratios.py"])
+load_parts([EXPERIMENTS / "papers" / "count_ratios.py"])
 ratios = importlib.import_module("count_ratios")
 
 

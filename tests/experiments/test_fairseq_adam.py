@@ -8,7 +8,7 @@ from helpers.paths import EXPERIMENTS
 
 from lit_attn.schema.plugins import load_parts
 
-load_parts([EXPERIMENTS / "fairseq_adam.py"])
+load_parts([EXPERIMENTS / "translation_mgk" / "fairseq_adam.py"])
 FairseqAdam = importlib.import_module("fairseq_adam").FairseqAdam
 
 

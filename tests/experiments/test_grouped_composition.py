@@ -12,7 +12,7 @@ SETUP = f"""
 import torch
 from pathlib import Path
 from lit_attn.schema.plugins import load_parts
-load_parts([Path({str(EXPERIMENTS / "grouped_composition.py")!r})])
+load_parts([Path({str(EXPERIMENTS / "grouped_composition" / "grouped_composition.py")!r})])
 from lit_attn.attention import reference
 from lit_attn.attention.layer import attn_layer
 

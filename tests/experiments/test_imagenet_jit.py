@@ -17,7 +17,7 @@ from lit_attn.config.signatures import ImageLabels
 from lit_attn.models.factory import build, count, describe, resolve
 from lit_attn.schema.plugins import load_parts
 
-load_parts([EXPERIMENTS / "imagenet_jit.py"])
+load_parts([EXPERIMENTS / "imagenet_jit" / "imagenet_jit.py"])
 config = importlib.import_module("imagenet_jit")
 networks = importlib.import_module("imagenet_jit_network")
 

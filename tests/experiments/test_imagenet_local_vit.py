@@ -17,7 +17,7 @@ from lit_attn.config.signatures import ImageLabels
 from lit_attn.models.factory import build, count, describe
 from lit_attn.schema.plugins import load_parts
 
-load_parts([EXPERIMENTS / "imagenet_local_vit.py"])
+load_parts([EXPERIMENTS / "imagenet_local_vit" / "imagenet_local_vit.py"])
 config = importlib.import_module("imagenet_local_vit")
 networks = importlib.import_module("imagenet_local_vit_network")
 

@@ -21,7 +21,7 @@ from lit_attn.data.loading import use_seed
 from lit_attn.schema.plugins import load_parts
 from lit_attn.train import run_cell
 
-load_parts([EXPERIMENTS / "imagenet_vit_small.py"])
+load_parts([EXPERIMENTS / "imagenet_vit_small" / "imagenet_vit_small.py"])
 config = importlib.import_module("imagenet_vit_small")
 images = importlib.import_module("imagenet_vit_small_images")
 

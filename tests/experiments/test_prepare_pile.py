@@ -15,7 +15,7 @@ from lit_attn.config.data.text import GptNeox, Shards
 from lit_attn.data.text.batches import TextData
 from lit_attn.schema.plugins import load_parts
 
-load_parts([EXPERIMENTS / "prepare_pile.py"])
+load_parts([EXPERIMENTS / "pile_dcmha" / "prepare_pile.py"])
 prepare = importlib.import_module("prepare_pile")
 RECORD = prepare.RECORD
 

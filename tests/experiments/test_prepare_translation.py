@@ -18,7 +18,7 @@ from helpers.paths import EXPERIMENTS, SHARED
 
 from lit_attn.schema.plugins import load_parts
 
-load_parts([EXPERIMENTS / "prepare_translation.py"])
+load_parts([EXPERIMENTS / "translation_mgk" / "prepare_translation.py"])
 prepare = importlib.import_module("prepare_translation")
 
 pytestmark = pytest.mark.skipif(not shutil.which("perl"), reason="no perl")

@@ -8,7 +8,7 @@ from helpers.paths import EXPERIMENTS
 
 from lit_attn.schema.plugins import load_parts
 
-load_parts([EXPERIMENTS / "transformer_xl_schedule.py"])
+load_parts([EXPERIMENTS / "wikitext103_mgk" / "transformer_xl_schedule.py"])
 TransformerXL = importlib.import_module("transformer_xl_schedule").TransformerXL
 
 

@@ -26,11 +26,8 @@ from torch import nn
 from lit_attn.bench.__main__ import main
 from lit_attn.cells.failure import Preempted
 from lit_attn.config.cell import Cell
-from lit_attn.schema.plugins import load_parts
 from lit_attn.train import run_cell
 from lit_attn.training import build
-
-load_parts([EXPERIMENTS / "set_adam.py", EXPERIMENTS / "lra_listops.py"])
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run on")
 
@@ -41,7 +38,7 @@ SET_ADAM = {"kind": "set-adam", "lr": 1e-3}
 
 
 def listops_cell() -> Cell:
-    sections = yaml.safe_load((EXPERIMENTS / "lra_listops.yaml").read_text())
+    sections = yaml.safe_load((EXPERIMENTS / "long_range_arena" / "listops.yaml").read_text())
     sections["data"] |= {"lengths": (5, 40), "depth": 4, "context": 40}
     sections["data"] |= {"train": 64, "val": 7, "test": 5}
     return Cell(study="t", variant="v", seed=0, experiment=sections)

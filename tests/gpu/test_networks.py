@@ -35,8 +35,8 @@ from lit_attn.models.language import Sampling, continuation
 from lit_attn.models.layers import HeadNorm
 from lit_attn.schema.plugins import load_parts
 
-PLUGINS = ("imagenet_jit.py", "imagenet_local_vit.py", "set_adam.py")
-load_parts([EXPERIMENTS / name for name in PLUGINS])
+PLUGINS = ("imagenet_jit", "imagenet_local_vit")
+load_parts([EXPERIMENTS / name / f"{name}.py" for name in PLUGINS])
 jit = importlib.import_module("imagenet_jit")
 local_vit = importlib.import_module("imagenet_local_vit")
 

@@ -10,7 +10,7 @@ from lit_attn.cells.records import Result, read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.schema.plugins import load_parts
 
-COMPOSITION = EXPERIMENTS / "head_composition.py"
+COMPOSITION = EXPERIMENTS / "head_composition" / "head_composition.py"
 
 
 def digits_cell(**changes: Any) -> Cell:
@@ -81,7 +81,7 @@ def text_cell(**changes: Any) -> Cell:
 def composition_cell() -> Cell:
     """Return a cell of the shipped head-composition experiment with few questions."""
     load_parts([COMPOSITION])
-    experiment = yaml.safe_load((EXPERIMENTS / "head_composition.yaml").read_text())
+    experiment = yaml.safe_load((EXPERIMENTS / "head_composition" / "experiment.yaml").read_text())
     experiment["data"] |= {"eval_questions": 4, "batch_size": 64}
     metric = {"name": "test/accuracy"}
     return Cell.model_validate(

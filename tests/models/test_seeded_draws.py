@@ -18,7 +18,12 @@ from lit_attn.models import language
 from lit_attn.models.seeded_draws import by_name
 from lit_attn.schema.plugins import load_parts
 
-load_parts([EXPERIMENTS / "imagenet_jit.py", EXPERIMENTS / "imagenet_local_vit.py"])
+load_parts(
+    [
+        EXPERIMENTS / "imagenet_jit" / "imagenet_jit.py",
+        EXPERIMENTS / "imagenet_local_vit" / "imagenet_local_vit.py",
+    ]
+)
 jit = importlib.import_module("imagenet_jit")
 local = importlib.import_module("imagenet_local_vit")
 

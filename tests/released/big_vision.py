@@ -1,4 +1,4 @@
-"""ViT-S/16 of big_vision (JAX), and experiments/imagenet_vit_small.yaml.
+"""ViT-S/16 of big_vision (JAX), and experiments/imagenet_vit_small/experiment.yaml.
 
 The configuration, the model, the loss, the optimizer and the schedule are the released ones, in
 float64 on a CPU, for a smaller model; the loop around them is the recorder's. Images and mixed
@@ -40,8 +40,8 @@ REPOSITORY, COMMIT, RUNS = (
     "0127fb6",
     ["0", "1", "mixed-0", "moment-0"],
 )
-EXPERIMENT = "experiments/imagenet_vit_small.yaml"
-PLUG_INS = [EXPERIMENTS / "imagenet_vit_small.py", EXPERIMENTS / "jax_adamw.py"]
+EXPERIMENT = "experiments/imagenet_vit_small/experiment.yaml"
+PLUG_INS = [EXPERIMENTS / "imagenet_vit_small" / "imagenet_vit_small.py"]
 TOLERANCES = {"loss": 1e-7, "gradient": 1e-6, "change": 1e-6, "sample": 1e-7, "output": 1e-6}
 STEPS, WARMUP, BATCH, SIDE, PATCH, WIDTH, DEPTH, HEADS = 16, 4, 4, 16, 4, 16, 2, 2
 CLASSES, CLIP = digit_folders.CLASSES, 1.0

@@ -1,4 +1,4 @@
-"""Images of big_vision (TensorFlow), and experiments/imagenet_vit_small.yaml.
+"""Images of big_vision (TensorFlow), and experiments/imagenet_vit_small/experiment.yaml.
 
 The random numbers of TensorFlow cannot be repeated here, so two rows compare distributions:
 `crops` are the top, left, height and width of random crops of pictures of four sizes, by the
@@ -34,7 +34,7 @@ from released.record import Clone
 from released.recording import Arrays
 
 REPOSITORY, COMMIT, RUNS = "google-research/big_vision", "0127fb6", ["0"]
-EXPERIMENT = "experiments/imagenet_vit_small.yaml"
+EXPERIMENT = "experiments/imagenet_vit_small/experiment.yaml"
 LIBRARIES = ("tensorflow",)
 TOLERANCES = {"crops": 0.08, "operations": 0.1, "applied": 8.0, "resized": 3.0, "evaluated": 3.0}
 """A test at the level 1e-5 rejects 2,000 values at 0.078, and 1,000 operations at 0.11.

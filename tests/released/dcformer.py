@@ -1,4 +1,4 @@
-"""DCFormer and its baseline (JAX, MaxText), and experiments/pile_405m.yaml.
+"""DCFormer and its baseline (JAX, MaxText), and experiments/pile_dcmha/405m.yaml.
 
 The model, the loss, the clipping, the optimizer and the schedule are the released ones with the
 values of dcformer_pp_405m.yml and transformer_pp_405m.yml, in float64 on a CPU, for a smaller model
@@ -25,7 +25,6 @@ import torch
 import yaml
 from helpers.paths import EXPERIMENTS
 
-from lit_attn.schema.plugins import load_parts
 from released.record import Clone
 from released.recording import (
     Arrays,
@@ -39,7 +38,7 @@ from released.recording import (
 from released.replaying import Replay, shipped_cell
 
 REPOSITORY, COMMIT = "Caiyun-AI/DCFormer", "df8671f"
-EXPERIMENT = "experiments/pile_405m.yaml"
+EXPERIMENT = "experiments/pile_dcmha/405m.yaml"
 TOLERANCES = {"loss": 1e-8, "gradient": 1e-7, "change": 1e-7, "sample": 1e-8, "output": 1e-8}
 # Rounding to bfloat16 enlarges small differences.
 RUN_TOLERANCES = {
@@ -52,7 +51,9 @@ WIDTH, DEPTH, HEADS, FFN, VOCABULARY = 32, 2, 4, 24, 256
 MAPS = {"gelu": "tanh", "gate_init": "jax"}
 COMPOSED = {"preset": "dcmha", "compose": MAPS}
 NORMS = {"model.qk_norm": True, "model.qk_norm_eps": 1e-5}
-ROUNDED = yaml.safe_load((EXPERIMENTS / "pile_405m.yaml").read_text())["optimizer"]["bfloat16"]
+ROUNDED = yaml.safe_load((EXPERIMENTS / "pile_dcmha" / "405m.yaml").read_text())["optimizer"][
+    "bfloat16"
+]
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "standard": ("transformer_pp_405m", {}, {"model.attention": {"preset": "standard"}}),
     "dcformer": (
@@ -340,7 +341,6 @@ def small_replay(
     seed: int, folder: Path, changes: dict[str, Any], view: Callable[[Tensors], Tensors]
 ) -> Replay:
     """Return the shipped experiment in the recorded size, with `changes`."""
-    load_parts([EXPERIMENTS / "jax_adamw.py"])
     for split in ("train", "val", "test"):
         np.arange(1, 65, dtype=np.uint16).tofile(folder / f"{split}.bin")
     cell = shipped_cell(

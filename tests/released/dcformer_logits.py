@@ -1,4 +1,4 @@
-"""Logits of DCFormer and DCPythia in PyTorch, and experiments/released_weights.py.
+"""Logits of DCFormer and DCPythia in PyTorch, and experiments/released/released_weights.py.
 
 The models are the released classes in their mode of inference, in float64 on a CPU, with random
 weights of small sizes; the converter of this project reads the same weights. Tokens are random
@@ -26,7 +26,7 @@ from released.record import Clone
 from released.recording import Arrays, fill, generator, initial_values, trained
 
 REPOSITORY, COMMIT = dcformer.REPOSITORY, dcformer.COMMIT
-EXPERIMENT = "experiments/released_weights.py"
+EXPERIMENT = "experiments/released/released_weights.py"
 TOLERANCE = 1e-10
 """Largest relative difference of the logits on one machine."""
 
@@ -129,7 +129,7 @@ def reader(model: Any, kind: str, is_cached: bool) -> Callable[[Tensor, Tensor],
 @torch.no_grad()
 def replay(run: str, theirs: Arrays) -> Arrays:
     """Return the logits of the converted model."""
-    load_parts([EXPERIMENTS / "released_weights.py"])
+    load_parts([EXPERIMENTS / "released" / "released_weights.py"])
     import released_weights
 
     config = json.loads(json.dumps(configuration(run)))

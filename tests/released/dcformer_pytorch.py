@@ -1,4 +1,4 @@
-"""DCFormer and DCPythia in PyTorch, and experiments/pile_405m.yaml.
+"""DCFormer and DCPythia in PyTorch, and experiments/pile_dcmha/405m.yaml.
 
 The models and DCFormer's loss are the released ones, in float64 on a CPU, for smaller models; the
 loop and the optimizer are the recorder's, with the values of the experiment. Tokens are random

@@ -1,4 +1,4 @@
-"""Translation by fairseq, and experiments/iwslt14_mgk.yaml and experiments/wmt14_mgk.yaml.
+"""Translation by fairseq, and the experiments in experiments/translation_mgk.
 
 The models (transformer_iwslt_de_en and transformer_vaswani_wmt_en_de_big), the dictionary, the
 batches, the label-smoothed loss, the optimizer and its schedule, and the beam search are the
@@ -33,7 +33,7 @@ from released.recording import Arrays, Recorder, Tensors, generator, rename, sha
 from released.replaying import Replay, shipped_cell
 
 REPOSITORY, COMMIT = "facebookresearch/fairseq", "3d262bb"
-EXPERIMENT = "experiments/iwslt14_mgk.yaml, experiments/wmt14_mgk.yaml"
+EXPERIMENT = "experiments/translation_mgk/iwslt14.yaml, experiments/translation_mgk/wmt14.yaml"
 TOLERANCES = {
     "loss": 1e-12,
     "gradient": 1e-11,
@@ -225,8 +225,10 @@ def replay(run: str, folder: Path) -> Replay:
     }
     if case == "left":
         changes["model.dropout"] = 0.0
-    load_parts([EXPERIMENTS / "fairseq_adam.py"])
-    cell = shipped_cell("wmt14_mgk.yaml" if is_wmt else "iwslt14_mgk.yaml", changes, seed)
+    load_parts([EXPERIMENTS / "translation_mgk" / "fairseq_adam.py"])
+    cell = shipped_cell(
+        "translation_mgk/wmt14.yaml" if is_wmt else "translation_mgk/iwslt14.yaml", changes, seed
+    )
 
     def batch(step: int) -> tuple[Tensor, ...]:
         sentences = pairs(seed, step)

@@ -1,4 +1,4 @@
-"""JiT (LTH14/JiT, in its copy nkthiebaut/JiT), and experiments/imagenet_jit.yaml.
+"""JiT (LTH14/JiT, in its copy nkthiebaut/JiT), and experiments/imagenet_jit/experiment.yaml.
 
 The blocks, the patch embedding, the positions, the groups of the optimizer, the schedule, the loop
 over batches and the average of the weights are the released ones, in float64 on a CPU, for a
@@ -39,8 +39,8 @@ from released.recording import (
 from released.replaying import Replay
 
 REPOSITORY, COMMIT = "nkthiebaut/JiT", "869190a"
-EXPERIMENT = "experiments/imagenet_jit.yaml"
-PLUG_IN = EXPERIMENTS / "imagenet_jit.py"
+EXPERIMENT = "experiments/imagenet_jit/experiment.yaml"
+PLUG_IN = EXPERIMENTS / "imagenet_jit" / "imagenet_jit.py"
 OTHER_INITIAL_VALUES = ("head.", ".w_l.", ".w_p.", ".w_z.")
 TOLERANCES = {
     "loss": 1e-12,

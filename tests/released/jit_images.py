@@ -1,4 +1,4 @@
-"""Images of JiT (nkthiebaut/JiT), and experiments/imagenet_jit.yaml.
+"""Images of JiT (nkthiebaut/JiT), and experiments/imagenet_jit/experiment.yaml.
 
 The script is main_jit.py itself with its loader and its loop over batches, and prepare_ref.py
 itself, which writes the reference images of the released evaluation; both crop images of 32
@@ -35,7 +35,7 @@ from released.recording import Arrays
 from released.replaying import shipped_cell
 
 REPOSITORY, COMMIT, RUNS = "nkthiebaut/JiT", "869190a", ["0"]
-EXPERIMENT = "experiments/imagenet_jit.yaml"
+EXPERIMENT = "experiments/imagenet_jit/experiment.yaml"
 LIBRARIES = ("torchvision",)
 TOLERANCES = {"images": 1e-6, "evaluated": 1e-6, "resized": 1e-6, "windows": 0.08}
 """A test at the level 1e-5 rejects 2,000 windows at 0.078."""

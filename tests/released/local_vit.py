@@ -1,4 +1,4 @@
-"""LocalViT of efficient-vit-training, and experiments/imagenet_local_vit.yaml.
+"""LocalViT of efficient-vit-training, and experiments/imagenet_local_vit/experiment.yaml.
 
 The script is main.py itself with the released options, in float64 on a CPU, with stochastic depth,
 and with MixUp and CutMix of timm 0.3.2, for a smaller model. Augmented images are random numbers.
@@ -48,8 +48,8 @@ REPOSITORY, COMMIT, RUNS = (
     "86e7ca7",
     ["0", "1", "growing-0", "growing-1"],
 )
-EXPERIMENT = "experiments/imagenet_local_vit.yaml"
-PLUG_INS = [EXPERIMENTS / "imagenet_local_vit.py", EXPERIMENTS / "lagged_cosine.py"]
+EXPERIMENT = "experiments/imagenet_local_vit/experiment.yaml"
+PLUG_INS = [EXPERIMENTS / "imagenet_local_vit" / "imagenet_local_vit.py"]
 LIBRARIES = ("timm==0.3.2",)
 """Version that the requirements of the repository name."""
 TOLERANCES = {

@@ -1,4 +1,4 @@
-"""Training images of LocalViT in efficient-vit-training; experiments/imagenet_local_vit.yaml.
+"""Training images of LocalViT in efficient-vit-training.
 
 The script is main.py itself with the released options: repeated augmentation, growing images (32,
 96, 160 and 224 pixels in one epoch each), random resized crops, flips, RandAugment, erasing, MixUp
@@ -26,7 +26,7 @@ from released.recording import Arrays
 from released.replaying import shipped_cell
 
 REPOSITORY, COMMIT, RUNS = "BorealisAI/efficient-vit-training", "86e7ca7", ["0"]
-EXPERIMENT = "experiments/imagenet_local_vit.yaml"
+EXPERIMENT = "experiments/imagenet_local_vit/experiment.yaml"
 LIBRARIES = local_vit.LIBRARIES
 TOLERANCES = {"images": 1e-6, "mixed": 1e-6, "targets": 1e-6}
 CLASSES, FILES, BATCH, EPOCHS, EPOCH_STEPS = 8, 33, 64, 4, 4

@@ -19,7 +19,9 @@ from released.recording import Arrays, Recorder, Tensors, cut, generator, rename
 from released.replaying import Replay, shipped_cell
 
 REPOSITORY, COMMIT = "minhtannguyen/transformer-mgk", "73608b3"
-EXPERIMENT = "experiments/lra_listops.yaml, experiments/lra_retrieval.yaml"
+EXPERIMENT = (
+    "experiments/long_range_arena/listops.yaml, experiments/long_range_arena/retrieval.yaml"
+)
 TOLERANCES = {"loss": 1e-10, "gradient": 1e-8, "change": 1e-7, "sample": 1e-7}
 STEPS, WARMUP, BATCH, CONTEXT, HEADS = 24, 8, 4, 20, 2
 
@@ -133,7 +135,9 @@ def replay(run: str, folder: Path) -> Replay:
     for split in ("train", "val", "test"):
         (folder / f"{split}.tsv").write_text(f"0\t{text}\n1\t{text}\n" * BATCH)
     cell = shipped_cell(
-        "lra_retrieval.yaml" if case == "retrieval" else "lra_listops.yaml",
+        "long_range_arena/retrieval.yaml"
+        if case == "retrieval"
+        else "long_range_arena/listops.yaml",
         {
             "data": {
                 "kind": "labelled-text",

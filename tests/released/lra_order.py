@@ -1,4 +1,4 @@
-"""Order of the samples in the Long Range Arena code, and in lra_text.yaml and lra_retrieval.yaml.
+"""Order of the samples in the Long Range Arena code, and in experiments/long_range_arena.
 
 The script is run_tasks.py of transformer-mgk itself with its own data set, whose shuffles take the
 random orders of this project. Each sample is its own number, and the model notes the batches.
@@ -27,7 +27,10 @@ from released.recording import Arrays
 from released.replaying import shipped_cell
 
 REPOSITORY, COMMIT, RUNS = "minhtannguyen/transformer-mgk", "73608b3", ["text", "retrieval"]
-EXPERIMENT, LIBRARIES = "experiments/lra_text.yaml, experiments/lra_retrieval.yaml", ("torch",)
+EXPERIMENT, LIBRARIES = (
+    "experiments/long_range_arena/text.yaml, experiments/long_range_arena/retrieval.yaml",
+    ("torch",),
+)
 SAMPLES = {"train": 30, "val": 22, "test": 17}
 TOLERANCES = dict.fromkeys(SAMPLES, 0.0)
 SEED, STEPS, EVERY, BATCH, CONTEXT = 1, 24, 4, 4, 2
@@ -115,7 +118,7 @@ def replay(run: str, folder: Path) -> Arrays:
     changes |= {"data.context": CONTEXT, "data.max_tokens": CONTEXT}
     if run == "retrieval":
         changes["data.val_batches"] = VAL_BATCHES[run]
-    cell = shipped_cell(f"lra_{run}.yaml", changes, SEED)
+    cell = shipped_cell(f"long_range_arena/{run}.yaml", changes, SEED)
     data = cell.experiment.data.build(SEED, torch.device("cpu"))
     train = [number for step in range(STEPS) for number in numbers(data.batch(step))]
     val: list[int] = []

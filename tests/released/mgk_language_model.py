@@ -1,4 +1,4 @@
-"""The WikiText-103 language model of transformer-mgk, and experiments/wikitext103_mgk.yaml.
+"""The WikiText-103 language model of transformer-mgk, and experiments/wikitext103_mgk.
 
 The script is train.py itself with its own reader of columns, in float64 on a CPU, with dropout, a
 narrower model, a smaller vocabulary and a shorter schedule. Positions stay in float32. The last
@@ -29,8 +29,8 @@ from released.recording import Arrays, Recorder, Tensors, generator, rename, sha
 from released.replaying import Replay, shipped_cell
 
 REPOSITORY, COMMIT = "minhtannguyen/transformer-mgk", "73608b3"
-EXPERIMENT = "experiments/wikitext103_mgk.yaml"
-PLUG_IN = EXPERIMENTS / "transformer_xl_schedule.py"
+EXPERIMENT = "experiments/wikitext103_mgk/experiment.yaml"
+PLUG_IN = EXPERIMENTS / "wikitext103_mgk" / "transformer_xl_schedule.py"
 TOLERANCES = {
     "loss": 1e-11,
     "gradient": 1e-9,

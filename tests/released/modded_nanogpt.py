@@ -1,4 +1,4 @@
-"""modded-nanogpt with weights cast to e5m2, and experiments/fineweb_gpt2.yaml.
+"""modded-nanogpt with weights cast to e5m2, and experiments/gpt2/fineweb.yaml.
 
 The script is train_gpt2.py itself as one process, in float64 on a CPU, with a smaller model and its
 own reader of token shards.
@@ -19,7 +19,7 @@ from released.recording import Arrays, Recorder, Tensors, generator, rename
 from released.replaying import Replay, shipped_cell
 
 REPOSITORY, COMMIT, RUNS = "KellerJordan/modded-nanogpt", "632bbe4f", ["0", "2"]
-EXPERIMENT = "experiments/fineweb_gpt2.yaml"
+EXPERIMENT = "experiments/gpt2/fineweb.yaml"
 # Seed 1 is left out. In its fifth step a scaled weight lies very near a tie of e5m2: rounding it in
 # float64, as the released code does here, and through float32, as torch does, differ.
 TOLERANCES = {"loss": 1e-12, "gradient": 1e-10, "change": 1e-9, "sample": 1e-9}
@@ -85,7 +85,7 @@ def replay(run: str, folder: Path) -> Replay:
     """Return this project's side: the shipped experiment, shrunk, with its own token reader."""
     write_shards(folder, int(run))
     cell = shipped_cell(
-        "fineweb_gpt2.yaml",
+        "gpt2/fineweb.yaml",
         {
             "data.folder": str(folder),
             "data.tokenizer": "bytes",

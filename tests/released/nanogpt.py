@@ -1,4 +1,4 @@
-"""nanoGPT's training loop, and experiments/openwebtext_gpt2.yaml.
+"""nanoGPT's training loop, and experiments/gpt2/openwebtext.yaml.
 
 The loop is train.py itself, in float64 on a CPU, with a smaller model and a shorter schedule.
 The run `bf16` has float32 weights and bfloat16 products (autocast) on both sides, which the
@@ -20,7 +20,7 @@ from released.recording import Arrays, Recorder, Tensors, generator, rename
 from released.replaying import Replay, shipped_cell
 
 REPOSITORY, COMMIT, RUNS = "karpathy/nanoGPT", "3adf61e", ["0", "1", "bf16-0", "ddp-0", "compile-0"]
-EXPERIMENT = "experiments/openwebtext_gpt2.yaml"
+EXPERIMENT = "experiments/gpt2/openwebtext.yaml"
 TOLERANCES = {"loss": 1e-12, "gradient": 1e-10, "change": 1e-9, "sample": 1e-9}
 """Largest allowed relative difference of each quantity."""
 HALF_PRECISION = ("bf16-0",)
@@ -112,7 +112,7 @@ def replay(run: str, folder: Path) -> Replay:
     for split in ("train", "val"):
         tokens.tofile(folder / f"{split}.bin")
     cell = shipped_cell(
-        "openwebtext_gpt2.yaml",
+        "gpt2/openwebtext.yaml",
         {
             "data.folder": str(folder),
             "data.tokenizer": "bytes",

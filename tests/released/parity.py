@@ -114,9 +114,9 @@ compare the order in which samples are read; the random orders are the same on b
 {pipelines}
 ## Converted weights
 
-The converter of released weights (`experiments/released_weights.py`) reads random weights of the
-released classes. `difference` is the largest difference of the logits, relative to the largest one
-and rounded up to a power of ten.
+The converter of released weights (`experiments/released/released_weights.py`) reads random weights
+of the released classes. `difference` is the largest difference of the logits, relative to the
+largest one and rounded up to a power of ten.
 
 {conversions}
 ## What each replay covers

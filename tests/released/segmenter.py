@@ -1,4 +1,4 @@
-"""Segmenter with a mask transformer, and experiments/ade20k_segmenter.yaml.
+"""Segmenter with a mask transformer, and experiments/ade20k_segmenter/experiment.yaml.
 
 The model, the optimizer, the schedule, the loop over batches and the inference are the released
 ones, in float64 on a CPU, with dropout, stochastic depth and pixels without a label, for a smaller
@@ -27,7 +27,7 @@ from released.recording import Arrays, Recorder, Tensors, generator, rename, sha
 from released.replaying import Replay, shipped_cell
 
 REPOSITORY, COMMIT, RUNS = "rstrudel/segmenter", "20d1bfa", ["0", "1"]
-EXPERIMENT = "experiments/ade20k_segmenter.yaml"
+EXPERIMENT = "experiments/ade20k_segmenter/experiment.yaml"
 OTHER_INITIAL_VALUES = ("encoder.cls_token",)
 TOLERANCES = {"loss": 1e-10, "gradient": 1e-9, "change": 1e-8, "sample": 1e-8, "output": 1e-9}
 EPOCHS, EPOCH_STEPS, BATCH, CLASSES, WINDOW, STRIDE, PATCH = 2, 8, 2, 150, 32, 24, 8

@@ -1,4 +1,4 @@
-"""Training and evaluation images of Segmenter, and experiments/ade20k_segmenter.yaml.
+"""Training and evaluation images of Segmenter, and experiments/ade20k_segmenter/experiment.yaml.
 
 The data set is the released one with the pipeline of its configuration for ADE20K: resizing by a
 random ratio, crops in which no class has more than 75 %, flips, photometric distortion,
@@ -27,7 +27,7 @@ from released.recording import Arrays, generator
 from released.replaying import shipped_cell
 
 REPOSITORY, COMMIT, RUNS = "rstrudel/segmenter", "20d1bfa", ["0"]
-EXPERIMENT = "experiments/ade20k_segmenter.yaml"
+EXPERIMENT = "experiments/ade20k_segmenter/experiment.yaml"
 LIBRARIES = ("mmcv==1.3.8", "mmsegmentation==0.14.1")
 TOLERANCES = {"images": 1e-6, "labels": 0.0, "evaluated": 1e-6}
 WINDOW, BATCH, TRAINED, EVALUATED, EPOCHS = 64, 8, 40, 12, 5

@@ -1,4 +1,4 @@
-"""The ViT of SPT_LSA_ViT on CIFAR, and experiments/cifar100_vit.yaml.
+"""The ViT of SPT_LSA_ViT on CIFAR, and experiments/cifar100_vit/experiment.yaml.
 
 The model, the loss, the schedule and the loop over batches with CutMix and MixUp are the released
 ones, in float64 on a CPU, for a smaller model. Augmented images are random numbers. `evaluation` is
@@ -24,7 +24,7 @@ from released.recording import Arrays, Recorder, generator, shared_draws
 from released.replaying import Replay, shipped_cell
 
 REPOSITORY, COMMIT, RUNS = "aanna0701/SPT_LSA_ViT", "54bd796", ["0", "1"]
-EXPERIMENT = "experiments/cifar100_vit.yaml"
+EXPERIMENT = "experiments/cifar100_vit/experiment.yaml"
 TOLERANCES = {
     "loss": 1e-12,
     "gradient": 1e-10,
@@ -171,7 +171,7 @@ def replay(run: str, folder: Path) -> Replay:
     seed = int(run)
     path = vision.write_images(folder, EPOCH_STEPS * BATCH, 32, CLASSES, EVALUATED)
     cell = shipped_cell(
-        "cifar100_vit.yaml",
+        "cifar100_vit/experiment.yaml",
         {
             "data.kind": "npz",
             "data.name": "random",

@@ -1,4 +1,4 @@
-"""ViT-small and the plain ViT of vision-transformers-cifar10; experiments/cifar10_vit_small.yaml.
+"""ViT-small and the plain ViT of vision-transformers-cifar10; experiments/cifar_vit_small.
 
 The script is train_cifar10.py itself (`--net vit_small` and, for the run `plain`, `--net vit`, with
 `--opt adam --noamp`), in float64 on a CPU, with dropout and a narrower model. The papers put
@@ -22,7 +22,7 @@ from released.replaying import Replay, shipped_cell
 
 REPOSITORY, COMMIT = "kentaroy47/vision-transformers-cifar10", "5bb83d3"
 RUNS = ["0", "1", "plain-0"]
-EXPERIMENT = "experiments/cifar10_vit_small.yaml"
+EXPERIMENT = "experiments/cifar_vit_small/cifar10.yaml"
 TOLERANCES = {"loss": 1e-11, "gradient": 1e-9, "change": 1e-7, "sample": 1e-7}
 EPOCHS, EPOCH_STEPS, BATCH, CLASSES, WIDTH = 4, 6, 3, 10, 32
 
@@ -93,7 +93,7 @@ def replay(run: str, folder: Path) -> Replay:
     plain = {"model.patchify": "plain", "model.local_self_attention": False}
     path = vision.write_images(folder, EPOCH_STEPS * BATCH, 32, CLASSES)
     cell = shipped_cell(
-        "cifar10_vit_small.yaml",
+        "cifar_vit_small/cifar10.yaml",
         {
             "data.kind": "npz",
             "data.name": "random",

@@ -273,7 +273,7 @@ def test_a_table_also_runs_the_variant_that_its_percentages_need() -> None:
         (["--paper", "dcmha", "--table", "1"], "nothing to run: The table compares methods"),
         (
             ["--paper", "dcmha", "--table", "2"],
-            "`python experiments/count_composition.py` measures it",
+            "`python experiments/papers/count_composition.py` measures it",
         ),
         (["--paper", "mgk", "--study", "digits"], "replaces the file of studies"),
         (["ablations.yaml", "--table", "1"], "--table: needs --paper"),

@@ -137,9 +137,11 @@ def test_files_of_scripts_fill_tables_and_figures(tmp_path: Path) -> None:
     source = read_paper("dcmha", "", FOLDER)
     page = write_paper(source, tmp_path / "runs", tmp_path / "before")
     assert not list(page.parent.glob("figure-[678]-*"))
-    assert "Measured by `python experiments/published_tasks.py" in page.read_text()
+    assert "Measured by `python experiments/released/published_tasks.py" in page.read_text()
     # A figure that is not drawn names its command too.
-    assert "Measured by `python experiments/head_analysis.py composition" in page.read_text()
+    assert (
+        "Measured by `python experiments/released/head_analysis.py composition" in page.read_text()
+    )
     write_script_files(tmp_path / "runs")
     page = write_paper(source, tmp_path / "runs", tmp_path / "after")
     names = {path.name for path in page.parent.glob("figure-[678]-*.svg")}

@@ -53,7 +53,7 @@ def cell(root: Path, **changes: Any) -> Cell:
     return Cell.model_validate({"study": "test", "variant": "v", "seed": 0, "experiment": actual})
 
 
-load_parts([EXPERIMENTS / "imagenet_local_vit.py"])
+load_parts([EXPERIMENTS / "imagenet_local_vit" / "imagenet_local_vit.py"])
 LOCAL = {"kind": "local-vit", "ffn": {"width": 16, "activation": "hard-swish"}}
 GROWING = {
     "data": {"sizes": [8], "repeats": 2},

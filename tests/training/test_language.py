@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.paths import EXPERIMENTS
 from helpers.training_cells import DOCUMENTS, folder_of, text_cell
 from pydantic import ValidationError
 from torch.nn import functional as F
@@ -22,7 +21,6 @@ from lit_attn.cells.records import Result, read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError
-from lit_attn.schema.plugins import load_parts
 from lit_attn.tasks.language import TokenLoss
 from lit_attn.train import main, run_cell
 from lit_attn.training import build
@@ -236,7 +234,6 @@ def test_smoke_is_one_step(model: dict[str, Any], uniform: float, tmp_path: Path
 
 
 def test_sequences_are_classified(tmp_path: Path) -> None:
-    load_parts([EXPERIMENTS / "lra_listops.py"])
     sequences = Cell.model_validate(
         {
             "study": "t",

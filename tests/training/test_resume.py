@@ -9,18 +9,14 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from helpers.paths import EXPERIMENTS
 from helpers.stopping import stop_at, weights
 from helpers.training_cells import digits_cell, folder_of, result_of
 
 from lit_attn.cells.failure import Preempted
 from lit_attn.cells.records import Result
-from lit_attn.schema.plugins import load_parts
 from lit_attn.train import run_cell
 from lit_attn.training import checkpoints
 from lit_attn.training.recording import Progress
-
-load_parts([EXPERIMENTS / "set_adam.py"])
 
 
 # Twice within an epoch, at an epoch's end, right after going on, and at the end of the next one.

@@ -175,7 +175,7 @@ def test_smoke_runs_and_estimates_work(root: Path, tmp_path: Path) -> None:
 
 
 def test_the_published_set_up_trains_on_any_folder_of_ade20ks_layout(tmp_path: Path) -> None:
-    """A tiny model of experiments/ade20k_segmenter.yaml trains on noise labelled as a bed."""
+    """A tiny model of experiments/ade20k_segmenter trains on noise labelled as a bed."""
     drawn = np.random.default_rng(0)
     for split, count in (("training", 5), ("validation", 3)):
         for kind in ("images", "annotations"):
@@ -186,7 +186,9 @@ def test_the_published_set_up_trains_on_any_folder_of_ade20ks_layout(tmp_path: P
             image.save(tmp_path / "images" / split / f"{number}.jpg")
             labels = Image.fromarray(np.full(size, 8, dtype=np.uint8))
             labels.save(tmp_path / "annotations" / split / f"{number}.png")
-    written = yaml.safe_load((ROOT / "experiments" / "ade20k_segmenter.yaml").read_text())
+    written = yaml.safe_load(
+        (ROOT / "experiments" / "ade20k_segmenter" / "experiment.yaml").read_text()
+    )
     written["data"] |= {"root": str(tmp_path), "crop": 32, "short_side": 32, "workers": 1}
     written["data"] |= {
         "batch_size": 2,

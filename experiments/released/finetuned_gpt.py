@@ -1,0 +1,76 @@
+"""Plug-in with a language model that starts from trained weights: `model: {kind: finetuned-gpt}`.
+
+DCMHA (arXiv:2405.08553, section 4.3) finetunes a Transformer for a tenth of its training steps with
+dynamic composition, and finds no significant improvement. A study does the same:
+
+    parts: [experiments/released/finetuned_gpt.py]
+    set: {training.epochs: a tenth, model: {kind: finetuned-gpt, start_from: FOLDER, dim: 64, ...}}
+    cells:
+      standard: {attention: standard}
+      dcmha: {attention: dcmha}
+
+The other keys of `model` are those of the trained model, because a new kind replaces all keys.
+FOLDER is a finished cell of a GPT (runs/STUDY/VARIANT/SEED-IDENTITY) or a folder of
+`lit-attn export hub` or `released_weights.py`. Every parameter that both models have starts with
+its trained value; parameters of the composition and of norms of q and k, which only the new model
+may have, start as in any training. Any other difference in names or shapes is refused.
+"""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from lit_attn.config.models.language import GPTConfig
+from lit_attn.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+FRESH = re.compile(r"\.(composers|q_norm|k_norm)\.")
+"""Names of parameters that the trained model may lack."""
+
+
+class FinetunedGPTConfig(GPTConfig, kind="finetuned-gpt"):
+    """GPT whose weights start with those of a trained model."""
+
+    start_from: Path = Field(description="folder of a finished cell, or of exported weights")
+
+    def check_files(self) -> None:
+        super().check_files()
+        self.find_weights()
+
+    def find_weights(self) -> Path:
+        """Return the file of the trained weights. Raises ConfigError without one."""
+        for name in ("checkpoints/weights.pt", "model.safetensors"):
+            if (self.start_from / name).is_file():
+                return self.start_from / name
+        raise ConfigError(f"model.start_from: {self.start_from} has no trained weights")
+
+    def build(self, signature: Any, device: "torch.device | str | None" = None) -> "nn.Module":
+        network = super().build(signature, device)
+        if next(network.parameters()).is_meta:
+            return network
+        path = self.find_weights()
+        trained = read_weights(path)
+        initial = network.state_dict()
+        missing = [n for n in initial if n not in trained and not FRESH.search(n)]
+        wrong = [n for n in trained if n not in initial or trained[n].shape != initial[n].shape]
+        if names := missing + wrong:
+            raise ConfigError(f"model.start_from: {path} does not fit this model: {names[0]}")
+        network.load_state_dict(trained, strict=False)
+        return network
+
+
+def read_weights(path: Path) -> "dict[str, torch.Tensor]":
+    """Return the tensors of a file by name."""
+    import torch
+
+    if path.suffix != ".safetensors":
+        weights: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+        return weights
+    from safetensors.torch import load_file
+
+    return load_file(path)

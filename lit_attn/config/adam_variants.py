@@ -1,0 +1,105 @@
+"""Optimisers of released code that differ from PyTorch's Adam and AdamW.
+
+Sources: SET-Adam, Zhang 2024, arXiv:2302.01029 (docs/setups.md, section 12); AdamW of the JAX code,
+github.com/Caiyun-AI/DCFormer at df8671f (jax/MaxText/layers and optimizers.py) and
+github.com/google-research/big_vision at 0127fb6 (`mu_dtype` of optax; docs/setups.md, sections 7
+and 10).
+"""
+
+from fnmatch import fnmatch
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, PositiveFloat
+
+from lit_attn.config.optimizers import AdamW, Adaptive
+from lit_attn.schema.base import Share, load
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+class SetAdam(Adaptive, kind="set-adam"):
+    """SET-Adam (Zhang 2024): Adam with a suppressed range of adaptive step sizes."""
+
+    target = "lit_attn.training.set_adam:SETAdam"
+    eps: PositiveFloat = Field(1e-18, description="added to the mean square, in the root")
+    tau: Share = Field(0.5, description="share of a tensor's smallest divisor to subtract")
+
+    def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
+        choices = (self.lr, self.betas, self.eps, self.tau, self.weight_decay)
+        optimizer: torch.optim.Optimizer = load(self.target)(self.parameters(module), *choices)
+        return optimizer
+
+
+class JaxAdamW(AdamW, kind="jax-adamw"):
+    """AdamW that stores some parameters or the first moment in bfloat16.
+
+    Tensors stay float32, and are rounded at the start and after each step. Rounded parameters have
+    rounded gradients, and weight decay by the rounded coefficient. optax multiplies a bfloat16
+    moment by beta1 in bfloat16, so 0.9 counts as 0.8984. Clipping divides the gradients by their
+    norm; PyTorch's own clipping adds 1e-6 to the norm.
+    """
+
+    bfloat16: tuple[str, ...] = Field(
+        (), description="patterns of the names of the parameters that are stored in bfloat16"
+    )
+    moment: Literal["float32", "bfloat16"] = Field(
+        "float32", description="type in which the first moment is stored"
+    )
+
+    def clip(self, module: "nn.Module", norm: float) -> None:
+        import torch
+
+        gradients = [p.grad for p in module.parameters() if p.grad is not None]
+        total = torch.nn.utils.get_total_norm(gradients)
+        torch._foreach_mul_(gradients, (norm / total).clamp(max=1.0))
+
+    def parameters(self, module: "nn.Module") -> list[Any]:
+        import torch
+
+        rounded = {id(parameter) for parameter in self.rounded(module)}
+        groups = super().parameters(module)
+        for group in list(groups):
+            decay = group.get("weight_decay", self.weight_decay)
+            coarse = [p for p in group["params"] if id(p) in rounded]
+            group["params"] = [p for p in group["params"] if id(p) not in rounded]
+            decay = torch.tensor(decay).bfloat16().item()
+            groups.append({"params": coarse, "weight_decay": decay})
+        return groups
+
+    def rounded(self, module: "nn.Module") -> "list[nn.Parameter]":
+        """Return the parameters that are stored in bfloat16."""
+        return [
+            parameter
+            for name, parameter in module.named_parameters()
+            if any(fnmatch(name, pattern) for pattern in self.bfloat16)
+        ]
+
+    def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
+        import torch
+
+        optimizer = super().build(module, fused)
+        rounded = self.rounded(module)
+
+        @torch.no_grad()
+        def round_gradients(*_: Any) -> None:
+            for parameter in rounded:
+                if parameter.grad is not None:
+                    parameter.grad.copy_(parameter.grad.bfloat16())
+
+        @torch.no_grad()
+        def store(*_: Any) -> None:
+            for parameter in rounded:
+                parameter.copy_(parameter.bfloat16())
+            if self.moment == "bfloat16":
+                decay = torch.tensor(self.betas[0]).bfloat16()
+                for state in optimizer.state.values():
+                    kept = (state["exp_avg"].bfloat16() * decay.to(state["exp_avg"].device)).float()
+                    # The next step multiplies by the exact beta1.
+                    state["exp_avg"].copy_(kept / self.betas[0])
+
+        store()
+        optimizer.register_step_pre_hook(round_gradients)
+        optimizer.register_step_post_hook(store)
+        return optimizer

@@ -1,0 +1,126 @@
+"""Expressions of ListOps with their values: the arena's files, and a generator of new ones.
+
+An expression like `[MAX 4 3 [MIN 2 3 ] 1 0 [MED 1 5 8 9 2 ] ]` has the value 5, its class. MED is
+the median rounded down, SM the sum modulo 10. lit_attn/config/data/listops.py names the sources.
+"""
+
+import random
+import statistics
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from lit_attn.config.data.listops import ListOps
+from lit_attn.config.data.text import SPLITS
+from lit_attn.data.text.labelled import Sample
+from lit_attn.data.text.streams import read_text
+from lit_attn.schema.errors import ConfigError
+
+GENERATOR_SEED = 0  # Of the data for all cells: a seed varies the training, not the data.
+
+# Id 0 is padding.
+TOKENS = ("", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
+IDS = {token: number for number, token in enumerate(TOKENS)}
+END = IDS["]"]
+
+OPERATIONS: dict[int, Callable[[list[int]], int]] = {
+    IDS["[MIN"]: min,
+    IDS["[MAX"]: max,
+    IDS["[MED"]: lambda values: int(statistics.median(values)),
+    IDS["[SM"]: lambda values: sum(values) % 10,
+}
+
+NESTED = 0.25  # Share of the arguments that are expressions, as in both generators.
+
+
+def read_listops(data: ListOps) -> dict[str, list[Sample]]:
+    """Return the samples of every split; raise ConfigError naming a malformed file and line."""
+    if (folder := data.folder) is not None:
+        return {split: _listops(folder / f"basic_{split}.tsv") for split in SPLITS}
+    drawn = generate(GENERATOR_SEED, data.lengths, data.depth, data.arguments)
+    samples = (Sample((np.asarray(ids, dtype=np.uint16),), value) for ids, value in drawn)
+    return {split: list(islice(samples, getattr(data, split))) for split in SPLITS}
+
+
+def _listops(path: Path) -> list[Sample]:
+    """Read a file of the arena: a heading, then lines `expression<TAB>value`."""
+    samples = []
+    for number, line in enumerate(read_text(path).splitlines()[1:], start=2):
+        expression, _, value = line.partition("\t")
+        try:
+            ids = parse(expression)
+            if evaluate(ids) != int(value):
+                raise ValueError(f"the value is {evaluate(ids)}, not {value}")
+        except ValueError as error:
+            raise ConfigError(f"{path}:{number}: {error}") from error
+        samples.append(Sample((np.asarray(ids, dtype=np.uint16),), int(value)))
+    if not samples:
+        raise ConfigError(f"{path}: has no samples")
+    return samples
+
+
+def evaluate(ids: list[int]) -> int:
+    """Return the value of an expression; raise ValueError if `ids` are not one expression."""
+    stack: list[int] = []
+    for number in ids:
+        if number != END:
+            stack.append(number)
+            continue
+        digits = []
+        while stack and stack[-1] not in OPERATIONS:
+            digits.append(stack.pop() - 1)
+        if not stack or not digits:
+            raise ValueError("']' without an operation or its arguments")
+        stack.append(1 + OPERATIONS[stack.pop()](digits))
+    if len(stack) != 1 or stack[0] in OPERATIONS:
+        raise ValueError("not one complete expression")
+    return stack[0] - 1
+
+
+def parse(text: str) -> list[int]:
+    """Return the ids of an expression, without the parentheses that the data sets write."""
+    ids = [IDS.get(token, -1) for token in text.split() if token not in ("(", ")")]
+    if not ids or min(ids) < 1:
+        raise ValueError(f"not a ListOps expression: {text[:60]}")
+    return ids
+
+
+def generate(
+    seed: int, lengths: tuple[int, int], depth: int, arguments: int
+) -> Iterator[tuple[list[int], int]]:
+    """Yield distinct expressions (ids, value) of `lengths` tokens, both limits included, forever.
+
+    Trees have at most `depth` levels, of which digits are the last, and operations have 2 to
+    `arguments` arguments. The same seed gives the same expressions.
+    """
+    drawn = random.Random(seed)
+    yielded: set[tuple[int, ...]] = set()
+    while True:
+        ids: list[int] = []
+        try:
+            value = _grow(drawn, ids, 1, depth, arguments, lengths[1])
+        except OverflowError:
+            continue
+        if len(ids) >= lengths[0] and tuple(ids) not in yielded:
+            yielded.add(tuple(ids))
+            yield ids, value
+
+
+def _grow(
+    drawn: random.Random, ids: list[int], level: int, depth: int, arguments: int, limit: int
+) -> int:
+    """Append an expression of `level` to `ids` and return its value; raise if it is too long."""
+    if level >= depth or drawn.random() > NESTED:
+        digit = int(drawn.random() * 10)
+        ids.append(1 + digit)
+        return digit
+    operation = 11 + int(drawn.random() * 4)
+    ids.append(operation)
+    count = 2 + int(drawn.random() * (arguments - 1))
+    values = [_grow(drawn, ids, level + 1, depth, arguments, limit) for _ in range(count)]
+    ids.append(END)
+    if len(ids) > limit:
+        raise OverflowError
+    return OPERATIONS[operation](values)

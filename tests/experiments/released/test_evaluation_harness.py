@@ -1,0 +1,189 @@
+"""The adapter of lm-evaluation-harness, on a local task without a network."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from helpers.language_models import train_model
+from helpers.paths import EXPERIMENTS
+
+from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.plugins import load_parts
+
+load_parts([EXPERIMENTS / "released" / "evaluation_harness.py"])
+harness = importlib.import_module("evaluation_harness")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_model(tmp_path_factory.mktemp("models"))
+
+
+def log_p(loaded: object, ids: list[int]) -> torch.Tensor:
+    """Return log p of every next token, (n, V), from the complete sequence."""
+    tokens = torch.tensor([ids]).to(loaded.device)
+    with torch.no_grad():
+        return loaded.network(tokens)[0].double().log_softmax(-1)
+
+
+def test_scores_of_a_continuation_equal_a_computation_by_hand(model: Path) -> None:
+    loaded = harness.load_model(model)
+    scorer = harness.Scorer(loaded)
+    ids = list(b"The layer")
+    total, is_greedy = scorer.score(ids[:4], ids[4:])
+    rows = log_p(loaded, ids)
+    assert total == pytest.approx(sum(rows[i - 1, ids[i]].item() for i in range(4, 9)), rel=1e-5)
+    assert is_greedy is False
+    best = int(rows[-1].argmax())
+    assert scorer.score(ids, [best])[1] is True
+
+
+def test_a_document_is_scored_once_token_by_token(model: Path) -> None:
+    """The first window starts after the end of a document, the next ones after one token."""
+    scorer = harness.Scorer(harness.load_model(model))
+    ids = list(b"abcdefgh")
+    expected = scorer.score([0], ids)[0]
+    assert scorer.score_document("abcdefgh") == pytest.approx(expected)
+    scorer.window = 4
+    parts = [([0], ids[:4]), ([ids[3]], ids[4:])]
+    expected = sum(scorer.score(*part)[0] for part in parts)
+    assert scorer.score_document("abcdefgh") == pytest.approx(expected)
+
+
+def test_a_long_context_loses_its_first_tokens(model: Path) -> None:
+    scorer = harness.Scorer(harness.load_model(model))
+    scorer.window = 5
+    expected = scorer.score(list(b"efgh"), list(b"ij"))
+    assert scorer.score(list(b"abcdefgh"), list(b"ij")) == expected
+
+
+def test_greedy_continuations_end_at_a_stop(model: Path) -> None:
+    loaded = harness.load_model(model)
+    scorer = harness.Scorer(loaded)
+    text = scorer.generate("The ", {"max_gen_toks": 12})
+    ids = list(b"The ")
+    for _ in range(12):
+        ids.append(int(log_p(loaded, ids)[-1].argmax()))
+    assert text == bytes(ids[4:]).decode(errors="replace")
+    stop = text[3:5]
+    assert (
+        scorer.generate("The ", {"max_gen_toks": 12, "until": [stop]}) == text[: text.index(stop)]
+    )
+
+
+def write_task(folder: Path) -> None:
+    """Write a task with two choices whose data are in the same folder."""
+    folder.mkdir()
+    documents = [
+        {"question": "Grass is", "choices": ["green", "loud"], "answer": 0},
+        {"question": "Snow is", "choices": ["hot", "white"], "answer": 1},
+    ]
+    data = folder / "data.jsonl"
+    data.write_text("\n".join(map(json.dumps, documents)))
+    task = {
+        "task": "local_choice",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}},
+        "test_split": "test",
+        "fewshot_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{question}}",
+        "doc_to_target": "{{answer}}",
+        "doc_to_choice": "{{choices}}",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    }
+    (folder / "local_choice.yaml").write_text(yaml.safe_dump(task))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_local_task_has_the_accuracy_of_the_scores(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lm_eval")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    write_task(tmp_path / "tasks")
+    arguments = [str(model), "--tasks", "local_choice", "--include", str(tmp_path / "tasks")]
+    assert harness.main([*arguments, f"--out={tmp_path}"]) == 0
+    scorer = harness.Scorer(harness.load_model(model))
+
+    def score(question: str, choice: str) -> float:
+        return scorer.score(list(question.encode()), list(f" {choice}".encode()))[0]
+
+    correct = (score("Grass is", "green") > score("Grass is", "loud")) + (
+        score("Snow is", "white") > score("Snow is", "hot")
+    )
+    results = json.loads((tmp_path / "harness-0.json").read_text())
+    assert results["local_choice"]["acc,none"] == correct / 2
+    lines = (tmp_path / "harness-0.csv").read_text().splitlines()
+    assert lines[0] == "task,metric,value"
+    assert f"local_choice,acc,{correct / 2}" in lines
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_race_middle_asks_the_last_question_of_an_article(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shipped task, on a local file with the columns of its data set."""
+    pytest.importorskip("lm_eval")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    words = ["red", "blue", "green", "black"]
+    questions = [("Sky.", "It is", "B"), ("Sky.", "At night it is", "D"), ("Grass.", "It is", "C")]
+    rows = [
+        {"article": a, "question": q, "options": words, "answer": letter, "example_id": "1"}
+        for a, q, letter in questions
+    ]
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "tasks").mkdir()
+    task = {
+        "include": str(EXPERIMENTS / "released" / "harness_tasks" / "race_middle.yaml"),
+        "task": "race_local",
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": {"test": str(data)}},
+    }
+    (tmp_path / "tasks" / "race_local.yaml").write_text(yaml.safe_dump(task))
+    arguments = [str(model), "--tasks", "race_local", "--include", str(tmp_path / "tasks")]
+    assert harness.main([*arguments, f"--out={tmp_path}"]) == 0
+    sky = "Article: Sky.\n\nQuestion: It is\nAnswer: blue\nAt night it is"
+    prompts = {sky: "black", "Article: Grass.\n\nIt is": "green"}
+    scorer = harness.Scorer(harness.load_model(model))
+
+    def score(prompt: str, word: str) -> float:
+        return scorer.score(list(prompt.encode()), list(f" {word}".encode()))[0]
+
+    hits = [max(words, key=lambda w: score(p, w)) == answer for p, answer in prompts.items()]
+    results = json.loads((tmp_path / "harness-0.json").read_text())["race_local"]
+    assert results["acc,none"] == sum(hits) / 2
+    assert results["sample_len"] == 2
+
+
+def test_results_of_other_tasks_remain(tmp_path: Path) -> None:
+    path = tmp_path / "harness-0.csv"
+    harness.merge_results(path, [("piqa", "acc", 0.5), ("sciq", "acc", 0.25)])
+    harness.merge_results(path, [("piqa", "acc", 0.75)])
+    assert path.read_text() == "task,metric,value\npiqa,acc,0.75\nsciq,acc,0.25\n"
+
+
+def test_an_unknown_task_and_a_missing_harness_are_one_line(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("lm_eval")
+    assert harness.main([str(model), "--tasks", "no_such_task"]) == 2
+    assert "--tasks: the harness has no task 'no_such_task'" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "lm_eval.evaluator", None)
+    assert harness.main([str(model), "--tasks", "piqa"]) == 2
+    assert "pip install 'lit_attn[harness]'" in capsys.readouterr().err
+
+
+def test_a_tokenizer_without_an_end_is_refused(model: Path) -> None:
+    loaded = harness.load_model(model)
+    loaded.encoder.end = None
+    with pytest.raises(ConfigError, match="no token between documents"):
+        harness.Scorer(loaded)
