@@ -152,5 +152,5 @@ def test_a_study_in_two_files_is_refused(tmp_path: Path) -> None:
     path = with_files(tmp_path, "{recipe/studies.yaml: [tiny]}")
     further = tmp_path / "recipe" / "studies.yaml"
     further.write_text(FURTHER.replace("other:", "tiny:"))
-    with pytest.raises(ConfigError, match=r"studies\.yaml:2: tiny: this study is in .*ablations"):
+    with pytest.raises(ConfigError, match=r"studies\.yaml:3: tiny: this study is in .*ablations"):
         read_studies(path)
