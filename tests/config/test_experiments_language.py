@@ -92,7 +92,7 @@ def test_the_model_of_wikitext_trains(tmp_path: Path) -> None:
     data = {**STREAM, "tokenizer": {"kind": "words", "size": 60}}
     model = {**MODEL, "head_dim": 4, "ffn": {"width": 16, "activation": "relu"}}
     model["cutoffs"] = [20, 40]
-    load_parts([ROOT / "experiments" / "wikitext103_mgk/experiment" / "transformer_xl_schedule.py"])
+    load_parts([ROOT / "experiments" / "wikitext103_mgk" / "transformer_xl_schedule.py"])
     cell = tiny("wikitext103_mgk/experiment.yaml", tmp_path, data=data, model=model)
     assert cell.experiment.data.eval_stride == 1
     # One of 20 words and two classes, and in two thirds of the cases one of the class's 20 words.
