@@ -31,6 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError,
 from lit_attn.files import open_at_once, write_atomic
 from lit_attn.schema.errors import ConfigError, explain
 from lit_attn.schema.limits import MAX_INTEGER, check_integer
+from lit_attn.schema.names import is_file_name
 
 FailureClass = Literal[
     "out-of-memory", "diverged", "killed", "timed-out", "no-space", "bad-configuration", "error"
@@ -142,6 +143,14 @@ class Plan(Record):
     parity: str = Field("", description="agreement with released code")
     contrast: str | None = Field(None, description="study whose leads are compared with these")
     latex: list[str] | None = Field(None, description="columns of the LaTeX table, by key")
+
+    @field_validator("family", "contrast")
+    @classmethod
+    def _names_a_folder(cls, name: str | None) -> str | None:
+        """Refuse a path: the report writes to the folder of the family, and reads the other's."""
+        if name and not is_file_name(name):
+            raise ValueError(f"'{name}' cannot name a folder")
+        return name
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -370,6 +379,7 @@ def read_clock(path: Path) -> dict[int, float]:
 
 def read_diagnostics(path: Path) -> list[DiagnosticRow]:
     """Return the rows of a diagnostics.csv, as `read_metrics` does."""
+
     def read_head(text: str) -> int | None:
         return read_integer(text) if text else None
 

@@ -162,7 +162,7 @@ class _Reader:
                     if self.documents > 1:
                         raise self.error("contains a second document; remove the line `---`")
                 case yaml.AliasEvent():
-                    self.read_alias(event.anchor)
+                    self.read_alias(str(event.anchor))
                 case yaml.ScalarEvent():
                     self.read_scalar(event)
                 case yaml.SequenceStartEvent():
