@@ -4,9 +4,7 @@ A folder has the weights (model.safetensors), the configuration of the cell with
 this machine (config.json), and a model card (README.md). `load_exported` returns its network.
 """
 
-import json
 import pickle
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,7 @@ from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.files import write_json
 from lit_attn.schema.errors import ConfigError, OneLineParser
+from lit_attn.schema.publish import hide_in_text, hide_private
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,10 +57,7 @@ def export(folder: Path, out: Path, *, trust_code: bool = False) -> Path:
 
     from safetensors.torch import save_model
 
-    # The name of the file or folder stands for each absolute path.
-    fields = json.loads(re.sub(r'"/(?:[^"]*/)?([^"/]+)"', r'"\1"', cell.model_dump_json()))
-    # The address of a tracker may be private.
-    fields["experiment"]["training"].pop("loggers")
+    fields = hide_private(cell.model_dump(mode="json"))
     for model in filter(None, (fields["experiment"]["model"], fields["match_to"])):
         # The exported weights replace published ones.
         for key in ("pretrained", "checkpoint"):
@@ -121,12 +117,14 @@ def _write_card(cell: Cell, result: Result, path: Path) -> None:
 
     metric, model, task = cell.metric, cell.experiment.model, cell.experiment.task.kind
     value = result.metrics[metric.name]
-    data = getattr(cell.experiment.data, "name", cell.experiment.data.kind)
+    # Both names are free text of the user.
+    data = hide_in_text(getattr(cell.experiment.data, "name", cell.experiment.data.kind))
+    label = hide_in_text(metric.label)
     results = [EvalResult(task, data, data, metric.name, value)]
     name = f"{cell.study}-{cell.variant}"
     words = [name for name, spec in PRESETS.items() if spec == model.attention]
     header = ModelCardData(model_name=name, library_name="lit_attn", eval_results=results)
-    values: Any = {"cell": cell, "model": model, "result": result, "data": data}
+    values: Any = {"cell": cell, "model": model, "result": result, "data": data, "label": label}
     values["attention"] = ", ".join([*words, model.attention.identity_json()]).removesuffix(", {}")
     template = str(Path(__file__).with_name("model_card.md"))
     ModelCard.from_template(header, template, value=value * metric.scale, **values).save(path)

@@ -19,6 +19,7 @@ from lit_attn.report.comparison import Comparisons
 from lit_attn.report.read import StudyRecord
 from lit_attn.report.samples import measure_test_errors
 from lit_attn.schema.limits import parse_yaml
+from lit_attn.schema.publish import hide_private
 
 TIMES = ("step_time", "evaluation_time")
 
@@ -152,7 +153,8 @@ def _read_experiment(study: StudyRecord, variant: str) -> dict[str, str]:
         return {}
     try:
         config = parse_yaml(path.read_text("utf-8"), str(path))
-        settings = pd.json_normalize(config["experiment"]).to_dict("records")[0]
+        # The tables of a report are published.
+        settings = pd.json_normalize(hide_private(config["experiment"])).to_dict("records")[0]
     except (OSError, ValueError, LookupError, TypeError):
         return {}
     others = {k: json.dumps(v, default=str) for k, v in settings.items() if not isinstance(v, str)}
