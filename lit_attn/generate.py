@@ -10,11 +10,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
 from lit_attn.config.cell import Cell
 from lit_attn.config.signatures import TokenStream
-from lit_attn.hub import load_network
+from lit_attn.hub import TRUST_HELP, load_network
 from lit_attn.schema.errors import (
     ConfigError,
     OneLineParser,
@@ -47,8 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     text = "draw among the K most likely tokens (default: all)"
     add("--top-k", type=from_one, metavar="K", help=text)
     add("--seed", type=int, metavar="S", default=0, help="random seed (default 0)")
-    text = "execute the Python files that the run names under `parts` without asking"
-    add("--trust-code", action="store_true", help=text)
+    add("--trust-code", action="store_true", help=TRUST_HELP)
     for text in generate(parser.parse_args(arguments)):
         # The weights may be those of somebody else.
         print(escape_control(text) if sys.stdout.isatty() else text, end="", flush=True)
@@ -59,8 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
 def generate(options: argparse.Namespace) -> Iterator[str]:
     """Yield the prompt as the model reads it, then its continuation; ConfigError if unusable."""
     _check(options)
-    _confirm_code(options.run / "config.yaml", options.trust_code)
-    cell = Cell.read(options.run / "config.yaml")
+    cell = Cell.read_foreign(options.run / "config.yaml", is_trusted=options.trust_code)
     experiment = cell.experiment
     signature = experiment.data.signature()
     if not isinstance(signature, TokenStream):
@@ -112,24 +108,6 @@ def decode_pieces(encoder: "Encoder", prompt: list[int], ids: Iterable[int]) -> 
             yield longer_text[len(text) :]
             text = longer_text
     yield encoder.decode(all_ids)[len(text) :]
-
-
-def _confirm_code(path: Path, is_trusted: bool) -> None:
-    """Ask before a run's own code is executed; raise ConfigError if the answer is no."""
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        # `Cell.read` reports the error.
-        return
-    parts = config.get("parts") if isinstance(config, dict) else None
-    if is_trusted or not parts:
-        return
-    message = f"{path}: parts: this run executes the code in {parts!r}."
-    if not sys.stdin.isatty():
-        raise ConfigError(f"{message} If you trust it, add --trust-code.")
-    print(f"{message} Do you trust it? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise ConfigError("Nothing was executed.")
 
 
 def _check(options: argparse.Namespace) -> None:

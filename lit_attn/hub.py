@@ -4,23 +4,22 @@ A folder has the weights (model.safetensors), the configuration of the cell with
 this machine (config.json), and a model card (README.md). `load_exported` returns its network.
 """
 
-import json
 import pickle
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from pydantic import ValidationError
 
 from lit_attn.attention.spec import PRESETS
 from lit_attn.cells.folder import read_result
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
-from lit_attn.files import read_text, write_json
-from lit_attn.schema.errors import ConfigError, OneLineParser, explain
+from lit_attn.files import write_json
+from lit_attn.schema.errors import ConfigError, OneLineParser
+from lit_attn.schema.publish import hide_in_text, hide_private
 
 if TYPE_CHECKING:
     from torch import nn
+
+TRUST_HELP = "execute the code that the run names (`parts`, `import`, metrics) without asking"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,19 +29,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("cell", type=Path, metavar="CELL", help="folder of a finished cell")
     text = "folder to write (default: hub in the folder of the cell)"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=text)
+    parser.add_argument("--trust-code", action="store_true", help=TRUST_HELP)
     options = parser.parse_args(arguments)
-    print(export(options.cell, options.out or options.cell / "hub"))
+    out = options.out or options.cell / "hub"
+    print(export(options.cell, out, trust_code=options.trust_code))
     return 0
 
 
-def export(folder: Path, out: Path) -> Path:
+def export(folder: Path, out: Path, *, trust_code: bool = False) -> Path:
     """Write the weights that the study evaluates, the configuration and the card; return `out`.
 
-    Raises ConfigError for a cell without a result, and for one with parts from files.
+    Raises ConfigError for a cell without a result, for one with parts from files, and for one that
+    names a class to import unless the class is trusted.
     """
-    cell = Cell.read(folder / "config.yaml")
-    if cell.parts:
-        raise ConfigError(f"{folder}: parts: {cell.parts[0]} cannot be exported")
+    path = folder / "config.yaml"
+    values = Cell.read_values(path)
+    if isinstance(values, dict) and (parts := values.get("parts")):
+        first = parts[0] if isinstance(parts, list) else parts
+        raise ConfigError(f"{folder}: parts: {first} cannot be exported")
+    cell = Cell.read_foreign(path, is_trusted=trust_code)
     if (result := read_result(folder, cell.fingerprint)) is None:
         raise ConfigError(f"{folder}: has no result; finish it with `lit-attn train {folder}`")
     if out.exists() and any(out.iterdir()):
@@ -52,10 +57,7 @@ def export(folder: Path, out: Path) -> Path:
 
     from safetensors.torch import save_model
 
-    # The name of the file or folder stands for each absolute path.
-    fields = json.loads(re.sub(r'"/(?:[^"]*/)?([^"/]+)"', r'"\1"', cell.model_dump_json()))
-    # The address of a tracker may be private.
-    fields["experiment"]["training"].pop("loggers")
+    fields = hide_private(cell.model_dump(mode="json"))
     for model in filter(None, (fields["experiment"]["model"], fields["match_to"])):
         # The exported weights replace published ones.
         for key in ("pretrained", "checkpoint"):
@@ -70,19 +72,17 @@ def export(folder: Path, out: Path) -> Path:
 def load_exported(folder: str | Path, *, trust_code: bool = False) -> "nn.Module":
     """Return the network of an exported folder in evaluation mode, on the CPU.
 
-    Raises ConfigError for a folder that was not exported, and for a configuration that names a
-    class of another package (`mine:Net`), unless you trust that class (`trust_code`).
+    Raises ConfigError for a folder that was not exported, and for a configuration that names code
+    to import (`mine:Net`), unless you trust that code (`trust_code`).
     """
     path = Path(folder) / "config.json"
-    try:
-        text = json.dumps(json.loads(read_text(path)))
-        if not trust_code and (name := re.search(r'"([\w.]+:[\w.]+)"', text)):
-            raise ConfigError(f"{path}: names {name[1]}. If you trust it, set trust_code=True.")
-        cell = Cell.model_validate_json(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}: not JSON: {error}") from error
-    except ValidationError as error:
-        raise explain(error, str(path)) from error
+    values = Cell.read_values(path)
+    code = {} if trust_code else Cell.find_code(values)
+    if code:
+        names = ", ".join(str(value) for value in code.values())
+        hint = f"If you trust it, set trust_code=True (keys: {', '.join(code)})"
+        raise ConfigError(f"{path}: names {names}. {hint}")
+    cell = Cell.parse(values, str(path))
     return load_network(path.with_name("model.safetensors"), cell, "cpu")
 
 
@@ -117,12 +117,14 @@ def _write_card(cell: Cell, result: Result, path: Path) -> None:
 
     metric, model, task = cell.metric, cell.experiment.model, cell.experiment.task.kind
     value = result.metrics[metric.name]
-    data = getattr(cell.experiment.data, "name", cell.experiment.data.kind)
+    # Both names are free text of the user.
+    data = hide_in_text(getattr(cell.experiment.data, "name", cell.experiment.data.kind))
+    label = hide_in_text(metric.label)
     results = [EvalResult(task, data, data, metric.name, value)]
     name = f"{cell.study}-{cell.variant}"
     words = [name for name, spec in PRESETS.items() if spec == model.attention]
     header = ModelCardData(model_name=name, library_name="lit_attn", eval_results=results)
-    values: Any = {"cell": cell, "model": model, "result": result, "data": data}
+    values: Any = {"cell": cell, "model": model, "result": result, "data": data, "label": label}
     values["attention"] = ", ".join([*words, model.attention.identity_json()]).removesuffix(", {}")
     template = str(Path(__file__).with_name("model_card.md"))
     ModelCard.from_template(header, template, value=value * metric.scale, **values).save(path)

@@ -175,6 +175,8 @@ def test_foreign_code_and_torn_folders_are_refused(runs: dict[str, Path], tmp_pa
     (code / "config.json").write_text(json.dumps(fields))
     with pytest.raises(ConfigError, match=r"config\.json: names os:abort\. If you trust it"):
         load_exported(code)
+    with pytest.raises(ConfigError, match=r"os:abort is not a subclass of torch\.nn"):
+        load_exported(code, trust_code=True)
     with pytest.raises(ConfigError, match=r"model\.safetensors: are not the weights of this cell"):
         load_exported(change(out, tmp_path / "shallow", depth=1))
     with pytest.raises(ConfigError, match=r"config\.json: experiment\.model\.dim: "):

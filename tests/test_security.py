@@ -1,5 +1,6 @@
 """Tests of untrusted files: studies, records and checkpoints execute no code."""
 
+import json
 import os
 import pickle
 from pathlib import Path
@@ -8,11 +9,15 @@ import pytest
 import torch
 from helpers import fake_study, studies
 from helpers.training_cells import digits_cell, folder_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lit_attn.ablate.plan import expand
 from lit_attn.config.study import read_studies
 from lit_attn.report import write_reports
+from lit_attn.report.table_input import read_table
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.names import is_file_name
 from lit_attn.train import run_cell
 
 OUTSIDE = ["..", ".", "../up", "/etc", "a/b", ".hidden", "", " ", "a b", "x" * 121, "\u202e"]
@@ -83,3 +88,34 @@ def test_a_plan_cannot_redirect_its_report(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is the plan of '\.\./\.\./up', not of 'fake'"):
         write_reports(tmp_path / "runs", tmp_path / "reports")
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
+
+
+@pytest.mark.parametrize("key", ["family", "contrast"])
+@pytest.mark.parametrize(
+    "name", ["../up", "..", ".", "/etc", "a/b", "a\\b", ".hidden", "a\0b", "a\nb", "x" * 300]
+)
+def test_the_names_in_a_plan_cannot_lead_out_of_the_reports(
+    tmp_path: Path, key: str, name: str
+) -> None:
+    folder = fake_study.write_study(tmp_path / "runs")
+    plan = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps(plan | {key: name}))
+    with pytest.raises(ConfigError, match=f"{key}: .* cannot name a folder"):
+        write_reports(tmp_path / "runs", tmp_path / "reports")
+    assert {path.name for path in tmp_path.iterdir()} == {"runs"}
+
+
+def test_the_name_of_a_table_cannot_lead_out_of_the_reports(tmp_path: Path) -> None:
+    path = tmp_path / "in" / "...csv"
+    path.parent.mkdir()
+    path.write_text("variant,seed,a/b,../c\n" + "x,0,1,1\nx,1,2,3\ny,0,2,2\ny,1,3,5\n")
+    for study in read_table(path, None, []):
+        assert is_file_name(study.plan.study)
+
+
+@given(st.text(max_size=12) | st.sampled_from(OUTSIDE))
+@settings(max_examples=200, deadline=None)
+def test_a_file_name_stays_in_its_folder(name: str) -> None:
+    if is_file_name(name):
+        assert Path("reports", name).parent == Path("reports")
+        assert Path(os.path.normpath(Path("reports", name))) == Path("reports", name)

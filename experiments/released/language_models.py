@@ -6,21 +6,17 @@ A model is the folder of a finished cell (runs/STUDY/VARIANT/SEED-IDENTITY), or 
 
 import csv
 import io
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pydantic import ValidationError
-
 from lit_attn.cells.records import csv_lines
 from lit_attn.config.cell import Cell
 from lit_attn.config.data.text import GptNeox, Tokens
-from lit_attn.config.source import load
 from lit_attn.files import read_text, write_atomic
 from lit_attn.generate import load_gpt
 from lit_attn.hub import load_exported
-from lit_attn.schema.errors import ConfigError, OneLineParser, explain, from_one
+from lit_attn.schema.errors import ConfigError, OneLineParser, from_one
 
 if TYPE_CHECKING:
     import torch
@@ -89,25 +85,18 @@ def add_results(parser: OneLineParser) -> None:
 def load_model(folder: Path, tokenizer: Path | None = None) -> LanguageModel:
     """Return the language model of a folder; raise ConfigError if it has none.
 
-    A cell with code of its own (`parts`) is refused, because loading it would execute that code.
+    A cell with code of its own (`parts`, `import`) is refused, because loading it would execute
+    that code.
     """
-    if (folder / "config.yaml").exists():
-        path = folder / "config.yaml"
-        if load(path).get("parts"):
-            raise ConfigError(f"{path}: parts: a cell with code of its own cannot be scored")
-        cell = Cell.read(path)
-        data = check_data(cell, folder)
-        network = load_gpt(folder, cell)
-    else:
-        path = folder / "config.json"
-        try:
-            cell = Cell.model_validate(json.loads(read_text(path)))
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{path}: not JSON: {error}") from error
-        except ValidationError as error:
-            raise explain(error, str(path)) from error
-        data = check_data(cell, folder)
-        network = read_exported(folder)
+    is_cell = (folder / "config.yaml").exists()
+    path = folder / ("config.yaml" if is_cell else "config.json")
+    values = Cell.read_values(path)
+    if code := Cell.find_code(values):
+        keys = ", ".join(code)
+        raise ConfigError(f"{path}: {keys}: a cell with code of its own cannot be scored")
+    cell = Cell.parse(values, str(path))
+    data = check_data(cell, folder)
+    network = load_gpt(folder, cell) if is_cell else read_exported(folder)
     file = tokenizer or (folder / "tokenizer.json")
     if tokenizer is not None and not tokenizer.is_file():
         raise ConfigError(f"data.tokenizer.file: no file {tokenizer}")

@@ -31,16 +31,16 @@ from lit_attn.files import require_writable, write_atomic
 from lit_attn.schema.errors import ConfigError, OneLineParser, command
 
 MOSES = "https://github.com/moses-smt/mosesdecoder.git"
-IWSLT14 = "http://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"
+IWSLT14 = "https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"
 IWSLT14_TESTS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 """Sets whose concatenation, in this order, is the test split."""
 WMT14 = {
-    "training/europarl-v7.de-en": "http://statmt.org/wmt13/training-parallel-europarl-v7.tgz",
-    "commoncrawl.de-en": "http://statmt.org/wmt13/training-parallel-commoncrawl.tgz",
-    "training/news-commentary-v9.de-en": "http://statmt.org/wmt14/training-parallel-nc-v9.tgz",
+    "training/europarl-v7.de-en": "https://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz",
+    "commoncrawl.de-en": "https://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz",
+    "training/news-commentary-v9.de-en": "https://www.statmt.org/wmt14/training-parallel-nc-v9.tgz",
 }
 """Training corpora of WMT 2014, in their order, and their archives."""
-WMT14_TEST = "http://statmt.org/wmt14/test-full.tgz"
+WMT14_TEST = "https://www.statmt.org/wmt14/test-full.tgz"
 VOCABULARY = 32_768
 """Subwords in translation_mgk/wmt14.yaml, by whose numbers the pairs of WMT 2014 are filtered."""
 SPLITS = ("train", "valid", "test")
@@ -262,6 +262,9 @@ def download(url: str, path: Path) -> None:
     print(f"downloading {url}", file=sys.stderr)
     try:
         with urllib.request.urlopen(url, timeout=60) as response, part.open("wb") as file:
+            # A server can redirect to an address without encryption.
+            if url.startswith("https:") and not response.geturl().startswith("https:"):
+                raise OSError(f"the server redirects to {response.geturl()}, which is not https")
             shutil.copyfileobj(response, file)
             if response.length:
                 raise OSError(f"{response.length:,} bytes are missing")

@@ -31,6 +31,7 @@ from lit_attn.config.study import StudySource
 from lit_attn.config.training import MetricLogger
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError, require
+from lit_attn.schema.publish import hide_private
 
 SMOKE = "smoke"
 SMOKE_NOTE = "smoke run: one step per cell, the numbers mean nothing"
@@ -169,6 +170,9 @@ class Matrix:
             "seeds": seeds,
             "metric": self.baseline.metric.model_dump(),
         }
+        # A seal is published before the results.
+        for key in ("tune", "exclude"):
+            decisions[key] = hide_private(decisions[key])
         text = json.dumps(decisions, sort_keys=True)
         return records.Seal(hash=hashlib.sha256(text.encode()).hexdigest()[:16], **decisions)
 

@@ -24,16 +24,21 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, field_validator
 
 from lit_attn.files import open_at_once, write_atomic
 from lit_attn.schema.errors import ConfigError, explain
+from lit_attn.schema.limits import MAX_INTEGER, check_integer
+from lit_attn.schema.names import is_file_name
 
 FailureClass = Literal[
     "out-of-memory", "diverged", "killed", "timed-out", "no-space", "bad-configuration", "error"
 ]
+
+Integer = Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER)]
+"""Integer that tables can contain."""
 
 
 def utc_now() -> str:
@@ -99,7 +104,7 @@ class PlannedVariant(Record):
     variant: str | None = Field(None, description="name without the criterion; null: `name`")
     criterion: str | None = Field(None, description="parameters, flops, time or none")
     stretch: float = Field(1.0, description="factor on the training steps")
-    step_flops: int | None = Field(None, description="FLOPs of a step, forward and backward")
+    step_flops: Integer | None = Field(None, description="FLOPs of a step, forward and backward")
     published: tuple[float, float | None] | None = None
 
 
@@ -107,7 +112,7 @@ class PlannedCell(Record):
     """A variant with a seed. `path` is relative to the study's folder."""
 
     variant: str
-    seed: int
+    seed: Integer
     identity: str
     path: str
 
@@ -131,13 +136,21 @@ class Plan(Record):
     family: str = Field("", description="study with `compare_within` that this one is a level of")
     level: str = Field("", description="value of the axes of `compare_within`")
     variants: list[PlannedVariant]
-    seeds: list[int]
+    seeds: list[Integer]
     cells: list[PlannedCell]
     trials: list[PlannedCell] = Field([], description="cells of the search of `tune`")
     best_test_epoch: bool = Field(False, description="True to show the best test epoch")
     parity: str = Field("", description="agreement with released code")
     contrast: str | None = Field(None, description="study whose leads are compared with these")
     latex: list[str] | None = Field(None, description="columns of the LaTeX table, by key")
+
+    @field_validator("family", "contrast")
+    @classmethod
+    def _names_a_folder(cls, name: str | None) -> str | None:
+        """Refuse a path: the report writes to the folder of the family, and reads the other's."""
+        if name and not is_file_name(name):
+            raise ValueError(f"'{name}' cannot name a folder")
+        return name
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -157,7 +170,7 @@ class Spread(Record):
 
     median: FiniteFloat
     iqr: FiniteFloat
-    count: int
+    count: Integer
 
 
 class Result(Record):
@@ -165,18 +178,18 @@ class Result(Record):
 
     study: str
     variant: str
-    seed: int
+    seed: Integer
     identity: str
     metrics: dict[str, FiniteFloat] = Field(description="values at the selected epoch by name")
-    selected_epoch: int
-    steps: int
-    epochs: int
+    selected_epoch: Integer
+    steps: Integer
+    epochs: Integer
     stopped_early: bool = Field(False, description="True if `training.stop` ended the training")
-    devices: int = Field(1, description="number of devices that shared every batch")
-    batch_size: int | None = Field(None, description="samples per step on all devices")
-    parameters: int = Field(description="number of trainable scalars")
-    flops: int = Field(description="FLOPs of a forward pass of one sample; a multiply-add is 2")
-    ffn_width: int | None = Field(description="FFN width after matching; null if there is none")
+    devices: Integer = Field(1, description="number of devices that shared every batch")
+    batch_size: Integer | None = Field(None, description="samples per step on all devices")
+    parameters: Integer = Field(description="number of trainable scalars")
+    flops: Integer = Field(description="FLOPs of a forward pass of one sample; a multiply-add is 2")
+    ffn_width: Integer | None = Field(description="FFN width after matching; null if there is none")
     step_time: Spread = Field(description="work of the device in a step, without waiting for data")
     step_wall_time: Spread | None = Field(
         None, description="from the end of a step to the end of the next; null in old records"
@@ -185,10 +198,10 @@ class Result(Record):
     is_device_shared: bool = Field(
         False, description="True if the runner may have run another cell on the same GPU"
     )
-    peak_memory: int = Field(description="bytes on the fullest device (CPU: resident set)")
+    peak_memory: Integer = Field(description="bytes on the fullest device (CPU: resident set)")
     wall_time: FiniteFloat = Field(description="seconds of all attempts")
     device: str
-    attempts: int
+    attempts: Integer
     code: str = Field(description="hash of the executed code; those of all attempts joined by +")
     data: str = Field(description="hash of the data; those of all attempts joined by +")
     inputs: dict[str, str] = Field({}, description="stamps of plug-ins and of data files by path")
@@ -205,9 +218,9 @@ class Timing(Record):
 
     startup: FiniteFloat
     step_time: FiniteFloat
-    steps: int
+    steps: Integer
     evaluation_time: FiniteFloat
-    evaluations: int
+    evaluations: Integer
 
     @property
     def seconds(self) -> float:
@@ -244,11 +257,11 @@ class Seal(Record):
     """Decisions of a study at `time`; `hash` covers all other values but `results`."""
 
     time: str = Field(default_factory=utc_now, description="time in UTC, ISO 8601")
-    results: int = Field(0, description="cells of the study that had a result at that time")
+    results: Integer = Field(0, description="cells of the study that had a result at that time")
     hash: str
     variants: dict[str, str] = Field(description="identities of seed 0 by name, as written")
     baseline: str
-    seeds: list[int]
+    seeds: list[Integer]
     metric: Metric
     match: list[str]
     tune: dict[str, Any]
@@ -321,9 +334,9 @@ class Tuning(Record):
     """The search of `tune`: `keys` with their values, and `trials` per variant."""
 
     sampler: str
-    trials: int
-    halving: int | None = None
-    seeds: list[int]
+    trials: Integer
+    halving: Integer | None = None
+    seeds: list[Integer]
     select: Metric
     keys: dict[str, list[Any]]
     variants: list[TunedVariant]
@@ -333,9 +346,9 @@ class Exit(Record):
     """The end of an attempt that has no result."""
 
     failure: FailureClass
-    returncode: int
+    returncode: Integer
     message: str = Field(description="one line with the reason")
-    rank: int = 0
+    rank: Integer = 0
     finished: str = Field(default_factory=utc_now, description="time in UTC, ISO 8601")
 
 
@@ -363,18 +376,27 @@ def read_metrics(path: Path) -> list[MetricRow]:
 
     Incomplete rows are left out: a crash cuts the last line, in which the next attempt continues.
     """
-    return [MetricRow(*row) for row in _read_rows(path, int, int, str, float)]
+    return [MetricRow(*row) for row in _read_rows(path, read_integer, read_integer, str, float)]
 
 
 def read_clock(path: Path) -> dict[int, float]:
     """Return the seconds since the start of a cell by step, of a clock.csv that may not exist."""
-    return dict(_read_rows(path, int, float))
+    return dict(_read_rows(path, read_integer, float))
 
 
 def read_diagnostics(path: Path) -> list[DiagnosticRow]:
     """Return the rows of a diagnostics.csv, as `read_metrics` does."""
-    rows = _read_rows(path, int, int, lambda head: int(head) if head else None, str, float)
+
+    def read_head(text: str) -> int | None:
+        return read_integer(text) if text else None
+
+    rows = _read_rows(path, read_integer, read_integer, read_head, str, float)
     return [DiagnosticRow(*row) for row in rows]
+
+
+def read_integer(text: str) -> int:
+    """Return the integer in a field of a CSV; ValueError if it has more than 64 bits."""
+    return check_integer(text, "a field")
 
 
 def csv_lines(rows: Iterable[Iterable[Any]]) -> str:

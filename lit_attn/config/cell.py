@@ -16,7 +16,9 @@ from lit_attn.config.models.base import Model
 from lit_attn.files import read_text, write_atomic
 from lit_attn.schema.base import Config, outside_identity
 from lit_attn.schema.errors import ConfigError, explain
+from lit_attn.schema.limits import parse_json, parse_yaml
 from lit_attn.schema.plugins import load_parts
+from lit_attn.schema.trust import confirm_code, find_code
 
 LARGEST_SEED = 2**32 - 1  # Largest seed that NumPy and Lightning accept.
 
@@ -36,6 +38,11 @@ class Cell(Config):
     )
     metric: Metric = Field(DEFAULT_METRIC, description="value that the study compares")
     parts: tuple[Path, ...] = outside_identity((), "files with parts from outside the package")
+
+    @classmethod
+    def name_code(cls, written: dict[Any, Any]) -> dict[str, Any]:
+        files = written.get("parts")
+        return {"parts": files} if files else {}
 
     @field_validator("metric", mode="before")
     @classmethod
@@ -75,14 +82,39 @@ class Cell(Config):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Return the cell at `path`. Raises ConfigError as `parse` does, or if it is not YAML."""
+        """Return the cell at `path`, whose code is imported. Raises ConfigError as `parse` does."""
+        return cls.parse(cls.read_values(path), str(path))
+
+    @classmethod
+    def read_foreign(cls, path: Path, *, is_trusted: bool) -> Self:
+        """Return the cell at `path`, which somebody else may have written.
+
+        If the cell names code that is not trusted, the user is asked on a terminal before anything
+        is imported. Raises ConfigError without a terminal, if the answer is no, and as `read` does.
+        """
+        values = cls.read_values(path)
+        if not is_trusted:
+            confirm_code(cls.find_code(values), str(path))
+        return cls.parse(values, str(path))
+
+    @classmethod
+    def find_code(cls, values: Any) -> dict[str, Any]:
+        """Return what `parse` would import for the plain `values` of a cell, by its keys."""
+        # Plug-ins of installed packages add kinds, which can name code too.
+        load_parts([])
+        return find_code(cls, values)
+
+    @classmethod
+    def read_values(cls, path: Path) -> Any:
+        """Return the plain values in a config.yaml or config.json, without importing anything.
+
+        Raises ConfigError if there is no such file, or if it is not YAML or JSON.
+        """
         folder = path.parent
         if not path.exists() and (near := sorted(folder.parent.glob(f"{folder.name}-*"))):
             raise ConfigError(f"{folder}: is not the folder of a cell; did you mean '{near[0]}'?")
-        try:
-            return cls.parse(yaml.safe_load(read_text(path)), str(path))
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+        parse = parse_json if path.suffix == ".json" else parse_yaml
+        return parse(read_text(path), str(path))
 
     @classmethod
     def parse(cls, written: Any, place: str) -> Self:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field, FiniteFloat
 
 from lit_attn.cells.records import Metric
-from lit_attn.schema.base import Config, Kind, OwnClass
+from lit_attn.schema.base import Config, Kind
 from lit_attn.schema.errors import suggest
+from lit_attn.schema.own_classes import import_class
 
 if TYPE_CHECKING:
     import torchmetrics
@@ -130,6 +131,11 @@ class TorchMetric(AddedMetric, kind="torchmetrics"):
         None, pattern=r"^[A-Za-z][\w-]*$", description="name in results; null: that of the class"
     )
 
+    @classmethod
+    def name_code(cls, written: dict[Any, Any]) -> dict[str, Any]:
+        name = written.get("name")
+        return {"name": name} if _is_own_class(name) else {}
+
     def build(self, outputs: Outputs | None) -> "torchmetrics.Metric":
         metric_class = _find_class(self.name)
         arguments = dict(self.arguments)
@@ -176,15 +182,15 @@ def _describe(member: type[TorchMetric], text: str, outputs: Outputs | None) -> 
     return MetricInfo(name, name, goal=goal)
 
 
+def _is_own_class(name: object) -> bool:
+    """Return True if the name of a metric is that of a class to import, `file:Class`."""
+    return ":" in str(name)
+
+
 def _find_class(name: str) -> Any:
     """Return a class of torchmetrics, or the class `file:Class`; ValueError with the nearest."""
-    import torchmetrics
-
-    if ":" in name:
-        metric_class = OwnClass(target=name).load()
-        if not (isinstance(metric_class, type) and issubclass(metric_class, torchmetrics.Metric)):
-            raise ValueError(f"{name} is not a subclass of torchmetrics.Metric")
-        return metric_class
+    if _is_own_class(name):
+        return import_class(name, "torchmetrics:Metric")
     modules = [import_module(f"torchmetrics.{package}".rstrip(".")) for package in PACKAGES]
     members = {name: getattr(module, name) for module in modules for name in module.__all__}
     classes = {name: member for name, member in members.items() if isinstance(member, type)}

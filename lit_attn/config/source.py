@@ -15,9 +15,8 @@ import yaml
 
 from lit_attn.files import read_text
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.limits import MAX_DEPTH, MAX_NODES, beyond_limits, check_integer
 
-MAX_NODES = 200_000  # Largest number of values in a file, aliases included.
-MAX_DEPTH = 50  # Largest depth of nested values.
 SHIPPED = Path(__file__).parents[1] / "shipped"  # Studies inside an installed wheel.
 
 
@@ -135,7 +134,10 @@ def _parse(text: str, file: str, lines: bool = True) -> Any:
         line = error.problem_mark.line + 1 if error.problem_mark and lines else 0
         problem = " ".join(str(error.problem or error.context).split())
         raise ConfigError(f"{Where(file, line)}: not YAML: {problem}") from error
-    except (yaml.YAMLError, RecursionError) as error:
+    except RecursionError as error:
+        text = f"values are nested more than {MAX_DEPTH} levels deep; write a flatter file"
+        raise ConfigError(f"{file}: not YAML: {text}") from error
+    except yaml.YAMLError as error:
         raise ConfigError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
 
 
@@ -151,13 +153,15 @@ class _Loader(yaml.SafeLoader):
         self.has_lines = has_lines
         self.built = 0
         self.flattened: set[yaml.Node] = set()
+        self.flattening: set[yaml.Node] = set()
 
     def build(self, node: Any, depth: int = 0) -> Any:
         """Return the value of a node."""
         self.built += 1
         if self.built > MAX_NODES or depth > MAX_DEPTH:
-            text = f"too deeply nested: more than {MAX_NODES:,} values or {MAX_DEPTH} levels"
-            raise ConfigError(f"{self.where(node)}: too large or {text}")
+            raise beyond_limits(str(self.where(node)))
+        if isinstance(node, yaml.CollectionNode) and node.tag not in COLLECTIONS:
+            raise ConfigError(f"{self.where(node)}: the YAML tag '{node.tag}' is not supported")
         if isinstance(node, yaml.SequenceNode):
             items = Sequence(self.where(node))
             for item in node.value:
@@ -173,6 +177,8 @@ class _Loader(yaml.SafeLoader):
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Check the keys of a mapping, and replace `<<` by the pairs that it merges."""
+        if node in self.flattening:
+            raise ConfigError(f"{self.where(node)}: `<<` merges a mapping into itself")
         # An alias visits a node again.
         if node in self.flattened:
             return
@@ -186,7 +192,9 @@ class _Loader(yaml.SafeLoader):
                 message = f"'{key.value}' is written twice, first on line {first}"
                 raise ConfigError(f"{self.where(key)}: {message}")
             lines[key.value] = self.where(key).line
+        self.flattening.add(node)
         super().flatten_mapping(node)
+        self.flattening.remove(node)
         # The merged pairs come first, and the mapping's own pairs replace them. Without this, the
         # pairs of nested merges of aliases would multiply.
         node.value = list({key.value: (key, value) for key, value in node.value}.values())
@@ -196,6 +204,8 @@ class _Loader(yaml.SafeLoader):
         make = _SCALARS.get(node.tag.removeprefix("tag:yaml.org,2002:"))
         if make is None:
             raise ConfigError(f"{self.where(node)}: the YAML tag '{node.tag}' is not supported")
+        if make is int:
+            check_integer(node.value, str(self.where(node)))
         try:
             value = make(node.value)
         except ValueError as error:
@@ -209,7 +219,19 @@ class _Loader(yaml.SafeLoader):
         return Where(self.file, node.start_mark.line + 1 if self.has_lines else 0)
 
 
+def _read_bool(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"'{text}' is neither true nor false")
+    return text.lower() == "true"
+
+
+def _read_null(text: str) -> None:
+    if text.lower() not in ("null", "~", ""):
+        raise ValueError(f"'{text}' is not null")
+
+
 MERGE = "tag:yaml.org,2002:merge"
+COLLECTIONS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
@@ -225,6 +247,6 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
     "str": str,
     "int": int,
     "float": float,
-    "bool": lambda text: text.lower() == "true",
-    "null": lambda text: None,
+    "bool": _read_bool,
+    "null": _read_null,
 }

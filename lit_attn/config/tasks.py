@@ -212,6 +212,7 @@ class ModuleTaskConfig(OwnClass, Task, kind="module"):
 
     takes = (signatures.Signature,)
     runs_foreign_code = True
+    base_class = "lightning:LightningModule"
 
     measures: Annotated[
         tuple[str, ...],

@@ -11,6 +11,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.base import Config, Kind, consistency_check, must_be, outside_identity
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.publish import has_secret
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers.logger import Logger
@@ -71,6 +72,18 @@ class MLflowLogger(MetricLogger, kind="mlflow"):
 
     package: ClassVar[str] = "mlflow"
     uri: str = Field(description="http://host:5000 of a server, or sqlite:////path/mlflow.db")
+
+    @field_validator("uri")
+    @classmethod
+    def _has_no_secret(cls, uri: str) -> str:
+        """Refuse a password, which config.yaml of every cell would contain."""
+        if has_secret(uri):
+            raise ValueError(
+                "contains a password or token, which the files of every cell would contain; "
+                "remove it, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, "
+                "or the password file of your database"
+            )
+        return uri
 
     def build(self, study: str, name: str, identity: str, folder: Path) -> "Logger":
         from lightning.pytorch.loggers import MLFlowLogger

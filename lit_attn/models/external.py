@@ -119,7 +119,10 @@ def build_transformers(model: TransformersConfig, signature: Any, device: Device
         values["num_labels"] = getattr(signature, "classes", 2)
     if model.name is not None:
         try:
-            pretrained = transformers.AutoConfig.from_pretrained(model.name)
+            # Code in the folder or repository of the weights is never executed.
+            pretrained = transformers.AutoConfig.from_pretrained(
+                model.name, trust_remote_code=False
+            )
         except (OSError, ValueError) as error:
             raise ValueError(f"name: '{model.name}': {str(error).splitlines()[0]}") from error
         positions = getattr(pretrained, "max_position_embeddings", None)
@@ -148,8 +151,10 @@ def build_transformers(model: TransformersConfig, signature: Any, device: Device
 
     def create() -> nn.Module:
         if model.name is None or torch.empty(0).device.type == "meta":
-            return factory.from_config(config)
-        return factory.from_pretrained(model.name, config=config, ignore_mismatched_sizes=True)
+            return factory.from_config(config, trust_remote_code=False)
+        return factory.from_pretrained(
+            model.name, config=config, ignore_mismatched_sizes=True, trust_remote_code=False
+        )
 
     return Logits(_build(create, model.attention, device), call)
 

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from lit_attn.cells.records import PlannedVariant
 from lit_attn.report.columns import COLUMNS, NOTHING, Record
 from lit_attn.report.comparison import Comparisons
 from lit_attn.report.read import StudyRecord
 from lit_attn.report.samples import measure_test_errors
+from lit_attn.schema.limits import parse_yaml
+from lit_attn.schema.publish import hide_private
 
 TIMES = ("step_time", "evaluation_time")
 
@@ -147,14 +148,14 @@ def make_settings_frame(study: StudyRecord) -> pd.DataFrame:
 
 
 def _read_experiment(study: StudyRecord, variant: str) -> dict[str, str]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     path = study.config_path(variant)
     if path is None:
         return {}
     try:
-        config = yaml.load(path.read_text("utf-8"), loader)
-        settings = pd.json_normalize(config["experiment"]).to_dict("records")[0]
-    except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):
+        config = parse_yaml(path.read_text("utf-8"), str(path))
+        # The tables of a report are published.
+        settings = pd.json_normalize(hide_private(config["experiment"])).to_dict("records")[0]
+    except (OSError, ValueError, LookupError, TypeError):
         return {}
     others = {k: json.dumps(v, default=str) for k, v in settings.items() if not isinstance(v, str)}
     return {str(key): str(value) for key, value in (settings | others).items()}

@@ -93,5 +93,7 @@ def _make_study(
             measured = {x: row[x] for x in COSTS if x in row and not pd.isna(row[x])}
             cells.append(CellRecord(*cell, "done", float(row[metric.name]), measured))
     planned = [PlannedVariant(name=variant) for variant in variants]
-    names = {"study": name.replace("/", "-"), "title": name, "baseline": baseline or variants[0]}
+    # The report has a folder of this name: `...csv` and a metric `a/b` must not lead elsewhere.
+    folder = name.replace("/", "-").lstrip(".") or "table"
+    names = {"study": folder, "title": name, "baseline": baseline or variants[0]}
     return StudyRecord(Plan(**names, metric=metric, variants=planned, seeds=seeds, cells=[]), cells)

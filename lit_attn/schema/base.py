@@ -13,7 +13,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic.annotated_handlers import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from lit_attn.schema.errors import ConfigError, key_error, require, suggest
+from lit_attn.schema.errors import ConfigError, key_error, suggest
+from lit_attn.schema.own_classes import import_class
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 """Number from 0 to below 1."""
@@ -67,6 +68,15 @@ class Config(BaseModel):
             del copy.__dict__[name]
         return copy
 
+    @classmethod
+    def name_code(cls, written: dict[Any, Any]) -> dict[str, Any]:
+        """Return the keys of `written` whose values name code to import, with these values.
+
+        `written` is a mapping before its validation, so its values can have any type. Keys of the
+        configurations in it do not count (lit_attn.schema.trust finds them).
+        """
+        return {}
+
     @property
     def needs_foreign_code(self) -> bool:
         """True if code from outside the package computes this configuration or one in it."""
@@ -114,20 +124,25 @@ class OwnClass(Config):
 
     model_config = ConfigDict(populate_by_name=True)
 
+    base_class: ClassVar[str]
+    """Class that the imported class must derive from, as "module:Class"."""
+    takes_functions: ClassVar[bool] = False
+    """True if a function whose return annotation derives from the base class is accepted too."""
+
     target: str = Field(alias="import", description="the class, as mine:Net; also called `target`")
     arguments: dict[str, Any] = Field({}, description="arguments of the class")
 
     def load(self) -> Any:
-        """Import the class and return it; raise ConfigError if there is none of this name."""
-        name, _, attribute = self.target.partition(":")
-        try:
-            module = import_module(name)
-        except ModuleNotFoundError as error:
-            text = "write MODULE:CLASS, with the file of the module in `parts`"
-            raise ConfigError(f"import: {self.target}: {error}; {text}") from error
-        names = [word for word in dir(module) if not word.startswith("_")]
-        require(f"import: module '{name}' has no", attribute, names)
-        return getattr(module, attribute)
+        """Import the class and return it, without calling it.
+
+        Raises ConfigError if there is none of this name, or if it does not derive from the base
+        class: a file must not be able to call any function of any package.
+        """
+        return import_class(self.target, self.base_class, self.takes_functions)
+
+    @classmethod
+    def name_code(cls, written: dict[Any, Any]) -> dict[str, Any]:
+        return {key: written[key] for key in ("import", "target") if key in written}
 
 
 class Kind(Config):
@@ -202,9 +217,7 @@ class Kind(Config):
         """
         if isinstance(value, cls):
             return value
-        mapping = {"kind": value} if isinstance(value, str) else value
-        if isinstance(mapping, dict) and cls.default_kind is not None:
-            mapping = {"kind": cls.default_kind} | mapping
+        mapping = cls.expand_kind(value)
         if not isinstance(mapping, dict) or "kind" not in mapping:
             raise ValueError(f"needs a kind{suggest('', cls.family)}")
         kind = str(mapping["kind"])
@@ -216,6 +229,14 @@ class Kind(Config):
                 hint += " (a kind of your own needs its file under `parts`)"
             raise ValueError(f"'{kind}' is not a known {cls.family_name()}{hint}")
         return cls.family[kind].model_validate(mapping)
+
+    @classmethod
+    def expand_kind(cls, value: Any) -> Any:
+        """Return the mapping that `value` stands for: a kind alone, or a mapping without a kind."""
+        mapping = {"kind": value} if isinstance(value, str) else value
+        if isinstance(mapping, dict) and cls.default_kind is not None:
+            return {"kind": cls.default_kind} | mapping
+        return mapping
 
     def try_out(self, signature: Any) -> Any:
         """Build and use what the member describes, in small, for data with `signature`.
@@ -265,15 +286,16 @@ def _identity_defaults(config: type[Config]) -> dict[str, Any]:
 @cache
 def _number_keys(config: type[Config]) -> set[str]:
     """Return the fields that take numbers and no booleans; pydantic would read true as 1."""
-    types = {name: _leaf_types(field.annotation) for name, field in config.model_fields.items()}
+    types = {name: leaf_types(field.annotation) for name, field in config.model_fields.items()}
     return {name for name, leaves in types.items() if leaves & {int, float} and bool not in leaves}
 
 
-def _leaf_types(annotation: Any) -> set[Any]:
+def leaf_types(annotation: Any) -> set[Any]:
+    """Return the types in an annotation such as `tuple[int, ...] | None`, without containers."""
     arguments = get_args(annotation)
     if not arguments:
         return {annotation if isinstance(annotation, type) else type(annotation)}
-    return set().union(*(_leaf_types(argument) for argument in arguments))
+    return set().union(*(leaf_types(argument) for argument in arguments))
 
 
 def _to_plain(value: Any) -> Any:

@@ -17,6 +17,7 @@ from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -29,6 +30,8 @@ SNAPSHOT = "LIT_ATTN_SNAPSHOT"
 
 # `hash_source` of each file at its import; a file can change or go while a study runs.
 FILE_HASHES: dict[Path, bytes] = {}
+
+T = TypeVar("T")
 
 PACKAGE_VERSIONS: dict[str, str] = {}  # Of the packages whose plug-ins have been imported.
 
@@ -85,12 +88,38 @@ def explain_failure(error: BaseException, source: Path | str) -> str:
     return f"{place}: {name}{' '.join(str(error).split())}"
 
 
+def run_import(import_code: Callable[[], T], file: Path | str) -> T:
+    """Run an import and return its result; raise ConfigError if anything is wrong.
+
+    The working directory is restored. The message begins with `file` and, if it is a path, with the
+    line that caused the error.
+    """
+    directory = Path.cwd()
+    try:
+        imported = import_code()
+    except SystemExit as error:
+        hint = 'put the call under `if __name__ == "__main__":`'
+        raise ConfigError(f"{_place(error, file)}: calls sys.exit when imported; {hint}") from error
+    except ConfigError:
+        raise
+    except Exception as error:
+        # Foreign code can raise any exception.
+        raise ConfigError(explain_failure(error, file)) from error
+    else:
+        if (changed := Path.cwd()) != directory:
+            change = f"changes the working directory to {changed} when imported"
+            raise ConfigError(f"{file}: {change}; remove the call of os.chdir")
+        return imported
+    finally:
+        os.chdir(directory)
+
+
 @cache
 def _import_installed() -> None:
     for entry_point in entry_points(group=GROUP):
         package = entry_point.dist
         assert package is not None
-        _guard(entry_point.load, f"package {package.name}: plug-in {entry_point.value}")
+        run_import(entry_point.load, f"package {package.name}: plug-in {entry_point.value}")
         PACKAGE_VERSIONS[package.name] = package.version
 
 
@@ -104,34 +133,12 @@ def _import_file(path: Path) -> bytes:
     try:
         if _origin(importlib.util.find_spec(path.stem)) != path:
             raise ConfigError(f"{path}: another module is called '{path.stem}'; rename the file")
-        _guard(lambda: importlib.import_module(path.stem), path)
+        run_import(lambda: importlib.import_module(path.stem), path)
     except ConfigError:
         sys.modules.pop(path.stem, None)
         sys.path[:] = search_path
         raise
     return hash_source(source)
-
-
-def _guard(run_import: Callable[[], object], file: Path | str) -> None:
-    """Run an import, restore the working directory, and raise ConfigError if anything is wrong.
-
-    The message begins with `file` and, if it is a path, with the line that caused the error.
-    """
-    directory = Path.cwd()
-    try:
-        run_import()
-    except SystemExit as error:
-        hint = 'put the call under `if __name__ == "__main__":`'
-        raise ConfigError(f"{_place(error, file)}: calls sys.exit when imported; {hint}") from error
-    except Exception as error:
-        # Foreign code can raise any exception.
-        raise ConfigError(explain_failure(error, file)) from error
-    else:
-        if (changed := Path.cwd()) != directory:
-            change = f"changes the working directory to {changed} when imported"
-            raise ConfigError(f"{file}: {change}; remove the call of os.chdir")
-    finally:
-        os.chdir(directory)
 
 
 def _origin(spec: ModuleSpec | None) -> Path | None:

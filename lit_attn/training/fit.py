@@ -21,6 +21,7 @@ from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.config.metrics import MetricChoice
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.publish import hide_private
 from lit_attn.training.build import build
 from lit_attn.training.checkpoints import Checkpoints
 from lit_attn.training.diagnostics import DiagnosticsCallback
@@ -186,7 +187,9 @@ class Attempt:
 
 
 def _settings(cell: Cell) -> dict[str, Any]:
-    return {"variant": cell.variant, "seed": cell.seed, **cell.experiment.model_dump(mode="json")}
+    """Return the settings of a cell for TensorBoard and trackers, which others may read."""
+    settings = {"variant": cell.variant, "seed": cell.seed}
+    return settings | hide_private(cell.experiment.model_dump(mode="json"))
 
 
 @contextlib.contextmanager

@@ -50,6 +50,7 @@ class MetricsFile(Logger):
         write_atomic(self.clock, csv_lines([("step", "seconds"), *times]))
         # `purge_step` makes TensorBoard drop what a stopped attempt wrote after its checkpoint.
         self.events = SummaryWriter(self.path.parent, purge_step=step + 1)
+        _remove_host_name(self.events)
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
         """Do nothing: the cell's config.yaml holds the hyperparameters."""
@@ -68,6 +69,20 @@ class MetricsFile(Logger):
             self.events.add_scalar(row.name, row.value, row.step)
         append(self.clock, csv_lines([(step or 0, round(self.elapsed(), 3))]))
         self.console.add(metrics, step or 0, epoch + 1)
+
+
+def _remove_host_name(events: SummaryWriter) -> None:
+    """Rename the file of an event writer, whose name contains the name of this machine."""
+    events.flush()
+    writer: Any = events._get_file_writer().event_writer
+    path = Path(writer._file_name)
+    # events.out.tfevents.TIME.HOST.PID.NUMBER, where HOST may contain dots.
+    words = path.name.split(".")
+    renamed = path.with_name(".".join([*words[:4], "cell", *words[-2:]]))
+    path.rename(renamed)
+    writer._file_name = str(renamed)
+    # TensorBoard opens the file by its name for each write.
+    writer._general_file_writer.filename = os.fsencode(renamed)
 
 
 class Console:

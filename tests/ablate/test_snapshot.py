@@ -199,3 +199,45 @@ def test_a_snapshot_that_cannot_be_written_is_one_error_line(tmp_path: Path) -> 
     (tmp_path / "runs").write_text("")
     with pytest.raises(ConfigError, match=r"^--launcher slurm: the code cannot be copied: .*runs"):
         take_snapshot(tmp_path / "runs", [])
+
+
+def test_a_snapshot_of_a_home_folder_contains_no_secrets(tmp_path: Path) -> None:
+    """Other Python files and hidden entries of the folder are neither copied nor linked."""
+    home = tmp_path / "home"
+    part = write_parts(home)
+    secret = "hf_secret"
+    for name in ("secrets.py", "tool/settings.py", ".env", ".ssh/id", ".hidden.py", "layers/.env"):
+        path = home / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"KEY = '{secret}'\n")
+    snapshot = take_snapshot(tmp_path / "runs", [part])
+    copy = locate_copy(part, snapshot).parent
+    names = {path.name for path in copy.iterdir()}
+    assert names == {"mine.py", "neighbour.py", "layers", "data", "loop", "broken.py", "tool"}
+    assert (copy / "tool").is_symlink()
+    copied = [path for path in snapshot.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert [path for path in copied if secret in path.read_text(errors="replace")] == []
+    assert {path.name for path in (copy / "layers").iterdir()} == {"inner.py"}
+
+
+def test_modules_that_are_imported_late_are_copied(tmp_path: Path) -> None:
+    """Inside a function, by a name in a string, through a neighbour, and from a package."""
+    files = {
+        "mine.py": "def build():\n    import late\n    return load('by-name:make')\n",
+        "late.py": "from package.inner import value\n",
+        "by-name.py": "import importlib\nimportlib.import_module('named')\n",
+        "named.py": "",
+        "package/inner.py": "import beside\n",
+        "package/unused.py": "",
+        "beside.py": "not python (",
+        "unused.py": "import also_unused\n",
+        "also_unused.py": "",
+    }
+    for name, content in files.items():
+        path = tmp_path / "study" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    snapshot = take_snapshot(tmp_path / "runs", [tmp_path / "study" / "mine.py"])
+    copy = locate_copy(tmp_path / "study" / "mine.py", snapshot).parent
+    copied = {str(path.relative_to(copy)) for path in copy.rglob("*.py")}
+    assert copied == files.keys() - {"unused.py", "also_unused.py"}

@@ -9,6 +9,7 @@ import os
 import shutil
 import tarfile
 import threading
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -197,6 +198,23 @@ def test_an_archive_is_downloaded_completely_or_not_at_all(tmp_path: Path, serve
     assert not path.exists()
     prepare.download(f"{server}/archive.tgz", path)
     assert path.read_bytes() == b"data"
+
+
+def test_an_encrypted_download_is_not_redirected_to_one_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Redirected(io.BytesIO):
+        length = 0
+
+        def geturl(self) -> str:
+            return "http://elsewhere/archive.tgz"
+
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: Redirected(b"data"))
+    with pytest.raises(ValueError, match="redirects to http://elsewhere"):
+        prepare.download("https://somewhere/archive.tgz", tmp_path / "archive.tgz")
+    assert not (tmp_path / "archive.tgz").exists()
+    sources = [prepare.IWSLT14, prepare.WMT14_TEST, *prepare.WMT14.values()]
+    assert all(url.startswith("https://") for url in sources)
 
 
 def test_files_are_on_the_disk_before_they_get_their_names(

@@ -99,11 +99,13 @@ class TransformersConfig(ExternalModel, kind="transformers"):
 class ModuleConfig(OwnClass, ExternalModel, kind="module"):
     """A module of yours, from a file in `parts` or an installed package.
 
-    The class or function is called with `arguments`, and with those of the following that it has
-    as parameters: `attention` (a class with the arguments of timm's attention), `ffn_width`, and
-    the fields of the data's signature, such as `classes`. Without a parameter `attention`, its
-    self-attention layers are replaced.
+    It is a class, or a function whose return annotation is a class of modules. It is called with
+    `arguments`, and with those of the following that it has as parameters: `attention` (a class
+    with the arguments of timm's attention), `ffn_width`, and the fields of the data's signature,
+    such as `classes`. Without a parameter `attention`, its self-attention layers are replaced.
     """
 
     takes = (signatures.Signature,)
     builder = "build_module"
+    base_class = "torch.nn:Module"
+    takes_functions = True

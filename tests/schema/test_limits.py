@@ -1,0 +1,118 @@
+"""YAML and JSON of somebody else: limits, and the values of PyYAML within them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lit_attn.config.cell import Cell
+from lit_attn.config.source import load
+from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.limits import parse_json, parse_yaml
+
+SCALARS = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=8)
+VALUES = st.recursive(
+    SCALARS | st.floats(allow_nan=False, allow_infinity=False) | st.dates(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=12,
+)
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)
+)
+HOSTILE = {
+    "bomb": BOMB,
+    "cycle": "a: &a {b: *a}\n",
+    "cycle of a list": "a: &a [1, [*a]]\n",
+    "merged cycle": "a: &a {<<: *a}\n",
+    "nested maps": "a: " + "{b: " * 3000 + "1" + "}" * 3000 + "\n",
+    "nested lists": "a: " + "[" * 3000 + "]" * 3000 + "\n",
+    "nested block": "\n".join(" " * depth + "a:" for depth in range(3000)),
+    "401 digits": f"a: {'9' * 401}\n",
+    "5,000 digits": f"a: {'9' * 5000}\n",
+    "20 digits": f"a: {'9' * 20}\n",
+    "python object": "a: !!python/object/apply:os.system [x]\n",
+    "python name": "a: !!python/name:os.system x\n",
+    "own tag": "a: !mine 1\n",
+    "set": "a: !!set {b}\n",
+    "key twice": "a: 1\na: 2\n",
+    "key that is a list": "? [a]\n: 1\n",
+    "no anchor": "a: *b\n",
+    "wrong merge": "<<: 1\n",
+    "merge in a list": "a: !!seq [!!merge '<<']\n",
+    "wrong integer": "a: !!int x\n",
+    "wrong truth value": "a: !!bool x\n",
+    "wrong time": "a: !!timestamp x\n",
+}
+
+
+@given(VALUES)
+@settings(max_examples=60, deadline=None)
+def test_what_pyyaml_writes_is_read_as_pyyaml_reads_it(value: Any) -> None:
+    text = yaml.safe_dump(value, allow_unicode=True)
+    assert parse_yaml(text, "file") == yaml.safe_load(text) == value
+
+
+@given(VALUES)
+@settings(max_examples=30, deadline=None)
+def test_json_within_the_limits_is_read_as_json(value: Any) -> None:
+    text = json.dumps(value, default=str)
+    assert parse_json(text, "file") == json.loads(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &x {b: 1, c: 2}\nd: {<<: *x, b: 3}\n",
+        "a: &x {b: 1}\nc: &y {b: 2, d: 3}\ne: {<<: [*x, *y]}\n",
+        "a: &x [1, 2]\nb: [*x, *x]\n",
+        "a: &x 1\nb: *x\n",
+        "'<<': 1\n",
+        "",
+    ],
+)
+def test_aliases_and_merges_are_those_of_pyyaml(text: str) -> None:
+    assert parse_yaml(text, "file") == yaml.safe_load(text)
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_hostile_file_is_one_line_for_every_reader(text: str, tmp_path: Path) -> None:
+    for name, read in (("config.yaml", Cell.read), ("study.yaml", load)):
+        path = tmp_path / name
+        path.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            read(path)
+        message = str(caught.value)
+        assert message.startswith(str(path))
+        assert len(message.splitlines()) == 1
+        assert len(message) < 400 + len(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1, "a": 2}', "file: the key 'a' is written twice"),
+        ("[" * 3000 + "]" * 3000, "file: too large or too deeply nested"),
+        ("[" * 60 + "]" * 60, "file: too large or too deeply nested"),
+        ("[" + "1, " * 200_000 + "1]", "file: too large or too deeply nested"),
+        ("9" * 401, "file: an integer of 401 characters is too large"),
+        ("9" * 5000, "file: an integer of 5000 characters is too large"),
+        ("9" * 20, "is too large for an integer of 64 bits"),
+        ("{", "file: not JSON"),
+    ],
+    ids=["twice", "deep", "60 levels", "large", "401", "5000", "20", "torn"],
+)
+def test_hostile_json_is_one_line(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_json(text, "file")
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_second_document_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^file:2: contains a second document"):
+        parse_yaml("a: 1\n--- 2\n", "file")

@@ -1,0 +1,401 @@
+"""A file does not run code unasked: downloaded runs, exported folders, and classes of a study."""
+
+import contextlib
+import copy
+import io
+import json
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics
+import yaml
+from helpers import studies
+from helpers.training_cells import digits_cell, text_cell
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lit_attn.__main__ import main
+from lit_attn.ablate.plan import expand
+from lit_attn.config import experiment
+from lit_attn.config.cell import Cell
+from lit_attn.hub import load_exported
+from lit_attn.schema import own_classes, plugins
+from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.own_classes import import_class
+from lit_attn.study import Study
+
+METRIC = {"name": "test/accuracy", "label": "accuracy", "goal": "max", "scale": 100}
+SYSTEM = {"kind": "module", "import": "os:system", "arguments": {"command": "touch executed"}}
+
+
+def plain_values() -> dict[str, Any]:
+    """Return the plain values of a cell without code."""
+    values = digits_cell().model_dump(mode="json")
+    values["match_to"] = values["experiment"]["model"]
+    return values
+
+
+def add_model(values: dict[str, Any], code: Any) -> None:
+    values["experiment"]["model"] = {"kind": "module", "import": code}
+
+
+def add_target(values: dict[str, Any], code: Any) -> None:
+    values["experiment"]["model"] = {"kind": "module", "target": code, "arguments": {}}
+
+
+def add_both_keys(values: dict[str, Any], code: Any) -> None:
+    values["experiment"]["model"] = {"kind": "module", "target": "torch.nn:Linear", "import": code}
+
+
+def add_match(values: dict[str, Any], code: Any) -> None:
+    values["match_to"] = {"kind": "module", "import": code}
+
+
+def add_task(values: dict[str, Any], code: Any) -> None:
+    values["experiment"]["task"] = {"kind": "module", "target": code}
+
+
+def add_metric(values: dict[str, Any], code: Any) -> None:
+    values["experiment"]["metrics"] = [{"name": "MulticlassF1Score"}, {"name": code}]
+
+
+def add_kind_of_metric(values: dict[str, Any], code: Any) -> None:
+    values["experiment"]["metrics"] = [{"name": code, "kind": "torchmetrics", "record_as": "x"}]
+
+
+def add_part(values: dict[str, Any], code: Any) -> None:
+    values["parts"] = [f"{str(code).partition(':')[0]}.py"]
+
+
+def add_part_as_text(values: dict[str, Any], code: Any) -> None:
+    values["parts"] = f"{str(code).partition(':')[0]}.py"
+
+
+ADDITIONS = (add_model, add_target, add_both_keys, add_match, add_task, add_part, add_part_as_text)
+METRIC_ADDITIONS = (add_metric, add_kind_of_metric)
+MODULES = ("evil", "evil-net", "évil", "evil.py", "evil net", "эvil", "pkg.evil-net", "pkg.evil")
+NAMES = (*(f"{name}:Net" for name in MODULES), "evil:", "evil::Net", "evil:Net:x", "evil:Néť")
+WITHOUT_COLON = ("evil", "evil-net", "évil")
+
+
+@pytest.fixture
+def executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return the file that the modules on the search path write when they are imported."""
+    mark = tmp_path / "executed"
+    folder = tmp_path / "modules"
+    (folder / "pkg").mkdir(parents=True)
+    for name in MODULES:
+        file = folder / (name.replace("pkg.", "pkg/") + ".py")
+        file.write_text(f"from pathlib import Path\nPath({str(mark)!r}).touch()\n")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    before = set(sys.modules)
+    yield mark
+    experiment._refuse_broken.cache_clear()
+    for name in set(sys.modules) - before:
+        if "vil" in name or name == "pkg":
+            del sys.modules[name]
+
+
+def write_run(folder: Path, values: Any) -> Path:
+    """Write the values as a downloaded run and as an exported folder."""
+    folder.mkdir(exist_ok=True)
+    text = yaml.safe_dump(values, allow_unicode=True)
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    return folder
+
+
+def require_refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Open the folder with each command that reads runs; each must refuse it in one line."""
+    with pytest.raises(ConfigError) as caught:
+        load_exported(folder)
+    assert "trust_code=True" in str(caught.value)
+    assert main(["generate", str(folder), "--prompt", "a"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--trust-code" in line
+    assert main(["export", "hub", str(folder)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--trust-code" in line or "cannot be exported" in line
+
+
+@pytest.mark.parametrize("add", [*ADDITIONS, *METRIC_ADDITIONS], ids=lambda add: add.__name__)
+def test_a_downloaded_run_with_code_is_refused_before_the_code_is_imported(
+    add: Any, executed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [*NAMES, *(() if add in METRIC_ADDITIONS else WITHOUT_COLON)]
+    for name in names:
+        values = plain_values()
+        add(values, name)
+        require_refusal(write_run(tmp_path / "run", values), capsys)
+        assert not executed.exists(), name
+
+
+def test_a_trusted_run_imports_its_code(executed: Path, tmp_path: Path) -> None:
+    """Without this the tests above would pass for modules that cannot be imported."""
+    for add in (add_model, add_task, add_metric, add_part):
+        for name in ("evil-net:Net", "évil:Net"):
+            values = plain_values()
+            add(values, str(tmp_path / "modules" / name) if add is add_part else name)
+            folder = write_run(tmp_path / "run", values)
+            sys.modules.pop(name.partition(":")[0], None)
+            with pytest.raises(ConfigError):
+                load_exported(folder, trust_code=True)
+            assert executed.exists(), (add, name)
+            executed.unlink()
+
+
+def test_the_answer_of_the_user_decides(
+    executed: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = plain_values()
+    add_model(values, "evil-net:Net")
+    folder = write_run(tmp_path / "run", values)
+    for answer, is_executed in (("n\n", False), ("", False), ("yes\n", True)):
+        terminal = io.StringIO(answer)
+        monkeypatch.setattr(terminal, "isatty", lambda: True)
+        monkeypatch.setattr("sys.stdin", terminal)
+        assert main(["export", "hub", str(folder)]) == 2
+        error = capsys.readouterr().err
+        assert "experiment.model.import: this run executes the code in 'evil-net:Net'" in error
+        assert ("Nothing was executed." in error) is not is_executed
+        assert executed.exists() is is_executed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model: &m {kind: module, import: 'evil-net:Net'}\ntask: image-classification\n",
+        "model: {<<: {kind: module}, import: 'evil-net:Net'}\n",
+        "model: {<<: [{kind: vit}, {import: 'evil-net:Net'}], kind: module}\n",
+        "model: {kind: &k module, target: !!str 'evil-net:Net'}\ntask: {kind: *k, import: x}\n",
+        'model: {"kind": "mod\\x75le", "imp\\u006frt": "evil-net:Net"}\n',
+        "model:\n  kind: >-\n    module\n  import: |-\n    evil-net:Net\n",
+        "model: {kind: vit}\nmetrics: [{name: Accuracy}, {<<: {name: 'evil-net:Net'}}]\n",
+    ],
+)
+def test_yaml_cannot_hide_code(
+    text: str, executed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = plain_values()
+    recipe = values.pop("experiment")
+    for key in ("model", "task", "metrics"):
+        if f"{key}:" in text:
+            del recipe[key]
+    lines = yaml.safe_dump(recipe) + text
+    inner = "".join(f"  {line}\n" for line in lines.splitlines())
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump(values) + "experiment:\n" + inner)
+    assert main(["generate", str(folder), "--prompt", "a"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "this run executes the code in" in line
+    assert not executed.exists()
+
+
+def test_a_key_that_is_written_twice_hides_no_code(executed: Path, tmp_path: Path) -> None:
+    values = plain_values()
+    text = json.dumps(values)
+    code = '{"kind": "module", "import": "evil-net:Net"}'
+    twice = text.replace('"model": ', f'"model": {code}, "model": ', 1)
+    last = text.replace('"match_to": ', f'"match_to": {code}, "match_to": ', 1)
+    for hostile in (twice, last):
+        (tmp_path / "config.json").write_text(hostile)
+        with pytest.raises(ConfigError, match="is written twice"):
+            load_exported(tmp_path)
+    assert not executed.exists()
+
+
+def test_look_alikes_are_unknown_keys_and_kinds(executed: Path, tmp_path: Path) -> None:
+    for key, kind in (("\uff49mport", "module"), ("import", "m\u043edule"), ("Import", "module")):
+        values = plain_values()
+        values["experiment"]["model"] = {"kind": kind, key: "evil-net:Net"}
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        with pytest.raises(ConfigError):
+            load_exported(tmp_path)
+    assert not executed.exists()
+
+
+def test_runs_without_code_are_opened_without_a_question(tmp_path: Path) -> None:
+    """Values that look like code, at places where nothing is imported, are no reason to ask."""
+    values = text_cell().model_dump(mode="json")
+    values["experiment"]["data"]["name"] = "os:system"
+    values["study"] = "import:os"
+    translation = {"kind": "parallel-text", "name": "a:b", "folder": "/x", "target": "en"}
+    assert Cell.find_code(values) == {}
+    assert Cell.find_code({"experiment": {"data": translation}}) == {}
+    timm = {"kind": "timm", "name": "vit_tiny_patch16_224", "arguments": {"import": "a:b"}}
+    assert Cell.find_code({"experiment": {"model": timm}}) == {}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    assert Cell.read_foreign(tmp_path / "config.yaml", is_trusted=False) == Cell.parse(values, "")
+
+
+CODE = "evil-net:Net"
+SNIPPETS: st.SearchStrategy[Any] = st.sampled_from(
+    [
+        CODE, "évil", "module", "torchmetrics", None, 1, True, [], {}, [CODE], {"kind": "module"},
+        {"kind": "module", "import": CODE}, {"kind": "module", "target": CODE},
+        {"import": CODE}, {"target": CODE}, {"name": CODE}, [{"name": CODE}], {"name": [CODE]},
+        {"kind": ["module"], "import": CODE}, {"kind": "timm", "name": CODE},
+        {"kind": "module", "import": CODE, "measures": ["loss"]}, {"preset": {"import": CODE}},
+        {"kind": "transformers", "architecture": CODE}, ["evil.py"], "evil.py",
+        {"kind": "cross-entropy", "import": CODE}, {"attention": {"kind": "x", "import": CODE}},
+    ]
+)  # fmt: skip
+
+
+def list_places(value: Any) -> list[tuple[Any, Any]]:
+    """Return every container in `value` with each of its keys or indices."""
+    places = []
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in list(items):
+        places.append((value, key))
+        if isinstance(item, dict | list):
+            places += list_places(item)
+    return places
+
+
+@given(st.data())
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_the_validation_imports_nothing_that_the_search_has_not_reported(
+    monkeypatch: pytest.MonkeyPatch, data: st.DataObject
+) -> None:
+    """Whatever a file contains, code is imported only if `find_code` has named it before."""
+    imported: list[object] = []
+
+    def refuse(*arguments: object) -> None:
+        imported.append(arguments)
+        raise ConfigError("not imported in this test")
+
+    monkeypatch.setattr(own_classes, "import_module", refuse)
+    monkeypatch.setattr(plugins, "_import_file", refuse)
+    values = copy.deepcopy(BASE)
+    for _ in range(data.draw(st.integers(1, 3))):
+        container, key = data.draw(st.sampled_from(list_places(values)))
+        snippet = copy.deepcopy(data.draw(SNIPPETS))
+        if isinstance(container, dict):
+            new_keys = st.sampled_from(
+                [key, "import", "target", "kind", "parts", "metrics", "task"]
+            )
+            container[data.draw(new_keys)] = snippet
+        else:
+            container[key] = snippet
+    code = Cell.find_code(values)
+    with contextlib.suppress(ConfigError):
+        Cell.parse(values, "file")
+    assert not imported or code
+
+
+BASE = plain_values()
+BASE["experiment"]["metrics"] = [{"name": "MulticlassF1Score"}]
+
+
+@pytest.mark.parametrize("key", ["model", "task", "metrics"])
+def test_a_study_calls_no_function_of_a_package(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The class is checked before anything is called, in a dry run, a seal and `Study`."""
+    monkeypatch.chdir(tmp_path)
+    value: Any = SYSTEM
+    if key == "metrics":
+        value = [{"name": "os:system", "arguments": {"command": "touch executed"}}]
+    body = f"baseline: a\nmatch: none\ncells: {{a: {{}}, b: {{{key}: {json.dumps(value)}}}}}"
+    path = studies.write(tmp_path, body)
+    for command in (["run", str(path), "--dry-run"], ["seal", str(path)]):
+        assert main(command) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "os:system is not a subclass of " in line
+    with pytest.raises(ConfigError, match="os:system is not a subclass of "):
+        Study.from_yaml(path)
+    with pytest.raises(ConfigError, match="os:system is not a subclass of "):
+        expand(next(iter(studies.read_studies(path).values())), tmp_path / "runs")
+    assert not (tmp_path / "executed").exists()
+
+
+BASES = ("torch.nn:Module", "lightning:LightningModule", "torchmetrics:Metric")
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize(
+    "target",
+    [
+        "os:system", "subprocess:Popen", "subprocess:run", "builtins:exec", "builtins:list",
+        "torch.hub:load", "torch:load", "shutil:rmtree", "torch.utils.cpp_extension:load_inline",
+        "functools:partial", "lit_attn.schema.base:Config", "torch:Tensor", "sys:modules",
+    ],
+)  # fmt: skip
+def test_only_a_class_of_the_documented_kind_is_accepted(target: str, base: str) -> None:
+    with pytest.raises(ConfigError, match=f"import: {target} is not a subclass of "):
+        import_class(target, base, takes_functions=True)
+
+
+@pytest.mark.parametrize(
+    "target", ["", ":", ":Net", "os", "os:", ".os:system", "os..path:join", "..:x", "os:__name__"]
+)
+def test_a_name_that_is_no_class_is_one_line(target: str) -> None:
+    with pytest.raises(ConfigError, match=r"^import: "):
+        import_class(target, BASES[0])
+
+
+def test_a_function_counts_if_it_declares_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+
+    def declared(classes: int) -> torch.nn.Linear:
+        called.append(classes)
+        return torch.nn.Linear(2, classes)
+
+    def undeclared(classes: int):  # type: ignore[no-untyped-def]
+        called.append(classes)
+
+    def wrong(classes: int) -> "Nothing":  # type: ignore[name-defined]  # noqa: F821
+        called.append(classes)
+
+    def metric() -> torchmetrics.Metric:
+        return torchmetrics.MeanMetric()
+
+    module = types.ModuleType("mine")
+    vars(module).update(declared=declared, undeclared=undeclared, wrong=wrong, metric=metric)
+    monkeypatch.setitem(sys.modules, "mine", module)
+    assert import_class("mine:declared", BASES[0], takes_functions=True) is declared
+    for name in ("undeclared", "wrong"):
+        with pytest.raises(ConfigError, match=r"is not a subclass of torch\.nn\.Module"):
+            import_class(f"mine:{name}", BASES[0], takes_functions=True)
+    with pytest.raises(ConfigError, match=r"is not a subclass of torchmetrics\.Metric"):
+        import_class("mine:metric", BASES[2])
+    assert not called
+    assert import_class("torchvision.models:resnet18", BASES[0], takes_functions=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("raise RuntimeError('broken')", "import: broken_net:Net: RuntimeError: broken"),
+        ("raise SystemExit(3)", "import: broken_net:Net: calls sys.exit when imported"),
+        ("import os; os.chdir('/')", "import: broken_net:Net: changes the working directory"),
+        ("def __getattr__(name): raise KeyError(name)", "module 'broken_net' has no 'Net'"),
+        ("import nothing_like_it", "import: broken_net:Net: No module named 'nothing_like_it'"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_line(
+    code: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_net.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for base in BASES:
+        with pytest.raises(ConfigError) as caught:
+            import_class("broken_net:Net", base)
+        assert message in str(caught.value)
+        assert Path.cwd() == tmp_path
+        sys.modules.pop("broken_net", None)
