@@ -2,13 +2,11 @@
 
 import ast
 import contextlib
-import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from lit_attn.cells.inputs import MAX_FILES
 from lit_attn.config.data.tables import LabelledTable, Table, TableImages, TableTargets, TableText
@@ -56,10 +54,13 @@ def read_images(data: TableImages | TableTargets) -> dict[str, Split]:
         tables["test"] = tables.pop("val")
     splits: dict[str, Split] = {}
     for split in [name for name in ("train", "val", "test") if name in tables]:
-        rows, source = tables[split], data.files.get(split, Path())
-        opened = (_open(image, source.parent) for image in rows[data.image])
-        where = f"data.{split}: {data.files.get(split, data.hub)}: row"
-        images = [fit_image(f"{where} {i}", image, data) for i, image in enumerate(opened)]
+        folder = data.files.get(split, Path()).parent
+        images = []
+        for row, cell in enumerate(_read_image_cells(tables[split], data.image)):
+            where = f"data.{split}: {data.files.get(split, data.hub)}: row {row}"
+            source = _find_image(cell, folder, where)
+            name = f"{where}: {source}" if isinstance(source, Path) else f"{where}: the image"
+            images.append(fit_image(name, source, data))
         splits[split] = make_split(np.stack(images), data.read_labels(tables, split), data)
     return splits
 
@@ -69,9 +70,38 @@ def list_inputs(data: TableImages | TableTargets) -> list[Path]:
     paths = Table.input_paths(data)
     tables = load_rows(data) if data.files else {}
     for split, file in data.files.items():
-        opened = (_open(image, file.parent) for image in tables[split][:MAX_FILES][data.image])
-        paths += [image for image in opened if isinstance(image, Path)]
+        first_rows = tables[split].select(range(min(MAX_FILES, len(tables[split]))))
+        for row, cell in enumerate(_read_image_cells(first_rows, data.image)):
+            source = _find_image(cell, file.parent, f"data.{split}: {file}: row {row}")
+            if isinstance(source, Path):
+                paths.append(source)
     return paths
+
+
+def _read_image_cells(rows: Any, column: str) -> Any:
+    """Return the cells of a column; images stay encoded, so that one module decodes all of them."""
+    features = require("datasets", "data.kind", "datasets")
+    if isinstance(rows.features[column], features.Image):
+        rows = rows.cast_column(column, features.Image(decode=False))
+    return rows[column]
+
+
+def _find_image(cell: Any, folder: Path, where: str) -> Path | bytes:
+    """Return the path of an image or the content of its file.
+
+    A cell has a path, or the bytes and the path that `datasets` stores. Raises ConfigError, which
+    begins with `where`, for another cell.
+    """
+    path = cell
+    if isinstance(cell, dict):
+        if cell.get("bytes"):
+            return bytes(cell["bytes"])
+        path = cell.get("path")
+    if not isinstance(path, str) or not path:
+        raise ConfigError(
+            f"{where} has no image but {cell!r:.60}; write the path of a file, or delete the row"
+        )
+    return folder / path
 
 
 def read_texts(data: TableText) -> dict[str, list[tuple[str, str]]]:
@@ -149,14 +179,6 @@ def read_samples(data: LabelledTable) -> dict[str, list[Sample]]:
             samples[split].append(Sample((ids, tags), 0))
     evaluated = samples.get("val") or samples.get("test") or []
     return {"val": evaluated, "test": evaluated} | samples
-
-
-def _open(image: Any, folder: Path) -> Any:
-    """Return an image, or what Pillow can open: a path, or the bytes in a cell of `datasets`."""
-    if isinstance(image, dict):
-        content = image.get("bytes")
-        return io.BytesIO(content) if content else folder / str(image.get("path"))
-    return image if isinstance(image, Image.Image) else folder / str(image)
 
 
 def read_classes(

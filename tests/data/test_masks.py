@@ -124,11 +124,12 @@ def test_all_files_are_checked_if_there_is_time(
     data = make_config(tmp_path).build(0, CPU)
     data.train.pairs = [(Path(f"{number}"), Path()) for number in range(2001)]
     checked: list[str] = []
+    pixel = np.zeros((1, 1), np.uint8)
     read = "lit_attn.data.segmentation.read_"
     monkeypatch.setattr(f"{read}image", lambda sample: checked.append(sample["img_path"].name))
-    monkeypatch.setattr(f"{read}labels", lambda sample, data: None)
+    monkeypatch.setattr(f"{read}labels", lambda sample, data: {"gt_seg_map": pixel})
     clock = types.SimpleNamespace(monotonic=lambda: seconds * len(checked))
-    monkeypatch.setattr("lit_attn.data.segmentation.time", clock)
+    monkeypatch.setattr("lit_attn.data.loading.time", clock)
     data.check()
     assert checked.pop() == "a.png"
     assert len(set(checked)) == len(checked) == pytest.approx(count, abs=1)

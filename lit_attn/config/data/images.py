@@ -254,7 +254,7 @@ class ImageFiles(Data):
 
     @abstractmethod
     def list_files(self) -> Any:
-        """Return the `lit_attn.data.image_files.Files` of "train", "test" and perhaps "val"."""
+        """Return the `lit_attn.data.image_lists.Files` of "train", "test" and perhaps "val"."""
 
     def at_final_size(self) -> Self:
         return self.model_copy(update={"sizes": ()})
@@ -273,7 +273,7 @@ class ImageFiles(Data):
 class ClassFolders(ImageFiles):
     """Images in class folders."""
 
-    list_files: ClassVar = method("lit_attn.data.image_files:list_folders")
+    list_files: ClassVar = method("lit_attn.data.image_lists:list_folders")
 
 
 class ImageFolder(ClassFolders, kind="image-folder"):
@@ -295,4 +295,4 @@ class WebDataset(ImageFiles, kind="webdataset"):
     files are read at random places, so every batch is the same on any number of processes.
     """
 
-    list_files: ClassVar = method("lit_attn.data.image_files:list_shards")
+    list_files: ClassVar = method("lit_attn.data.image_lists:list_shards")
