@@ -18,7 +18,7 @@ from lit_attn.data.sets import digest
 from lit_attn.data.text.tokenizers import Encoder
 from lit_attn.schema.errors import ConfigError
 
-Ids = NDArray[np.unsignedinteger]
+Ids = NDArray[np.integer]
 
 # Blocks of a stream that its hash covers, evenly spaced: all of them up to 67M tokens.
 BLOCK = 65_536
@@ -41,7 +41,8 @@ class Source(NamedTuple):
 class Stream:
     """Concatenated sources. `text_bytes` are those of the original text, if known.
 
-    Raises ConfigError for an empty source and, when ids are read, for an id beyond the vocabulary.
+    Raises ConfigError for an empty source and, when ids are read, for an id that is negative or
+    beyond the vocabulary.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class Stream:
             source = self.sources[number]
             offset = start - int(self.starts[number])
             ids = source.ids[offset : offset + count]
-            if ids.max() >= self.vocabulary:
-                place = int(np.argmax(ids >= self.vocabulary))
+            if ids.max() >= self.vocabulary or ids.min() < 0:
+                place = int(np.argmax((ids >= self.vocabulary) | (ids < 0)))
                 text = f"is {ids[place]}, beyond the vocabulary of {self.vocabulary}"
                 raise ConfigError(f"{source.name}: token {offset + place:,} {text}")
             parts.append(ids.astype(np.int64))
