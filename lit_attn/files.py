@@ -13,10 +13,15 @@ from typing import Any
 from lit_attn.schema.errors import ConfigError
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a UTF-8 file; raise ConfigError if it cannot be read or is not UTF-8."""
+def read_text(path: Path, newline: str | None = None) -> str:
+    """Return the text of a UTF-8 file, without a byte-order mark at its start.
+
+    Every line ends with a line feed, unless `newline` is "" (see `open`). Raises ConfigError if the
+    file cannot be read or is not UTF-8.
+    """
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8-sig", newline=newline) as file:
+            return file.read()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

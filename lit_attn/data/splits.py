@@ -1,9 +1,10 @@
 """Splits that the names of files state, as words between separators: `fineweb_val_000001.bin`."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from lit_attn.data.log import LOG
 from lit_attn.schema.errors import ConfigError
 
 WORDS = {
@@ -51,3 +52,15 @@ def group_by_split(paths: Iterable[Path]) -> dict[str | None, list[Path]]:
                 f"splits {other_split} and {split}; remove one of the two names"
             )
     return groups
+
+
+def warn_of_shared_files(files: Mapping[str, Path]) -> None:
+    """Warn if the file of an evaluated split, by its key in `data`, is also that of train."""
+    for split, path in files.items():
+        if split != "train" and path.resolve() == files["train"].resolve():
+            LOG.warning(
+                "data.%s: %s is also the file of train, so the results of this split are those of "
+                "training samples",
+                split,
+                path,
+            )

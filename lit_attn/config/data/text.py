@@ -98,7 +98,8 @@ class Words(Tokenizer, kind="words"):
         return load("lit_attn.data.text.tokenizers:WordEncoder").learn(training, self.size)
 
     def encoder_of_shards(self, folder: Path) -> Any:
-        words = read_text(folder / VOCABULARY).splitlines()
+        # Only line feeds end words.
+        words = read_text(folder / VOCABULARY).removesuffix("\n").split("\n")
         return load("lit_attn.data.text.tokenizers:WordEncoder")(words)
 
 
