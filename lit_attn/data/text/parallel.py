@@ -39,8 +39,8 @@ class ParallelData(TokenDataModule):
     def __init__(self, data: ParallelText, seed: int, device: torch.device) -> None:
         super().__init__(data, seed, device)
         self.splits = ["val", "test"]
-        for side in (0, 1):
-            warn_of_shared_files({split: data.files(split)[side] for split in SPLITS})
+        for language in (0, 1):
+            warn_of_shared_files({split: data.files(split)[language] for split in SPLITS})
         texts = {split: read_sides(data, split) for split in SPLITS}
         self.split_compounds = data.split_compounds
         self.encoder = Subwords(texts["train"], data.vocabulary)

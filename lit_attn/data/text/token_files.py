@@ -37,7 +37,7 @@ class Header(NamedTuple):
     """Type and number of the tokens that follow a header."""
 
     type: str
-    count: int
+    tokens: int
 
 
 def choose_type(configured: str | None, meta: dict[str, Any], folder: Path) -> TokenType | None:
@@ -110,9 +110,9 @@ def _open_with_header(path: Path, header: Header, stated: TokenType | None) -> I
     _require_type(path, header.type, stated)
     dtype = np.dtype(header.type)
     tokens_bytes = path.stat().st_size - HEADER_BYTES
-    if tokens_bytes != header.count * dtype.itemsize:
+    if tokens_bytes != header.tokens * dtype.itemsize:
         raise ConfigError(
-            f"{path}: its header counts {header.count:,} tokens, its size "
+            f"{path}: its header counts {header.tokens:,} tokens, its size "
             f"{tokens_bytes // dtype.itemsize:,} of {dtype}; the file is torn"
         )
     return np.memmap(path, dtype=dtype, mode="r", offset=HEADER_BYTES)
