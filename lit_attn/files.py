@@ -66,6 +66,14 @@ def write_atomic(path: Path, content: str | bytes, *, fsync: bool = True) -> Non
             os.close(folder)
 
 
+def require_folder(path: Path) -> None:
+    """Raise ConfigError if `path` is not a folder, with what is there instead."""
+    if not path.exists():
+        raise ConfigError(f"{path}: this folder does not exist; correct the path, or run a study")
+    if not path.is_dir():
+        raise ConfigError(f"{path}: is a file; write the folder of the runs")
+
+
 def require_writable(folder: Path, option: str) -> None:
     """Raise ConfigError if no file can be written to `folder`; the message names `option`.
 
