@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lit_attn.config.data import images as config
+from lit_attn.data.labels import warn_of_missing_labels
 from lit_attn.data.pictures import read_picture
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
@@ -46,6 +47,9 @@ def load(data: config.Images) -> dict[str, Split]:
     train = splits["train"]
     for name, rows in hold_out(data.validation, "val" in splits, train.labels).items():
         splits[name] = Split(train.images[rows], train.labels[rows])
+    if data.num_classes:
+        labels = {name: split.labels for name, split in splits.items()}
+        warn_of_missing_labels(labels, data.num_classes)
     return splits
 
 
