@@ -37,6 +37,16 @@ class FolderReader:
         self.key = key
         self.endings = endings
         self.left_out: Counter[str] = Counter()
+        self.folders_left_out = 0
+
+    def list_files(self, folder: Path) -> list[Path]:
+        """Return the files that are read directly in `folder`; count its folders as left out.
+
+        Raises ConfigError as `scan`.
+        """
+        content = self.scan(folder)
+        self.folders_left_out += len(content.folders)
+        return content.files
 
     def scan(self, folder: Path) -> Scan:
         """Return the files that are read and the folders in `folder`; count the other files.
@@ -81,14 +91,19 @@ class FolderReader:
             yield from self.walk(inner, (*parents, resolved))
 
     def warn_of_left_out(self, root: Path) -> None:
-        """Warn once about all files that were left out, if there are any."""
-        if not self.left_out:
-            return
-        counts = [f"{ending} ({count:,})" for ending, count in sorted(self.left_out.items())]
-        LOG.warning(
-            f"{self.key}: {root}: left out {plural(self.left_out.total(), 'file')}: "
-            f"{', '.join(counts)}; files that are read end in {', '.join(sorted(self.endings))}"
-        )
+        """Warn once about all files and folders that were left out, if there are any."""
+        if self.left_out:
+            counts = [f"{ending} ({count:,})" for ending, count in sorted(self.left_out.items())]
+            LOG.warning(
+                f"{self.key}: {root}: left out {plural(self.left_out.total(), 'file')}: "
+                f"{', '.join(counts)}; files that are read end in "
+                f"{', '.join(sorted(self.endings))}"
+            )
+        if self.folders_left_out:
+            LOG.warning(
+                f"{self.key}: {root}: left out {plural(self.folders_left_out, 'folder')}; "
+                "only files directly in a split's folder are read"
+            )
 
     def _list_visible(self, folder: Path) -> list[os.DirEntry[str]]:
         """Return the visible entries of `folder` by name; raise ConfigError."""

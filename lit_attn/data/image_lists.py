@@ -83,12 +83,14 @@ def list_shards(data: WebDataset) -> dict[str, Files]:
     shards: dict[str, list[Path]] = {}
     for split in ("train", "test", "val"):
         folder = data.path / split
-        paths = reader.scan(folder).files if folder.is_dir() else []
+        paths = reader.list_files(folder) if folder.is_dir() else []
         if paths:
             shards[split] = paths
     files = {}
     for split, paths in require_splits(shards, data.path, "*.tar files").items():
         samples = [sample for path in paths for sample in read_shard(data, path)]
+        if not samples:
+            raise ConfigError(f"data.path: the tar files of {paths[0].parent} have no samples")
         files[split] = make_files(paths[0].parent, samples)
     reader.warn_of_left_out(data.path)
     return _hold_out(data, files)

@@ -37,8 +37,8 @@ def list_pairs(root: Path, split: str) -> list[Pair]:
             )
     image_reader = FolderReader("data.root")
     mask_reader = FolderReader("data.root", MASK_ENDINGS)
-    image_files = _index_by_name(image_reader.scan(images).files)
-    mask_files = _index_by_name(mask_reader.scan(annotations).files)
+    image_files = _index_by_name(image_reader.list_files(images))
+    mask_files = _index_by_name(mask_reader.list_files(annotations))
     if not image_files:
         raise ConfigError(
             f"data.root: {images} holds no images that end in "
@@ -161,13 +161,22 @@ def warn_of_absent_classes(
     is_complete = checked == total
     if not absent or (not is_complete and 2 * len(absent) < len(names)):
         return
-    files = f"{total:,}" if is_complete else f"{checked:,} that were read of the {total:,}"
-    remedy = f"write the number of a class ({absent[0] + data.first_label} for the first one)"
+    files = f"{total:,} training label files"
+    if not is_complete:
+        files = f"{checked:,} of the {files} that were read"
+    listed = list_names([f"'{names[number]}'" for number in absent])
+    classes = f"the class {listed}" if len(absent) == 1 else f"one of the classes {listed}"
+    first_number = absent[0] + data.first_label
     if data.label_colours:
-        remedy = "use the colours of data.colours"
-    void = f" ({IGNORED} means no class)" if counts[-1] and not data.label_colours else ""
+        remedy = f"give pixels of '{names[absent[0]]}' its colour in data.colours"
+    elif counts[-1]:
+        remedy = (
+            f"{IGNORED} means no class; give pixels of '{names[absent[0]]}' the number "
+            f"{first_number}"
+        )
+    else:
+        remedy = f"give pixels of '{names[absent[0]]}' the number {first_number}"
     LOG.warning(
-        f"data.root: no pixel of the {files} training label files has one of these classes: "
-        f"{list_names([names[number] for number in absent])}; their IoU stays 0. In the files, "
-        f"{remedy}{void}, or remove them from data.classes"
+        f"data.root: no pixel of {files} has {classes}, so its IoU stays 0; {remedy}, or "
+        "leave the class out"
     )

@@ -4,7 +4,6 @@ A batch is mmsegmentation's: {"inputs": B images (3, h, w) uint8 BGR, "data_samp
 SegDataSample}. mmsegmentation's data preprocessor turns it into tensors.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -61,10 +60,11 @@ class SceneryData(DataModule):
 
     def fingerprint(self) -> str:
         """Return a digest of all file names and sizes; reading 20,000 images would take minutes."""
-        paths = sorted(path for path in self.root.rglob("*") if path.suffix.lower() in ENDINGS)
+        files = [path for path in self.root.rglob("*") if path.suffix.lower() in ENDINGS]
+        paths = sorted(path for path in files if path.is_file())
         lines = [f"{path.relative_to(self.root)} {path.stat().st_size}\n" for path in paths]
-        # Names outside of the folders that are read need not be UTF-8.
-        return digest(os.fsencode(line) for line in lines)
+        # Names in folders that are not read need not be UTF-8.
+        return digest(line.encode("utf-8", "surrogateescape") for line in lines)
 
     def check(self) -> None:
         """Read files of every split for a limited time.
