@@ -177,6 +177,6 @@ def warn_of_absent_classes(
     else:
         remedy = f"give pixels of '{names[absent[0]]}' the number {first_number}"
     LOG.warning(
-        f"data.root: no pixel of {files} has {classes}, so its IoU stays 0; {remedy}, or "
-        "leave the class out"
+        f"data.root: no pixel of {files} has {classes}, which a model then cannot learn; "
+        f"{remedy}, or leave the class out"
     )

@@ -7,11 +7,11 @@ Class folders, tables, tar files, data sets of the hub, and segmentation read ev
 | grey or RGB, 8 bits               | unchanged                            | grey: numbers        |
 | grey, 1, 2 or 4 bits              | black is 0, white is 255             | numbers of the file  |
 | grey, 16 bits (a TIFF also 12)    | the highest 8 bits                   | numbers              |
-| RGB, 16 bits                      | the highest 8 bits                   | refused              |
+| RGB, 16 bits                      | the highest 8 bits                   | only with `colours`  |
 | palette                           | colours of the palette               | indices              |
-| transparent pixels of any kind    | laid over white                      | (see below)          |
+| transparent pixels of any kind    | laid over white                      | palette's: ignored   |
 | CMYK, YCbCr                       | RGB without a colour profile         | refused              |
-| 32-bit float                      | 0 to 1 become 0 to 255; else refused | refused              |
+| 32-bit float                      | 0 to 1 is spread; others refused     | refused              |
 | 32-bit and signed integers, Lab   | refused                              | integers: numbers    |
 | EXIF orientation                  | turned upright                       | turned upright       |
 | animated GIF, WebP, PNG           | first frame                          | first frame          |
@@ -21,7 +21,7 @@ Class folders, tables, tar files, data sets of the hub, and segmentation read ev
 
 The range of 16 bits is that of the type, 0 to 65535, and never that of one picture. Colour
 profiles and gamma values are ignored. With `colours` a label mask has RGB colours, directly or
-through a palette, and no transparent pixel; without them transparency does not matter.
+through a palette, and no transparent pixel.
 """
 
 import io

@@ -235,14 +235,16 @@ def test_a_class_without_a_pixel_is_one_warning(
 ) -> None:
     write(tmp_path, np.array([[0, 255, 0, 255]] * 4))
     assert warnings_of_check(make_config(tmp_path), caplog) == [
-        "data.root: no pixel of 1 training label files has the class 'dog', so its IoU stays 0; "
+        "data.root: no pixel of 1 training label files has the class 'dog', which a model "
+        "then cannot learn; "
         "255 means no class; give pixels of 'dog' the number 1, or leave the class out"
     ]
     write(tmp_path / "two", np.array([[0, 1, 0, 255]] * 4))
     assert warnings_of_check(make_config(tmp_path / "two"), caplog) == []
     write(tmp_path / "colours", np.array([[[255, 0, 0]] * 4] * 4))
     assert warnings_of_check(make_config(tmp_path / "colours", **COLOURS), caplog) == [
-        "data.root: no pixel of 1 training label files has the class 'dog', so its IoU stays 0; "
+        "data.root: no pixel of 1 training label files has the class 'dog', which a model "
+        "then cannot learn; "
         "give pixels of 'dog' its colour in data.colours, or leave the class out"
     ]
 
@@ -265,7 +267,9 @@ def test_a_part_of_the_files_says_less_about_rare_classes(
     assert len(messages) == count
     if messages:
         beginning = "data.root: no pixel of 1 of the 2 training label files that were read has"
-        assert messages[0].startswith(f"{beginning} one of the classes 'b', 'c', so its IoU stays")
+        assert messages[0].startswith(
+            f"{beginning} one of the classes 'b', 'c', which a model then"
+        )
 
 
 def test_files_of_other_kinds_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,7 @@
 """Every picture is decoded as an independent reading of known pixels says, or refused in a line."""
 
 import io
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -8,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.paths import ROOT
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
-from lit_attn.data.pictures import read_mask, read_picture
+from lit_attn.data.pictures import ENDINGS, MASK_ENDINGS, read_mask, read_picture
 from lit_attn.schema.errors import ConfigError
 
 ORIENTATION = 274
@@ -425,3 +427,11 @@ def test_masks_that_do_not_store_numbers_are_refused(
     with pytest.raises(ConfigError, match=message) as caught:
         read_mask(content, "x", has_colours=has_colours)
     assert "; " in str(caught.value)
+
+
+def test_the_page_lists_the_endings() -> None:
+    page = (ROOT / "docs" / "own-data.md").read_text(encoding="utf-8")
+    section = page[page.index("## Pictures") :]
+    paragraph = section[: section.index("small letters or capitals")]
+    assert set(re.findall(r"`(\.\w+)`", paragraph)) == ENDINGS
+    assert MASK_ENDINGS < ENDINGS

@@ -210,7 +210,8 @@ class TimmAugmentation(Config):
 class ImageFiles(Data):
     """Images on the disk: path/train/CLASS/* for training, path/val or path/test likewise.
 
-    A single evaluated folder is the split "test". With both folders, val is the split "val" and
+    The class of an image is the first folder below its split, at whatever depth the file is. A
+    single evaluated folder is the split "test". With both folders, val is the split "val" and
     test the split "test".
 
     Image sizes may be progressive: the first `epochs_per_size` epochs have images of `sizes[0]`
@@ -291,7 +292,7 @@ class ImageNet(ClassFolders, kind="imagenet"):
 class WebDataset(ImageFiles, kind="webdataset"):
     """Images in tar files: path/train/*.tar, and path/val/*.tar or path/test/*.tar.
 
-    A sample is KEY.jpg, KEY.jpeg or KEY.png and KEY.cls, which has the number of the class. The
+    A sample is an image, as KEY.jpg or KEY.png, and KEY.cls, which has the number of the class. The
     files are read at random places, so every batch is the same on any number of processes.
     """
 
