@@ -13,10 +13,15 @@ from typing import Any
 from lit_attn.schema.errors import ConfigError
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a UTF-8 file; raise ConfigError if it cannot be read or is not UTF-8."""
+def read_text(path: Path, newline: str | None = None) -> str:
+    """Return the text of a UTF-8 file, without a byte-order mark at its start.
+
+    Every line ends with a line feed, unless `newline` is "" (see `open`). Raises ConfigError if the
+    file cannot be read or is not UTF-8.
+    """
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8-sig", newline=newline) as file:
+            return file.read()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -59,6 +64,14 @@ def write_atomic(path: Path, content: str | bytes, *, fsync: bool = True) -> Non
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def require_folder(path: Path) -> None:
+    """Raise ConfigError if `path` is not a folder, with what is there instead."""
+    if not path.exists():
+        raise ConfigError(f"{path}: this folder does not exist; correct the path, or run a study")
+    if not path.is_dir():
+        raise ConfigError(f"{path}: is a file; write the folder of the runs")
 
 
 def require_writable(folder: Path, option: str) -> None:

@@ -104,15 +104,18 @@ def time_cell(cell_dir: Path) -> None:
 
 
 def check_cells(cells: list[dict[str, Any]], sender: "Connection", has_data: bool) -> None:
-    """Send the number and the error of the first of `cells` that cannot run, or None."""
+    """Send the first of `cells` that cannot run (number and error, or None), and all warnings."""
     # Imported here because importing this module ties the importing process to its parent.
     from lit_attn.cells.fork_server import die_with_parent
+    from lit_attn.data.log import collect_warnings
     from lit_attn.training.build import find_mistake
 
     die_with_parent()
     # The cells write to their logs.
     redirect_output(Path(os.devnull))
-    sender.send(find_mistake(cells, has_data))
+    with collect_warnings() as warnings:
+        mistake = find_mistake(cells, has_data)
+    sender.send((mistake, warnings))
 
 
 def _read_cell(cell_dir: Path) -> Cell:

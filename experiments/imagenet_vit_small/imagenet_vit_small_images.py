@@ -21,7 +21,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from lit_attn.config.data.images import ImageFiles, Range
-from lit_attn.data.image_files import Files, ImageFileData, list_folders
+from lit_attn.data.image_files import ImageFileData
+from lit_attn.data.image_lists import Files, list_folders
 from lit_attn.data.module import numpy_generator
 from lit_attn.models.seeded_draws import draw_parameters
 
@@ -51,7 +52,7 @@ class BigVisionImageData(ImageFileData):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Return (images, targets); a training batch, which has its step, is mixed here."""
         pixels, labels, *step = batch
-        if self.mixup is None or not step:
+        if not self.data.augment.is_mixed or not step:
             return pixels, labels
         alpha = self.data.augment.mixup
         share = numpy_generator(self.seed, "mix", *step).beta(alpha, alpha)

@@ -162,8 +162,9 @@ class Launcher:
     ) -> None:
         """Raise ConfigError with the responsible line if the model or data of a job cannot be used.
 
-        Another process checks one cell of each new variant (see `train.check_cells`). If it dies,
-        the logs of the cells will show why. Cells that are not `is_local` need no server here.
+        Another process checks one cell of each new variant (see `train.check_cells`) and sends the
+        warnings of the data, which are written here. If it dies, the logs of the cells will show
+        why. Cells that are not `is_local` need no server here.
         """
         variants = [
             (study, variant, cell)
@@ -188,12 +189,15 @@ class Launcher:
                 process.start()
             sender.close()
             try:
-                mistake = receiver.recv() if receiver.poll(CHECK_LIMIT) else None
+                is_ready = receiver.poll(CHECK_LIMIT)
+                mistake, warnings = receiver.recv() if is_ready else (None, [])
                 # A killed process would leave the semaphores of its libraries behind.
                 process.join(10)
             finally:
                 process.kill()
                 process.join()
+            for warning in warnings:
+                write_line(f"warning: {warning}")
             if mistake is not None:
                 study, variant, _ = variants[mistake[0]]
                 raise variant.error(study, mistake[1])

@@ -21,7 +21,9 @@ from lit_attn.cells.records import FailureClass
 from lit_attn.schema.errors import plural, program
 
 TICK = 0.25  # Seconds between two checks of the running cells and two updates of the display.
-GRACE = 15.0  # Seconds that a cell has to write its last checkpoint after it was told to stop.
+GRACE = 15.0
+"""Seconds that a cell has to write its last checkpoint after it was told to stop, if nothing tells
+when this process will be killed."""
 RETRIES: dict[FailureClass, int] = {"killed": 3, "timed-out": 1, "no-space": 2}
 """Retries of a cell within one run by failure class; other classes would fail again."""
 BACKOFF = 10.0  # Seconds before the first retry of a cell; each further retry doubles the delay.
@@ -107,6 +109,7 @@ class Runner:
         self.slots = slots
         self.display = display
         self.stall = stall
+        self.grace = GRACE  # Seconds that a stopped cell has to write its last checkpoint.
         self.queue: deque[Job] = deque()
         self.before: dict[Path, int] = {}  # Number of attempts of each cell before this run.
         self.tries: Counter[tuple[Path, FailureClass]] = Counter()
@@ -115,6 +118,7 @@ class Runner:
         self.ends: defaultdict[str, list[str]] = defaultdict(list)
         self.resting: list[tuple[float, Job]] = []  # Times of retries, and the cells that wait.
         self.running: dict[int, CellProcess] = {}
+        self.announced: set[Path] = set()  # Cells whose foreign lock was reported.
         self.summary = Summary()
         self.urgency = 0
         self.last_interrupt = -REPEAT
@@ -209,6 +213,7 @@ class Runner:
         """Wait up to one tick for cells to end, and record the ends."""
         if not self.running and (self.queue or self.resting):
             # The other cells run elsewhere or wait for a retry.
+            self._report_foreign_locks()
             time.sleep(TICK)
         for sentinel in wait(list(self.running), timeout=TICK if self.running else 0):
             assert isinstance(sentinel, int)
@@ -226,6 +231,23 @@ class Runner:
             else:
                 self._finish(outcome)
 
+    def _report_foreign_locks(self) -> None:
+        """Write a line about each cell that this run waits for because another process holds it."""
+        for job in self.queue:
+            holder = None if job.folder in self.announced else lock.read_holder(job.folder)
+            if holder is None:
+                continue
+            self.announced.add(job.folder)
+            text = f"waiting  {job.name}  {holder} runs this cell"
+            if holder.is_alive() is None:
+                minutes = lock.STALE_AFTER / 60
+                text = (
+                    f"waiting  {job.name}  {holder} holds {job.folder / 'lock'}, and this machine "
+                    f"cannot look it up. Without a heartbeat the cell starts after {minutes:.0f} "
+                    "minutes. If the folder was copied, or that process has ended, delete the file."
+                )
+            self.display.add_event(text)
+
     def _enforce(self) -> None:
         """Stop cells that exceed a limit or that a signal ends, and kill them after the grace."""
         now = time.monotonic()
@@ -237,7 +259,7 @@ class Runner:
                 # On SIGABRT the worker's fault handler writes the stack of every thread to the log.
                 cell.stop(signal.SIGABRT, GRACE, f"no step for {self.stall:.0f} s")
             elif self.urgency >= STOP:
-                cell.stop(signal.SIGTERM, GRACE)
+                cell.stop(signal.SIGTERM, self.grace)
 
     def _record(self, cell: CellProcess, code: int) -> Outcome:
         """Return the outcome of a cell that has ended, and write a failure to its last attempt."""

@@ -58,6 +58,9 @@ OVER = {*ENDS, "COMPLETED", "FAILED"}
 """States of jobs that have ended. Jobs in all other states wait or run."""
 MAX_ARRAY = 1000  # Jobs of one array; SLURM's default limit is 1001.
 WARNING = 120  # Seconds before the time limit at which a job is told to write a checkpoint.
+SAVING = WARNING - 30.0
+"""Seconds of WARNING that a cell has to write its checkpoint. The rest is for the records of its
+end and for the request that queues the job again."""
 POLL = 10.0  # Seconds between two requests to SLURM.
 ABSENCES = 2
 """Requests that find neither job nor result until a cell has failed: a disk may be late."""
@@ -82,6 +85,7 @@ class SlurmCell:
         def stop(number: int, frame: FrameType | None) -> None:
             nonlocal is_over_time
             is_over_time = True
+            runner.grace = SAVING
             signal.raise_signal(signal.SIGTERM)
 
         os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
@@ -91,9 +95,10 @@ class SlurmCell:
         slots.check([job.cell])
         launcher = Launcher(self.target, self.smoke)
         forkserver.ensure_running()
+        runner = Runner(launcher, slots, Display(sys.stdout), self.stall)
         # SLURM sends it before the time limit.
         signal.signal(signal.SIGUSR2, stop)
-        summary = Runner(launcher, slots, Display(sys.stdout), self.stall).run([job])
+        summary = runner.run([job])
         if job.state() == "done":
             return
         if is_over_time:

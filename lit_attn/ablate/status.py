@@ -13,6 +13,7 @@ from lit_attn.cells import folder
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import Plan, PlannedCell
+from lit_attn.files import require_folder
 from lit_attn.schema.errors import ConfigError, OneLineParser, escape_control, program, require
 
 MAX_FAILED = 10  # Failed and stale cells that are described; further ones are counted.
@@ -59,6 +60,7 @@ def read_plans(where: Path) -> list[tuple[Plan, Path]]:
 
     A plan that cannot be read is reported and skipped. Raises ConfigError if there is no other.
     """
+    require_folder(where)
     paths = sorted(where.glob("plan.json")) or sorted(where.glob("*/plan.json"))
     if not paths:
         for place in filter(Path.is_dir, (where, *where.glob("*/"))):

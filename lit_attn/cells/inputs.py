@@ -78,7 +78,8 @@ def _stamp(path: Path) -> str:
     if path.is_dir():
         # Hidden files are locks and caches.
         names = sorted(entry.name for entry in path.iterdir() if entry.name[0] != ".")
-        return FOLDER + sha256("\0".join(names).encode()).hexdigest()
+        # A name need not be UTF-8.
+        return FOLDER + sha256("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
     try:
         if path.suffix == ".py":
             return hash_source(path.read_bytes()).hex()

@@ -43,6 +43,21 @@ class Schedule(Kind):
         lengths = {name: getattr(self, name, 0.0) for name in ("warmup", "warmdown")}
         return {name: epochs for name, epochs in lengths.items() if epochs}
 
+    def rising_steps(self, steps_per_epoch: int) -> int:
+        """Return the number of steps of the warm-up, after which the rate has its peak."""
+        return round(self.ramps().get("warmup", 0.0) * steps_per_epoch)
+
+    def warn_of_steps(self, steps: int, steps_per_epoch: int) -> str | None:
+        """Return a warning if a training of `steps` steps, not stretched, ends in the warm-up."""
+        rising = self.rising_steps(steps_per_epoch)
+        if steps > rising or not rising:
+            return None
+        return (
+            f"the training ends after {steps:,} steps and the warm-up takes {rising:,}, so the "
+            "learning rate only rises; shorten the warm-up, or raise training.epochs or "
+            "training.max_steps"
+        )
+
     def warn(self, epochs: int) -> str | None:
         """Return a warning if a training of `epochs` epochs never leaves the warm-up."""
         if epochs != self.ramps().get("warmup"):
@@ -78,6 +93,9 @@ class InverseSquareRoot(Schedule, kind="inverse-sqrt"):
 
     warmup_steps: PositiveInt = Field(4000, description="length W of the warm-up in steps")
     start: Start = 0.0
+
+    def rising_steps(self, steps_per_epoch: int) -> int:
+        return self.warmup_steps
 
     def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
         if step < self.warmup_steps:

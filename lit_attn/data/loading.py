@@ -6,6 +6,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing.util import get_temp_dir
@@ -20,6 +21,23 @@ from lit_attn.schema.errors import ConfigError
 
 LONGEST = 107 - len("/listener-xxxxxxxx")
 """Largest length of a process's temporary folder, in characters, below which a socket can be."""
+
+CHECK_SECONDS = 30.0
+"""Time after which `check_samples` reads no further samples."""
+
+
+def check_samples(count: int, read: Callable[[int], object]) -> int:
+    """Call `read(place)` for places below `count` in a fixed random order; return their number.
+
+    All samples of a small data set are read. For a large one the time ends at CHECK_SECONDS, and
+    the samples are from everywhere in it.
+    """
+    end = time.monotonic() + CHECK_SECONDS
+    for number, place in enumerate(np.random.default_rng(0).permutation(count).tolist(), 1):
+        read(place)
+        if time.monotonic() > end:
+            return number
+    return count
 
 
 def read_batches(

@@ -4,29 +4,30 @@ A batch is mmsegmentation's: {"inputs": B images (3, h, w) uint8 BGR, "data_samp
 SegDataSample}. mmsegmentation's data preprocessor turns it into tensors.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image
 from torch.utils.data import Dataset
 
-from lit_attn.config.data.segmentation import IGNORED, IMAGE_SUFFIXES, Pair, Scenery, list_pairs
-from lit_attn.data.loading import read_batches, use_seed
+from lit_attn.config.data.segmentation import IGNORED, Scenery
+from lit_attn.data.label_masks import (
+    Pair,
+    list_pairs,
+    read_image,
+    read_labels,
+    warn_of_absent_classes,
+)
+from lit_attn.data.loading import check_samples, read_batches, use_seed
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
+from lit_attn.data.pictures import ENDINGS
 from lit_attn.data.sets import digest, hold_out
 from lit_attn.extras import require_mmseg
-from lit_attn.schema.errors import ConfigError
 
 Batch = dict[str, list[Any]]
 Step = dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]
-
-CHECK_SECONDS = 30.0  # Time after which no further files of a split are checked.
 
 Sample = tuple[int, int, bool]
 """Index of an image, the seed of its augmentation, and whether its labels count."""
@@ -59,17 +60,30 @@ class SceneryData(DataModule):
 
     def fingerprint(self) -> str:
         """Return a digest of all file names and sizes; reading 20,000 images would take minutes."""
-        paths = sorted(p for p in self.root.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES)
-        return digest(f"{path.relative_to(self.root)} {path.stat().st_size}\n" for path in paths)
+        files = [path for path in self.root.rglob("*") if path.suffix.lower() in ENDINGS]
+        paths = sorted(path for path in files if path.is_file())
+        lines = [f"{path.relative_to(self.root)} {path.stat().st_size}\n" for path in paths]
+        # Names in folders that are not read need not be UTF-8.
+        return digest(line.encode("utf-8", "surrogateescape") for line in lines)
 
     def check(self) -> None:
-        """Read the files of every split for CHECK_SECONDS; raise ConfigError for a wrong label."""
-        for files in (self.train, *self.evaluated.values()):
-            end = time.monotonic() + CHECK_SECONDS
-            for image, labels in np.random.default_rng(0).permutation(np.array(files.pairs)):
-                read_labels(read_image({"img_path": image, "seg_map_path": labels}), self.data)
-                if time.monotonic() > end:
-                    break
+        """Read files of every split for a limited time.
+
+        Raises ConfigError for a wrong label. Warns about classes without a pixel in training.
+        """
+        # The last count is that of the pixels without a class.
+        counts = np.zeros(len(self.classes) + 1, np.int64)
+
+        def count_labels(place: int) -> None:
+            numbers = np.bincount(self.train.read(place)["gt_seg_map"].ravel(), minlength=256)
+            counts[:-1] += numbers[: len(self.classes)]
+            counts[-1] += numbers[IGNORED]
+
+        total = len(self.train)
+        checked = check_samples(total, count_labels)
+        warn_of_absent_classes(counts, self.classes, checked, total, self.data)
+        for files in self.evaluated.values():
+            check_samples(len(files), files.read)
 
     def require_even_shares(self) -> None:
         """Accept every number of processes: `samples` completes the shares of a step."""
@@ -116,11 +130,17 @@ class SceneryFiles(Dataset[dict[str, Any]]):
     def __init__(self, data: Scenery, pairs: list[Pair], *, augmented: bool) -> None:
         from mmengine.dataset import Compose
 
+        self.data = data
         self.pairs = pairs
         self.transform = Compose(pipeline(data, augmented=augmented))
 
     def __len__(self) -> int:
         return len(self.pairs)
+
+    def read(self, place: int) -> dict[str, Any]:
+        """Return an image and its labels as the files have them; raise ConfigError."""
+        image, labels = self.pairs[place]
+        return read_labels(read_image({"img_path": image, "seg_map_path": labels}), self.data)
 
     def __getitem__(self, sample: Sample) -> dict[str, Any]:
         index, seed, is_counted = sample
@@ -142,76 +162,3 @@ def pipeline(data: Scenery, *, augmented: bool) -> list[Step]:
     size = (data.long_side, data.short_side)
     resize = {"type": "mmseg.Resize", "scale": size, "keep_ratio": True}
     return [read_image, resize, labels, packed]
-
-
-def read_image(sample: dict[str, Any]) -> dict[str, Any]:
-    """Add the image (h, w, 3), BGR, and its size; raise ConfigError if it cannot be read."""
-    import cv2
-
-    try:
-        content = np.frombuffer(sample["img_path"].read_bytes(), np.uint8)
-        image = cv2.imdecode(content, cv2.IMREAD_COLOR)
-    except (OSError, cv2.error):
-        image = None
-    if image is None:
-        raise ConfigError(f"data.root: {sample['img_path']} cannot be read as an image")
-    size = image.shape[:2]
-    return sample | {"img": image, "img_shape": size, "ori_shape": size}
-
-
-def read_labels(sample: dict[str, Any], data: Scenery) -> dict[str, Any]:
-    """Add the labels (h, w) uint8: the number of a class from 0 on, or IGNORED.
-
-    Raises ConfigError for a malformed file, or for one without the image's size, `ori_shape`.
-    """
-    path, first, classes = sample["seg_map_path"], data.first_label, data.num_classes
-    try:
-        with Image.open(path) as file:
-            _require_matching(sample, file, data)
-            values = np.asarray(file.convert("RGB") if data.label_colours else file)
-    except (OSError, SyntaxError) as error:
-        # Pillow raises SyntaxError for a broken PNG.
-        raise ConfigError(f"data.root: {path} cannot be read as an image") from error
-    if values.ndim == 3:
-        labels = _read_colours(path, values, data)
-    else:
-        values = values.astype(np.uint8)
-        unknown = np.unique(values[(values >= classes + first) & (values != IGNORED)])
-        if len(unknown):
-            none = f"0 or {IGNORED}" if first else IGNORED
-            text = f"{first} to {classes - 1 + first} for the classes, and {none} for no class"
-            raise ConfigError(f"data.root: {path} has the label {unknown[0]}; labels are {text}")
-        # Without a class, 0 wraps to IGNORED.
-        labels = np.where(values == IGNORED, values, values - np.uint8(first))
-    return sample | {"gt_seg_map": labels, "seg_fields": ["gt_seg_map"], "reduce_zero_label": True}
-
-
-def _read_colours(path: Path, colours: NDArray[np.uint8], data: Scenery) -> NDArray[np.uint8]:
-    """Return the labels (h, w) of pixels (h, w, 3); raise ConfigError for an unknown colour."""
-    numbers = data.label_colours
-    packed = colours.astype(np.int64) @ np.array([1 << 16, 1 << 8, 1])
-    values, places = np.unique(packed, return_inverse=True)
-    labels = np.empty(len(values), np.uint8)
-    for place, value in enumerate(values.tolist()):
-        colour = (value >> 16, value >> 8 & 255, value & 255)
-        if colour not in numbers:
-            classes = [key for key, label in numbers.items() if label != IGNORED]
-            nearest = classes[int(np.abs(np.array(classes) - colour).sum(1).argmin())]
-            near = f"the nearest is {list(nearest)} of '{data.class_names[numbers[nearest]]}'"
-            text = f"which no class has; {near} (data.void: the colour of pixels without a class)"
-            raise ConfigError(f"data.colours: {path} has the colour {list(colour)}, {text}")
-        labels[place] = numbers[colour]
-    return labels[places].reshape(packed.shape)
-
-
-def _require_matching(sample: dict[str, Any], labels: Image.Image, data: Scenery) -> None:
-    """Raise ConfigError if the header of `labels` does not match the image."""
-    path = sample["seg_map_path"]
-    # Pillow's modes of images with one 8-bit value per pixel, and with colours.
-    if labels.mode not in {"1", "L", "P"} | ({"RGB", "RGBA"} if data.label_colours else set()):
-        text = "labels are a PNG of mode L with the number of a class in each pixel"
-        raise ConfigError(f"data.root: {path} has pixels of mode {labels.mode}; {text}")
-    height, width = sample["ori_shape"]
-    if labels.size != (width, height):
-        text = f"its image {sample['img_path']} has {width} x {height}"
-        raise ConfigError(f"data.root: {path} has {labels.width} x {labels.height} pixels, {text}")

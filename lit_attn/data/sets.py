@@ -4,12 +4,9 @@ Shapes: images (N, C, H, W) uint8, labels (N,) int64.
 """
 
 import hashlib
-import re
-import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
-from itertools import groupby
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lit_attn.config.data import images as config
+from lit_attn.data.labels import warn_of_missing_labels
+from lit_attn.data.pictures import read_picture
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
 
@@ -48,6 +47,9 @@ def load(data: config.Images) -> dict[str, Split]:
     train = splits["train"]
     for name, rows in hold_out(data.validation, "val" in splits, train.labels).items():
         splits[name] = Split(train.images[rows], train.labels[rows])
+    if data.num_classes:
+        labels = {name: split.labels for name, split in splits.items()}
+        warn_of_missing_labels(labels, data.num_classes)
     return splits
 
 
@@ -162,62 +164,10 @@ def make_split(images: NDArray[np.uint8], labels: NDArray[Any], data: config.Ima
     return Split(images, labels.astype(np.int64).reshape(-1))
 
 
-def find_splits(path: Path, pattern: str, content: str) -> dict[str, list[Path]]:
-    """Return the paths that match `pattern` in the folders of "train", "test" and, perhaps, "val".
-
-    A single evaluation folder is the split "test", whether its name is test or val. Raises
-    ConfigError, which names `content`, if there is nothing to train on or to evaluate.
-    """
-    listed = {name: sorted((path / name).glob(pattern)) for name in ("train", "test", "val")}
-    # ImageNet's folder test has no class folders, since the labels of its images are secret.
-    splits = {name: paths for name, paths in listed.items() if paths}
-    if "test" not in splits and "val" in splits:
-        splits["test"] = splits.pop("val")
-    for split, names in (("train", "train"), ("test", "test or val")):
-        if split not in splits:
-            raise ConfigError(f"data.path: no {content} in {path} / {names}")
-    return splits
-
-
-def find_class_folders(data: config.ClassFolders) -> dict[str, list[Path]]:
-    """Return the class folders of every split; raise ConfigError if the classes do not agree."""
-    splits = find_splits(data.path, "*/", "class folders")
-    classes = {folder.name for folder in splits["train"]}
-    for folder in (*splits["test"], *splits.get("val", [])):
-        if folder.name not in classes:
-            raise ConfigError(f"data.path: {folder}: no such class in train")
-    return splits
-
-
-def read_shard(data: config.WebDataset, path: Path) -> Iterator[tuple[str, int]]:
-    """Yield (name, label) of every image of a tar file; a name is "file offset size".
-
-    Raises ConfigError for a torn file, and for a sample without an image or a class.
-    """
-    try:
-        with tarfile.open(path, "r:") as archive:
-            files = (member for member in archive if member.isfile())
-            for key, members in groupby(files, lambda member: re.sub(r"\.[^/]*$", "", member.name)):
-                parts = {member.name[len(key) + 1 :].lower(): member for member in members}
-                images = [parts[kind] for kind in ("jpg", "jpeg", "png") if kind in parts]
-                label = archive.extractfile(parts["cls"]) if "cls" in parts else None
-                number = int(label.read()) if label else -1
-                if not images or not 0 <= number < data.classes:
-                    needed = "needs an image (.jpg, .jpeg or .png) and a class (.cls) from 0 to"
-                    raise ValueError(f"sample '{key}' {needed} {data.classes - 1}")
-                yield f"{path.name} {images[0].offset_data} {images[0].size}", number
-    except (OSError, ValueError, tarfile.TarError) as error:
-        raise ConfigError(f"data.path: {path}: {error}") from error
-
-
-def fit_image(name: str, source: Any, data: config.OwnImages) -> NDArray[np.uint8]:
-    """Return an image, path or file as (C, H, W); raise ConfigError, naming it, if it is bad."""
-    try:
-        with source if isinstance(source, Image.Image) else Image.open(source) as image:
-            converted = image.convert("RGB" if data.channels == 3 else "L")
-            resized = converted.resize((data.size, data.size), Image.Resampling.BICUBIC)
-    except (OSError, SyntaxError) as error:
-        raise ConfigError(f"{name}: is not a readable image: {error}") from error
+def fit_image(name: str, source: Path | bytes, data: config.OwnImages) -> NDArray[np.uint8]:
+    """Return a picture as (C, H, W); raise ConfigError, which begins with `name`, if it is bad."""
+    picture = read_picture(source, name, "RGB" if data.channels == 3 else "L")
+    resized = picture.resize((data.size, data.size), Image.Resampling.BICUBIC)
     return np.asarray(resized).reshape(data.size, data.size, data.channels).transpose(2, 0, 1)
 
 

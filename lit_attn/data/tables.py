@@ -1,51 +1,127 @@
-"""Rows of Parquet, CSV and JSON files and of the hub, read by Hugging Face `datasets`."""
+"""Rows of Parquet, CSV and JSON files and of the hub, as images, documents and labelled texts."""
 
 import ast
 import contextlib
-import io
+import math
+from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from lit_attn.cells.inputs import MAX_FILES
 from lit_attn.config.data.tables import LabelledTable, Table, TableImages, TableTargets, TableText
+from lit_attn.data.log import LOG
+from lit_attn.data.rows import Rows, read_csv, read_json
 from lit_attn.data.sets import Split, fit_image, make_split, require_classes
+from lit_attn.data.splits import find_split, warn_of_shared_files
 from lit_attn.data.text.labelled import Sample
 from lit_attn.extras import require
 from lit_attn.schema import errors
 from lit_attn.schema.errors import ConfigError, suggest
 
-READERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
-
 
 def load_rows(data: Table) -> dict[str, Any]:
-    """Return the `datasets.Dataset` of each split; raise ConfigError if one cannot be read."""
-    library = require("datasets", "data.kind", "datasets")
-    library.disable_progress_bars()
-    splits: dict[str, Any] = {}
-    where = f"data.hub: {data.hub}"
-    for split, path in data.files.items():
-        errors.require(f"data.{split}: {path}: no table ends in", path.suffix, READERS)
-    try:
-        if data.hub is not None:
-            loaded = library.load_dataset(data.hub, data.subset)
-            splits = {{"validation": "val"}.get(name, name): loaded[name] for name in loaded}
+    """Return the rows of each split: a `Rows`, or a `Dataset` of the library `datasets`.
+
+    Raises ConfigError if a split cannot be read, has no such column or does not exist.
+    """
+    if data.hub is not None:
+        splits = _load_hub(data, data.hub)
+    else:
         for split, path in data.files.items():
-            where, files = f"data.{split}: {path}", {split: str(path)}
-            splits[split] = library.load_dataset(READERS[path.suffix], data_files=files)[split]
-    except (OSError, ValueError, library.exceptions.DatasetsError) as error:
-        reason = str(error.__cause__ or error).splitlines()[0]
-        raise ConfigError(f"{where} cannot be read: {reason}") from error
+            errors.require(f"data.{split}: {path}: no table ends in", path.suffix, READERS)
+        warn_of_shared_files(data.files)
+        splits = {split: _read_file(data, split, path) for split, path in data.files.items()}
     for split, rows in splits.items():
         for key, column in data.columns.items():
             text = f"data.{key}: {data.files.get(split, data.hub)} has no column"
             errors.require(text, column, rows.column_names)
+    return splits
+
+
+def _read_csv(data: Table, path: Path) -> Any:
+    return read_csv(path, data.columns.values(), data.columns.get("label"))
+
+
+def _read_json(data: Table, path: Path) -> Any:
+    return read_json(path)
+
+
+def _read_parquet(data: Table, path: Path) -> Any:
+    library = _import_datasets()
+    try:
+        return library.load_dataset("parquet", data_files={"train": str(path)})["train"]
+    except library.exceptions.DatasetsError as error:
+        # The cause says more than the library's own error.
+        raise ValueError(str(error.__cause__ or error)) from error
+
+
+READERS: dict[str, Callable[[Table, Path], Any]] = {
+    ".parquet": _read_parquet,
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".json": _read_json,
+    ".jsonl": _read_json,
+}
+"""Function that reads a table, by the ending of its file."""
+
+
+def _import_datasets() -> Any:
+    library = require("datasets", "data.kind", "datasets")
+    library.disable_progress_bars()
+    return library
+
+
+def _read_file(data: Table, split: str, path: Path) -> Any:
+    """Return the rows of a file; raise ConfigError with the split and the reason."""
+    try:
+        return READERS[path.suffix](data, path)
+    except ConfigError:
+        # A library is not installed.
+        raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise ConfigError(f"data.{split}: {path} cannot be read: {reason}") from error
+
+
+def _load_hub(data: Table, hub: str) -> dict[str, Any]:
+    """Return the splits train, val and test of a data set of the hub, or of a local folder.
+
+    Raises ConfigError if it cannot be loaded, or has no split to train on or to evaluate.
+    """
+    library = _import_datasets()
+    if Path(hub).is_dir():
+        # The library guesses the splits of a folder from the names of its files.
+        for path in sorted(Path(hub).rglob("*")):
+            if path.is_file():
+                find_split(path.stem, f"data.hub: {path}")
+    try:
+        loaded = library.load_dataset(hub, data.subset)
+    except (OSError, ValueError, library.exceptions.DatasetsError) as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise ConfigError(f"data.hub: {hub} cannot be read: {reason}") from error
+    splits: dict[str, Any] = {}
+    left_out = []
+    for name in loaded:
+        split = {"validation": "val"}.get(name, name)
+        if split in splits:
+            raise ConfigError(f"data.hub: {hub} has two splits for {split}: validation and val")
+        if split in ("train", "val", "test"):
+            splits[split] = loaded[name]
+        else:
+            left_out.append(name)
     if "train" not in splits or not splits.keys() & {"test", "val"}:
         text = "needed are train, and test or validation"
-        raise ConfigError(f"data.hub: {data.hub} has the splits {', '.join(splits)}; {text}")
+        raise ConfigError(f"data.hub: {hub} has the splits {', '.join(loaded)}; {text}")
+    if left_out:
+        LOG.warning(
+            "data.hub: %s: not read are the splits %s; read are train, validation and test",
+            hub,
+            ", ".join(left_out),
+        )
     return splits
 
 
@@ -56,10 +132,13 @@ def read_images(data: TableImages | TableTargets) -> dict[str, Split]:
         tables["test"] = tables.pop("val")
     splits: dict[str, Split] = {}
     for split in [name for name in ("train", "val", "test") if name in tables]:
-        rows, source = tables[split], data.files.get(split, Path())
-        opened = (_open(image, source.parent) for image in rows[data.image])
-        where = f"data.{split}: {data.files.get(split, data.hub)}: row"
-        images = [fit_image(f"{where} {i}", image, data) for i, image in enumerate(opened)]
+        folder = data.files.get(split, Path()).parent
+        images = []
+        for row, cell in enumerate(_read_image_cells(tables[split], data.image)):
+            where = f"data.{split}: {data.files.get(split, data.hub)}: row {row}"
+            source = _find_image(cell, folder, where, data.image)
+            name = f"{where}: {source}" if isinstance(source, Path) else f"{where}: the image"
+            images.append(fit_image(name, source, data))
         splits[split] = make_split(np.stack(images), data.read_labels(tables, split), data)
     return splits
 
@@ -69,21 +148,73 @@ def list_inputs(data: TableImages | TableTargets) -> list[Path]:
     paths = Table.input_paths(data)
     tables = load_rows(data) if data.files else {}
     for split, file in data.files.items():
-        opened = (_open(image, file.parent) for image in tables[split][:MAX_FILES][data.image])
-        paths += [image for image in opened if isinstance(image, Path)]
+        first_cells = islice(_read_image_cells(tables[split], data.image), MAX_FILES)
+        for row, cell in enumerate(first_cells):
+            where = f"data.{split}: {file}: row {row}"
+            source = _find_image(cell, file.parent, where, data.image)
+            if isinstance(source, Path):
+                paths.append(source)
     return paths
 
 
+def _read_image_cells(rows: Any, column: str) -> Iterable[Any]:
+    """Return the cells of a column. Images stay encoded: one module decodes all of them."""
+    if not isinstance(rows, Rows):
+        features = require("datasets", "data.kind", "datasets")
+        if isinstance(rows.features[column], features.Image):
+            rows = rows.cast_column(column, features.Image(decode=False))
+    cells: Iterable[Any] = rows[column]
+    return cells
+
+
+def _find_image(cell: Any, folder: Path, where: str, column: str) -> Path | bytes:
+    """Return the path of an image or the content of its file.
+
+    A cell has a path, or the bytes and the path that `datasets` stores. Raises ConfigError, which
+    begins with `where`, for another cell.
+    """
+    path = cell
+    if isinstance(cell, dict):
+        if cell.get("bytes"):
+            return bytes(cell["bytes"])
+        path = cell.get("path")
+    if path is None:
+        raise ConfigError(f"{where}: the cell of '{column}' is empty; remove the row")
+    if not isinstance(path, str):
+        raise ConfigError(
+            f"{where}: '{column}' is {cell!r:.60}, no image; write the path of a file"
+        )
+    return folder / path
+
+
 def read_texts(data: TableText) -> dict[str, list[tuple[str, str]]]:
-    """Return (name, text) of every document of every split; a single evaluated one is "val"."""
+    """Return (name, text) of every document of every split; a single evaluated one is "val".
+
+    Rows without a text are left out and counted in a warning. Raises ConfigError for a cell that is
+    no text.
+    """
     tables = load_rows(data)
     if "val" not in tables:
         tables["val"] = tables.pop("test")
-    return {
-        split: [(f"{split} row {i}", str(text)) for i, text in enumerate(rows[data.text]) if text]
-        for split, rows in tables.items()
-        if split in ("train", "val", "test")
-    }
+    documents: dict[str, list[tuple[str, str]]] = {}
+    for split, rows in tables.items():
+        source = f"data.{split}: {data.files.get(split, data.hub)}"
+        texts = list(rows[data.text])
+        documents[split] = []
+        for number, text in enumerate(texts):
+            if text is not None and not isinstance(text, str):
+                raise ConfigError(
+                    f"{source}: row {number}: '{data.text}' is {text!r}, which is no text"
+                )
+            if text:
+                documents[split].append((f"{split} row {number}", text))
+        if empty := len(texts) - len(documents[split]):
+            counts = f"{empty:,} of {len(texts):,} rows are left out"
+            LOG.warning("%s: %s, because the cell of '%s' is empty", source, counts, data.text)
+    return documents
+
+
+EMPTY_TEXT = " "  # Text of a row with a class and an empty cell: a sample needs a token.
 
 
 def split_row(data: LabelledTable, text: Any, label: Any) -> tuple[list[str], list[Any]]:
@@ -94,11 +225,11 @@ def split_row(data: LabelledTable, text: Any, label: Any) -> tuple[list[str], li
     if not data.has_tags:
         if not isinstance(text, str | None):
             raise ValueError(f"'{data.text}' is {text!r}, which is no text")
-        return [text or " "], [label]
+        return [text or EMPTY_TEXT], [label]
     words, classes = list_items(text), list_items(label)
     if not words or len(words) != len(classes):
         raise ValueError(f"{len(words)} words and {len(classes)} classes; one class for each")
-    if not all(str(word).strip() for word in words):
+    if not all(word is not None and str(word).strip() for word in words):
         raise ValueError("a word is empty")
     numbers = [int(item) if str(item).isdecimal() else item for item in classes]
     return [f" {word}" for word in words], numbers
@@ -123,14 +254,23 @@ def read_samples(data: LabelledTable) -> dict[str, list[Sample]]:
     rows: dict[str, dict[str, list[Any]]] = {}
     for split, table in load_rows(data).items():
         rows[split] = {data.text: [], data.label: []}
+        source = f"data.{split}: {data.files.get(split, data.hub)}"
         for row, cells in enumerate(zip(table[data.text], table[data.label], strict=True)):
             try:
                 texts, classes = split_row(data, *cells)
             except ValueError as error:
-                source = f"data.{split}: {data.files.get(split, data.hub)}"
                 raise ConfigError(f"{source}: row {row}: {error}") from error
             rows[split][data.text].append(texts)
             rows[split][data.label].append(classes)
+        empty = 0 if data.has_tags else sum(not text for text in table[data.text])
+        if empty:
+            counts = f"{empty:,} of {len(rows[split][data.text]):,} rows"
+            LOG.warning(
+                "%s: %s have an empty cell '%s', which is read as one space",
+                source,
+                counts,
+                data.text,
+            )
     encode = data.tokenizer.encoder(map(" ".join, rows["train"][data.text]))
     samples: dict[str, list[Sample]] = {}
     for split in [name for name in ("train", "val", "test") if name in rows]:
@@ -151,14 +291,6 @@ def read_samples(data: LabelledTable) -> dict[str, list[Sample]]:
     return {"val": evaluated, "test": evaluated} | samples
 
 
-def _open(image: Any, folder: Path) -> Any:
-    """Return an image, or what Pillow can open: a path, or the bytes in a cell of `datasets`."""
-    if isinstance(image, dict):
-        content = image.get("bytes")
-        return io.BytesIO(content) if content else folder / str(image.get("path"))
-    return image if isinstance(image, Image.Image) else folder / str(image)
-
-
 def read_classes(
     data: TableImages | LabelledTable, tables: dict[str, Any], split: str
 ) -> NDArray[np.int64]:
@@ -175,9 +307,10 @@ def read_classes(
         for name in ("train", split)
     )
     values = [value for _, value in cells]
-    if None in values:
-        row = cells[values.index(None)][0]
-        raise ConfigError(f"data.label: {split} row {row} of '{data.label}' has no class")
+    for row, value in cells:
+        # Tables of numbers mark a missing number with NaN.
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            raise ConfigError(f"data.label: {split} row {row} of '{data.label}' has no class")
     if all(isinstance(value, int) for _, value in trained + cells):
         return np.asarray(values, np.int64)
     names = sorted({str(value) for _, value in trained})

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from lit_attn.cells import records
 from lit_attn.cells.folder import read_cell, read_result
+from lit_attn.files import require_folder
 from lit_attn.report.drawing import MOST_PANELS
 from lit_attn.report.stats import find_resolution
 from lit_attn.schema.errors import ConfigError, require, suggest
@@ -205,6 +206,7 @@ def read_studies(runs: Path, names: list[str] | None = None) -> Iterator[StudyRe
     A study that cannot be read is skipped with a warning. Raises ConfigError if `runs` holds no
     plan, if a name has no plan, or if not one of the studies can be read.
     """
+    require_folder(runs)
     plans = {path.parent.name: path for path in sorted(runs.glob("*/plan.json"))}
     if not plans:
         raise ConfigError(f"{runs}: contains no study (no */plan.json)")

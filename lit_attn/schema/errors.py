@@ -21,6 +21,9 @@ REFUSALS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, 
 P = ParamSpec("P")
 # Control characters and their visible form. Terminals execute escape sequences.
 CONTROL = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
+# Python keeps the bytes of a file name that are not UTF-8 as these characters, which no stream
+# accepts.
+CONTROL |= {0xDC00 + byte: f"\\x{byte:02x}" for byte in range(128, 256)}
 
 
 class ConfigError(ValueError):

@@ -13,6 +13,7 @@ from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
 from lit_attn.config.data.base import Data, find_paths
 from lit_attn.config.schedules import stretch
+from lit_attn.data.log import LOG
 from lit_attn.data.module import DataModule
 from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError, suggest
@@ -82,6 +83,9 @@ def find_mistake(cells: Sequence[Any], has_data: bool = True) -> tuple[int, str]
 
 def _build_task(cell: Cell, data: DataModule, network: nn.Module) -> TaskModule:
     experiment, training = cell.experiment, cell.experiment.training
+    steps = training.model_copy(update={"stretch": 1.0}).steps(data.steps_per_epoch)
+    if warning := experiment.schedule.warn_of_steps(steps, data.steps_per_epoch):
+        LOG.warning("schedule: %s", warning)
     rate = experiment.schedule.rate(experiment.optimizer.lr, data.steps_per_epoch, training.epochs)
     rate = stretch(rate, training.stretch)
     task = experiment.task.build(network, data, experiment.loss, experiment.optimizer, rate)

@@ -18,8 +18,8 @@ from helpers.runs import TIMEOUT, start_cli
 from PIL import Image
 
 from lit_attn.ablate.plan import expand, find_variants, require_inputs
-from lit_attn.config.data.segmentation import list_pairs
 from lit_attn.config.data.text import LabelledText
+from lit_attn.data.label_masks import list_pairs
 from lit_attn.schema.errors import ConfigError
 from lit_attn.training.build import find_mistake
 
@@ -99,14 +99,15 @@ def test_a_missing_or_torn_npz_file_is_one_error_line(tmp_path: Path) -> None:
 
 def test_folders_shards_and_texts_have_a_batch(tmp_path: Path) -> None:
     write_classes(tmp_path / "images", 3)
+    picture = (tmp_path / "images/train/class0/0.png").read_bytes()
     for split in ("train", "test"):
         (tmp_path / "shards" / split).mkdir(parents=True)
         with tarfile.open(tmp_path / "shards" / split / "0.tar", "w") as shard:
             for number in range(4):
-                for name in (f"{number}.png", f"{number}.cls"):
-                    member = tarfile.TarInfo(name)
-                    member.size = 1
-                    shard.addfile(member, io.BytesIO(b"2"))
+                for ending, content in (("png", picture), ("cls", b"2")):
+                    member = tarfile.TarInfo(f"{number}.{ending}")
+                    member.size = len(content)
+                    shard.addfile(member, io.BytesIO(content))
     rest = "name: mine, size: 8, classes: 3"
     for kind, folder, count in (("image-folder", "images", 6), ("webdataset", "shards", 4)):
         data = f"{{kind: {kind}, path: {tmp_path / folder}, {rest}, batch_size: {count}}}"

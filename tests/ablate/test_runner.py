@@ -3,8 +3,10 @@
 import io
 import os
 import signal
+import socket
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from helpers import fake_cells, studies
@@ -24,7 +26,7 @@ from helpers.runs import (
 from lit_attn.ablate import runner
 from lit_attn.ablate.display import Display, Snapshot
 from lit_attn.ablate.launch import Launcher
-from lit_attn.ablate.plan import expand
+from lit_attn.ablate.plan import Job, expand
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import Device, Slots, make_slots
 from lit_attn.cells import folder, lock
@@ -383,3 +385,63 @@ def test_a_cell_does_not_start_after_a_new_failure(tmp_path: Path) -> None:
     lock.release_lock(job.folder)
     assert launcher.start(job, slot, 1).end() == 1
     assert count_runs(tmp_path) == {"crash/0": 2}
+
+
+def hold_elsewhere(job: Job, **changes: object) -> None:
+    """Write the lock of a process that this machine cannot look up, as in a copied folder."""
+    holder = lock.LockHolder(**lock.current_process().model_dump())
+    holder = holder.model_copy(update={"host": "elsewhere", "boot": "other", "pid": 7, **changes})
+    job.folder.mkdir(parents=True)
+    (job.folder / "lock").write_text(holder.model_dump_json())
+
+
+def test_a_foreign_lock_that_a_run_waits_for_is_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "STALE_AFTER", 1.5)
+    cells = jobs(tmp_path, "ok", "ok-2")
+    hold_elsewhere(cells[1])
+    summary, output = run(cells, at_once=1)
+    assert summary.failed == []
+    assert len(summary.outcomes) == len(cells)
+    lines = [line for line in output.splitlines() if line.startswith("waiting")]
+    place = cells[1].folder / "lock"
+    assert len(lines) == 1
+    assert f"{cells[1].name}  process 7 on elsewhere holds {place}" in lines[0]
+    assert "If the folder was copied, or that process has ended, delete the file." in lines[0]
+
+
+def test_a_cell_that_another_runner_trains_is_reported_without_advice(tmp_path: Path) -> None:
+    cells = jobs(tmp_path, "ok")[:1]
+    output = io.StringIO()
+
+    class Releasing(Display):
+        def add_event(self, text: str) -> None:
+            super().add_event(text)
+            if text.startswith("waiting"):
+                (cells[0].folder / "lock").unlink()
+
+    hold_elsewhere(cells[0], **lock.current_process().model_dump())
+    Runner(Launcher(fake_cells.TARGET), make_slots(1), Releasing(output)).run(cells)
+    text = f"waiting  tiny/ok/0  process {os.getpid()} on {socket.gethostname()} runs this cell  [0"
+    assert text in output.getvalue()
+
+
+def test_the_grace_of_a_stopped_cell_is_that_of_the_runner(tmp_path: Path) -> None:
+    class Running:
+        kill_at = None
+        graces: ClassVar[list[float]] = []
+
+        def idle_seconds(self) -> float:
+            return 0.0
+
+        def stop(self, number: int, grace: float) -> None:
+            self.graces.append(grace)
+
+    stopping = Runner(Launcher(fake_cells.TARGET), make_slots(1), Display(io.StringIO()))
+    stopping.running = {0: Running()}  # type: ignore[dict-item]
+    stopping.urgency = runner.STOP
+    stopping._enforce()
+    stopping.grace = 90.0
+    stopping._enforce()
+    assert Running.graces == [runner.GRACE, 90.0]

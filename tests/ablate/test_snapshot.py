@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from helpers.runs import make_body
 import lit_attn
 from lit_attn.ablate import slurm
 from lit_attn.ablate.plan import Job, Matrix, expand
+from lit_attn.ablate.runner import GRACE, Summary
 from lit_attn.ablate.snapshot import activation_lines, remove_unneeded, take_snapshot
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import locate_copy
@@ -241,3 +243,38 @@ def test_modules_that_are_imported_late_are_copied(tmp_path: Path) -> None:
     copy = locate_copy(tmp_path / "study" / "mine.py", snapshot).parent
     copied = {str(path.relative_to(copy)) for path in copy.rglob("*.py")}
     assert copied == files.keys() - {"unused.py", "also_unused.py"}
+
+
+def test_a_job_near_its_time_limit_leaves_its_cell_most_of_the_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SLURM warns 120 s before the limit; a cell that is told to stop has 15 s otherwise."""
+    graces: list[float] = []
+    requeues: list[int] = []
+
+    class Stopped:
+        """Runner that the job's warning stops."""
+
+        def __init__(self, *_: object) -> None:
+            self.grace = GRACE
+
+        def run(self, jobs: list[Job]) -> Summary:
+            graces.append(self.grace)
+            previous = signal.signal(signal.SIGTERM, lambda *_: graces.append(self.grace))
+            signal.raise_signal(signal.SIGUSR2)
+            signal.signal(signal.SIGTERM, previous)
+            return Summary()
+
+    (job, *_) = expand(studies.study(tmp_path, make_body("ok")), tmp_path / "runs").jobs
+    job.cell.write(job.folder / "config.yaml")
+    monkeypatch.setattr(slurm, "Runner", Stopped)
+    monkeypatch.setattr(slurm.forkserver, "ensure_running", lambda: None)
+    previous = signal.signal(signal.SIGUSR2, lambda number, _: requeues.append(number))
+    try:
+        with pytest.raises(RuntimeError, match="stopped before it began"):
+            slurm.SlurmCell(job.folder, "", False, 1.0)()
+    finally:
+        signal.signal(signal.SIGUSR2, previous)
+    assert graces == [GRACE, slurm.SAVING]
+    assert GRACE < 60 < slurm.SAVING < slurm.WARNING
+    assert requeues == [signal.SIGUSR2]

@@ -138,6 +138,8 @@ def test_a_missing_or_torn_plan_is_one_error_line(
 ) -> None:
     assert main(["status", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"{tmp_path}: contains no study (no */plan.json)\n"
+    assert main(["status", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere: this folder does not exist; correct the path" in capsys.readouterr().err
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "plan.json").write_text("{")
     assert main(["status", str(tmp_path)]) == 2

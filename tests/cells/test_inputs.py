@@ -233,3 +233,13 @@ def test_status_and_dry_run_name_stale_cells(
     dry_run.print_cells([matrix], with_costs=False)
     lines = [line for line in capsys.readouterr().out.splitlines() if " seed " in line]
     assert [line.endswith(f"done, stale: {reason}") for line in lines] == [True, True, False, False]
+
+
+def test_a_folder_may_have_names_that_are_not_utf_8(tmp_path: Path) -> None:
+    (tmp_path / "1.png").touch()
+    before = collect_data([tmp_path])[str(tmp_path)]
+    (tmp_path / "caf\udce9.txt").touch()
+    after = collect_data([tmp_path])[str(tmp_path)]
+    assert before.startswith("names ")
+    assert after.startswith("names ")
+    assert before != after

@@ -14,8 +14,11 @@ from lit_attn.config.schedules import (
     InverseSquareRoot,
     OneCycle,
     Polynomial,
+    Schedule,
     Trapezoid,
 )
+from lit_attn.data.log import collect_warnings
+from lit_attn.training.build import find_mistake
 
 
 def test_belief2_cifar100_warms_up_per_step_then_falls_to_the_floor() -> None:
@@ -95,6 +98,42 @@ def test_segmenters_polynomial_falls_from_the_first_step_to_its_floor() -> None:
     for step in (1, 2527, 100_000, 161_727):
         assert rate(step) == pytest.approx((1e-3 - 1e-5) * (1 - step / 161_728) ** 0.9 + 1e-5)
     assert rate(161_728) == rate(10**9) == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("schedule", "steps", "rising"),
+    [
+        (Cosine(warmup=2), 20, 20),
+        (Cosine(warmup=2), 21, 0),
+        (Cosine(warmup=0.5), 5, 5),
+        (Trapezoid(warmup=1), 10, 10),
+        (OneCycle(warmup=1), 3, 10),
+        (InverseSquareRoot(warmup_steps=100), 99, 100),
+        (InverseSquareRoot(warmup_steps=100), 101, 0),
+        (Cosine(), 1, 0),
+        (Constant(), 1, 0),
+        (Polynomial(), 1, 0),
+    ],
+)
+def test_a_training_that_ends_in_the_warm_up_is_a_warning(
+    schedule: Schedule, steps: int, rising: int
+) -> None:
+    """An epoch has 10 steps."""
+    warning = schedule.warn_of_steps(steps, 10)
+    text = f"the training ends after {steps} steps and the warm-up takes {rising}, so the learning"
+    assert warning is None if not rising else (warning or "").startswith(text)
+
+
+def test_the_check_before_a_run_warns_once_of_max_steps_below_the_warm_up(tmp_path: Path) -> None:
+    body = "baseline: a\nset: {training.max_steps: 3}\ncells: {a: {}, b: {attention: belief2}}"
+    matrix = expand(studies.study(tmp_path, body), tmp_path)
+    with collect_warnings() as messages:
+        find_mistake([job.cell.model_dump(mode="json") for job in matrix.jobs])
+    assert len(messages) == 1
+    assert messages[0].startswith("schedule: the training ends after 3 steps and the warm-up takes")
+    assert messages[0].endswith(
+        "shorten the warm-up, or raise training.epochs or training.max_steps"
+    )
 
 
 def test_a_dry_run_warns_of_a_training_that_never_leaves_its_warm_up(

@@ -124,11 +124,12 @@ def test_all_files_are_checked_if_there_is_time(
     data = make_config(tmp_path).build(0, CPU)
     data.train.pairs = [(Path(f"{number}"), Path()) for number in range(2001)]
     checked: list[str] = []
+    pixel = np.zeros((1, 1), np.uint8)
     read = "lit_attn.data.segmentation.read_"
     monkeypatch.setattr(f"{read}image", lambda sample: checked.append(sample["img_path"].name))
-    monkeypatch.setattr(f"{read}labels", lambda sample, data: None)
+    monkeypatch.setattr(f"{read}labels", lambda sample, data: {"gt_seg_map": pixel})
     clock = types.SimpleNamespace(monotonic=lambda: seconds * len(checked))
-    monkeypatch.setattr("lit_attn.data.segmentation.time", clock)
+    monkeypatch.setattr("lit_attn.data.loading.time", clock)
     data.check()
     assert checked.pop() == "a.png"
     assert len(set(checked)) == len(checked) == pytest.approx(count, abs=1)
@@ -154,3 +155,169 @@ def test_classes_without_a_name_or_a_colour_of_their_own_are_refused(tmp_path: P
         make_config(tmp_path, void=[0, 0, 0])
     with pytest.raises(ValidationError, match="classes: 'cat' stands there twice"):
         make_config(tmp_path, classes=["cat", "dog", "cat"])
+
+
+def save_turned(path: Path, pixels: np.ndarray, orientation: int) -> None:
+    """Write pixels so that a viewer, which obeys the EXIF orientation, shows them as they are."""
+    turn_back = {1: 0, 3: 2, 6: 1, 8: 3}[orientation]
+    exif = Image.Exif()
+    exif[274] = orientation
+    Image.fromarray(np.rot90(pixels, turn_back).astype(np.uint8)).save(path, exif=exif)
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+@pytest.mark.parametrize("mask_orientation", [1, 3, 6, 8])
+def test_images_and_masks_are_turned_by_one_rule(
+    orientation: int, mask_orientation: int, tmp_path: Path
+) -> None:
+    """Each file is turned as its own EXIF orientation says, so shown pixels belong together."""
+    write(tmp_path, np.zeros((4, 8)))
+    labels = np.arange(32).reshape(4, 8) % 3
+    labels[labels == 2] = 255
+    pixels = np.repeat(np.arange(32).reshape(4, 8, 1), 3, 2)
+    save_turned(tmp_path / "images/validation/a.png", pixels, orientation)
+    save_turned(tmp_path / "annotations/validation/a.png", labels, mask_orientation)
+    data = make_config(tmp_path).build(0, CPU)
+    read = data.evaluated["test"].read(0)
+    assert np.array_equal(read["img"], pixels)
+    assert np.array_equal(read["gt_seg_map"], labels)
+
+
+def test_a_mask_in_the_stored_position_of_a_turned_image_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, np.zeros((4, 8)))
+    save_turned(tmp_path / "images/training/a.png", np.zeros((8, 4, 3)), 6)
+    with pytest.raises(ConfigError) as caught:
+        make_config(tmp_path).build(0, CPU).check()
+    message = str(caught.value).replace(str(tmp_path), "ROOT")
+    assert message == (
+        "data.root: ROOT/annotations/training/a.png has 8 x 4 pixels, its image "
+        "ROOT/images/training/a.png has 4 x 8; turn one of them; files are read as their EXIF "
+        "orientation says"
+    )
+
+
+@pytest.mark.parametrize("kind", ["L", "P", "I;16", "I", "1", "tif", "bmp"])
+def test_numbers_are_classes_in_every_kind_of_file(kind: str, tmp_path: Path) -> None:
+    write(tmp_path, np.zeros((4, 4)))
+    labels = np.array([[0, 1, 0 if kind == "1" else 255, 0]] * 4)
+    image = Image.fromarray(labels.astype(np.uint8))
+    if kind == "P":
+        image = Image.fromarray(labels.astype(np.uint8), "P")
+        # The colours of the palette contradict its indices.
+        image.putpalette(np.arange(768, dtype=np.uint8)[::-1].tobytes())
+    elif kind in ("I;16", "I", "1"):
+        types = {"I;16": np.uint16, "I": np.int32, "1": bool}
+        image = Image.fromarray(labels.astype(types[kind]))
+    ending = {"I": "tif"}.get(kind, kind if kind in ("tif", "bmp") else "png")
+    (tmp_path / "annotations/validation/a.png").unlink()
+    image.save(tmp_path / f"annotations/validation/a.{ending}")
+    assert read_labels(make_config(tmp_path)) == labels.tolist()
+
+
+@pytest.mark.parametrize("label", [2, 254, 256, 300, 65535])
+def test_unknown_numbers_of_16_bits_are_named(label: int, tmp_path: Path) -> None:
+    write(tmp_path, np.zeros((4, 4)))
+    path = tmp_path / "annotations/training/a.png"
+    Image.fromarray(np.full((4, 4), label, np.uint16)).save(path)
+    with pytest.raises(ConfigError, match=rf"a\.png has the label {label}; labels are 0 to 1 for"):
+        make_config(tmp_path).build(0, CPU).check()
+
+
+def warnings_of_check(config: MasksConfig, caplog: pytest.LogCaptureFixture) -> list[str]:
+    data = config.build(0, CPU)
+    caplog.clear()
+    data.check()
+    return caplog.messages
+
+
+def test_a_class_without_a_pixel_is_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, np.array([[0, 255, 0, 255]] * 4))
+    assert warnings_of_check(make_config(tmp_path), caplog) == [
+        "data.root: no pixel of 1 training label files has the class 'dog', which a model "
+        "then cannot learn; "
+        "255 means no class; give pixels of 'dog' the number 1, or leave the class out"
+    ]
+    write(tmp_path / "two", np.array([[0, 1, 0, 255]] * 4))
+    assert warnings_of_check(make_config(tmp_path / "two"), caplog) == []
+    write(tmp_path / "colours", np.array([[[255, 0, 0]] * 4] * 4))
+    assert warnings_of_check(make_config(tmp_path / "colours", **COLOURS), caplog) == [
+        "data.root: no pixel of 1 training label files has the class 'dog', which a model "
+        "then cannot learn; "
+        "give pixels of 'dog' its colour in data.colours, or leave the class out"
+    ]
+
+
+@pytest.mark.parametrize(("labels", "count"), [([0, 255], 1), ([0, 1], 0)])
+def test_a_part_of_the_files_says_less_about_rare_classes(
+    labels: list[int],
+    count: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With one of three classes absent there is no warning, with two there is."""
+    write(tmp_path, np.array([labels * 2] * 4))
+    for kind in ("images", "annotations"):
+        source = tmp_path / kind / "training/a.png"
+        (tmp_path / kind / "training/b.png").write_bytes(source.read_bytes())
+    monkeypatch.setattr("lit_attn.data.loading.CHECK_SECONDS", 0.0)
+    messages = warnings_of_check(make_config(tmp_path, classes=["a", "b", "c"]), caplog)
+    assert len(messages) == count
+    if messages:
+        beginning = "data.root: no pixel of 1 of the 2 training label files that were read has"
+        assert messages[0].startswith(
+            f"{beginning} one of the classes 'b', 'c', which a model then"
+        )
+
+
+def test_files_of_other_kinds_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, np.zeros((4, 4)))
+    (tmp_path / "images/training/b.heic").touch()
+    (tmp_path / "images/training/inner").mkdir()
+    (tmp_path / "images/training/.hidden.png").touch()
+    (tmp_path / "annotations/training/a.jpg").touch()
+    Image.new("L", (4, 4)).save(tmp_path / "annotations/training/c.png")
+    make_config(tmp_path).build(0, CPU)
+    images, annotations = tmp_path / "images/training", tmp_path / "annotations/training"
+    assert [message.partition("; files that")[0] for message in caplog.messages] == [
+        f"data.root: {images}: left out 1 file: .heic (1)",
+        f"data.root: {images}: left out 1 folder; only files directly in a split's folder are read",
+        f"data.root: {annotations}: left out 1 file: .jpg (1)",
+        f"data.root: {annotations}: left out 1 label file without an image of the same name, as "
+        "c.png",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["images", "annotations"])
+def test_two_files_of_one_name_are_named(kind: str, tmp_path: Path) -> None:
+    write(tmp_path, np.zeros((4, 4)))
+    Image.new("L", (4, 4)).save(tmp_path / kind / "validation/a.tif")
+    message = rf"{kind}/validation/a\.png and a\.tif have one name"
+    with pytest.raises(ConfigError, match=message):
+        make_config(tmp_path).build(0, CPU)
+
+
+def test_names_in_latin_1_and_broken_links_are_named(tmp_path: Path) -> None:
+    write(tmp_path, np.zeros((4, 4)))
+    image = tmp_path / "images/training/a.png"
+    (tmp_path / "images/training/caf\udce9.png").write_bytes(image.read_bytes())
+    with pytest.raises(ConfigError, match=r"caf\\xe9\.png has a name that is not UTF-8; rename it"):
+        make_config(tmp_path).build(0, CPU)
+    (tmp_path / "images/training/caf\udce9.png").unlink()
+    image.unlink()
+    image.symlink_to(tmp_path / "none.png")
+    with pytest.raises(ConfigError, match=r"training/a\.png is no file, or a link to a missing"):
+        make_config(tmp_path).build(0, CPU)
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"P5 18200 10000 255\n"])
+@pytest.mark.parametrize("kind", ["images", "annotations"])
+def test_damaged_files_are_named_before_training(kind: str, content: bytes, tmp_path: Path) -> None:
+    write(tmp_path, np.zeros((4, 4)))
+    (tmp_path / kind / "training/a.png").write_bytes(content)
+    message = rf"^data\.root: .*{kind}/training/a\.png is not a readable image: .*; "
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_config(tmp_path).build(0, CPU).check()
+    assert "\n" not in str(caught.value)

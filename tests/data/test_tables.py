@@ -206,7 +206,9 @@ def test_bad_cells_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.targets: test row 0 of x has a value .*'one'"):
         TableTargets.model_validate(choices | {"targets": ["x"]}).build(0, CPU)
     (tmp_path / "1.png").write_text("text")
-    with pytest.raises(ConfigError, match=r"data\.train: .*train\.csv: row 1: is not a readable"):
+    with pytest.raises(
+        ConfigError, match=r"data\.train: .*train\.csv: row 1: .*/1\.png is not a readable"
+    ):
         TableImages.model_validate(choices | {"classes": 2}).build(0, CPU)
 
 
@@ -268,3 +270,74 @@ def test_a_large_vocabulary_needs_as_many_embeddings() -> None:
     with pytest.raises(ValidationError, match=r"vocabulary: 512, but .* choose at least 50278"):
         TableLabels.model_validate(choices)
     assert np.iinfo(np.uint16).max > 50_278
+
+
+def write_picture(path: Path, kind: str) -> None:
+    """Write an 8 x 4 picture whose left half is dark (100) and whose right half is white."""
+    pixels = np.full((4, 8), 255)
+    pixels[:, :4] = 100
+    if kind == "16 bits":
+        Image.fromarray((pixels * 257).astype(np.uint16)).save(path)
+    elif kind == "turned":
+        exif = Image.Exif()
+        exif[274] = 6
+        Image.fromarray(np.rot90(pixels, 1).astype(np.uint8)).save(path, exif=exif)
+    elif kind == "transparent":
+        colours = np.zeros((4, 8, 4), np.uint8)
+        colours[:, :4] = (100, 100, 100, 255)
+        Image.fromarray(colours).save(path)
+    else:
+        Image.fromarray(pixels.astype(np.uint8)).save(path)
+
+
+@pytest.mark.parametrize("kind", ["8 bits", "16 bits", "turned", "transparent"])
+@pytest.mark.parametrize("source", ["csv", "parquet", "cells"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_kind_of_picture_keeps_its_range(
+    kind: str, source: str, channels: int, tmp_path: Path
+) -> None:
+    picture = tmp_path / "picture.png"
+    write_picture(picture, kind)
+    path = tmp_path / "table.parquet"
+    if source == "csv":
+        path = write(tmp_path / "table.csv", [{"image": "picture.png", "label": 0}])
+    elif source == "parquet":
+        write(path, [{"image": "picture.png", "label": 0}])
+    else:
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+        rows = {"image": [{"bytes": picture.read_bytes(), "path": None}], "label": [0]}
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(path)
+    copy = tmp_path / f"other{path.suffix}"
+    copy.write_bytes(path.read_bytes())
+    config = TableImages(
+        name="t", train=path, test=copy, size=8, channels=channels, classes=1, batch_size=1
+    )
+    images = config.build(0, CPU).tensors["train"][0]
+    assert images.shape == (1, channels, 8, 8)
+    assert (images[..., :2] == 100).all()
+    assert (images[..., 6:] == 255).all()
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"P5 18200 10000 255\n"])
+@pytest.mark.parametrize("source", ["csv", "cells"])
+def test_damaged_pictures_are_one_line(source: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "damaged.png").write_bytes(content)
+    path = tmp_path / "table.parquet"
+    if source == "csv":
+        path = write(tmp_path / "table.csv", [{"image": "damaged.png", "label": 0}])
+    else:
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+        rows = {"image": [{"bytes": content, "path": "damaged.png"}], "label": [0]}
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(path)
+    config = TableImages(name="t", train=path, test=path, size=8, classes=1, batch_size=1)
+    with pytest.raises(ConfigError, match=r"^data\.train: .*: row 0: ") as caught:
+        config.build(0, CPU)
+    assert "; " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_cells_that_are_no_images_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [{"image": [1, 2], "label": 0}])
+    config = TableImages(name="t", train=path, test=path, size=8, classes=1, batch_size=1)
+    with pytest.raises(ConfigError, match=r"row 0: 'image' is \[1, 2\], no image; write the path"):
+        config.build(0, CPU)

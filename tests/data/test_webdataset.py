@@ -16,7 +16,7 @@ from lit_attn.data.image_files import ImageFileData
 from lit_attn.schema.errors import ConfigError
 
 CPU = torch.device("cpu")
-NEEDED = r"sample 'a' needs an image \(\.jpg, \.jpeg or \.png\) and a class \(\.cls\) from 0 to 2"
+NEEDED = r"sample 'a' needs an image \(\.jpg, \.jpeg, \.png, .*\) and a class \(\.cls\) from 0 to 2"
 
 
 def make_image(number: int) -> bytes:
@@ -120,7 +120,8 @@ def test_the_fingerprint_sees_another_image(root: Path) -> None:
 def test_an_unreadable_image_is_named(root: Path) -> None:
     write_shard(root / "val/a.tar", make_samples(100, 2) | {"dir/0100.png": b"text"})
     data = ImageFileData(make_config(root), 0, CPU)
-    with pytest.raises(ConfigError, match=r"data\.path: .*a\.tar \d+ 4 is not a readable image"):
+    damaged = r"^data\.path: .*a\.tar: the image of 4 bytes at byte [\d,]+ is not a readable image"
+    with pytest.raises(ConfigError, match=damaged):
         list(data.val_dataloader()[0])
 
 
@@ -145,3 +146,43 @@ def test_missing_and_torn_shards_are_named(root: Path) -> None:
         make_config(root).list_files()
     with pytest.raises(ConfigError, match=r"data\.path: no \*\.tar files in .*none / train"):
         make_config(root / "none").list_files()
+
+
+def test_files_beside_shards_are_counted(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for split in ("train", "val"):
+        (root / split / "inner").mkdir()
+        (root / split / ".hidden.tar").touch()
+    (root / "train/b.tar.gz").touch()
+    files = make_config(root).list_files()
+    assert len(files["train"].labels) == 12
+    assert caplog.messages == [
+        f"data.path: {root}: left out 1 file: .gz (1); files that are read end in .tar",
+        f"data.path: {root}: left out 2 folders; only files directly in a split's folder are read",
+    ]
+
+
+def test_shards_without_a_sample_are_named(root: Path) -> None:
+    write_shard(root / "val/a.tar", {})
+    with pytest.raises(ConfigError, match=r"^data\.path: the tar files of .*val have no samples$"):
+        make_config(root).list_files()
+
+
+@pytest.mark.parametrize("kind", ["png", "JPEG", "bmp", "gif", "tif", "webp", "ppm"])
+def test_images_of_every_kind_are_samples(kind: str, root: Path) -> None:
+    content = io.BytesIO()
+    pillow_kind = {"tif": "TIFF"}.get(kind, kind.upper())
+    Image.new("RGB", (8, 8), (250, 0, 0)).save(content, pillow_kind)
+    hidden = {"dir/._0000.png": b"not a sample", "dir/._0000.cls": b"x"}
+    members = {f"dir/0000.{kind}": content.getvalue(), "dir/0000.cls": b"2"}
+    write_shard(root / "val/a.tar", hidden | members)
+    ((images, labels),) = list(ImageFileData(make_config(root), 0, CPU).val_dataloader()[0])
+    assert numbers(images)[0] > 245
+    assert labels.tolist() == [2]
+
+
+def test_16_bit_images_of_shards_keep_their_range(root: Path) -> None:
+    content = io.BytesIO()
+    Image.fromarray(np.full((8, 8), 100 * 256 + 7, np.uint16)).save(content, "PNG")
+    write_shard(root / "val/a.tar", {"a.png": content.getvalue(), "a.cls": b"0"})
+    ((images, _),) = list(ImageFileData(make_config(root), 0, CPU).val_dataloader()[0])
+    assert numbers(images) == [100]

@@ -25,9 +25,8 @@ import numpy as np
 import torch
 from helpers import digit_folders
 from helpers.paths import EXPERIMENTS
-from timm.data import Mixup
 
-from lit_attn.data.image_files import draw_box
+from lit_attn.data.augment.timm_mixing import mix_batch
 from lit_attn.schema.plugins import load_parts
 from released import vision
 from released.record import Clone, use_library
@@ -102,7 +101,7 @@ class Loader:
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         first, self.first = self.first, self.first + self.steps
         for step in range(first, self.first):
-            seed_mixing(self.seed, step)
+            np.random.seed(seed_of_mixing(self.seed, step))
             yield batch(self.seed, step, self.side)
 
 
@@ -111,9 +110,9 @@ def batch(seed: int, step: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
     return vision.images(seed, step, BATCH, side), vision.labels(seed, step, BATCH, CLASSES)
 
 
-def seed_mixing(seed: int, step: int) -> None:
-    """Seed the draws of timm's MixUp and CutMix for a training step."""
-    np.random.seed(int(generator("mix", seed, step).integers(2**32)))
+def seed_of_mixing(seed: int, step: int) -> int:
+    """Return the seed of the draws of MixUp and CutMix for a training step."""
+    return int(generator("mix", seed, step).integers(2**32))
 
 
 def import_old_timm() -> None:
@@ -252,15 +251,11 @@ def replay(run: str, folder: Path) -> Replay:
         evaluated=EVALUATED,
     )
     augment = cell.experiment.data.augment
-    alphas = (augment.mixup, augment.cutmix)
-    mix = Mixup(*alphas, label_smoothing=0.0, num_classes=CLASSES)
 
     def step(number: int) -> tuple[torch.Tensor, ...]:
-        seed_mixing(seed, number)
-        with patch("timm.data.mixup.rand_bbox", draw_box):
-            side = cell.experiment.data.size_in(number // sizes.epoch_steps)
-            images, targets = mix(*batch(seed, number, side))
-        return images, targets
+        side = cell.experiment.data.size_in(number // sizes.epoch_steps)
+        images, labels = batch(seed, number, side)
+        return mix_batch(images, labels, CLASSES, augment, seed_of_mixing(seed, number))
 
     metrics = ("test/accuracy", "test/top5", "test/loss")
     replay = Replay(cell, step, released_names, draws=True, outputs=positions, metrics=metrics)

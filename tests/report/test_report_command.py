@@ -21,6 +21,11 @@ def test_bad_input_is_an_error_of_one_line(
 ) -> None:
     with pytest.raises(ConfigError, match="contains no study"):
         write_reports(tmp_path, tmp_path / "reports")
+    with pytest.raises(ConfigError, match=r"nowhere: this folder does not exist; correct the path"):
+        write_reports(tmp_path / "nowhere", tmp_path / "reports")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file: is a file; write the folder of the runs"):
+        write_reports(tmp_path / "file", tmp_path / "reports")
     write_study(tmp_path / "runs")
     out = ["--reports", str(tmp_path / "reports")]
     assert main([str(tmp_path / "runs"), "--study", "fak", *out]) == 2

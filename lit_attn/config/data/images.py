@@ -210,7 +210,8 @@ class TimmAugmentation(Config):
 class ImageFiles(Data):
     """Images on the disk: path/train/CLASS/* for training, path/val or path/test likewise.
 
-    A single evaluated folder is the split "test". With both folders, val is the split "val" and
+    The class of an image is the first folder below its split, at whatever depth the file is. A
+    single evaluated folder is the split "test". With both folders, val is the split "val" and
     test the split "test".
 
     Image sizes may be progressive: the first `epochs_per_size` epochs have images of `sizes[0]`
@@ -254,7 +255,7 @@ class ImageFiles(Data):
 
     @abstractmethod
     def list_files(self) -> Any:
-        """Return the `lit_attn.data.image_files.Files` of "train", "test" and perhaps "val"."""
+        """Return the `lit_attn.data.image_lists.Files` of "train", "test" and perhaps "val"."""
 
     def at_final_size(self) -> Self:
         return self.model_copy(update={"sizes": ()})
@@ -273,7 +274,7 @@ class ImageFiles(Data):
 class ClassFolders(ImageFiles):
     """Images in class folders."""
 
-    list_files: ClassVar = method("lit_attn.data.image_files:list_folders")
+    list_files: ClassVar = method("lit_attn.data.image_lists:list_folders")
 
 
 class ImageFolder(ClassFolders, kind="image-folder"):
@@ -291,8 +292,8 @@ class ImageNet(ClassFolders, kind="imagenet"):
 class WebDataset(ImageFiles, kind="webdataset"):
     """Images in tar files: path/train/*.tar, and path/val/*.tar or path/test/*.tar.
 
-    A sample is KEY.jpg, KEY.jpeg or KEY.png and KEY.cls, which has the number of the class. The
+    A sample is an image, as KEY.jpg or KEY.png, and KEY.cls, which has the number of the class. The
     files are read at random places, so every batch is the same on any number of processes.
     """
 
-    list_files: ClassVar = method("lit_attn.data.image_files:list_shards")
+    list_files: ClassVar = method("lit_attn.data.image_lists:list_shards")

@@ -12,15 +12,9 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 from lit_attn.config.data.base import Data, method
 from lit_attn.config.signatures import ImageMasks
 from lit_attn.schema.base import Kind, consistency_check, outside_identity
-from lit_attn.schema.errors import ConfigError
 
 Byte = Annotated[int, Field(ge=0, le=255)]
 Colour = tuple[Byte, Byte, Byte]
-Pair = tuple[Path, Path]
-"""An image file and the file of its labels."""
-
-IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png"}
-
 IGNORED = 255  # Label of the pixels that have no class.
 
 # Classes of `kind: scenes`: three grounds and ten digits.
@@ -83,10 +77,10 @@ class Photometric(SceneAugmentation, kind="photometric"):
 class Scenery(Data):
     """Images with a label for every pixel, in ADE20K's layout below `root`.
 
-    `images/training/*` train and `images/validation/*` evaluate (split "test"), as .jpg or .png;
-    each image has labels in `annotations/*/*.png`. Images are resized to a short side of
-    `short_side` pixels and a long side of at most `long_side`. Training takes windows of `crop`
-    pixels along each side.
+    `images/training/*` train and `images/validation/*` evaluate (split "test"); each image has
+    labels of the same name in `annotations/training` or `annotations/validation`. Images are
+    resized to a short side of `short_side` pixels and a long side of at most `long_side`. Training
+    takes windows of `crop` pixels along each side.
     """
 
     has_val_files = False
@@ -149,8 +143,8 @@ class Ade20k(Scenery, kind="ade20k"):
 class MasksConfig(Scenery, kind="masks"):
     """Images of the user with classes of the user, in ADE20K's layout below `root`.
 
-    A label file is a PNG with one number for each pixel (from 0 in the order of `classes`; 255 is
-    no class). With `colours` its pixels have these colours, directly or through its palette.
+    A label file, best a PNG, has one number for each pixel (from 0 in the order of `classes`; 255
+    is no class). With `colours` its pixels have these colours, directly or through its palette.
     """
 
     first_label: ClassVar = 0
@@ -209,22 +203,3 @@ class Scenes(Scenery, kind="scenes"):
     workers: int = outside_identity(0, "processes that read images; 0: the training process")
 
     prepare: ClassVar = method("lit_attn.data.scenes:prepare")
-
-
-def list_pairs(root: Path, split: str) -> list[Pair]:
-    """Return a split's pairs by name; ConfigError without the folder, images, or some labels."""
-    images, annotations = root / "images" / split, root / "annotations" / split
-    for folder in (images, annotations):
-        if not folder.is_dir():
-            inside = root / "ADEChallengeData2016"
-            hint = f"; did you mean {inside}?" if inside.is_dir() else ""
-            text = "ADE20K's layout is needed (`kind: scenes` needs no download)"
-            raise ConfigError(f"data.root: {folder} is not a folder; {text}{hint}")
-    paths = [path for path in sorted(images.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES]
-    labels = {p.stem: p for p in annotations.iterdir() if p.suffix.lower() == ".png"}
-    if not paths:
-        raise ConfigError(f"data.root: {images} holds no .jpg or .png images")
-    for path in paths:
-        if path.stem not in labels:
-            raise ConfigError(f"data.root: {annotations / path.stem}.png is missing")
-    return [(path, labels[path.stem]) for path in paths]

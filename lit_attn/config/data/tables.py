@@ -13,7 +13,10 @@ from lit_attn.schema.base import Config, consistency_check, outside_identity
 
 
 class Table(Config):
-    """Rows of `train`, `test` and `val`, which are files, or splits of a data set of the hub."""
+    """Rows of `train`, `test` and `val`, which are files, or splits of a data set of the hub.
+
+    Every cell of CSV and JSON is read as written; only an empty cell or a JSON null is missing.
+    """
 
     column_keys: ClassVar[tuple[str, ...]]
     """Keys that name columns."""

@@ -21,6 +21,7 @@ PADDING, END, UNKNOWN = range(3)
 
 SPLITS = ("train", "val", "test")
 VOCABULARY = "vocabulary.txt"  # File of the words beside shards, one word a line.
+TOKEN_TYPES = ("uint8", "uint16", "uint32", "int32", "int64")  # Types of ids in shards.
 
 
 class Tokenizer(Kind):
@@ -97,7 +98,8 @@ class Words(Tokenizer, kind="words"):
         return load("lit_attn.data.text.tokenizers:WordEncoder").learn(training, self.size)
 
     def encoder_of_shards(self, folder: Path) -> Any:
-        words = read_text(folder / VOCABULARY).splitlines()
+        # Only line feeds end words.
+        words = read_text(folder / VOCABULARY).removesuffix("\n").split("\n")
         return load("lit_attn.data.text.tokenizers:WordEncoder")(words)
 
 
@@ -197,17 +199,23 @@ class TextFiles(NamedTokens, kind="text"):
 
 
 class Shards(NamedTokens, kind="shards"):
-    """Files of token ids in `folder`: train*.bin, val*.bin and, optionally, test*.bin.
+    """Files of token ids in `folder`: .bin or .npy files of train, val and, optionally, test.
 
-    The formats are nanoGPT's (plain uint16), modded-nanogpt's (the same with a header) and that of
-    `python -m lit_attn.data.prepare`, whose meta.json may name another integer type.
+    A word in the name states the split, as in `fineweb_val_000001.bin`; letters beside a word are
+    another word (`pretrain`). The formats are nanoGPT's (plain uint16), the same with the header of
+    modded-nanogpt and llm.c, NumPy's .npy, and that of `python -m lit_attn.data.prepare`, whose
+    meta.json states the integer type. For plain files of another type set `dtype`.
     """
 
     tokenizer: Tokenizer = Field(Gpt2(), description="tokeniser that made the ids")
-    folder: Path = outside_identity(..., "folder of train*.bin and val*.bin")
+    folder: Path = outside_identity(..., "folder of the files of train and val")
+    dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] | None = outside_identity(
+        None, "integer type of the ids in .bin files; null: as meta.json states, or uint16"
+    )
 
     def streams(self) -> Any:
-        return load("lit_attn.data.text.shards:streams")(self.folder, self.tokenizer.vocabulary)
+        read_streams = load("lit_attn.data.text.shards:streams")
+        return read_streams(self.folder, self.tokenizer.vocabulary, self.dtype)
 
     def encoder(self) -> Any:
         return self.tokenizer.encoder_of_shards(self.folder)

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_attn.config.data.text import IGNORED, SPLITS, LabelledText, PaddedText
+from lit_attn.data.labels import warn_of_missing_labels
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.sets import digest
-from lit_attn.data.text.streams import read_text
+from lit_attn.data.text.streams import read_lines
 from lit_attn.schema.errors import ConfigError
 
 Batch = tuple[Tensor, Tensor, Tensor]
@@ -34,10 +35,16 @@ class LabelledData(TokenDataModule):
         super().__init__(data, seed, device)
         self.data = data
         self.samples: dict[str, list[Sample]] = data.read_samples()
+        labels = {split: self.list_labels(samples) for split, samples in self.samples.items()}
+        warn_of_missing_labels(labels, data.num_classes)
         self.splits = ["val", "test"]
         self.set_epoch(len(self.samples["train"]), drop_last=True)
         self.per_pass = self.steps_per_epoch
         self.steps_per_epoch = data.epoch_steps or self.per_pass
+
+    def list_labels(self, samples: list[Sample]) -> NDArray[np.int64]:
+        """Return all classes of some samples."""
+        return np.asarray([sample.label for sample in samples], np.int64)
 
     def fingerprint(self) -> str:
         return digest(
@@ -109,6 +116,11 @@ class LabelledData(TokenDataModule):
 class TaggedData(LabelledData):
     """Sequences with a class for each word; the second document of a sample has class + 1, or 0."""
 
+    def list_labels(self, samples: list[Sample]) -> NDArray[np.int64]:
+        limit = self.data.max_tokens or self.data.context
+        tags = np.concatenate([sample.documents[1][:limit] for sample in samples])
+        return tags[tags > 0].astype(np.int64) - 1
+
     def batch(self, step: int) -> tuple[Tensor, ...]:
         """Return tokens, present, classes, and the mean number of classes in a sequence (B,).
 
@@ -128,18 +140,23 @@ class TaggedData(LabelledData):
 
 def read_labelled_text(data: LabelledText) -> dict[str, list[Sample]]:
     """Return every split's samples; raise ConfigError naming a malformed file and line."""
-    columns = 3 if data.pairs else 2
-    splits: dict[str, list[Sample]] = {split: [] for split in SPLITS}
-    for split, samples in splits.items():
+    splits: dict[str, list[Sample]] = {}
+    for split in SPLITS:
         path = data.folder / f"{split}.tsv"
-        for number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), start=1):
-            label, *texts = line.split("\t")
-            if len(texts) != columns - 1 or not all(texts):
-                raise ConfigError(f"{path}:{number}: needs {columns} columns with text in them")
-            if not label.isdecimal() or int(label) >= data.classes:
-                text = f"label '{label}' is not one of 0 to {data.classes - 1}"
-                raise ConfigError(f"{path}:{number}: {text}")
-            # 0 is padding, so a byte's id is one more than the byte.
-            ids = (np.frombuffer(text.encode(), np.uint8).astype(np.uint16) + 1 for text in texts)
-            samples.append(Sample(tuple(ids), int(label)))
+        lines = enumerate(read_lines(path), start=1)
+        splits[split] = [_read_line(data, f"{path}:{number}", line) for number, line in lines]
     return splits
+
+
+def _read_line(data: LabelledText, where: str, line: str) -> Sample:
+    """Return the sample of a line; raise ConfigError, which begins with `where`."""
+    columns = 3 if data.pairs else 2
+    label, *texts = line.split("\t")
+    if len(texts) != columns - 1 or not all(texts):
+        raise ConfigError(f"{where}: needs {columns} columns with text in them")
+    if not label.isdecimal() or int(label) >= data.classes:
+        # An escaped label shows characters that have no width.
+        raise ConfigError(f"{where}: label {label!r} is not one of 0 to {data.classes - 1}")
+    # 0 is padding, so a byte's id is one more than the byte.
+    documents = (np.frombuffer(text.encode(), np.uint8).astype(np.uint16) + 1 for text in texts)
+    return Sample(tuple(documents), int(label))

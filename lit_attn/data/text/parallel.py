@@ -5,6 +5,7 @@ int64. Sources end with END; inputs begin with END, and targets, one token later
 """
 
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,9 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_attn.config.data.text import END, IGNORED, PADDING, SPLITS, UNKNOWN, ParallelText
+from lit_attn.data.log import LOG
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.sets import digest
-from lit_attn.data.text.streams import read_text
+from lit_attn.data.splits import warn_of_shared_files
+from lit_attn.data.text.streams import read_lines
 from lit_attn.extras import require
 from lit_attn.schema.errors import ConfigError
 
@@ -36,6 +39,8 @@ class ParallelData(TokenDataModule):
     def __init__(self, data: ParallelText, seed: int, device: torch.device) -> None:
         super().__init__(data, seed, device)
         self.splits = ["val", "test"]
+        for language in (0, 1):
+            warn_of_shared_files({split: data.files(split)[language] for split in SPLITS})
         texts = {split: read_sides(data, split) for split in SPLITS}
         self.split_compounds = data.split_compounds
         self.encoder = Subwords(texts["train"], data.vocabulary)
@@ -59,6 +64,10 @@ class ParallelData(TokenDataModule):
         self.batches = cut_batches(order, sizes.max(1), data.batch_size)
         if not self.batches:
             raise ConfigError("data.context: every pair of train is longer, or than a batch")
+        if left_out := len(pairs) - len(kept):
+            most = min(data.context, data.batch_size)
+            counts = f"{left_out:,} of {len(pairs):,} training pairs are left out"
+            LOG.warning("data.context: %s, because a side exceeds %s subwords", counts, f"{most:,}")
         self.steps_per_epoch = len(self.batches)
 
     def fingerprint(self) -> str:
@@ -137,14 +146,34 @@ class Subwords:
 
 
 def read_sides(data: ParallelText, split: str) -> list[list[str]]:
-    """Return the sources and the targets of `split`; raise ConfigError if one has more lines."""
+    """Return the sources and the targets of `split`, and warn of pairs with an empty sentence.
+
+    Raises ConfigError if one side has more lines.
+    """
     paths = data.files(split)
-    # Only line feeds end lines: sentences may contain other separators.
-    texts = [read_text(path).removesuffix("\n").split("\n") for path in paths]
-    first, second = map(len, texts)
-    if first != second:
-        raise ConfigError(f"{paths[1]}: has {second:,} lines, and {paths[0].name} has {first:,}")
-    return [[" ".join(line.split()) for line in lines] for lines in texts]
+    sources, targets = (_read_sentences(path) for path in paths)
+    if len(sources) != len(targets):
+        raise ConfigError(
+            f"{paths[1]}: has {len(targets):,} lines, and {paths[0].name} has {len(sources):,}"
+        )
+    pairs = enumerate(zip(sources, targets, strict=True), start=1)
+    empty = [number for number, pair in pairs if not all(pair)]
+    if empty:
+        LOG.warning(
+            "%s and %s: %s of %s pairs have an empty sentence, the first in line %s; if lines are "
+            "missing on one side, all pairs after them are wrong",
+            paths[0],
+            paths[1].name,
+            f"{len(empty):,}",
+            f"{len(sources):,}",
+            f"{empty[0]:,}",
+        )
+    return [sources, targets]
+
+
+def _read_sentences(path: Path) -> list[str]:
+    """Return the sentence of every line, with one space between two words."""
+    return [" ".join(line.split()) for line in read_lines(path)]
 
 
 def cut_batches(order: NDArray[np.int64], sizes: NDArray[np.int64], limit: int) -> list[list[int]]:

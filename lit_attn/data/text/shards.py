@@ -13,18 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from lit_attn.config.data.text import VOCABULARY
-from lit_attn.data.text.streams import Ids, Source, Stream
+from lit_attn.config.data.text import SPLITS, VOCABULARY
+from lit_attn.data.log import LOG
+from lit_attn.data.splits import group_by_split
+from lit_attn.data.text.streams import Source, Stream
+from lit_attn.data.text.token_files import META, choose_type, open_tokens, read_meta
 from lit_attn.data.text.tokenizers import Encoder
 from lit_attn.files import write_atomic, write_json
 from lit_attn.schema.errors import ConfigError
 
-META = "meta.json"
-DTYPES = ("uint8", "uint16", "uint32")
-
-# modded-nanogpt's header is 256 int32: these two numbers, the count of tokens, zeros.
-MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024
-
+ENDINGS = (".bin", ".npy")  # Endings of files of token ids.
 PROGRESS = "progress.json"
 DOCUMENTS_AT_ONCE = 1000
 
@@ -32,58 +30,60 @@ DOCUMENTS_AT_ONCE = 1000
 Documents = Callable[[int], Iterator[tuple[str, Any]]]
 
 
-def streams(folder: Path, vocabulary: int) -> dict[str, Stream]:
-    """Return the splits in `folder`; raise ConfigError for a torn, empty or missing file."""
+def streams(folder: Path, vocabulary: int, dtype: str | None = None) -> dict[str, Stream]:
+    """Return the splits in `folder`, whose .bin files have ids of `dtype` (None: not stated).
+
+    Raises ConfigError for a torn, empty or missing file, and as `open_tokens`.
+    """
     meta = read_meta(folder)
     if meta and meta["vocabulary"] != vocabulary:
         text = f"{meta['vocabulary']} ({meta['tokenizer']}), configured is {vocabulary}"
         raise ConfigError(f"{folder / META}: its vocabulary is {text}")
-    dtype = np.dtype(meta.get("dtype", "uint16"))
+    stated = choose_type(dtype, meta, folder)
+    counts = meta.get("splits", {})
     splits = {}
-    for split in ("train", "val", "test"):
-        paths = sorted(folder.glob(f"*{split}*.bin"))
-        if not paths and split != "test":
-            raise ConfigError(f"{folder}: has no {split}.bin")
-        if paths:
-            text = meta.get("splits", {}).get(split, {})
-            sources = [Source(str(path), open_shard(path, dtype)) for path in paths]
-            splits[split] = Stream(sources, vocabulary, text.get("bytes") or None)
+    for split, paths in list_files(folder).items():
+        sources = [Source(str(path), open_tokens(path, stated, vocabulary)) for path in paths]
+        recorded = counts.get(split, {})
+        stream = Stream(sources, vocabulary, recorded.get("bytes") or None)
+        expected = recorded.get("tokens", len(stream))
+        if len(stream) != expected:
+            raise ConfigError(
+                f"{folder / META}: counts {expected:,} tokens of {split}, but its files have "
+                f"{len(stream):,}; prepare the folder again, or delete {META}"
+            )
+        splits[split] = stream
     return splits
 
 
-def open_shard(path: Path, dtype: np.dtype[Any]) -> Ids:
-    """Map the ids of one file into memory, without reading them."""
-    try:
-        size = path.stat().st_size
-        if size == 0:
-            raise ConfigError(f"{path}: is empty")
-        magic, version, count = [*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0][:3]
-        offset = HEADER_BYTES if (magic, version) == (MAGIC, VERSION) else 0
-        if offset and offset + 2 * count != size:
-            text = f"its header counts {count:,} tokens, its size {(size - offset) // 2:,}"
-            raise ConfigError(f"{path}: {text}")
-        if (size - offset) % dtype.itemsize:
-            text = f"are not whole tokens of {dtype.itemsize} bytes"
-            raise ConfigError(f"{path}: {size - offset:,} bytes {text}")
-        return np.memmap(path, dtype=dtype, mode="r", offset=offset)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+def list_files(folder: Path) -> dict[str, list[Path]]:
+    """Return the files of token ids of "train", "val" and perhaps "test", in order of their names.
 
-
-def read_meta(folder: Path) -> dict[str, Any]:
-    """Return the meta.json that `prepare` wrote, or an empty dictionary if there is none."""
-    path = folder / META
-    if not path.exists():
-        return {}
-    try:
-        meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(meta, dict) or not {"vocabulary", "tokenizer"} <= meta.keys():
-            raise ValueError("has no 'vocabulary' and 'tokenizer'; prepare the folder again")
-        if (dtype := meta.setdefault("dtype", "uint16")) not in DTYPES:
-            raise ValueError(f"dtype '{dtype}' is not one of {', '.join(DTYPES)}")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be used: {error}") from error
-    return meta
+    Raises ConfigError if train or val has no file, and for a split in two formats.
+    """
+    paths = [path for ending in ENDINGS for path in folder.glob(f"*{ending}")]
+    groups = group_by_split(paths)
+    unnamed = groups.pop(None, [])
+    for split in ("train", "val"):
+        if split not in groups:
+            names = ", ".join(path.name for path in unnamed[:3])
+            hint = f"; no word in {names} names a split" if unnamed else ""
+            raise ConfigError(f"{folder}: has no {split}.bin{hint}")
+    if unnamed:
+        LOG.warning(
+            "%s: %s left out, because no word in the name is a split: %s",
+            folder,
+            "1 file is" if len(unnamed) == 1 else f"{len(unnamed)} files are",
+            ", ".join(path.name for path in unnamed[:3]),
+        )
+    files = {}
+    for split in [split for split in SPLITS if split in groups]:
+        endings = {path.suffix for path in groups[split]}
+        if len(endings) > 1:
+            text = " and ".join(sorted(endings))
+            raise ConfigError(f"{folder}: {split} has {text} files; keep one of the two formats")
+        files[split] = groups[split]
+    return files
 
 
 class ShardWriter:

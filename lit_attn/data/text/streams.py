@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from lit_attn import files
 from lit_attn.config.data.text import SPLITS, PythonText, TextFiles, Tokens
 from lit_attn.data.sets import digest
+from lit_attn.data.splits import warn_of_shared_files
 from lit_attn.data.text.tokenizers import Encoder
 from lit_attn.schema.errors import ConfigError
 
-Ids = NDArray[np.unsignedinteger]
+Ids = NDArray[np.integer]
 
 # Blocks of a stream that its hash covers, evenly spaced: all of them up to 67M tokens.
 BLOCK = 65_536
@@ -41,7 +42,8 @@ class Source(NamedTuple):
 class Stream:
     """Concatenated sources. `text_bytes` are those of the original text, if known.
 
-    Raises ConfigError for an empty source and, when ids are read, for an id beyond the vocabulary.
+    Raises ConfigError for an empty source and, when ids are read, for an id that is negative or
+    beyond the vocabulary.
     """
 
     def __init__(
@@ -66,8 +68,8 @@ class Stream:
             source = self.sources[number]
             offset = start - int(self.starts[number])
             ids = source.ids[offset : offset + count]
-            if ids.max() >= self.vocabulary:
-                place = int(np.argmax(ids >= self.vocabulary))
+            if ids.max() >= self.vocabulary or ids.min() < 0:
+                place = int(np.argmax((ids >= self.vocabulary) | (ids < 0)))
                 text = f"is {ids[place]}, beyond the vocabulary of {self.vocabulary}"
                 raise ConfigError(f"{source.name}: token {offset + place:,} {text}")
             parts.append(ids.astype(np.int64))
@@ -100,11 +102,30 @@ def encode_texts(data: Tokens, texts: dict[str, list[tuple[str, str]]]) -> dict[
     return {split: _stream(documents, encode) for split, documents in texts.items()}
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a UTF-8 file; raise ConfigError if it is missing, empty or not UTF-8."""
-    if text := files.read_text(path):
-        return text
-    raise ConfigError(f"{path}: is empty")
+def read_text(path: Path, newline: str | None = None) -> str:
+    """Return the text of a UTF-8 file as `files.read_text`; raise ConfigError also if it is empty.
+
+    A byte-order mark is no text.
+    """
+    text = files.read_text(path, newline)
+    if not text:
+        raise ConfigError(f"{path}: is empty")
+    return text
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a UTF-8 file whose line numbers mean something.
+
+    Only line feeds end lines, after an optional carriage return: a text may contain other
+    separators (U+2028, a carriage return), which must not shift the lines after it. Raises
+    ConfigError as `read_text`, and for a file whose lines end with carriage returns alone.
+    """
+    text = read_text(path, newline="")
+    if "\r" in text and "\n" not in text:
+        raise ConfigError(
+            f"{path}: its lines end with carriage returns alone; save it with line feeds"
+        )
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
 def read_python_text(_: PythonText) -> dict[str, list[tuple[str, str]]]:
@@ -118,6 +139,7 @@ def read_python_text(_: PythonText) -> dict[str, list[tuple[str, str]]]:
 def read_text_files(data: TextFiles) -> dict[str, list[tuple[str, str]]]:
     """Return (path, text) of every split; without `val`, the end of the training text is it."""
     files = {split: path for split in SPLITS if (path := getattr(data, split)) is not None}
+    warn_of_shared_files(files)
     texts = {split: [(str(path), read_text(path))] for split, path in files.items()}
     if data.val is None:
         name, text = texts["train"][0]

@@ -160,7 +160,7 @@ def load_subwords(hub_name: str, file: Path | None, key: str, vocabulary: int) -
         if file is None:
             tokenizer = library.from_pretrained(hub_name)
         else:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = json.loads(file.read_text(encoding="utf-8-sig"))
             content["added_tokens"] = [t for t in content["added_tokens"] if t["id"] < vocabulary]
             tokenizer = library.from_str(json.dumps(content))
     except Exception as error:  # The library raises no other class.

@@ -1,0 +1,92 @@
+"""timm's transforms of one picture to a normalised tensor, with two changes.
+
+Posterising to 0 bits gives black, and a centre crop is that of JiT's code.
+"""
+
+import math
+from functools import partial
+from typing import Any
+
+from PIL import Image
+from timm.data import auto_augment, create_transform
+
+from lit_attn.config.data.images import ImageFiles
+from lit_attn.schema.errors import ConfigError
+
+
+def make_evaluation_transform(data: ImageFiles, size: int) -> Any:
+    """Return the transform of an evaluated picture to a tensor (3, size, size)."""
+    transform = create_transform(
+        size,
+        interpolation=data.interpolation,
+        mean=data.mean,
+        std=data.std,
+        crop_pct=data.crop_share,
+    )
+    if data.augment.crop == "centre":
+        # The first two steps resize the picture and crop it.
+        transform.transforms[:2] = [partial(crop_centre, data, size, data.crop_share)]
+    return transform
+
+
+def make_training_transform(data: ImageFiles, size: int) -> Any:
+    """Return the transform of a training picture; raise ConfigError for an unknown policy."""
+    augment = data.augment
+    try:
+        transform = create_transform(
+            size,
+            is_training=True,
+            interpolation=data.interpolation,
+            mean=data.mean,
+            std=data.std,
+            scale=augment.area,
+            ratio=augment.aspect,
+            hflip=augment.flip,
+            color_jitter=0.0,
+            auto_augment=augment.policy,
+            re_prob=augment.erasing,
+            re_mode="pixel",
+        )
+    except (AssertionError, KeyError, ValueError) as error:
+        raise ConfigError(
+            f"data.augment.policy: timm does not know '{augment.policy}': {error}"
+        ) from error
+    for step in transform.transforms:
+        for operation in _list_operations(step):
+            if operation.name.startswith("Posterize"):
+                operation.aug_fn = posterize
+    if augment.crop == "centre":
+        # The first step crops a random area.
+        transform.transforms[0] = partial(crop_centre, data, size, 1.0)
+    return transform
+
+
+def _list_operations(step: Any) -> list[auto_augment.AugmentOp]:
+    """Return the operations of a policy of timm; nothing for another step."""
+    if isinstance(step, auto_augment.RandAugment | auto_augment.AugMixAugment):
+        return list(step.ops)
+    if isinstance(step, auto_augment.AutoAugment):
+        return [operation for sub_policy in step.policy for operation in sub_policy]
+    return []
+
+
+def crop_centre(data: ImageFiles, size: int, share: float, image: Image.Image) -> Image.Image:
+    """Return the central square after resizing the short side to size / share, as JiT's code."""
+    short_side = math.floor(size / share)
+    while min(image.size) >= 2 * short_side:
+        halved = (image.width // 2, image.height // 2)
+        image = image.resize(halved, Image.Resampling.BOX)
+    scale = short_side / min(image.size)
+    scaled = (round(image.width * scale), round(image.height * scale))
+    image = image.resize(scaled, Image.Resampling[data.interpolation.upper()])
+    left = (image.width - size) // 2
+    top = (image.height - size) // 2
+    return image.crop((left, top, left + size, top + size))
+
+
+def posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
+    """Return `image` with its highest `bits` bits per channel; black for 0 bits.
+
+    timm asks for 0 bits at the largest magnitude, which random magnitudes reach; Pillow raises.
+    """
+    return image.point(lambda value: value & (256 - 2 ** (8 - bits)))

@@ -1,0 +1,49 @@
+"""Warnings about classes that a data set cannot teach or that it does not evaluate."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_attn.data.log import LOG
+
+MOST_LISTED = 5  # Classes that a warning lists; further ones are counted.
+
+
+def warn_of_missing_labels(labels: Mapping[str, NDArray[Any]], classes: int) -> None:
+    """Warn of classes without a sample in train.
+
+    `labels` has the classes, from 0 to `classes` - 1, of the samples of each split. A class that
+    only an evaluated split has cannot be learned, so a warning names the split, too.
+    """
+    trained = set(np.unique(labels["train"]).tolist())
+    missing = [label for label in range(classes) if label not in trained]
+    if missing:
+        LOG.warning(
+            "data.classes: %s classes, but no training sample has %s",
+            f"{classes:,}",
+            _list_labels(missing),
+        )
+    for split, values in labels.items():
+        numbers, counts = np.unique(values, return_counts=True)
+        untrained = {
+            label: count
+            for label, count in zip(numbers.tolist(), counts.tolist(), strict=True)
+            if label not in trained
+        }
+        if untrained:
+            LOG.warning(
+                "data: %s of %s samples of %s have %s, which no training sample has; they count as "
+                "errors",
+                f"{sum(untrained.values()):,}",
+                f"{len(values):,}",
+                split,
+                _list_labels(list(untrained)),
+            )
+
+
+def _list_labels(labels: list[int]) -> str:
+    listed = ", ".join(str(label) for label in labels[:MOST_LISTED])
+    rest = f" and {len(labels) - MOST_LISTED:,} more" if len(labels) > MOST_LISTED else ""
+    return f"the label{'s' * (len(labels) > 1)} {listed}{rest}"
