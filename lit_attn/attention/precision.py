@@ -62,8 +62,9 @@ def rounded_terms(x: Tensor, like: Tensor) -> list[tuple[float, Tensor]]:
     if not keeps_range(like):
         limit = COARSE * torch.finfo(like.dtype).max
         x = x.clamp(-limit, limit)
-        # The gradient passes through the other terms: times COARSE, it would overflow.
-        coarse = (x.detach() / COARSE).trunc().to(like.dtype)
+        # `trunc` has no gradient: the gradient passes through the other terms, without the factor,
+        # with which it would overflow.
+        coarse = (x / COARSE).trunc().to(like.dtype)
         x = x - COARSE * coarse.to(x.dtype)
         terms.append((COARSE, coarse))
     high = x.to(like.dtype)

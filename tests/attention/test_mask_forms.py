@@ -223,15 +223,27 @@ def test_every_form_masks_a_memory(name: str) -> None:
 @pytest.mark.parametrize("name", ["mgk-soft-e", "smgk-soft-e"])
 def test_every_form_gives_the_same_m_step(name: str, is_causal: bool) -> None:
     """Padding does not count, also if the causal order is part of the mask."""
-    priors = []
-    shown = LEFT & CAUSAL if is_causal else LEFT.expand(2, 1, N, N)
-    masks = [(mask, is_causal) for mask in forms(LEFT)] + [(mask, False) for mask in forms(shown)]
-    for mask, has_order in masks:
+    present, x = LEFT[1:], tokens(N)[1:]
+    pairs = present & CAUSAL if is_causal else present.expand(1, 1, N, N)
+    calls = [(x, mask, is_causal) for mask in forms(present)]
+    calls += [(x, mask, False) for mask in forms(pairs)]
+    expected = make(SPECS[name]).train()
+    expected(x[:, 3:], is_causal=is_causal)
+    for inputs, mask, has_order in calls:
         layer = make(SPECS[name]).train()
-        layer(tokens(N), mask, is_causal=has_order)
-        priors.append(layer.similarity.prior)
-    for prior in priors:
-        torch.testing.assert_close(prior, priors[0])
+        layer(inputs, mask, is_causal=has_order)
+        torch.testing.assert_close(layer.similarity.prior, expected.similarity.prior)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["talking-heads", "mgk-hard", "standard-differential", "mgk"])
+def test_large_biases_are_added_in_float32(name: str, dtype: torch.dtype) -> None:
+    """In bfloat16, a logit of less than 1 would vanish beside a bias of -300."""
+    layer, x = make(SPECS[name]), tokens(N).to(dtype)
+    bias = torch.full((N, N), -300.0, dtype=dtype)
+    expected = reference.attention(layer, x.double(), bias.double())
+    out = layer.to(dtype)(x, bias).double()
+    assert (out - expected).norm() < 30 * torch.finfo(dtype).eps * expected.norm()
 
 
 @st.composite
