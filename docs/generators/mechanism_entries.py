@@ -333,8 +333,8 @@ in
 
 $$a_{{ij}} = \frac{{1}}{{1 + e^{{-(s_{{ij}} + b)}}}}, \qquad b = -\log n .$$
 
-Weights of a query need not add up to 1. n is the number of keys that the query may attend to, or
-`length`. Added parameters: none. Crossing: `attention: {{normaliser: sigmoid, zz: with}}`.
+Weights of a query need not add up to 1. n is the number of keys that the query may attend to.
+Added parameters: none. Crossing: `attention: {{normaliser: sigmoid, zz: with}}`.
 
 **Offset softmax** ({LINKS["MGK"]}, released language models): the softmax with `offset`, 1e-6 by
 default, added to the sum over keys,

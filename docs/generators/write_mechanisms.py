@@ -57,7 +57,9 @@ PATHS = """
 `choose_path` in [attention/dispatch.py](../lit_attn/attention/dispatch.py) selects how a layer with
 logits is computed. The first row that matches counts; a test checks this table. *Mask* is `other`
 for a padding or additive mask, a window, local self-attention, or a cache that is not empty.
-Linear attention has no logits and computes running sums.
+Linear attention has no logits and computes running sums. On every path, a boolean and an additive
+form of one mask give the same result, and a query that sees no key gets zero
+([design.md](design.md), *Masks*).
 
 | similarity | composition | normaliser | mask | dropout | device | path |
 |---|---|---|---|---|---|---|

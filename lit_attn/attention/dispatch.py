@@ -196,15 +196,13 @@ def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropou
     of queries, which reads the keys in their windows and needs no mask of size n x M n'.
     """
     n, (m, keys) = q.shape[-2], k.shape[2:4]
-    is_simple = masks.window is None and not masks.without_self and not masks.offset
-    # Torch takes a mask or `is_causal`, not both.
-    if m == 1 and is_simple and not (masks.is_causal and masks.attn_mask is not None):
-        return _call(q, k, v, masks.attn_mask, masks.is_causal, scale, dropout)
+    if m == 1 and masks.is_causal_only:
+        return _call(q, k, v, None, masks.is_causal, scale, dropout)
     size = n if masks.window is None or v.is_meta else max(CHUNK, masks.window)
     sums = []
     for rows in in_chunks(n, size):
         columns = masks.visible(rows, keys)
-        mask = masks.combined(rows, columns, keys, q.device)
+        mask = masks.combined(rows, columns, keys, q.device, q.dtype)
         visible_k, visible_v = k[..., columns, :], v[..., columns, :]
         sums.append(_call(q[:, :, rows], visible_k, visible_v, mask, False, scale, dropout))
     return sums[0] if len(sums) == 1 else torch.cat(sums, dim=-2)
@@ -226,7 +224,7 @@ def _call(
     (queries, features), (m, n), width = q.shape[-2:], k.shape[2:4], v.shape[-1]
     if queries == 1 and mask is None and (m > 1 or features != width) and q.dtype.itemsize >= 4:
         # Values need neither copies for M keys nor zeros up to the width of the keys.
-        logits = multiply_query(q * scale, k)
+        logits = multiply_query(q, k, scale)
         return logits.flatten(2).softmax(-1).view_as(logits).sum(2) @ v
     if mask is not None and m > 1:
         mask = mask.expand(*mask.shape[:-1], n).repeat(*(1,) * (mask.ndim - 1), m)

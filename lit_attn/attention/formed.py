@@ -6,6 +6,7 @@ Shapes: B batch, n queries, n' tokens with keys, H heads, M keys for every token
 width of the features, c queries of a chunk, m keys that they can see.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,8 +17,9 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from lit_attn.attention.masks import CHUNK, Masks, in_chunks
+from lit_attn.attention.masks import CHUNK, Masks, differs_between_heads, in_chunks
 from lit_attn.attention.normaliser import Normaliser
+from lit_attn.attention.precision import keeps_range, multiply, wide, without_autocast
 
 # Number of keys up to which all queries are one chunk: keeping its weights is then cheaper than
 # computing them twice.
@@ -83,19 +85,21 @@ def _attend_in_turn(
     attend: Callable[..., Tensor], formed: Formed, v: Tensor, size: int, chunk: int
 ) -> Tensor:
     """Return all sums, from pieces of `size` sequences (the last ones of 1) and `chunk` queries."""
-    if (mask := formed.masks.attn_mask) is not None:
-        mask = mask[(None,) * (4 - mask.ndim)].expand(len(v), -1, -1, -1)
+    visibility = _for_every_sequence(formed.masks.visibility, len(v))
+    bias = _for_every_sequence(formed.masks.bias, len(v))
     # With the tokens last, sums over heads read contiguous rows.
     maps = pytree.tree_map_only(
         Tensor, lambda x: x.movedim(1, -1).contiguous().movedim(-1, 1), formed.maps
     )
-    leaves, structure = pytree.tree_flatten((formed.q, formed.k, v, maps, mask))
+    leaves, structure = pytree.tree_flatten((formed.q, formed.k, v, maps, visibility, bias))
     # The function outlives the backward pass, so it refers to no tensor of the whole batch.
-    masks, modules_and_numbers = formed.masks._replace(attn_mask=None), formed[4:]
+    masks_of_tokens = formed.masks._replace(visibility=None, bias=None)
+    modules_and_numbers = formed[4:]
 
     def attend_piece(rows: slice, *parts: Tensor | None) -> Tensor:
-        q, k, values, maps, mask = pytree.tree_unflatten(parts, structure)
-        piece = Formed(masks._replace(attn_mask=mask), q, k, maps, *modules_and_numbers)
+        q, k, values, maps, visibility, bias = pytree.tree_unflatten(parts, structure)
+        masks = masks_of_tokens._replace(visibility=visibility, bias=bias)
+        piece = Formed(masks, q, k, maps, *modules_and_numbers)
         return attend(piece, values, rows.start, rows.stop)
 
     rest = len(v) % size
@@ -103,6 +107,13 @@ def _attend_in_turn(
     pieces = [(batch, rows) for batch in batches for rows in in_chunks(formed.q.shape[-2], chunk)]
     further = formed.dropout > 0, len(leaves), *leaves, *formed.composers.parameters()
     return _InTurn.apply(attend_piece, pieces, *further, *formed.normaliser.parameters())
+
+
+def _for_every_sequence(mask: Tensor | None, batch: int) -> Tensor | None:
+    """Return a mask with an axis of `batch` sequences, without a copy."""
+    if mask is None:
+        return None
+    return mask[(None,) * (4 - mask.ndim)].expand(batch, -1, -1, -1)
 
 
 class _InTurn(torch.autograd.Function):
@@ -176,37 +187,52 @@ def form_weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype
     Logits -> maximum or, before a composition, log-sum-exp over M -> composition -> masks ->
     normaliser -> composition. `columns` contains every key that the queries can see.
     """
-    masks, composers = formed.masks, formed.composers
+    masks = formed.masks
     keys = formed.k.shape[-2]
-    q, k = formed.q[:, :, rows] * formed.scale, formed.k[..., columns, :]
+    visible = masks.chunk(rows, columns, keys, formed.q.device)
+    logits = _logits(formed, rows, columns)
+    if (bias := masks.bias_of_chunk(rows, columns, keys)) is not None:
+        logits = wide(logits) + wide(bias).unsqueeze(-2)
+    if visible is not None:
+        logits = logits.masked_fill(~visible.unsqueeze(-2), torch.finfo(logits.dtype).min)
+    a = formed.normaliser.over_keys(logits, visible).to(dtype)
+    if "post" in formed.composers:
+        if visible is not None and differs_between_heads(visible):
+            # The softmax of a head that sees no key is uniform; other heads must not take it over.
+            a = a.masked_fill(~visible, 0)
+        a = _compose("post", formed, a, rows, columns)
+    # Composition fills masked positions again, and a query that sees no key gets zero.
+    return a if visible is None else a.masked_fill(~visible, 0)
+
+
+def _logits(formed: Formed, rows: slice, columns: slice) -> Tensor:
+    """Return the logits (B, H, c, M, m) before masks; M is 1 after a maximum or a composition.
+
+    Logits of float16 features are in float32: products of finite features can overflow float16.
+    """
+    q, k = formed.q[:, :, rows], formed.k[..., columns, :]
     if q.shape[-2] == 1:
         # A cache is not contiguous, and `einsum` would copy its keys.
-        logits = multiply_query(q, k).transpose(2, 3)
+        logits = multiply_query(q, k, formed.scale).transpose(2, 3)
     else:
-        logits = torch.einsum("bhce,bhrme->bhcrm", q, k)
+        logits = multiply("bhce,bhrme->bhcrm", q, k, formed.scale)
     if formed.hard:
         # `maximum` and `amax` would share the gradient of equal numbers, which costs three times
         # the memory uncompiled and 1.6 times the time compiled.
         components = logits.unbind(3)
         logits = functools.reduce(lambda a, b: torch.where(a > b, a, b), components).unsqueeze(3)
-    if "pre" in composers:
-        a = logits.squeeze(3) if logits.shape[3] == 1 else logits.logsumexp(3)
-        logits = _compose("pre", formed, a, rows, columns).unsqueeze(3)
-    if (bias := masks.bias(rows, columns, keys)) is not None:
-        logits = logits + bias.unsqueeze(-2)
-    if (visible := masks.chunk(rows, columns, keys, q.device)) is not None:
-        logits = logits.masked_fill(~visible.unsqueeze(-2), torch.finfo(logits.dtype).min)
-    a = formed.normaliser.over_keys(logits, visible).to(dtype)
-    if "post" in composers and visible is not None and visible.ndim > 2 and visible.shape[-3] > 1:
-        # The softmax of a head that sees no key is uniform; other heads must not take it over.
-        a = a.masked_fill(~visible, 0)
-    a = _compose("post", formed, a, rows, columns)
-    # Composition fills masked positions again, and a query that sees no key gets zero.
-    return a if visible is None else a.masked_fill(~visible, 0)
+    if "pre" not in formed.composers:
+        return logits
+    a = logits.squeeze(3) if logits.shape[3] == 1 else logits.logsumexp(3)
+    with contextlib.nullcontext() if keeps_range(q) else without_autocast(q):
+        return _compose("pre", formed, a, rows, columns).unsqueeze(3)
 
 
-def multiply_query(q: Tensor, k: Tensor) -> Tensor:
-    """Return q k^T (B, H, M, 1, n) of one query (B, H, 1, E) and its keys (B, H, M, n, E)."""
+def multiply_query(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """Return scale q k^T (B, H, M, 1, n) of one query (B, H, 1, E), its keys (B, H, M, n, E)."""
+    if not keeps_range(k):
+        return multiply("bhce,bhrme->bhrcm", q, k, scale)
+    q = q * scale
     if k.shape[-1] < 128 or k.device.type != "cpu":
         return q.unsqueeze(2) @ k.mT
     # A CPU multiplies 1,000 such keys in a third of the time if the query is a column, but not if

@@ -229,7 +229,20 @@ def choose_kernel(q: Tensor, k: Tensor, is_causal: bool) -> SDPBackend:
     """Return the kernel for q, k and values of the same width: flash, memory-efficient or MATH.
 
     cuDNN's kernel is never returned: its backward pass needs more than output and log-sum-exp.
+    Some kernels have limits in training only, such as flash attention's head width of 192 on
+    consumer cards. Inside an operator no tensor requires a gradient, so torch is asked about
+    aliases that do. The answer is then the same in both passes.
     """
+    if q.is_inference():
+        # Inference tensors cannot require a gradient.
+        return _usable_kernel(q, k, is_causal)
+    with torch.enable_grad():
+        trained_q, trained_k = q.detach().requires_grad_(), k.detach().requires_grad_()
+        return _usable_kernel(trained_q, trained_k, is_causal)
+
+
+def _usable_kernel(q: Tensor, k: Tensor, is_causal: bool) -> SDPBackend:
+    """Return the first kernel that torch can use for q, k and values like k."""
     if q.device.type != "cuda":
         return SDPBackend(torch._fused_sdp_choice(q, k, k, None, 0.0, is_causal))
     parameters = cuda.SDPAParams(q, k, k, None, 0.0, is_causal, False)

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.compose import Composer
 from lit_attn.attention.dispatch import Inputs
-from lit_attn.attention.masks import Masks
+from lit_attn.attention.masks import Masks, split_mask
 from lit_attn.attention.normaliser import Normaliser
 from lit_attn.attention.parts import LayerShape, Part
 from lit_attn.attention.precision import without_autocast
@@ -148,8 +148,9 @@ class Attention(nn.Module):
         those of the memory: later calls for the same memory pass an empty one, (B, 0, d).
 
         `attn_mask` is a mask of scaled-dot-product attention, broadcastable to (B, H, n, n):
-        boolean (True may attend) or additive. `rotary` rotates every head's q and k (and z if
-        `zz: like-k`) by position.
+        boolean (True may attend) or additive (-inf and numbers up to `masks.HIDES_FROM` hide a key,
+        others are added to its logit). The heads of a query that sees no key are zero. `rotary`
+        rotates every head's q and k (and z if `zz: like-k`) by position.
 
         With a `cache` (from `new_cache`), x follows the tokens in the cache and is appended to it.
         Then `attn_mask` has a column for each of these tokens, and `is_causal` can be left to it.
@@ -222,7 +223,16 @@ class Attention(nn.Module):
             z = self.z_norm(z).transpose(1, 2)
             if rotary is not None and self.spec.zz == "like-k":
                 z = rotate(z, rotary)
-        window, without_self = self.spec.window, self.local_self_attention
+        visibility, bias = split_mask(attn_mask)
+        masks = Masks(
+            visibility,
+            bias,
+            is_causal,
+            self.spec.window,
+            without_self=self.local_self_attention,
+            offset=offset,
+            is_cross=is_cross,
+        )
         call = Inputs(
             x=x,
             memory=memory,
@@ -230,7 +240,7 @@ class Attention(nn.Module):
             keys=keys,
             v=v,
             z=z,
-            masks=Masks(attn_mask, is_causal, window, without_self, offset, is_cross),
+            masks=masks,
             composers=self.composers,
             normaliser=self.normaliser,
             temperature=self.temperature,

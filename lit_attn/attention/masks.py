@@ -12,16 +12,26 @@ from torch import Tensor
 # Number of queries in a chunk where logits are formed.
 CHUNK = 128
 
+# Largest value of an additive mask that hides its key: half of float16's lowest finite number.
+# Masks hide keys by -inf, by the lowest finite number of their precision, or by -1e9. A mask can be
+# converted to another precision, and a position bias can be added to it; half of the lowest number
+# of the narrowest precision is above all of these sums. Values above it, such as -1e4, are biases.
+HIDES_FROM = torch.finfo(torch.float16).min / 2
+
 
 class Masks(NamedTuple):
-    """All masks of one call; `attn_mask` is a mask of scaled-dot-product attention.
+    """All masks of one call.
 
-    `window`: a query sees the keys at a distance below it. `without_self`: no token attends to
-    itself. `offset` is the number of cached keys before the first query's own key, so there are
-    n - offset queries. In cross-attention (`is_cross`) queries have no keys of their own.
+    `visibility` is boolean, True where a query may attend to a key, and `bias` is finite and is
+    added to the logits; both are broadcastable to (B, H, queries, n), and None if there is none.
+    `split_mask` makes them from a mask of scaled-dot-product attention. `window`: a query sees the
+    keys at a distance below it. `without_self`: no token attends to itself. `offset` is the number
+    of cached keys before the first query's own key, so there are n - offset queries. In
+    cross-attention (`is_cross`) queries have no keys of their own.
     """
 
-    attn_mask: Tensor | None
+    visibility: Tensor | None
+    bias: Tensor | None
     is_causal: bool
     window: int | None
     without_self: bool
@@ -31,7 +41,8 @@ class Masks(NamedTuple):
     @property
     def is_causal_only(self) -> bool:
         """True in self-attention if the causal mask, if any, is the only mask."""
-        is_masked = self.attn_mask is not None or self.window is not None
+        has_tensor = self.visibility is not None or self.bias is not None
+        is_masked = has_tensor or self.window is not None
         return not (is_masked or self.without_self or self.offset or self.is_cross)
 
     def chunk(self, rows: slice, columns: slice, n: int, device: torch.device) -> Tensor | None:
@@ -41,36 +52,37 @@ class Masks(NamedTuple):
         """
         first, last = rows.start + self.offset, rows.stop + self.offset
         is_near = self.window is None or first - columns.start < self.window
-        if first == n - 1 and is_near and not self.without_self and self.attn_mask is None:
-            # The last token alone can attend to all keys of its window.
-            return None
-        i = torch.arange(first, last, device=device).unsqueeze(1)
-        j = torch.arange(columns.start, columns.stop, device=device)
-        conditions = [i >= j] if self.is_causal else []
-        if self.window is not None:
-            conditions.append((i - j).abs() < self.window)
-        if self.without_self:
-            conditions.append(i != j)
-        if self.attn_mask is not None and self.attn_mask.dtype == torch.bool:
-            conditions.append(_cut(self.attn_mask, rows, columns, n))
+        # The last token alone can attend to all keys of its window.
+        is_ordered = self.is_causal or self.window is not None
+        is_ordered = is_ordered and not (first == n - 1 and is_near)
+        conditions = []
+        if is_ordered or self.without_self:
+            i = torch.arange(first, last, device=device).unsqueeze(1)
+            j = torch.arange(columns.start, columns.stop, device=device)
+            if is_ordered and self.is_causal:
+                conditions.append(i >= j)
+            if is_ordered and self.window is not None:
+                conditions.append((i - j).abs() < self.window)
+            if self.without_self:
+                conditions.append(i != j)
+        if self.visibility is not None:
+            conditions.append(_cut(self.visibility, rows, columns, n))
         return functools.reduce(torch.logical_and, conditions) if conditions else None
 
     def present_queries(self, rows: slice) -> Tensor | None:
         """Return (B, H, c, 1) or smaller, False where a query of `rows` is padding.
 
-        A boolean mask with one row for all queries is a padding mask: it says which tokens exist.
-        None means that no token is known to be padding.
+        A token of self-attention is padding if `visibility` hides it from all queries. None means
+        that no token is known to be padding.
         """
-        mask = None if self.is_cross else self.attn_mask
-        if mask is None or mask.dtype != torch.bool or mask.ndim < 2 or mask.shape[-2] != 1:
+        if self.is_cross or self.visibility is None or self.visibility.ndim < 2:
             return None
-        return mask if mask.shape[-1] == 1 else mask.transpose(-1, -2)[..., rows, :]
+        present = self.visibility.any(-2).unsqueeze(-1)
+        return present if present.shape[-2] == 1 else present[..., rows, :]
 
-    def bias(self, rows: slice, columns: slice, n: int) -> Tensor | None:
-        """Return the additive mask of a chunk, or None."""
-        if self.attn_mask is None or self.attn_mask.dtype == torch.bool:
-            return None
-        return _cut(self.attn_mask, rows, columns, n)
+    def bias_of_chunk(self, rows: slice, columns: slice, n: int) -> Tensor | None:
+        """Return the finite bias of a chunk, or None."""
+        return None if self.bias is None else _cut(self.bias, rows, columns, n)
 
     def visible(self, rows: slice, n: int) -> slice:
         """Return the smallest slice of keys with all keys that the queries of `rows` can see."""
@@ -79,13 +91,46 @@ class Masks(NamedTuple):
         stop = n if self.window is None else min(n, last + self.window - 1)
         return slice(start, min(stop, last) if self.is_causal else stop)
 
-    def combined(self, rows: slice, columns: slice, n: int, device: torch.device) -> Tensor | None:
-        """Return the boolean and the additive mask of a chunk as one: (..., c, m), or None."""
+    def combined(
+        self, rows: slice, columns: slice, n: int, device: torch.device, dtype: torch.dtype
+    ) -> Tensor | None:
+        """Return all masks of a chunk as one mask of scaled-dot-product attention, or None.
+
+        The mask is boolean or additive, (..., c, m). `dtype` is the precision of the queries: torch
+        accepts an additive mask in this precision and in float32.
+        """
         visible = self.chunk(rows, columns, n, device)
-        bias = self.bias(rows, columns, n)
-        if bias is None or visible is None:
-            return visible if bias is None else bias
-        return bias.masked_fill(~visible, float("-inf"))
+        bias = self.bias_of_chunk(rows, columns, n)
+        if bias is None:
+            return visible
+        if bias.dtype != torch.float32:
+            bias = bias.to(dtype)
+        return bias if visible is None else bias.masked_fill(~visible, float("-inf"))
+
+
+def split_mask(attn_mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return the visibility and the finite bias of a mask of scaled-dot-product attention.
+
+    A boolean mask is True where a query may attend to a key, and has no bias. An additive mask
+    hides a key by -inf or by any number up to `HIDES_FROM`, and its bias is 0 there. Raises
+    ValueError for a mask of integers, whose meaning is ambiguous.
+    """
+    if attn_mask is None:
+        return None, None
+    if attn_mask.dtype == torch.bool:
+        return attn_mask, None
+    if not attn_mask.is_floating_point():
+        raise ValueError(
+            f"attn_mask: {attn_mask.dtype} is neither boolean nor floating-point. "
+            "Pass a boolean mask that is True where a query may attend, or an additive one."
+        )
+    hidden = attn_mask <= HIDES_FROM
+    return ~hidden, attn_mask.masked_fill(hidden, 0.0)
+
+
+def differs_between_heads(visible: Tensor) -> bool:
+    """Return True if the heads of a query can see different keys, for (B, H, c, m) or smaller."""
+    return visible.ndim > 2 and visible.shape[-3] > 1
 
 
 def in_chunks(n: int, size: int) -> list[slice]:

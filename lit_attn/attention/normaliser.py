@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_attn.attention.masks import differs_between_heads
 from lit_attn.attention.parts import DifferentialConfig, LayerShape
 from lit_attn.attention.precision import wide
 
@@ -101,7 +102,11 @@ class Differential(Normaliser):
         nn.init.normal_(self.vectors, std=0.1)
 
     def forward(self, logits: Tensor, visible: Tensor | None) -> Tensor:
-        first, second = logits.softmax(-1).unflatten(1, (-1, 2)).unbind(2)
+        weights = logits.softmax(-1)
+        if visible is not None and differs_between_heads(visible):
+            # The softmax of a head that sees no key is uniform; its pair must not take it over.
+            weights = weights.masked_fill(~visible, 0)
+        first, second = weights.unflatten(1, (-1, 2)).unbind(2)
         q, k = wide(self.vectors).chunk(2)
         lambda_1, lambda_2 = (q * k).sum(-1).exp()
         factor = lambda_1 - lambda_2 + self.part.lambda_init

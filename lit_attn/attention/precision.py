@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+# Factor of the coarse term of a sum in float16: a power of two, so products with it are exact.
+COARSE = 1024.0
+
 
 def wide(x: Tensor) -> Tensor:
     """Return x in float32, or in float64 if x is float64."""
@@ -29,12 +32,41 @@ def as_multiplied(x: Tensor) -> Tensor:
     return x
 
 
-def rounded_terms(x: Tensor, like: Tensor) -> list[Tensor]:
-    """Return terms of `like`'s precision with the sum x: x rounded and, if it is coarser, the rest.
+def keeps_range(x: Tensor) -> bool:
+    """Return False in float16, where logits and squares of finite features can overflow."""
+    return x.dtype != torch.float16
 
-    In bfloat16 alone, |k|^2 / 2 of a few dozen would be off by a quarter, and so would the logit.
+
+def multiply(equation: str, q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """Return `scale` times `torch.einsum` of features.
+
+    Products of float16 features are computed in float32, under autocast too.
     """
+    if keeps_range(q):
+        return torch.einsum(equation, q * scale, k)
+    with without_autocast(q):
+        return torch.einsum(equation, wide(q) * scale, wide(k))
+
+
+def rounded_terms(x: Tensor, like: Tensor) -> list[tuple[float, Tensor]]:
+    """Return factors and terms of `like`'s precision: the sum of the products is x.
+
+    If `like` is coarser than x, the terms are x rounded and the rest: in bfloat16 alone, |k|^2 / 2
+    of a few dozen would be off by a quarter, and so would the logit. In float16 a third term has
+    the factor `COARSE`, because |k|^2 / 2 overflows from |k| = 362. Up to |k| = 11,585 the sum is
+    exact to 22 bits; a larger x is limited to the largest sum.
+    """
+    if like.dtype == x.dtype:
+        return [(1.0, x)]
+    terms = []
+    if not keeps_range(like):
+        limit = COARSE * torch.finfo(like.dtype).max
+        x = x.clamp(-limit, limit)
+        # `trunc` has no gradient: the gradient passes through the other terms, without the factor,
+        # with which it would overflow.
+        coarse = (x / COARSE).trunc().to(like.dtype)
+        x = x - COARSE * coarse.to(x.dtype)
+        terms.append((COARSE, coarse))
     high = x.to(like.dtype)
-    if high.dtype == x.dtype:
-        return [high]
-    return [high, (x - high.to(x.dtype)).to(like.dtype)]
+    rest = (x - high.to(x.dtype)).to(like.dtype)
+    return [*terms, (1.0, high), (1.0, rest)]

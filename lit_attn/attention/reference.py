@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from lit_attn.attention.compose import EPS
 from lit_attn.attention.layer import Attention
+from lit_attn.attention.masks import HIDES_FROM
 from lit_attn.attention.normaliser import EPS as DIFFERENTIAL_EPS
 from lit_attn.attention.residual import FLOOR
 from lit_attn.attention.rotary import Rotary
@@ -35,8 +36,8 @@ def attention(
     visible = torch.ones(x.shape[1], tokens.shape[1], dtype=torch.bool)
     if memory is None:
         visible = may_attend(x.shape[1], parts.window, layer.local_self_attention, is_causal)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        visible = visible & attn_mask
+    if attn_mask is not None:
+        visible = visible & mask_shows(attn_mask)
     a = parts.similarity.reference_weights(layer.similarity, q, keys, visible, is_causal)
     if a is None:
         a = weights(layer, x, q, keys, visible, attn_mask, rotary, memory)
@@ -70,7 +71,7 @@ def weights(
     if "pre" in layer.composers:
         logits = layer.spec.compose.reference(layer.composers["pre"], x, logits, *more_inputs)
     if attn_mask is not None and attn_mask.dtype != torch.bool:
-        logits = logits + attn_mask
+        logits = logits + attn_mask.to(logits.dtype).masked_fill(~mask_shows(attn_mask), 0)
     # A finite number gives a query that sees no key weights without NaN; they become zero.
     logits = logits.masked_fill(~visible, -1e300)
     a = layer.spec.normaliser.reference(layer.normaliser, logits, visible).masked_fill(~visible, 0)
@@ -111,6 +112,11 @@ def may_attend(n: int, window: int | None, without_self: bool, is_causal: bool) 
     if window is not None:
         visible = visible & ((i - j).abs() < window)
     return visible & (i != j) if without_self else visible
+
+
+def mask_shows(attn_mask: Tensor) -> Tensor:
+    """Return a boolean mask, or where an additive mask is above the values that hide a key."""
+    return attn_mask if attn_mask.dtype == torch.bool else attn_mask > HIDES_FROM
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -158,6 +164,7 @@ def linear(form: Any, q: Tensor, keys: list[Tensor], visible: Tensor, is_causal:
     def phi(t: Tensor) -> Tensor:
         plain = F.elu(t) + 1
         total = plain.sum(-1, keepdim=True)
+        total = total.masked_fill(total == 0, 1.0)
         return plain / total if form.part.features == "sum-to-one" else plain
 
     (queries, width), n = q.shape[-2:], keys[0].shape[-2]
@@ -250,7 +257,8 @@ def differential(form: Any, logits: Tensor, visible: Tensor) -> Tensor:
     """Ye et al. 2024, eq. 1 and 2: the weights of a pair of heads, for both of them."""
     q1, q2, k1, k2 = form.vectors
     factor = torch.exp(q1 @ k1) - torch.exp(q2 @ k2) + form.part.lambda_init
-    a = torch.softmax(logits, dim=-1)
+    # A head that sees no key has no weights.
+    a = torch.softmax(logits, dim=-1).masked_fill(~visible, 0)
     weights = []
     for m in range(0, logits.shape[1], 2):
         weights += [a[:, m] - factor * a[:, m + 1]] * 2

@@ -24,6 +24,7 @@ from lit_attn.attention.mixture_parts import LinearConfig, MixedKeysConfig, Mixt
 from lit_attn.attention.parts import LayerShape, SimilarityConfig
 from lit_attn.attention.precision import (
     as_multiplied,
+    multiply,
     rounded_terms,
     square,
     wide,
@@ -214,12 +215,14 @@ class Mixture(MixedKeys):
         if self.part.kernel == "gaussian":
             offset = offset - square(keys).squeeze(-1) / (2 * self.variance.view(-1, 1))
             keys = keys / variance
-        offsets = rounded_terms(offset.unsqueeze(-1), keys)
-        q_parts, k_parts = [q, *(ones for _ in offsets)], [keys, *offsets]
+        q_parts, k_parts = [q], [keys]
+        for factor, term in rounded_terms(offset.unsqueeze(-1), keys):
+            q_parts.append(factor * ones)
+            k_parts.append(term)
         if self.query_matters:
-            squares = rounded_terms(-square(q) / 2, q)
-            q_parts += squares
-            k_parts += [(1 / variance).expand_as(keys[..., :1]) for _ in squares]
+            for factor, term in rounded_terms(-square(q) / 2, q):
+                q_parts.append(term)
+                k_parts.append((factor / variance).expand_as(keys[..., :1]))
         return torch.cat(q_parts, -1), torch.cat(k_parts, -1)
 
     @torch.no_grad()
@@ -236,7 +239,7 @@ class Mixture(MixedKeys):
         n, keys = q.shape[-2], k.shape[-2]
         assigned = pairs = torch.zeros((), device=q.device)
         for rows in in_chunks(n, CHUNK):
-            logits = wide(torch.einsum("bhce,bhrme->bhcrm", q[:, :, rows] * scale, k))
+            logits = wide(multiply("bhce,bhrme->bhcrm", q[:, :, rows], k, scale))
             if self.part.kernel == "gaussian" and not self.query_matters:
                 # With the offset, |q_i|^2 does not cancel in the responsibilities.
                 half_square = square(q[:, :, rows, : self.width]).unsqueeze(-1) / 2
@@ -276,21 +279,36 @@ class Linear(MixedKeys):
         assert past is None or isinstance(past, RunningSums)
         if masks.without_self:
             raise ValueError("linear keys never form the logits that would mask a token's own key")
-        if past is not None and masks.attn_mask is not None and not masks.is_cross:
+        is_masked = masks.visibility is not None
+        if past is not None and is_masked and not masks.is_cross:
             raise ValueError("linear keys need causal attention without a mask for a cache")
         keys, v = inputs.shared(inputs.keys), inputs.shared(inputs.v.transpose(1, 2))
         with without_autocast(v):
             k = self._mixed(wide(keys), 0 if past is None else past.position)
-            if (mask := masks.attn_mask) is not None:
-                if mask.dtype != torch.bool or mask.ndim < 2 or mask.shape[-2] != 1:
-                    text = "a boolean mask of present keys, (B, 1, 1, n)"
-                    raise ValueError(f"linear keys take {text}")
+            if (present := self._present_keys(masks)) is not None:
                 # Later calls for the same memory have its mask and no new keys.
-                k = k.masked_fill(~mask.transpose(-1, -2)[..., : k.shape[-2], :], 0)
+                k = k.masked_fill(~present[..., : k.shape[-2], :], 0)
             out = self._divided(self._phi(wide(inputs.q)), k, wide(v), masks.is_causal, past)
             if past is not None:
                 past.add(k, wide(v))
             return out.to(v.dtype)
+
+    def _present_keys(self, masks: Masks) -> Tensor | None:
+        """Return (B, H, n, 1) or smaller, False where a key is padding; None without a mask.
+
+        Raises ValueError for a mask of pairs of tokens and for a bias, except on the meta device,
+        where a bias cannot be read.
+        """
+        mask = masks.visibility
+        if mask is None:
+            return None
+        adds_to_logits = masks.bias is not None and not mask.is_meta and bool(masks.bias.any())
+        if adds_to_logits or mask.ndim < 2 or mask.shape[-2] != 1:
+            raise ValueError(
+                "linear keys take a mask of present keys, (B, 1, 1, n), without a bias: "
+                "they never form the logits of pairs of tokens"
+            )
+        return mask.transpose(-1, -2)
 
     def weights(self, inputs: Inputs) -> Tensor:
         """Return the weights (B, H, n, n): the sums of values that are unit vectors."""
@@ -303,7 +321,11 @@ class Linear(MixedKeys):
 
     def _phi(self, x: Tensor) -> Tensor:
         x = F.elu(x) + 1
-        return x / x.sum(-1, keepdim=True) if self.part.features == "sum-to-one" else x
+        if self.part.features == "plain":
+            return x
+        # In float32, phi of a number below -17 is 0. If phi of a token is 0, it stays 0.
+        total = x.sum(-1, keepdim=True)
+        return x / total.masked_fill(total == 0, 1.0)
 
     def _mixed(self, keys: Tensor, first: int) -> Tensor:
         """Return sum_r pi_r phi(k_jr), or phi of the mixed key (B, H, n, D)."""

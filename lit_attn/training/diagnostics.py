@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from lit_attn.attention import diagnostics
 from lit_attn.attention.layer import Attention
+from lit_attn.attention.masks import split_mask
 from lit_attn.cells.records import DiagnosticRow, csv_lines, read_diagnostics
 from lit_attn.config.training import SAMPLED_KINDS, DiagnosticsConfig
 from lit_attn.files import append, write_atomic
@@ -246,7 +247,8 @@ def split_calls(layer: Attention, calls: list[LayerCall]) -> Iterator[tuple[Laye
             if (mask := arguments.get("attn_mask")) is not None:
                 mask = mask[part] if mask.ndim == 4 and mask.shape[0] == batch else mask
                 arguments["attn_mask"] = mask.double() if mask.is_floating_point() else mask
-                if mask.dtype == torch.bool:
-                    full_mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-                    is_attended &= full_mask.any(2).any(1)
+                visibility, _ = split_mask(mask)
+                assert visibility is not None
+                full_mask = visibility.reshape((1,) * (4 - mask.ndim) + mask.shape)
+                is_attended &= full_mask.any(2).any(1)
             yield LayerCall(arguments, call.stream[part].double()), is_attended

@@ -91,7 +91,7 @@ def test_causal_and_pair_masks_combine(spec: AttentionSpec, dtype: torch.dtype) 
 
 @every_linear
 def test_linear_keys_refuse_what_needs_logits(spec: AttentionSpec) -> None:
-    with pytest.raises(ValueError, match="linear keys take a boolean mask of present keys"):
+    with pytest.raises(ValueError, match="linear keys take a mask of present keys"):
         make(spec)(tokens(9), attn_mask=torch.zeros(9, 9))
     with pytest.raises(ValueError, match="linear keys never form the logits"):
         make(spec, lsa=True)(tokens(9))

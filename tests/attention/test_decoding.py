@@ -161,8 +161,8 @@ def test_one_query_is_multiplied_with_keys_of_any_width(width: int, keys: int) -
     q = torch.randn(2, 3, 1, width, dtype=torch.float64)
     # The view of a cache is not contiguous.
     k = torch.randn(2, 3, keys, 9, width, dtype=torch.float64)[..., 1:8, :]
-    products = formed.multiply_query(q, k)
-    torch.testing.assert_close(products, torch.einsum("bhqe,bhrne->bhrqn", q, k))
+    products = formed.multiply_query(q, k, 0.5)
+    torch.testing.assert_close(products, torch.einsum("bhqe,bhrne->bhrqn", 0.5 * q, k))
 
 
 def test_linear_keys_decode_beyond_one_chunk() -> None:

@@ -4,6 +4,7 @@ Shapes as in lit_attn.attention.fused.
 """
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -242,6 +243,46 @@ def test_gpu_kernels_are_called_as_they_are_declared(
             wanted = (q, k, v, z)[: len(grads)]
             assert [(g.shape, g.dtype) for g in grads] == [(w.shape, w.dtype) for w in wanted]
             assert len(grads) == 3 + joined
+
+
+@pytest.mark.parametrize("limited", [("flash",), ("flash", "efficient"), ()])
+def test_limits_that_hold_in_training_are_respected(
+    limited: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A simulated card refuses kernels if an input requires a gradient; both passes ask the same.
+
+    Torch answers so for flash attention and head widths above 192 on consumer cards.
+    """
+
+    def can_use(kernel: str) -> Callable[..., bool]:
+        def answer(parameters: tuple[Tensor, ...]) -> bool:
+            needs_grad = any(x.requires_grad for x in parameters) and torch.is_grad_enabled()
+            return not (needs_grad and kernel in limited)
+
+        return answer
+
+    monkeypatch.setattr(fused.cuda, "SDPAParams", lambda q, k, v, *_: (q, k, v))
+    for kernel in ("flash", "efficient"):
+        monkeypatch.setattr(fused.cuda, f"can_use_{kernel}_attention", can_use(kernel))
+    names = [name for name in ("flash", "efficient", "math") if name not in limited]
+    expected = {
+        "flash": SDPBackend.FLASH_ATTENTION,
+        "efficient": SDPBackend.EFFICIENT_ATTENTION,
+        "math": SDPBackend.MATH,
+    }[names[0]]
+    with FakeTensorMode():
+        q = torch.empty(1, 2, 8, 256, device="cuda", dtype=torch.float16)
+        for mode in (torch.enable_grad, torch.no_grad):
+            with mode():
+                assert fused.choose_kernel(q, q, True) == expected
+    assert not q.requires_grad
+
+
+def test_a_kernel_is_chosen_for_inference_tensors() -> None:
+    layer, x = make(PRESETS["belief2"]), tokens(9)
+    expected = layer(x, is_causal=True)
+    with torch.inference_mode():
+        torch.testing.assert_close(layer(x, is_causal=True), expected.detach())
 
 
 @pytest.mark.gpu

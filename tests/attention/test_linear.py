@@ -114,6 +114,19 @@ def test_a_sequence_of_padding_gets_zero(is_causal: bool) -> None:
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
+def test_a_token_without_features_has_no_similarity(is_causal: bool) -> None:
+    """phi of numbers below -37 is 0 in float64, and 0 / 0 would be NaN."""
+    layer, x = layer_of(features="sum-to-one"), tokens(6)
+    with torch.no_grad():
+        layer.qkv.bias[DIM : 2 * DIM] = -50.0
+    assert_same(layer, x, is_causal=is_causal)
+    inputs = x.clone().requires_grad_()
+    out = layer(inputs, is_causal=is_causal)
+    torch.testing.assert_close(out, layer.proj.bias.expand_as(out))
+    assert torch.isfinite(torch.autograd.grad(out.sum(), inputs)[0]).all()
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_long_sums_are_exact_under_autocast(is_causal: bool, dtype: torch.dtype) -> None:
     """Sums over 4096 values near 100 overflow float16; bfloat16 resolves one part in 256."""

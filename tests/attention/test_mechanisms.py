@@ -131,11 +131,11 @@ def test_no_tensor_of_size_n_squared_is_kept(name: str) -> None:
 
 
 def test_windows_skip_keys_that_no_query_sees() -> None:
-    causal = masks.Masks(None, True, 256, False)
+    causal = masks.Masks(None, None, True, 256, False)
     assert causal.visible(slice(512, 640), 2048) == slice(257, 640)
-    both_ways = masks.Masks(None, False, 256, False)
+    both_ways = masks.Masks(None, None, False, 256, False)
     assert both_ways.visible(slice(512, 640), 2048) == slice(257, 895)
-    assert masks.Masks(None, False, None, False).visible(slice(0, 128), 300) == slice(0, 300)
+    assert masks.Masks(None, None, False, None, False).visible(slice(0, 128), 300) == slice(0, 300)
 
 
 @pytest.mark.parametrize("name", ["standard", "belief2", "mgk"])

@@ -1,16 +1,20 @@
-"""`attention_precision: float32`: under autocast, only the projections have half precision."""
+"""Half precision: `attention_precision: float32`, and the range of float16."""
 
 import copy
 from typing import Any
 
 import pytest
 import torch
-from helpers.attention_checks import make, tokens
+from helpers import attention_cases
+from helpers.attention_checks import DIM, HEADS, make, tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from lit_attn.attention.dispatch import Inputs
 from lit_attn.attention.layer import Attention
-from lit_attn.attention.spec import PRESETS
+from lit_attn.attention.precision import COARSE, rounded_terms
+from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.models.language import SequenceClassifierConfig
 from lit_attn.models.language import SequenceClassifier
 
@@ -56,3 +60,74 @@ def test_a_classifier_passes_its_precision_to_every_layer() -> None:
         network = SequenceClassifier(config, 5, 6, 3)
         layers = [module for module in network.modules() if isinstance(module, Attention)]
         assert [layer.in_float32 for layer in layers] == [precision == "float32"] * 2
+
+
+LOGITS = [spec for spec in attention_cases.all_specs() if spec.similarity.has_logits]
+
+
+def with_large_keys(spec: AttentionSpec, norm: float, lsa: bool = False) -> Attention:
+    """Return a layer whose keys have about this norm; all other numbers are small."""
+    layer = make(spec, lsa=lsa)
+    shared = layer.key_heads * layer.head_dim
+    keys = layer.qkv.weight[layer.num_heads * layer.head_dim :][:shared]
+    factor = norm / (layer.head_dim**0.5 * keys.norm(dim=1).mean())
+    with torch.no_grad():
+        keys *= factor
+        if (more := layer.similarity.extra_key_weights()) is not None:
+            more *= factor
+    return layer
+
+
+@pytest.mark.parametrize("lsa", [False, True])
+@pytest.mark.parametrize("spec", LOGITS, ids=attention_cases.label)
+def test_keys_of_any_norm_stay_finite_in_float16(spec: AttentionSpec, lsa: bool) -> None:
+    """From a norm of 362 on, |k|^2 / 2 overflows float16; the standard layer stays finite."""
+    for norm in (400.0, 5000.0):
+        for is_autocast in (False, True):
+            layer = with_large_keys(spec, norm, lsa).train()
+            layer = layer.float() if is_autocast else layer.half()
+            x = tokens(9).to(layer.qkv.weight.dtype).requires_grad_()
+            with torch.autocast("cpu", torch.float16, enabled=is_autocast):
+                out = layer(x, is_causal=True)
+            # A small loss: gradients of such keys are large.
+            gradient = torch.autograd.grad(1e-4 * out.float().sum(), x)[0]
+            with torch.no_grad(), torch.autocast("cpu", torch.float16, enabled=is_autocast):
+                cache = layer.eval().new_cache()
+                decoded = [layer(t, is_causal=True, cache=cache) for t in x.split([6, 1, 1, 1], 1)]
+            for tensor in (out, gradient, *decoded, *layer.buffers()):
+                assert tensor.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["gaussian", "mgk", "smgk-hard", "mgk-soft-e"])
+@pytest.mark.parametrize("norm", [300.0, 2000.0])
+def test_large_keys_are_exact_in_float16(name: str, norm: float) -> None:
+    """The heads are those of the same float16 queries, keys and values in float64."""
+    layer = with_large_keys(PRESETS[name], norm).half()
+    inputs = layer.inputs(tokens(9).half(), None, True, None)
+    # Queries near the keys, so that |k|^2 cancels and no key takes all of the weight.
+    noise = torch.randn(2, HEADS, 9, DIM // HEADS, generator=torch.Generator().manual_seed(0))
+    inputs = inputs._replace(q=inputs.keys[:, :, 0] + noise.half())
+    half = layer.similarity.attend(inputs)
+    exact = copy.deepcopy(layer).double()
+    doubled = Inputs(*map(double, inputs))._replace(
+        composers=exact.composers, normaliser=exact.normaliser
+    )
+    expected = exact.similarity.attend(doubled._replace(memory=doubled.x))
+    # Logits are sums of numbers near |k|^2 in float32.
+    tolerance = 4 * torch.finfo(torch.float16).eps + norm**2 * torch.finfo(torch.float32).eps
+    assert (half.double() - expected).norm() < tolerance * expected.norm()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(-6.5e7, 6.5e7), st.sampled_from([torch.float16, torch.bfloat16]))
+def test_rounded_terms_have_the_sum_that_they_represent(number: float, dtype: torch.dtype) -> None:
+    x = torch.tensor([number], requires_grad=True)
+    terms = rounded_terms(x, torch.zeros(1, dtype=dtype))
+    total = sum(factor * term.double() for factor, term in terms)
+    bound = 0.3 * torch.finfo(dtype).eps ** 2 * abs(number) + 2**-24
+    assert abs(total.item() - x.item()) <= bound
+    # A kernel adds the products of a term and its factor, so the term's gradient has the factor.
+    last_terms = [term for factor, term in terms if factor == 1.0]
+    assert [factor for factor, _ in terms[:-2]] == [COARSE] * (dtype == torch.float16)
+    gradient = torch.autograd.grad(sum(term.float() for term in last_terms), x)[0]
+    assert gradient.item() == 1.0
