@@ -88,15 +88,24 @@ def _print_costs(matrix: Matrix) -> None:
     from lit_attn.models import factory
 
     width = max(len(variant.name) for variant in matrix.written)
-    print(f"  {'':<{width}}  {'parameters':>12}  {'MFLOPs':>9}  FFN width")
+    print(
+        f"  {'':<{width}}  {'parameters':>12}  {'decayed':>12}  {'not decayed':>12}  "
+        f"{'MFLOPs':>9}  FFN width"
+    )
+    exempt: set[str] = set()
     for variant in matrix.written:
         data = variant.experiment.data
         try:
             model = factory.resolve(variant.experiment.model, variant.match_to, data)
             cost = factory.describe(model, data)
+            decay = factory.describe_decay(model, data, variant.experiment.optimizer)
         except ConfigError as error:
             raise variant.error(matrix.source.name, error) from error
         ffn = cost.ffn_width or ("none" if model.ffn is None else "unknown")
         matched = "  (matched)" if variant.match_to else ""
-        numbers = f"{cost.parameters:>12,}  {cost.flops / 1e6:>9,.2f}"
+        exempt |= decay.exempt
+        numbers = f"{cost.parameters:>12,}  {decay.decayed:>12,}  {decay.not_decayed:>12,}"
+        numbers += f"  {cost.flops / 1e6:>9,.2f}"
         print(f"  {variant.name:<{width}}  {numbers}  {ffn}{matched}")
+    if exempt:
+        print(f"  without weight decay: {', '.join(sorted(exempt))}")

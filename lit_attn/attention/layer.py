@@ -189,6 +189,25 @@ class Attention(nn.Module):
                 heads = weights @ values.transpose(1, 2)
         return LayerRecord(inputs, weights, self.normaliser.finish(heads).transpose(1, 2), values)
 
+    def no_weight_decay(self) -> set[str]:
+        """Return the parameters without weight decay with `decay: weights`, as timm's models do."""
+        return self._part_parameters(lambda part: part.exempt_parameters())
+
+    def stacked_vectors(self) -> set[str]:
+        """Return the parameters whose rows are vectors in the released code of their part."""
+        return self._part_parameters(lambda part: part.stacked_vectors())
+
+    def _part_parameters(self, choose: Callable[[Part], tuple[str, ...]]) -> set[str]:
+        """Return the names in the layer of the parameters that `choose` names in each part."""
+        names: set[str] = set()
+        for family, part in self.spec.parts.items():
+            modules = [family]
+            if family == "compose":
+                modules = [f"composers.{place}" for place in self.composers]
+            for module in modules:
+                names.update(f"{module}.{name}" for name in choose(part))
+        return names
+
     def new_cache(self) -> Cache:
         """Return an empty cache for decoding one batch of sequences."""
         return self.similarity.new_cache(self.spec.window)

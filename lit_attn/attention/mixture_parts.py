@@ -54,6 +54,20 @@ class MixedKeysConfig(SimilarityConfig):
             raise ValueError("positions: has no effect without `prior_scope: position`")
 
     @property
+    def learns_prior(self) -> bool:
+        """True if pi is a parameter: with several keys, unless their largest logit counts."""
+        is_hard = getattr(self, "assignment", "soft") == "hard"
+        return self.keys > 1 and self.prior in ("learned", "clamped") and not is_hard
+
+    def exempt_parameters(self) -> tuple[str, ...]:
+        names = []
+        if self.learns_prior:
+            names.append("prior")
+        if self.source == "shifted":
+            names.append("shift")
+        return tuple(names)
+
+    @property
     def counts_queries(self) -> bool:
         return self.prior == "m-step"
 

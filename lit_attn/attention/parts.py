@@ -70,6 +70,21 @@ class Part(Config):
             raise ConfigError(f"{where}: {text} (docs/adding-a-part.md)")
         return getattr(formulas, name)(module, *inputs)
 
+    def exempt_parameters(self) -> tuple[str, ...]:
+        """Return the parameters of the module that have no weight decay with `decay: weights`.
+
+        Only parameters of two or more axes need to be named: scales, positions, gates and priors.
+        Vectors and biases never decay with this rule.
+        """
+        return ()
+
+    def stacked_vectors(self) -> tuple[str, ...]:
+        """Return the parameters of the module whose rows are vectors in the released code.
+
+        They have no weight decay with `decay: matrices` and `decay: weights`.
+        """
+        return ()
+
     def check(self, layer: "AttentionSpec") -> None:
         """Raise ValueError if this part cannot be combined with the other parts of `layer`."""
 
@@ -256,6 +271,9 @@ class DifferentialConfig(NormaliserConfig, kind="differential"):
     ignores_row_terms = True
     fast = "normaliser:Differential"
     lambda_init: float = Field(0.8, gt=0, lt=1, description="initial lambda, for all layers")
+
+    def stacked_vectors(self) -> tuple[str, ...]:
+        return ("vectors",)
 
     def reference_heads(self, module: Any, heads: Any) -> Any:
         return load("lit_attn.attention.reference:differential_heads")(module, heads)

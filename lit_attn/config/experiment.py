@@ -6,6 +6,8 @@ from typing import Any, get_type_hints
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from lit_attn.attention.spec import AttentionSpec
+
 # Importing these modules registers the members of the families.
 from lit_attn.config import adam_variants
 from lit_attn.config.data import images, listops, segmentation, tables, text
@@ -49,9 +51,12 @@ class Experiment(Config):
     def identity(self) -> dict[str, Any]:
         """Return the identity, with a task of default values as its kind alone.
 
-        A task was a plain string before it had keys, and identities must not change.
+        A task was a plain string before it had keys, and identities must not change. The parameters
+        that the rule of weight decay exempts, and that earlier versions decayed, are named.
         """
         identity = super().identity()
+        if exempt := find_exempt(self.model, getattr(self.optimizer, "decay", "all")):
+            identity |= {"no_weight_decay": exempt}
         if identity.get("task") == {"kind": self.task.kind}:
             return identity | {"task": self.task.kind}
         return identity
@@ -158,6 +163,22 @@ def _refuse_broken(
         # Code from outside the package can raise any exception.
         return explain_failure(error, f"class {member.__name__}")
     return ""
+
+
+def find_exempt(model: Model, rule: str) -> list[str]:
+    """Return the parameters of `model` that `decay: rule` exempts and earlier versions decayed."""
+    if rule == "all":
+        return []
+    names: set[str] = set()
+    if rule == "weights":
+        names.update(model.exempt_parameters())
+    specs = [value for _, value in model if isinstance(value, AttentionSpec)]
+    for spec in specs:
+        for part in spec.parts.values():
+            names.update(part.stacked_vectors())
+            if rule == "weights":
+                names.update(part.exempt_parameters())
+    return sorted(names)
 
 
 def is_fit(data: Any, other: Any) -> bool:

@@ -1,6 +1,7 @@
 """Optimisers: the configuration of each, and how it is built over the parameters of a module."""
 
 from abc import abstractmethod
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat
@@ -81,19 +82,46 @@ class AdamW(Adaptive, kind="adamw"):
     target = "torch.optim:AdamW"
     decay: Literal["all", "matrices", "weights"] = Field(
         "all",
-        description="parameters with weight decay: all; matrices: tensors of 2 or more axes; "
-        "weights: the same without positions and class token, as timm",
+        description="parameters with weight decay: all; matrices: tensors of 2 or more axes, as "
+        "nanoGPT; weights: the same without positions, class tokens, scales and priors, as timm",
     )
 
     def parameters(self, module: "nn.Module") -> list[Any]:
-        if self.decay == "weights":
-            from timm.optim import param_groups_weight_decay
+        """Return two groups: matrices and vectors, or for `weights` first those without decay.
 
-            # timm's networks name further parameters without decay.
-            names: set[str] = getattr(module, "no_weight_decay", set)()
-            return param_groups_weight_decay(module, self.weight_decay, no_weight_decay_list=names)
-        parameters = super().parameters(module)
-        vector_decay = 0.0 if self.decay == "matrices" else self.weight_decay
-        vectors = [parameter for parameter in parameters if parameter.ndim < 2]
-        matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
-        return [{"params": matrices}, {"params": vectors, "weight_decay": vector_decay}]
+        Vectors that are stored as the rows of one tensor are vectors.
+        """
+        exempt = find_declared(module, "stacked_vectors")
+        if self.decay == "weights":
+            exempt |= find_declared(module, "no_weight_decay")
+        matrices, vectors = [], []
+        for name, parameter in module.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            is_exempt = any(fnmatchcase(name, pattern) for pattern in exempt)
+            is_vector = parameter.ndim < 2 or is_exempt
+            is_bias = self.decay == "weights" and name.endswith(".bias")
+            if is_vector or is_bias:
+                vectors.append(parameter)
+            else:
+                matrices.append(parameter)
+        vector_decay = self.weight_decay if self.decay == "all" else 0.0
+        groups = [{"params": matrices}, {"params": vectors, "weight_decay": vector_decay}]
+        if self.decay == "weights":
+            groups.reverse()
+        return groups
+
+
+def find_declared(module: "nn.Module", method: str) -> set[str]:
+    """Return the parameters that any submodule of `module` declares with `method`, by full name.
+
+    The method returns names or patterns relative to its submodule, as `no_weight_decay` of timm's
+    models does.
+    """
+    names: set[str] = set()
+    for path, part in module.named_modules():
+        declare = getattr(type(part), method, None)
+        if callable(declare):
+            prefix = f"{path}." if path else ""
+            names.update(f"{prefix}{name}" for name in declare(part))
+    return names

@@ -7,6 +7,7 @@ own code, drawn so that variants of one seed share them (lit_attn.models.seeded_
 import dataclasses
 import inspect
 import pickle
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,13 @@ RATIOS = {MaxxVit: "transformer_expand_ratio"}
 
 WIDTH_KEYS = ("intermediate_size", "n_inner", "ffn_dim")
 """Names of the FFN width in the configurations of transformers."""
+
+POSITIONS = re.compile(
+    r"(position_embeddings|position_embedding|embed_positions|wpe)(\.weight)?$"
+    r"|(relative_attention_bias|relative_position_bias_table)(\.weight)?$"
+    r"|(cls|mask|distillation|register)_tokens?$"
+)
+"""Names of positions and additional tokens in the models of transformers."""
 
 
 def build_timm(model: TimmConfig, signature: Any, device: Device) -> nn.Module:
@@ -166,6 +174,14 @@ class Logits(nn.Module):
         super().__init__()
         self.model = model
         self.call = call
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the parameters without weight decay with `decay: weights`.
+
+        They are the positions and the additional tokens, which have the same names in all models of
+        transformers.
+        """
+        return {name for name, _ in self.named_parameters() if POSITIONS.search(name)}
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return self.call(self.model, *inputs).logits

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lit_attn.attention.layer import Attention
 from lit_attn.config.data.base import Data
 from lit_attn.config.models.base import Model
+from lit_attn.config.optimizers import Optimizer
 from lit_attn.schema.errors import ConfigError
 
 
@@ -29,6 +30,18 @@ class Budget(NamedTuple):
     parameters: int
     flops: int
     ffn_width: int | None
+
+
+class DecaySplit(NamedTuple):
+    """Numbers of trainable scalars with and without weight decay.
+
+    `exempt` has the names of the parameters without decay, with * for numbers; it is empty if no
+    parameter decays.
+    """
+
+    decayed: int
+    not_decayed: int
+    exempt: frozenset[str]
 
 
 def build(model: Model, data: Data, device: str | torch.device | None = None) -> nn.Module:
@@ -71,6 +84,23 @@ def describe(model: Model, data: Data) -> Budget:
     with torch.no_grad(), model_errors():
         flops = count_flops(network, data.signature().sample()) // data.signature().sample_count
     return Budget(parameters, flops, _find_width(model, data, parameters))
+
+
+def describe_decay(model: Model, data: Data, optimizer: Optimizer) -> DecaySplit:
+    """Return which parameters of `model` have weight decay, from the groups of the optimiser."""
+    network = build(model, data, "meta")
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    decayed, not_decayed = 0, 0
+    exempt: set[str] = set()
+    for group in optimizer.build(network, fused=False).param_groups:
+        for parameter in group["params"]:
+            if group.get("weight_decay", 0.0):
+                decayed += parameter.numel()
+                continue
+            not_decayed += parameter.numel()
+            parts = names.get(id(parameter), "").split(".")
+            exempt.add(".".join("*" if part.isdecimal() else part for part in parts))
+    return DecaySplit(decayed, not_decayed, frozenset(exempt if decayed else ()))
 
 
 def _find_width(model: Model, data: Data, parameters: int) -> int | None:

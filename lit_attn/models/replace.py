@@ -3,23 +3,48 @@
 An adapter reads the projections of one class of attention modules, and calls the new layer with the
 masks, position biases and rotations of that class. ADAPTERS maps classes to adapters; a file
 outside this package can add to it.
+
+A replacement has two steps. The first one finds the layers and builds what replaces them, and does
+not change the model. The second one puts the new layers into the model, all of them or none.
 """
 
-import math
+import contextlib
 import re
-from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import yaml
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
-from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.layer import Attention
 from lit_attn.attention.spec import AttentionSpec, attention_spec
+from lit_attn.models.adapter import (
+    Adapter,
+    Projections,
+    build_layer,
+    by_head,
+    class_name,
+    join,
+    linear,
+)
+from lit_attn.models.layer_choice import Choice, choose
 from lit_attn.schema.base import load
 from lit_attn.schema.errors import ConfigError
+
+__all__ = [
+    "ADAPTERS",
+    "UNFIT",
+    "Adapter",
+    "Projections",
+    "build_layer",
+    "by_head",
+    "join",
+    "linear",
+    "replace_attention",
+]
 
 CLASSES = yaml.safe_load(Path(__file__).with_name("attention_classes.yaml").read_text("utf-8"))
 
@@ -33,67 +58,61 @@ ADAPTERS: dict[str, str | type["Adapter"]] = {
 UNFIT = {name: reason for reason, names in CLASSES["refused"].items() for name in names}
 """Reasons why a class of attention modules cannot be replaced."""
 
-ATTENTION_NAME = re.compile(r"Attention(?!Pool)|Attn|MHSA")
+ATTENTION_NAME = re.compile(r"Attention(?!Pool)|Attn|MHSA|MSA|MHA")
 """Names of self-attention; a class that pools tokens by a learned query is none and remains."""
 
+POOLING_NAME = re.compile(r"Pool")
+"""Names of classes that pool tokens; their projections are no sign of self-attention."""
 
-class Projections(NamedTuple):
-    """Projections and options of a self-attention module, apart from masks and positions.
+PROJECTION_NAMES = (
+    {"qkv"},
+    {"to_qkv"},
+    {"Wqkv"},
+    {"qkv_proj"},
+    {"c_attn"},
+    {"query_key_value"},
+    {"in_proj_weight"},
+    {"q", "k", "v"},
+    {"q", "kv"},
+    {"wq", "wk", "wv"},
+    {"to_q", "to_k", "to_v"},
+    {"to_q", "to_kv"},
+    {"q_proj", "k_proj", "v_proj"},
+    {"query", "key", "value"},
+    {"queries", "keys", "values"},
+)
+"""Names of the projections by which a module is recognised as attention, whatever its class."""
 
-    `qkv` has the rows of all query heads, then of the key heads for keys and for values.
-    `scale` multiplies the logits; None means 1 / sqrt(D).
+NO_ADAPTER = "its class has no adapter; docs/own-models.md says how to write one"
+OURS = "it is a layer of lit_attn already; build the model again to choose other parts for it"
+
+
+@dataclass
+class Layer:
+    """An attention layer of a model, its paths, and its adapter or the reason for not having one.
+
+    A module that several modules share has a path in each of them.
     """
 
-    heads: int
-    qkv: nn.Linear
-    proj: nn.Linear
-    key_heads: int | None = None
-    q_norm: nn.Module | None = None
-    k_norm: nn.Module | None = None
-    attn_drop: float = 0.0
-    proj_drop: float = 0.0
-    scale: float | None = None
+    module: nn.Module
+    adapter: Callable[[Any, AttentionSpec], nn.Module | None] | None
+    reason: str
+    paths: list[str] = field(default_factory=list)
 
-
-class Adapter(nn.Module, ABC):
-    """Attention layer in the place of another module, with that module's `forward`.
-
-    A subclass defines `read`, and `forward` with the arguments of the module. The module remains as
-    `original`, without the attributes in `moved`, because it computes its position biases and
-    defines what the rest of the model reads.
-    """
-
-    adds_to_logits = True
-    """True if masks or position biases are added to logits, which linear attention lacks."""
-
-    moved: tuple[str, ...] = ("qkv", "proj", "q_norm", "k_norm", "attn_drop", "proj_drop")
-
-    def __init__(self, original: nn.Module, spec: AttentionSpec) -> None:
-        """Raise ValueError if a layer with `spec` cannot take the place of `original`."""
-        super().__init__()
-        if self.adds_to_logits and not spec.similarity.has_logits:
-            text = "has no logits, to which this module adds a mask or a position bias"
-            raise ValueError(f"'{spec.similarity.kind}' attention {text}")
-        with torch.no_grad():
-            self.layer = build_layer(self.read(original), spec)
-        for name in self.moved:
-            if hasattr(original, name):
-                delattr(original, name)
-        self.original = original
-
-    @abstractmethod
-    def read(self, original: Any) -> Projections:
-        """Return the projections of `original`; raise ValueError if it computes anything else."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("original"), name)
+    @property
+    def name(self) -> str:
+        """Path and class, as errors name the layer."""
+        return f"{self.paths[0] or 'the model'} ({type(self.module).__name__})"
 
 
 def replace_attention(
-    model: nn.Module, spec: AttentionSpec | str | dict[str, Any], source: str = "replace_attention"
+    model: nn.Module,
+    spec: AttentionSpec | str | dict[str, Any],
+    source: str = "replace_attention",
+    *,
+    only: Choice = None,
+    skip: Choice = None,
+    example: Any = None,
 ) -> nn.Module:
     """Replace the softmax self-attention layers of `model`, in place, and return the model.
 
@@ -101,127 +120,247 @@ def replace_attention(
 
     `spec` is a preset's name, a mapping as in YAML, or a specification. The new layers have the
     weights of the old ones; what the old ones lack has its initial values. So a mechanism that
-    contains the standard layer leaves the model's outputs unchanged. Raises ConfigError, which
-    begins with `source` and the path of the module, if a layer cannot be replaced.
+    contains the standard layer leaves the model's outputs unchanged.
+
+    `only` chooses the layers to replace, and `skip` those that remain as they are: the path of a
+    layer or of a module with layers in it, a pattern such as `blocks.*.attn`, the layer's index in
+    the order of the model (-1 is the last one), or a list of these.
+
+    `example` is an input of the model: a tensor, a tuple of arguments, or a dictionary of named
+    ones. The model is then called with it once, in evaluation mode and without gradients, before
+    anything is replaced. Layers that are called in a way that `spec` cannot compute, such as
+    cross-attention in a module of unknown class, are refused at once instead of at their first
+    call.
+
+    Raises ConfigError, which begins with `source` and the path of the module, if a layer cannot be
+    replaced. The model is then unchanged.
     """
     chosen = attention_spec(spec, source)
-    replaced: dict[nn.Module, nn.Module] = {}
-    finished: set[nn.Module] = set()
-    for path, module in list(model.named_modules(remove_duplicate=False)):
-        if module not in replaced and module not in finished:
-            try:
-                new = _adapt(module, chosen)
-            except ValueError as error:
-                context = f"{source}: {path} ({type(module).__name__})"
-                raise ConfigError(f"{context}: {error}") from error
-            if new is not None:
-                replaced[module] = new.train(module.training)
-                finished.update(module.modules())
-        if module in replaced and path:
-            parent, _, child = path.rpartition(".")
-            setattr(model.get_submodule(parent), child, replaced[module])
-        if isinstance(module, nn.TransformerEncoder):
-            # Its fused path reads the projections of the first layer instead of calling it.
-            module.use_nested_tensor = False
-    if not replaced:
+    layers = find_layers(model)
+    if not layers:
         raise ConfigError(f"{source}: {type(model).__name__} has no self-attention layers")
+    layers = choose(layers, only, skip, source)
+    with unchanged_after_an_error(model):
+        replacements = build_replacements(model, layers, chosen, source)
+        if not replacements:
+            raise ConfigError(f"{source}: {type(model).__name__} has no self-attention layers")
+        if example is not None:
+            check_calls(model, replacements, example, source)
+        return insert(model, replacements)
+
+
+def find_layers(model: nn.Module) -> list[Layer]:
+    """Return the attention layers of `model` in its order, with or without an adapter."""
+    layers: dict[nn.Module, Layer] = {}
+    inside: set[nn.Module] = set()
+    for path, module in model.named_modules(remove_duplicate=False):
+        if module in layers:
+            layers[module].paths.append(path)
+            continue
+        if module in inside:
+            continue
+        layer = _classify(module)
+        if layer is not None:
+            layer.paths.append(path)
+            layers[module] = layer
+            inside.update(module.modules())
+    return list(layers.values())
+
+
+def build_replacements(
+    model: nn.Module, layers: Iterable[Layer], spec: AttentionSpec, source: str
+) -> list[tuple[Layer, nn.Module]]:
+    """Return each layer with the module that replaces it; the model is not changed.
+
+    A layer that its adapter leaves as it is, such as pooling of queries, is left out. Raises
+    ConfigError if a layer cannot be replaced.
+    """
+    replacements = []
+    for layer in layers:
+        context = f"{source}: {layer.name}"
+        if layer.adapter is None:
+            raise ConfigError(f"{context}: {layer.reason}")
+        try:
+            for path in layer.paths:
+                _check_place(model, path, layer, spec)
+            new = layer.adapter(layer.module, spec)
+        except ValueError as error:
+            raise ConfigError(f"{context}: {error}") from error
+        except Exception as error:
+            # The adapter may be a user's, or read attributes that a module of this class lacks.
+            reason = f"its adapter fails with {type(error).__name__}: {error}"
+            raise ConfigError(f"{context}: {reason}") from error
+        if new is None:
+            continue
+        _copy_training_mode(new, layer.module)
+        if isinstance(new, Adapter):
+            new.path = layer.paths[0]
+        replacements.append((layer, new))
+    return replacements
+
+
+@torch.no_grad()
+def check_calls(
+    model: nn.Module, replacements: list[tuple[Layer, nn.Module]], example: Any, source: str
+) -> None:
+    """Call `model` with `example`; raise ConfigError for a call that a new layer cannot compute.
+
+    The model's training mode and the state of the random generators stay.
+    """
+    problems: list[str] = []
+    handles = []
+    for layer, new in replacements:
+        if isinstance(new, Adapter):
+
+            def check(
+                module: nn.Module,
+                values: tuple[Any, ...],
+                named: dict[str, Any],
+                new: Adapter = new,
+            ) -> None:
+                try:
+                    new.check_call(values, named)
+                except ValueError as error:
+                    problems.append(str(error))
+
+            handles.append(layer.module.register_forward_pre_hook(check, with_kwargs=True))
+    modes = [(module, module.training) for module in model.modules()]
+    # PyTorch's fused encoder layer does not call its attention module.
+    has_fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        model.eval()
+        if isinstance(example, dict):
+            model(**example)
+        elif isinstance(example, tuple):
+            model(*example)
+        else:
+            model(example)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(has_fast_path)
+        for module, is_training in modes:
+            module.training = is_training
+        for handle in handles:
+            handle.remove()
+    if problems:
+        raise ConfigError(f"{source}: {problems[0]}")
+
+
+def insert(model: nn.Module, replacements: list[tuple[Layer, nn.Module]]) -> nn.Module:
+    """Put the new layers into `model`, and return it, or the new layer if it is the model."""
+    replaced = {layer.module: new for layer, new in replacements}
+    encoders = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.TransformerEncoder)
+        and not replaced.keys().isdisjoint(module.modules())
+    ]
+    for layer, new in replacements:
+        for path in layer.paths:
+            if path:
+                parent, _, child = path.rpartition(".")
+                setattr(model.get_submodule(parent), child, new)
+    for encoder in encoders:
+        # Its fused path reads the projections of the first layer instead of calling it.
+        encoder.use_nested_tensor = False
+    for _, new in replacements:
+        if isinstance(new, Adapter):
+            new.detach()
     return replaced.get(model, model)
 
 
-def build_layer(source: Projections, spec: AttentionSpec) -> Attention:
-    """Return a layer with the modules of `source`; raise ValueError if `spec` does not fit them."""
-    heads, key_heads = source.heads, source.key_heads or source.heads
-    if spec.kv_heads not in (None, key_heads):
-        raise ValueError(f"kv_heads: {spec.kv_heads}, but the module has {key_heads} key heads")
-    qkv, proj = source.qkv, source.proj
-    shared = key_heads if key_heads != heads else None
-    head_dim = qkv.out_features // (heads + 2 * key_heads)
-    layer = attn_layer(spec.model_copy(update={"kv_heads": shared}))(
-        qkv.in_features,
-        heads,
-        attn_head_dim=head_dim,
-        dim_out=proj.out_features,
-        qkv_bias=qkv.bias is not None,
-        proj_bias=proj.bias is not None,
-        attn_drop=source.attn_drop,
-        proj_drop=source.proj_drop,
-        device=qkv.weight.device,
-        dtype=qkv.weight.dtype,
-    )
-    layer.qkv, layer.proj = qkv, proj
-    layer.q_norm, layer.k_norm = source.q_norm or layer.q_norm, source.k_norm or layer.k_norm
-    if source.scale is not None and not math.isclose(source.scale, head_dim**-0.5):
-        if not isinstance(source.q_norm, nn.Identity | None):
-            raise ValueError(f"its logits are scaled by {source.scale:g} after a norm of queries")
-        for name, rows in qkv.named_parameters():
-            if name != "v_bias":
-                rows[: heads * head_dim] *= source.scale * head_dim**0.5
-    layer.copy_projection()
-    return layer
+@contextlib.contextmanager
+def unchanged_after_an_error(model: nn.Module) -> Iterator[None]:
+    """Undo the changes to the modules of `model`, and to the random generators, after an error.
+
+    The attributes of every module are restored, which includes its parameters, children and hooks;
+    the values of tensors are not copied, because no step changes them.
+    """
+    attributes = [(module, _copy_attributes(module)) for module in model.modules()]
+    generators = _generator_states(model)
+    try:
+        yield
+    except BaseException:
+        for module, saved in attributes:
+            _restore_attributes(module, saved)
+        for device, state in generators:
+            if device == "cpu":
+                torch.set_rng_state(state)
+            else:
+                torch.get_device_module(device).set_rng_state(state, device)
+        raise
 
 
-def join(*parts: nn.Linear) -> nn.Linear:
-    """Return a Linear with the outputs of all `parts`: q, k, v, or some of them joined already."""
-    weight, biases = torch.cat([part.weight for part in parts]), [part.bias for part in parts]
-    if biases[0] is None or biases[-1] is None:
-        return linear(weight, None)
-    if None in biases:
-        return QueryValueLinear(linear(weight, None), biases[0], biases[-1])
-    return linear(weight, torch.cat(tuple(biases)))
+def _copy_attributes(module: nn.Module) -> dict[str, tuple[Any, dict[Any, Any] | None]]:
+    """Return every attribute, with a copy of its entries if it is a dictionary."""
+    return {
+        name: (value, dict(value) if isinstance(value, dict) else None)
+        for name, value in vars(module).items()
+    }
 
 
-def by_head(qkv: nn.Linear, heads: int) -> nn.Linear:
-    """Return `qkv`, whose rows are q, k and v of each head in turn, with rows q, k, v."""
-    order = torch.arange(qkv.out_features).view(heads, 3, -1).transpose(0, 1).flatten()
-    return linear(qkv.weight[order], None if qkv.bias is None else qkv.bias[order])
+def _restore_attributes(
+    module: nn.Module, saved: dict[str, tuple[Any, dict[Any, Any] | None]]
+) -> None:
+    """Restore the attributes; dictionaries stay the same objects, which hooks' handles refer to."""
+    vars(module).clear()
+    for name, (value, entries) in saved.items():
+        if entries is not None:
+            value.clear()
+            value.update(entries)
+        vars(module)[name] = value
 
 
-def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """Return a Linear with copies of `weight` (outputs, inputs) and `bias` as parameters."""
-    new = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    new.weight = nn.Parameter(weight.detach().clone())
-    if bias is not None:
-        new.bias = nn.Parameter(bias.detach().clone())
-    return new
+def _generator_states(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return the devices of the model's parameters with the states of their generators."""
+    states = [("cpu", torch.get_rng_state())]
+    devices = {parameter.device for parameter in model.parameters()}
+    for device in devices:
+        if device.type not in ("cpu", "meta"):
+            name = str(device)
+            states.append((name, torch.get_device_module(device).get_rng_state(name)))
+    return states
 
 
-class QueryValueLinear(nn.Linear):
-    """Projection to q, k and v in which k has no bias (BEiT, EVA)."""
-
-    def __init__(self, qkv: nn.Linear, q_bias: nn.Parameter, v_bias: nn.Parameter) -> None:
-        super().__init__(qkv.in_features, qkv.out_features, bias=False, device="meta")
-        self.weight, self.q_bias, self.v_bias = qkv.weight, q_bias, v_bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        k_bias = self.q_bias.new_zeros(self.out_features - 2 * len(self.q_bias))
-        return F.linear(x, self.weight, torch.cat([self.q_bias, k_bias, self.v_bias]))
-
-
-class NormedLinear(nn.Linear):
-    """Output projection after a norm of all heads."""
-
-    def __init__(self, norm: nn.Module, proj: nn.Linear) -> None:
-        super().__init__(proj.in_features, proj.out_features, device="meta")
-        self.weight, self.bias, self.norm = proj.weight, proj.bias, norm
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(self.norm(x), self.weight, self.bias)
-
-
-def _adapt(module: nn.Module, spec: AttentionSpec) -> nn.Module | None:
-    """Return what replaces `module`, or None; raise ValueError if it cannot be replaced."""
-    if adapter := ADAPTERS.get(_class_name(module)):
-        adapter_class = load(adapter) if isinstance(adapter, str) else adapter
-        return adapter_class(module, spec)
-    reason = UNFIT.get(_class_name(module))
-    if reason is None and ATTENTION_NAME.search(type(module).__name__):
-        parts = {_class_name(part) for part in module.modules()}
-        if parts.isdisjoint({*ADAPTERS, *UNFIT}):
-            reason = "its class has no adapter; docs/own-models.md says how to write one"
-    if reason is not None:
-        raise ValueError(reason)
+def _classify(module: nn.Module) -> Layer | None:
+    """Return `module` as an attention layer, or None if it is not recognised as one."""
+    if isinstance(module, Adapter | Attention):
+        return Layer(module, None, OURS)
+    name = class_name(module)
+    if adapter := ADAPTERS.get(name):
+        return Layer(module, load(adapter) if isinstance(adapter, str) else adapter, "")
+    if name in UNFIT:
+        return Layer(module, None, UNFIT[name])
+    parts = {class_name(part) for part in module.modules()}
+    has_known_part = not parts.isdisjoint({*ADAPTERS, *UNFIT})
+    has_our_part = any(isinstance(part, Adapter | Attention) for part in module.modules())
+    if has_known_part or has_our_part:
+        # A wrapper around the attention itself.
+        return None
+    if ATTENTION_NAME.search(type(module).__name__):
+        return Layer(module, None, NO_ADAPTER)
+    if POOLING_NAME.search(type(module).__name__):
+        return None
+    for names in PROJECTION_NAMES:
+        values = [getattr(module, name, None) for name in names]
+        if all(isinstance(value, nn.Module | torch.Tensor) for value in values):
+            projections = ", ".join(f"`{name}`" for name in sorted(names))
+            reason = f"it has projections as attention has ({projections}), but {NO_ADAPTER}"
+            return Layer(module, None, f"{reason}, or name it in `skip` if it is no attention")
     return None
 
 
-def _class_name(module: nn.Module) -> str:
-    return f"{type(module).__module__}:{type(module).__qualname__}"
+def _check_place(model: nn.Module, path: str, layer: Layer, spec: AttentionSpec) -> None:
+    """Raise ValueError if the module at `path` is called in a way that `spec` cannot compute."""
+    check_place = getattr(layer.adapter, "check_place", None)
+    if path and check_place is not None:
+        parent, _, child = path.rpartition(".")
+        check_place(model.get_submodule(parent), child, spec)
+
+
+def _copy_training_mode(new: nn.Module, original: nn.Module) -> None:
+    """Set the training mode of the new modules; those of the original keep theirs."""
+    kept = set(original.modules())
+    for module in new.modules():
+        if module not in kept:
+            module.training = original.training

@@ -151,6 +151,10 @@ class AttentionMaskHead(SegmenterMaskTransformerHead):
             blocks.append(vit.AttentionBlock(block) if model.ffn is None else block)
         self.layers = ModuleList(blocks)
 
+    def no_weight_decay(self) -> set[str]:
+        """Return the parameters without weight decay with `decay: weights`: the class tokens."""
+        return {"cls_emb"}
+
     def init_weights(self) -> None:
         """Draw truncated normals of deviation 0.02; W_p copies W if the attention is defined so."""
         super().init_weights()

@@ -3,9 +3,10 @@
 Shapes: B batch, n tokens, d width, H heads, D head width.
 """
 
+import copy
 import math
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,19 @@ from lit_attn.attention.layer import Attention
 from lit_attn.attention.parts import StaticConfig
 from lit_attn.attention.rotary import Rotary
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.models import replace
-from lit_attn.models.replace import Adapter, NormedLinear, Projections, QueryValueLinear
+from lit_attn.models.adapter import (
+    Adapter,
+    NormedLinear,
+    Projections,
+    QueryValueLinear,
+    build_layer,
+    by_head,
+    check_options,
+    check_projections,
+    copy_trainability,
+    join,
+    linear,
+)
 
 QKV = [n.split() for n in ("qkv", "q k v", "q kv", "qk v", "wq wk wv", "q_proj k_proj v_proj")]
 """Names of the projections to q, k and v in timm's modules."""
@@ -33,7 +45,7 @@ def read(original: Any, **changes: Any) -> Projections:
     if norm is not None and not isinstance(norm, nn.Identity):
         proj = NormedLinear(norm, proj)
     names = next(n for n in QKV if all(getattr(original, name, None) is not None for name in n))
-    qkv = replace.join(*(as_linear(getattr(original, name)) for name in names))
+    qkv = join(*(as_linear(getattr(original, name)) for name in names))
     if getattr(original, "q_bias", None) is not None:
         qkv = QueryValueLinear(qkv, original.q_bias, original.v_bias)
     optional = ("scale", "q_norm", "k_norm")
@@ -48,12 +60,21 @@ def as_linear(module: nn.Linear | nn.Conv2d) -> nn.Linear:
     """Return `module`, or a convolution of 1 x 1 pixels as a Linear."""
     if isinstance(module, nn.Linear):
         return module
-    return replace.linear(module.weight.flatten(1), module.bias)
+    shape = (module.kernel_size, module.stride, module.groups)
+    if shape != ((1, 1), (1, 1), 1):
+        raise ValueError("a convolution of several pixels or groups is part of its projections")
+    return linear(module.weight.flatten(1), module.bias)
 
 
 def plain(original: nn.Module, spec: AttentionSpec) -> Attention:
     """Return the layer itself: it has the parameter names and the `forward` of timm's module."""
-    return replace.build_layer(read(original), spec)
+    names = TimmAdapter.moved
+    check_options(original, {*names, *TimmAdapter.known, "attention_dim"}, "plain")
+    check_projections(original, names)
+    with torch.no_grad():
+        layer = build_layer(read(original), spec)
+    copy_trainability(layer, original, names)
+    return layer
 
 
 def mask_units(original: Any, spec: AttentionSpec) -> "MaskUnits | None":
@@ -65,6 +86,19 @@ class TimmAdapter(Adapter):
     """Adapter of a module with timm's usual names."""
 
     moved = (*Adapter.moved, *chain(*QKV), "q_bias", "k_bias", "v_bias")
+    known: ClassVar[tuple[str, ...]] = (
+        "attn_dim",
+        "dim",
+        "dim_out",
+        "fused_attn",
+        "gate",
+        "head_dim",
+        "norm",
+        "num_heads",
+        "scale",
+        "softmax",
+        "window_size",
+    )
 
     def read(self, original: Any) -> Projections:
         return read(original)
@@ -78,6 +112,7 @@ class Tokens(TimmAdapter):
     """Attention of all tokens, (B, ..., d), without masks and positions."""
 
     adds_to_logits = False
+    known = (*TimmAdapter.known, "hidden_dim")
 
     def forward(self, x: Tensor) -> Tensor:
         return self.attend(x)
@@ -95,6 +130,16 @@ class Rotated(TimmAdapter):
 
     moved = (*TimmAdapter.moved, "norm")
 
+    known = (
+        *TimmAdapter.known,
+        "kv_dim",
+        "num_kv_groups",
+        "num_kv_heads",
+        "num_prefix_tokens",
+        "qkv_bias_separate",
+        "rotate_half",
+    )
+
     def read(self, original: Any) -> Projections:
         key_heads = getattr(original, "num_kv_heads", original.num_heads)
         source = read(original, key_heads=key_heads)
@@ -104,11 +149,13 @@ class Rotated(TimmAdapter):
         rows, heads = torch.arange(source.qkv.out_features), original.num_heads + key_heads
         q_and_k, v = rows.tensor_split([len(rows) * heads // (heads + key_heads)])
         rows = torch.cat([q_and_k.view(heads, -1, 2).transpose(1, 2).flatten(), v])
-        for module in (source.qkv, source.q_norm, source.k_norm):
+        # The norms are the original's modules, which must stay unchanged.
+        norms = [copy.deepcopy(norm) for norm in (source.q_norm, source.k_norm)]
+        for module in (source.qkv, *norms):
             for name, parameter in () if module is None else module.named_parameters():
                 if name != "v_bias":
                     parameter.copy_(parameter[rows[: len(parameter)].to(parameter.device)])
-        return source
+        return source._replace(q_norm=norms[0], k_norm=norms[1])
 
     def forward(
         self,
@@ -130,6 +177,14 @@ class Rotated(TimmAdapter):
 class Beit(TimmAdapter):
     """BEiT and data2vec: relative position bias of the layer, or one that layers share."""
 
+    known = (
+        *TimmAdapter.known,
+        "num_relative_distance",
+        "qkv_bias_separate",
+        "relative_position_bias_table",
+        "relative_position_index",
+    )
+
     def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
         bias = shared_rel_pos_bias
         if self.relative_position_bias_table is not None:
@@ -140,8 +195,20 @@ class Beit(TimmAdapter):
 class TinyViT(TimmAdapter):
     """TinyViT: a norm before the projections, and a bias for each distance."""
 
+    known = (
+        *TimmAdapter.known,
+        "attention_bias_cache",
+        "attention_bias_idxs",
+        "attention_biases",
+        "attn_ratio",
+        "key_dim",
+        "out_dim",
+        "resolution",
+        "val_dim",
+    )
+
     def read(self, original: Any) -> Projections:
-        qkv = replace.by_head(original.qkv, original.num_heads)
+        qkv = by_head(original.qkv, original.num_heads)
         return read(original, qkv=qkv, proj=original.proj)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -151,6 +218,8 @@ class TinyViT(TimmAdapter):
 class RelPos(TimmAdapter):
     """Relative position bias of a module `rel_pos`, or one that layers share."""
 
+    known = (*TimmAdapter.known, "rel_pos")
+
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
         rel_pos = self.rel_pos
         return self.attend(x, shared_rel_pos if rel_pos is None else rel_pos.get_bias())
@@ -159,9 +228,11 @@ class RelPos(TimmAdapter):
 class ChannelsLast(RelPos):
     """MaxViT and CoAtNet with channels last, (B, h, w, d)."""
 
+    known = (*RelPos.known, "dim_head", "head_first")
+
     def read(self, original: Any) -> Projections:
         qkv = as_linear(original.qkv)
-        qkv = replace.by_head(qkv, original.num_heads) if original.head_first else qkv
+        qkv = by_head(qkv, original.num_heads) if original.head_first else qkv
         return read(original, qkv=qkv)
 
 
@@ -175,6 +246,13 @@ class Maps(ChannelsLast):
 class Swin(TimmAdapter):
     """Swin: relative position bias, and a mask where windows are shifted."""
 
+    known = (
+        *TimmAdapter.known,
+        "relative_position_bias_table",
+        "relative_position_index",
+        "window_area",
+    )
+
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the output for windows (windows B, n, d) and a mask (windows, n, n)."""
         bias = self._get_rel_pos_bias()
@@ -187,6 +265,14 @@ class SwinV2(Swin):
     """Swin V2: scaled cosines of queries and keys, and a position bias of a network."""
 
     moved = (*TimmAdapter.moved, "logit_scale")
+
+    known = (
+        *Swin.known,
+        "cpb_mlp",
+        "pretrained_window_size",
+        "qkv_bias_separate",
+        "relative_coords_table",
+    )
 
     def read(self, original: Any) -> Projections:
         width = original.qkv.in_features // original.num_heads
@@ -221,6 +307,7 @@ class TalkingHeads(Tokens):
     """CaiT's talking heads: the model's own maps mix the heads before and after the softmax."""
 
     adds_to_logits = True
+    moved = (*Tokens.moved, "proj_l", "proj_w")
 
     def __init__(self, original: Any, spec: AttentionSpec) -> None:
         if spec.compose.places():
@@ -228,7 +315,6 @@ class TalkingHeads(Tokens):
         super().__init__(original, spec.model_copy(update={"compose": StaticConfig()}))
         maps = {"pre": original.proj_l, "post": original.proj_w}
         self.layer.composers = nn.ModuleDict({p: HeadMap(m, self.layer) for p, m in maps.items()})
-        del original.proj_l, original.proj_w
 
 
 class HeadMap(Composer):
@@ -246,6 +332,8 @@ class HeadMap(Composer):
 class MaskUnits(Tokens):
     """Hiera: attention within mask units, or over all tokens."""
 
+    known = (*Tokens.known, "heads", "q_stride", "use_mask_unit_attn")
+
     def read(self, original: Any) -> Projections:
         return read(original, heads=original.heads)
 
@@ -261,7 +349,7 @@ class Blocks(Tokens):
     def read(self, original: Any) -> Projections:
         # The output's coordinates are the heads of each head coordinate in turn.
         weight = original.proj.weight.unflatten(1, (-1, original.num_heads)).transpose(1, 2)
-        return read(original, proj=replace.linear(weight.flatten(1), original.proj.bias))
+        return read(original, proj=linear(weight.flatten(1), original.proj.bias))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.attend(x.flatten(0, 1)).view_as(x)
@@ -271,6 +359,8 @@ class PooledKeys(TimmAdapter):
     """PVT v2 and Twins: cross-attention from all tokens, (B, n, d), to pooled ones."""
 
     adds_to_logits = False
+
+    known = (*TimmAdapter.known, "act", "pool", "sr", "sr_ratio")
 
     def __init__(self, original: Any, spec: AttentionSpec) -> None:
         problem = spec.find_cross_problem() if original.sr is not None else ""
@@ -297,6 +387,8 @@ class Windows(TimmAdapter):
 
     adds_to_logits = False
 
+    known = (*TimmAdapter.known, "ws")
+
     def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
         (height, width), side = size, self.ws
         grid = F.pad(x.unflatten(1, size), (0, 0, 0, -width % side, 0, -height % side))
@@ -307,6 +399,14 @@ class Windows(TimmAdapter):
 
 class SwinV2CR(SwinV2):
     """Swin V2-CR: the original network computes the position bias, with dropout in training."""
+
+    known = (
+        *SwinV2.known,
+        "in_features",
+        "meta_mlp",
+        "relative_coordinates_log",
+        "sequential_attn",
+    )
 
     def _get_rel_pos_bias(self) -> Tensor:
         return self._relative_positional_encodings()

@@ -165,6 +165,10 @@ class Trunk(nn.Module):
         last = norm(model.norm, model.dim, model.norm_eps, device)
         self.norm = last if model.norm_order == "pre" else nn.Identity()
 
+    def no_weight_decay(self) -> set[str]:
+        """Return the parameters without weight decay with `decay: weights`: learned positions."""
+        return set() if self.positions is None else {"positions.weight"}
+
     @property
     def can_be_cached(self) -> bool:
         """True if a new token leaves the hidden states of all earlier tokens unchanged."""

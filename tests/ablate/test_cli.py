@@ -266,9 +266,30 @@ def test_params_shows_matched_parameter_counts(
     # One block of width 16: half an FFN unit's parameters is as near as a width can come.
     assert abs(parameters["a"] - parameters["b"]) <= (2 * 16 + 1) / 2
     assert parameters["c"] < parameters["a"]
-    assert rows["a"][2] == "32"
-    assert rows["b"][3] == "(matched)"
-    assert rows["c"][2] == "none"
+    assert rows["a"][4] == "32"
+    assert rows["b"][5] == "(matched)"
+    assert rows["c"][4] == "none"
+    # The experiment has no weight decay.
+    assert rows["a"][1:3] == ["0", rows["a"][0]]
+
+
+def test_params_shows_what_has_no_weight_decay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = "optimizer.weight_decay: 0.1, optimizer.decay: weights"
+    body = f"baseline: a\ncells: {{a: {{{changes}}}, b: {{{changes}, attention: mgk}}}}"
+    assert main([str(studies.write(tmp_path, body)), "--dry-run", "--params"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    header, first, second, names = lines[lines.index(next(n for n in lines if "MFLOPs" in n)) :][:4]
+    assert "parameters       decayed   not decayed" in header
+    for line in (first, second):
+        total, decayed, exempt = (int(word.replace(",", "")) for word in line.split()[1:4])
+        assert decayed + exempt == total
+        assert exempt > 0
+    assert names.startswith("  without weight decay: blocks.*.attn.proj.bias, ")
+    assert "blocks.*.attn.similarity.prior" in names
+    assert "cls_token" in names
+    assert "blocks.*.attn.qkv.weight" not in names
 
 
 @pytest.mark.parametrize(

@@ -21,14 +21,8 @@ from lit_attn import replace_attention
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.residual import Full
 from lit_attn.attention.spec import PRESETS
-from lit_attn.models.replace import (
-    ADAPTERS,
-    Adapter,
-    Projections,
-    QueryValueLinear,
-    build_layer,
-    linear,
-)
+from lit_attn.models.adapter import QueryValueLinear, class_name
+from lit_attn.models.replace import ADAPTERS, Adapter, Projections, build_layer, linear
 from lit_attn.schema.errors import ConfigError
 
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -84,12 +78,18 @@ GROUPED = DECODER | {"num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id"
 GPT2 = {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 GPT2 |= {"scale_attn_by_inverse_layer_idx": True, "bos_token_id": 1, "eos_token_id": None}
 DECODERS: dict[str, dict[str, Any]] = {
+    "gemma": GROUPED | {"head_dim": 16, "pad_token_id": 0},
     "gpt2": GPT2,
+    "granite": GROUPED | {"attention_multiplier": 0.7},
     "gpt_neox": DECODER | {"bos_token_id": 1, "eos_token_id": None},
     "llama": GROUPED,
     "mistral": GROUPED | {"sliding_window": 5},
+    "mixtral": GROUPED | {"num_local_experts": 2},
+    "olmo": GROUPED | {"pad_token_id": 0},
     "qwen2": GROUPED,
     "qwen3": GROUPED | {"head_dim": 16},
+    "qwen3_moe": GROUPED | {"head_dim": 16, "num_experts": 2, "num_experts_per_tok": 1},
+    "smollm3": GROUPED | {"pad_token_id": 0, "no_rope_layers": [1, 0]},
 }
 
 
@@ -114,6 +114,17 @@ def make_decoder(kind: str, implementation: str = "sdpa") -> nn.Module:
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **DECODERS[kind])
     return disturb(AutoModelForCausalLM.from_config(config, attn_implementation=implementation))
+
+
+@torch.no_grad()
+def enlarge(model: nn.Module) -> nn.Module:
+    """Multiply the matrices of all attention modules: logits of 100 reveal a cap or a clip."""
+    for module in list(model.modules()):
+        if class_name(module) in ADAPTERS:
+            for parameter in module.parameters():
+                if parameter.ndim > 1:
+                    parameter *= 5
+    return model
 
 
 def count(model: nn.Module) -> int:
@@ -149,6 +160,18 @@ def test_a_timm_model_computes_the_same(name: str) -> None:
     assert_close(out, expected)
     for ours, theirs in zip(computed, gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4 * theirs.abs().max().item())
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_a_timm_model_computes_the_same_with_large_weights(name: str) -> None:
+    """Computed in float64: with large logits, rounding errors grow from layer to layer."""
+    model, images = make_timm(name)
+    model, images = model.double(), images.double()
+    with torch.no_grad():
+        small = model(images)
+        expected = enlarge(model)(images)
+        assert not torch.allclose(small, expected, rtol=0.01)
+        assert_close(replace_attention(model, "standard")(images), expected)
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224"])
@@ -264,6 +287,19 @@ def test_a_static_cache_is_refused() -> None:
         )
 
 
+@pytest.mark.parametrize("kind", DECODERS)
+def test_a_decoder_computes_the_same_with_large_weights(kind: str) -> None:
+    model, tokens = make_decoder(kind), torch.randint(0, 50, (2, 11))
+    if "num_experts" not in DECODERS[kind] and "num_local_experts" not in DECODERS[kind]:
+        # PyTorch multiplies the matrices of experts in single precision only.
+        model.double()
+    with torch.no_grad():
+        small = model(tokens, use_cache=False).logits
+        expected = enlarge(model)(tokens, use_cache=False).logits
+        assert not torch.allclose(small, expected, rtol=0.01)
+        assert_close(replace_attention(model, "standard")(tokens, use_cache=False).logits, expected)
+
+
 def test_encoders_of_transformers_compute_the_same() -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_labels": 3}
     sizes["intermediate_size"] = 48
@@ -273,14 +309,23 @@ def test_encoders_of_transformers_compute_the_same() -> None:
     images = torch.randn(2, 3, 16, 16)
     expected = model(images).logits
     assert_close(replace_attention(model, "standard")(images).logits, expected)
-    bert = AutoConfig.for_model("bert", vocab_size=50, **sizes)
-    for implementation in ("sdpa", "eager"):
-        model = AutoModelForSequenceClassification.from_config(
-            bert, attn_implementation=implementation
-        )
-        disturb(model)
-        tokens, present = torch.randint(0, 50, (2, 9)), torch.ones(2, 9, dtype=torch.long)
-        present[1, 6:] = 0
+    large = enlarge(disturb(AutoModelForImageClassification.from_config(vit)))
+    expected = large(images).logits
+    assert_close(replace_attention(large, "standard")(images).logits, expected)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", ["bert", "electra", "roberta"])
+def test_encoders_of_texts_compute_the_same(kind: str, implementation: str) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_labels": 3}
+    sizes |= {"intermediate_size": 48, "vocab_size": 50, "pad_token_id": 0}
+    config = AutoConfig.for_model(kind, **sizes)
+    tokens, present = torch.randint(1, 50, (2, 9)), torch.ones(2, 9, dtype=torch.long)
+    present[1, 6:] = 0
+    for change in (disturb, lambda model: enlarge(disturb(model))):
+        torch.manual_seed(0)
+        factory = AutoModelForSequenceClassification
+        model = change(factory.from_config(config, attn_implementation=implementation))
         expected = model(tokens, attention_mask=present).logits
         replace_attention(model, "standard")
         assert_close(model(tokens, attention_mask=present).logits, expected)
@@ -361,9 +406,10 @@ def test_another_scale_of_the_logits_changes_queries_alone() -> None:
 
 
 def test_cross_attention_is_refused() -> None:
-    model = replace_attention(nn.MultiheadAttention(16, 2, batch_first=True), "standard")
-    with pytest.raises(ValueError, match="cross-attention"):
-        model(torch.randn(1, 3, 16), torch.randn(1, 4, 16), torch.randn(1, 4, 16))
+    model = replace_attention(nn.MultiheadAttention(16, 2, batch_first=True), "belief2")
+    memory = torch.randn(1, 4, 16)
+    with pytest.raises(ValueError, match="the value of the query's own token"):
+        model(torch.randn(1, 3, 16), memory, memory)
 
 
 class Single(nn.Module):

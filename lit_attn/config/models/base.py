@@ -83,6 +83,14 @@ class Model(Kind):
         if isinstance(path, Path) and not path.is_file():
             raise ConfigError(f"model.checkpoint: no file {path}")
 
+    def exempt_parameters(self) -> tuple[str, ...]:
+        """Return the parameters that `decay: weights` exempts and that earlier versions decayed.
+
+        They belong to the identity of a cell with this rule, because its results differ. Those of
+        the parts of the attention layers are added.
+        """
+        return ()
+
     def try_out(self, signature: Any) -> Any:
         import torch
 

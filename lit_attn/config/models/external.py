@@ -90,6 +90,9 @@ class TransformersConfig(ExternalModel, kind="transformers"):
         if hasattr(signature, "shape"):
             require_one_size(self.kind, signature)
 
+    def exempt_parameters(self) -> tuple[str, ...]:
+        return ("positions",)
+
     @consistency_check
     def _has_one_source(self) -> None:
         if (self.architecture is None) == (self.name is None):

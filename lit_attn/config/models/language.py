@@ -88,6 +88,9 @@ class TokenTransformer(PackageModel):
     )
     init: Init = Field(Init(), description="initial values of the parameters")
 
+    def exempt_parameters(self) -> tuple[str, ...]:
+        return ("positions",) if self.positions == "learned" else ()
+
     @property
     def width_of_heads(self) -> int:
         """Width D of a head."""

@@ -137,6 +137,9 @@ class SegmenterConfig(Transformer, kind="segmenter"):
             text = f"leaves gaps between windows of {crop} (data.crop); {crop} at most"
             raise ValueError(f"stride: {self.stride} {text}")
 
+    def exempt_parameters(self) -> tuple[str, ...]:
+        return ("cls_emb", "cls_token", "pos_embed")
+
     def build(self, signature: Any, device: "torch.device | str | None" = None) -> "nn.Module":
         require_mmseg("model.kind")
         return super().build(signature, device)

@@ -1,0 +1,366 @@
+"""Adapters: our attention layer in the place of another attention module, with its weights.
+
+Shapes: B batch, n tokens, d width, H heads, D head width.
+"""
+
+import copy
+import inspect
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.spec import AttentionSpec
+
+LINEAR_CLASSES = {
+    "torch.nn.modules.linear:Linear",
+    "torch.nn.modules.linear:NonDynamicallyQuantizableLinear",
+    "torch.nn.modules.conv:Conv2d",
+    "transformers.pytorch_utils:Conv1D",
+}
+"""Classes of projections whose output is a product with `weight`, plus `bias`, and nothing else."""
+
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+"""Attributes that every module has."""
+
+HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+)
+"""Attributes of a module with the hooks that run when it is called."""
+
+
+class Projections(NamedTuple):
+    """Projections and options of a self-attention module, apart from masks and positions.
+
+    `qkv` has the rows of all query heads, then of the key heads for keys and for values.
+    `scale` multiplies the logits; None means 1 / sqrt(D).
+    """
+
+    heads: int
+    qkv: nn.Linear
+    proj: nn.Linear
+    key_heads: int | None = None
+    q_norm: nn.Module | None = None
+    k_norm: nn.Module | None = None
+    attn_drop: float = 0.0
+    proj_drop: float = 0.0
+    scale: float | None = None
+
+
+class Adapter(nn.Module, ABC):
+    """Attention layer in the place of another module, with that module's `forward`.
+
+    A subclass defines `read`, and `forward` with the arguments of the module. The module remains as
+    `original`, because it computes its position biases and defines what the rest of the model
+    reads. `detach` removes the attributes in `moved` from it.
+    """
+
+    adds_to_logits = True
+    """True if masks or position biases are added to logits, which linear attention lacks."""
+
+    moved: tuple[str, ...] = ("qkv", "proj", "q_norm", "k_norm", "attn_drop", "proj_drop")
+    """Attributes of the original that the layer takes over; dots lead into its children."""
+
+    known: ClassVar[tuple[str, ...] | None] = None
+    """Further attributes of the original that the adapter models, or that change no output.
+
+    Any other attribute is refused unless `is_neutral`. None switches this check off, for an adapter
+    of one class whose options its author knows.
+    """
+
+    original: Any
+    path: str = ""
+    """Path of the module in the model, for errors of `forward`."""
+
+    def __init__(self, original: nn.Module, spec: AttentionSpec) -> None:
+        """Raise ValueError if a layer with `spec` cannot take the place of `original`.
+
+        The original is not changed before `detach`.
+        """
+        super().__init__()
+        if self.adds_to_logits and not spec.similarity.has_logits:
+            text = "has no logits, to which this module adds a mask or a position bias"
+            raise ValueError(f"'{spec.similarity.kind}' attention {text}")
+        self.check_options(original)
+        with torch.no_grad():
+            self.layer = build_layer(self.read(original), spec)
+        copy_trainability(self.layer, original, self.moved)
+        self.original = original
+
+    def check_options(self, original: nn.Module) -> None:
+        """Raise ValueError if `original` has an option that this adapter does not model."""
+        if self.known is not None:
+            check_options(original, {*self.moved, *self.known}, type(self).__name__)
+        check_projections(original, self.moved)
+
+    @classmethod
+    def check_place(cls, parent: nn.Module, name: str, spec: AttentionSpec) -> None:
+        """Raise ValueError if `parent` calls its child `name` in a way that `spec` cannot compute.
+
+        A class whose calls do not depend on the parent inherits this method.
+        """
+
+    def check_call(self, values: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Raise ValueError if the layer cannot compute a call with these arguments."""
+
+    @abstractmethod
+    def read(self, original: Any) -> Projections:
+        """Return the projections of `original`; raise ValueError if it computes anything else.
+
+        `original` and its weights must stay unchanged.
+        """
+
+    def detach(self) -> None:
+        """Remove from the original what the layer has taken over."""
+        for name in self.moved:
+            parent, _, child = name.rpartition(".")
+            owner = self.original.get_submodule(parent)
+            if hasattr(owner, child):
+                delattr(owner, child)
+
+    def refusal(self, reason: str) -> ValueError:
+        """Return the error for a call that the layer cannot compute."""
+        name = type(self.original).__name__
+        return ValueError(
+            f"{self.path or 'the attention layer'} ({name}): {reason}; "
+            "name this layer in `skip` of replace_attention to leave it as it is"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("original"), name)
+
+
+def check_options(original: nn.Module, known: Collection[str], adapter: str) -> None:
+    """Raise ValueError if `original` has an option outside `known` that may change its output.
+
+    Options are the public attributes, parameters, buffers and children of the module, and the keys
+    of its `config` that the code of its class reads.
+    """
+    for name, value in list_attributes(original).items():
+        if name not in known and not is_neutral(value):
+            raise ValueError(
+                f"its option `{name}` ({describe(value)}) is unknown to the adapter {adapter}, "
+                "so its layer might compute something else"
+            )
+    config = getattr(original, "config", None)
+    for name in read_config_keys(type(original)):
+        value = getattr(config, name, None)
+        if name not in known and not is_neutral(value):
+            raise ValueError(
+                f"its option `config.{name}` ({describe(value)}) is unknown to the adapter "
+                f"{adapter}, so its layer might compute something else"
+            )
+
+
+def check_projections(original: nn.Module, names: Iterable[str]) -> None:
+    """Raise ValueError if a projection in `names` is more than a product with its weight.
+
+    Examples are low-rank adapters, quantised weights, parametrisations and hooks.
+    """
+    check_hooks(original, "it")
+    for name in names:
+        module: Any = original
+        for attribute in name.split("."):
+            module = getattr(module, attribute, None)
+        if not isinstance(module, nn.Module):
+            continue
+        check_hooks(module, f"its `{name}`")
+        weight = getattr(module, "weight", None)
+        is_projection = isinstance(weight, Tensor) and weight.ndim > 1
+        if is_projection and class_name(module) not in LINEAR_CLASSES:
+            raise ValueError(
+                f"its `{name}` is a {class_name(module)}, which may compute more than a product "
+                "with its weight; replace the attention before this class is applied"
+            )
+
+
+def check_hooks(module: nn.Module, name: str) -> None:
+    """Raise ValueError if `module`, which the error calls `name`, has hooks.
+
+    The replaced module is not called any more, so its hooks would stop without a word.
+    """
+    if any(getattr(module, hooks) for hooks in HOOKS):
+        raise ValueError(
+            f"{name} has hooks, which would not be called any more; remove them before the "
+            "replacement and register them on the new layer"
+        )
+
+
+def list_attributes(module: nn.Module) -> dict[str, Any]:
+    """Return the public attributes, parameters, buffers and children of `module` by name."""
+    attributes = dict(vars(module))
+    attributes |= module._parameters
+    attributes |= module._buffers
+    attributes |= module._modules
+    return {
+        name: value
+        for name, value in attributes.items()
+        if not name.startswith("_") and name not in MODULE_ATTRIBUTES
+    }
+
+
+def read_config_keys(module_class: type) -> list[str]:
+    """Return the keys of `self.config` that the code of a class reads, in their order."""
+    try:
+        source = inspect.getsource(module_class)
+    except (OSError, TypeError):
+        # A class that was defined interactively has no source.
+        return []
+    return list(dict.fromkeys(re.findall(r"self\.config\.(\w+)", source)))
+
+
+def is_neutral(value: Any) -> bool:
+    """Return True for a value that switches an option off: None, False, or an identity."""
+    if isinstance(value, nn.Dropout):
+        return value.p == 0
+    return value is None or value is False or isinstance(value, nn.Identity)
+
+
+def describe(value: Any) -> str:
+    """Return an attribute's value in a few words."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, nn.Module):
+        return f"a module {type(value).__name__}"
+    return repr(value)[:40]
+
+
+def class_name(module: nn.Module) -> str:
+    """Return the class of `module` as "module:class"."""
+    return f"{type(module).__module__}:{type(module).__qualname__}"
+
+
+def build_layer(source: Projections, spec: AttentionSpec) -> Attention:
+    """Return a layer with the modules of `source`; raise ValueError if `spec` does not fit them."""
+    heads, key_heads = source.heads, source.key_heads or source.heads
+    if spec.kv_heads not in (None, key_heads):
+        raise ValueError(f"kv_heads: {spec.kv_heads}, but the module has {key_heads} key heads")
+    qkv, proj = source.qkv, source.proj
+    shared = key_heads if key_heads != heads else None
+    head_dim = qkv.out_features // (heads + 2 * key_heads)
+    layer = attn_layer(spec.model_copy(update={"kv_heads": shared}))(
+        qkv.in_features,
+        heads,
+        attn_head_dim=head_dim,
+        dim_out=proj.out_features,
+        qkv_bias=qkv.bias is not None,
+        proj_bias=proj.bias is not None,
+        attn_drop=source.attn_drop,
+        proj_drop=source.proj_drop,
+        device=qkv.weight.device,
+        dtype=qkv.weight.dtype,
+    )
+    if source.scale is not None and not math.isclose(source.scale, head_dim**-0.5):
+        if not isinstance(source.q_norm, nn.Identity | None):
+            raise ValueError(f"its logits are scaled by {source.scale:g} after a norm of queries")
+        qkv = scale_queries(qkv, heads * head_dim, source.scale * head_dim**0.5)
+    layer.qkv, layer.proj = qkv, proj
+    layer.q_norm, layer.k_norm = source.q_norm or layer.q_norm, source.k_norm or layer.k_norm
+    layer.copy_projection()
+    return layer
+
+
+@torch.no_grad()
+def scale_queries(qkv: nn.Linear, rows: int, factor: float) -> nn.Linear:
+    """Return a copy of `qkv` whose first `rows` outputs, the queries, are multiplied by `factor`.
+
+    The caller's module may be the original's, which must stay unchanged.
+    """
+    scaled = copy.deepcopy(qkv)
+    for name, parameter in scaled.named_parameters():
+        if name != "v_bias":
+            parameter[:rows] *= factor
+    return scaled
+
+
+def copy_trainability(layer: Attention, original: nn.Module, names: Iterable[str]) -> None:
+    """Freeze the copies in `layer` of the projections `names` of `original` that are frozen.
+
+    Weights and biases are decided separately. Raises ValueError if only some of them are frozen,
+    because the layer has one matrix for all projections.
+    """
+    trainable: dict[bool, set[bool]] = {False: set(), True: set()}
+    for name, parameter in original.named_parameters():
+        if any(name == moved or name.startswith(f"{moved}.") for moved in names):
+            trainable[is_bias(name)].add(parameter.requires_grad)
+    if any(len(flags) > 1 for flags in trainable.values()):
+        raise ValueError(
+            "some of its projections are frozen and others are not; "
+            "set requires_grad after the replacement"
+        )
+    shared = set(original.parameters())
+    for child in (layer.qkv, layer.proj, layer.q_norm, layer.k_norm):
+        for name, parameter in child.named_parameters():
+            flags = trainable[is_bias(name)]
+            if parameter not in shared and flags:
+                parameter.requires_grad_(flags == {True})
+
+
+def is_bias(name: str) -> bool:
+    """Return True for a bias such as `bias`, `q_bias` or `in_proj_bias`."""
+    return name.rpartition(".")[2].endswith("bias")
+
+
+def join(*parts: nn.Linear) -> nn.Linear:
+    """Return a Linear with the outputs of all `parts`: q, k, v, or some of them joined already.
+
+    Raises ValueError if some parts have a bias, other than the first and the last one of three.
+    """
+    weight, biases = torch.cat([part.weight for part in parts]), [part.bias for part in parts]
+    if all(bias is None for bias in biases):
+        return linear(weight, None)
+    if biases[0] is None or biases[-1] is None:
+        raise ValueError("some of its projections to q, k and v have a bias and others have none")
+    if None in biases:
+        return QueryValueLinear(linear(weight, None), biases[0], biases[-1])
+    return linear(weight, torch.cat(tuple(biases)))
+
+
+def by_head(qkv: nn.Linear, heads: int) -> nn.Linear:
+    """Return `qkv`, whose rows are q, k and v of each head in turn, with rows q, k, v."""
+    order = torch.arange(qkv.out_features).view(heads, 3, -1).transpose(0, 1).flatten()
+    return linear(qkv.weight[order], None if qkv.bias is None else qkv.bias[order])
+
+
+def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return a Linear with copies of `weight` (outputs, inputs) and `bias` as parameters."""
+    new = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    new.weight = nn.Parameter(weight.detach().clone())
+    if bias is not None:
+        new.bias = nn.Parameter(bias.detach().clone())
+    return new
+
+
+class QueryValueLinear(nn.Linear):
+    """Projection to q, k and v in which k has no bias (BEiT, EVA)."""
+
+    def __init__(self, qkv: nn.Linear, q_bias: nn.Parameter, v_bias: nn.Parameter) -> None:
+        super().__init__(qkv.in_features, qkv.out_features, bias=False, device="meta")
+        self.weight, self.q_bias, self.v_bias = qkv.weight, q_bias, v_bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        k_bias = self.q_bias.new_zeros(self.out_features - 2 * len(self.q_bias))
+        return F.linear(x, self.weight, torch.cat([self.q_bias, k_bias, self.v_bias]))
+
+
+class NormedLinear(nn.Linear):
+    """Output projection after a norm of all heads."""
+
+    def __init__(self, norm: nn.Module, proj: nn.Linear) -> None:
+        super().__init__(proj.in_features, proj.out_features, device="meta")
+        self.weight, self.bias, self.norm = proj.weight, proj.bias, norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.norm(x), self.weight, self.bias)

@@ -1,0 +1,76 @@
+"""Choice of layers by path, pattern or index: the arguments `only` and `skip`."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from lit_attn.schema.errors import ConfigError, plural, suggest
+
+Choice: TypeAlias = str | int | Sequence[str | int] | None
+"""A path, a pattern or an index of layers, a list of these, or None for no choice."""
+
+
+class Named(Protocol):
+    """Layer with its paths in a model."""
+
+    paths: list[str]
+
+
+L = TypeVar("L", bound=Named)
+
+
+def choose(layers: list[L], only: Choice, skip: Choice, source: str) -> list[L]:
+    """Return the layers that `only` names (all for None), without those that `skip` names.
+
+    Raises ConfigError, which begins with `source`, if an entry names no layer, or if no layer
+    remains.
+    """
+    chosen = set(range(len(layers)))
+    if only is not None:
+        chosen = find_indices(layers, only, f"{source}: only")
+    if skip is not None:
+        chosen -= find_indices(layers, skip, f"{source}: skip")
+    if not chosen:
+        raise ConfigError(f"{source}: `only` and `skip` leave no layer to replace")
+    return [layer for index, layer in enumerate(layers) if index in chosen]
+
+
+def find_indices(layers: Sequence[Named], choice: Any, context: str) -> set[int]:
+    """Return the indices of the layers that `choice` names; raise ConfigError for other entries."""
+    entries = list(choice) if isinstance(choice, Sequence) else [choice]
+    if isinstance(choice, str):
+        entries = [choice]
+    indices: set[int] = set()
+    for entry in entries:
+        if isinstance(entry, bool) or not isinstance(entry, str | int):
+            raise ConfigError(
+                f"{context}: {entry!r} is no path, pattern or index of a layer; "
+                "write for example 'blocks.*.attn' or -1"
+            )
+        if isinstance(entry, int):
+            if not -len(layers) <= entry < len(layers):
+                raise ConfigError(
+                    f"{context}: the model has {plural(len(layers), 'layer')}, "
+                    f"so there is no layer {entry}; indices start from 0, and -1 is the last layer"
+                )
+            indices.add(entry % len(layers))
+            continue
+        matching = {
+            index
+            for index, layer in enumerate(layers)
+            if any(matches(path, entry) for path in layer.paths)
+        }
+        if not matching:
+            paths = [path for layer in layers for path in layer.paths]
+            raise ConfigError(
+                f"{context}: '{entry}' names no attention layer{suggest(entry, paths)}"
+            )
+        indices |= matching
+    return indices
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Return True if `pattern` matches `path`, or the path of a module that contains it."""
+    names = path.split(".")
+    containers = [".".join(names[: length + 1]) for length in range(len(names))]
+    return any(fnmatchcase(container, pattern) for container in containers)
