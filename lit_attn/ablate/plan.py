@@ -132,6 +132,7 @@ class Matrix:
                     stretch=variant.stretch,
                     step_flops=variant.step_flops,
                     published=study.published.get(variant.name),
+                    label=variant.label(study.labels),
                 )
                 for variant in (*self.variants, *self.untuned)
             ],

@@ -97,6 +97,7 @@ class PlannedVariant(Record):
 
     name: str
     variant: str | None = Field(None, description="name without the criterion; null: `name`")
+    label: str | None = Field(None, description="text of tables and figures; null: `name`")
     criterion: str | None = Field(None, description="parameters, flops, time or none")
     stretch: float = Field(1.0, description="factor on the training steps")
     step_flops: int | None = Field(None, description="FLOPs of a step, forward and backward")

@@ -63,6 +63,11 @@ Published = Annotated[
     tuple[float, float | None],
     BeforeValidator(lambda value: value if isinstance(value, list) else (value, None)),
 ]
+Label = Annotated[
+    str,
+    BeforeValidator(format_value),
+    must_be(lambda text: text.strip() == text != "" and text.isprintable(), "a text of one line"),
+]
 EMPTY = Mapping(Where(""))
 NO_POINTS = Sequence(Where(""))
 
@@ -98,6 +103,10 @@ class StudyConfig(Config):
         ("parameters",),
         description="equal for all variants: `parameters` (the FFN width is solved for), "
         "`flops` or `time` of the training (its length is stretched), `none`, or a list of these",
+    )
+    labels: dict[str, Label] = Field(
+        {},
+        description="texts of variants in tables and figures, by name; names are names of folders",
     )
     published: dict[str, Published] = Field({}, description="means and deviations in printed units")
     metric: MetricChoice = Field(MetricChoice(), description="value that the table compares")

@@ -98,7 +98,8 @@ class StudyRecord:
 
     `plan.cells` is empty: `cells` has the same content and more. `contrast` is the study that
     `plan.contrast` names, if it has a plan and the same metric. `unreadable` names the files of the
-    study that exist and cannot be read.
+    study that exist and cannot be read. `names` has the names of variants by their labels if the
+    labels stand in all other places (`lit_attn.report.labels`).
     """
 
     plan: records.Plan
@@ -108,6 +109,7 @@ class StudyRecord:
     tuning: records.Tuning | None = None
     step_times: records.StepTimes | None = None
     unreadable: Sequence[str] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def curves(self) -> pd.DataFrame:
