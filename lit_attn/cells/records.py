@@ -7,6 +7,7 @@ nothing else. CELL stands for runs/<study>/<variant>/<seed>-<identity>:
     runs/<study>/step_times.json   StepTimes
     runs/<study>/tuning.json       Tuning
     runs/<study>/seals.json        Seals
+    runs/<study>/origin.json       Origin
     CELL/result.json               Result, written last: it marks success
     CELL/attempts/<k>/exit.json    Exit
     CELL/metrics.csv               step,epoch,name,value
@@ -151,6 +152,12 @@ class Plan(Record):
             raise ConfigError(f"{where}: {error.strerror}") from error
         except ValidationError as error:
             raise explain(error, where) from error
+
+
+class Origin(Record):
+    """The file of studies that a study's folder belongs to (see lit_attn.ablate.origin)."""
+
+    file: str = Field(description="path relative to the folder")
 
 
 class Spread(Record):

@@ -138,10 +138,12 @@ class StudyConfig(Config):
 class StudySource:
     """A study with the mappings of its file and of its experiment's file.
 
-    `tree` and `experiment` contain the line of every key, `parts` absolute paths. `family` is the
+    `path` is the study's file. `tree` and `experiment` contain the line of every key, `parts`
+    absolute paths. `family` is the
     study as written and `level` the value of its axis if `compare_within` has split it.
     """
 
+    path: Path
     name: str
     study: StudyConfig
     tree: Mapping
@@ -213,7 +215,7 @@ def _read(path: Path, name: str, studies: Mapping, texts: dict[Path, str]) -> St
     files = [(path.parent / part).resolve() for part in study.parts]
     parts = tuple(_find_file(tree, name, f, "parts", number) for number, f in enumerate(files))
     content = load(experiment, texts.get(experiment))
-    return StudySource(name, study, tree, content, experiment, parts)
+    return StudySource(path, name, study, tree, content, experiment, parts)
 
 
 def _split(source: StudySource) -> Iterator[StudySource]:
