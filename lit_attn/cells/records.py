@@ -176,6 +176,9 @@ class Result(Record):
     seed: int
     identity: str
     metrics: dict[str, FiniteFloat] = Field(description="values at the selected epoch by name")
+    chance: dict[str, FiniteFloat] = Field(
+        {}, description="best value without using the input, by the name of the metric"
+    )
     selected_epoch: int
     steps: int
     epochs: int

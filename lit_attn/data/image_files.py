@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lit_attn.config.data.images import ClassFolders, ImageFiles, WebDataset
-from lit_attn.data.labels import warn_of_missing_labels
+from lit_attn.data.labels import measure_largest_class, warn_of_missing_labels
 from lit_attn.data.loading import read_batches, use_seed
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.sets import digest, find_class_folders, find_splits, hold_out, read_shard
@@ -72,6 +72,7 @@ class ImageFileData(DataModule):
         files = data.list_files()
         labels = {split: listed.labels for split, listed in files.items()}
         warn_of_missing_labels(labels, data.classes)
+        self.largest_class = measure_largest_class(labels)
         self.train = Reader(data, files["train"], augmented=True)
         self.splits: list[str] = [name for name in ("val", "test") if name in files]
         self.evaluated = {name: Reader(data, files[name], augmented=False) for name in self.splits}
