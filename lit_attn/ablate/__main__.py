@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from lit_attn.ablate import dry_run, papers, status
+from lit_attn.ablate import adopt, dry_run, papers, status
 from lit_attn.ablate.display import make_display, write_line
+from lit_attn.ablate.origin import claim_folder, is_claimed, require_origin
 from lit_attn.ablate.plan import Job, Matrix, expand, require_inputs, select_cells, set_aside
 from lit_attn.ablate.slots import make_slots
 from lit_attn.cells.folder import read_cell
@@ -82,6 +83,8 @@ def make_parser(first: str = "") -> argparse.ArgumentParser:
     value("--limit", int, "N", "Run at most N of the missing cells.")
     value("--out", Path, "DIR", "Write results to DIR (default: runs, or runs/smoke).")
     value("--reports", Path, "DIR", "Write tables to DIR (default: reports).")
+    text = "Use finished cells of renamed studies and variants, and folders of replaced files."
+    flag("--adopt", text)
     flag("--smoke", "Run one small step of every cell, in a separate folder.")
     value("--stall", float, "MINUTES", "Kill a cell without a step for MINUTES (default 30).", 30)
     text = "Run the cells on this machine or as SLURM jobs (default: local)."
@@ -125,6 +128,12 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
         items = options.paper.items(options.table)
         papers.print_costs(options.paper, items, matrices, options.cost)
         return 0
+    _require_origins(matrices, options)
+    if options.adopt and not options.dry_run:
+        for line in adopt.adopt(adopt.find_matches(matrices)):
+            write_line(line)
+        # The results of trials decide on further cells.
+        matrices = _expand_studies(options)
     is_idle = options.dry_run or options.cancel
     is_first = options.quiet_timing and (options.dry_run or options.launcher == "slurm")
     if unmeasured := [m for m in matrices if is_first or not (m.is_measured or is_idle)]:
@@ -140,6 +149,8 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
         return 0 if dry_run.print_estimate(matrices, options.jobs) else 1
     if options.dry_run:
         dry_run.print_cells(matrices, with_costs=options.params)
+        for line in adopt.describe(adopt.find_matches(matrices)):
+            print(line)
         return 0
     from lit_attn.ablate.runner import handle_signals
 
@@ -200,6 +211,15 @@ def _expand_studies(options: Namespace) -> list[Matrix]:
         return papers.expand_paper(options.paper, *arguments)
     studies = choose(read_studies(options.file), options.study, options.file)
     return [expand(study, options.out, changes, seeds, options.smoke) for study in studies]
+
+
+def _require_origins(matrices: list[Matrix], options: Namespace) -> None:
+    """Raise ConfigError if the folder of a study belongs to another file, unless with --adopt."""
+    for matrix in matrices:
+        if options.adopt and not options.dry_run and is_claimed(matrix.folder):
+            claim_folder(matrix.source, matrix.folder)
+        elif change := require_origin(matrix.source, matrix.folder):
+            write_line(change)
 
 
 def _parse_seeds(text: str | None) -> tuple[int, ...] | None:
@@ -265,6 +285,9 @@ def _run(matrices: list[Matrix], options: Namespace, target: str, chosen: list[J
     folders = {job.folder for job in jobs}
     done = [cell for job, cell in cells if cell.state == "done" and job.folder not in folders]
     write_line(f"{plural(len(cells), 'cell')}: {len(done)} done, {len(jobs)} to run")
+    if chosen is None:
+        for line in adopt.describe(adopt.find_matches(matrices)):
+            write_line(line)
     if changes := [*filter(None, map(change_finder(), (cell.result for cell in done)))]:
         write_line(f"stale: {plural(len(changes), 'done cell')}; {changes[0]}; see `{rerun} stale`")
     if diverged:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import get_args
 
 from lit_attn.ablate.match import apply_criteria, read_ratios
+from lit_attn.ablate.origin import claim_folder, require_origin
 from lit_attn.ablate.tune import Point, Search, read_search
 from lit_attn.ablate.variants import Variant, make_label, resolve
 from lit_attn.cells import records
@@ -133,6 +134,7 @@ class Matrix:
                     stretch=variant.stretch,
                     step_flops=variant.step_flops,
                     published=study.published.get(variant.name),
+                    label=variant.label(study.labels),
                 )
                 for variant in (*self.variants, *self.untuned)
             ],
@@ -146,7 +148,12 @@ class Matrix:
         )
 
     def write_plan(self) -> None:
-        """Write the plan, the record of the search and a changed seal to the study's folder."""
+        """Write the plan, the record of the search and a changed seal to the study's folder.
+
+        Raises ConfigError if the folder belongs to another file of studies.
+        """
+        require_origin(self.source, self.folder)
+        claim_folder(self.source, self.folder)
         plan = self.plan()
         plan.write(self.folder / "plan.json")
         if self.tuning is not None:
@@ -330,16 +337,21 @@ def set_aside(job: Job) -> None:
     """
     if not job.folder.exists():
         return
-    number = 1
-    while (aside := job.folder.with_name(f"aside-{number}-{job.folder.name}")).exists():
-        number += 1
     try:
         with hold_lock(job.folder):
-            job.folder.rename(aside)
-        (aside / "lock").unlink(missing_ok=True)
+            rename_aside(job.folder)
         job.cell.write(job.folder / "config.yaml")
     except CellLocked as error:
         raise ConfigError(f"rerun: {job.name} is running; stop it first") from error
+
+
+def rename_aside(folder: Path) -> None:
+    """Rename the folder of a cell, whose lock this process holds, to `aside-<number>-...`."""
+    number = 1
+    while (aside := folder.with_name(f"aside-{number}-{folder.name}")).exists():
+        number += 1
+    folder.rename(aside)
+    (aside / "lock").unlink(missing_ok=True)
 
 
 def _find_stale(jobs: list[Job]) -> Iterator[Job]:

@@ -78,12 +78,27 @@ def expand_axes(source: StudySource) -> list[VariantSource]:
 
 
 def require_names(source: StudySource, variants: list[VariantSource]) -> None:
-    """Raise ConfigError if `baseline` or `published` names no variant, or `latex` no column."""
+    """Raise ConfigError if a key names a variant or a column that does not exist.
+
+    The keys are `baseline`, `published`, `labels` and `latex`. Raises it also for a label that is
+    the label or the name of another variant.
+    """
     names = [variant.name for variant in variants]
-    published = [(("published", name), name) for name in source.study.published]
-    for path, name in [(("baseline",), source.study.baseline), *published]:
+    named: list[tuple[tuple[str, ...], str]] = [(("baseline",), source.study.baseline)]
+    named += [(("published", name), name) for name in source.study.published]
+    named += [(("labels", name), name) for name in source.study.labels]
+    for path, name in named:
         if name not in names:
             raise source.error(path, f"no variant '{name}'{suggest(name, names[:30])}")
+    users: dict[str, str] = {}
+    for name in names:
+        label = source.study.labels.get(name, name)
+        other = users.setdefault(label, name)
+        if other != name:
+            labelled = name if name in source.study.labels else other
+            raise source.error(
+                ("labels", labelled), f"'{label}' stands for two variants, {other} and {name}"
+            )
     columns = [entry["key"] for entry in read_asset("columns.yaml") if "heading" in entry]
     for place, key in enumerate(source.study.latex.columns or ()):
         if key not in columns:
@@ -192,6 +207,14 @@ class Variant:
     def cell_name(self) -> str:
         """Name of the folder of the cells. Criteria that lead to equal cells share them."""
         return self.written_name if self.stretch == 1 else self.name
+
+    def label(self, labels: dict[str, str]) -> str | None:
+        """Return the text of the variant in tables, from the `labels` of variants as written.
+
+        The criterion follows it as it follows the name.
+        """
+        label = labels.get(self.written_name)
+        return None if label is None else label + self.name.removeprefix(self.written_name)
 
     def error(self, study: str, error: str | ConfigError) -> ConfigError:
         """Return an error in the line of its key.

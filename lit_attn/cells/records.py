@@ -7,6 +7,7 @@ nothing else. CELL stands for runs/<study>/<variant>/<seed>-<identity>:
     runs/<study>/step_times.json   StepTimes
     runs/<study>/tuning.json       Tuning
     runs/<study>/seals.json        Seals
+    runs/<study>/origin.json       Origin
     CELL/result.json               Result, written last: it marks success
     CELL/attempts/<k>/exit.json    Exit
     CELL/metrics.csv               step,epoch,name,value
@@ -102,6 +103,7 @@ class PlannedVariant(Record):
 
     name: str
     variant: str | None = Field(None, description="name without the criterion; null: `name`")
+    label: str | None = Field(None, description="text of tables and figures; null: `name`")
     criterion: str | None = Field(None, description="parameters, flops, time or none")
     stretch: float = Field(1.0, description="factor on the training steps")
     step_flops: Integer | None = Field(None, description="FLOPs of a step, forward and backward")
@@ -165,6 +167,12 @@ class Plan(Record):
             raise explain(error, where) from error
 
 
+class Origin(Record):
+    """The file of studies that a study's folder belongs to (see lit_attn.ablate.origin)."""
+
+    file: str = Field(description="path relative to the folder")
+
+
 class Spread(Record):
     """Median and interquartile range of `count` measured times, in seconds."""
 
@@ -181,6 +189,9 @@ class Result(Record):
     seed: Integer
     identity: str
     metrics: dict[str, FiniteFloat] = Field(description="values at the selected epoch by name")
+    chance: dict[str, FiniteFloat] = Field(
+        {}, description="best value without using the input, by the name of the metric"
+    )
     selected_epoch: Integer
     steps: Integer
     epochs: Integer

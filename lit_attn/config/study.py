@@ -63,6 +63,11 @@ Published = Annotated[
     tuple[float, float | None],
     BeforeValidator(lambda value: value if isinstance(value, list) else (value, None)),
 ]
+Label = Annotated[
+    str,
+    BeforeValidator(format_value),
+    must_be(lambda text: text.strip() == text != "" and text.isprintable(), "a text of one line"),
+]
 EMPTY = Mapping(Where(""))
 NO_POINTS = Sequence(Where(""))
 
@@ -99,6 +104,10 @@ class StudyConfig(Config):
         description="equal for all variants: `parameters` (the FFN width is solved for), "
         "`flops` or `time` of the training (its length is stretched), `none`, or a list of these",
     )
+    labels: dict[str, Label] = Field(
+        {},
+        description="texts of variants in tables and figures, by name; names are names of folders",
+    )
     published: dict[str, Published] = Field({}, description="means and deviations in printed units")
     metric: MetricChoice = Field(MetricChoice(), description="value that the table compares")
     best_test_epoch: bool = Field(
@@ -129,10 +138,12 @@ class StudyConfig(Config):
 class StudySource:
     """A study with the mappings of its file and of its experiment's file.
 
-    `tree` and `experiment` contain the line of every key, `parts` absolute paths. `family` is the
+    `path` is the study's file. `tree` and `experiment` contain the line of every key, `parts`
+    absolute paths. `family` is the
     study as written and `level` the value of its axis if `compare_within` has split it.
     """
 
+    path: Path
     name: str
     study: StudyConfig
     tree: Mapping
@@ -255,7 +266,7 @@ def _read(path: Path, name: str, studies: Mapping, texts: dict[Path, str]) -> St
     files = [(path.parent / part).resolve() for part in study.parts]
     parts = tuple(_find_file(tree, name, f, "parts", number) for number, f in enumerate(files))
     content = load(experiment, texts.get(experiment))
-    return StudySource(name, study, tree, content, experiment, parts)
+    return StudySource(path, name, study, tree, content, experiment, parts)
 
 
 def _split(source: StudySource) -> Iterator[StudySource]:

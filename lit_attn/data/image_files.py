@@ -23,7 +23,7 @@ from lit_attn.config.data.images import ImageFiles
 from lit_attn.data.augment.timm_mixing import mix_batch
 from lit_attn.data.augment.timm_transform import make_evaluation_transform, make_training_transform
 from lit_attn.data.image_lists import Files, fingerprint
-from lit_attn.data.labels import warn_of_missing_labels
+from lit_attn.data.labels import measure_largest_class, warn_of_missing_labels
 from lit_attn.data.loading import check_samples, read_batches, use_seed
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.pictures import read_picture
@@ -45,6 +45,7 @@ class ImageFileData(DataModule):
         files = data.list_files()
         labels = {split: listed.labels for split, listed in files.items()}
         warn_of_missing_labels(labels, data.classes)
+        self.largest_class = measure_largest_class(labels)
         self.train = Reader(data, files["train"], augmented=True)
         self.splits: list[str] = [name for name in ("val", "test") if name in files]
         self.evaluated = {name: Reader(data, files[name], augmented=False) for name in self.splits}

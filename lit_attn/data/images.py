@@ -17,6 +17,7 @@ from torch import Tensor
 from lit_attn.config.data.images import Images
 from lit_attn.data import sets
 from lit_attn.data.augment.steps import Batch, Pipeline
+from lit_attn.data.labels import measure_largest_class
 from lit_attn.data.module import DataModule, EvaluationLoader, torch_generator
 
 
@@ -27,6 +28,9 @@ class ImageData(DataModule):
         super().__init__(data, seed, device)
         splits = sets.load(data)
         self.data = data
+        if data.num_classes:
+            labels = {name: split.labels for name, split in splits.items()}
+            self.largest_class = measure_largest_class(labels)
         self.splits: list[str] = [name for name in ("val", "test") if name in splits]
         self._fingerprint = sets.fingerprint(splits)
         # Pillow works on bytes on the CPU; reading them back would wait for the GPU.

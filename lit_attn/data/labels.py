@@ -1,4 +1,4 @@
-"""Warnings about classes that a data set cannot teach or that it does not evaluate."""
+"""Classes of a data set: warnings about those without training samples, and the largest class."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,20 @@ from numpy.typing import NDArray
 
 from lit_attn.data.log import LOG
 
+Shares = dict[str, tuple[float, int]]
+"""Share of the most frequent class, and the number of labels, by split."""
+
 MOST_LISTED = 5  # Classes that a warning lists; further ones are counted.
+
+
+def measure_largest_class(labels: Mapping[str, NDArray[Any]]) -> Shares:
+    """Return the share of the most frequent class among the labels of each split."""
+    shares = {}
+    for split, values in labels.items():
+        if len(values):
+            counts = np.unique(values, return_counts=True)[1]
+            shares[split] = (float(counts.max() / len(values)), len(values))
+    return shares
 
 
 def warn_of_missing_labels(labels: Mapping[str, NDArray[Any]], classes: int) -> None:

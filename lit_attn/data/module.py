@@ -8,7 +8,7 @@ process of rank r reads the samples r, r + R, r + 2 R, ... of each batch and of 
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import starmap
 from typing import Any
@@ -34,6 +34,9 @@ class DataModule(L.LightningDataModule, ABC):
     steps_per_epoch: int
 
     _order: tuple[int, Any] = (-1, None)
+
+    largest_class: Mapping[str, tuple[float, int]] = {}
+    """Share of the most frequent class, and the number of labels, of each split with classes."""
 
     last_batch = 0
     """Samples of an epoch's last batch if it is not full."""

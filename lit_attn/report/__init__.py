@@ -1,5 +1,6 @@
 """Tables and figures made from records. This package imports nothing that trains."""
 
+import os
 from pathlib import Path
 
 
@@ -13,4 +14,27 @@ def write_reports(runs: Path, reports: Path, studies: list[str] | None = None) -
     from lit_attn.report import write
     from lit_attn.report.read import read_studies
 
-    return write.write_reports(read_studies(runs, studies), reports)
+    folders = write.write_reports(read_studies(runs, studies), reports)
+    for folder in folders:
+        _record_origin(folder, runs / folder.name)
+    return folders
+
+
+def _record_origin(report: Path, study: Path) -> None:
+    """Record which folder of runs a report shows, and warn if it replaces the report of another."""
+    from lit_attn.cells.records import Origin
+    from lit_attn.report.read import LOG
+
+    path = report / "origin.json"
+    recorded = Origin.read_valid(path)
+    before = None if recorded is None else Path(os.path.normpath(report.resolve() / recorded.file))
+    if before is not None and before != study.resolve() and (before / "plan.json").exists():
+        LOG.warning(
+            "%s: replaces the tables of %s by those of %s; choose another --reports to keep both",
+            report,
+            before,
+            study,
+        )
+    origin = Origin(file=os.path.relpath(study.resolve(), report.resolve()))
+    if origin != recorded:
+        origin.write(path)

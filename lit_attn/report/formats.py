@@ -3,7 +3,7 @@
 import itertools
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -163,8 +163,16 @@ def _latex_mark(cell: Cell) -> str:
     return rf"\rlap{{\textsuperscript{{{escape_latex(cell.mark)}}}}}" if cell.mark else ""
 
 
-def to_csv(frame: "pd.DataFrame") -> str:
-    """Return `frame` as CSV in which no text cell or heading can start a spreadsheet formula."""
+def to_csv(frame: "pd.DataFrame", names: Mapping[str, str] | None = None) -> str:
+    """Return `frame` as CSV in which no text cell or heading can start a spreadsheet formula.
+
+    `names` has the name of each variant by its label, which the column `variant` contains. Then
+    that column has the names, and a column `label` follows it.
+    """
+    if names and "variant" in frame:
+        labels = frame["variant"]
+        frame = frame.assign(variant=labels.map(lambda label: names.get(label, label)))
+        frame.insert(list(frame.columns).index("variant") + 1, "label", labels)
     frame = frame.rename(columns=neutralise)
     for name in frame.select_dtypes(include=["object", "string"]):
         frame[name] = frame[name].map(neutralise)
@@ -175,7 +183,8 @@ def read_csv(path: Path) -> "pd.DataFrame":
     """Return a table.csv, in which only an empty cell is missing: a variant can be called null."""
     import pandas as pd
 
-    return pd.read_csv(path, dtype={"variant": str}, keep_default_na=False, na_values="")
+    texts = {"variant": str, "label": str}
+    return pd.read_csv(path, dtype=texts, keep_default_na=False, na_values="")
 
 
 def neutralise(value: object) -> object:

@@ -98,7 +98,8 @@ class StudyRecord:
 
     `plan.cells` is empty: `cells` has the same content and more. `contrast` is the study that
     `plan.contrast` names, if it has a plan and the same metric. `unreadable` names the files of the
-    study that exist and cannot be read.
+    study that exist and cannot be read. `names` has the names of variants by their labels if the
+    labels stand in all other places (`lit_attn.report.labels`).
     """
 
     plan: records.Plan
@@ -108,6 +109,7 @@ class StudyRecord:
     tuning: records.Tuning | None = None
     step_times: records.StepTimes | None = None
     unreadable: Sequence[str] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def curves(self) -> pd.DataFrame:
@@ -263,7 +265,7 @@ def _read_cell(study: str, planned: records.PlannedCell, metric: records.Metric)
     variant, seed, identity = sys.intern(planned.variant), planned.seed, planned.identity
     if result is not None and metric.name in result.metrics:
         value = result.metrics[metric.name] * metric.scale
-        return CellRecord(variant, seed, "done", value, _measure(result), identity, path)
+        return CellRecord(variant, seed, "done", value, _measure(result, metric), identity, path)
     status = f"without {metric.name}"
     if result is None:
         state = read_or_skip(lambda folder: read_cell(folder, identity).state, Path(path))
@@ -271,7 +273,8 @@ def _read_cell(study: str, planned: records.PlannedCell, metric: records.Metric)
     return CellRecord(variant, seed, sys.intern(status), identity=identity, path=path)
 
 
-def _measure(result: records.Result) -> Row:
+def _measure(result: records.Result, metric: records.Metric) -> Row:
+    chance = result.chance.get(metric.name)
     devices = f"{result.devices} x " if result.devices > 1 else ""
     texts = {
         "device": f"{devices}{result.device}",
@@ -285,6 +288,7 @@ def _measure(result: records.Result) -> Row:
         "step_time_iqr": result.step_time.iqr,
         "evaluation_time": result.evaluation_time and result.evaluation_time.median,
         **({"stopped_early": True} if result.stopped_early else {}),
+        **({} if chance is None else {"chance": chance * metric.scale}),
         # Thousands of cells share these texts.
         **{name: sys.intern(text) for name, text in texts.items()},
         **{sys.intern(f"metric {name}"): x for name, x in sorted(result.metrics.items())},

@@ -1,6 +1,7 @@
 """Table of a study's results: rows of printed cells, and a caption that defines each column."""
 
 import re
+import statistics
 from collections.abc import Sequence
 from typing import cast
 
@@ -190,6 +191,21 @@ def describe_origin(plan: Plan) -> str:
     return " ".join([f"{plan.study}: {plan.title.rstrip('.')}.", *describe_setup(plan)])
 
 
+def find_chance_results(study: StudyRecord) -> list[str]:
+    """Return the variants whose mean is no better than the mean of their chance levels."""
+    sign = 1 if study.plan.metric.goal == "max" else -1
+    variants = []
+    for variant in study.plan.variants:
+        levels = study.measurements("chance", variant.name)
+        values = list(study.values(variant.name).values())
+        # Results of earlier versions have no level.
+        if levels and len(levels) == len(values):
+            excess = statistics.fmean(values) - statistics.fmean(levels)
+            if sign * excess <= 0:
+                variants.append(variant.name)
+    return variants
+
+
 def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
     """Return where the results come from, and warnings about results and unreadable files."""
     names = ["code", "data", "versions", "device"]
@@ -200,6 +216,9 @@ def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
     hashes = {name: distinct[name] for name in ("code", "data") if len(distinct[name]) > 1}
     mixed = [f"{name} differs between runs ({', '.join(h)})" for name, h in hashes.items()]
     warnings = [SENTENCES["mixed"].format(hashes=" and ".join(mixed))] if mixed else []
+    if untrained := find_chance_results(study):
+        values = {"variants": ", ".join(untrained), "metric": study.plan.metric.name}
+        warnings.append(SENTENCES["chance"].format(**values))
     names = [name for name in ("versions", "device") if len(distinct[name]) > 1]
     names += study.unreadable
     return notes, [*warnings, *(SENTENCES[name] for name in names)]

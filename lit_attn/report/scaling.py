@@ -155,7 +155,7 @@ def write_scaling(studies: list[StudyRecord], reports: Path) -> None:
     with drawing.appearance():
         image = drawing.render(draw_scaling(points, plan))
     files: dict[str, str | bytes] = {
-        "scaling.csv": formats.to_csv(pd.DataFrame(points)),
+        "scaling.csv": formats.to_csv(pd.DataFrame(points), studies[0].names),
         "scaling.md": formats.to_markdown(table),
         "scaling.tex": formats.to_latex(table, f"{plan.family}-scaling"),
         **{f"scaling.{kind}": content for kind, content in image.items()},

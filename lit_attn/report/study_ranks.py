@@ -9,6 +9,7 @@ from lit_attn.report import stats
 from lit_attn.report.columns import NOTHING, format_p, format_spread, make_scale
 from lit_attn.report.comparison import ALPHA, compare_variants
 from lit_attn.report.formats import Cell, named_table, to_csv, to_latex, to_markdown
+from lit_attn.report.labels import find_labels
 from lit_attn.report.page import Section, render_page
 from lit_attn.report.read import StudyRecord
 from lit_attn.report.results import SENTENCES, describe_origin
@@ -36,9 +37,12 @@ def write_across(studies: list[StudyRecord], reports: Path) -> Path:
     signs = [-1 if study.plan.metric.goal == "max" else 1 for study in studies]
     ranks = (pd.concat(complete, axis=1) * signs).dropna().astype(float).rank()
     ranked = (ranks if len(ranks) > 1 else ranks.iloc[:0]).mean(axis=1).map("{:.2f}".format)
+    labels: dict[str, str] = {}
+    for study in reversed(studies):
+        labels |= find_labels(study.plan)
     rows = []
     for variant in numbers.index:
-        row = [Cell(variant)]
+        row = [Cell(labels[variant])]
         for frame in frames.values():
             is_planned = variant in frame.index
             text, is_best = frame.loc[variant, ["text", "best"]] if is_planned else (NOTHING, False)

@@ -25,12 +25,19 @@ TIMES = ("step_time", "evaluation_time")
 
 
 def list_cells(study: StudyRecord) -> Iterator[Sequence[Any]]:
-    """Yield the heading, then every planned cell with status, value and all its measurements."""
+    """Yield the heading, then every planned cell with status, value and all its measurements.
+
+    If variants have labels, each name is followed by the label.
+    """
     names = dict.fromkeys(itertools.chain.from_iterable(c.measurements for c in study.cells))
-    yield "variant", "seed", "status", "value", *names, "identity"
+    label = ["label"] if study.names else []
+    yield "variant", *label, "seed", "status", "value", *names, "identity"
     for cell in study.cells:
+        variant = [cell.variant]
+        if study.names:
+            variant = [study.names[cell.variant], cell.variant]
         measured = (cell.measurements.get(name) for name in names)
-        yield cell.variant, cell.seed, cell.status, cell.value, *measured, cell.identity
+        yield *variant, cell.seed, cell.status, cell.value, *measured, cell.identity
 
 
 def make_variant_frame(study: StudyRecord, comparisons: Comparisons) -> pd.DataFrame:

@@ -15,7 +15,8 @@ from lit_attn.files import write_atomic
 from lit_attn.report import diagnostics, drawing, effects, figures, formats, results, stats
 from lit_attn.report.columns import make_scale
 from lit_attn.report.comparison import ALPHA, Comparisons, compare_variants
-from lit_attn.report.formats import Cell, named_table, read_csv, to_csv
+from lit_attn.report.formats import Cell, Table, named_table, read_csv, to_csv
+from lit_attn.report.labels import find_labels, label_rows, label_study
 from lit_attn.report.page import FIGURES, Section, render_page
 from lit_attn.report.read import LOG, StudyRecord
 from lit_attn.report.scaling import write_scaling
@@ -29,18 +30,21 @@ def write_reports(studies: Iterable[StudyRecord], reports: Path) -> list[Path]:
     for study in studies:
         folders.append(_write_study(study, reports))
         if study.plan.family:
-            families[study.plan.family].append(study)
+            families[study.plan.family].append(label_study(study))
     for levels in families.values():
         write_scaling(levels, reports)
     write_atomic(reports / "index.html", make_index_page(reports))
     return folders
 
 
-def _write_study(study: StudyRecord, reports: Path) -> Path:
+def _write_study(written: StudyRecord, reports: Path) -> Path:
+    """Write the files of one study; everything but the effects has labels in place of names."""
+    study = label_study(written)
     folder = reports / study.plan.study
     recorded = diagnostics.read_study_diagnostics(study)
     comparisons = compare_variants(study)
-    estimates = effects.find_effects(study)
+    # Names state the levels of the axes.
+    estimates = effects.find_effects(written)
     summary = make_variant_frame(study, comparisons)
     images: dict[str, dict[str, bytes]] = {}
     with drawing.appearance():
@@ -66,11 +70,11 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
         "ranks.csv": diagnostics.make_ranks_table(recorded),
     }
     files: dict[str, str | bytes] = {
-        "table.csv": to_csv(summary),
+        "table.csv": to_csv(summary, study.names),
         "per_seed.csv": csv_lines(map(formats.neutralise, row) for row in list_cells(study)),
         "table.md": formats.to_markdown(table),
         "table.tex": latex,
-        **{name: to_csv(frame) for name, frame in optional.items() if len(frame)},
+        **{name: to_csv(frame, study.names) for name, frame in optional.items() if len(frame)},
     }
     digits = make_scale(summary).digits
     differing = [[Cell(text) for text in row] for row in settings.itertuples(index=False)]
@@ -78,7 +82,7 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
         results.make_metrics_table(study),
         effects.make_criteria_table(study, summary, digits),
         *([make_tuning_table(study.tuning, study.plan.baseline)] if study.tuning else []),
-        *([effects.make_contrast_table(study, study.contrast, digits)] if study.contrast else []),
+        *_make_contrast_tables(written, digits),
         effects.make_effects_table(estimates, study.plan, digits, comparisons.level),
         results.make_class_table(classes),
         named_table("settings", differing, baseline=study.plan.baseline),
@@ -103,6 +107,17 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
     for name, content in files.items():
         write_atomic(folder / name, content)
     return folder
+
+
+def _make_contrast_tables(study: StudyRecord, digits: int) -> list[Table]:
+    """Return the table of the contrast, if there is one.
+
+    Two studies share names of variants, and each of them has labels of its own.
+    """
+    if study.contrast is None:
+        return []
+    table = effects.make_contrast_table(study, study.contrast, digits)
+    return [label_rows(table, find_labels(study.plan))]
 
 
 def _draw_figures(
@@ -137,6 +152,7 @@ def make_index_page(reports: Path) -> str:
             frame = read_csv(page.with_name("table.csv"))
             # Several looks at the results of a study leave a smaller level.
             frame["p_adjusted"] *= ALPHA / frame.get("level", ALPHA)
+            frame["variant"] = frame.get("label", frame["variant"])
             tables[page] = frame[["variant", "n", "planned", "best", "significant", "p_adjusted"]]
         except (OSError, ValueError, KeyError) as error:
             LOG.warning("%s: is not a report and is left out of the index: %s", page.parent, error)

@@ -91,6 +91,13 @@ class TaskModule(L.LightningModule, ABC):
         """
         return None
 
+    def chance_levels(self, split: str) -> dict[str, float]:
+        """Return, by metric, the value that a network reaches at best without using its input.
+
+        An accuracy up to it, and a loss from it on, are no better than chance.
+        """
+        return {}
+
     def metric_names(self, split: str) -> list[str]:
         """Return the names of the task's own metrics; override it without a MetricCollection."""
         metrics = self.metrics[self.splits.index(split)]

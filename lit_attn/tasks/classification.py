@@ -4,6 +4,7 @@ Shapes: images (B, C, H, W) float; tokens and their mask (B, n), or (B, 2, n) fo
 (B, classes); targets (B,) class indices or (B, classes) probabilities.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,13 @@ class Classification(TaskModule):
             },
             compute_groups=False,
         )
+
+    def chance_levels(self, split: str) -> dict[str, float]:
+        """Return the share of the most frequent class plus two standard errors."""
+        if split not in self.data.largest_class:
+            return {}
+        share, count = self.data.largest_class[split]
+        return {"accuracy": min(1.0, share + 2 * math.sqrt(share * (1 - share) / count))}
 
     def loss(self, batch: Any) -> Tensor:
         *inputs, targets = batch

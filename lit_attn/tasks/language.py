@@ -26,6 +26,10 @@ class LanguageModelling(TaskModule):
         is_counted = self.data.bytes_per_token(split) is not None
         return ["loss", "perplexity", *["bits_per_byte"] * is_counted]
 
+    def chance_levels(self, split: str) -> dict[str, float]:
+        """Return the loss of equal probabilities for all ids."""
+        return {"loss": math.log(self.data.signature.vocabulary)}
+
     def compile_network(self) -> None:
         """Compile the trunk of a GPT or another network as a whole.
 

@@ -85,6 +85,7 @@ def make_result(
         seed=cell.seed,
         identity=cell.fingerprint,
         metrics={row.name: row.value for row in selected} | speed,
+        chance=list_chance_levels(parts.task),
         selected_epoch=selected[0].epoch,
         steps=steps,
         epochs=math.ceil(steps / parts.data.steps_per_epoch),
@@ -103,6 +104,17 @@ def make_result(
         **checkpoints.provenance._asdict(),
         finished=utc_now(),
     )
+
+
+def list_chance_levels(task: TaskModule) -> dict[str, float]:
+    """Return the chance level of every metric that has one, also for averaged weights."""
+    levels = {}
+    for split in task.splits:
+        for name, level in task.chance_levels(split).items():
+            levels[f"{split}/{name}"] = level
+            if task.average is not None:
+                levels[f"{split}/averaged-{name}"] = level
+    return levels
 
 
 def select_epoch(rows: list[MetricRow], metric: Metric) -> list[MetricRow]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_attn.config.data.text import IGNORED, SPLITS, LabelledText, PaddedText
-from lit_attn.data.labels import warn_of_missing_labels
+from lit_attn.data.labels import measure_largest_class, warn_of_missing_labels
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.sets import digest
 from lit_attn.data.text.streams import read_lines
@@ -37,6 +37,7 @@ class LabelledData(TokenDataModule):
         self.samples: dict[str, list[Sample]] = data.read_samples()
         labels = {split: self.list_labels(samples) for split, samples in self.samples.items()}
         warn_of_missing_labels(labels, data.num_classes)
+        self.largest_class = measure_largest_class(labels)
         self.splits = ["val", "test"]
         self.set_epoch(len(self.samples["train"]), drop_last=True)
         self.per_pass = self.steps_per_epoch
