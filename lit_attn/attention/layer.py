@@ -17,7 +17,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.compose import Composer
@@ -26,6 +25,7 @@ from lit_attn.attention.masks import Masks
 from lit_attn.attention.normaliser import Normaliser
 from lit_attn.attention.parts import LayerShape, Part
 from lit_attn.attention.precision import without_autocast
+from lit_attn.attention.projections import split_outputs
 from lit_attn.attention.residual import Residual
 from lit_attn.attention.rotary import Rotary, rotate
 from lit_attn.attention.similarity import Similarity
@@ -247,13 +247,11 @@ class Attention(nn.Module):
         sizes = [self.num_heads, self.key_heads, self.key_heads]
         if memory is x:
             return self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(sizes, dim=-2)
-        weight, bias = self.qkv.weight, self.qkv.bias
-        inner = self.num_heads * self.head_dim
-        q, kv = (
-            F.linear(tokens, weight[rows], None if bias is None else bias[rows])
-            for tokens, rows in ((x, slice(inner)), (memory, slice(inner, None)))
+        q, keys_and_values = split_outputs(
+            self.qkv, x, memory, self.num_heads * self.head_dim
         )
-        return tuple(part.unflatten(-1, (-1, self.head_dim)) for part in (q, *kv.chunk(2, dim=-1)))
+        k, v = keys_and_values.chunk(2, dim=-1)
+        return tuple(part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
 
     def copy_projection(self) -> None:
         """Set the residual part's parameters that start as a copy of W (Belief2, Proposition 1).

@@ -8,9 +8,10 @@ from typing import Any
 import lightning as L
 import torch
 from timm.utils import ModelEmaV3
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
+from lit_attn.attention.statistics import end_step, leave_steps_to_loop
 from lit_attn.cells.failure import Diverged
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Rate
@@ -47,6 +48,7 @@ class TaskModule(L.LightningModule, ABC):
     ) -> None:
         super().__init__()
         self.network = network
+        leave_steps_to_loop(network)
         self.data = data
         self.splits = data.splits
         self.optimizer = optimizer
@@ -132,6 +134,14 @@ class TaskModule(L.LightningModule, ABC):
             raise Diverged(f"loss is {loss.item()} at step {self.global_step}")
         self.record_training("loss", loss)
         return loss
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
+    ) -> None:
+        """Step the optimiser, then the parts that learn from statistics of the whole batch."""
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        is_shared = self.trainer.world_size > 1
+        end_step(self.network, distributed.all_reduce if is_shared else None)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_index: int) -> None:
         if self.average and (batch_index + 1) % self.trainer.accumulate_grad_batches == 0:
