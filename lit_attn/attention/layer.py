@@ -247,9 +247,7 @@ class Attention(nn.Module):
         sizes = [self.num_heads, self.key_heads, self.key_heads]
         if memory is x:
             return self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(sizes, dim=-2)
-        q, keys_and_values = split_outputs(
-            self.qkv, x, memory, self.num_heads * self.head_dim
-        )
+        q, keys_and_values = split_outputs(self.qkv, x, memory, self.num_heads * self.head_dim)
         k, v = keys_and_values.chunk(2, dim=-1)
         return tuple(part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
 
