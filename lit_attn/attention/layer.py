@@ -160,8 +160,12 @@ class Attention(nn.Module):
         if cache is not None and (not is_ordered or self.training):
             raise ValueError("a cache needs `is_causal` or `attn_mask`, and evaluation mode")
         inputs = self.inputs(x, attn_mask, is_causal, rotary, cache, memory)
-        with self._precision(x):
-            heads = self.normaliser.finish(self.similarity.attend(inputs))
+        if cache is None and 0 in x.shape[:2]:
+            # Nothing attends; heads without elements have the shape of the queries.
+            heads = inputs.q
+        else:
+            with self._precision(x):
+                heads = self.normaliser.finish(self.similarity.attend(inputs))
         if cache is not None:
             cache.advance(inputs.memory.shape[1])
         values = inputs.shared(inputs.v, 2)
@@ -187,6 +191,18 @@ class Attention(nn.Module):
             else:
                 heads = weights @ values.transpose(1, 2)
         return LayerRecord(inputs, weights, self.normaliser.finish(heads).transpose(1, 2), values)
+
+    @property
+    def leaves_parameters_unused(self) -> bool:
+        """True if trained parameters get no gradient: those that change only the weights."""
+        if self.residual.uses_heads:
+            return False
+        modules = [self.similarity, self.composers, self.normaliser, self.q_norm, self.k_norm]
+        modules += [self.z_norm] if self.z is None else [self.z, self.z_norm]
+        parameters = [parameter for module in modules for parameter in module.parameters()]
+        if self.temperature is not None:
+            parameters.append(self.temperature)
+        return any(parameter.requires_grad for parameter in parameters)
 
     def new_cache(self) -> Cache:
         """Return an empty cache for decoding one batch of sequences."""

@@ -165,8 +165,14 @@ class TaskModule(L.LightningModule, ABC):
     ) -> dict[str, Tensor | None]:
         """Update the metrics of split `splits[dataloader_idx]` with one batch.
 
-        Returns the values of `unit_values` by the prefix of the weights: "" or "averaged-".
+        Returns the values of `unit_values` by the prefix of the weights: "" or "averaged-". A batch
+        of padding changes no metric. A process that has nothing else computes it once, because the
+        states of its metrics need the shapes and types of those on other processes.
         """
+        assert self.trainer.val_dataloaders is not None
+        is_padding = not self.trainer.val_dataloaders[dataloader_idx].has_samples(batch_index)
+        if is_padding and batch_index > 0:
+            return {}
         full = torch.autocast(self.device.type, enabled=False)
         with contextlib.nullcontext() if self.evaluates_as_training else full:
             units = {"": self._update(dataloader_idx, batch)}
@@ -176,6 +182,11 @@ class TaskModule(L.LightningModule, ABC):
                     units["averaged-"] = self._update(len(self.splits) + dataloader_idx, batch)
                 finally:
                     self.network = trained
+        if is_padding:
+            for index in range(dataloader_idx, len(self.metrics), len(self.splits)):
+                clear_states(self.metrics[index])
+                clear_states(self.added[index])
+            return {}
         return units
 
     def on_validation_epoch_end(self) -> None:
@@ -259,3 +270,19 @@ class TaskModule(L.LightningModule, ABC):
             if predictions[0].numel():
                 self.added[index].update(*predictions)
         return self.unit_values(*evaluated)
+
+
+def clear_states(metrics: nn.Module) -> None:
+    """Set the states of all metrics in `metrics` to those before an update, but for their shapes.
+
+    A state that is a list of tensors keeps empty tensors of their types.
+    """
+    for metric in metrics.modules():
+        if not isinstance(metric, Metric):
+            continue
+        for name, default in metric._defaults.items():
+            state = getattr(metric, name)
+            if isinstance(state, list):
+                setattr(metric, name, [tensor[:0] for tensor in state])
+            else:
+                setattr(metric, name, default.to(state).expand_as(state).clone())
