@@ -9,7 +9,7 @@ Shapes: B batch, n tokens, d width, H heads, R rank; a: (B, H, c, m), of c queri
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.parts import DynamicConfig, LayerShape, StaticConfig
+from lit_attn.attention.projections import multiply_together
 
 # Added to the mean square in the RMSNorm of w1 over the heads.
 EPS = 1e-6
@@ -75,12 +76,18 @@ class HeadMaps(Composer):
                     self.matrix.add_(torch.eye(self.heads, device=self.matrix.device))
 
     def maps(self, x: Tensor) -> dict[str, Any]:
-        if not (sides := cast("dict[str, TokenMaps]", self.sides)):
+        sides = cast("dict[str, TokenMaps]", self.sides)
+        linears = {}
+        for side, module in sides.items():
+            for name, linear in module.named_children():
+                linears[side, name] = cast(nn.Linear, linear)
+        if not linears:
             return {}
-        # One product for all maps: several with few columns take 1.7 times as long.
-        weights = [weight for module in sides.values() for weight in module.weights()]
-        products = iter(F.linear(x, torch.cat(weights)).split([len(w) for w in weights], -1))
-        return {side: module(products) for side, module in sides.items()}
+        products = multiply_together(x, linears)
+        return {
+            side: module(products.get((side, "into")), products.get((side, "gate")))
+            for side, module in sides.items()
+        }
 
     def forward(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
         limit = UNROLLED_ON_CPU if a.device.type == "cpu" else UNROLLED
@@ -191,21 +198,17 @@ class TokenMaps(nn.Module):
             scale = 0.05 if self.part.gate_init == "pytorch" else 0.005
             nn.init.xavier_normal_(self.gate.weight, gain=scale)
 
-    def weights(self) -> list[Tensor]:
-        """Return the weights that multiply x, (columns, d): those of W_1 and W_g that exist."""
-        return [weight for name, weight in self.named_parameters() if name != "out"]
-
-    def forward(self, products: Iterator[Tensor]) -> Maps:
-        """Return the maps from the next `products` (B, n, columns) of x with `weights`."""
-        down = up = gate = None
-        if self.part.projection:
+    def forward(self, into: Tensor | None, gate: Tensor | None) -> Maps:
+        """Return the maps from x W_1 and x W_g, (B, n, columns) each, or None if absent."""
+        down = up = None
+        if into is not None:
             approximate = "tanh" if self.part.gelu == "tanh" else "none"
-            hidden = F.gelu(next(products), approximate=approximate)
+            hidden = F.gelu(into, approximate=approximate)
             weights = (hidden @ self.out).unflatten(-1, (2 * self.part.rank, self.heads))
             down, up = weights.chunk(2, dim=-2)
             down = F.rms_norm(down, (self.heads,), eps=EPS)
-        if self.part.gate:
-            gate = torch.tanh(next(products))
+        if gate is not None:
+            gate = torch.tanh(gate)
         return Maps(down, up, gate)
 
 

@@ -53,7 +53,7 @@ def query_likelihood(layer: Attention, record: LayerRecord) -> Tensor:
     inputs = record.inputs
     q, keys = inputs.q.unsqueeze(2), inputs.shared(inputs.keys)
     n, (count, width) = q.shape[-2], keys.shape[2:5:2]
-    variance = getattr(layer.similarity, "variance", torch.ones(count)).to(q) * width**0.5
+    variance = layer.similarity.variances(keys).to(q) * width**0.5
     prior = layer.similarity.log_prior(n)
     distance = torch.cdist(q.expand(-1, -1, count, -1, -1), keys).square()
     logs = -distance / (2 * variance.view(-1, 1, 1))

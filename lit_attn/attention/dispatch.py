@@ -19,6 +19,7 @@ from lit_attn.attention.formed import Formed, attend_in_pieces, form_weights, mu
 from lit_attn.attention.masks import CHUNK, Masks, in_chunks
 from lit_attn.attention.normaliser import Normaliser
 from lit_attn.attention.precision import as_multiplied, wide
+from lit_attn.attention.statistics import end_step_after_backward, observe_once
 
 if TYPE_CHECKING:
     from lit_attn.attention.similarity import Similarity
@@ -107,7 +108,17 @@ def choose_path(
 
 
 def attend(similarity: "Similarity", inputs: Inputs) -> Tensor:
-    """Return the weighted sums of values (B, H, n, D), and extend the cache."""
+    """Return the weighted sums of values (B, H, n, D), and extend the cache.
+
+    In training, a similarity that learns from statistics observes the call.
+    """
+    out = _attend(similarity, inputs)
+    if similarity.has_statistics and similarity.training:
+        end_step_after_backward(similarity, out)
+    return out
+
+
+def _attend(similarity: "Similarity", inputs: Inputs) -> Tensor:
     q, keys, v, z, masks = inputs.q, inputs.keys, inputs.v, inputs.z, inputs.masks
     values, all_z = v.transpose(1, 2), z
     maps = inputs.maps()
@@ -126,7 +137,8 @@ def attend(similarity: "Similarity", inputs: Inputs) -> Tensor:
                 sides["key"] = cache.extend_maps(place, sides["key"])
     values = inputs.shared(values)
     q, k, scale = scaled_features(similarity, inputs, keys, first)
-    similarity.observe(q, k, scale, masks)
+    if similarity.has_statistics and similarity.training:
+        observe_once(similarity.observe, q, k, scale, masks)
     path = choose_path(
         keys=k.shape[2],
         is_hard=similarity.hard,

@@ -24,6 +24,7 @@ from torch.backends import cuda
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
+from lit_attn.attention.derivatives import raise_no_second, refuse_forward_mode
 from lit_attn.attention.masks import in_chunks
 from lit_attn.attention.precision import wide
 
@@ -52,9 +53,10 @@ def attend(
 ) -> Tensor:
     """Return softmax(scale (q.k + z.z)) over all M n keys, times v: (B, H, n, D).
 
-    q (B, H, n, E), k (B, H, M, n, E), z and v (B, H, n, D), of one dtype. Second derivatives are
-    not supported.
+    q (B, H, n, E), k (B, H, M, n, E), z and v (B, H, n, D), of one dtype. Raises RuntimeError for
+    second derivatives and for derivatives in forward mode.
     """
+    refuse_forward_mode(q, k, z, v)
     return _attend(q, k, z, v, is_causal, scale)[0]
 
 
@@ -125,6 +127,9 @@ def _attend_backward(
 @_attend_backward.register_fake
 def _(gradient: Tensor, q: Tensor, k: Tensor, z: Tensor | None, v: Tensor, *_: Any) -> list[Tensor]:
     return _zero_gradients(q, k, z, v)
+
+
+_attend_backward.register_autograd(raise_no_second)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

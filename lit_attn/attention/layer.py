@@ -17,7 +17,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.compose import Composer
@@ -26,6 +25,7 @@ from lit_attn.attention.masks import Masks, split_mask
 from lit_attn.attention.normaliser import Normaliser
 from lit_attn.attention.parts import LayerShape, Part
 from lit_attn.attention.precision import without_autocast
+from lit_attn.attention.projections import split_outputs
 from lit_attn.attention.residual import Residual
 from lit_attn.attention.rotary import Rotary, rotate
 from lit_attn.attention.similarity import Similarity
@@ -161,8 +161,12 @@ class Attention(nn.Module):
         if cache is not None and (not is_ordered or self.training):
             raise ValueError("a cache needs `is_causal` or `attn_mask`, and evaluation mode")
         inputs = self.inputs(x, attn_mask, is_causal, rotary, cache, memory)
-        with self._precision(x):
-            heads = self.normaliser.finish(self.similarity.attend(inputs))
+        if cache is None and 0 in x.shape[:2]:
+            # Nothing attends; heads without elements have the shape of the queries.
+            heads = inputs.q
+        else:
+            with self._precision(x):
+                heads = self.normaliser.finish(self.similarity.attend(inputs))
         if cache is not None:
             cache.advance(inputs.memory.shape[1])
         values = inputs.shared(inputs.v, 2)
@@ -207,6 +211,18 @@ class Attention(nn.Module):
             for module in modules:
                 names.update(f"{module}.{name}" for name in choose(part))
         return names
+
+    @property
+    def leaves_parameters_unused(self) -> bool:
+        """True if trained parameters get no gradient: those that change only the weights."""
+        if self.residual.uses_heads:
+            return False
+        modules = [self.similarity, self.composers, self.normaliser, self.q_norm, self.k_norm]
+        modules += [self.z_norm] if self.z is None else [self.z, self.z_norm]
+        parameters = [parameter for module in modules for parameter in module.parameters()]
+        if self.temperature is not None:
+            parameters.append(self.temperature)
+        return any(parameter.requires_grad for parameter in parameters)
 
     def new_cache(self) -> Cache:
         """Return an empty cache for decoding one batch of sequences."""
@@ -276,13 +292,9 @@ class Attention(nn.Module):
         sizes = [self.num_heads, self.key_heads, self.key_heads]
         if memory is x:
             return self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(sizes, dim=-2)
-        weight, bias = self.qkv.weight, self.qkv.bias
-        inner = self.num_heads * self.head_dim
-        q, kv = (
-            F.linear(tokens, weight[rows], None if bias is None else bias[rows])
-            for tokens, rows in ((x, slice(inner)), (memory, slice(inner, None)))
-        )
-        return tuple(part.unflatten(-1, (-1, self.head_dim)) for part in (q, *kv.chunk(2, dim=-1)))
+        q, keys_and_values = split_outputs(self.qkv, x, memory, self.num_heads * self.head_dim)
+        k, v = keys_and_values.chunk(2, dim=-1)
+        return tuple(part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
 
     def copy_projection(self) -> None:
         """Set the residual part's parameters that start as a copy of W (Belief2, Proposition 1).

@@ -145,12 +145,17 @@ def dot_product(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -
 def mixture(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Tensor:
     """MGK (7); with the hard assignment the largest of its terms, without pi."""
     unit = math.sqrt(q.shape[-1])
+    variances = [1.0] * len(keys)
+    if form.part.variance == "learned":
+        variances = form.log_variance.exp()
+    elif form.part.variance is not None:
+        variances = form.part.variance
     terms = []
     for r, key in enumerate(keys):
         if form.part.kernel == "dot":
             term = q @ key.transpose(-1, -2) / unit
         else:
-            term = -distance(q, key) / (2 * form.variance[r] * unit)
+            term = -distance(q, key) / (2 * variances[r] * unit)
         if form.part.assignment == "soft":
             term = term + log_prior(form, r, key.shape[-2]).unsqueeze(-2)
         terms.append(tau * term)

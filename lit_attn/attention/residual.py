@@ -46,6 +46,9 @@ class Residual(nn.Module):
     Further projections (W^l, W_p) have the sizes of W.
     """
 
+    uses_heads = True
+    """False if the output does not depend on `heads`: on which tokens attend to which."""
+
     def __init__(self, part: Any, shape: LayerShape) -> None:
         super().__init__()
         self.part = part
@@ -86,6 +89,8 @@ class Projected(Residual):
 
 class Value(Residual):
     """V W: the token's own values, without attention."""
+
+    uses_heads = False
 
     def forward(self, x: Tensor, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
         return project(values.flatten(-2))

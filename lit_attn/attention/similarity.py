@@ -30,6 +30,7 @@ from lit_attn.attention.precision import (
     wide,
     without_autocast,
 )
+from lit_attn.attention.statistics import Learner, Reduce
 
 # Added to divisors as in MGK's code: of linear attention, where a query may see no key, and of the
 # responsibilities of Soft-E.
@@ -40,7 +41,7 @@ LINEAR_OFFSET, RESPONSIBILITY_OFFSET = 1e-5, 1e-6
 SUMS_CHUNK = 64
 
 
-class Similarity(nn.Module):
+class Similarity(Learner):
     """Base of the similarities: features of q and of the keys whose scaled products are the logits,
 
         s_ijr = q'_i . k'_jr / sqrt(D).
@@ -72,7 +73,11 @@ class Similarity(nn.Module):
         return q, keys
 
     def observe(self, q: Tensor, k: Tensor, scale: float, masks: Masks) -> None:
-        """Update buffers from the features of a training step; most similarities have none."""
+        """Add the statistics of a forward pass of training, if the similarity `has_statistics`.
+
+        q and k are the features, and `scale` the factor of their products. `end_step` uses the
+        statistics.
+        """
 
     def attend(self, inputs: Inputs) -> Tensor:
         """Return the weighted sums of values (B, H, n, D), and extend the cache by the tokens."""
@@ -93,6 +98,10 @@ class Similarity(nn.Module):
     def mean_prior(self) -> Tensor | None:
         """Return the weights of a token's keys (H, M), or (1, M); None without such weights."""
         return None
+
+    def variances(self, keys: Tensor) -> Tensor:
+        """Return sigma_r^2 of each key in units of sqrt(D), (M,), for keys (B, H', M, n, D)."""
+        return wide(keys).new_ones(keys.shape[2])
 
     def extra_key_weights(self) -> Tensor | None:
         """Return the projections of the second and further keys, (M - 1) H' D x d, or None."""
@@ -178,21 +187,23 @@ class Mixture(MixedKeys):
     """s_ijr of a Gaussian or dot kernel, with log pi_r where the assignment is soft."""
 
     part: MixtureConfig
-    fixed_variance: Tensor
 
     def __init__(self, part: MixtureConfig, shape: LayerShape) -> None:
         self.hard = part.assignment == "hard"
         super().__init__(part, shape)
         self.width, self.unit = shape.head_dim, math.sqrt(shape.head_dim)
-        fixed = part.variance if isinstance(part.variance, tuple) else (1.0,) * part.keys
-        self.register_buffer(
-            "fixed_variance", torch.tensor(fixed, **shape.options), persistent=False
-        )
+        # Python numbers: a buffer outside the state dict would have no values in a layer that is
+        # built on the meta device and then loads its weights.
+        is_fixed = isinstance(part.variance, tuple)
+        self.fixed_variances = part.variance if is_fixed else (1.0,) * part.keys
         learns = part.variance == "learned"
         if learns:
             self.log_variance = nn.Parameter(torch.zeros(part.keys, **shape.options))
+        # Sums of the training step's responsibilities and, in the last row, of its pairs of tokens:
+        # (H, M + 1, positions), with 1 where heads or positions share a pi.
+        self.sums: Tensor | None = None
         # |q_i|^2 cancels in the softmax unless keys of one token weigh it differently.
-        has_terms = self.needs_row_terms or len(set(fixed)) > 1 or learns
+        has_terms = self.needs_row_terms or len(set(self.fixed_variances)) > 1 or learns
         self.query_matters = part.kernel == "gaussian" and has_terms
 
     def reset_parameters(self) -> None:
@@ -200,20 +211,22 @@ class Mixture(MixedKeys):
         if hasattr(self, "log_variance"):
             nn.init.zeros_(self.log_variance)
 
-    @property
-    def variance(self) -> Tensor:
-        """sigma_r^2 of each key in units of sqrt(D), (M,)."""
-        return self.log_variance.exp() if hasattr(self, "log_variance") else self.fixed_variance
+    def variances(self, keys: Tensor) -> Tensor:
+        if hasattr(self, "log_variance"):
+            return wide(self.log_variance).exp()
+        values = [wide(keys).new_full((1,), number) for number in self.fixed_variances]
+        return torch.cat(values)
 
     def features(self, q: Tensor, keys: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
         q, keys = as_multiplied(q), as_multiplied(keys)
         ones = torch.ones_like(q[..., :1])
-        variance = self.variance.view(-1, 1, 1).to(keys.dtype)
+        variances = self.variances(keys)
+        variance = variances.view(-1, 1, 1).to(keys.dtype)
         offset = torch.zeros_like(wide(keys[..., 0]))
         if not self.hard:
             offset = offset + self.unit * self.log_prior(keys.shape[-2], first)
         if self.part.kernel == "gaussian":
-            offset = offset - square(keys).squeeze(-1) / (2 * self.variance.view(-1, 1))
+            offset = offset - square(keys).squeeze(-1) / (2 * variances.view(-1, 1))
             keys = keys / variance
         q_parts, k_parts = [q], [keys]
         for factor, term in rounded_terms(offset.unsqueeze(-1), keys):
@@ -225,17 +238,17 @@ class Mixture(MixedKeys):
                 k_parts.append((factor / variance).expand_as(keys[..., :1]))
         return torch.cat(q_parts, -1), torch.cat(k_parts, -1)
 
+    @property
+    def has_statistics(self) -> bool:
+        return self.part.prior == "m-step" and hasattr(self, "prior")
+
     @torch.no_grad()
     def observe(self, q: Tensor, k: Tensor, scale: float, masks: Masks) -> None:
-        """Set pi_r to the mean responsibility of key r: the M-step (MGK eq. 8 and below).
+        """Add the responsibilities of a forward pass to those of the training step.
 
-        The mean is over the batch, over the pairs of tokens that attend, and over everything that
-        shares a pi. Queries that are padding do not count. The logits of this training step still
-        use the previous pi. A pi without any pair keeps its value. As in MGK's code,
-        1e-6 is added to divisors, and the last pi_r is 1 minus the others.
+        The sums are over the batch, over the pairs of tokens that attend, and over everything that
+        shares a pi. Queries that are padding do not count.
         """
-        if self.part.prior != "m-step" or not hasattr(self, "prior") or not self.training:
-            return
         n, keys = q.shape[-2], k.shape[-2]
         assigned = pairs = torch.zeros((), device=q.device)
         for rows in in_chunks(n, CHUNK):
@@ -243,7 +256,7 @@ class Mixture(MixedKeys):
             if self.part.kernel == "gaussian" and not self.query_matters:
                 # With the offset, |q_i|^2 does not cancel in the responsibilities.
                 half_square = square(q[:, :, rows, : self.width]).unsqueeze(-1) / 2
-                logits -= scale * half_square / self.fixed_variance[0]
+                logits -= scale * half_square / self.fixed_variances[0]
             total = logits.logsumexp(3, keepdim=True) - math.log(RESPONSIBILITY_OFFSET)
             responsibility = logits.softmax(3).mul_(torch.sigmoid(total))
             visible = masks.chunk(rows, slice(0, keys), keys, q.device)
@@ -258,10 +271,29 @@ class Mixture(MixedKeys):
         shared = {"head": (-1,), "layer": (0, -1), "position": ()}[self.part.prior_scope]
         if shared:
             assigned, pairs = (sums.sum(shared, keepdim=True) for sums in (assigned, pairs))
+        if self.sums is None:
+            count, heads, positions = self.prior.shape
+            self.sums = assigned.new_zeros(heads, count + 1, positions)
+        self.sums[..., : assigned.shape[-1]] += torch.cat([assigned, pairs], dim=1)
+
+    @torch.no_grad()
+    def end_step(self, reduce: Reduce | None = None) -> None:
+        """Set pi_r to the mean responsibility of key r: the M-step (MGK eq. 8 and below).
+
+        The mean is over all pairs of tokens of the training step, on all processes with `reduce`.
+        The logits of the step used the previous pi. A pi without any pair keeps its value. As in
+        MGK's code, 1e-6 is added to divisors, and the last pi_r is 1 minus the others.
+        """
+        if self.sums is None:
+            return
+        if reduce is not None:
+            reduce(self.sums)
+        assigned, pairs = self.sums[:, :-1], self.sums[:, -1:]
         mean = (assigned / (pairs + RESPONSIBILITY_OFFSET)).transpose(0, 1)
         mean[-1] = 1 - mean[:-1].sum(0)
-        before = self.prior[..., : mean.shape[-1]]
-        before.copy_(torch.where(pairs.transpose(0, 1) > 0, mean, wide(before)))
+        has_pairs = pairs.transpose(0, 1) > 0
+        self.prior.copy_(torch.where(has_pairs, mean, wide(self.prior)))
+        self.sums = None
 
 
 class Linear(MixedKeys):

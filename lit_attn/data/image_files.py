@@ -71,12 +71,17 @@ class ImageFileData(DataModule):
             yield *batch, step
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
-        """Return a loader of as many batches on every process; sizes differ by at most one."""
+        """Return a loader of as many batches on every process; sizes differ by at most one.
+
+        A process without images has the first one as padding.
+        """
         images = self.evaluated[split]
         count = math.ceil(len(images) / self.eval_batch_size)
         parts = np.array_split(self.share(np.arange(len(images))), count)
         units = [part.tolist() for part in parts]
         batches = [[(place, 0, self.data.size) for place in part] for part in units]
+        if not any(units):
+            units, batches = [[len(images)]], [[(0, 0, self.data.size)]]
         return EvaluationLoader(batches, partial(self.read, images), units, len(images))
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:

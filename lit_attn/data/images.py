@@ -56,11 +56,15 @@ class ImageData(DataModule):
             yield self.share(augmented), self.share(targets)
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
-        count = len(self.tensors[split][0])
-        images, labels = map(self.share, self.tensors[split])
+        all_images, all_labels = self.tensors[split]
+        count = len(all_images)
+        images, labels = self.share(all_images), self.share(all_labels)
+        places: Sequence[int] = self.share(range(count))
+        if not places:
+            # More processes than images: this process evaluates the first one as padding.
+            images, labels, places = all_images[:1], all_labels[:1], [count]
         size = max(1, self.eval_batch_size // self.world)
         batches = list(zip(images.split(size), labels.split(size), strict=True))
-        places = self.share(range(count))
         units = [places[start : start + size] for start in range(0, len(places), size)]
         normalize = self.pipeline.normalize
 

@@ -128,8 +128,19 @@ class DataModule(L.LightningDataModule, ABC):
         return TrainLoader(self)
 
     def val_dataloader(self) -> "list[EvaluationLoader]":
-        """Return one loader for each of `splits`."""
-        return [self.evaluation_loader(split) for split in self.splits]
+        """Return one loader for each of `splits`; raise ConfigError for a loader without batches.
+
+        A process that evaluates nothing would not take part when the processes add up metrics.
+        """
+        loaders = [self.evaluation_loader(split) for split in self.splits]
+        for split, loader in zip(self.splits, loaders, strict=True):
+            if len(loader) == 0:
+                raise ConfigError(
+                    f"data: the evaluation loader of {split} has no batch for process {self.rank} "
+                    f"of {self.world}; it needs at least one, with padding (places from "
+                    f"{loader.count} on in `units`), or set a smaller training.devices"
+                )
+        return loaders
 
     def padded_loader(
         self, samples: Sequence[Any], collate: Callable[[Any, int], Any]
@@ -137,13 +148,17 @@ class DataModule(L.LightningDataModule, ABC):
         """Return a loader of `collate(part, rows)` for parts of `eval_batch_size` samples.
 
         Processes take parts in turn and have the same number of them. A part can have fewer samples
-        than `rows`; `collate` must mark the other rows, which are padding, as not to be counted.
+        than `rows`; `collate` must mark the other rows, which are padding, as not to be counted. A
+        process that has no samples left gets the first sample, as padding.
         """
         size, count = self.eval_batch_size, len(samples)
         rounds = math.ceil(count / (size * self.world))
         starts = [(number * self.world + self.rank) * size for number in range(rounds)]
         ranges = [range(start, start + size) for start in starts]
-        parts = [(samples[start : start + size], size) for start in starts]
+        parts = [
+            (samples[start : start + size] if start < count else samples[:1], size)
+            for start in starts
+        ]
         return EvaluationLoader(parts, lambda parts: starmap(collate, parts), ranges, count)
 
 
@@ -178,13 +193,18 @@ class EvaluationLoader:
     """Batches of one split for one process: `load(batches)`, and their number.
 
     `units` has the places of each batch's rows among the `count` samples (images, sequences,
-    windows) of the split; places from `count` on are padding.
+    windows) of the split; places from `count` on are padding. A process without samples has one
+    batch of padding, so that it takes part when the processes add up their metrics.
     """
 
     batches: Sequence[Any]
     load: Callable[[Sequence[Any]], Iterator[Any]]
     units: Sequence[Sequence[int]]
     count: int
+
+    def has_samples(self, number: int) -> bool:
+        """Return True if batch `number` has a row that is not padding."""
+        return any(place < self.count for place in self.units[number])
 
     def __len__(self) -> int:
         return len(self.batches)

@@ -108,6 +108,9 @@ class SceneryData(DataModule):
         dataset = self.evaluated[split]
         units = [[index] for index in self.share(range(len(dataset)))]
         batches = [[(index, 0, True)] for (index,) in units]
+        if not units:
+            # More processes than images: this process evaluates the first one as padding.
+            units, batches = [[len(dataset)]], [[(0, 0, True)]]
         return EvaluationLoader(batches, partial(self.load, dataset), units, len(dataset))
 
     def load(self, dataset: "SceneryFiles", batches: Iterable[list[Sample]]) -> Iterator[Batch]:

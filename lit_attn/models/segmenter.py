@@ -7,11 +7,12 @@ Shapes: B batch, h x w patches of P pixels, d width, K classes. Images (B, 3, H,
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 from mmengine.config import ConfigDict
 from mmengine.model import BaseModule, ModuleList
-from mmseg.models import EncoderDecoder
+from mmseg.models import EncoderDecoder, SegDataPreProcessor
 from mmseg.models.decode_heads import SegmenterMaskTransformerHead
 from mmseg.registry import MODELS
 from timm.layers import Mlp, resample_abs_pos_embed
@@ -43,7 +44,7 @@ def build(
     """
     crop = image_shape[-1]
     preprocessor = {
-        "type": "mmseg.SegDataPreProcessor",
+        "type": Preprocessor,
         "mean": [MEAN] * 3,
         "std": [STD] * 3,
         "bgr_to_rgb": True,
@@ -67,6 +68,19 @@ def build(
             network.backbone.init_weights()
             network.decode_head.init_weights()
     return network
+
+
+class Preprocessor(SegDataPreProcessor):
+    """mmsegmentation's preprocessor with its mean and deviation as numbers.
+
+    mmsegmentation stores them as buffers outside the state dict, which have no values in a network
+    that is built on the meta device and then loads its weights.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        del self.mean, self.std
+        self.mean, self.std = MEAN, STD
 
 
 class AttentionViT(BaseModule):

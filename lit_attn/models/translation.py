@@ -60,8 +60,9 @@ class EncoderDecoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of the decoder's output, (B, n, d) -> (B, n, V)."""
-        weight = self.decoder.tokens.weight if self.head is None else self.head.weight
-        return F.linear(hidden, weight)
+        if self.head is not None:
+            return self.head(hidden)
+        return F.linear(hidden, self.decoder.tokens.weight)
 
 
 @torch.no_grad()

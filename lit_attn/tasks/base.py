@@ -8,9 +8,10 @@ from typing import Any
 import lightning as L
 import torch
 from timm.utils import ModelEmaV3
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
+from lit_attn.attention.statistics import end_step, leave_steps_to_loop
 from lit_attn.cells.failure import Diverged
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Rate
@@ -47,6 +48,7 @@ class TaskModule(L.LightningModule, ABC):
     ) -> None:
         super().__init__()
         self.network = network
+        leave_steps_to_loop(network)
         self.data = data
         self.splits = data.splits
         self.optimizer = optimizer
@@ -140,6 +142,14 @@ class TaskModule(L.LightningModule, ABC):
         self.record_training("loss", loss)
         return loss
 
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
+    ) -> None:
+        """Step the optimiser, then the parts that learn from statistics of the whole batch."""
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        is_shared = self.trainer.world_size > 1
+        end_step(self.network, distributed.all_reduce if is_shared else None)
+
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_index: int) -> None:
         if self.average and (batch_index + 1) % self.trainer.accumulate_grad_batches == 0:
             if self.unaveraged_epochs is not None:
@@ -162,8 +172,14 @@ class TaskModule(L.LightningModule, ABC):
     ) -> dict[str, Tensor | None]:
         """Update the metrics of split `splits[dataloader_idx]` with one batch.
 
-        Returns the values of `unit_values` by the prefix of the weights: "" or "averaged-".
+        Returns the values of `unit_values` by the prefix of the weights: "" or "averaged-". A batch
+        of padding changes no metric. A process that has nothing else computes it once, because the
+        states of its metrics need the shapes and types of those on other processes.
         """
+        assert self.trainer.val_dataloaders is not None
+        is_padding = not self.trainer.val_dataloaders[dataloader_idx].has_samples(batch_index)
+        if is_padding and batch_index > 0:
+            return {}
         full = torch.autocast(self.device.type, enabled=False)
         with contextlib.nullcontext() if self.evaluates_as_training else full:
             units = {"": self._update(dataloader_idx, batch)}
@@ -173,6 +189,11 @@ class TaskModule(L.LightningModule, ABC):
                     units["averaged-"] = self._update(len(self.splits) + dataloader_idx, batch)
                 finally:
                     self.network = trained
+        if is_padding:
+            for index in range(dataloader_idx, len(self.metrics), len(self.splits)):
+                clear_states(self.metrics[index])
+                clear_states(self.added[index])
+            return {}
         return units
 
     def on_validation_epoch_end(self) -> None:
@@ -256,3 +277,19 @@ class TaskModule(L.LightningModule, ABC):
             if predictions[0].numel():
                 self.added[index].update(*predictions)
         return self.unit_values(*evaluated)
+
+
+def clear_states(metrics: nn.Module) -> None:
+    """Set the states of all metrics in `metrics` to those before an update, but for their shapes.
+
+    A state that is a list of tensors keeps empty tensors of their types.
+    """
+    for metric in metrics.modules():
+        if not isinstance(metric, Metric):
+            continue
+        for name, default in metric._defaults.items():
+            state = getattr(metric, name)
+            if isinstance(state, list):
+                setattr(metric, name, [tensor[:0] for tensor in state])
+            else:
+                setattr(metric, name, default.to(state).expand_as(state).clone())

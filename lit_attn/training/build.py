@@ -16,8 +16,10 @@ from lit_attn.config.schedules import stretch
 from lit_attn.data.log import LOG
 from lit_attn.data.module import DataModule
 from lit_attn.models import factory
+from lit_attn.models.batch_norm import synchronise_batch_norms
 from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.tasks.base import TaskModule
+from lit_attn.training.several_devices import require_gradients
 
 
 class Parts(NamedTuple):
@@ -36,7 +38,9 @@ def build(cell: Cell, device: torch.device) -> Parts:
     costs = factory.describe(model, experiment.data)
     L.seed_everything(cell.seed, verbose=False)
     data = _build_data(cell, device)
-    task = _build_task(cell, data, factory.build(model, experiment.data))
+    network = factory.build(model, experiment.data)
+    _prepare_for_devices(network, experiment.training.devices)
+    task = _build_task(cell, data, network)
     if experiment.training.compile:
         task.compile_network()
     return Parts(data, task, costs, collect_inputs(cell.parts, experiment.data.input_paths()))
@@ -67,6 +71,9 @@ def find_mistake(cells: Sequence[Any], has_data: bool = True) -> tuple[int, str]
             experiment = cell.experiment
             model = factory.resolve(experiment.model, cell.match_to, experiment.data)
             network = factory.build(model, experiment.data, "meta")
+            _prepare_for_devices(network, experiment.training.devices)
+            sample = experiment.data.signature().sample()
+            require_gradients(network, sample, experiment.training.devices)
             paths = [path for _, path in find_paths(experiment.data.model_dump())]
             if not (has_data or all(map(Path.exists, paths))):
                 continue
@@ -79,6 +86,13 @@ def find_mistake(cells: Sequence[Any], has_data: bool = True) -> tuple[int, str]
         except Exception:
             continue
     return None
+
+
+def _prepare_for_devices(network: nn.Module, devices: int) -> None:
+    """Let the batch norms of `network` share their statistics if there are several devices."""
+    if devices > 1:
+        with factory.model_errors():
+            synchronise_batch_norms(network)
 
 
 def _build_task(cell: Cell, data: DataModule, network: nn.Module) -> TaskModule:

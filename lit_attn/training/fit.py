@@ -29,6 +29,7 @@ from lit_attn.training.process_group import ProcessGroup
 from lit_attn.training.provenance import Provenance, code_hash, package_versions
 from lit_attn.training.recording import Console, MetricsFile, Progress
 from lit_attn.training.result import FinishedRun, Limits, UnitRecorder, make_result
+from lit_attn.training.several_devices import choose_strategy
 from lit_attn.training.timing import make_clock
 
 NOISE = (
@@ -150,7 +151,7 @@ class Attempt:
         return L.Trainer(
             accelerator=device.type,
             devices=group.world_size,
-            strategy="auto" if group.world_size == 1 else "ddp",
+            strategy=choose_strategy(self.parts.task.network, group.world_size),
             # By default Lightning takes any SLURM allocation around the cell for its ranks.
             plugins=[precision, LightningEnvironment()],
             max_epochs=max(training.epochs, self.epochs),

@@ -169,5 +169,5 @@ def test_the_m_step_counts_the_present_keys_of_all_queries(n: int) -> None:
     share = terms.exp() / (terms.exp().sum(0) + 1e-6) * counted
     expected = share.sum((1, 3, 4)) / (counted.sum((0, 2, 3)) + 1e-6)
     expected[-1] = 1 - expected[:-1].sum(0)
-    layer.train()(x, padding(8), memory=memory)
+    layer.train()(x, padding(8), memory=memory).sum().backward()
     torch.testing.assert_close(layer.similarity.prior[..., 0], expected)

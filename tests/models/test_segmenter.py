@@ -78,7 +78,7 @@ def test_the_published_recipe_is_in_the_configuration() -> None:
     assert head.layers[0].mlp.drop1.p == head.layers[0].mlp.drop2.p == 0.1
     assert isinstance(head.layers[0].drop_path1, nn.Identity)
     assert network.test_cfg.stride == network.test_cfg.crop_size == (512, 512)
-    assert network.data_preprocessor.mean.shape == (3, 1, 1)
+    assert (network.data_preprocessor.mean, network.data_preprocessor.std) == (127.5, 127.5)
 
 
 def test_new_layers_start_as_published() -> None:

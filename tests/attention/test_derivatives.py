@@ -1,0 +1,145 @@
+"""Derivatives of every preset, at every length, are right or raise an error."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import attention_cases
+from helpers.attention_checks import DIM, make
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import lit_attn
+from lit_attn.attention import formed, reference
+from lit_attn.attention.layer import Attention
+from lit_attn.attention.spec import PRESETS, AttentionSpec
+
+SPECS = [*PRESETS.values(), AttentionSpec(zz=True), AttentionSpec(window=3)]
+SPECS += [
+    AttentionSpec.model_validate({"normaliser": kind}) for kind in ("sigmoid", "differential")
+]
+
+# PyTorch compiles some of its forward derivatives with a function that it has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
+
+every_spec = pytest.mark.parametrize("spec", SPECS, ids=attention_cases.label)
+
+
+@pytest.fixture(params=[True, False], ids=["short", "long"])
+def length(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Take the paths of few tokens, and those of more than 384 tokens.
+
+    PyTorch's own kernels have no second derivatives, but its formulas have.
+    """
+    if not request.param:
+        monkeypatch.setattr(formed, "ONE_CHUNK_UP_TO", 0)
+        monkeypatch.setattr(formed, "CHUNK", 4)
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+def tokens() -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(1, 5, DIM, dtype=torch.double, generator=generator)
+
+
+def penalty(compute: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the gradient of a gradient's norm; the outer gradient of a sum is constant."""
+    x = tokens().requires_grad_()
+    (gradient,) = torch.autograd.grad(compute(x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.square().sum(), x)
+    return second
+
+
+def slope(compute: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the derivative of `compute` along a direction, in forward mode."""
+    x = tokens()
+    with forward_ad.dual_level():
+        out = compute(forward_ad.make_dual(x, x.flip(1)))
+        tangent = forward_ad.unpack_dual(out).tangent
+        return torch.zeros_like(out) if tangent is None else tangent
+
+
+def slope_of_functions(compute: Callable[[Tensor], Tensor]) -> Tensor:
+    return torch.func.jvp(compute, (tokens(),), (tokens().flip(1),))[1]
+
+
+def batched_slope(compute: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the derivative through a transform that hides the tangent."""
+    batched = torch.func.vmap(compute)
+    return torch.func.jvp(batched, (tokens()[None],), (tokens().flip(1)[None],))[1][0]
+
+
+@pytest.mark.usefixtures("length")
+@every_spec
+@pytest.mark.parametrize("derive", [penalty, slope, slope_of_functions, batched_slope])
+def test_derivatives_are_those_of_the_formula_or_an_error(
+    spec: AttentionSpec, derive: Callable[[Callable[[Tensor], Tensor]], Tensor]
+) -> None:
+    layer = make(spec)
+    try:
+        derivative = derive(layer)
+    except (RuntimeError, NotImplementedError):
+        return
+    if derive is batched_slope:
+        derive = slope_of_functions
+    expected = derive(lambda x: reference.attention(layer, x))
+    torch.testing.assert_close(derivative, expected, rtol=1e-7, atol=1e-8)
+
+
+def layer_of_operator(operator: str, monkeypatch: pytest.MonkeyPatch) -> Attention:
+    """Return a layer that computes with `operator`."""
+    if operator == "attend":
+        return make(PRESETS["mgk"])
+    monkeypatch.setattr(formed, "ONE_CHUNK_UP_TO", 0)
+    monkeypatch.setattr(formed, "CHUNK", 4)
+    return make(PRESETS["dcmha"])
+
+
+@pytest.mark.parametrize("operator", ["attend", "in turn"])
+def test_an_operator_names_the_missing_derivative(
+    operator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = layer_of_operator(operator, monkeypatch)
+    with pytest.raises(RuntimeError, match="has no second derivatives"):
+        penalty(layer)
+    for derive in (slope, slope_of_functions, batched_slope):
+        with pytest.raises(RuntimeError, match="no derivatives in forward mode"):
+            derive(layer)
+
+
+@pytest.mark.parametrize("operator", ["attend", "in turn"])
+def test_a_gradient_with_a_graph_is_the_gradient(
+    operator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the second derivative is missing, not the first one with `create_graph=True`."""
+    layer = layer_of_operator(operator, monkeypatch)
+    gradients = []
+    for create_graph in (False, True):
+        x = tokens().requires_grad_()
+        out = layer(x).square().sum()
+        gradients.append(
+            torch.autograd.grad(out, [x, *layer.parameters()], create_graph=create_graph)
+        )
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_a_constant_in_forward_mode_is_no_error() -> None:
+    """Attention may be called while something else is derived."""
+    layer, x = make(PRESETS["mgk"]), tokens()
+    with forward_ad.dual_level(), torch.no_grad():
+        torch.testing.assert_close(layer(x), reference.attention(layer, x))
+
+
+def test_every_operator_with_its_own_gradient_is_tested_here() -> None:
+    """A new operator needs the errors of its missing derivatives, and tests in this file."""
+    pattern = re.compile(r"class (\w+)\((?:torch\.)?autograd\.Function\)|custom_op\(\"(.*?)\"")
+    operators = set()
+    for path in Path(lit_attn.__file__).parent.rglob("*.py"):
+        for groups in pattern.findall(path.read_text()):
+            operators.update(groups)
+    operators.discard("")
+    assert operators == {"_InTurn", "_FirstOnly", "lit_attn::attend", "lit_attn::attend_backward"}

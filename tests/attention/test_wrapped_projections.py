@@ -1,0 +1,107 @@
+"""A layer calls its Linears, so pruning, weight norms and rounded weights have their effect."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from helpers import attention_cases
+from helpers.attention_checks import DIM, make, tokens
+from torch import nn
+from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
+
+from lit_attn.attention import reference
+from lit_attn.attention.layer import Attention
+from lit_attn.attention.spec import PRESETS, AttentionSpec
+from lit_attn.models.layers import E5M2Linear
+
+SPECS = [*PRESETS.values(), AttentionSpec(zz=True)]
+SPECS += [spec for spec in attention_cases.all_specs() if spec.compose.kind == "query+key"]
+SPECS = [spec for number, spec in enumerate(SPECS) if spec not in SPECS[:number]]
+every_spec = pytest.mark.parametrize("spec", SPECS, ids=attention_cases.label)
+
+
+def round_weight(linear: nn.Linear) -> None:
+    linear.__class__ = E5M2Linear
+
+
+def scale_output(linear: nn.Linear) -> None:
+    linear.register_forward_hook(lambda module, arguments, out: 1.5 * out)
+
+
+def scale_input(linear: nn.Linear) -> None:
+    linear.register_forward_pre_hook(lambda module, arguments: (0.5 * arguments[0],))
+
+
+def replace_call(linear: nn.Linear) -> None:
+    """Change the instance, as some packages for adapters do."""
+    original = linear.forward
+    linear.forward = lambda x: 2 * original(x)  # type: ignore[method-assign]
+
+
+def change_length(linear: nn.Linear) -> None:
+    """Separate the lengths of the weight's rows from their directions, and change the lengths."""
+    with torch.no_grad():
+        weight_norm(linear).weight_g.mul_(1.5)
+
+
+def change_parametrised_length(linear: nn.Linear) -> None:
+    with torch.no_grad():
+        parametrizations.weight_norm(linear).parametrizations.weight.original0.mul_(1.5)
+
+
+WRAPPERS: dict[str, Callable[[nn.Linear], object]] = {
+    "pruned": lambda linear: prune.random_unstructured(linear, "weight", 0.5),
+    "spectral norm": spectral_norm,
+    "parametrised spectral norm": parametrizations.spectral_norm,
+    "weight norm": change_length,
+    "parametrised weight norm": change_parametrised_length,
+    "e5m2": round_weight,
+    "hook of the output": scale_output,
+    "hook of the input": scale_input,
+    "replaced call": replace_call,
+}
+
+# PyTorch deprecates the older weight norm, which models still use.
+pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+
+
+def wrap(layer: Attention, wrapper: str) -> Attention:
+    """Wrap every Linear of `layer` and return it."""
+    for module in list(layer.modules()):
+        if type(module) is nn.Linear:
+            WRAPPERS[wrapper](module)
+    return layer.eval()
+
+
+@every_spec
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_wrapped_projections_equal_the_reference(spec: AttentionSpec, wrapper: str) -> None:
+    plain, layer, x = make(spec), wrap(make(spec), wrapper), tokens(7)
+    with torch.no_grad():
+        out = layer(x)
+        torch.testing.assert_close(out, reference.attention(layer, x))
+        assert not torch.allclose(out, plain(x), rtol=1e-3)
+
+
+@every_spec
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_wrapped_projections_of_a_memory_equal_the_reference(
+    spec: AttentionSpec, wrapper: str
+) -> None:
+    if spec.find_cross_problem():
+        pytest.skip("the layer has no cross-attention")
+    layer, x = wrap(make(spec), wrapper), tokens(7)
+    memory = torch.randn(2, 5, DIM, dtype=torch.double)
+    with torch.no_grad():
+        expected = reference.attention(layer, x, memory=memory)
+        torch.testing.assert_close(layer(x, memory=memory), expected)
+
+
+def test_the_projections_of_a_composition_are_wrapped_one_by_one() -> None:
+    """Only one of the joined products changes."""
+    layer, x = make(PRESETS["dcmha"]), tokens(7)
+    before = layer(x)
+    scale_output(layer.composers["post"].sides["key"].gate)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), reference.attention(layer, x))
+        assert not torch.allclose(layer(x), before)

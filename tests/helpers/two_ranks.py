@@ -1,0 +1,151 @@
+"""Small networks that two processes train together, and that one process trains alone.
+
+`train_everything` runs in each of two spawned processes and writes what differs.
+"""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from timm.layers import BatchNormAct2d
+from torch import Tensor, distributed, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from lit_attn.attention.spec import PRESETS, AttentionSpec
+from lit_attn.attention.statistics import end_step, leave_steps_to_loop
+from lit_attn.config.models.vision import ViTConfig
+from lit_attn.models import vit
+from lit_attn.models.batch_norm import synchronise_batch_norms
+from lit_attn.training.several_devices import leaves_parameters_unused
+
+WORLD = 2
+STEPS, MICRO_BATCHES, ROWS = 3, 2, 4
+CLASSES, SHAPE = 5, (3, 8, 8)
+
+
+class Case(NamedTuple):
+    """Function that builds a network, and what its training does besides."""
+
+    build: Callable[[], nn.Module]
+    is_checkpointed: bool = False
+
+
+def transformer(attention: Any, ffn: bool = True) -> nn.Module:
+    """Return a vision transformer of two blocks on 16 tokens."""
+    sizes = {"dim": 8, "depth": 2, "heads": 2, "patch": 2, "ffn": {"width": 8} if ffn else None}
+    model = ViTConfig.model_validate({**sizes, "attention": attention})
+    return vit.build(model, SHAPE, CLASSES)
+
+
+class Normed(nn.Module):
+    """Convolutions with every kind of batch norm."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 3)
+        self.first = nn.BatchNorm2d(4, **options)
+        self.second = BatchNormAct2d(4)
+        self.third = nn.BatchNorm3d(4, affine=False)
+        self.fourth = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.second(self.first(self.convolution(images)))
+        x = self.third(x.unsqueeze(-1)).squeeze(-1).square()
+        return self.head(self.fourth(x.mean((-2, -1))))
+
+
+def cases() -> dict[str, Case]:
+    """Return every preset, plain and checkpointed, the product of the parts, and batch norms."""
+    built: dict[str, Case] = {}
+    for name in PRESETS:
+        built[name] = Case(lambda name=name: transformer(name))
+        built[f"{name} checkpointed"] = Case(lambda name=name: transformer(name), True)
+    residuals = ["full", "perpendicular", "projected", "value"]
+    choices = itertools.product(residuals, [True, False], [True, False], ["none", "query", "key"])
+    for residual, zz, ffn, compose in choices:
+        parts = {"residual": residual, "zz": zz, "compose": compose}
+        name = f"residual={residual},zz={zz},ffn={ffn},compose={compose}"
+        built[name] = Case(lambda parts=parts, ffn=ffn: transformer(parts, ffn))
+    for normaliser in ("sigmoid", "differential"):
+        parts = {"residual": "value", "normaliser": normaliser, "similarity": "mixture"}
+        built[f"value of {normaliser}"] = Case(lambda parts=parts: transformer(parts))
+    position = {"kind": "mixture", "prior": "m-step", "prior_scope": "position", "positions": 20}
+    for scope in ("layer", "position"):
+        similarity = position | {"prior_scope": scope}
+        if scope == "layer":
+            del similarity["positions"]
+        spec = AttentionSpec.model_validate({"similarity": similarity})
+        built[f"m-step of each {scope}"] = Case(lambda spec=spec: transformer(spec))
+    built["batch norms"] = Case(Normed)
+    built["batch norms with the mean of all batches"] = Case(lambda: Normed(momentum=None))
+    return built
+
+
+def batches() -> list[list[tuple[Tensor, Tensor]]]:
+    """Return the images and labels of each micro-batch of each step."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        [
+            (
+                torch.randn(ROWS, *SHAPE, dtype=torch.double, generator=generator),
+                torch.randint(CLASSES, (ROWS,), generator=generator),
+            )
+            for _ in range(MICRO_BATCHES)
+        ]
+        for _ in range(STEPS)
+    ]
+
+
+def train(case: Case, rank: int = 0, world: int = 1) -> dict[str, Tensor]:
+    """Return the state of the case's network after STEPS steps of accumulated gradients."""
+    torch.manual_seed(0)
+    network = case.build().double().train()
+    leave_steps_to_loop(network)
+    model: nn.Module = network
+    if world > 1:
+        synchronise_batch_norms(network)
+        unused = leaves_parameters_unused(network)
+        model = DistributedDataParallel(network, find_unused_parameters=unused)
+    if case.is_checkpointed:
+        for block in network.blocks:  # type: ignore[union-attr]
+            block.forward = _recomputed(block.forward)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.5, momentum=0.9)
+    for step in batches():
+        optimizer.zero_grad()
+        for images, labels in step:
+            loss = F.cross_entropy(model(images[rank::world]), labels[rank::world])
+            (loss / MICRO_BATCHES).backward()
+        optimizer.step()
+        end_step(network, distributed.all_reduce if world > 1 else None)
+    return network.state_dict()
+
+
+def _recomputed(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda *inputs, **named: checkpoint(forward, *inputs, use_reentrant=False, **named)
+
+
+def largest_difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    assert ours.keys() == theirs.keys()
+    return max((ours[name] - theirs[name]).abs().max().item() for name in ours)
+
+
+def train_everything(rank: int, folder: str) -> None:
+    """Train all cases together with the other rank; write the differences to one process."""
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD
+    )
+    errors: dict[str, float] = {}
+    for number, (name, case) in enumerate(cases().items()):
+        shared = train(case, rank, WORLD)
+        # The processes compare in turn, and a checkpointed case with the plain one.
+        if number % WORLD == rank:
+            plain = case._replace(is_checkpointed=False)
+            errors[name] = largest_difference(shared, train(plain))
+    torch.save(errors, Path(folder) / f"errors{rank}.pt")
+    distributed.destroy_process_group()
