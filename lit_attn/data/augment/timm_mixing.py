@@ -36,7 +36,7 @@ def mix_batch(
     elif weight < 1:
         others = images.flip(0).mul_(1 - weight)
         images.mul_(weight).add_(others)
-    targets = F.one_hot(labels, classes).float()
+    targets = F.one_hot(labels, classes).to(torch.get_default_dtype())
     return images, targets * weight + targets.flip(0) * (1 - weight)
 
 
