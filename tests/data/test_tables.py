@@ -265,6 +265,37 @@ def test_the_splits_of_the_hub_are_renamed(tmp_path: Path, monkeypatch: pytest.M
         TableText(name="t", hub="owner/name").texts()
 
 
+def test_splits_of_the_hub_that_are_not_read_are_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = datasets.Dataset.from_list([{"text": "a"}])
+    splits = dict.fromkeys(("train", "test", "unsupervised", "test_hard"), table)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, subset: splits)
+    assert set(TableText(name="t", hub="owner/name").texts()) == {"train", "val"}
+    (record,) = caplog.records
+    text = "data.hub: owner/name: not read are the splits unsupervised, test_hard; read are train"
+    assert record.getMessage().startswith(text)
+    splits |= {"val": table, "validation": table}
+    with pytest.raises(ConfigError, match="has two splits for val: validation and val"):
+        TableText(name="t", hub="owner/name").texts()
+
+
+def test_a_file_of_a_local_hub_in_two_splits_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train_test.csv").write_text("text\na\n")
+    with pytest.raises(ConfigError, match=r"^data\.hub: .*train_test\.csv: its name states the"):
+        TableText(name="t", hub=str(tmp_path)).texts()
+
+
+def test_a_missing_number_is_no_class(tmp_path: Path) -> None:
+    """Parquet files of floats mark a missing number with NaN."""
+    path = tmp_path / "a.parquet"
+    rows = [{"text": "a", "label": 0.0}, {"text": "b", "label": float("nan")}]
+    datasets.Dataset.from_list(rows).to_parquet(path)
+    data = TableLabels(name="t", train=path, test=path, context=8, classes=2)
+    with pytest.raises(ConfigError, match=r"^data\.label: train row 1 of 'label' has no class"):
+        data.read_samples()
+
+
 def test_a_large_vocabulary_needs_as_many_embeddings() -> None:
     choices = {"name": "t", "hub": "o/n", "context": 8, "tokenizer": "gpt-neox"}
     with pytest.raises(ValidationError, match=r"vocabulary: 512, but .* choose at least 50278"):
