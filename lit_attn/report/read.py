@@ -1,7 +1,6 @@
 """Records of a study as the report reads them: the plan, and the state of every planned cell."""
 
 import logging
-import math
 import os
 import statistics
 import sys
@@ -110,7 +109,10 @@ class StudyRecord:
 
     @cached_property
     def curves(self) -> pd.DataFrame:
-        """Finite values of the metric (variant, seed, step, value) for the variants of figures."""
+        """Values of the metric (variant, seed, step, value) for the variants of figures.
+
+        All are finite: `drop_undefined_steps` removes the steps of a variant with another value.
+        """
         names = [v.name for v in self.plan.variants if self.values(v.name)]
         names = list(dict.fromkeys([self.plan.baseline, *names]))[: MOST_PANELS + 1]
         rows = [
@@ -118,10 +120,9 @@ class StudyRecord:
             for name in names
             for cell in self.finished_cells(name)
             for row in cell.curve(self.plan.metric)
-            if math.isfinite(row.value)
         ]
         frame = pd.DataFrame(rows, columns=["variant", "seed", "step", "value"])
-        return frame.astype({"value": float})
+        return drop_undefined_steps(frame.astype({"value": float}), "variant")
 
     @cached_property
     def _by_variant(self) -> dict[str, list[CellRecord]]:
@@ -172,6 +173,16 @@ class StudyRecord:
                 return entry.ratio * seconds.get(entry.baseline_kind, entry.seconds / entry.ratio)
         times = self.measurements("step_time", variant)
         return statistics.median(times) if times and max(times) <= BUSY * min(times) else None
+
+
+def drop_undefined_steps(frame: pd.DataFrame, group: str) -> pd.DataFrame:
+    """Return `frame` without the steps of a `group` at which a seed's value is not finite.
+
+    The mean of the other seeds would be the mean of those that did not fail.
+    """
+    is_finite = pd.Series(np.isfinite(frame["value"].to_numpy(float)), index=frame.index)
+    is_defined = is_finite.groupby([frame[group], frame["step"]]).transform("all")
+    return frame[is_defined.astype(bool)]
 
 
 def read_or_skip(

@@ -122,8 +122,13 @@ class Attempt:
             if "val" not in data.splits:
                 raise ConfigError("training.stop: this data has no split val")
             self.parts.task.monitored = stop.metric
+            # Without `check_finite=False` the first NaN would end the training as if it were done.
             self.stopping = EarlyStopping(
-                stop.metric, patience=stop.patience, mode=goal, check_on_train_epoch_end=False
+                stop.metric,
+                patience=stop.patience,
+                mode=goal,
+                check_finite=False,
+                check_on_train_epoch_end=False,
             )
         for record in (self.metrics, self.diagnostics):
             if record is not None and group.is_rank_zero:
