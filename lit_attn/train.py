@@ -22,6 +22,7 @@ from lit_attn.cells.lock import BUSY, CellLocked, hold_lock
 from lit_attn.cells.ranks import redirect_output, run_ranks
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError, OneLineParser, program
+from lit_attn.schema.sources import freeze_package
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -35,6 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = OneLineParser(program("train"), description=text)
     parser.add_argument("cell", type=Path, metavar="CELL_DIR", help="a folder with a config.yaml")
 
+    # Modules that are imported later have the code of this moment, whose hash is in the result.
+    freeze_package()
     try:
         # Absolute, because the cell's code may change the working directory.
         folder: Path = parser.parse_args(arguments).cell.absolute()

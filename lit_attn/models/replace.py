@@ -20,8 +20,9 @@ from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import AttentionSpec, attention_spec
 from lit_attn.schema.base import load
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.sources import read_package_file
 
-CLASSES = yaml.safe_load(Path(__file__).with_name("attention_classes.yaml").read_text("utf-8"))
+CLASSES = yaml.safe_load(read_package_file(Path(__file__).with_name("attention_classes.yaml")))
 
 ADAPTERS: dict[str, str | type["Adapter"]] = {
     name: f"lit_attn.models.{file}:{adapter}"

@@ -5,6 +5,7 @@ import os
 import statistics
 import sys
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -68,6 +69,7 @@ class CellRecord:
     `status` is a state of `lit_attn.cells.folder` or "without <metric>". Only a cell with status
     "done" has a value (the study's metric in printed units) and measurements: the columns of
     per_seed.csv, times in seconds, memory in bytes. A cell of another program's table has no path.
+    `modules` has the hashes of the user's modules by path.
     """
 
     variant: str
@@ -77,6 +79,7 @@ class CellRecord:
     measurements: Mapping[str, Any] = field(default_factory=dict)
     identity: str = ""
     path: str = ""
+    modules: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path | None:
@@ -157,7 +160,7 @@ class StudyRecord:
     def is_mixed(self, variant: str, other: str) -> bool:
         """Return True if results of two variants come from different code or data."""
         cells = self.finished_cells(variant) + self.finished_cells(other)
-        return len({(c.measurements.get("code"), c.measurements.get("data")) for c in cells}) > 1
+        return bool(find_differences(cells))
 
     def config_path(self, variant: str) -> Path | None:
         """Return the first readable config.yaml of a variant's cells."""
@@ -173,6 +176,29 @@ class StudyRecord:
                 return entry.ratio * seconds.get(entry.baseline_kind, entry.seconds / entry.ratio)
         times = self.measurements("step_time", variant)
         return statistics.median(times) if times and max(times) <= BUSY * min(times) else None
+
+
+def find_differences(cells: Sequence[CellRecord]) -> dict[str, list[str]]:
+    """Return the hashes of the code, the data and each module that differ between `cells`.
+
+    A hash with + is that of a cell which was continued with other code, and differs by itself.
+    Cells that have not imported a module do not differ in it.
+    """
+    hashes: defaultdict[str, set[str]] = defaultdict(set)
+    for cell in cells:
+        for name in ("code", "data"):
+            value = cell.measurements.get(name)
+            if value is not None:
+                hashes[name].add(value)
+        for path, value in cell.modules.items():
+            hashes[path].add(value)
+    differences: dict[str, list[str]] = {}
+    for name in ("code", "data", *sorted(hashes.keys() - {"code", "data"})):
+        values = sorted(hashes[name])
+        if len(values) > 1 or any("+" in value for value in values):
+            # A page that is published must not contain the paths of a machine.
+            differences[name if name in ("code", "data") else Path(name).name] = values
+    return differences
 
 
 def drop_undefined_steps(frame: pd.DataFrame, group: str) -> pd.DataFrame:
@@ -272,7 +298,12 @@ def _read_cell(study: str, planned: records.PlannedCell, metric: records.Metric)
     variant, seed, identity = sys.intern(planned.variant), planned.seed, planned.identity
     if result is not None and metric.name in result.metrics:
         value = result.metrics[metric.name] * metric.scale
-        return CellRecord(variant, seed, "done", value, _measure(result), identity, path)
+        modules = {
+            sys.intern(name): sys.intern("+".join(part[:12] for part in stamp.split("+")))
+            for name, stamp in result.inputs.items()
+            if name.endswith(".py")
+        }
+        return CellRecord(variant, seed, "done", value, _measure(result), identity, path, modules)
     status = f"without {metric.name}"
     if result is None:
         state = read_or_skip(lambda folder: read_cell(folder, identity).state, Path(path))

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_attn.cells.inputs import add_changes, collect_data
 from lit_attn.cells.records import Metric, MetricRow, Result, Timing, read_metrics, utc_now
 from lit_attn.config.cell import Cell
 from lit_attn.files import write_atomic
@@ -82,6 +83,9 @@ def make_result(
     if undefined:
         names = ", ".join(undefined)
         print(f"not finite at the selected epoch, and not in the result: {names}", flush=True)
+    provenance = checkpoints.provenance
+    # Images are read while the cell trains.
+    inputs = add_changes(parts.inputs, collect_data(cell.experiment.data.input_paths()))
     return Result(
         study=cell.study,
         variant=cell.variant,
@@ -100,8 +104,10 @@ def make_result(
         wall_time=checkpoints.elapsed,
         device=device,
         attempts=max(1, len(list((cell_dir / "attempts").glob("*")))),
-        inputs=parts.inputs,
-        **checkpoints.provenance._asdict(),
+        inputs=inputs | provenance.modules,
+        code=provenance.code,
+        data=provenance.data,
+        versions=provenance.versions,
         finished=utc_now(),
     )
 
