@@ -236,7 +236,8 @@ def run_cell_process(
                     devices, lambda: load(target)(folder, **options), attempt, start_heartbeat
                 )
                 if code:
-                    sys.exit(code)
+                    # The code of the cell may call sys.exit(-1).
+                    sys.exit(1 if code == failure.LOST_SERVER else code)
     except CellLocked:
         sys.exit(BUSY)
     except LockError:
