@@ -21,7 +21,8 @@ from lit_attn.cells.folder import read_result, require_no_links, set_aside
 from lit_attn.cells.lock import BUSY, CellLocked, hold_lock
 from lit_attn.cells.ranks import redirect_output, run_ranks
 from lit_attn.config.cell import Cell
-from lit_attn.schema.errors import ConfigError, OneLineParser, program
+from lit_attn.schema.errors import ConfigError, OneLineParser, command, program
+from lit_attn.schema.sources import freeze_package
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -29,12 +30,15 @@ if TYPE_CHECKING:
     from lit_attn.training.process_group import ProcessGroup
 
 
+@command
 def main(arguments: list[str] | None = None) -> int:
     """Return exit code 0 for a result, 1 diverged, 2 bad configuration, 75 locked, 143 SIGTERM."""
     text = "Train one cell, from its config.yaml to its result.json."
     parser = OneLineParser(program("train"), description=text)
     parser.add_argument("cell", type=Path, metavar="CELL_DIR", help="a folder with a config.yaml")
 
+    # Modules that are imported later have the code of this moment, whose hash is in the result.
+    freeze_package()
     try:
         # Absolute, because the cell's code may change the working directory.
         folder: Path = parser.parse_args(arguments).cell.absolute()
@@ -49,12 +53,21 @@ def main(arguments: list[str] | None = None) -> int:
             with hold_lock(folder):
                 return _run_and_report(folder)
         with hold_lock(folder, is_beating=False) as start_heartbeat:
-            return run_ranks(
-                devices, lambda: sys.exit(_run_and_report(folder)), None, start_heartbeat
-            )
+            code = run_ranks(devices, lambda: _run_rank(folder), None, start_heartbeat)
+        if code == 0 and read_result(folder, cell.fingerprint) is None:
+            print(f"{folder}: a process ended before the cell had a result", file=sys.stderr)
+            return 1
+        return code
     except (CellLocked, ConfigError) as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else BUSY
+
+
+def _run_rank(folder: Path) -> None:
+    """Run one rank of the cell, and exit unless it has ended without a failure."""
+    code = _run_and_report(folder)
+    if code:
+        sys.exit(code)
 
 
 def _run_and_report(folder: Path) -> int:

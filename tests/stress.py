@@ -2,13 +2,15 @@
 
     PYTHONPATH=tests:. python tests/stress.py FOLDER --faults 300 --record stress.json
 
-The study has `--cells` small cells of digits. First an undisturbed command computes them. Then
-three commands compute them again while faults are injected; a command that ends starts again. When
-few cells are left before the last fault, the results of a third of the cells are torn, so that
-these cells run again; the record does not count this as faults. In the end one command writes the
-tables. They must have the same bytes as those of the undisturbed run, apart from measured times,
-memory and the number of attempts, and no process, lock or temporary file of this package may be
-left.
+The study has `--cells` small cells of image files, which data workers read. The commands run a copy
+of the package, which a fault replaces for a second by one that does not work.
+
+First an undisturbed command computes the cells. Then three commands compute them again while faults
+are injected; a command that ends starts again. When few cells are left before the last fault, the
+results of a third of the cells are torn, so that these cells run again; the record does not count
+this as faults. In the end one command writes the tables. They must have the same bytes as those of
+the undisturbed run, apart from measured times, memory and the number of attempts, and no process,
+lock or temporary file of this package may be left.
 
 The same command with the same FOLDER continues a stopped test. The faults follow from `--seed`; the
 moments at which they meet the cells depend on the machine. Needs Linux. Exit code 0: passed.
@@ -30,7 +32,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pandas as pd
-from helpers import studies
+import yaml
+from helpers import digit_folders, studies
 from helpers.paths import ROOT
 
 from lit_attn.ablate.plan import Matrix, expand
@@ -46,9 +49,8 @@ RUNNERS = 3
 MARK = "LIT_ATTN_STRESS"
 """Environment variable of every process of the test, by which processes that remain are found."""
 VARIANTS = ("standard", "belief2", "mgk", "xsa", "dcmha", "talking-heads")
-EXPERIMENT = studies.EXPERIMENT.replace(
-    "  epochs: 2", "  epochs: 8\n  accelerator: cpu\n  checkpoint_every: 0.1"
-)
+TRAINING = {"epochs": 8, "accelerator": "cpu", "checkpoint_every": 0.1}
+IMAGES = 40  # Images of each of the four classes: 10 steps are an epoch.
 MEASURED = ("time", "memory", "attempts", "seconds", "finished", "ms / step", "evaluation")
 # A cell is tried again at once.
 COMMAND = (
@@ -111,6 +113,22 @@ class Matrix60:
     def kill_rank(self, number: signal.Signals = signal.SIGKILL) -> bool:
         ranks = self.ranks()
         return bool(ranks) and send(self.chance.choice(ranks), number)
+
+    def kill_worker(self) -> bool:
+        """Kill a process that reads data, as the kernel's out-of-memory killer does."""
+        workers = [worker for rank in self.ranks() for worker in children(rank)]
+        return bool(workers) and send(self.chance.choice(workers), signal.SIGKILL)
+
+    def change_package(self) -> bool:
+        """Replace all modules of the package for a second, as a checkout of another commit does."""
+        package = package_of(self.folder) / "lit_attn"
+        sources = {path: path.read_bytes() for path in package.rglob("*.py")}
+        for path in sources:
+            path.write_text("raise RuntimeError('a file of another commit')\n")
+        time.sleep(1)
+        for path, source in sources.items():
+            path.write_bytes(source)
+        return True
 
     def terminate_cell(self) -> bool:
         return self.kill_rank(signal.SIGTERM)
@@ -227,6 +245,7 @@ class Matrix60:
             *(self.terminate_runner, self.freeze_runner, self.exhaust_files, self.kill_server),
             *(self.tear_checkpoint, self.tear_metrics, self.tear_result, self.tear_progress),
             *(self.tear_plan, self.leave_lock, self.clean_temporary_folder),
+            *(self.kill_worker, self.change_package),
         )
         return {method.__name__: method for method in methods}
 
@@ -235,10 +254,15 @@ def read_matrix(folder: Path) -> Matrix:
     return expand(read_studies(folder / "ablations.yaml")["tiny"], folder / "runs")
 
 
+def package_of(folder: Path) -> Path:
+    """Return the folder of the copy of the package that the commands in `folder` run."""
+    return folder / "package"
+
+
 def start_command(folder: Path, jobs: str) -> subprocess.Popen[bytes]:
     (folder / "tmp").mkdir(exist_ok=True)
     environment = os.environ | {MARK: str(folder), "TMPDIR": str(folder / "tmp")}
-    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment |= {"PYTHONPATH": str(package_of(folder)), "OMP_NUM_THREADS": "1"}
     with (folder / "log.txt").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-c", COMMAND, "ablations.yaml", "--jobs", jobs],
@@ -318,11 +342,19 @@ def tables(folder: Path) -> dict[str, bytes]:
 
 
 def write_study(folder: Path, cells: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "lit_attn", package_of(folder) / "lit_attn", ignore=ignored)
+    # Both studies read the same files.
+    images = folder.parent / "digits"
+    if not images.exists():
+        digit_folders.write(images, IMAGES)
+    experiment = digit_folders.experiment(images)
+    experiment["data"]["workers"] = 1
+    experiment["training"] = TRAINING
     names = VARIANTS[: max(2, min(len(VARIANTS), cells // 2))]
     variants = ", ".join(f"{name}: {{attention: {name}}}" for name in names)
     body = f"baseline: standard\nmatch: none\ncells: {{{variants}}}"
-    path = studies.write(folder, body, EXPERIMENT)
+    path = studies.write(folder, body, yaml.safe_dump(experiment))
     path.write_text(path.read_text().replace("seeds: 2", f"seeds: {cells // len(names)}"))
 
 

@@ -26,6 +26,7 @@ from lit_attn.config.source import Mapping, Where, parse_value
 from lit_attn.config.study import MOST_SEEDS, Seeds, choose, read_studies
 from lit_attn.files import require_writable
 from lit_attn.schema.errors import ConfigError, OneLineParser, command, plural, program, suggest
+from lit_attn.schema.sources import freeze_package
 
 if TYPE_CHECKING:
     from lit_attn.ablate.launch import Launcher
@@ -154,6 +155,8 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
         return 0
     from lit_attn.ablate.runner import handle_signals
 
+    # The tables after the last cell come from the same code, whatever is checked out meanwhile.
+    freeze_package()
     # A signal during the check of the models or the reports removes temporary files.
     with handle_signals(lambda number, _: sys.exit(128 + number)):
         return _run(matrices, options, target, chosen)

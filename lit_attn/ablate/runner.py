@@ -17,7 +17,7 @@ from lit_attn.ablate.launch import CellProcess, Launcher
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.slots import Slot, Slots
 from lit_attn.cells import failure, folder, lock
-from lit_attn.cells.records import FailureClass
+from lit_attn.cells.records import Exit, FailureClass, Result
 from lit_attn.schema.errors import plural, program
 
 TICK = 0.25  # Seconds between two checks of the running cells and two updates of the display.
@@ -119,6 +119,9 @@ class Runner:
         self.resting: list[tuple[float, Job]] = []  # Times of retries, and the cells that wait.
         self.running: dict[int, CellProcess] = {}
         self.announced: set[Path] = set()  # Cells whose foreign lock was reported.
+        # Ends of attempts that could not be written, for example on a full disk, by cell.
+        self.unrecorded: dict[Path, Exit] = {}
+        self.has_warned = False  # True after the warning that cells train on the CPU.
         self.summary = Summary()
         self.urgency = 0
         self.last_interrupt = -REPEAT
@@ -145,6 +148,7 @@ class Runner:
                 while self.running:
                     self._enforce()
                     self._collect()
+                self._record_again()
                 self.display.close()
         return self.summary
 
@@ -224,6 +228,9 @@ class Runner:
                 outcome = None if code == lock.BUSY else self._record(cell, code)
             except OSError as error:
                 outcome = _os_failure(cell.job, cell.seconds, error)
+                assert outcome.failure is not None
+                end = Exit(failure=outcome.failure, returncode=code, message=outcome.message)
+                self.unrecorded[cell.job.folder] = end
             with contextlib.suppress(OSError):
                 lock.release_lock(cell.job.folder)
             if outcome is None:
@@ -264,7 +271,9 @@ class Runner:
     def _record(self, cell: CellProcess, code: int) -> Outcome:
         """Return the outcome of a cell that has ended, and write a failure to its last attempt."""
         job, seconds = cell.job, cell.seconds
-        if folder.read_result(job.folder, job.identity) is not None:
+        result = folder.read_result(job.folder, job.identity)
+        if result is not None:
+            self._warn_of_cpu(cell, result)
             return Outcome(job, seconds)
         attempts = folder.list_attempts(job.folder)
         # A process that ended before it created its attempt must not overwrite the previous one.
@@ -274,10 +283,34 @@ class Runner:
         # An error here probably kept the cell from writing its log, too.
         attempt = attempts[-1] if is_new else folder.create_attempt(job.folder)
         end.write(attempt / "exit.json")
+        self.unrecorded.pop(job.folder, None)
         is_stopped = self.urgency >= STOP and end.failure == "killed"
         is_lost = code == failure.LOST_SERVER
         is_crowded = end.failure == "out-of-memory" and cell.slot.is_shared
         return Outcome(job, seconds, end.failure, end.message, is_stopped, is_lost, is_crowded)
+
+    def _warn_of_cpu(self, cell: CellProcess, result: Result) -> None:
+        """Warn once if a cell with a GPU has trained on the CPU without being told to."""
+        is_automatic = cell.job.cell.experiment.training.accelerator == "auto"
+        if cell.slot.gpus and is_automatic and result.device == "CPU" and not self.has_warned:
+            self.has_warned = True
+            text = "torch finds no GPU, so cells train on the CPU"
+            self.display.add_event(f"warning: GPU {', '.join(cell.slot.gpus)}: {text}")
+
+    def _record_again(self) -> None:
+        """Write the ends of attempts that could not be written before; report those that fail."""
+        for cell_folder, end in self.unrecorded.items():
+            try:
+                if (cell_folder / "result.json").exists():
+                    continue
+                attempts = folder.list_attempts(cell_folder)
+                if not attempts or folder.read_exit(attempts[-1]) is not None:
+                    attempts.append(folder.create_attempt(cell_folder))
+                end.write(attempts[-1] / "exit.json")
+            except OSError as error:
+                text = f"{cell_folder}: its failure is not recorded: {error.strerror}"
+                self.display.add_event(f"{text}; status shows the cell as interrupted or missing")
+        self.unrecorded.clear()
 
     def _finish(self, outcome: Outcome) -> None:
         """Report an outcome, and schedule a retry if the failure allows one."""

@@ -7,7 +7,7 @@ memory of all cells of a device, with a margin, must fit into what was free when
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +15,8 @@ from typing import NamedTuple
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
 
+NO_GPU = ("", "-1", "NoDevFiles")
+"""Entries of CUDA_VISIBLE_DEVICES without a GPU; SLURM sets the last one on nodes without GPUs."""
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 
@@ -182,7 +184,10 @@ class Slots:
 
 
 def make_slots(limit: int | None) -> Slots:
-    """Return the slots of the visible GPUs, or else of the cores, which share the memory."""
+    """Return the slots of the visible GPUs, or else of the cores, which share the memory.
+
+    Raises ConfigError if CUDA_VISIBLE_DEVICES names no GPU of this machine.
+    """
     free = _free_gpu_memory()
     gpus = [Device(name, free.get(name)) for name in _visible_gpus(free)]
     count, memory = count_cores(), available_memory()
@@ -190,13 +195,28 @@ def make_slots(limit: int | None) -> Slots:
     return Slots(gpus or [core] * count, limit)
 
 
-def _visible_gpus(known: Iterable[str]) -> list[str]:
+def _visible_gpus(known: Collection[str]) -> list[str]:
     """Return the names in CUDA_VISIBLE_DEVICES, or else the names of all GPUs of the machine.
 
     `known` are the UUIDs and numbers that nvidia-smi reports; without it, /dev counts the GPUs.
+    Raises ConfigError for a name of no GPU: CUDA would ignore it and all names after it.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
-    numbers = map(str, range(len(list(Path("/dev").glob("nvidia[0-9]*")))))
-    return [name for name in known if name.startswith("GPU-")] or list(numbers)
+    if visible is None:
+        numbers = map(str, range(len(list(Path("/dev").glob("nvidia[0-9]*")))))
+        return [name for name in known if name.startswith("GPU-")] or list(numbers)
+    names = [name.strip() for name in visible.split(",")]
+    names = [name for name in names if name not in NO_GPU]
+    for name in names:
+        # CUDA accepts the beginning of a UUID. nvidia-smi does not list parts of a GPU (MIG).
+        is_listed = not known or any(gpu.startswith(name) for gpu in known if not gpu.isdecimal())
+        is_number = name.isdecimal() and (not known or name in known)
+        is_uuid = name.startswith("MIG-") or (name.startswith("GPU-") and is_listed)
+        if not (is_number or is_uuid):
+            raise ConfigError(
+                f"CUDA_VISIBLE_DEVICES={visible}: this machine has no GPU '{name}'. Name GPUs by "
+                "numbers or UUIDs as `nvidia-smi -L` lists them, or set it to '' to use the CPU."
+            )
+        if names.count(name) > 1:
+            raise ConfigError(f"CUDA_VISIBLE_DEVICES={visible}: names GPU '{name}' twice")
+    return names

@@ -17,6 +17,7 @@ from lit_attn.files import require_folder
 from lit_attn.schema.errors import ConfigError, OneLineParser, escape_control, program, require
 
 MAX_FAILED = 10  # Failed and stale cells that are described; further ones are counted.
+LOG_BLOCK = 2**20  # Characters of a log that are printed at once.
 LOG_LINES = 6  # Last lines of a failed cell's log that are shown.
 
 ADVICE: dict[folder.State, str] = {
@@ -156,10 +157,15 @@ def print_log(arguments: list[str]) -> int:
     if not attempts:
         raise ConfigError(f"{cell}: has no log, because the cell was not started")
     try:
-        log = (attempts[-1] / folder.log_name(0)).read_text(encoding="utf-8", errors="replace")
+        with (attempts[-1] / folder.log_name(0)).open(encoding="utf-8", errors="replace") as log:
+            # In blocks, because a log can be larger than the memory.
+            for block in iter(lambda: log.read(LOG_BLOCK), ""):
+                print(escape_control(block) if sys.stdout.isatty() else block, end="")
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise ConfigError(f"{attempts[-1]}: its log cannot be read: {error.strerror}") from error
-    print(escape_control(log) if sys.stdout.isatty() else log, end="", flush=True)
+    sys.stdout.flush()
     return 0
 
 

@@ -178,18 +178,22 @@ class Search:
     ) -> TuningTrial | None:
         """Return a trial from the cell of each seed.
 
-        A trial with a diverged cell has no mean, whatever its other cells do. Returns None if a
-        cell has neither a result nor diverged.
+        A trial with a diverged cell has no mean, whatever its other cells do; a cell in which the
+        metric is not finite counts as diverged. Returns None if a cell has neither a result nor
+        diverged.
         """
-        name, scale = self.metric.name, self.metric.scale
-        by_seed = {
-            str(seed): None if status.result is None else scale * status.result.metrics[name]
-            for seed, status in ends.items()
-        }
-        values = [value for value in by_seed.values() if value is not None]
-        has_diverged = any(status.state == "diverged" for status in ends.values())
-        if not has_diverged and len(values) < len(by_seed):
+        by_seed: dict[str, float | None] = {}
+        has_diverged, is_complete = False, True
+        for seed, status in ends.items():
+            value = None if status.result is None else status.result.metrics.get(self.metric.name)
+            by_seed[str(seed)] = None if value is None else self.metric.scale * value
+            # A result leaves out the metrics that are not finite.
+            is_undefined = status.result is not None and value is None
+            has_diverged |= status.state == "diverged" or is_undefined
+            is_complete &= value is not None
+        if not has_diverged and not is_complete:
             return None
+        values = [value for value in by_seed.values() if value is not None]
         mean = None if has_diverged else math.fsum(values) / len(values)
         return TuningTrial(values=self.values(point), mean=mean, by_seed=by_seed, share=share)
 

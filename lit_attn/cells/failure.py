@@ -11,7 +11,7 @@ from lit_attn.cells.records import Exit, FailureClass
 
 # The last line of a traceback, also with a rank's prefix and within an exception group.
 EXCEPTION = re.compile(
-    r"^(?:\[rank\d+\]:\s*)?(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit|Diverged|Preempted))(?::\s|$)"
+    r"^(?:\[rank\d+\]:\s*)?(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit|Pool|Diverged|Preempted))(?::\s|$)"
 )
 EXCEPTION_CLASSES: dict[str, FailureClass] = {
     "Diverged": "diverged", "ConfigError": "bad-configuration", "TimeoutError": "timed-out",
@@ -23,6 +23,14 @@ OUT_OF_MEMORY = re.compile(
     r"(?i)out ?of ?memory|MemoryError|can(not|'t) allocate memory|unable to allocate|ALLOC_FAILED"
 )
 NO_SPACE = re.compile(r"no space left on device|errno 28\b|disk quota exceeded", re.IGNORECASE)
+
+# The end of a process that reads data for a cell; torch reports it in the process that trains. The
+# line with the signal is not always the last one of the traceback.
+WORKER = r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) "
+LOST_WORKER = re.compile(WORKER + r"(?:is killed by signal|exited unexpectedly)|BrokenProcessPool")
+WORKER_SIGNAL = re.compile(WORKER + r"is killed by signal: ([A-Z][\w ]*)")
+WORKER_CODE = re.compile(WORKER + r"exited unexpectedly with exit code")
+FULL_SHARED_MEMORY = signal.strsignal(signal.SIGBUS)
 
 # The messages of a rank whose peer has ended.
 LOST_PEER = re.compile(
@@ -38,7 +46,8 @@ CRASH_LINES = 10  # Last lines of a log in which the cause of a crash in native 
 STOP_SIGNALS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 """Signals of the runner, a scheduler or the kernel's out-of-memory killer."""
 TIME_LIMIT_SIGNALS = {signal.SIGXCPU, signal.SIGALRM}
-LOST_SERVER = 255  # Exit code in multiprocessing of a process whose fork server has ended.
+LOST_SERVER = 255
+"""Exit code in multiprocessing of a process whose fork server has ended. No cell exits with it."""
 DISK_FULL = 74  # Exit code of a cell on a full disk, perhaps without a log (EX_IOERR).
 
 
@@ -64,20 +73,22 @@ def classify_failure(returncode: int, tail: str) -> FailureClass:
     if returncode == DISK_FULL:
         # The log may have had room for only half of the line with the reason.
         return "no-space"
+    if returncode == LOST_SERVER:
+        return "killed"
     if received is not None:
         # A crash in native code. An exception in the log is older, and was not the end.
         line: str | None = "\n".join(tail.splitlines()[-CRASH_LINES:])
     else:
         line = _last_exception(tail)
     if line is None:
-        if returncode == LOST_SERVER or (returncode == 0 and "SIGTERM" in tail):
-            return "killed"
         if returncode == 0:
-            return "error"
+            return "killed" if "SIGTERM" in tail else "error"
         line = tail
     match = EXCEPTION.match(line)
     if received is None and match and match[1] in EXCEPTION_CLASSES:
         return EXCEPTION_CLASSES[match[1]]
+    if received is None and LOST_WORKER.search(line):
+        return _classify_worker(tail)
     if NO_SPACE.search(line):
         return "no-space"
     return "out-of-memory" if OUT_OF_MEMORY.search(line) else "error"
@@ -90,10 +101,13 @@ def describe_failure(returncode: int, tail: str) -> str:
     line = _last_exception(tail)
     if received is not None:
         return f"ended by {received.name}" + (f" after {line}" if line else "")
-    if line:
-        return OWN_EXCEPTION.sub(r"\1", line)
     if returncode == LOST_SERVER:
         return "ended with the server that it was forked from"
+    if line:
+        ended = WORKER_SIGNAL.findall(tail) if LOST_WORKER.search(line) else []
+        is_named = not ended or WORKER_SIGNAL.search(line)
+        detail = "" if is_named else f" (signal: {ended[-1]})"
+        return OWN_EXCEPTION.sub(r"\1", line) + detail
     if returncode == DISK_FULL:
         return "no space left on device"
     last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")
@@ -136,6 +150,20 @@ def _first_failed_part(tail: str) -> str:
     """Return the part of the log about the first failed rank, or the whole log."""
     quotes = list(QUOTED.finditer(tail))
     return tail[quotes[-1].start() :] if quotes else tail
+
+
+def _classify_worker(tail: str) -> FailureClass:
+    """Return the class of a failure after the end of a process that reads data.
+
+    Exceptions of such a process are raised in the cell. A process that ends without one was killed,
+    probably by the kernel's out-of-memory killer, or has crashed; another attempt may succeed.
+    """
+    signals = WORKER_SIGNAL.findall(tail)
+    if signals and signals[-1] == FULL_SHARED_MEMORY:
+        return "out-of-memory"
+    if not signals and WORKER_CODE.search(tail):
+        return "error"
+    return "killed"
 
 
 def _last_exception(tail: str) -> str | None:

@@ -5,11 +5,16 @@ even by `kill -9`. Every cell calls `die_with_parent` too, so that it ends with 
 
 No other signal ends the server, because cells write their last checkpoints after a signal to the
 whole group (Ctrl-C, a closed terminal, `timeout`, a scheduler).
+
+All cells of a server run the package as it was when the server started, whatever is edited or
+checked out meanwhile.
 """
 
 import ctypes
 import signal
 import sys
+
+from lit_attn.schema.sources import freeze_package
 
 PR_SET_PDEATHSIG = 1
 BLOCKED = (signal.SIGTERM, signal.SIGHUP)
@@ -37,3 +42,4 @@ signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 # the cell. The launcher starts the server with SIGINT blocked.
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+freeze_package()

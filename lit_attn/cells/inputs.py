@@ -5,36 +5,63 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from hashlib import sha256
-from itertools import chain, islice, product
+from itertools import chain, islice
 from pathlib import Path
 
 from lit_attn.cells.records import Result
-from lit_attn.schema.plugins import FILE_HASHES, hash_source
+from lit_attn.schema.plugins import PACKAGE_FOLDERS
+from lit_attn.schema.sources import FILE_HASHES, hash_source, is_user_code
 
 FOLDER = "names "  # Beginning of the stamp of a folder.
-LIBRARY = {str(Path(__file__).parents[1]), sys.base_prefix, "site-packages"}  # No user's code.
 MAX_FILES = 100  # Data files, and folders, that are recorded; ImageNet has 1.3 million files.
 
 
 def collect_inputs(parts: Iterable[Path], data: Iterable[Path]) -> dict[str, str]:
     """Return stamps of the imported plug-ins `parts`, and of the files and folders `data`.
 
-    Imported modules below the folder of a plug-in or the working directory count as well. A stamp
-    is a hash of code, size and time of a data file, a hash of a folder's names, or empty if absent.
+    Modules count as in `collect_modules`. A stamp is a hash of code, size and time of a data file,
+    a hash of a folder's names, or empty if absent.
     """
-    folders = {Path.cwd(): Path.cwd()}
-    for path in parts:
+    return collect_data(data) | collect_modules(parts)
+
+
+def collect_modules(parts: Iterable[Path]) -> dict[str, str]:
+    """Return the hashes of the plug-ins `parts` and of the user's other imported modules, by path.
+
+    These lie below the folder of a plug-in or the working directory, and not in a library. The hash
+    is that of the source which was executed.
+    """
+    paths = list(parts)
+    originals = {folder: folder for folder in (Path.cwd(), *PACKAGE_FOLDERS)}
+    for path in paths:
         # A SLURM job imports a copy. Its stamps have the paths of the original.
         copy = Path(getattr(sys.modules.get(path.stem), "__file__", path))
-        folders[copy.parent] = path.absolute().parent
-    code = {Path(getattr(m, "__file__", None) or os.devnull) for m in list(sys.modules.values())}
-    stamps = {
-        str(original / path.relative_to(copy)): _stamp(path)
-        for path, (copy, original) in product(code, folders.items())
-        if path.is_relative_to(copy) and LIBRARY.isdisjoint((*path.parts, *map(str, path.parents)))
-    }
-    stamps |= {str(path.absolute()): FILE_HASHES[path.resolve()].hex() for path in parts}
-    return collect_data(data) | stamps
+        originals[copy.parent] = path.absolute().parent
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    modules = {Path(file) for file in files if file is not None}
+    stamps: dict[str, str] = {}
+    for module in filter(is_user_code, modules):
+        for folder, original in originals.items():
+            if module.is_relative_to(folder):
+                stamps[str(original / module.relative_to(folder))] = _module_stamp(module)
+    for path in paths:
+        stamps[str(path.absolute())] = FILE_HASHES[path.resolve()].hex()
+    return dict(sorted(stamps.items()))
+
+
+def _module_stamp(path: Path) -> str:
+    executed = FILE_HASHES.get(path.resolve())
+    return _stamp(path) if executed is None else executed.hex()
+
+
+def add_changes(before: dict[str, str], after: dict[str, str]) -> dict[str, str]:
+    """Return the stamps `before`, with `old+new` for a data file that has changed meanwhile."""
+    stamps: dict[str, str] = {}
+    for name, old in before.items():
+        new = after.get(name, "")
+        is_file = bool(old) and not old.startswith(FOLDER)
+        stamps[name] = f"{old}+{new}" if is_file and new and new != old else old
+    return stamps
 
 
 def collect_data(data: Iterable[Path]) -> dict[str, str]:

@@ -11,6 +11,7 @@ how the cell ended.
 """
 
 import contextlib
+import errno
 import fcntl
 import io
 import os
@@ -202,16 +203,27 @@ def require_locks(folder: Path) -> None:
 
 def _create(path: Path, content: str) -> bool:
     """Create the lock atomically, by a hard link to a complete file; return False if it exists."""
-    temporary = path.with_name(f".lock.{os.getpid()}.{secrets.token_hex(4)}")
-    temporary.write_text(content)
+    # A killed process leaves this file. The next cell in the folder removes files of this name.
+    temporary = path.with_name(f".lock.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
+        # On a full disk, the file may be created without its content.
+        temporary.write_text(content)
         os.link(temporary, path)
     except FileExistsError:
         return False
+    except FileNotFoundError:
+        # The process that holds the lock has removed the temporary file. Without a folder, the next
+        # attempt raises the same error when it writes the file.
+        if not path.parent.exists():
+            raise
+        return False
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
         raise LockError(f"{path}: cannot be created: {error.strerror}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
     return True
 
 

@@ -41,12 +41,18 @@ OOM_SCORE = 500
 the killer chooses the rank with the most memory."""
 PR_SET_CHILD_SUBREAPER = 36
 
+COMPLETE = 79
+"""Exit code of a rank whose body has returned. Any other code is a failure, also 0: the code of a
+cell can call sys.exit or os._exit, and the other ranks would wait for this rank in their next step.
+"""
+
 Body = Callable[[], object]
 
 
 def run_ranks(count: int, body: Body, attempt: Path | None, start_heartbeat: Body) -> int:
     """Run `body` in `count` forked processes; return 0 or the exit code of the first that failed.
 
+    A rank that ends before its body has returned has failed, also with exit code 0.
     Several have LOCAL_RANK and WORLD_SIZE set. Each rank writes its log to the folder `attempt`
     (see `log_name`); this process appends the end of the first failed rank's log to its own output.
     Without `attempt` the ranks write to the output of this process. `start_heartbeat` is called
@@ -84,7 +90,7 @@ def run_ranks(count: int, body: Body, attempt: Path | None, start_heartbeat: Bod
                     process.kill()
                     process.join()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    failed = [(rank, code) for rank, code in ended if code]
+    failed = [(rank, code) for rank, code in ended if code != COMPLETE]
     if not failed:
         return 0
     first, code = failed[0]
@@ -110,7 +116,7 @@ def _wait_for_ranks(processes: list[ForkProcess]) -> list[tuple[int, int]]:
             code = running.pop(rank).exitcode
             assert code is not None
             ended.append((rank, code))
-            if code and deadline is None:
+            if code != COMPLETE and deadline is None:
                 deadline = time.monotonic() + SETTLE
     return ended
 
@@ -168,6 +174,7 @@ def _run_rank(
     # A crash in native code and SIGABRT write the stack of every thread to the log.
     faulthandler.enable()
     body()
+    sys.exit(COMPLETE)
 
 
 def _kill_descendants() -> None:
@@ -242,7 +249,8 @@ def run_cell_process(
                     devices, lambda: load(target)(folder, **options), attempt, start_heartbeat
                 )
                 if code:
-                    sys.exit(code)
+                    # The code of the cell may call sys.exit(-1).
+                    sys.exit(1 if code == failure.LOST_SERVER else code)
     except CellLocked:
         sys.exit(BUSY)
     except LockError:

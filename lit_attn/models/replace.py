@@ -33,6 +33,7 @@ from lit_attn.models.adapter import (
 from lit_attn.models.layer_choice import Choice, choose
 from lit_attn.schema.base import load
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.sources import read_package_file
 
 __all__ = [
     "ADAPTERS",
@@ -46,7 +47,7 @@ __all__ = [
     "replace_attention",
 ]
 
-CLASSES = yaml.safe_load(Path(__file__).with_name("attention_classes.yaml").read_text("utf-8"))
+CLASSES = yaml.safe_load(read_package_file(Path(__file__).with_name("attention_classes.yaml")))
 
 ADAPTERS: dict[str, str | type["Adapter"]] = {
     name: f"lit_attn.models.{file}:{adapter}"

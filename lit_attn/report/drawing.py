@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lit_attn.report.formats import ASSETS
+from lit_attn.report.formats import read_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +38,9 @@ def appearance() -> AbstractContextManager[None]:
     """Apply report.mplstyle in place of the user's matplotlibrc, which would change the bytes."""
     from matplotlib import style
 
-    return style.context(ASSETS / "report.mplstyle", after_reset=True)
+    lines = read_text("report.mplstyle").splitlines()
+    settings = dict(line.split(": ", 1) for line in lines if line and not line.startswith("#"))
+    return style.context(settings, after_reset=True)
 
 
 def render(figure: "Figure") -> dict[str, bytes]:

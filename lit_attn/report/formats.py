@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+from lit_attn.schema.sources import read_package_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,7 +20,13 @@ if TYPE_CHECKING:
 ASSETS = Path(__file__).parent / "assets"
 """Templates, style sheet, script and captions of the report."""
 
-TEMPLATES = Environment(loader=FileSystemLoader(ASSETS), undefined=StrictUndefined)
+
+def read_text(name: str) -> str:
+    """Return the text of a file in ASSETS."""
+    return read_package_file(ASSETS / name).decode()
+
+
+TEMPLATES = Environment(loader=FunctionLoader(read_text), undefined=StrictUndefined)
 TEMPLATES.autoescape = TEMPLATES.trim_blocks = TEMPLATES.keep_trailing_newline = True
 PLAIN = TEMPLATES.overlay("<%", "%>", "<<", ">>", autoescape=False)  # Of LaTeX and Markdown.
 
@@ -35,7 +43,7 @@ NUMBER = re.compile(
 @cache
 def read_asset(name: str) -> Any:
     """Return the content of a YAML file in ASSETS, which no caller may change."""
-    return yaml.safe_load((ASSETS / name).read_text(encoding="utf-8"))
+    return yaml.safe_load(read_text(name))
 
 
 class Cell(NamedTuple):

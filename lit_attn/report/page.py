@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lit_attn.report import drawing
-from lit_attn.report.formats import ASSETS, TEMPLATES, Table, read_asset
+from lit_attn.report.formats import TEMPLATES, Table, read_asset, read_text
 
 FIGURES: dict[str, dict[str, str]] = read_asset("figures.yaml")
 """Caption, section and CSV file of every figure, in the order of the page."""
 
-SCRIPTS = [(ASSETS / name).read_text("utf-8") for name in ("datatables.min.js", "report.js")]
+SCRIPTS = [read_text(name) for name in ("datatables.min.js", "report.js")]
 """DataTables (assets/datatables.license.txt) and the page's own script: it works offline."""
 
 

@@ -82,7 +82,8 @@ def _read_value(cell: CellRecord, metric: Metric, value: str, epoch: int | None)
     if epoch is not None:
         curve = cell.curve(metric if value == "metric" else value)
         # Epochs of the records count from 0.
-        return next((row.value for row in curve if row.epoch + 1 == epoch), None)
+        values = [row.value for row in curve if row.epoch + 1 == epoch]
+        return values[0] if values and math.isfinite(values[0]) else None
     if value == "metric":
         return cell.value
     numbers = cell.measurements

@@ -16,7 +16,7 @@ from lit_attn.report import diagnostics, drawing, formats, papers
 from lit_attn.report.formats import Cell, Table
 from lit_attn.report.page import Section, render_page
 from lit_attn.report.papers import Entry, Records, judge_claims, make_entries, measure
-from lit_attn.report.read import read_or_skip
+from lit_attn.report.read import drop_undefined_steps, read_or_skip
 from lit_attn.report.results import describe_origin, describe_records
 from lit_attn.report.scaling import read_points
 
@@ -289,7 +289,8 @@ def _read_panel(panel: Panel, lines: dict[str, Reference], records: Records) -> 
                 # Epochs of the records count from 0.
                 times = {"epoch": row.epoch + 1, "step": row.step, "seconds": clock.get(row.step)}
                 rows.append((label, row.step, times[panel.x], row.value))
-    frame = pd.DataFrame(rows, columns=["label", "step", "time", "value"]).dropna()
+    frame = pd.DataFrame(rows, columns=["label", "step", "time", "value"])
+    frame = drop_undefined_steps(frame, "label").dropna()
     frame["value"] *= panel.scale
     if panel.x == "seconds":
         # Seeds take different times for a step.

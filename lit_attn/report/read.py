@@ -1,11 +1,11 @@
 """Records of a study as the report reads them: the plan, and the state of every planned cell."""
 
 import logging
-import math
 import os
 import statistics
 import sys
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -70,6 +70,7 @@ class CellRecord:
     `status` is a state of `lit_attn.cells.folder` or "without <metric>". Only a cell with status
     "done" has a value (the study's metric in printed units) and measurements: the columns of
     per_seed.csv, times in seconds, memory in bytes. A cell of another program's table has no path.
+    `modules` has the hashes of the user's modules by path.
     """
 
     variant: str
@@ -79,6 +80,7 @@ class CellRecord:
     measurements: Mapping[str, Any] = field(default_factory=dict)
     identity: str = ""
     path: str = ""
+    modules: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path | None:
@@ -113,7 +115,10 @@ class StudyRecord:
 
     @cached_property
     def curves(self) -> pd.DataFrame:
-        """Finite values of the metric (variant, seed, step, value) for the variants of figures."""
+        """Values of the metric (variant, seed, step, value) for the variants of figures.
+
+        All are finite: `drop_undefined_steps` removes the steps of a variant with another value.
+        """
         names = [v.name for v in self.plan.variants if self.values(v.name)]
         names = list(dict.fromkeys([self.plan.baseline, *names]))[: MOST_PANELS + 1]
         rows = [
@@ -121,10 +126,9 @@ class StudyRecord:
             for name in names
             for cell in self.finished_cells(name)
             for row in cell.curve(self.plan.metric)
-            if math.isfinite(row.value)
         ]
         frame = pd.DataFrame(rows, columns=["variant", "seed", "step", "value"])
-        return frame.astype({"value": float})
+        return drop_undefined_steps(frame.astype({"value": float}), "variant")
 
     @cached_property
     def _by_variant(self) -> dict[str, list[CellRecord]]:
@@ -159,7 +163,7 @@ class StudyRecord:
     def is_mixed(self, variant: str, other: str) -> bool:
         """Return True if results of two variants come from different code or data."""
         cells = self.finished_cells(variant) + self.finished_cells(other)
-        return len({(c.measurements.get("code"), c.measurements.get("data")) for c in cells}) > 1
+        return bool(find_differences(cells))
 
     def config_path(self, variant: str) -> Path | None:
         """Return the first readable config.yaml of a variant's cells."""
@@ -175,6 +179,39 @@ class StudyRecord:
                 return entry.ratio * seconds.get(entry.baseline_kind, entry.seconds / entry.ratio)
         times = self.measurements("step_time", variant)
         return statistics.median(times) if times and max(times) <= BUSY * min(times) else None
+
+
+def find_differences(cells: Sequence[CellRecord]) -> dict[str, list[str]]:
+    """Return the hashes of the code, the data and each module that differ between `cells`.
+
+    A hash with + is that of a cell which was continued with other code, and differs by itself.
+    Cells that have not imported a module do not differ in it.
+    """
+    hashes: defaultdict[str, set[str]] = defaultdict(set)
+    for cell in cells:
+        for name in ("code", "data"):
+            value = cell.measurements.get(name)
+            if value is not None:
+                hashes[name].add(value)
+        for path, value in cell.modules.items():
+            hashes[path].add(value)
+    differences: dict[str, list[str]] = {}
+    for name in ("code", "data", *sorted(hashes.keys() - {"code", "data"})):
+        values = sorted(hashes[name])
+        if len(values) > 1 or any("+" in value for value in values):
+            # A page that is published must not contain the paths of a machine.
+            differences[name if name in ("code", "data") else Path(name).name] = values
+    return differences
+
+
+def drop_undefined_steps(frame: pd.DataFrame, group: str) -> pd.DataFrame:
+    """Return `frame` without the steps of a `group` at which a seed's value is not finite.
+
+    The mean of the other seeds would be the mean of those that did not fail.
+    """
+    is_finite = pd.Series(np.isfinite(frame["value"].to_numpy(float)), index=frame.index)
+    is_defined = is_finite.groupby([frame[group], frame["step"]]).transform("all")
+    return frame[is_defined.astype(bool)]
 
 
 def read_or_skip(
@@ -265,7 +302,13 @@ def _read_cell(study: str, planned: records.PlannedCell, metric: records.Metric)
     variant, seed, identity = sys.intern(planned.variant), planned.seed, planned.identity
     if result is not None and metric.name in result.metrics:
         value = result.metrics[metric.name] * metric.scale
-        return CellRecord(variant, seed, "done", value, _measure(result, metric), identity, path)
+        modules = {
+            sys.intern(name): sys.intern("+".join(part[:12] for part in stamp.split("+")))
+            for name, stamp in result.inputs.items()
+            if name.endswith(".py")
+        }
+        measured = _measure(result, metric)
+        return CellRecord(variant, seed, "done", value, measured, identity, path, modules)
     status = f"without {metric.name}"
     if result is None:
         state = read_or_skip(lambda folder: read_cell(folder, identity).state, Path(path))

@@ -11,7 +11,7 @@ from lit_attn.cells.records import Plan
 from lit_attn.report import columns, stats
 from lit_attn.report.comparison import ALPHA, Comparisons
 from lit_attn.report.formats import Cell, Table, named_table, read_asset
-from lit_attn.report.read import BUSY, StudyRecord
+from lit_attn.report.read import BUSY, StudyRecord, find_differences
 from lit_attn.schema.errors import plural
 
 SENTENCES: dict[str, str] = read_asset("sentences.yaml")  # Of the caption.
@@ -213,8 +213,8 @@ def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
     packages = sorted({name for text in distinct["versions"] for name in text.split("; ")})
     texts = {name: ", ".join(v) for name, v in (distinct | {"versions": packages}).items()}
     notes = [SENTENCES["provenance"].format(**texts)] if distinct["device"] else []
-    hashes = {name: distinct[name] for name in ("code", "data") if len(distinct[name]) > 1}
-    mixed = [f"{name} differs between runs ({', '.join(h)})" for name, h in hashes.items()]
+    differences = find_differences(study.finished_cells())
+    mixed = [f"{name} differs between runs ({', '.join(h)})" for name, h in differences.items()]
     warnings = [SENTENCES["mixed"].format(hashes=" and ".join(mixed))] if mixed else []
     if untrained := find_chance_results(study):
         values = {"variants": ", ".join(untrained), "metric": study.plan.metric.name}

@@ -16,8 +16,15 @@ from pydantic_core import PydanticCustomError
 
 MOST_CHOICES = 20  # Number of choices up to which a message lists all of them.
 FEW_CHOICES = 5  # Number of the nearest choices that a message lists otherwise.
-# Errors of a file that are not mistakes in the code, for example on a full disk.
-REFUSALS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR}
+REFUSALS = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS),  # The user may not write.
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),  # The disk or a limit is full.
+    *(errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG),  # The path is no such file.
+    *(errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO),  # The disk or its server fails.
+    *(errno.ENOTCONN, errno.EHOSTDOWN, errno.ETIMEDOUT, errno.EBUSY, errno.ENOLCK),
+    *(errno.EMFILE, errno.ENFILE),  # Too many files are open.
+}
+"""Errors of a file that are not mistakes in the code, for example on a full disk."""
 P = ParamSpec("P")
 # Control characters and their visible form. Terminals execute escape sequences.
 CONTROL = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}

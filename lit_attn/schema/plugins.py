@@ -6,7 +6,6 @@ config.yaml of every cell names the files too, so every process that reads a cel
 plug-ins: the runner, a process of a cell, a SLURM job.
 """
 
-import ast
 import hashlib
 import importlib.util
 import os
@@ -22,18 +21,18 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from lit_attn.schema.errors import ConfigError, explain
+from lit_attn.schema.sources import FILE_HASHES, hash_imports, hash_source
 
 GROUP = "lit_attn.parts"  # Entry-point group of installed packages with plug-ins.
 
 SNAPSHOT = "LIT_ATTN_SNAPSHOT"
 """Environment variable of a SLURM job: folder with the code as it was at the submission."""
 
-# `hash_source` of each file at its import; a file can change or go while a study runs.
-FILE_HASHES: dict[Path, bytes] = {}
-
 T = TypeVar("T")
 
 PACKAGE_VERSIONS: dict[str, str] = {}  # Of the packages whose plug-ins have been imported.
+PACKAGE_FOLDERS: set[Path] = set()
+"""Folders of the modules of these packages; those of an editable installation can change."""
 
 
 def load_parts(files: Iterable[Path]) -> None:
@@ -42,6 +41,7 @@ def load_parts(files: Iterable[Path]) -> None:
     A file can import its neighbours. A SLURM job imports the copies in its snapshot. Raises
     ConfigError, which begins with file and line or package, if that is not possible.
     """
+    hash_imports()
     _import_installed()
     snapshot = os.environ.get(SNAPSHOT)
     for file in files:
@@ -56,26 +56,18 @@ def load_parts(files: Iterable[Path]) -> None:
             raise ConfigError(f"{path}: is not a Python file, whose name ends in .py")
         imported = sys.modules.get(path.stem)
         if imported is None:
-            FILE_HASHES[file.resolve()] = _import_file(path)
+            _import_file(path)
         elif _origin(imported.__spec__) != path:
             raise ConfigError(f"{path}: another module is called '{path.stem}'; rename the file")
+        if path not in FILE_HASHES:
+            # The file was imported before its hash could be recorded, or by another loader.
+            FILE_HASHES[path] = hash_source(path.read_bytes())
+        FILE_HASHES[file.resolve()] = FILE_HASHES[path]
 
 
 def locate_copy(file: Path, snapshot: Path) -> Path:
     """Return the path of a plug-in's copy in `snapshot`, which copies the folder of the plug-in."""
     return snapshot / hashlib.sha256(str(file.parent).encode()).hexdigest()[:16] / file.name
-
-
-def hash_source(source: bytes) -> bytes:
-    """Return a SHA-256 of the code in a Python file, without comments, docstrings and layout."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(body := getattr(node, "body", None), list):
-            # A statement that is only a string has no effect.
-            for item in [*body]:
-                if isinstance(item, ast.Expr) and isinstance(getattr(item.value, "value", 0), str):
-                    body.remove(item)
-    return hashlib.sha256(ast.unparse(tree).encode()).digest()
 
 
 def explain_failure(error: BaseException, source: Path | str) -> str:
@@ -121,15 +113,17 @@ def _import_installed() -> None:
         assert package is not None
         run_import(entry_point.load, f"package {package.name}: plug-in {entry_point.value}")
         PACKAGE_VERSIONS[package.name] = package.version
+        file = getattr(sys.modules[entry_point.module], "__file__", None)
+        if file is not None:
+            PACKAGE_FOLDERS.add(Path(file).parent)
 
 
-def _import_file(path: Path) -> bytes:
-    """Import a file as a module and return `hash_source` of it."""
+def _import_file(path: Path) -> None:
+    """Import a file as a module."""
     search_path = list(sys.path)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     importlib.invalidate_caches()
-    source = path.read_bytes()
     try:
         if _origin(importlib.util.find_spec(path.stem)) != path:
             raise ConfigError(f"{path}: another module is called '{path.stem}'; rename the file")
@@ -138,7 +132,6 @@ def _import_file(path: Path) -> bytes:
         sys.modules.pop(path.stem, None)
         sys.path[:] = search_path
         raise
-    return hash_source(source)
 
 
 def _origin(spec: ModuleSpec | None) -> Path | None:

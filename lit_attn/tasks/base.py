@@ -197,21 +197,26 @@ class TaskModule(L.LightningModule, ABC):
         return units
 
     def on_validation_epoch_end(self) -> None:
-        """Record the metrics of all splits; raise Diverged if a loss is not finite."""
+        """Record the metrics of all splits, also NaN; raise Diverged if a loss is not finite."""
         averaged = [f"{split}/averaged-" for split in self.splits] if self.average else []
+        monitored = math.nan
         for index, prefix in enumerate([f"{split}/" for split in self.splits] + averaged):
             task_values, added = self.metrics[index].compute(), self.added[index].compute()
             values = {f"{prefix}{name}": value.item() for name, value in task_values.items()}
             # A metric of several numbers to predict may have a value for each of them.
             means = {name: value.double().mean().item() for name, value in added.items()}
-            values |= {f"{prefix}{k}": mean for k, mean in means.items() if math.isfinite(mean)}
+            values |= {f"{prefix}{name}": mean for name, mean in means.items()}
             self.metrics[index].reset()
             self.added[index].reset()
             if not math.isfinite(loss := values[f"{prefix}loss"]):
                 raise Diverged(f"{prefix}loss is {loss} after step {self.global_step}")
             self._record(values)
-            if self.monitored in values:
-                self.log(self.monitored, values[self.monitored], logger=False, sync_dist=True)
+            monitored = values.get(self.monitored, monitored)
+        if self.monitored:
+            # NaN is no improvement, and neither is infinity. Without a value, Lightning would
+            # compare the value of an earlier evaluation again.
+            number = monitored if math.isfinite(monitored) else math.nan
+            self.log(self.monitored, number, logger=False, sync_dist=True)
         self.evaluated_at = self.global_step
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -19,7 +19,7 @@ from lit_attn.cells.failure import Preempted
 from lit_attn.cells.folder import set_aside
 from lit_attn.files import write_atomic
 from lit_attn.training.process_group import ProcessGroup
-from lit_attn.training.provenance import Provenance, join_provenances
+from lit_attn.training.provenance import Provenance, describe_changes, join_provenances
 
 KEEP = 2  # Number of checkpoints kept: a disk may lose the newest one in a power cut.
 
@@ -78,14 +78,15 @@ class Checkpoints(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Add the seconds and the provenance of earlier attempts; report what has changed."""
         self.elapsed_before = state_dict["elapsed"]
-        self.earlier_attempts = [Provenance(*each) for each in state_dict.get("attempts", ())]
+        self.earlier_attempts = []
+        for code, data, versions, *modules in state_dict.get("attempts", ()):
+            # Checkpoints of older versions have no modules.
+            attempt = Provenance(code, data, versions, modules[0] if modules else {})
+            self.earlier_attempts.append(attempt)
         if not self.earlier_attempts or not self.group.is_rank_zero:
             return
-        before, now = self.earlier_attempts[-1], self.describe()
-        for name, old, new in zip(Provenance._fields, before, now, strict=True):
-            if old != new:
-                change = f"{old} then, {new} now. The result names both."
-                print(f"The checkpoint was written with other {name}: {change}", flush=True)
+        for change in describe_changes(self.earlier_attempts[-1], self.describe()):
+            print(change, flush=True)
 
     @property
     def provenance(self) -> Provenance:

@@ -17,6 +17,7 @@ from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch.utils.tensorboard.summary import hparams
 
+from lit_attn.cells.inputs import collect_modules
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.config.metrics import MetricChoice
@@ -102,9 +103,12 @@ class Attempt:
         self.steps = min(self.total_steps, limits.steps) if limits else self.total_steps
         self.epochs = math.ceil(self.steps / data.steps_per_epoch)
 
-        @cache
+        code, fingerprint = code_hash(cell.parts), cache(data.fingerprint)
+
         def describe() -> Provenance:
-            return Provenance(code_hash(cell.parts), data.fingerprint(), package_versions())
+            # The training can import further modules.
+            modules = collect_modules(cell.parts)
+            return Provenance(code, fingerprint(), package_versions(), modules)
 
         interval = training.checkpoint_every
         checkpoints = Checkpoints(folder / "checkpoints", cell.seed, interval, group, describe)
@@ -126,8 +130,13 @@ class Attempt:
             if "val" not in data.splits:
                 raise ConfigError("training.stop: this data has no split val")
             self.parts.task.monitored = stop.metric
+            # Without `check_finite=False` the first NaN would end the training as if it were done.
             self.stopping = EarlyStopping(
-                stop.metric, patience=stop.patience, mode=goal, check_on_train_epoch_end=False
+                stop.metric,
+                patience=stop.patience,
+                mode=goal,
+                check_finite=False,
+                check_on_train_epoch_end=False,
             )
         for record in (self.metrics, self.diagnostics):
             if record is not None and group.is_rank_zero:

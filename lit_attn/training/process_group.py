@@ -12,6 +12,9 @@ from torch import distributed
 from lit_attn.cells.ranks import RENDEZVOUS
 from lit_attn.schema.errors import ConfigError
 
+NO_GPU = ("", "-1", "NoDevFiles")
+"""Values of CUDA_VISIBLE_DEVICES without a GPU; SLURM sets the last one on nodes without GPUs."""
+
 
 def read_ranks() -> tuple[int, int]:
     """Return this process's rank and the number of ranks of its cell (lit_attn.cells.ranks)."""
@@ -24,6 +27,10 @@ def choose_device(accelerator: str, rank: int, world_size: int) -> torch.device:
     """Return the device on which this rank trains; raise ConfigError if it is not available."""
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+        chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        if accelerator == "cpu" and chosen not in NO_GPU and rank == 0:
+            text = "torch finds no such GPU, so this cell trains on the CPU"
+            print(f"warning: CUDA_VISIBLE_DEVICES={chosen}: {text}", flush=True)
     if accelerator == "cuda" and not torch.cuda.is_available():
         raise ConfigError("training.accelerator: torch finds no CUDA device")
     if world_size == 1 or accelerator == "cpu":

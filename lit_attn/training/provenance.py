@@ -1,4 +1,8 @@
-"""The code, data and package versions that produced a result."""
+"""The code, data and package versions that produced a result.
+
+The hash of the package and the versions are computed when this module is imported, so that they are
+those of the files that run: the fork server imports it before the first cell.
+"""
 
 import hashlib
 import importlib.metadata
@@ -6,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-import lit_attn
-from lit_attn.schema.plugins import FILE_HASHES, PACKAGE_VERSIONS, hash_source
+from lit_attn.schema.plugins import PACKAGE_VERSIONS
+from lit_attn.schema.sources import FILE_HASHES, hash_source, list_modules
 
 PACKAGES = ("lightning", "numpy", "timm", "torch", "torchmetrics")
 NOT_TRAINING = (
@@ -18,19 +22,51 @@ NOT_TRAINING = (
 
 
 class Provenance(NamedTuple):
-    """Hashes of the code and the data, and versions of packages, of one attempt or of several."""
+    """Hashes of the code and the data, and versions of packages, of one attempt or of several.
+
+    `code` covers the package and the plug-ins. `modules` has the hash of each of the user's modules
+    that was imported, by path: those beside the plug-ins too.
+    """
 
     code: str
     data: str
     versions: dict[str, str]
+    modules: dict[str, str]
 
 
 def join_provenances(attempts: list[Provenance]) -> Provenance:
     """Return the provenance of several attempts; values that differ are joined by +."""
-    code, data = _join(a.code for a in attempts), _join(a.data for a in attempts)
-    names = dict.fromkeys(name for attempt in attempts for name in attempt.versions)
-    versions = {n: _join(a.versions[n] for a in attempts if n in a.versions) for n in names}
-    return Provenance(code, data, versions)
+    return Provenance(
+        _join(attempt.code for attempt in attempts),
+        _join(attempt.data for attempt in attempts),
+        _join_by_name([attempt.versions for attempt in attempts]),
+        _join_by_name([attempt.modules for attempt in attempts]),
+    )
+
+
+def describe_changes(before: Provenance, now: Provenance) -> list[str]:
+    """Return a sentence about each value that differs between two attempts."""
+    changes: list[tuple[str, object, object]] = [
+        (name, old, new)
+        for name, old, new in zip(Provenance._fields, before, now, strict=True)
+        if name != "modules" and old != new
+    ]
+    # A module that only one of the attempts has imported so far is no change.
+    changes += [
+        (f"code in {name}", before.modules[name][:12], now.modules[name][:12])
+        for name in sorted(before.modules.keys() & now.modules.keys())
+        if before.modules[name] != now.modules[name]
+    ]
+    return [
+        f"The checkpoint was written with other {name}: {old} then, {new} now. "
+        "The result names both."
+        for name, old, new in changes
+    ]
+
+
+def _join_by_name(values: list[dict[str, str]]) -> dict[str, str]:
+    names = dict.fromkeys(name for each in values for name in each)
+    return {name: _join(each[name] for each in values if name in each) for name in names}
 
 
 def _join(values: Iterable[str]) -> str:
@@ -46,21 +82,20 @@ def code_hash(parts: Iterable[Path]) -> str:
     return digest.hexdigest()[:12]
 
 
-def hash_package(root: Path) -> "hashlib._Hash":
-    """Return the hash of all modules below `root` that a training cell can reach."""
+def hash_package(sources: dict[str, bytes]) -> "hashlib._Hash":
+    """Return the hash of all modules, by relative path, that a training cell can reach."""
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root).as_posix()
+    for name, source in sources.items():
         if not name.startswith(NOT_TRAINING):
             digest.update(name.encode())
-            digest.update(hash_source(path.read_bytes()))
+            digest.update(hash_source(source))
     return digest
 
 
 def package_versions() -> dict[str, str]:
     """Return the versions of the packages on which the numbers depend, plug-ins included."""
-    return {name: importlib.metadata.version(name) for name in PACKAGES} | PACKAGE_VERSIONS
+    return _VERSIONS | PACKAGE_VERSIONS
 
 
-# Computed at import, when the files are those that run: they may change during a long study.
-_PACKAGE = hash_package(Path(lit_attn.__file__).parent)
+_PACKAGE = hash_package(list_modules())
+_VERSIONS = {name: importlib.metadata.version(name) for name in PACKAGES}

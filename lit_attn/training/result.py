@@ -13,17 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_attn.cells.inputs import add_changes, collect_data
 from lit_attn.cells.ranks import SHARED_DEVICE
 from lit_attn.cells.records import Metric, MetricRow, Result, Timing, read_metrics, utc_now
 from lit_attn.config.cell import Cell
 from lit_attn.files import write_atomic
-from lit_attn.schema.errors import ConfigError
 from lit_attn.tasks.base import TaskModule
 from lit_attn.training.build import Parts
 from lit_attn.training.checkpoints import Checkpoints
 from lit_attn.training.diagnostics import DiagnosticsCallback
 from lit_attn.training.process_group import ProcessGroup
 from lit_attn.training.recording import Progress, measure_memory
+from lit_attn.training.selection import criterion, find_best, find_row, select_epoch
 
 
 class Limits(NamedTuple):
@@ -61,7 +62,8 @@ def make_result(
 ) -> Result | None:
     """Return the result of a cell after `steps` steps, or None on ranks other than 0.
 
-    Every rank must call this. Raises ConfigError if the study's metric was not logged.
+    Every rank must call this. Raises ConfigError if the study's metric was not measured at the
+    selected evaluation, and Diverged if it is not finite there.
     """
     peak_memory = group.maximum(measure_memory(group.device))
     if not group.is_rank_zero:
@@ -79,6 +81,14 @@ def make_result(
     # The speed is not in metrics.csv, so that a stopped cell leaves the same file as another one.
     rows += [MetricRow(steps, rows[-1].epoch, name, value) for name, value in speed.items()]
     selected = select_epoch(rows, cell.metric)
+    epoch = selected[0].epoch
+    undefined = sorted({r.name for r in rows if r.epoch == epoch and not math.isfinite(r.value)})
+    if undefined:
+        names = ", ".join(undefined)
+        print(f"not finite at the selected epoch, and not in the result: {names}", flush=True)
+    provenance = checkpoints.provenance
+    # Images are read while the cell trains.
+    inputs = add_changes(parts.inputs, collect_data(cell.experiment.data.input_paths()))
     return Result(
         study=cell.study,
         variant=cell.variant,
@@ -86,7 +96,7 @@ def make_result(
         identity=cell.fingerprint,
         metrics={row.name: row.value for row in selected} | speed,
         chance=list_chance_levels(parts.task),
-        selected_epoch=selected[0].epoch,
+        selected_epoch=epoch,
         steps=steps,
         epochs=math.ceil(steps / parts.data.steps_per_epoch),
         devices=group.world_size,
@@ -100,8 +110,10 @@ def make_result(
         wall_time=checkpoints.elapsed,
         device=device,
         attempts=max(1, len(list((cell_dir / "attempts").glob("*")))),
-        inputs=parts.inputs,
-        **checkpoints.provenance._asdict(),
+        inputs=inputs | provenance.modules,
+        code=provenance.code,
+        data=provenance.data,
+        versions=provenance.versions,
         finished=utc_now(),
     )
 
@@ -115,22 +127,6 @@ def list_chance_levels(task: TaskModule) -> dict[str, float]:
             if task.average is not None:
                 levels[f"{split}/averaged-{name}"] = level
     return levels
-
-
-def select_epoch(rows: list[MetricRow], metric: Metric) -> list[MetricRow]:
-    """Return the rows of the selected epoch: the last evaluated, or the best on validation.
-
-    Raises ConfigError if the metric was not logged.
-    """
-    is_last = metric.selection == "last"
-    criterion = metric.name if is_last else "val/" + metric.name.split("/", 1)[1]
-    candidates = [row for row in rows if row.name == criterion]
-    if not candidates:
-        names = ", ".join(sorted({row.name for row in rows}))
-        raise ConfigError(f"metric: '{criterion}' was not logged. These metrics were: {names}.")
-    sign = 1 if metric.goal == "max" else -1
-    best = candidates[-1] if is_last else max(candidates, key=lambda row: sign * row.value)
-    return [row for row in rows if row.epoch == best.epoch]
 
 
 @dataclass(eq=False)
@@ -182,13 +178,19 @@ class UnitRecorder(L.Callback):
         self.values = {}
         if not arrays or not trainer.is_global_zero:
             return
-        # Only the last evaluation gets here with `selection: last`.
-        rows = read_metrics(self.path.with_name("metrics.csv"))
-        is_last = self.metric.selection == "last"
-        if is_last or select_epoch(rows, self.metric)[-1].step == trainer.global_step:
+        # With `selection: last` only an evaluation that can be the last one gets here.
+        if self.metric.selection == "last" or self._is_best(trainer.global_step):
             content = io.BytesIO()
             np.savez_compressed(content, **arrays)
             write_atomic(self.path, content.getvalue())
+
+    def _is_best(self, step: int) -> bool:
+        """Return True if the evaluation after `step` steps is the best one so far."""
+        rows = read_metrics(self.path.with_name("metrics.csv"))
+        row = find_row(rows, criterion(self.metric), step)
+        if row is not None and not math.isfinite(row.value):
+            return False
+        return find_best(rows, self.metric).step == step
 
 
 def at_final_image_size(cell: Cell) -> Cell:

@@ -38,7 +38,7 @@ from lit_attn.ablate.runner import RETRIES, Runner, Summary
 from lit_attn.ablate.slots import make_slots
 from lit_attn.cells import folder
 from lit_attn.cells.failure import DISK_FULL, classify_failure
-from lit_attn.cells.records import FailureClass
+from lit_attn.cells.records import Exit, FailureClass
 
 pytestmark = pytest.mark.usefixtures("retry_at_once")
 
@@ -197,6 +197,33 @@ def test_a_full_disk_is_no_space(small_disk: Path) -> None:
     again, _ = run([first, second])
     assert again.failed == []
     assert count_runs(small_disk)["ok/0"] == 1
+
+
+@pytest.mark.parametrize("is_full_at_the_end", [False, True])
+def test_a_failure_is_recorded_as_soon_as_the_disk_has_space(
+    is_full_at_the_end: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job, *_) = jobs(tmp_path, "crash")
+    write, refused = Exit.write, []
+
+    def refuse(record: Exit, path: Path) -> None:
+        if is_full_at_the_end or len(refused) <= RETRIES["no-space"]:
+            refused.append(path)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(record, path)
+
+    monkeypatch.setattr(Exit, "write", refuse)
+    summary, events = run([job], at_once=1)
+    assert [outcome.failure for outcome in summary.failed] == ["no-space"]
+    message = f"{job.folder}: its failure is not recorded: No space left on device; status shows"
+    assert (message in events) == is_full_at_the_end
+    ends = [folder.read_exit(attempt) for attempt in folder.list_attempts(job.folder)]
+    assert len(ends) == 1 + RETRIES["no-space"]
+    assert ends[:-1] == [None, None]
+    if not is_full_at_the_end:
+        assert ends[-1] is not None
+        assert ends[-1].failure == "no-space"
+        assert job.state() == "no-space"
 
 
 def test_a_full_disk_during_locking_has_its_own_exit_code(small_disk: Path) -> None:

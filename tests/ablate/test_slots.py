@@ -1,16 +1,24 @@
 """Slots: the cells that run at the same time, and their devices."""
 
+import io
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import fake_cells
+from helpers.runs import jobs
 from helpers.training_cells import digits_cell
 
+from lit_attn.ablate.display import Display
+from lit_attn.ablate.launch import Launcher
+from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import MARGIN, Device, Slot, Slots, count_cores, make_slots
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
+from lit_attn.training.process_group import choose_device
 
 SMI = """\
 #!/bin/sh
@@ -203,6 +211,60 @@ def test_gpus_are_those_that_cuda_sees(
     slots = make_slots(None).devices
     mega = 2**20
     assert slots == [Device(name, free and free * mega) for name, free in expected]
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(
+    ("visible", "message"),
+    [
+        ("foo", "CUDA_VISIBLE_DEVICES=foo: this machine has no GPU 'foo'. Name GPUs by "),
+        ("0,foo", "CUDA_VISIBLE_DEVICES=0,foo: this machine has no GPU 'foo'. "),
+        ("2", "CUDA_VISIBLE_DEVICES=2: this machine has no GPU '2'. "),
+        ("GPU-cc", "this machine has no GPU 'GPU-cc'. "),
+        ("0,0", "CUDA_VISIBLE_DEVICES=0,0: names GPU '0' twice"),
+    ],
+)
+def test_a_name_of_no_gpu_is_refused(
+    visible: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA itself ignores the name and all names after it, and the cells train on the CPU."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        make_slots(None)
+
+
+def test_cells_that_fall_back_to_the_cpu_are_reported_once(tmp_path: Path) -> None:
+    """This machine's torch sees no GPU with this name; two cells finish on the CPU."""
+    cells = jobs(tmp_path, "ok", "ok-2")
+    output = io.StringIO()
+    runner = Runner(Launcher(fake_cells.TARGET), Slots([Device("7", None)]), Display(output))
+    summary = runner.run(cells)
+    assert summary.failed == []
+    warning = "warning: GPU 7: torch finds no GPU, so cells train on the CPU"
+    assert output.getvalue().count(warning) == 1
+
+
+@pytest.mark.parametrize("visible", ["7", "GPU-aa"])
+def test_a_cell_that_falls_back_to_the_cpu_says_so(
+    visible: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert choose_device("auto", 0, 1).type == "cpu"
+    text = f"warning: CUDA_VISIBLE_DEVICES={visible}: torch finds no such GPU"
+    assert capsys.readouterr().out.startswith(text)
+    for accelerator, hidden in (("cpu", visible), ("auto", "")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        choose_device(accelerator, 0, 1)
+        assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles", " "])
+def test_a_machine_without_visible_gpus_uses_its_cores(
+    visible: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert {device.gpu for device in make_slots(None).devices} == {None}
 
 
 @pytest.mark.usefixtures("two_gpus")

@@ -242,6 +242,25 @@ def test_escape_sequences_of_a_log_never_reach_a_terminal(tmp_path: Path) -> Non
     assert shown == b"\\x1b]0;title\\x07text\r\n"
 
 
+def test_a_log_larger_than_the_memory_is_shown(tmp_path: Path) -> None:
+    (job, *_) = expand(studies.study(tmp_path, make_body("ok")), tmp_path / "runs").jobs
+    job.cell.write(job.folder / "config.yaml")
+    size = 400 * 2**20
+    with (create_attempt(job.folder) / "log.txt").open("wb") as log:
+        log.truncate(size)
+    command = [sys.executable, "-m", "lit_attn.ablate", "logs", str(job.folder)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    output = tmp_path / "output"
+    with output.open("wb") as stream:
+        process = subprocess.Popen(command, stdout=stream, env=environment)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    assert output.stat().st_size == size
+    output.unlink()
+    assert usage.ru_maxrss * 1024 < size
+
+
 def test_status_imports_no_torch(tmp_path: Path) -> None:
     write_study(tmp_path / "runs")
     code = (

@@ -182,6 +182,9 @@ def test_a_trial_with_a_diverged_seed_is_not_chosen(tmp_path: Path) -> None:
     trial = search.summarize((1,), 1.0, {100: done(0.25), 101: CellStatus("diverged")})
     assert trial == TuningTrial(values=values, mean=None, by_seed={"100": 0.25, "101": None})
     assert search.summarize((1,), 1.0, {100: done(0.25), 101: CellStatus("killed")}) is None
+    # The result of a cell leaves out a metric that is not finite.
+    undefined = CellStatus("done", fake_cells.result(matrix.trials[0].cell, {"test/loss": 1.0}))
+    assert search.summarize((1,), 1.0, {100: done(0.25), 101: undefined}) == trial
     complete = search.summarize((1,), 1.0, {100: done(0.25), 101: done(0.75)})
     assert complete == TuningTrial(values=values, mean=0.5, by_seed={"100": 0.25, "101": 0.75})
 

@@ -7,6 +7,8 @@ from lit_attn.cells.records import FailureClass
 
 CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 FULL = "OSError: [Errno 28] No space left on device: 'runs/x/tmp/a'"
+WORKER = "DataLoader worker (pid 7)"
+LOST = "\nTraceback\nRuntimeError: DataLoader worker (pid(s) 7, 8) exited unexpectedly"
 TABLE: list[tuple[int, str, FailureClass, str]] = [
     (1, "Traceback\nlit_attn.cells.failure.Diverged: loss is nan", "diverged", "loss is nan"),
     (1, f"Traceback (most recent call last):\n{CUDA}", "out-of-memory", CUDA),
@@ -43,7 +45,8 @@ TABLE: list[tuple[int, str, FailureClass, str]] = [
     (143, "", "killed", "ended by SIGTERM"),
     (-1, "", "killed", "ended by SIGHUP"),
     (255, "step 12", "killed", "ended with the server that it was forked from"),
-    (255, "ValueError: other", "error", "ValueError: other"),
+    # The exception was caught and logged before the server was killed.
+    (255, "ValueError: other", "killed", "ended with the server that it was forked from"),
     # A cell that had no room for its log either.
     (74, "", "no-space", "no space left on device"),
     (74, "step 12", "no-space", "no space left on device"),
@@ -57,6 +60,27 @@ TABLE: list[tuple[int, str, FailureClass, str]] = [
     (-11, "Diverged: nan\nstep 12", "error", "ended by SIGSEGV after Diverged: nan"),
     (139, "Preempted: at step 7", "error", "ended by SIGSEGV after Preempted: at step 7"),
     (-11, "caf\ufffd", "error", "ended by SIGSEGV"),
+    # A process that reads data; torch raises the first line wherever the cell is.
+    (1, f"RuntimeError: {WORKER} is killed by signal: Killed. ", "killed", "RuntimeError: Data"),
+    (1, f"RuntimeError: {WORKER} is killed by signal: Killed. {LOST}", "killed",
+     "RuntimeError: DataLoader worker (pid(s) 7, 8) exited unexpectedly (signal: Killed)"),
+    (1, f"RuntimeError: {WORKER} is killed by signal: Segmentation fault. {LOST}", "killed",
+     "RuntimeError: DataLoader worker (pid(s) 7, 8) exited unexpectedly (signal: Segmentation "),
+    (1, f"RuntimeError: {WORKER} is killed by signal: Bus error. It is possible that dataloader's "
+     f"workers are out of shared memory.{LOST}", "out-of-memory", "RuntimeError: DataLoader"),
+    (1, f"...{LOST}", "killed", "RuntimeError: DataLoader worker (pid(s) 7, 8)"),
+    (1, f"RuntimeError: {WORKER} exited unexpectedly with exit code 3. Details are lost.{LOST}",
+     "error", "RuntimeError: DataLoader worker (pid(s) 7, 8)"),
+    (1, f"[rank1]: RuntimeError: {WORKER} is killed by signal: Killed. ", "killed", "[rank1]: "),
+    (1, "concurrent.futures.process.BrokenProcessPool: A process in the process pool was lost",
+     "killed", "concurrent.futures.process.BrokenProcessPool: A process"),
+    # An exception of a worker is raised in the cell, with the same type.
+    (1, "MemoryError: Caught MemoryError in DataLoader worker process 0.", "out-of-memory", "Mem"),
+    (1, "ValueError: Caught ValueError in DataLoader worker process 0.\nValueError: no image",
+     "error", "ValueError: no image"),
+    # The cell has survived the loss of a worker.
+    (1, f"RuntimeError: {WORKER} is killed by signal: Killed. \nTraceback\nValueError: other",
+     "error", "ValueError: other"),
 ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """At most one process holds a cell's lock, and a dead process holds none."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -328,4 +329,39 @@ def test_a_file_system_without_locks_is_one_line(
     monkeypatch.setattr(*{"link": (os, "link"), "flock": (fcntl, "flock")}[call], refuse)
     with pytest.raises(LockError, match=f"--out {out}: its file system does not support "):
         require_locks(out)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_no_temporary_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file system may have room for the name of a file and not for its content."""
+    write_text = Path.write_text
+
+    def fill(path: Path, content: str) -> int:
+        write_text(path, "")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    with pytest.raises(OSError, match="No space left"), hold_lock(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_temporary_lock_that_was_removed_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cell that holds the lock removes the temporary files of killed processes."""
+    link, calls = os.link, []
+
+    def remove_first(source: Path, target: Path) -> None:
+        calls.append(source)
+        if len(calls) == 1:
+            source.unlink()
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", remove_first)
+    with hold_lock(tmp_path):
+        assert read_holder(tmp_path) is not None
+    assert len(calls) == 2
     assert list(tmp_path.iterdir()) == []

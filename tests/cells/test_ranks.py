@@ -29,6 +29,7 @@ from lit_attn.ablate.slots import make_slots
 from lit_attn.cells import folder
 from lit_attn.cells.failure import (
     classify_failure,
+    describe_end,
     describe_failure,
     first_failed_rank,
     is_echo,
@@ -276,3 +277,49 @@ def test_failures_of_ranks_are_classified_from_the_log() -> None:
     log = f"{echo}\n{quote_rank_log(1, 1, 'torch.OutOfMemoryError: CUDA out of memory')}\n"
     assert classify_failure(1, log) == "out-of-memory"
     assert describe_failure(1, log) == "[rank1]: torch.OutOfMemoryError: CUDA out of memory"
+
+
+@pytest.mark.parametrize("early", [0, 1])
+@pytest.mark.parametrize("call", ["sys.exit(0)", "sys.exit()", "os._exit(0)"])
+def test_a_rank_that_exits_early_with_0_failed_first(call: str, early: int, tmp_path: Path) -> None:
+    """The other rank would wait for it, or blame it for a lost connection."""
+    code = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from lit_attn.cells import ranks\n"
+        "def body():\n"
+        f"    if os.environ['LOCAL_RANK'] == '{early}': print('leaving', flush=True); {call}\n"
+        "    time.sleep(1000)\n"
+        "ranks.SETTLE = 0.1\n"
+        "attempt = Path(sys.argv[1])\n"
+        "ranks.redirect_output(attempt / 'log.txt')\n"
+        "sys.exit(ranks.run_ranks(2, body, attempt, lambda: None))\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, check=False, timeout=TIMEOUT)
+    tail = folder.read_log_tail(tmp_path)
+    end = describe_end(done.returncode, tail)
+    assert (end.failure, end.rank) == ("error", early)
+    assert end.message.startswith("exit code 0 without a result; its log ends: ")
+    assert end.message.endswith("leaving")
+
+
+def test_a_rank_may_end_long_before_another_one(tmp_path: Path) -> None:
+    """Rank 0 writes the weights while the other ranks have nothing to do any more."""
+    code = (
+        "import os, sys, time\n"
+        "from lit_attn.cells import ranks\n"
+        "def body():\n"
+        "    if os.environ['LOCAL_RANK'] == '0': time.sleep(0.5)\n"
+        "ranks.SETTLE = 0.1\n"
+        "sys.exit(ranks.run_ranks(2, body, None, lambda: None))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_cell_that_exits_with_the_code_of_a_lost_server_has_failed(
+    tmp_path: Path,
+) -> None:
+    (job,) = expand(studies.study(tmp_path, make_body("minusone")), tmp_path / "r", seeds=(0,)).jobs
+    summary, _ = run([job])
+    assert [outcome.failure for outcome in summary.failed] == ["error"]

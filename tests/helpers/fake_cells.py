@@ -40,6 +40,8 @@ def run_cell(folder: Path, *, smoke: bool = False) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "silent":
             sys.exit(0)
+        case "minusone":
+            sys.exit(-1)
         case "crashonce" if not (folder / "second").exists():
             (folder / "second").touch()
             raise RuntimeError("the first time only")

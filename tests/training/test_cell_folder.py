@@ -184,7 +184,7 @@ def test_a_checkpoint_with_other_bits_is_set_aside(
         archive.writestr("archive/data.pkl", b"\x80\x02s.")
         archive.writestr("archive/version", b"3\n")
     group = ProcessGroup(0, 1, torch.device("cpu"))
-    checkpoints = Checkpoints(tmp_path, 0, 1.0, group, lambda: Provenance("c", "d", {}))
+    checkpoints = Checkpoints(tmp_path, 0, 1.0, group, lambda: Provenance("c", "d", {}, {}))
     assert checkpoints.find_newest() == tmp_path / "step-000000001.ckpt"
     assert capsys.readouterr().out.count("does not load") == 2
     assert len(list(tmp_path.glob("*.unreadable"))) == 2

@@ -25,7 +25,7 @@ from lit_attn.config.metrics import DEFAULT_METRIC
 from lit_attn.models import factory
 from lit_attn.tasks.base import TaskModule
 from lit_attn.train import main, run_cell
-from lit_attn.training.result import select_epoch
+from lit_attn.training.selection import select_epoch
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])

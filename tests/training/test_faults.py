@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from helpers import studies
+import yaml
+from helpers import digit_folders, studies
 from helpers.holding import hold_at
 from helpers.runs import is_alive, is_held, list_holders, wait_until
 from helpers.training_cells import folder_of
@@ -183,6 +184,38 @@ def test_failures_of_training_have_their_classes(tmp_path: Path, small_disk: Pat
     _, output = finish(tmp_path, "--seeds", "0,")
     assert "skipped: 1 cell that diverged; see" in output
     assert cells["fixed"].state() == "done"
+
+
+@pytest.mark.slow
+def test_the_loss_of_a_data_worker_is_retried(tmp_path: Path) -> None:
+    """The kernel's out-of-memory killer chooses a worker as often as the process that trains."""
+    experiment = digit_folders.experiment(digit_folders.write(tmp_path / "digits"))
+    experiment["data"]["workers"] = 2
+    path = studies.write(tmp_path, "baseline: a\ncells: {a: {}}", yaml.safe_dump(experiment))
+    (job, _) = expand(choose_one(path), tmp_path / "runs").jobs
+    hold_at(tmp_path, 2)
+    with command(tmp_path, "--seeds", "0,") as process:
+        for attempt, number in enumerate((signal.SIGKILL, signal.SIGSEGV), start=1):
+            wait_until(lambda: is_held(job.folder) or process.poll() is not None)
+            rank = int((job.folder / "held").read_text())
+            (worker, *_) = list_children(rank)
+            os.kill(worker, number)
+            exit_path = job.folder / "attempts" / str(attempt) / "exit.json"
+            wait_until(lambda exit_path=exit_path: exit_path.exists() or process.poll() is not None)
+        (tmp_path / "hold").unlink()
+        output, _ = process.communicate(timeout=500)
+    attempts = folder.list_attempts(job.folder)
+    ends = [end for end in map(folder.read_exit, attempts) if end is not None]
+    assert [end.failure for end in ends] == ["killed", "killed"], output
+    assert "Killed" in ends[0].message
+    assert "Segmentation fault" in ends[1].message
+    assert job.state() == "done"
+
+
+def list_children(pid: int) -> list[int]:
+    """Return the children of a process, oldest first."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return sorted(int(child) for path in tasks for child in path.read_text().split())
 
 
 @pytest.mark.slow

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lit_attn.schema.plugins import hash_source, load_parts
+from lit_attn.schema.plugins import load_parts
+from lit_attn.schema.sources import hash_source, list_modules
 from lit_attn.training.provenance import code_hash, hash_package
 
 SOURCE = b'''"""A module."""
@@ -67,16 +68,16 @@ def test_the_package_hash_covers_the_modules_that_a_cell_can_reach(tmp_path: Pat
     for name in ("models/vit.py", "training/fit.py", *not_reached):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("X = 1\n")
-    before = hash_package(tmp_path).digest()
+    before = hash_package(list_modules(tmp_path)).digest()
     for name in not_reached:
         (tmp_path / name).write_text("X = 2\n")
     (tmp_path / "models" / "vit.py").write_text('"""Vision transformer."""\n\nX = 1\n')
-    assert hash_package(tmp_path).digest() == before
+    assert hash_package(list_modules(tmp_path)).digest() == before
     (tmp_path / "models" / "vit.py").write_text("X = 2\n")
-    changed = hash_package(tmp_path).digest()
+    changed = hash_package(list_modules(tmp_path)).digest()
     assert changed != before
     (tmp_path / "models" / "vit.py").rename(tmp_path / "models" / "vision.py")
-    assert hash_package(tmp_path).digest() not in (before, changed)
+    assert hash_package(list_modules(tmp_path)).digest() not in (before, changed)
 
 
 def test_a_comment_in_a_part_keeps_the_hash(
