@@ -259,7 +259,7 @@ def test_the_ffn_width_of_a_baseline_is_that_of_its_code(model: Model, width: in
         (
             ModuleConfig(target="builtins:list"),
             IMAGES,
-            "^import: builtins:list is not a subclass of torch.nn.Module; it is the class builtins.list",
+            "^import: builtins:list is not a subclass of torch.nn.Module; it is the class builtins",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
