@@ -21,7 +21,7 @@ def import_class(target: str, base: str, takes_functions: bool = False) -> Any:
     """
     name, _, attribute = target.partition(":")
     place = f"import: {target}"
-    imported: Any = run_import(lambda: _import_module(name, place), place)
+    imported = _import_module(name, place)
     names = [word for word in dir(imported) if not word.startswith("_")]
     require(f"import: module '{name}' has no", attribute, names)
     # A package may import the module of an attribute when the attribute is read.
@@ -44,10 +44,12 @@ def _import_module(name: str, place: str) -> Any:
     if not all(name.split(".")):
         raise ConfigError(f"{place}: is not in the form MODULE:CLASS, as mine:Net")
     try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
+        return run_import(lambda: import_module(name), place)
+    except ConfigError as error:
+        if not isinstance(error.__cause__, ModuleNotFoundError):
+            raise
         text = "write MODULE:CLASS, with the file of the module in `parts`"
-        raise ConfigError(f"{place}: {error}; {text}") from error
+        raise ConfigError(f"{place}: {error.__cause__}; {text}") from error
 
 
 def _derives(value: Any, base_class: type) -> bool:

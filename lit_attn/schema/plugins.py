@@ -92,8 +92,6 @@ def run_import(import_code: Callable[[], T], file: Path | str) -> T:
     except SystemExit as error:
         hint = 'put the call under `if __name__ == "__main__":`'
         raise ConfigError(f"{_place(error, file)}: calls sys.exit when imported; {hint}") from error
-    except ConfigError:
-        raise
     except Exception as error:
         # Foreign code can raise any exception.
         raise ConfigError(explain_failure(error, file)) from error
