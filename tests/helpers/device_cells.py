@@ -35,7 +35,7 @@ for module in TRAINING:
 EXACT = {"dropout": 0.0, "drop_path": 0.0}
 STOPPED_AT = 6
 # Relative to the folder that `_main` receives.
-FOLDERS = Path("digits")
+FOLDERS, SINGLE = Path("digits"), Path("single")
 
 
 def images(devices: int) -> Cell:
@@ -78,8 +78,51 @@ def scenes(devices: int) -> Cell:
     )
 
 
+def counted(devices: int) -> Cell:
+    """Return a cell whose M-step counts the tokens of two micro-batches on all devices."""
+    model = {"dropout": 0.0, "attention": "mgk-soft-e"}
+    return text_cell(model=model, training={"devices": devices})
+
+
+def values(devices: int) -> Cell:
+    """Return a cell that leaves parameters without a gradient."""
+    attention = {"residual": "value", "zz": "with", "compose": "query"}
+    return digits_cell(model=EXACT | {"attention": attention}, training={"devices": devices})
+
+
+def normed(devices: int) -> Cell:
+    """Return a cell that trains a user's network with batch norms.
+
+    They cancel biases, whose gradients are rounding errors. Adam would make whole steps of these.
+    """
+    optimizer = {"kind": "sgd", "lr": 0.1}
+    cell = digits_cell(optimizer=optimizer, training={"devices": devices}).model_dump(mode="json")
+    cell["experiment"]["model"] = {"kind": "module", "import": "helpers.normed_network:Normed"}
+    return Cell.model_validate(cell)
+
+
+def few(devices: int) -> Cell:
+    """Return a cell that evaluates one image."""
+    model = {"drop_path": 0.0, "decoder_dropout": 0.0}
+    data = {"evaluation_images": 1}
+    return scenes_cell(Path("few"), data=data, model=model, training={"devices": devices})
+
+
+def single(devices: int) -> Cell:
+    """Return a cell that evaluates one image of a folder."""
+    sections = experiment(
+        SINGLE,
+        data={"augment": {}},
+        model={"drop_path": 0.0},
+        training={"average": {"decay": 0.9}, "devices": devices},
+    )
+    fields = {"study": "t", "variant": "v", "seed": 0, "experiment": sections}
+    return Cell.model_validate(fields)
+
+
 def cells() -> dict[str, Cell]:
     compared: list[Callable[[int], Cell]] = [images, cut_short, early, text, growing, scenes]
+    compared += [counted, values, normed, few, single]
     by_name = {f"{make_cell.__name__}-{n}": make_cell(n) for make_cell in compared for n in (1, 2)}
     recorded = {"devices": 2, "diagnostics": {"kinds": ["residual", "rank", "maps", "heads"]}}
     by_name |= {name: digits_cell(training=recorded) for name in ("whole", "stopped")}
@@ -114,6 +157,9 @@ def _main(root: Path) -> None:
     write(FOLDERS, train=8, val=3)
     # An odd number of images to evaluate.
     (FOLDERS / "val" / "n3" / "2.JPEG").unlink()
+    write(SINGLE, train=8, val=1)
+    for label in range(1, 4):
+        (SINGLE / "val" / f"n{label}" / "0.JPEG").unlink()
     jobs = [Job(cell, root / name) for name, cell in cells().items()]
     runner.RETRIES.clear()
     launcher = Launcher("device_cells:run_cell")

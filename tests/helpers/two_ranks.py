@@ -105,6 +105,9 @@ def train(case: Case, rank: int = 0, world: int = 1) -> dict[str, Tensor]:
     """Return the state of the case's network after STEPS steps of accumulated gradients."""
     torch.manual_seed(0)
     network = case.build().double().train()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
     leave_steps_to_loop(network)
     model: nn.Module = network
     if world > 1:

@@ -1,0 +1,42 @@
+"""A layer says exactly when some of its parameters get no gradient."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import attention_cases
+from helpers.attention_checks import DIM, HEADS, tokens
+from torch import nn
+
+from lit_attn.attention.layer import attn_layer
+from lit_attn.attention.spec import AttentionSpec
+from lit_attn.training.several_devices import choose_strategy
+
+NORMED: dict[str, Any] = {"qk_norm": True, "norm_layer": nn.LayerNorm}
+
+
+@pytest.mark.parametrize("spec", attention_cases.all_specs(), ids=attention_cases.label)
+@pytest.mark.parametrize("options", [{}, NORMED], ids=["", "normed"])
+def test_the_strategy_searches_for_unused_parameters_where_there_are_some(
+    spec: AttentionSpec, options: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    for lsa in (False, True):
+        if lsa and not spec.similarity.has_logits:
+            continue
+        layer = attn_layer(spec, local_self_attention=lsa)(DIM, HEADS, **options).double()
+        layer(tokens(5)).sum().backward()
+        has_unused = any(parameter.grad is None for parameter in layer.parameters())
+        assert layer.leaves_parameters_unused == has_unused
+        network = nn.Sequential(nn.Linear(DIM, DIM), layer)
+        strategy = "ddp_find_unused_parameters_true" if has_unused else "ddp"
+        assert choose_strategy(network, 2) == strategy
+        assert choose_strategy(network, 1) == "auto"
+
+
+def test_frozen_parameters_are_not_missing() -> None:
+    layer = attn_layer({"residual": "value", "zz": "with"})(DIM, HEADS)
+    assert layer.leaves_parameters_unused
+    assert layer.z is not None
+    layer.z.requires_grad_(False)
+    assert not layer.leaves_parameters_unused
