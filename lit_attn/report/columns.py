@@ -1,6 +1,5 @@
 """Columns of the result table (assets/columns.yaml) and the functions that print their cells."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -8,6 +7,7 @@ import pandas as pd
 
 from lit_attn.report.comparison import POWERS
 from lit_attn.report.formats import Cell, read_asset
+from lit_attn.report.numbers import find_magnitude, write_number
 from lit_attn.report.read import BUSY
 
 NOTHING = "\N{EM DASH}"
@@ -50,7 +50,7 @@ def make_scale(summary: pd.DataFrame) -> Scale:
 def choose_digits(deviations: "pd.Series[float]", means: "pd.Series[float]") -> int:
     """Return decimals for two digits of the median deviation, or for three of the median mean."""
     sizes = [size[size > 0].median() for size in (deviations, means.abs() / 10) if (size > 0).any()]
-    return min(max(2, 1 - math.floor(math.log10(sizes[0]))), 6) if sizes else 2
+    return min(max(2, 1 - find_magnitude(sizes[0])), 6) if sizes else 2
 
 
 def make_cells(column: Column, records: list[Record], scale: Scale) -> list[Cell]:
@@ -143,7 +143,7 @@ def format_number(value: Any, form: str, unit: float = 1) -> str:
     """Return a number in multiples of `unit`, with a typographic minus; a dash for no number."""
     if pd.isna(value):
         return NOTHING
-    text = format(value if unit == 1 else value / unit, form)
+    text = write_number(value if unit == 1 else value / unit, form)
     # A difference that rounds to zero has no sign.
     if not any(digit in text for digit in "123456789"):
         text = text.lstrip("+-")
@@ -164,7 +164,9 @@ PRINTERS: dict[str, Callable[[Record, Scale], str]] = {
     "p": lambda r, _: format_p(r["p_adjusted"]),
     "failure_p": lambda r, _: format_p(r["failure_p"]),
     "seeds_needed": _needed,
-    "power": lambda r, _: ", ".join(f"{r[n]:.2f}" for n in POWERS if not pd.isna(r[n])) or NOTHING,
+    "power": lambda r, _: (
+        ", ".join(write_number(r[n], ".2f") for n in POWERS if not pd.isna(r[n])) or NOTHING
+    ),
     "verdict": lambda r, _: NOTHING if pd.isna(r["verdict"]) else str(r["verdict"]),
     "margin": _margin,
     "best_test_epoch": lambda r, s: format_spread(

@@ -46,7 +46,7 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
         if values:
             mean = statistics.fmean(values.values())
             bars = left.plot(mean, row, "|", color="black", markersize=13)
-            drawing.name_values(bars[0], name, [f"mean {mean:.4g}"])
+            drawing.name_values(bars[0], name, [f"mean {drawing.short(mean)}"])
         record = comparisons.records[name]
         pairs = [value - baseline[seed] for seed, value in values.items() if seed in baseline]
         if pairs and name != study.plan.baseline:
@@ -91,9 +91,11 @@ def _draw_differences(axes: Axes, rows: list[Difference], margin: float = 0.0) -
         _draw_dots(axes, row, by_seed, name)
         if low is not None and high is not None:
             (line,) = axes.plot([low, high], [row + 0.24] * 2, color="black", linewidth=1)
-            drawing.name_values(line, name, [f"lower end {low:.4g}", f"upper end {high:.4g}"])
+            drawing.name_values(
+                line, name, [f"lower end {drawing.short(low)}", f"upper end {drawing.short(high)}"]
+            )
         (bar,) = axes.plot(mean, row + 0.24, "|", color="black", markersize=6)
-        drawing.name_values(bar, name, [f"mean {mean:.4g}"])
+        drawing.name_values(bar, name, [f"mean {drawing.short(mean)}"])
         if is_starred:
             star = axes.text(1.025, row, STAR, transform=beside, va="center", fontsize=11)
             drawing.name_values(star, name)
@@ -129,11 +131,13 @@ def _draw_dots(axes: Axes, row: int, values: list[float], name: str) -> None:
             stacks[place] += 1
     x, y = zip(*dots, strict=True) if dots else ((), ())
     (line,) = axes.plot(x, y, "o", color=COLOURS[0], markersize=4, alpha=0.55, mew=0)
-    drawing.name_values(line, name, (f"{value:.4g}" for value in x))
+    drawing.name_values(line, name, map(drawing.short, x))
     below, above = [v for v in values if v < low], [v for v in values if v > high]
     for outliers, edge, marker, align in ((below, low, "<", "left"), (above, high, ">", "right")):
         if outliers:
-            span = " to ".join(dict.fromkeys(f"{v:.4g}" for v in (min(outliers), max(outliers))))
+            span = " to ".join(
+                dict.fromkeys(drawing.short(v) for v in (min(outliers), max(outliers)))
+            )
             (line,) = axes.plot(edge, row, marker, color=COLOURS[1], markersize=5, clip_on=False)
             drawing.name_values(line, name, [span])
             style: dict[str, Any] = {"ha": align, "va": "bottom", "fontsize": 6.5}
@@ -223,14 +227,14 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> Figure | None:
         # The legend and the page say where a far outlier is; its error bar would lie elsewhere.
         mean = row["mean"]
         is_far = not low <= mean <= high
-        label += f" ({mean:.4g})" if is_far else ""
+        label += f" ({drawing.short(mean)})" if is_far else ""
         style = {"fmt": marker, "color": colour, "ms": 4.5, "clip_on": not is_far}
         for axes, cost in zip(panels, costs, strict=True):
             if not math.isnan(row[cost]):
                 place = (row[cost], min(max(mean, low), high), 0.0 if is_far else row["sd"])
-                name, at = row["variant"], f"{row[cost]:.4g}"
+                name, at = row["variant"], drawing.short(row[cost])
                 drawn = drawing.draw_points(axes, place, name, [at], **style)
-                drawing.name_values(drawn.lines[0], name, [f"{mean:.4g} at {at}"])
+                drawing.name_values(drawn.lines[0], name, [f"{drawing.short(mean)} at {at}"])
                 entries[name] = (drawn, label)
     for axes, cost in zip(panels, costs, strict=True):
         axes.set_ylim(low, high)

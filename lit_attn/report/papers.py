@@ -2,7 +2,6 @@
 
 import csv
 import itertools
-import math
 import re
 import statistics
 from collections import Counter
@@ -16,6 +15,7 @@ from lit_attn.config import papers as config
 from lit_attn.report import scaling, stats
 from lit_attn.report.columns import DAGGER, format_difference, format_number
 from lit_attn.report.comparison import ALPHA, FAILURES
+from lit_attn.report.numbers import find_magnitude, write_number
 from lit_attn.report.read import BUSY, CellRecord, StudyRecord, read_or_skip, read_studies
 from lit_attn.schema.errors import ConfigError, require
 
@@ -204,13 +204,13 @@ def _format(column: config.Column, published: list[str], values: Values, base: V
     mean = statistics.fmean(values.values())
     if column.value == "parameters" or 0 < abs(mean) < 1:
         # Small models have fewer parameters and shorter times than the paper: two digits remain.
-        digits = max(digits, 1 - math.floor(math.log10(abs(mean))))
+        digits = max(digits, 1 - find_magnitude(mean))
     units = {match[1] for text in published if (match := re.match(r"[\d.]+([KMBG%])", text))}
     unit = units.pop() if len(units) == 1 else ""
     shown = values.values() if column.file else [mean]
     texts = ["/".join(format_number(value, f".{digits}f") + unit for value in shown)]
     if len(set(values.values())) > 1 and not column.file:
-        texts.append(f"± {statistics.stdev(values.values()):.{digits}f}")
+        texts.append(f"± {write_number(statistics.stdev(values.values()), f'.{digits}f')}")
     start = statistics.fmean(base.values()) if base else None
     if column.overhead:
         texts.append(f"({format_number(100 * (mean / start - 1), '.1f')}%)" if start else "(-)")

@@ -10,6 +10,7 @@ from lit_attn.cells.records import Plan
 from lit_attn.report import columns, stats
 from lit_attn.report.comparison import ALPHA, Comparisons
 from lit_attn.report.formats import Cell, Table, named_table, read_asset
+from lit_attn.report.numbers import fill, round_number
 from lit_attn.report.read import BUSY, StudyRecord
 from lit_attn.schema.errors import plural
 
@@ -35,22 +36,22 @@ def make_results_table(
                 cells.append(printed)
     values = _template_values(study, summary, comparisons)
     names = {"label": plan.metric.label, "flops": scale.flops, "memory": scale.memory}
-    notes = [*filter(None, (column.note.format(**values).strip() for column in shown))]
+    notes = [*filter(None, (fill(column.note, **values).strip() for column in shown))]
     if any(cell.text == columns.BUSY_TEXT for printed in cells for cell in printed):
-        notes.append(SENTENCES["busy"].format(ratio=BUSY))
+        notes.append(fill(SENTENCES["busy"], ratio=BUSY))
     if summary["missing"].astype(bool).any():
         notes.append(SENTENCES["missing"])
     if (summary["planned"] > summary["n"] + summary["failed"]).any():
         notes.append(SENTENCES["interim"])
     if ties := int(summary["ties"].sum()):
         pairs = int(summary["pairs"].sum())
-        notes.append(SENTENCES["ties"].format(ties=ties, pairs=plural(pairs, "pair")))
+        notes.append(fill(SENTENCES["ties"], ties=ties, pairs=plural(pairs, "pair")))
     if not study.values(plan.baseline):
-        notes.append(SENTENCES["no_baseline"].format(baseline=plan.baseline))
+        notes.append(fill(SENTENCES["no_baseline"], baseline=plan.baseline))
     notes += _describe_plan(study, comparisons.level)
     provenance, warnings = describe_records(study)
     return Table(
-        [column.heading.format(**names) for column in shown],
+        [fill(column.heading, **names) for column in shown],
         [list(row) for row in zip(*cells, strict=True)],
         # A YAML title can span lines.
         title=re.sub(r"(?<=[^.?!])\.*$", ".", " ".join(plan.title.split())),
@@ -104,8 +105,11 @@ def make_class_table(classes: pd.DataFrame) -> Table:
         # A mean over fewer seeds than another variant's is never the best one.
         best = values.loc[values["n"] == values["n"].max(), "mean"].max()
         measured = values[["mean", "sd"]].reindex(variants).itertuples(index=False)
-        texts = [(columns.format_spread(mean, sd, 2), mean == best) for mean, sd in measured]
-        rows.append([Cell(str(label)), *(Cell(text, is_best) for text, is_best in texts)])
+        row = [Cell(str(label))]
+        for mean, sd in measured:
+            is_best = round_number(mean) == round_number(best)
+            row.append(Cell(columns.format_spread(mean, sd, 2), is_best))
+        rows.append(row)
     return named_table("classes", rows, variants)
 
 
@@ -120,7 +124,10 @@ def _template_values(
     # The step of a continuous metric is a rounding error, which needs no mention.
     is_coarse = study.resolution > 0.01 * max(summary["sd"].dropna(), default=float("inf"))
     pairs = max(comparisons.pairs, default=0)
-    floor = {"floor": min(1.0, 2.0 ** (1 - pairs)), "pairs": plural(pairs, "pair")}
+    smallest_p = min(1.0, 2.0 ** (1 - pairs))
+    floor = fill(SENTENCES["floor"], floor=smallest_p, pairs=plural(pairs, "pair"))
+    test = "joint_test" if comparisons.is_joint else "holm_test"
+    comparison_count = plural(len(comparisons.pairs), "comparison")
     count = 1 if comparisons.is_joint else max(1, len(comparisons.pairs))
     has_failed = summary["failed"].any()
     return {
@@ -132,13 +139,10 @@ def _template_values(
         "planned": len(plan.seeds),
         "seeds": columns.format_seeds(plan.seeds),
         "baseline": plan.baseline,
-        "resolution": SENTENCES["resolution"].format(step=study.resolution) if is_coarse else "",
-        "alpha": f"{comparisons.level:.3g}",
-        "test": SENTENCES["joint_test" if comparisons.is_joint else "holm_test"].format(
-            comparisons=plural(len(comparisons.pairs), "comparison"),
-            floor=SENTENCES["floor"].format(**floor),
-        ),
-        "star": SENTENCES["star"].format(seeds=stats.pairs_for_a_star(count, comparisons.level)),
+        "resolution": fill(SENTENCES["resolution"], step=study.resolution) if is_coarse else "",
+        "alpha": comparisons.level,
+        "test": fill(SENTENCES[test], comparisons=comparison_count, floor=floor),
+        "star": fill(SENTENCES["star"], seeds=stats.pairs_for_a_star(count, comparisons.level)),
         "units": f"{summary['units'].max():,}",
         "margin": metric.margin,
         "source": " ".join(plan.source.split()).rstrip(".") or "the study file",
@@ -151,7 +155,7 @@ def _describe_plan(study: StudyRecord, level: float) -> list[str]:
     notes = describe_setup(study.plan)
     if tuning := study.tuning:
         values = tuning.model_dump() | {"keys": " and ".join(tuning.keys)}
-        notes.append(SENTENCES["tuned"].format(label=tuning.select.label, **values))
+        notes.append(fill(SENTENCES["tuned"], label=tuning.select.label, **values))
     if times := study.step_times:
         names = {variant.variant or variant.name for variant in study.plan.variants}
         spreads = [(100 * e.spread, e.variant) for e in times.variants if e.variant in names]
@@ -159,29 +163,29 @@ def _describe_plan(study: StudyRecord, level: float) -> list[str]:
         missing = ", ".join(sorted(names - {e.variant for e in times.variants}))
         values = {"missing": f" (not for {missing})" if missing else "", "spread": spread}
         values |= {"noise": SENTENCES["noise"] if times.is_noisy else "", "name": name}
-        notes.append(SENTENCES["alone"].format(**values))
+        notes.append(fill(SENTENCES["alone"], **values))
     if seals := study.seals:
         first = seals.entries[0]
         sentence = SENTENCES["sealed" if seals.is_before_results else "sealed_late"]
-        notes.append(sentence.format(hash=first.hash, time=first.time[:16], results=first.results))
+        notes.append(fill(sentence, hash=first.hash, time=first.time[:16], results=first.results))
         if seals.added_seeds:
             seeds = columns.format_seeds(list(sum(seals.added_seeds, ())))
             # `bound` is the sum of the levels of all looks.
             values = {"looks": 1 + len(seals.added_seeds), "bound": 1.5 * ALPHA - level}
-            notes.append(SENTENCES["looks"].format(seeds=seeds, level=level, **values))
+            notes.append(fill(SENTENCES["looks"], seeds=seeds, level=level, **values))
         changes = [(key, ", ".join(names)) for key, names in seals.changes().items() if names]
-        notes += [SENTENCES[key].format(names=names) for key, names in changes]
+        notes += [fill(SENTENCES[key], names=names) for key, names in changes]
     return notes
 
 
 def describe_setup(plan: Plan) -> list[str]:
     """Return the recorded agreement with released code, and what is equal in all variants."""
     words, criteria = plan.parity.rstrip("."), plan.criteria
-    notes = [SENTENCES["parity"].format(words=words)] if words else []
+    notes = [fill(SENTENCES["parity"], words=words)] if words else []
     first = " without @" if len(criteria) > 1 else ""
     for number, name in enumerate(criteria if criteria not in (["parameters"], ["none"]) else []):
         mark = f" with @{name}" if number else first
-        notes.append(SENTENCES["equal"].format(mark=mark, words=SENTENCES[f"equal_{name}"]))
+        notes.append(fill(SENTENCES["equal"], mark=mark, words=SENTENCES[f"equal_{name}"]))
     return notes
 
 
@@ -196,10 +200,10 @@ def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
     distinct = {name: sorted(set(study.measurements(name))) for name in names}
     packages = sorted({name for text in distinct["versions"] for name in text.split("; ")})
     texts = {name: ", ".join(v) for name, v in (distinct | {"versions": packages}).items()}
-    notes = [SENTENCES["provenance"].format(**texts)] if distinct["device"] else []
+    notes = [fill(SENTENCES["provenance"], **texts)] if distinct["device"] else []
     hashes = {name: distinct[name] for name in ("code", "data") if len(distinct[name]) > 1}
     mixed = [f"{name} differs between runs ({', '.join(h)})" for name, h in hashes.items()]
-    warnings = [SENTENCES["mixed"].format(hashes=" and ".join(mixed))] if mixed else []
+    warnings = [fill(SENTENCES["mixed"], hashes=" and ".join(mixed))] if mixed else []
     names = [name for name in ("versions", "device") if len(distinct[name]) > 1]
     names += study.unreadable
     return notes, [*warnings, *(SENTENCES[name] for name in names)]

@@ -9,6 +9,7 @@ from lit_attn.report import stats
 from lit_attn.report.columns import NOTHING, format_p, format_spread, make_scale
 from lit_attn.report.comparison import ALPHA, compare_variants
 from lit_attn.report.formats import Cell, named_table, to_csv, to_latex, to_markdown
+from lit_attn.report.numbers import fill, write_number
 from lit_attn.report.page import Section, render_page
 from lit_attn.report.read import StudyRecord
 from lit_attn.report.results import SENTENCES, describe_origin
@@ -35,7 +36,8 @@ def write_across(studies: list[StudyRecord], reports: Path) -> Path:
     complete = {name: f["mean"].where(f["n"] == f["planned"]) for name, f in frames.items()}
     signs = [-1 if study.plan.metric.goal == "max" else 1 for study in studies]
     ranks = (pd.concat(complete, axis=1) * signs).dropna().astype(float).rank()
-    ranked = (ranks if len(ranks) > 1 else ranks.iloc[:0]).mean(axis=1).map("{:.2f}".format)
+    mean_ranks = (ranks if len(ranks) > 1 else ranks.iloc[:0]).mean(axis=1)
+    ranked = {name: write_number(rank, ".2f") for name, rank in mean_ranks.items()}
     rows = []
     for variant in numbers.index:
         row = [Cell(variant)]
@@ -48,11 +50,11 @@ def write_across(studies: list[StudyRecord], reports: Path) -> Path:
     tested = ""
     if len(studies) > 1 and len(ranks) > 2:
         p, critical = stats.friedman_nemenyi(ranks.to_numpy().T, ALPHA)
-        tested = " " + SENTENCES["friedman"].format(p=format_p(p), alpha=ALPHA, critical=critical)
+        tested = " " + fill(SENTENCES["friedman"], p=format_p(p), alpha=ALPHA, critical=critical)
     table = named_table("across", rows, headings, complete=len(ranks), test=tested)
     table.notes.extend(describe_origin(study.plan) for study in studies)
     if len(studies) < FEW:
-        table.warnings.append(SENTENCES["few_studies"].format(count=len(studies), few=FEW))
+        table.warnings.append(fill(SENTENCES["few_studies"], count=len(studies), few=FEW))
     section, title = Section(tables=[table]), table.title.rstrip(".")
     page = reports / "across.html"
     write_atomic(page.with_suffix(".csv"), to_csv(numbers.rename_axis("variant").reset_index()))

@@ -17,6 +17,7 @@ import yaml
 from lit_attn.cells.records import PlannedVariant
 from lit_attn.report.columns import COLUMNS, NOTHING, Record
 from lit_attn.report.comparison import Comparisons
+from lit_attn.report.numbers import round_number
 from lit_attn.report.read import StudyRecord
 from lit_attn.report.samples import measure_test_errors
 
@@ -57,14 +58,16 @@ def make_variant_frame(study: StudyRecord, comparisons: Comparisons) -> pd.DataF
 
 def _measure_targets(study: StudyRecord) -> dict[str, Record]:
     """Return the steps and seconds after which mean curves reach the baseline's final value."""
-    final = list(study.values(study.plan.baseline).values())
+    final_values = list(study.values(study.plan.baseline).values())
     records: dict[str, Record] = {}
-    if not final:
+    if not final_values:
         return records
     sign = 1 if study.plan.metric.goal == "max" else -1
+    # The curve of the baseline ends at the target, up to the last digits.
+    target = round_number(sign * statistics.fmean(final_values))
     for name, rows in study.curves.groupby("variant"):
-        means = rows.groupby("step")["value"].mean()
-        reached = means.index[sign * means >= sign * statistics.fmean(final)]
+        means = sign * rows.groupby("step")["value"].mean()
+        reached = means.index[means.map(round_number) >= target]
         if len(reached) and len(means) > 2:
             steps = int(reached.min())
             time = study.step_time(str(name))

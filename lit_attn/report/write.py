@@ -10,7 +10,6 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lit_attn.cells.records import csv_lines
 from lit_attn.files import write_atomic
 from lit_attn.report import diagnostics, drawing, effects, figures, formats, results, stats
 from lit_attn.report.columns import make_scale
@@ -67,7 +66,7 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
     }
     files: dict[str, str | bytes] = {
         "table.csv": to_csv(summary),
-        "per_seed.csv": csv_lines(map(formats.neutralise, row) for row in list_cells(study)),
+        "per_seed.csv": formats.rows_to_csv(list_cells(study)),
         "table.md": formats.to_markdown(table),
         "table.tex": latex,
         **{name: to_csv(frame) for name, frame in optional.items() if len(frame)},

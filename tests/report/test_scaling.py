@@ -14,7 +14,7 @@ from lit_attn.report.scaling import (
     Point,
     draw_scaling,
     find_multipliers,
-    fit_lines,
+    fit_law,
     make_scaling_table,
     read_points,
 )
@@ -90,9 +90,9 @@ def test_a_wrong_form_of_the_law_shows_as_misfit() -> None:
 
 def test_a_seed_without_a_level_has_no_line() -> None:
     points = [Point("a", str(c), seed, c, 1 / c) for c in (1.0, 2.0) for seed in (0, 1)]
-    assert set(fit_lines(points)) == {0, 1}
-    assert set(fit_lines(points[:-1])) == {0}
-    assert fit_lines(points[:1]) == {}
+    assert set(fit_law(points).lines) == {0, 1}
+    assert set(fit_law(points[:-1]).lines) == {0}
+    assert fit_law(points[:1]).lines == {}
 
 
 def test_a_baseline_that_does_not_improve_gives_no_multiplier() -> None:
