@@ -26,7 +26,15 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from lit_attn.files import open_at_once, write_atomic
 from lit_attn.schema.errors import ConfigError, explain
@@ -34,6 +42,9 @@ from lit_attn.schema.errors import ConfigError, explain
 FailureClass = Literal[
     "out-of-memory", "diverged", "killed", "timed-out", "no-space", "bad-configuration", "error"
 ]
+
+LARGEST_INTEGER = 2**63 - 1
+"""Largest integer of a record: tables have columns of 64 bits."""
 
 
 def utc_now() -> str:
@@ -45,6 +56,14 @@ class Record(BaseModel):
     """Base of all records. Unknown keys, which a newer version may have written, are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+    @model_validator(mode="after")
+    def _check_integers(self) -> Self:
+        for name, value in self:
+            for entry in value if isinstance(value, list) else [value]:
+                if isinstance(entry, int) and abs(entry) > LARGEST_INTEGER:
+                    raise ValueError(f"{name}: an integer has more than 64 bits")
+        return self
 
     def write(self, path: Path) -> None:
         """Write the record atomically as JSON."""

@@ -169,7 +169,7 @@ def _latex_mark(cell: Cell) -> str:
 def to_csv(frame: "pd.DataFrame") -> str:
     """Return `frame` as CSV: rounded numbers, and no text that starts a spreadsheet formula."""
     frame = frame.rename(columns=neutralise)
-    for name in frame.select_dtypes(include="floating"):
+    for name in frame.select_dtypes(include="number"):
         frame[name] = frame[name].map(round_number, na_action="ignore")
     for name in frame.select_dtypes(include=["object", "string"]):
         frame[name] = frame[name].map(_prepare_value)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,7 @@ from lit_attn.cells import records
 from lit_attn.cells.folder import read_cell, read_result
 from lit_attn.report.drawing import MOST_PANELS
 from lit_attn.report.stats import find_resolution
-from lit_attn.schema.errors import ConfigError, require, suggest
+from lit_attn.schema.errors import ConfigError, escape_control, require, suggest
 
 Arrays = dict[str, NDArray[Any]]
 Content = TypeVar("Content")
@@ -174,6 +174,13 @@ class StudyRecord:
         return statistics.median(times) if times and max(times) <= BUSY * min(times) else None
 
 
+class Outcome(NamedTuple):
+    """Folders or pages that were written, and names of studies and families that were skipped."""
+
+    written: list[Path]
+    skipped: list[str]
+
+
 def read_or_skip(
     read: Callable[[Path], Content], folder: Path | None, name: str = ""
 ) -> Content | None:
@@ -202,25 +209,40 @@ def read_arrays(path: Path) -> Arrays:
 def read_studies(runs: Path, names: list[str] | None = None) -> Iterator[StudyRecord]:
     """Read the studies below `runs` (all that have a plan, or those in `names`) one by one.
 
-    A study that cannot be read is skipped with a warning. Raises ConfigError if `runs` holds no
-    plan, if a name has no plan, or if not one of the studies can be read.
+    A study that cannot be read is skipped with a warning, whatever is wrong with its records.
+    Raises ConfigError if `runs` holds no plan, if a name has no plan, or if not one of the studies
+    can be read.
     """
     plans = {path.parent.name: path for path in sorted(runs.glob("*/plan.json"))}
     if not plans:
         raise ConfigError(f"{runs}: contains no study (no */plan.json)")
     for name in names or []:
         require(f"{runs}: has no study", name, plans)
-    count = 0
-    for name in (chosen := names or list(plans)):
+    chosen = names or list(plans)
+    skipped_count = 0
+    for name in chosen:
         try:
             study = _read_study(plans[name])
-        except ConfigError as error:
-            count += 1
-            if count == len(chosen):
-                raise
-            LOG.warning("%s. This study is skipped.", error)
+        except Exception as error:
+            message = str(error)
+            if not isinstance(error, ConfigError):
+                message = f"{plans[name].parent}: {describe_failure(error)}"
+            skipped_count += 1
+            if skipped_count == len(chosen):
+                raise ConfigError(message) from error
+            LOG.warning("%s. This study is skipped.", message)
         else:
             yield study
+
+
+def describe_failure(error: Exception) -> str:
+    """Return an exception as the end of a line: its records cannot be reported, and why."""
+    if isinstance(error, ConfigError):
+        return str(error)
+    text = escape_control(" ".join(str(error).split()))
+    if len(text) > 200:
+        text = f"{text[:200]}..."
+    return f"its records cannot be reported ({type(error).__name__}: {text})"
 
 
 def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
@@ -229,6 +251,7 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     # The folder of the report has the study's name, so that name must not lead elsewhere.
     if plan.study != path.parent.name:
         raise ConfigError(f"{path}: is the plan of '{plan.study}', not of '{path.parent.name}'")
+    require(f"{path}: baseline: no variant", plan.baseline, (v.name for v in plan.variants))
     # A planned cell is freed as soon as its record has been read.
     plan.cells.reverse()
     count, folder = len(plan.cells), str(path.parent)
@@ -261,6 +284,9 @@ def _read_cell(study: str, planned: records.PlannedCell, metric: records.Metric)
     variant, seed, identity = sys.intern(planned.variant), planned.seed, planned.identity
     if result is not None and metric.name in result.metrics:
         value = result.metrics[metric.name] * metric.scale
+        if not math.isfinite(value):
+            LOG.warning("%s: %s times %g is not finite", path, metric.name, metric.scale)
+            return CellRecord(variant, seed, "unreadable", identity=identity, path=path)
         return CellRecord(variant, seed, "done", value, _measure(result), identity, path)
     status = f"without {metric.name}"
     if result is None:

@@ -180,12 +180,14 @@ def _describe_plan(study: StudyRecord, level: float) -> list[str]:
 
 def describe_setup(plan: Plan) -> list[str]:
     """Return the recorded agreement with released code, and what is equal in all variants."""
-    words, criteria = plan.parity.rstrip("."), plan.criteria
-    notes = [fill(SENTENCES["parity"], words=words)] if words else []
+    agreement, criteria = plan.parity.rstrip("."), plan.criteria
+    notes = [fill(SENTENCES["parity"], words=agreement)] if agreement else []
     first = " without @" if len(criteria) > 1 else ""
     for number, name in enumerate(criteria if criteria not in (["parameters"], ["none"]) else []):
         mark = f" with @{name}" if number else first
-        notes.append(fill(SENTENCES["equal"], mark=mark, words=SENTENCES[f"equal_{name}"]))
+        # A newer version may have other criteria.
+        words = SENTENCES.get(f"equal_{name}", name)
+        notes.append(fill(SENTENCES["equal"], mark=mark, words=words))
     return notes
 
 

@@ -17,14 +17,12 @@ docs/statistics.md has the simulated coverage of the intervals.
 import math
 import statistics
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from lit_attn.cells.records import Plan
-from lit_attn.files import write_atomic
 from lit_attn.report import drawing, formats, stats
 from lit_attn.report.columns import NOTHING, format_number
 from lit_attn.report.formats import Cell, Table, named_table, read_asset
@@ -282,15 +280,15 @@ def draw_scaling(points: list[Point], plan: Plan) -> "Figure":
     return figure
 
 
-def write_scaling(studies: list[StudyRecord], reports: Path) -> None:
-    """Write the page of the scaling of levels of one study, and its files, as scaling.*.
+def make_scaling_files(studies: list[StudyRecord]) -> dict[str, str | bytes]:
+    """Return the page of the scaling of levels of one study, and its files, as scaling.*.
 
-    Writes nothing for a metric whose higher values are better, and with fewer than two levels that
+    There are none for a metric whose higher values are better, and with fewer than two levels that
     have results: no line can be fitted.
     """
     points, plan = read_points(studies), studies[0].plan
     if plan.metric.goal == "max" or len({point.level for point in points}) < 2:
-        return
+        return {}
     table = make_scaling_table(points, plan)
     setup = describe_setup(plan)
     table.notes.extend(setup)
@@ -307,5 +305,4 @@ def write_scaling(studies: list[StudyRecord], reports: Path) -> None:
     sections = [Section(figures=["scaling"], tables=[table])]
     values["links"] = list(files)
     files["scaling.html"] = render_page(table.title.rstrip("."), sections, [], **values)
-    for name, content in files.items():
-        write_atomic(reports / plan.family / name, content)
+    return files
