@@ -13,9 +13,10 @@ from lit_attn.config.papers import AXES, Figure, Layout, Panel, PaperSource, Rea
 from lit_attn.config.papers import Table as PaperTable
 from lit_attn.files import write_atomic
 from lit_attn.report import diagnostics, drawing, formats, papers
+from lit_attn.report.claims import judge_claims
 from lit_attn.report.formats import Cell, Table
 from lit_attn.report.page import Section, render_page
-from lit_attn.report.papers import Entry, Records, judge_claims, make_entries, measure
+from lit_attn.report.papers import Entry, Records, make_entries, measure
 from lit_attn.report.read import read_or_skip
 from lit_attn.report.results import describe_origin, describe_records
 from lit_attn.report.scaling import read_points
