@@ -43,6 +43,9 @@ FailureClass = Literal[
     "out-of-memory", "diverged", "killed", "timed-out", "no-space", "bad-configuration", "error"
 ]
 
+SMOKE = "smoke"
+"""Setting in the name of a study whose cells train for one step: STUDY@smoke."""
+
 LARGEST_INTEGER = 2**63 - 1
 """Largest integer of a record: tables have columns of 64 bits."""
 

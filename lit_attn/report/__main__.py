@@ -47,11 +47,12 @@ def main(arguments: list[str] | None = None) -> int:
     require_writable(options.reports, "--reports")
     # pandas is imported only when it is needed.
     if options.paper:
-        from lit_attn.report.papers_page import write_paper
+        from lit_attn.report.papers_page import write_parts
 
         source = read_paper(options.paper, options.small)
-        print(write_paper(source, options.runs or Path("runs"), options.reports))
-        return 0
+        outcome = write_parts(source, options.runs or Path("runs"), options.reports)
+        print(*outcome.written)
+        return 1 if outcome.skipped else 0
     if options.across:
         from lit_attn.report.read import read_studies
         from lit_attn.report.study_ranks import write_across

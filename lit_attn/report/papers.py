@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_attn.cells.records import Metric, read_diagnostics
+from lit_attn.cells.records import SMOKE, Metric, read_diagnostics
 from lit_attn.config import papers as config
 from lit_attn.report import scaling
 from lit_attn.report.columns import DAGGER, format_number
@@ -22,6 +22,10 @@ from lit_attn.schema.errors import ConfigError, require
 
 Records = dict[str, StudyRecord]  # Studies by name.
 Values = dict[int, float]  # Values in printed units by seed.
+
+
+SMOKE_SUFFIX = f"@{SMOKE}"
+"""End of the name of a study of a smoke run."""
 
 
 class Entry(NamedTuple):
@@ -42,11 +46,19 @@ class Entry(NamedTuple):
 
 
 def read_records(source: config.PaperSource, items: Iterable[config.Layout], runs: Path) -> Records:
-    """Read the studies that `items` need, by name; studies that have not started are left out."""
+    """Read the studies that `items` need, by name; studies that have not started are left out.
+
+    A study that has only had a smoke run, whose folder ends in SMOKE_SUFFIX, is read from it.
+    """
     needed = {reference.study for item in items for reference in source.references(item)}
-    planned = [study for study in sorted(needed) if (runs / study / "plan.json").exists()]
-    records = read_studies(runs, planned) if planned else ()
-    return {record.plan.study: record for record in records}
+    names: dict[str, str] = {}
+    for study in sorted(needed):
+        for folder in (study, study + SMOKE_SUFFIX):
+            if (runs / folder / "plan.json").exists():
+                names[folder] = study
+                break
+    records = read_studies(runs, list(names)) if names else ()
+    return {names[record.plan.study]: record for record in records}
 
 
 def measure(
