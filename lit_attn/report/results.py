@@ -126,9 +126,9 @@ def _template_values(
     pairs = max(comparisons.pairs, default=0)
     smallest_p = min(1.0, 2.0 ** (1 - pairs))
     floor = fill(SENTENCES["floor"], floor=smallest_p, pairs=plural(pairs, "pair"))
-    test = "joint_test" if comparisons.is_joint else "holm_test"
+    has_different_seeds = len(set(comparisons.pairs)) > 1
+    test = "joint_test_of_different_seeds" if has_different_seeds else "joint_test"
     comparison_count = plural(len(comparisons.pairs), "comparison")
-    count = 1 if comparisons.is_joint else max(1, len(comparisons.pairs))
     has_failed = summary["failed"].any()
     return {
         **{n: s if has_failed else "" for n, s in SENTENCES.items() if n.startswith("failed_")},
@@ -142,7 +142,7 @@ def _template_values(
         "resolution": fill(SENTENCES["resolution"], step=study.resolution) if is_coarse else "",
         "alpha": comparisons.level,
         "test": fill(SENTENCES[test], comparisons=comparison_count, floor=floor),
-        "star": fill(SENTENCES["star"], seeds=stats.pairs_for_a_star(count, comparisons.level)),
+        "star": fill(SENTENCES["star"], seeds=stats.pairs_for_a_star(1, comparisons.level)),
         "units": f"{summary['units'].max():,}",
         "margin": metric.margin,
         "source": " ".join(plan.source.split()).rstrip(".") or "the study file",
