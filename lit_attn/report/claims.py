@@ -14,9 +14,11 @@ from lit_attn.report.papers import (
     choose_columns,
     count_decimals,
     find_cells,
+    has_time_fault,
     is_busy,
     make_entries,
 )
+from lit_attn.report.timing import TIME_MARK
 
 NORMAL_QUANTILE = 1.959963984540054
 """Quantile of the normal distribution for a two-sided 95 % interval."""
@@ -146,6 +148,8 @@ def _judge_claim(
     if any(records[a.study].is_mixed(a.variant, b.variant) for a, b in compared):
         judgement += f" {DAGGER}"
     titles = "; ".join(plan.title for plan in plans.values())
+    if any(has_time_fault(records, entry, column.value) for entry in pair):
+        judgement += f" {TIME_MARK}"
     return Verdict(
         claim.text, number, titles, published_text, difference, comparison.pairs, judgement
     )

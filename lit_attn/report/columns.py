@@ -9,6 +9,7 @@ from lit_attn.report.comparison import POWERS
 from lit_attn.report.formats import Cell, read_asset
 from lit_attn.report.numbers import find_magnitude, write_number
 from lit_attn.report.read import BUSY
+from lit_attn.report.timing import TIME_MARK
 
 NOTHING = "\N{EM DASH}"
 MINUS = "\N{MINUS SIGN}"
@@ -53,17 +54,32 @@ def choose_digits(deviations: "pd.Series[float]", means: "pd.Series[float]") -> 
     return min(max(2, 1 - find_magnitude(sizes[0])), 6) if sizes else 2
 
 
+TIME_FAULTS = {
+    "step_time": "step_time_fault",
+    "target_seconds": "step_time_fault",
+    "evaluation_time": "evaluation_time_fault",
+}
+"""Field with the reason why a time cannot be compared, by column."""
+
+
 def make_cells(column: Column, records: list[Record], scale: Scale) -> list[Cell]:
-    """Print a column. The best value is bold, the name of an incomparable variant has a dagger."""
+    """Print a column. The best value is bold, the name of an incomparable variant has a dagger.
+
+    A time that cannot be compared with the baseline's has TIME_MARK.
+    """
     texts = [PRINTERS[column.key](record, scale) for record in records]
     shared = {text: Cell(text) for text in texts}
     cells = [shared[text] for text in texts]
     for row, record in enumerate(records):
+        cell = cells[row]
+        fault = record[TIME_FAULTS[column.key]] if column.key in TIME_FAULTS else ""
         if column.key == "value":
             mark = STAR if record["significant"] else ""
-            cells[row] = cells[row]._replace(is_bold=record["best"], mark=mark)
+            cells[row] = cell._replace(is_bold=record["best"], mark=mark)
         elif column.key == "variant" and record["mixed"]:
-            cells[row] = cells[row]._replace(mark=DAGGER)
+            cells[row] = cell._replace(mark=DAGGER)
+        elif fault and cell.text not in (NOTHING, BUSY_TEXT):
+            cells[row] = cell._replace(mark=TIME_MARK)
     return cells
 
 

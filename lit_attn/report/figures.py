@@ -158,7 +158,7 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> Figure | None
     costs: dict[str, list[float | None]] = {
         "step": [1.0] * len(shown),
         "training FLOPs": [_step_flops(study, name) for name in shown],
-        "seconds of training": [study.step_time(name) for name in shown],
+        "seconds of training": [_comparable_step_time(study, name) for name in shown],
     }
     units = {label: scales for label, scales in costs.items() if None not in scales}
     figure = drawing.new_figure(4.2)
@@ -185,6 +185,11 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> Figure | None
     return figure
 
 
+def _comparable_step_time(study: StudyRecord, variant: str) -> float | None:
+    """Return the step time of a variant that was measured in turns with the baseline."""
+    return None if study.step_time_faults.get(variant) else study.step_time(variant)
+
+
 def _step_flops(study: StudyRecord, variant: str) -> float | None:
     """Return the FLOPs of a training step: counted, or three forward passes of a batch."""
     planned = next(entry for entry in study.plan.variants if entry.name == variant)
@@ -203,15 +208,18 @@ COSTS = {
 def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> Figure | None:
     """Draw means of the best variants against each cost that differs by more than one percent.
 
-    Step times are drawn only for variants whose seeds agree on them. The legend orders the variants
-    by their means. Returns None if all costs are equal or unknown.
+    Step times are drawn only for variants whose seeds agree on them, and that were measured in
+    turns with the baseline. The legend orders the variants by their means. Returns None if all
+    costs are equal or unknown.
     """
     is_ascending = study.plan.metric.goal == "min"
     frame = summary[summary["n"] > 0].sort_values("mean", ascending=is_ascending, kind="stable")
     is_baseline = frame["variant"] == study.plan.baseline
     frame = frame[is_baseline | ((~is_baseline).cumsum() < drawing.MOST_COSTS)].fillna({"sd": 0.0})
     frame = frame.astype(dict.fromkeys(("mean", "sd", *COSTS), float))
-    frame["step_time"] = frame["step_time"].mask((frame["step_time_ratio"] > BUSY).fillna(False))
+    is_busy = (frame["step_time_ratio"] > BUSY).fillna(False)
+    has_fault = frame["step_time_fault"].fillna("").astype(bool)
+    frame["step_time"] = frame["step_time"].mask(is_busy | has_fault)
     costs = [c for c in COSTS if frame[c].count() > 1 and frame[c].max() > 1.01 * frame[c].min()]
     if not costs:
         return None

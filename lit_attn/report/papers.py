@@ -18,6 +18,7 @@ from lit_attn.report.columns import DAGGER, format_number
 from lit_attn.report.comparison import FAILURES
 from lit_attn.report.numbers import find_magnitude, write_number
 from lit_attn.report.read import BUSY, CellRecord, StudyRecord, read_or_skip, read_studies
+from lit_attn.report.timing import TIME_MARK
 from lit_attn.schema.errors import ConfigError, require
 
 Records = dict[str, StudyRecord]  # Studies by name.
@@ -189,7 +190,7 @@ def make_entries(
             text = _format(column, all_published, values, base.values)
             if is_busy(records, entry, column.value):
                 text = "busy machine"
-            entries.append(entry._replace(ours=_add_count(text, entry, records)))
+            entries.append(entry._replace(ours=_add_count(text, entry, records, column.value)))
         grid.append(entries)
         above[name] = measured
     return grid
@@ -234,8 +235,8 @@ def _average(parts: list[Measured]) -> Measured:
     return Measured(values, math.hypot(*errors) / len(parts))
 
 
-def _add_count(text: str, entry: Entry, records: Records) -> str:
-    """Add the number of seeds, the seeds without a result and the dagger to the text of a cell."""
+def _add_count(text: str, entry: Entry, records: Records, value: str) -> str:
+    """Add the number of seeds, the seeds without a result and marks to the text of a cell."""
     cells = find_cells(records, entry)
     statuses = Counter(cell.status for cell in cells if cell.status != "done")
     if not cells or not (text or FAILURES & statuses.keys()):
@@ -244,8 +245,12 @@ def _add_count(text: str, entry: Entry, records: Records) -> str:
     missing = [f"{number} {status}" for status, number in sorted(statuses.items())]
     number = ", ".join([f"n={count} of {planned}", *missing]) if count < planned else f"n={count}"
     studies = [(records[r.study], r.variant) for r in entry.references]
-    is_mixed = any(study.is_mixed(variant, study.plan.baseline) for study, variant in studies)
-    return f"{text} ({number}){f' {DAGGER}' * is_mixed}".strip()
+    marks = []
+    if any(study.is_mixed(variant, study.plan.baseline) for study, variant in studies):
+        marks.append(DAGGER)
+    if text != "busy machine" and has_time_fault(records, entry, value):
+        marks.append(TIME_MARK)
+    return " ".join([f"{text} ({number})", *marks]).strip()
 
 
 def find_cells(records: Records, entry: Entry) -> list[CellRecord]:
@@ -253,12 +258,24 @@ def find_cells(records: Records, entry: Entry) -> list[CellRecord]:
     return [cell for r in entry.references for cell in records[r.study].variant_cells(r.variant)]
 
 
-def is_busy(records: Records, entry: Entry, value: str) -> bool:
-    """Return True for times or speeds that differ too much over the seeds."""
+def is_time(records: Records, entry: Entry, value: str) -> bool:
+    """Return True for a value that is a time or a speed."""
     metric = next((records[r.study].plan.metric.name for r in entry.references), "")
     name = metric if value == "metric" else value
-    times, is_time = entry.values.values(), name.endswith(("_time", "_per_second", "/seconds"))
-    return is_time and max(times, default=0) > BUSY * min(times, default=0)
+    return name.endswith(("_time", "_per_second", "/seconds"))
+
+
+def is_busy(records: Records, entry: Entry, value: str) -> bool:
+    """Return True for times or speeds that differ too much over the seeds."""
+    times = entry.values.values()
+    differ = max(times, default=0) > BUSY * min(times, default=0)
+    return differ and is_time(records, entry, value)
+
+
+def has_time_fault(records: Records, entry: Entry, value: str) -> bool:
+    """Return True for times or speeds that cannot be compared with those of the baseline."""
+    faults = [records[r.study].time_faults.get(r.variant) for r in entry.references]
+    return any(faults) and is_time(records, entry, value)
 
 
 def _format(column: config.Column, published: list[str], values: Values, base: Values) -> str:

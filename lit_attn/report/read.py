@@ -20,6 +20,7 @@ from lit_attn.cells import records
 from lit_attn.cells.folder import read_cell, read_result
 from lit_attn.report.drawing import MOST_PANELS
 from lit_attn.report.stats import find_resolution
+from lit_attn.report.timing import NOT_ALONE, find_time_fault
 from lit_attn.schema.errors import ConfigError, escape_control, require, suggest
 
 Arrays = dict[str, NDArray[Any]]
@@ -162,6 +163,29 @@ class StudyRecord:
         """Return the first readable config.yaml of a variant's cells."""
         paths = (f"{c.path}/config.yaml" for c in self.variant_cells(variant) if c.path)
         return next((Path(path) for path in paths if os.access(path, os.R_OK)), None)
+
+    @cached_property
+    def time_faults(self) -> dict[str, str]:
+        """Reason why the times of a variant's cells cannot be compared, or "", by variant."""
+        baseline = [cell.measurements for cell in self.finished_cells(self.plan.baseline)]
+        faults = {}
+        for variant in self.plan.variants:
+            cells = [cell.measurements for cell in self.finished_cells(variant.name)]
+            faults[variant.name] = find_time_fault(cells, baseline)
+        return faults
+
+    @cached_property
+    def step_time_faults(self) -> dict[str, str]:
+        """The same for `step_time`, which can have been measured alone and in turns."""
+        if self.step_times is None or not self.step_times.variants:
+            return self.time_faults
+        timed = {entry.variant for entry in self.step_times.variants}
+        faults = {}
+        for variant in self.plan.variants:
+            is_timed = variant.name in timed or variant.variant in timed
+            fault = self.time_faults[variant.name]
+            faults[variant.name] = "" if is_timed else "; ".join(filter(None, [NOT_ALONE, fault]))
+        return faults
 
     def step_time(self, variant: str) -> float | None:
         """Return the step time measured alone, or the median of seeds that agree on it (BUSY)."""
@@ -309,6 +333,7 @@ def _measure(result: records.Result) -> Row:
         "step_time_iqr": result.step_time.iqr,
         "evaluation_time": result.evaluation_time and result.evaluation_time.median,
         **({"stopped_early": True} if result.stopped_early else {}),
+        **({"is_device_shared": True} if getattr(result, "is_device_shared", False) else {}),
         # Thousands of cells share these texts.
         **{name: sys.intern(text) for name, text in texts.items()},
         **{sys.intern(f"metric {name}"): x for name, x in sorted(result.metrics.items())},

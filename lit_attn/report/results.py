@@ -12,6 +12,7 @@ from lit_attn.report.comparison import ALPHA, Comparisons
 from lit_attn.report.formats import Cell, Table, named_table, read_asset
 from lit_attn.report.numbers import fill, round_number
 from lit_attn.report.read import BUSY, StudyRecord
+from lit_attn.report.timing import TIME_MARK
 from lit_attn.schema.errors import plural
 
 SENTENCES: dict[str, str] = read_asset("sentences.yaml")  # Of the caption.
@@ -39,6 +40,8 @@ def make_results_table(
     notes = [*filter(None, (fill(column.note, **values).strip() for column in shown))]
     if any(cell.text == columns.BUSY_TEXT for printed in cells for cell in printed):
         notes.append(fill(SENTENCES["busy"], ratio=BUSY))
+    if any(cell.mark == TIME_MARK for printed in cells for cell in printed):
+        notes.append(_describe_time_faults(study))
     if summary["missing"].astype(bool).any():
         notes.append(SENTENCES["missing"])
     if (summary["planned"] > summary["n"] + summary["failed"]).any():
@@ -59,6 +62,17 @@ def make_results_table(
         notes=[*notes, *provenance],
         kind="results",
     )
+
+
+def _describe_time_faults(study: StudyRecord) -> str:
+    """Return the sentence of the caption about times that cannot be compared."""
+    names: dict[str, list[str]] = {}
+    for faults in (study.step_time_faults, study.time_faults):
+        for variant, fault in faults.items():
+            if fault and variant not in names.setdefault(fault, []):
+                names[fault].append(variant)
+    parts = [f"{', '.join(variants)}: {fault}" for fault, variants in names.items()]
+    return fill(SENTENCES["time_faults"], mark=TIME_MARK, faults="; ".join(parts))
 
 
 def make_metrics_table(study: StudyRecord) -> Table:

@@ -128,6 +128,8 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant, has_stopped: bo
         **medians,
         **ratios,
         **({"step_time": time, "step_time_ratio": None} if time and study.step_times else {}),
+        "step_time_fault": study.step_time_faults[variant.name],
+        "evaluation_time_fault": study.time_faults[variant.name],
         "mixed": study.is_mixed(variant.name, study.plan.baseline),
     }
 
