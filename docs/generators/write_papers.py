@@ -40,6 +40,12 @@ Some tables and figures need no training of ours: counts, the cost of models wit
 and measurements of released weights. A script writes their files. Its command stands in the table
 below, and the page shows the files as soon as they exist below the folder of results. The first
 lines of each script explain it; [released-weights.md](released-weights.md) has examples.
+Claims about such values are judged by the standard errors in the files: the key `error` of a column
+names the file's standard error, the number of samples of a share, or the interquartile range of
+several rounds. Counts have no error.
+
+`--smoke` trains one step of every cell and fills the page, to try the whole path from cells to
+page; the page says that its values mean nothing.
 
 ## GPU time
 

@@ -8,7 +8,8 @@ this file), with --shots 0 and 5. They download their data, unless they come fro
 folder with task files of your own. It needs `pip install 'lit_attn[harness]'`.
 
 Two files are written to --out: harness-K.json with all results of this run, and harness-K.csv
-(task, metric, value), where K is the number of shots. The CSV file keeps the results of other
+(task, metric, value), where K is the number of shots. The metric acc_stderr is the standard error
+of acc, with which the page of the paper judges claims. The CSV file keeps the results of other
 tasks, so tasks can run one by one, and `text_perplexity.py` adds perplexities. The page that
 `python -m lit_attn.report --paper dcmha` writes shows the files of models in runs/released-weights.
 """
@@ -34,6 +35,8 @@ from lit_attn.files import write_json
 from lit_attn.schema.errors import ConfigError, OneLineParser, command
 
 TASKS = Path(__file__).parent / "harness_tasks"
+BOOTSTRAP_SAMPLES = 100
+"""Samples for the standard errors of perplexities; those of accuracies follow from a formula."""
 
 
 @command
@@ -67,7 +70,8 @@ def evaluate(options: Namespace) -> None:
         num_fewshot=options.shots,
         limit=options.limit,
         task_manager=manager,
-        bootstrap_iters=0,
+        # Without it the harness leaves out all standard errors, also those with a formula.
+        bootstrap_iters=BOOTSTRAP_SAMPLES,
         log_samples=False,
     )
     results = evaluated["results"]

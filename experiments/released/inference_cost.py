@@ -14,7 +14,7 @@ Two files are written to --out, inference.csv and inference.md, with one row for
     memory      most bytes of tensors during an iteration: weights, input, intermediate results
     seconds     median time of an iteration over the rounds, and its interquartile range
 
-They also state batch, tokens of a sample, precision, device and date. The page that
+They also state batch, tokens of a sample, precision, rounds, device and date. The page that
 `python -m lit_attn.report --paper mgk` writes shows runs/bench/mgk-retrieval/inference.csv.
 """
 
@@ -55,6 +55,7 @@ class Row(NamedTuple):
     batch: int
     tokens: int | None
     precision: str
+    rounds: int
 
 
 class Iteration:
@@ -198,6 +199,7 @@ def measure_rows(
             batch,
             experiment.data.signature().tokens,
             precision,
+            setup.rounds,
         )
         for name, experiment in experiments.items()
     ]

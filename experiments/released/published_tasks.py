@@ -11,9 +11,12 @@ Neither the paper (arXiv:2405.08553, section 4.3 and appendix F) nor its code gi
 an answer is correct if each of its tokens has the largest logit, and perplexity is exp of the mean
 negative log-likelihood of the tokens of all answers. Three files are written to --out:
 
-    tasks.csv    task, shots, accuracy, perplexity, n: one row for each task and number of shots
-    shots.csv    shots, accuracy, perplexity, n: all answers by number of shots (Figure 6)
-    overall.csv  accuracy, perplexity, n: all answers (Table 5)
+    tasks.csv    task, shots and SCORES: one row for each task and number of shots
+    shots.csv    shots and SCORES: all answers by number of shots (Figure 6)
+    overall.csv  SCORES: all answers (Table 5)
+
+SCORES are the columns accuracy, perplexity, n and perplexity_stderr. The last one is the standard
+error of the perplexity with the answers as independent samples; it is empty for one answer.
 
 `python -m lit_attn.report --paper dcmha` shows them for the models in runs/released-weights.
 """
@@ -60,11 +63,12 @@ class Answer(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Accuracy, perplexity and number of several answers."""
+    """Accuracy, perplexity and number of several answers, and the perplexity's standard error."""
 
     accuracy: float
     perplexity: float
     n: int
+    perplexity_stderr: float | None = None
 
 
 @command
@@ -183,18 +187,27 @@ def group(
 
 
 def summarise(answers: list[Answer]) -> Scores:
-    """Return accuracy and perplexity of answers."""
-    nll = math.fsum(answer.nll for answer in answers) / sum(answer.tokens for answer in answers)
+    """Return the scores of answers."""
+    count = len(answers)
+    tokens = sum(answer.tokens for answer in answers)
+    nll = math.fsum(answer.nll for answer in answers) / tokens
     correct = sum(answer.is_correct for answer in answers)
-    return Scores(correct / len(answers), math.exp(nll), len(answers))
+    perplexity = math.exp(nll)
+    if count < 2:
+        return Scores(correct / count, perplexity, count)
+    # The mean of a token is a ratio of two sums, whose error is that of its linearisation.
+    squares = math.fsum((answer.nll - nll * answer.tokens) ** 2 for answer in answers)
+    error = math.sqrt(squares * count / (count - 1)) / tokens
+    return Scores(correct / count, perplexity, count, perplexity * error)
 
 
 def write_scores(path: Path, keys: list[str], scores: dict[tuple[str, ...], Scores]) -> None:
-    """Write a CSV file with the columns `keys`, accuracy, perplexity and n."""
-    rows = [
-        (*name, f"{accuracy:.6g}", f"{perplexity:.6g}", n)
-        for name, (accuracy, perplexity, n) in scores.items()
-    ]
+    """Write a CSV file with the columns `keys` and the fields of the scores."""
+    rows = []
+    for name, score in scores.items():
+        error = score.perplexity_stderr
+        texts = (f"{score.accuracy:.6g}", f"{score.perplexity:.6g}", score.n)
+        rows.append((*name, *texts, "" if error is None else f"{error:.6g}"))
     write_atomic(path, csv_lines([(*keys, *Scores._fields), *rows]))
 
 

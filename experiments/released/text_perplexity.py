@@ -15,8 +15,9 @@ the last token of the one before. Of an example only the targets are scored, aft
 space; long inputs lose their first tokens. Perplexity is exp of the mean negative log-likelihood of
 a token, so models with different tokenizers cannot be compared.
 
-The rows (--name, perplexity, value) and (--name, tokens, value) are written to harness-0.csv in the
-folder of the model, beside those of `evaluation_harness.py`. The page that
+Three rows are written to harness-0.csv in the folder of the model, beside those of
+`evaluation_harness.py`: (--name, perplexity, value), (--name, tokens, value), and
+(--name, perplexity_stderr, value), which is the standard error over the windows. The page that
 `python -m lit_attn.report --paper dcmha` writes shows `--name pile` and `--name flan` of the models
 in runs/released-weights.
 """
@@ -88,8 +89,22 @@ def evaluate(options: Namespace) -> None:
         raise ConfigError(f"{options.files[0]}: has no token to predict")
     perplexity = math.exp(math.fsum(loss.total for loss in losses) / count)
     rows = [(options.name, "perplexity", perplexity), (options.name, "tokens", count)]
+    if len(losses) > 1:
+        rows.append((options.name, "perplexity_stderr", perplexity * measure_error(losses)))
     merge_results((options.out or options.model) / "harness-0.csv", rows)
     print(f"{model.name}: perplexity {perplexity:.4g} on {options.name}, {count:,} tokens")
+
+
+def measure_error(losses: list[Loss]) -> float:
+    """Return the standard error of the loss of a token, with the windows as independent samples.
+
+    The loss is a ratio of two sums, whose error is that of its linearisation. It is also the
+    relative error of the perplexity.
+    """
+    tokens = sum(loss.tokens for loss in losses)
+    mean = math.fsum(loss.total for loss in losses) / tokens
+    squares = math.fsum((loss.total - mean * loss.tokens) ** 2 for loss in losses)
+    return math.sqrt(squares * len(losses) / (len(losses) - 1)) / tokens
 
 
 def read_files(paths: list[Path], limit: int | None) -> tuple[list[str], list[Example]]:

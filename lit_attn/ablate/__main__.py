@@ -355,9 +355,8 @@ def _write_tables(matrices: list[Matrix], options: Namespace) -> None:
         for matrix in matrices:
             matrix.write_plan()
     names = [matrix.name for matrix in matrices]
-    write_reports(options.out, options.reports, names)
-    for name in names:
-        table = (options.reports / name / "table.md").read_text(encoding="utf-8")
+    for folder in write_reports(options.out, options.reports, names):
+        table = (folder / "table.md").read_text(encoding="utf-8")
         write_line(f"\n{table}")
     write_line(f"{options.reports / 'index.html'}")
     if options.paper:

@@ -34,7 +34,6 @@ from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError, require
 from lit_attn.schema.publish import hide_private
 
-SMOKE = "smoke"
 SMOKE_NOTE = "smoke run: one step per cell, the numbers mean nothing"
 MAX_CELLS = 1_000_000  # Largest number of cells of a study.
 
@@ -218,7 +217,7 @@ def expand(
     settings = [] if changes is None else _list_settings(source, written, changes)
     notes = [f"with {', '.join(settings)}"] if settings else []
     if smoke:
-        settings, notes = [*settings, SMOKE], [*notes, SMOKE_NOTE]
+        settings, notes = [*settings, records.SMOKE], [*notes, SMOKE_NOTE]
     name = f"{source.name}@{make_label(','.join(settings), 80)}" if settings else source.name
     title = source.study.title + "".join(f" ({note})" for note in notes)
     folder = out / name

@@ -27,7 +27,15 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from lit_attn.files import open_at_once, write_atomic
 from lit_attn.schema.errors import ConfigError, explain
@@ -41,6 +49,9 @@ FailureClass = Literal[
 Integer = Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER)]
 """Integer that tables can contain."""
 
+SMOKE = "smoke"
+"""Setting in the name of a study whose cells train for one step: STUDY@smoke."""
+
 
 def utc_now() -> str:
     """Return the time in UTC as ISO 8601, to the second."""
@@ -51,6 +62,14 @@ class Record(BaseModel):
     """Base of all records. Unknown keys, which a newer version may have written, are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+    @model_validator(mode="after")
+    def _check_integers(self) -> Self:
+        for name, value in self:
+            for entry in value if isinstance(value, list) else [value]:
+                if isinstance(entry, int) and abs(entry) > MAX_INTEGER:
+                    raise ValueError(f"{name}: an integer has more than 64 bits")
+        return self
 
     def write(self, path: Path) -> None:
         """Write the record atomically as JSON."""

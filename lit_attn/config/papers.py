@@ -5,6 +5,7 @@ paper merges a cell ^ with the one above it, and a cell < with the one on its le
 """
 
 import itertools
+import math
 import re
 from abc import abstractmethod
 from collections import ChainMap
@@ -36,6 +37,48 @@ class Reference(NamedTuple):
     variant: str
 
 
+class FileError(Config):
+    """Standard error of a value of a file, from further columns of the file.
+
+    Exactly one of the keys but `rounds` and `where` is set: `standard_error` names its column,
+    `samples` that with the number of samples of a share, and `iqr` that with the interquartile
+    range of as many rounds as the column `rounds` says. A value that is counted is `exact`.
+    `where` replaces keys of the column's `where`.
+    """
+
+    standard_error: str | None = None
+    samples: str | None = None
+    iqr: str | None = None
+    rounds: str = "rounds"
+    exact: bool = False
+    where: dict[str, str] = Field({})
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns of the file that the error is computed from."""
+        if self.iqr:
+            return [self.iqr, self.rounds]
+        return [name for name in (self.standard_error, self.samples) if name]
+
+    def compute(self, value: float, number: float, rounds: float = 0.0) -> float | None:
+        """Return the standard error of `value` from the numbers in `columns`, None without one.
+
+        That of a median is sqrt(pi / 2) times that of a mean, and an interquartile range is 1.349
+        standard deviations, both of normal measurements.
+        """
+        if self.standard_error:
+            return number
+        if self.samples:
+            return math.sqrt(value * (1 - value) / number) if number > 0 else None
+        return math.sqrt(math.pi / 2) * number / 1.349 / math.sqrt(rounds) if rounds > 1 else None
+
+    @consistency_check
+    def _check_one(self) -> None:
+        choices = [self.standard_error, self.samples, self.iqr, self.exact or None]
+        if sum(entry is not None for entry in choices) != 1:
+            raise ValueError("needs one of standard_error, samples, iqr and exact")
+
+
 class Column(Config):
     """A column of a table: a measured value, arithmetic on other columns, or printed settings.
 
@@ -62,6 +105,7 @@ class Column(Config):
     difference: bool = False
     file: str | None = None
     where: dict[str, str] = Field({})
+    error: FileError | None = Field(None, description="null: the file has no standard error")
     small: bool = Field(True, description="false: small models lack this value")
 
 

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from lit_attn.config.papers import SIZES, read_paper
 from lit_attn.files import require_writable
-from lit_attn.report import write_reports
 from lit_attn.schema.errors import OneLineParser, command, program
 
 
 @command
 def main(arguments: list[str] | None = None) -> int:
-    """Return exit code 0, 1 if a study was skipped, or 2 if no report could be written."""
+    """Return exit code 0, 1 if a study or scaling was skipped, or 2 if no report was written."""
     parser = OneLineParser(program("report"), description=__doc__)
     add = parser.add_argument
     add("runs", type=Path, nargs="?", help="folder that the runner wrote")
@@ -48,28 +47,37 @@ def main(arguments: list[str] | None = None) -> int:
     require_writable(options.reports, "--reports")
     # pandas is imported only when it is needed.
     if options.paper:
-        from lit_attn.report.papers_page import write_paper
+        from lit_attn.report.papers_page import write_parts
 
         source = read_paper(options.paper, options.small)
-        print(write_paper(source, options.runs or Path("runs"), options.reports))
-        return 0
+        outcome = write_parts(source, options.runs or Path("runs"), options.reports)
+        print(*outcome.written)
+        return 1 if outcome.skipped else 0
     if options.across:
         from lit_attn.report.read import read_studies
         from lit_attn.report.study_ranks import write_across
 
-        print(write_across(list(read_studies(options.runs, options.across)), options.reports))
-        return 0
+        records = list(read_studies(options.runs, options.across))
+        outcome = write_across(records, options.reports)
+        print(*outcome.written)
+        return 1 if outcome.skipped or len(records) < len(options.across) else 0
+    from lit_attn.report import write
+    from lit_attn.report.read import read_studies
+
     if options.csv:
-        from lit_attn.report import write
         from lit_attn.report.table_input import read_table
 
-        studies = read_table(options.csv, options.baseline, options.metric)
-        folders, planned = write.write_reports(studies, options.reports), len(studies)
+        tables = read_table(options.csv, options.baseline, options.metric)
+        planned_count = len(tables)
+        outcome = write.write_reports(tables, options.reports)
     else:
-        folders = write_reports(options.runs, options.reports, options.study)
-        planned = len(options.study or list(options.runs.glob("*/plan.json")))
-    print(*(folder / "table.html" for folder in folders), options.reports / "index.html", sep="\n")
-    return 0 if len(folders) == planned else 1
+        planned_count = len(options.study or list(options.runs.glob("*/plan.json")))
+        studies = read_studies(options.runs, options.study)
+        outcome = write.write_reports(studies, options.reports)
+    for folder in outcome.written:
+        print(folder / "table.html")
+    print(options.reports / "index.html")
+    return 1 if outcome.skipped or len(outcome.written) < planned_count else 0
 
 
 if __name__ == "__main__":

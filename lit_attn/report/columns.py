@@ -1,6 +1,5 @@
 """Columns of the result table (assets/columns.yaml) and the functions that print their cells."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -8,7 +7,9 @@ import pandas as pd
 
 from lit_attn.report.comparison import POWERS
 from lit_attn.report.formats import Cell, read_asset
+from lit_attn.report.numbers import find_magnitude, write_number
 from lit_attn.report.read import BUSY
+from lit_attn.report.timing import TIME_MARK
 
 NOTHING = "\N{EM DASH}"
 MINUS = "\N{MINUS SIGN}"
@@ -50,20 +51,35 @@ def make_scale(summary: pd.DataFrame) -> Scale:
 def choose_digits(deviations: "pd.Series[float]", means: "pd.Series[float]") -> int:
     """Return decimals for two digits of the median deviation, or for three of the median mean."""
     sizes = [size[size > 0].median() for size in (deviations, means.abs() / 10) if (size > 0).any()]
-    return min(max(2, 1 - math.floor(math.log10(sizes[0]))), 6) if sizes else 2
+    return min(max(2, 1 - find_magnitude(sizes[0])), 6) if sizes else 2
+
+
+TIME_FAULTS = {
+    "step_time": "step_time_fault",
+    "target_seconds": "step_time_fault",
+    "evaluation_time": "evaluation_time_fault",
+}
+"""Field with the reason why a time cannot be compared, by column."""
 
 
 def make_cells(column: Column, records: list[Record], scale: Scale) -> list[Cell]:
-    """Print a column. The best value is bold, the name of an incomparable variant has a dagger."""
+    """Print a column. The best value is bold, the name of an incomparable variant has a dagger.
+
+    A time that cannot be compared with the baseline's has TIME_MARK.
+    """
     texts = [PRINTERS[column.key](record, scale) for record in records]
     shared = {text: Cell(text) for text in texts}
     cells = [shared[text] for text in texts]
     for row, record in enumerate(records):
+        cell = cells[row]
+        fault = record[TIME_FAULTS[column.key]] if column.key in TIME_FAULTS else ""
         if column.key == "value":
             mark = STAR if record["significant"] else ""
-            cells[row] = cells[row]._replace(is_bold=record["best"], mark=mark)
+            cells[row] = cell._replace(is_bold=record["best"], mark=mark)
         elif column.key == "variant" and record["mixed"]:
-            cells[row] = cells[row]._replace(mark=DAGGER)
+            cells[row] = cell._replace(mark=DAGGER)
+        elif fault and cell.text not in (NOTHING, BUSY_TEXT):
+            cells[row] = cell._replace(mark=TIME_MARK)
     return cells
 
 
@@ -143,7 +159,7 @@ def format_number(value: Any, form: str, unit: float = 1) -> str:
     """Return a number in multiples of `unit`, with a typographic minus; a dash for no number."""
     if pd.isna(value):
         return NOTHING
-    text = format(value if unit == 1 else value / unit, form)
+    text = write_number(value if unit == 1 else value / unit, form)
     # A difference that rounds to zero has no sign.
     if not any(digit in text for digit in "123456789"):
         text = text.lstrip("+-")
@@ -164,7 +180,9 @@ PRINTERS: dict[str, Callable[[Record, Scale], str]] = {
     "p": lambda r, _: format_p(r["p_adjusted"]),
     "failure_p": lambda r, _: format_p(r["failure_p"]),
     "seeds_needed": _needed,
-    "power": lambda r, _: ", ".join(f"{r[n]:.2f}" for n in POWERS if not pd.isna(r[n])) or NOTHING,
+    "power": lambda r, _: (
+        ", ".join(write_number(r[n], ".2f") for n in POWERS if not pd.isna(r[n])) or NOTHING
+    ),
     "verdict": lambda r, _: NOTHING if pd.isna(r["verdict"]) else str(r["verdict"]),
     "margin": _margin,
     "best_test_epoch": lambda r, s: format_spread(

@@ -23,14 +23,12 @@ Seeds = dict[str, set[int]]  # By variant.
 class Comparisons:
     """Numbers of every variant's comparison with the baseline, by variant and CSV field.
 
-    `is_joint` is True for the joint sign-flip test, which needs the same seeds in all variants, and
-    False for Holm's correction. `pairs` has the number of pairs of every compared variant, and
-    `level` is the largest corrected p with a star.
+    `pairs` has the number of pairs of every compared variant, and `level` is the largest corrected
+    p with a star.
     """
 
     records: dict[str, dict[str, Any]]
     pairs: list[int]
-    is_joint: bool
     level: float
 
 
@@ -51,7 +49,7 @@ def compare_variants(study: StudyRecord) -> Comparisons:
         if name != plan.baseline
     }
     compared = {name: pairs for name, pairs in differences.items() if pairs}
-    is_joint, adjusted = _adjust(compared)
+    adjusted = _adjust(compared)
     has_failures = any(failed.values())
     ranked = _rank_test(study, values, failed) if has_failures else {}
     failure_p = _failure_tests(plan.baseline, values, failed) if has_failures else {}
@@ -75,23 +73,23 @@ def compare_variants(study: StudyRecord) -> Comparisons:
                 record["verdict"] = "undecided"
         record["significant"] = is_significant
         if effect := record.get("effect"):
-            # Holm's smallest p is multiplied by the number of comparisons.
-            test = (len(compared), level) if is_joint else (1, level / len(compared))
             for field, factor in POWERS.items():
-                record[field] = stats.star_power(effect, factor * len(pairs), *test)
+                pair_count = factor * len(pairs)
+                record[field] = stats.star_power(effect, pair_count, len(compared), level)
         records[name] = record
-    return Comparisons(records, [*map(len, compared.values())], is_joint, level)
+    return Comparisons(records, [*map(len, compared.values())], level)
 
 
-def _adjust(pairs: Values) -> tuple[bool, dict[str, float]]:
-    """Return whether the joint test applies, and each variant's p corrected for all variants."""
-    # Variants with the same seeds make a frame without missing values.
+def _adjust(pairs: Values) -> dict[str, float]:
+    """Return each variant's p of the joint sign-flip test, corrected for all variants.
+
+    A sign pattern flips a seed in all variants that have it. A seed that a variant lacks adds
+    nothing to its statistic, whichever sign it has, so the test stays exact, and a variant with all
+    seeds keeps its own number of patterns.
+    """
     frame = pd.DataFrame.from_dict(pairs, orient="index", dtype=float).sort_index(axis=1)
-    if not frame.isna().any(axis=None):
-        p_values = stats.joint_sign_flip(frame.to_numpy())
-        return bool(pairs), dict(zip(pairs, p_values, strict=True))
-    p_values = [stats.sign_flip_p(list(by_seed.values())) or 1.0 for by_seed in pairs.values()]
-    return False, dict(zip(pairs, stats.holm(p_values), strict=True))
+    p_values = stats.joint_sign_flip(frame.fillna(0.0).to_numpy())
+    return dict(zip(pairs, p_values, strict=True))
 
 
 def _rank_test(study: StudyRecord, values: Values, failed: Seeds) -> dict[str, tuple[float, float]]:
@@ -104,7 +102,7 @@ def _rank_test(study: StudyRecord, values: Values, failed: Seeds) -> dict[str, t
             ours, theirs = ([v.get(s) for s in seeds] for v in (by_seed, values[baseline]))
             signed = stats.rank_with_failures(ours, theirs, study.plan.metric.goal == "max")
             ranks[name] = dict(zip(seeds, signed, strict=True))
-    _, adjusted = _adjust(ranks)
+    adjusted = _adjust(ranks)
     return {name: (adjusted[name], sum(by_seed.values())) for name, by_seed in ranks.items()}
 
 

@@ -1,8 +1,10 @@
 """Appearance and building blocks of every figure: size, colours, curves, panels, legends.
 
-Equal records give equal bytes: SVG ids are fixed, and files hold no dates.
+Equal records give equal bytes on every processor: coordinates in SVG files are rounded, ids are
+hashes of rounded content, and files hold no dates.
 """
 
+import hashlib
 import io
 import json
 import re
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lit_attn.report.formats import read_text
+from lit_attn.report.numbers import write_number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,6 +33,19 @@ WIDTH, LINE_HEIGHT, LETTER_WIDTH = 7.2, 0.17, 0.07
 
 MOST_ROWS, MOST_PANELS, MOST_COSTS = 60, 24, 16
 """Largest number of variants in a figure with a row, or a panel, for each variant, or of costs."""
+
+COORDINATE_DECIMALS = 3
+"""Decimals of coordinates in SVG files, in points: 1e-3 is a hundredth of a printer's dot."""
+
+GEOMETRY = re.compile(r' (?:d|x|y|width|height)="[^"]*"|translate\([^)]*\)')
+"""Attributes and transformations of an SVG file that hold coordinates."""
+
+LONG_DECIMAL = re.compile(rf"-?\d+\.\d{{{COORDINATE_DECIMALS + 1},}}")
+
+DEFINITION = re.compile(
+    r'<path id="(m[0-9a-f]{10})"([^>]*)>|<clipPath id="(p[0-9a-f]{10})">(.*?)</clipPath>', re.DOTALL
+)
+"""Markers and clipping areas, whose ids matplotlib derives from unrounded coordinates."""
 
 Key = dict[str, tuple[Any, str]]  # Colour and line style by legend label.
 
@@ -50,9 +66,37 @@ def render(figure: "Figure") -> dict[str, bytes]:
         content = io.BytesIO()
         figure.savefig(content, format=kind, dpi=200, metadata=metadata)
         files[kind] = content.getvalue()
+        if kind == "svg":
+            files[kind] = stabilise_svg(files[kind].decode()).encode()
         # The layout takes half of the time, and is the same for both kinds.
         figure.set_layout_engine("none")
     return files
+
+
+def stabilise_svg(svg: str) -> str:
+    """Round the coordinates of an SVG file, and derive the ids of definitions from the result.
+
+    The last digits of a coordinate differ between processors. Ids stay unique on a page with
+    several figures, because they are hashes of the content of a definition.
+    """
+    rounded = GEOMETRY.sub(lambda part: LONG_DECIMAL.sub(_round_coordinate, part[0]), svg)
+    names = {}
+    for marker, attributes, area, content in DEFINITION.findall(rounded):
+        name = marker or area
+        digest = hashlib.sha256((attributes or content).encode()).hexdigest()
+        names[name] = name[0] + digest[:10]
+    pattern = r'(?<=id="|f="#|rl\(#)[mp][0-9a-f]{10}(?=["\)])'
+    return re.sub(pattern, lambda match: names.get(match[0], match[0]), rounded)
+
+
+def _round_coordinate(match: re.Match[str]) -> str:
+    text = f"{float(match[0]):.{COORDINATE_DECIMALS}f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+def short(value: float) -> str:
+    """Return a number with four significant digits, for the labels of points."""
+    return write_number(value, ".4g")
 
 
 def new_figure(height: float) -> "Figure":
@@ -106,7 +150,8 @@ def draw_band(axes: "Axes", curve: "pd.Series[float]", colour: Any, dash: str, l
         band = axes.fill_between(means.index, *ends, color=colour, alpha=0.1, linewidth=0)
         (line,) = axes.plot(means.index, means, color=colour, linestyle=dash, linewidth=1.1)
         name_values(band, label)
-        name_values(line, label, (f"{mean:.4g} at {x:.4g}" for x, mean in means.items()))
+        pairs = zip(means.index, means, strict=True)
+        name_values(line, label, (f"{short(mean)} at {short(x)}" for x, mean in pairs))
 
 
 def draw_points(axes: Any, points: Any, label: str, at: Iterable[object], **style: Any) -> Any:
@@ -115,7 +160,7 @@ def draw_points(axes: Any, points: Any, label: str, at: Iterable[object], **styl
     line, _, bars = drawn.lines
     pairs = zip(np.atleast_1d(points[1]), at, strict=True)
     # The SVG file has no marker for a missing value.
-    name_values(line, label, (f"{y:.4g} at {x}" for y, x in pairs if not np.isnan(y)))
+    name_values(line, label, (f"{short(y)} at {x}" for y, x in pairs if not np.isnan(y)))
     name_values(bars[0], label)
     return drawn
 

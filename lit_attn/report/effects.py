@@ -91,7 +91,7 @@ def make_effects_table(effects: list[Effect], plan: Plan, digits: int, level: fl
         p = Cell(columns.format_p(effect.p), mark=columns.STAR if effect.p <= level else "")
         rows.append([*map(Cell, texts), p, Cell(str(effect.combinations))])
     names = {"label": plan.metric.label, "baseline": plan.baseline}
-    return named_table("effects", rows, count=len(effects), alpha=f"{level:.3g}", **names)
+    return named_table("effects", rows, count=len(effects), alpha=level, **names)
 
 
 def make_contrast_table(study: StudyRecord, other: StudyRecord, digits: int) -> Table:

@@ -46,7 +46,7 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
         if values:
             mean = statistics.fmean(values.values())
             bars = left.plot(mean, row, "|", color="black", markersize=13)
-            drawing.name_values(bars[0], name, [f"mean {mean:.4g}"])
+            drawing.name_values(bars[0], name, [f"mean {drawing.short(mean)}"])
         record = comparisons.records[name]
         pairs = [value - baseline[seed] for seed, value in values.items() if seed in baseline]
         if pairs and name != study.plan.baseline:
@@ -91,9 +91,11 @@ def _draw_differences(axes: Axes, rows: list[Difference], margin: float = 0.0) -
         _draw_dots(axes, row, by_seed, name)
         if low is not None and high is not None:
             (line,) = axes.plot([low, high], [row + 0.24] * 2, color="black", linewidth=1)
-            drawing.name_values(line, name, [f"lower end {low:.4g}", f"upper end {high:.4g}"])
+            drawing.name_values(
+                line, name, [f"lower end {drawing.short(low)}", f"upper end {drawing.short(high)}"]
+            )
         (bar,) = axes.plot(mean, row + 0.24, "|", color="black", markersize=6)
-        drawing.name_values(bar, name, [f"mean {mean:.4g}"])
+        drawing.name_values(bar, name, [f"mean {drawing.short(mean)}"])
         if is_starred:
             star = axes.text(1.025, row, STAR, transform=beside, va="center", fontsize=11)
             drawing.name_values(star, name)
@@ -129,11 +131,13 @@ def _draw_dots(axes: Axes, row: int, values: list[float], name: str) -> None:
             stacks[place] += 1
     x, y = zip(*dots, strict=True) if dots else ((), ())
     (line,) = axes.plot(x, y, "o", color=COLOURS[0], markersize=4, alpha=0.55, mew=0)
-    drawing.name_values(line, name, (f"{value:.4g}" for value in x))
+    drawing.name_values(line, name, map(drawing.short, x))
     below, above = [v for v in values if v < low], [v for v in values if v > high]
     for outliers, edge, marker, align in ((below, low, "<", "left"), (above, high, ">", "right")):
         if outliers:
-            span = " to ".join(dict.fromkeys(f"{v:.4g}" for v in (min(outliers), max(outliers))))
+            span = " to ".join(
+                dict.fromkeys(drawing.short(v) for v in (min(outliers), max(outliers)))
+            )
             (line,) = axes.plot(edge, row, marker, color=COLOURS[1], markersize=5, clip_on=False)
             drawing.name_values(line, name, [span])
             style: dict[str, Any] = {"ha": align, "va": "bottom", "fontsize": 6.5}
@@ -154,7 +158,7 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> Figure | None
     costs: dict[str, list[float | None]] = {
         "step": [1.0] * len(shown),
         "training FLOPs": [_step_flops(study, name) for name in shown],
-        "seconds of training": [study.step_time(name) for name in shown],
+        "seconds of training": [_comparable_step_time(study, name) for name in shown],
     }
     units = {label: scales for label, scales in costs.items() if None not in scales}
     figure = drawing.new_figure(4.2)
@@ -181,6 +185,11 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> Figure | None
     return figure
 
 
+def _comparable_step_time(study: StudyRecord, variant: str) -> float | None:
+    """Return the step time of a variant that was measured in turns with the baseline."""
+    return None if study.step_time_faults.get(variant) else study.step_time(variant)
+
+
 def _step_flops(study: StudyRecord, variant: str) -> float | None:
     """Return the FLOPs of a training step: counted, or three forward passes of a batch."""
     planned = next(entry for entry in study.plan.variants if entry.name == variant)
@@ -199,15 +208,18 @@ COSTS = {
 def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> Figure | None:
     """Draw means of the best variants against each cost that differs by more than one percent.
 
-    Step times are drawn only for variants whose seeds agree on them. The legend orders the variants
-    by their means. Returns None if all costs are equal or unknown.
+    Step times are drawn only for variants whose seeds agree on them, and that were measured in
+    turns with the baseline. The legend orders the variants by their means. Returns None if all
+    costs are equal or unknown.
     """
     is_ascending = study.plan.metric.goal == "min"
     frame = summary[summary["n"] > 0].sort_values("mean", ascending=is_ascending, kind="stable")
     is_baseline = frame["variant"] == study.plan.baseline
     frame = frame[is_baseline | ((~is_baseline).cumsum() < drawing.MOST_COSTS)].fillna({"sd": 0.0})
     frame = frame.astype(dict.fromkeys(("mean", "sd", *COSTS), float))
-    frame["step_time"] = frame["step_time"].mask((frame["step_time_ratio"] > BUSY).fillna(False))
+    is_busy = (frame["step_time_ratio"] > BUSY).fillna(False)
+    has_fault = frame["step_time_fault"].fillna("").astype(bool)
+    frame["step_time"] = frame["step_time"].mask(is_busy | has_fault)
     costs = [c for c in COSTS if frame[c].count() > 1 and frame[c].max() > 1.01 * frame[c].min()]
     if not costs:
         return None
@@ -223,14 +235,14 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> Figure | None:
         # The legend and the page say where a far outlier is; its error bar would lie elsewhere.
         mean = row["mean"]
         is_far = not low <= mean <= high
-        label += f" ({mean:.4g})" if is_far else ""
+        label += f" ({drawing.short(mean)})" if is_far else ""
         style = {"fmt": marker, "color": colour, "ms": 4.5, "clip_on": not is_far}
         for axes, cost in zip(panels, costs, strict=True):
             if not math.isnan(row[cost]):
                 place = (row[cost], min(max(mean, low), high), 0.0 if is_far else row["sd"])
-                name, at = row["variant"], f"{row[cost]:.4g}"
+                name, at = row["variant"], drawing.short(row[cost])
                 drawn = drawing.draw_points(axes, place, name, [at], **style)
-                drawing.name_values(drawn.lines[0], name, [f"{mean:.4g} at {at}"])
+                drawing.name_values(drawn.lines[0], name, [f"{drawing.short(mean)} at {at}"])
                 entries[name] = (drawn, label)
     for axes, cost in zip(panels, costs, strict=True):
         axes.set_ylim(low, high)

@@ -3,7 +3,7 @@
 import itertools
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
+from lit_attn.cells.records import csv_lines
+from lit_attn.report.numbers import fill, round_number
 from lit_attn.schema.sources import read_package_file
 
 if TYPE_CHECKING:
@@ -91,8 +93,8 @@ def named_table(
     `values` fill the placeholders of its texts.
     """
     entry = read_asset("tables.yaml")[name]
-    first = [heading.format(**values) for heading in entry["headings"]]
-    title, note = (entry[key].format(**values) for key in ("title", "note"))
+    first = [fill(heading, **values) for heading in entry["headings"]]
+    title, note = (fill(entry[key], **values) for key in ("title", "note"))
     return Table([*first, *headings], rows, title, notes=[note], kind=entry.get("kind", "plain"))
 
 
@@ -172,7 +174,7 @@ def _latex_mark(cell: Cell) -> str:
 
 
 def to_csv(frame: "pd.DataFrame", names: Mapping[str, str] | None = None) -> str:
-    """Return `frame` as CSV in which no text cell or heading can start a spreadsheet formula.
+    """Return `frame` as CSV: rounded numbers, and no text that starts a spreadsheet formula.
 
     `names` has the name of each variant by its label, which the column `variant` contains. Then
     that column has the names, and a column `label` follows it.
@@ -182,9 +184,21 @@ def to_csv(frame: "pd.DataFrame", names: Mapping[str, str] | None = None) -> str
         frame = frame.assign(variant=labels.map(lambda label: names.get(label, label)))
         frame.insert(list(frame.columns).index("variant") + 1, "label", labels)
     frame = frame.rename(columns=neutralise)
+    for name in frame.select_dtypes(include="number"):
+        frame[name] = frame[name].map(round_number, na_action="ignore")
     for name in frame.select_dtypes(include=["object", "string"]):
-        frame[name] = frame[name].map(neutralise)
+        frame[name] = frame[name].map(_prepare_value)
     return frame.to_csv(index=False, lineterminator="\n")
+
+
+def rows_to_csv(rows: Iterable[Iterable[Any]]) -> str:
+    """Return rows as CSV: rounded numbers, and no text that starts a spreadsheet formula."""
+    return csv_lines(map(_prepare_value, row) for row in rows)
+
+
+def _prepare_value(value: object) -> object:
+    """Return a number with the digits of a report, and a text that is no spreadsheet formula."""
+    return round_number(value) if isinstance(value, float) else neutralise(value)
 
 
 def read_csv(path: Path) -> "pd.DataFrame":

@@ -1,4 +1,4 @@
-"""Numbers of a paper's tables: published cells, our values of each seed, and claims."""
+"""Numbers of a paper's tables: published cells, and our values of each seed."""
 
 import csv
 import itertools
@@ -11,20 +11,30 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_attn.cells.records import Metric, read_diagnostics
+from lit_attn.cells.records import SMOKE, Metric, read_diagnostics
 from lit_attn.config import papers as config
-from lit_attn.report import scaling, stats
-from lit_attn.report.columns import DAGGER, format_difference, format_number
-from lit_attn.report.comparison import ALPHA, FAILURES
+from lit_attn.report import scaling
+from lit_attn.report.columns import DAGGER, format_number
+from lit_attn.report.comparison import FAILURES
+from lit_attn.report.numbers import find_magnitude, write_number
 from lit_attn.report.read import BUSY, CellRecord, StudyRecord, read_or_skip, read_studies
+from lit_attn.report.timing import TIME_MARK
 from lit_attn.schema.errors import ConfigError, require
 
 Records = dict[str, StudyRecord]  # Studies by name.
 Values = dict[int, float]  # Values in printed units by seed.
 
 
+SMOKE_SUFFIX = f"@{SMOKE}"
+"""End of the name of a study of a smoke run."""
+
+
 class Entry(NamedTuple):
-    """A cell of a table: the published text, our values of each seed, our text, our variants."""
+    """A cell of a table: the published text, our values of each seed, our text, our variants.
+
+    `is_file` is True for values of a script's file, whose keys are the places of the rows, and
+    `error` is the standard error of a single one in printed units, None if it is unknown.
+    """
 
     row: str
     column: str
@@ -32,31 +42,24 @@ class Entry(NamedTuple):
     values: Values
     ours: str
     references: list[config.Reference]
-
-
-class Verdict(NamedTuple):
-    """Claims, their tables and figures, the titles of our studies, and the differences by seed.
-
-    Small models have other data. `judgement` is "agree", "disagree", "not run" (no seed has both
-    results), "undecided" (the interval contains 0) or "undecided: <reason>"; a dagger marks
-    different code or data.
-    """
-
-    text: str
-    places: str
-    studies: str
-    published: str
-    ours: str
-    pairs: int
-    judgement: str
+    is_file: bool = False
+    error: float | None = None
 
 
 def read_records(source: config.PaperSource, items: Iterable[config.Layout], runs: Path) -> Records:
-    """Read the studies that `items` need, by name; studies that have not started are left out."""
+    """Read the studies that `items` need, by name; studies that have not started are left out.
+
+    A study that has only had a smoke run, whose folder ends in SMOKE_SUFFIX, is read from it.
+    """
     needed = {reference.study for item in items for reference in source.references(item)}
-    planned = [study for study in sorted(needed) if (runs / study / "plan.json").exists()]
-    records = read_studies(runs, planned) if planned else ()
-    return {record.plan.study: record for record in records}
+    names: dict[str, str] = {}
+    for study in sorted(needed):
+        for folder in (study, study + SMOKE_SUFFIX):
+            if (runs / folder / "plan.json").exists():
+                names[folder] = study
+                break
+    records = read_studies(runs, list(names)) if names else ()
+    return {names[record.plan.study]: record for record in records}
 
 
 def measure(
@@ -124,52 +127,118 @@ def read_file(
     return (read_or_skip(read, folders[0] / file) or []) if folders else []
 
 
+def read_error(
+    source: config.PaperSource, line: config.Reference, column: config.Column, value: float
+) -> float | None:
+    """Return the standard error of the value of a file in the file's units, None if unknown."""
+    if column.error is None:
+        return None
+    if column.error.exact:
+        return 0.0
+    rows_of_error = column.model_copy(update={"where": column.where | column.error.where})
+    rows = read_file(source, line, rows_of_error, *column.error.columns)
+    return column.error.compute(value, *rows[0]) if len(rows) == 1 else None
+
+
+def choose_columns(source: config.PaperSource, item: config.Layout) -> dict[str, config.Column]:
+    """Return the columns of an item; small models have the metric instead of a script's file."""
+    columns, _ = item.grid()
+    if not source.size:
+        return columns
+    return {name: config.Column() if c.file else c for name, c in columns.items()}
+
+
+class Measured(NamedTuple):
+    """Values of a cell in printed units, and the standard error of a single value of a file."""
+
+    values: Values
+    error: float | None = None
+
+
 def make_entries(
     source: config.PaperSource, item: config.Layout, records: Records, reading: config.Reading = "*"
 ) -> list[list[Entry]]:
     """Return the cells of a table, or the final metric of the lines of a figure, row by row."""
-    columns, rows = item.grid()
+    columns = choose_columns(source, item)
+    _, rows = item.grid()
     lines = source.locate(item, reading)
     located = {cell: line for cell, line in lines.items() if line.study in records}
-    if source.size:
-        columns = {name: config.Column() if c.file else c for name, c in columns.items()}
     grid: list[list[Entry]] = []
-    above: dict[str | None, dict[str, Values]] = {}
+    above: dict[str | None, dict[str, Measured]] = {}
     for name, row in rows.items():
-        values: dict[str, Values] = {}
+        measured: dict[str, Measured] = {}
         for heading, column in columns.items():
-            cell = (name, heading)
-            measured = measure(records, located.get(cell), column.value, column.epoch)
-            if column.file and cell in lines:
-                numbers = read_file(source, lines[cell], column, *column.value.split("/"))
-                measured = dict(enumerate(itertools.chain(*numbers)))
-            if column.relative and cell in located:
-                base = located[cell]._replace(variant=column.relative)
-                start = measure(records, base, column.value, column.epoch).values()
-                measured = {s: v / statistics.fmean(start) for s, v in measured.items() if start}
-            values[heading] = {seed: v * column.scale for seed, v in measured.items()}
+            if column.file:
+                line = lines.get((name, heading))
+                measured[heading] = _measure_file(source, line, column)
+            else:
+                reference = located.get((name, heading))
+                measured[heading] = _measure_studies(records, reference, column)
         for heading, column in columns.items():
             if column.mean:
-                parts = [values[other] for other in column.mean]
-                seeds = sorted(set(parts[0]).intersection(*parts))
-                values[heading] = {seed: statistics.fmean(p[seed] for p in parts) for seed in seeds}
-        grid.append([])
+                measured[heading] = _average([measured[part] for part in column.mean])
+        entries = []
         for place, (heading, column) in enumerate(columns.items()):
-            keys = [(name, part) for part in column.mean or (heading,)]
-            references = [located[key] for key in keys if key in located]
-            entry = Entry(name, heading, row.cells[place], values[heading], "", references)
-            published = [other.cells[place] for other in rows.values()]
+            parts = column.mean or (heading,)
+            references = [located[name, part] for part in parts if (name, part) in located]
+            values, error = measured[heading]
+            is_file = any(columns[part].file for part in parts)
+            published = row.cells[place]
+            entry = Entry(name, heading, published, values, "", references, is_file, error)
+            all_published = [other.cells[place] for other in rows.values()]
             other = row.against if column.difference else next(iter(rows))
-            text = _format(column, published, entry.values, above.get(other, {}).get(heading, {}))
-            text = "busy machine" if _is_busy(records, entry, column.value) else text
-            grid[-1].append(entry._replace(ours=_add_count(text, entry, records)))
-        above[name] = values
+            base = above.get(other, {}).get(heading, Measured({}))
+            text = _format(column, all_published, values, base.values)
+            if is_busy(records, entry, column.value):
+                text = "busy machine"
+            entries.append(entry._replace(ours=_add_count(text, entry, records, column.value)))
+        grid.append(entries)
+        above[name] = measured
     return grid
 
 
-def _add_count(text: str, entry: Entry, records: Records) -> str:
-    """Add the number of seeds, the seeds without a result and the dagger to the text of a cell."""
-    cells = _find_cells(records, entry)
+def _measure_file(
+    source: config.PaperSource, line: config.Reference | None, column: config.Column
+) -> Measured:
+    """Return the values of a script's file, by their place."""
+    if line is None:
+        return Measured({})
+    rows = read_file(source, line, column, *column.value.split("/"))
+    numbers = list(itertools.chain(*rows))
+    values = {place: number * column.scale for place, number in enumerate(numbers)}
+    error = read_error(source, line, column, numbers[0]) if len(numbers) == 1 else None
+    return Measured(values, None if error is None else error * column.scale)
+
+
+def _measure_studies(
+    records: Records, reference: config.Reference | None, column: config.Column
+) -> Measured:
+    """Return the values of every finished seed, relative to another variant's mean if asked for."""
+    values = measure(records, reference, column.value, column.epoch)
+    if column.relative and reference is not None:
+        base = reference._replace(variant=column.relative)
+        base_values = measure(records, base, column.value, column.epoch).values()
+        if base_values:
+            mean = statistics.fmean(base_values)
+            values = {seed: value / mean for seed, value in values.items()}
+    return Measured({seed: value * column.scale for seed, value in values.items()})
+
+
+def _average(parts: list[Measured]) -> Measured:
+    """Return the mean of several columns, and its standard error if all of them have one."""
+    seeds = set(parts[0].values).intersection(*(part.values for part in parts))
+    values = {}
+    for seed in sorted(seeds):
+        values[seed] = statistics.fmean(part.values[seed] for part in parts)
+    errors = [part.error for part in parts if part.error is not None]
+    if len(errors) < len(parts):
+        return Measured(values)
+    return Measured(values, math.hypot(*errors) / len(parts))
+
+
+def _add_count(text: str, entry: Entry, records: Records, value: str) -> str:
+    """Add the number of seeds, the seeds without a result and marks to the text of a cell."""
+    cells = find_cells(records, entry)
     statuses = Counter(cell.status for cell in cells if cell.status != "done")
     if not cells or not (text or FAILURES & statuses.keys()):
         return text
@@ -177,20 +246,37 @@ def _add_count(text: str, entry: Entry, records: Records) -> str:
     missing = [f"{number} {status}" for status, number in sorted(statuses.items())]
     number = ", ".join([f"n={count} of {planned}", *missing]) if count < planned else f"n={count}"
     studies = [(records[r.study], r.variant) for r in entry.references]
-    is_mixed = any(study.is_mixed(variant, study.plan.baseline) for study, variant in studies)
-    return f"{text} ({number}){f' {DAGGER}' * is_mixed}".strip()
+    marks = []
+    if any(study.is_mixed(variant, study.plan.baseline) for study, variant in studies):
+        marks.append(DAGGER)
+    if text != "busy machine" and has_time_fault(records, entry, value):
+        marks.append(TIME_MARK)
+    return " ".join([f"{text} ({number})", *marks]).strip()
 
 
-def _find_cells(records: Records, entry: Entry) -> list[CellRecord]:
+def find_cells(records: Records, entry: Entry) -> list[CellRecord]:
+    """Return the planned cells of the variants of an entry."""
     return [cell for r in entry.references for cell in records[r.study].variant_cells(r.variant)]
 
 
-def _is_busy(records: Records, entry: Entry, value: str) -> bool:
-    """Return True for times or speeds that differ too much over the seeds."""
+def is_time(records: Records, entry: Entry, value: str) -> bool:
+    """Return True for a value that is a time or a speed."""
     metric = next((records[r.study].plan.metric.name for r in entry.references), "")
     name = metric if value == "metric" else value
-    times, is_time = entry.values.values(), name.endswith(("_time", "_per_second", "/seconds"))
-    return is_time and max(times, default=0) > BUSY * min(times, default=0)
+    return name.endswith(("_time", "_per_second", "/seconds"))
+
+
+def is_busy(records: Records, entry: Entry, value: str) -> bool:
+    """Return True for times or speeds that differ too much over the seeds."""
+    times = entry.values.values()
+    differ = max(times, default=0) > BUSY * min(times, default=0)
+    return differ and is_time(records, entry, value)
+
+
+def has_time_fault(records: Records, entry: Entry, value: str) -> bool:
+    """Return True for times or speeds that cannot be compared with those of the baseline."""
+    faults = [records[r.study].time_faults.get(r.variant) for r in entry.references]
+    return any(faults) and is_time(records, entry, value)
 
 
 def _format(column: config.Column, published: list[str], values: Values, base: Values) -> str:
@@ -205,13 +291,13 @@ def _format(column: config.Column, published: list[str], values: Values, base: V
     mean = statistics.fmean(values.values())
     if column.value == "parameters" or 0 < abs(mean) < 1:
         # Small models have fewer parameters and shorter times than the paper: two digits remain.
-        digits = max(digits, 1 - math.floor(math.log10(abs(mean))))
+        digits = max(digits, 1 - find_magnitude(mean))
     units = {match[1] for text in published if (match := re.match(r"[\d.]+([KMBG%])", text))}
     unit = units.pop() if len(units) == 1 else ""
     shown = values.values() if column.file else [mean]
     texts = ["/".join(format_number(value, f".{digits}f") + unit for value in shown)]
     if len(set(values.values())) > 1 and not column.file:
-        texts.append(f"± {statistics.stdev(values.values()):.{digits}f}")
+        texts.append(f"± {write_number(statistics.stdev(values.values()), f'.{digits}f')}")
     start = statistics.fmean(base.values()) if base else None
     if column.overhead:
         texts.append(f"({format_number(100 * (mean / start - 1), '.1f')}%)" if start else "(-)")
@@ -224,84 +310,3 @@ def count_decimals(published: str) -> int:
     """Return the decimals of the first number with a decimal point."""
     match = re.search(r"\d+\.(\d+)", published)
     return len(match[1]) if match else 0
-
-
-def judge_claims(
-    source: config.PaperSource, items: dict[str, config.Layout], records: Records
-) -> list[Verdict]:
-    """Compare the claims of tables and figures with our paired differences over seeds.
-
-    Claims about the same difference between the same cells have one verdict.
-    """
-    verdicts: dict[tuple[object, ...], Verdict] = {}
-    for number, item in items.items():
-        columns, _ = item.grid()
-        located = source.locate(item)
-        grid = make_entries(source, item, records) if item.claims else []
-        cells = {(entry.row, entry.column): entry for entry in itertools.chain(*grid)}
-        for claim in item.claims:
-            heading = claim.column or next(iter(columns))
-            column, names = columns[heading], (claim.row, claim.against)
-            pair = [cells[name, heading] for name in names]
-            verdict = _judge_claim(claim, number, column, pair, records)
-            parts = column.mean or (heading,)
-            references = [located.get((name, part)) for name in names for part in parts]
-            key: tuple[object, ...] = (*references, column.value, column.epoch, verdict.judgement)
-            key = key if all(references) else (number, claim.text)
-            if first := verdicts.get(key):
-                text, places = f"{first.text} / {verdict.text}", f"{first.places} / {number}"
-                published = f"{first.published} / {verdict.published}"
-                verdict = first._replace(text=text, places=places, published=published)
-            verdicts[key] = verdict
-    return list(verdicts.values())
-
-
-def _judge_claim(
-    claim: config.Claim, number: str, column: config.Column, pair: list[Entry], records: Records
-) -> Verdict:
-    """Compare a claim about a pair of cells with our paired differences over seeds."""
-    names = (claim.row, claim.against)
-    plans = {r.study: records[r.study].plan for entry in pair for r in entry.references}
-    numbers = [config.find_numbers(entry.published) for entry in pair]
-    if all(numbers):
-        digits = max(count_decimals(entry.published) for entry in pair)
-        published = numbers[0][0] - numbers[1][0]
-        text = format_number(published, f"+.{digits}f")
-    else:
-        aims = {claim.goal} if claim.goal else {plan.metric.goal for plan in plans.values()}
-        digits, published, text = 2, -1.0 if "min" in aims else 1.0, "curves only"
-    ours, theirs = (entry.values for entry in pair)
-    differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
-    resolution = stats.find_resolution([*ours.values(), *theirs.values()])
-    interval = stats.paired_interval(differences, resolution=resolution)
-    difference, judgement = "", "undecided: one pair" if differences else "not run"
-    if interval:
-        # Small differences keep two significant digits.
-        places = max(digits, 2 if round(abs(interval.mean), 4) >= 0.1 else 4)
-        difference = format_difference(*interval, places)
-        judgement = "agree" if interval.mean * published > 0 else "disagree"
-        judgement = judgement if interval.low > 0 or interval.high < 0 else "undecided"
-    is_metric = column.value == "metric"
-    goals = {plan.metric.goal for plan in plans.values()} if is_metric else {"min", "max"}
-    failed = [{c.seed for c in _find_cells(records, e) if c.status in FAILURES} for e in pair]
-    is_decided = judgement in ("agree", "disagree")
-    if any(_is_busy(records, entry, column.value) for entry in pair):
-        judgement = "undecided: busy machine"
-    elif any(failed) and not (is_decided and all(_confirm(pair, failed, g) for g in goals)):
-        counts = zip(map(len, failed), names, strict=True)
-        judgement = f"undecided: {', '.join(f'{n} failed ({name})' for n, name in counts if n)}"
-    compared = zip(*(entry.references for entry in pair), strict=False)
-    if any(records[a.study].is_mixed(a.variant, b.variant) for a, b in compared):
-        judgement += f" {DAGGER}"
-    titles = "; ".join(plan.title for plan in plans.values())
-    return Verdict(claim.text, number, titles, text, difference, len(differences), judgement)
-
-
-def _confirm(pair: list[Entry], failed: list[set[int]], goal: str) -> bool:
-    """Return True if the test that ranks failed seeds last finds the same direction."""
-    ours, theirs = (entry.values for entry in pair)
-    seeds = sorted((ours.keys() | failed[0]) & (theirs.keys() | failed[1]))
-    values = [[by_seed.get(seed) for seed in seeds] for by_seed in (ours, theirs)]
-    ranks = stats.rank_with_failures(values[0], values[1], goal == "max")
-    gain = sum(ours[s] - theirs[s] for s in ours if s in theirs) * (1 if goal == "max" else -1)
-    return (stats.sign_flip_p(ranks) or 1.0) <= ALPHA and gain * sum(ranks) > 0

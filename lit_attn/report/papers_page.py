@@ -2,9 +2,11 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
@@ -13,10 +15,17 @@ from lit_attn.config.papers import AXES, Figure, Layout, Panel, PaperSource, Rea
 from lit_attn.config.papers import Table as PaperTable
 from lit_attn.files import write_atomic
 from lit_attn.report import diagnostics, drawing, formats, papers
+from lit_attn.report.claims import judge_claims
 from lit_attn.report.formats import Cell, Table
 from lit_attn.report.page import Section, render_page
-from lit_attn.report.papers import Entry, Records, judge_claims, make_entries, measure
-from lit_attn.report.read import drop_undefined_steps, read_or_skip
+from lit_attn.report.papers import Entry, Records, make_entries, measure
+from lit_attn.report.read import (
+    LOG,
+    Outcome,
+    describe_failure,
+    drop_undefined_steps,
+    read_or_skip,
+)
 from lit_attn.report.results import describe_origin, describe_records
 from lit_attn.report.scaling import read_points
 
@@ -27,62 +36,143 @@ SMALL: dict[str, str] = formats.read_asset("tables.yaml")["small"]
 """Title of the tables of small models, and the warning of their page."""
 
 
-def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
-    """Write reports/paper-NAME/ (NAME-small for small models) and return its index.html.
+class Part(NamedTuple):
+    """A table or figure of a paper: its section of the page, files, images and captions."""
 
-    Each table becomes table-N.csv and .tex, each figure figure-N.svg and .png; index.html and
-    index.md have all of them.
+    section: Section
+    files: dict[str, str | bytes]
+    images: dict[str, dict[str, bytes]]
+    captions: dict[str, str]
+
+
+def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
+    """Write the page of a paper (see `write_parts`) and return its index.html."""
+    return write_parts(source, runs, reports).written[0]
+
+
+def write_parts(source: PaperSource, runs: Path, reports: Path) -> Outcome:
+    """Write reports/paper-NAME/ (NAME-small for small models) with index.html and index.md.
+
+    Each table becomes table-N.csv and .tex, each figure figure-N.svg and .png. A table or figure
+    whose records lead to an error, whatever it is, is left out with a warning.
     """
     source = replace(source, runs=runs)
     items = source.items(())
     records = papers.read_records(source, items.values(), runs)
     suffix = {"": "", "embedded": "-small", "real": "-small-data"}[source.size]
     folder = reports / f"paper-{source.name}{suffix}"
-    files: dict[str, str | bytes] = {}
-    sections = [Section("Claims", [], [make_claims_table(source, items, records)])]
-    captions: dict[str, str] = {}
-    images: dict[str, dict[str, bytes]] = {}
+    skipped: list[str] = []
+
+    def contain(name: str, make: Callable[[], Part]) -> Part:
+        try:
+            return make()
+        except Exception as error:
+            LOG.warning("%s: %s: %s. It is left out.", folder.name, name, describe_failure(error))
+            skipped.append(name)
+            table = Table(["table or figure"], [[Cell("not drawn: see the warnings")]], f"{name}.")
+            return Part(Section(name, [], [table]), {}, {}, {})
+
+    def make_claims() -> Part:
+        table = make_claims_table(source, items, records)
+        return Part(Section("Claims", [], [table]), {}, {}, {})
+
+    parts = [contain("Claims", make_claims)]
     for number, item in items.items():
-        name = f"Table {number}" if number[0].isdigit() else number.replace("-", " ", 1).title()
-        is_absent = not source.references(item) and (source.size or not item.script)
-        reason = f" Not measured: {item.absent or SMALL['absent']}" if is_absent else ""
-        note = item.small_note if source.size else item.note
-        caption = f"{name}. {item.caption}.{reason}"
-        drawings: dict[str, dict[str, bytes]] = {}
-        if isinstance(item, PaperTable):
-            tables = make_tables(source, item, records, caption)
-            # LaTeX numbers its tables itself.
-            plain = (replace(t, title=t.title.removeprefix(f"{name}. ")) for t in tables)
-            label, to_latex = f"{source.name}-{number}", formats.to_latex
-            texts = (to_latex(table, f"{label}-{i}") for i, table in enumerate(plain))
-            files[f"table-{number}.csv"] = _to_csv(make_entries(source, item, records))
-            files[f"table-{number}.tex"] = "\n".join(texts)
-        elif isinstance(item, Figure):
-            note = " ".join(filter(None, [note, *_describe_studies(source, item, records)]))
-            for place, reading in enumerate(["*", *(() if source.size else item.readings)]):
-                end = f"-{place}" if place else ""
-                drawn = _draw_figure(source, item, records, reading).items()
-                drawings |= (stems := {f"{number}-{kind}{end}": files for kind, files in drawn})
-                named = _name_reading(reading) if place else ""
-                title = " ".join(filter(None, [caption, named, note]))
-                captions |= dict.fromkeys(stems, title)
-            empty = Table(["figure"], [[Cell("not drawn")]], caption, notes=[note] * bool(note))
-            tables = [] if drawings else [empty]
-        images |= drawings
-        for stem, kinds in drawings.items():
-            files |= {f"{stem}.{kind}": image for kind, image in kinds.items()}
-        sections.append(Section(name, list(drawings), tables))
+        make = partial(_make_part, source, number, item, records)
+        parts.append(contain(_name_item(number), make))
     title = source.paper.title + (" (small models)" if source.size else "")
-    warnings = [SMALL["note"]] if source.size else []
-    warnings += [f"{name}: {w}" for name in records for w in describe_records(records[name])[1]]
+    files: dict[str, str | bytes] = {}
+    images: dict[str, dict[str, bytes]] = {}
+    captions: dict[str, str] = {}
+    for part in parts:
+        files |= part.files
+        images |= part.images
+        captions |= part.captions
+    warnings = _list_warnings(source, records)
+    links = [name for name in files if name.endswith(".csv")]
+    sections = [part.section for part in parts]
     values: dict[str, Any] = {"captions": captions, "images": images, "warnings": warnings}
-    values["links"] = [name for name in files if name.endswith(".csv")]
+    values["links"] = links
     files["index.html"] = render_page(title, sections, [], name=folder.name, **values)
     values |= {"title": title, "sections": sections, "to_markdown": formats.to_markdown}
     files["index.md"] = formats.PLAIN.get_template("page.md").render(values)
     for name, content in files.items():
         write_atomic(folder / name, content)
-    return folder / "index.html"
+    return Outcome([folder / "index.html"], skipped)
+
+
+def _list_warnings(source: PaperSource, records: Records) -> list[str]:
+    """Return the warnings of the page: small models, a smoke run, and those of each study."""
+    warnings = [SMALL["note"]] if source.size else []
+    if any(record.plan.study.endswith(papers.SMOKE_SUFFIX) for record in records.values()):
+        warnings.append(SMALL["smoke"])
+    for name, record in records.items():
+        _, study_warnings = describe_records(record)
+        warnings += [f"{name}: {warning}" for warning in study_warnings]
+    return warnings
+
+
+def _name_item(number: str) -> str:
+    """Return the name of a table ("4" is Table 4) or figure ("figure-4" is Figure 4)."""
+    return f"Table {number}" if number[0].isdigit() else number.replace("-", " ", 1).title()
+
+
+def _make_part(source: PaperSource, number: str, item: Layout, records: Records) -> Part:
+    """Return the part of the page of a table or figure."""
+    name = _name_item(number)
+    is_absent = not source.references(item) and (source.size or not item.script)
+    reason = f" Not measured: {item.absent or SMALL['absent']}" if is_absent else ""
+    caption = f"{name}. {item.caption}.{reason}"
+    if isinstance(item, PaperTable):
+        return _make_table_part(source, number, item, records, caption)
+    assert isinstance(item, Figure)
+    return _make_figure_part(source, number, item, records, caption)
+
+
+def _make_table_part(
+    source: PaperSource, number: str, item: PaperTable, records: Records, caption: str
+) -> Part:
+    """Return a table of the paper with its CSV and LaTeX files."""
+    name = _name_item(number)
+    tables = make_tables(source, item, records, caption)
+    texts = []
+    for place, table in enumerate(tables):
+        # LaTeX numbers its tables itself.
+        plain = replace(table, title=table.title.removeprefix(f"{name}. "))
+        texts.append(formats.to_latex(plain, f"{source.name}-{number}-{place}"))
+    files: dict[str, str | bytes] = {
+        f"table-{number}.csv": _to_csv(make_entries(source, item, records)),
+        f"table-{number}.tex": "\n".join(texts),
+    }
+    return Part(Section(name, [], tables), files, {}, {})
+
+
+def _make_figure_part(
+    source: PaperSource, number: str, item: Figure, records: Records, caption: str
+) -> Part:
+    """Return a figure of the paper, and a drawing of each reading, as SVG and PNG files."""
+    note = item.small_note if source.size else item.note
+    note = " ".join(filter(None, [note, *_describe_studies(source, item, records)]))
+    readings: list[Reading] = ["*"]
+    if not source.size:
+        readings += item.readings
+    files: dict[str, str | bytes] = {}
+    images: dict[str, dict[str, bytes]] = {}
+    captions: dict[str, str] = {}
+    for place, reading in enumerate(readings):
+        ending = f"-{place}" if place else ""
+        reading_name = _name_reading(reading) if place else ""
+        for kind, formats_of_image in _draw_figure(source, item, records, reading).items():
+            stem = f"{number}-{kind}{ending}"
+            images[stem] = formats_of_image
+            captions[stem] = " ".join(filter(None, [caption, reading_name, note]))
+            for extension, image in formats_of_image.items():
+                files[f"{stem}.{extension}"] = image
+    tables = []
+    if not images:
+        notes = [note] if note else []
+        tables.append(Table(["figure"], [[Cell("not drawn")]], caption, notes=notes))
+    return Part(Section(_name_item(number), list(images), tables), files, images, captions)
 
 
 def make_tables(

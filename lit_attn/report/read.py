@@ -1,6 +1,7 @@
 """Records of a study as the report reads them: the plan, and the state of every planned cell."""
 
 import logging
+import math
 import os
 import statistics
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -21,7 +22,8 @@ from lit_attn.cells.folder import read_cell, read_result
 from lit_attn.files import require_folder
 from lit_attn.report.drawing import MOST_PANELS
 from lit_attn.report.stats import find_resolution
-from lit_attn.schema.errors import ConfigError, require, suggest
+from lit_attn.report.timing import NOT_ALONE, find_time_fault
+from lit_attn.schema.errors import ConfigError, escape_control, require, suggest
 
 Arrays = dict[str, NDArray[Any]]
 Content = TypeVar("Content")
@@ -170,6 +172,29 @@ class StudyRecord:
         paths = (f"{c.path}/config.yaml" for c in self.variant_cells(variant) if c.path)
         return next((Path(path) for path in paths if os.access(path, os.R_OK)), None)
 
+    @cached_property
+    def time_faults(self) -> dict[str, str]:
+        """Reason why the times of a variant's cells cannot be compared, or "", by variant."""
+        baseline = [cell.measurements for cell in self.finished_cells(self.plan.baseline)]
+        faults = {}
+        for variant in self.plan.variants:
+            cells = [cell.measurements for cell in self.finished_cells(variant.name)]
+            faults[variant.name] = find_time_fault(cells, baseline)
+        return faults
+
+    @cached_property
+    def step_time_faults(self) -> dict[str, str]:
+        """The same for `step_time`, which can have been measured alone and in turns."""
+        if self.step_times is None or not self.step_times.variants:
+            return self.time_faults
+        timed = {entry.variant for entry in self.step_times.variants}
+        faults = {}
+        for variant in self.plan.variants:
+            is_timed = variant.name in timed or variant.variant in timed
+            fault = self.time_faults[variant.name]
+            faults[variant.name] = "" if is_timed else "; ".join(filter(None, [NOT_ALONE, fault]))
+        return faults
+
     def step_time(self, variant: str) -> float | None:
         """Return the step time measured alone, or the median of seeds that agree on it (BUSY)."""
         if timed := self.step_times.variants if self.step_times else ():
@@ -214,6 +239,13 @@ def drop_undefined_steps(frame: pd.DataFrame, group: str) -> pd.DataFrame:
     return frame[is_defined.astype(bool)]
 
 
+class Outcome(NamedTuple):
+    """Folders or pages that were written, and names of studies and families that were skipped."""
+
+    written: list[Path]
+    skipped: list[str]
+
+
 def read_or_skip(
     read: Callable[[Path], Content], folder: Path | None, name: str = ""
 ) -> Content | None:
@@ -242,8 +274,9 @@ def read_arrays(path: Path) -> Arrays:
 def read_studies(runs: Path, names: list[str] | None = None) -> Iterator[StudyRecord]:
     """Read the studies below `runs` (all that have a plan, or those in `names`) one by one.
 
-    A study that cannot be read is skipped with a warning. Raises ConfigError if `runs` holds no
-    plan, if a name has no plan, or if not one of the studies can be read.
+    A study that cannot be read is skipped with a warning, whatever is wrong with its records.
+    Raises ConfigError if `runs` holds no plan, if a name has no plan, or if not one of the studies
+    can be read.
     """
     require_folder(runs)
     plans = {path.parent.name: path for path in sorted(runs.glob("*/plan.json"))}
@@ -251,17 +284,31 @@ def read_studies(runs: Path, names: list[str] | None = None) -> Iterator[StudyRe
         raise ConfigError(f"{runs}: contains no study (no */plan.json)")
     for name in names or []:
         require(f"{runs}: has no study", name, plans)
-    count = 0
-    for name in (chosen := names or list(plans)):
+    chosen = names or list(plans)
+    skipped_count = 0
+    for name in chosen:
         try:
             study = _read_study(plans[name])
-        except ConfigError as error:
-            count += 1
-            if count == len(chosen):
-                raise
-            LOG.warning("%s. This study is skipped.", error)
+        except Exception as error:
+            message = str(error)
+            if not isinstance(error, ConfigError):
+                message = f"{plans[name].parent}: {describe_failure(error)}"
+            skipped_count += 1
+            if skipped_count == len(chosen):
+                raise ConfigError(message) from error
+            LOG.warning("%s. This study is skipped.", message)
         else:
             yield study
+
+
+def describe_failure(error: Exception) -> str:
+    """Return an exception as the end of a line: its records cannot be reported, and why."""
+    if isinstance(error, ConfigError):
+        return str(error)
+    text = escape_control(" ".join(str(error).split()))
+    if len(text) > 200:
+        text = f"{text[:200]}..."
+    return f"its records cannot be reported ({type(error).__name__}: {text})"
 
 
 def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
@@ -270,6 +317,7 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     # The folder of the report has the study's name, so that name must not lead elsewhere.
     if plan.study != path.parent.name:
         raise ConfigError(f"{path}: is the plan of '{plan.study}', not of '{path.parent.name}'")
+    require(f"{path}: baseline: no variant", plan.baseline, (v.name for v in plan.variants))
     # A planned cell is freed as soon as its record has been read.
     plan.cells.reverse()
     count, folder = len(plan.cells), str(path.parent)
@@ -302,6 +350,9 @@ def _read_cell(study: str, planned: records.PlannedCell, metric: records.Metric)
     variant, seed, identity = sys.intern(planned.variant), planned.seed, planned.identity
     if result is not None and metric.name in result.metrics:
         value = result.metrics[metric.name] * metric.scale
+        if not math.isfinite(value):
+            LOG.warning("%s: %s times %g is not finite", path, metric.name, metric.scale)
+            return CellRecord(variant, seed, "unreadable", identity=identity, path=path)
         modules = {
             sys.intern(name): sys.intern("+".join(part[:12] for part in stamp.split("+")))
             for name, stamp in result.inputs.items()
@@ -332,6 +383,7 @@ def _measure(result: records.Result, metric: records.Metric) -> Row:
         "evaluation_time": result.evaluation_time and result.evaluation_time.median,
         **({"stopped_early": True} if result.stopped_early else {}),
         **({} if chance is None else {"chance": chance * metric.scale}),
+        **({"is_device_shared": True} if getattr(result, "is_device_shared", False) else {}),
         # Thousands of cells share these texts.
         **{name: sys.intern(text) for name, text in texts.items()},
         **{sys.intern(f"metric {name}"): x for name, x in sorted(result.metrics.items())},

@@ -11,7 +11,9 @@ from lit_attn.cells.records import Plan
 from lit_attn.report import columns, stats
 from lit_attn.report.comparison import ALPHA, Comparisons
 from lit_attn.report.formats import Cell, Table, named_table, read_asset
+from lit_attn.report.numbers import fill, round_number
 from lit_attn.report.read import BUSY, StudyRecord, find_differences
+from lit_attn.report.timing import TIME_MARK
 from lit_attn.schema.errors import plural
 
 SENTENCES: dict[str, str] = read_asset("sentences.yaml")  # Of the caption.
@@ -36,22 +38,24 @@ def make_results_table(
                 cells.append(printed)
     values = _template_values(study, summary, comparisons)
     names = {"label": plan.metric.label, "flops": scale.flops, "memory": scale.memory}
-    notes = [*filter(None, (column.note.format(**values).strip() for column in shown))]
+    notes = [*filter(None, (fill(column.note, **values).strip() for column in shown))]
     if any(cell.text == columns.BUSY_TEXT for printed in cells for cell in printed):
-        notes.append(SENTENCES["busy"].format(ratio=BUSY))
+        notes.append(fill(SENTENCES["busy"], ratio=BUSY))
+    if any(cell.mark == TIME_MARK for printed in cells for cell in printed):
+        notes.append(_describe_time_faults(study))
     if summary["missing"].astype(bool).any():
         notes.append(SENTENCES["missing"])
     if (summary["planned"] > summary["n"] + summary["failed"]).any():
         notes.append(SENTENCES["interim"])
     if ties := int(summary["ties"].sum()):
         pairs = int(summary["pairs"].sum())
-        notes.append(SENTENCES["ties"].format(ties=ties, pairs=plural(pairs, "pair")))
+        notes.append(fill(SENTENCES["ties"], ties=ties, pairs=plural(pairs, "pair")))
     if not study.values(plan.baseline):
-        notes.append(SENTENCES["no_baseline"].format(baseline=plan.baseline))
+        notes.append(fill(SENTENCES["no_baseline"], baseline=plan.baseline))
     notes += _describe_plan(study, comparisons.level)
     provenance, warnings = describe_records(study)
     return Table(
-        [column.heading.format(**names) for column in shown],
+        [fill(column.heading, **names) for column in shown],
         [list(row) for row in zip(*cells, strict=True)],
         # A YAML title can span lines.
         title=re.sub(r"(?<=[^.?!])\.*$", ".", " ".join(plan.title.split())),
@@ -59,6 +63,17 @@ def make_results_table(
         notes=[*notes, *provenance],
         kind="results",
     )
+
+
+def _describe_time_faults(study: StudyRecord) -> str:
+    """Return the sentence of the caption about times that cannot be compared."""
+    names: dict[str, list[str]] = {}
+    for faults in (study.step_time_faults, study.time_faults):
+        for variant, fault in faults.items():
+            if fault and variant not in names.setdefault(fault, []):
+                names[fault].append(variant)
+    parts = [f"{', '.join(variants)}: {fault}" for fault, variants in names.items()]
+    return fill(SENTENCES["time_faults"], mark=TIME_MARK, faults="; ".join(parts))
 
 
 def make_metrics_table(study: StudyRecord) -> Table:
@@ -105,8 +120,11 @@ def make_class_table(classes: pd.DataFrame) -> Table:
         # A mean over fewer seeds than another variant's is never the best one.
         best = values.loc[values["n"] == values["n"].max(), "mean"].max()
         measured = values[["mean", "sd"]].reindex(variants).itertuples(index=False)
-        texts = [(columns.format_spread(mean, sd, 2), mean == best) for mean, sd in measured]
-        rows.append([Cell(str(label)), *(Cell(text, is_best) for text, is_best in texts)])
+        row = [Cell(str(label))]
+        for mean, sd in measured:
+            is_best = round_number(mean) == round_number(best)
+            row.append(Cell(columns.format_spread(mean, sd, 2), is_best))
+        rows.append(row)
     return named_table("classes", rows, variants)
 
 
@@ -121,8 +139,11 @@ def _template_values(
     # The step of a continuous metric is a rounding error, which needs no mention.
     is_coarse = study.resolution > 0.01 * max(summary["sd"].dropna(), default=float("inf"))
     pairs = max(comparisons.pairs, default=0)
-    floor = {"floor": min(1.0, 2.0 ** (1 - pairs)), "pairs": plural(pairs, "pair")}
-    count = 1 if comparisons.is_joint else max(1, len(comparisons.pairs))
+    smallest_p = min(1.0, 2.0 ** (1 - pairs))
+    floor = fill(SENTENCES["floor"], floor=smallest_p, pairs=plural(pairs, "pair"))
+    has_different_seeds = len(set(comparisons.pairs)) > 1
+    test = "joint_test_of_different_seeds" if has_different_seeds else "joint_test"
+    comparison_count = plural(len(comparisons.pairs), "comparison")
     has_failed = summary["failed"].any()
     return {
         **{n: s if has_failed else "" for n, s in SENTENCES.items() if n.startswith("failed_")},
@@ -133,13 +154,10 @@ def _template_values(
         "planned": len(plan.seeds),
         "seeds": columns.format_seeds(plan.seeds),
         "baseline": plan.baseline,
-        "resolution": SENTENCES["resolution"].format(step=study.resolution) if is_coarse else "",
-        "alpha": f"{comparisons.level:.3g}",
-        "test": SENTENCES["joint_test" if comparisons.is_joint else "holm_test"].format(
-            comparisons=plural(len(comparisons.pairs), "comparison"),
-            floor=SENTENCES["floor"].format(**floor),
-        ),
-        "star": SENTENCES["star"].format(seeds=stats.pairs_for_a_star(count, comparisons.level)),
+        "resolution": fill(SENTENCES["resolution"], step=study.resolution) if is_coarse else "",
+        "alpha": comparisons.level,
+        "test": fill(SENTENCES[test], comparisons=comparison_count, floor=floor),
+        "star": fill(SENTENCES["star"], seeds=stats.pairs_for_a_star(1, comparisons.level)),
         "units": f"{summary['units'].max():,}",
         "margin": metric.margin,
         "source": " ".join(plan.source.split()).rstrip(".") or "the study file",
@@ -152,7 +170,7 @@ def _describe_plan(study: StudyRecord, level: float) -> list[str]:
     notes = describe_setup(study.plan)
     if tuning := study.tuning:
         values = tuning.model_dump() | {"keys": " and ".join(tuning.keys)}
-        notes.append(SENTENCES["tuned"].format(label=tuning.select.label, **values))
+        notes.append(fill(SENTENCES["tuned"], label=tuning.select.label, **values))
     if times := study.step_times:
         names = {variant.variant or variant.name for variant in study.plan.variants}
         spreads = [(100 * e.spread, e.variant) for e in times.variants if e.variant in names]
@@ -160,29 +178,31 @@ def _describe_plan(study: StudyRecord, level: float) -> list[str]:
         missing = ", ".join(sorted(names - {e.variant for e in times.variants}))
         values = {"missing": f" (not for {missing})" if missing else "", "spread": spread}
         values |= {"noise": SENTENCES["noise"] if times.is_noisy else "", "name": name}
-        notes.append(SENTENCES["alone"].format(**values))
+        notes.append(fill(SENTENCES["alone"], **values))
     if seals := study.seals:
         first = seals.entries[0]
         sentence = SENTENCES["sealed" if seals.is_before_results else "sealed_late"]
-        notes.append(sentence.format(hash=first.hash, time=first.time[:16], results=first.results))
+        notes.append(fill(sentence, hash=first.hash, time=first.time[:16], results=first.results))
         if seals.added_seeds:
             seeds = columns.format_seeds(list(sum(seals.added_seeds, ())))
             # `bound` is the sum of the levels of all looks.
             values = {"looks": 1 + len(seals.added_seeds), "bound": 1.5 * ALPHA - level}
-            notes.append(SENTENCES["looks"].format(seeds=seeds, level=level, **values))
+            notes.append(fill(SENTENCES["looks"], seeds=seeds, level=level, **values))
         changes = [(key, ", ".join(names)) for key, names in seals.changes().items() if names]
-        notes += [SENTENCES[key].format(names=names) for key, names in changes]
+        notes += [fill(SENTENCES[key], names=names) for key, names in changes]
     return notes
 
 
 def describe_setup(plan: Plan) -> list[str]:
     """Return the recorded agreement with released code, and what is equal in all variants."""
-    words, criteria = plan.parity.rstrip("."), plan.criteria
-    notes = [SENTENCES["parity"].format(words=words)] if words else []
+    agreement, criteria = plan.parity.rstrip("."), plan.criteria
+    notes = [fill(SENTENCES["parity"], words=agreement)] if agreement else []
     first = " without @" if len(criteria) > 1 else ""
     for number, name in enumerate(criteria if criteria not in (["parameters"], ["none"]) else []):
         mark = f" with @{name}" if number else first
-        notes.append(SENTENCES["equal"].format(mark=mark, words=SENTENCES[f"equal_{name}"]))
+        # A newer version may have other criteria.
+        words = SENTENCES.get(f"equal_{name}", name)
+        notes.append(fill(SENTENCES["equal"], mark=mark, words=words))
     return notes
 
 
@@ -212,13 +232,14 @@ def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
     distinct = {name: sorted(set(study.measurements(name))) for name in names}
     packages = sorted({name for text in distinct["versions"] for name in text.split("; ")})
     texts = {name: ", ".join(v) for name, v in (distinct | {"versions": packages}).items()}
-    notes = [SENTENCES["provenance"].format(**texts)] if distinct["device"] else []
+    notes = [fill(SENTENCES["provenance"], **texts)] if distinct["device"] else []
     differences = find_differences(study.finished_cells())
     mixed = [f"{name} differs between runs ({', '.join(h)})" for name, h in differences.items()]
-    warnings = [SENTENCES["mixed"].format(hashes=" and ".join(mixed))] if mixed else []
-    if untrained := find_chance_results(study):
-        values = {"variants": ", ".join(untrained), "metric": study.plan.metric.name}
-        warnings.append(SENTENCES["chance"].format(**values))
+    warnings = [fill(SENTENCES["mixed"], hashes=" and ".join(mixed))] if mixed else []
+    untrained = find_chance_results(study)
+    if untrained:
+        text = ", ".join(untrained)
+        warnings.append(fill(SENTENCES["chance"], variants=text, metric=study.plan.metric.name))
     names = [name for name in ("versions", "device") if len(distinct[name]) > 1]
     names += study.unreadable
     return notes, [*warnings, *(SENTENCES[name] for name in names)]

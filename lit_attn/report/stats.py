@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from lit_attn.report.numbers import round_number
+
 Floats = NDArray[np.float64]
 
 EXACT_UP_TO = 16  # Largest number of pairs for which a sign-flip test counts all sign patterns.
@@ -40,13 +42,21 @@ def paired_interval(
     The interval is at least `resolution` (a step of the metric) wide, for two pairs twice as wide:
     equal differences of rounded values do not show that there is no variation.
     """
-    d = np.asarray(differences, dtype=float)
-    if len(d) < 2:
+    count = len(differences)
+    if count < 2:
         return None
-    quantile = float(special.stdtrit(len(d) - 1, (1 + confidence) / 2))
-    half = quantile * float(d.std(ddof=1)) / math.sqrt(len(d))
-    half = max(half, resolution * max(0.5, 1 / (len(d) - 1)))
-    return Interval(float(d.mean()), float(d.mean()) - half, float(d.mean()) + half)
+    # Exact sums are the same on every processor.
+    mean = math.fsum(differences) / count
+    variance = math.fsum((x - mean) ** 2 for x in differences) / (count - 1)
+    half = student_quantile(count - 1, (1 + confidence) / 2) * math.sqrt(variance / count)
+    half = max(half, resolution * max(0.5, 1 / (count - 1)))
+    return Interval(mean, mean - half, mean + half)
+
+
+@lru_cache(maxsize=1000)
+def student_quantile(freedom: float, share: float) -> float:
+    """Return the quantile of Student's t, with as many digits as are the same everywhere."""
+    return round_number(float(special.stdtrit(freedom, share)))
 
 
 def welch_interval(

@@ -1,6 +1,8 @@
 """Table across studies: one row for each variant, one column for each study, and mean ranks."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -8,59 +10,108 @@ from lit_attn.files import write_atomic
 from lit_attn.report import stats
 from lit_attn.report.columns import NOTHING, format_p, format_spread, make_scale
 from lit_attn.report.comparison import ALPHA, compare_variants
-from lit_attn.report.formats import Cell, named_table, to_csv, to_latex, to_markdown
+from lit_attn.report.formats import Cell, Table, named_table, to_csv, to_latex, to_markdown
 from lit_attn.report.labels import find_labels
+from lit_attn.report.numbers import fill, round_number, write_number
 from lit_attn.report.page import Section, render_page
-from lit_attn.report.read import StudyRecord
+from lit_attn.report.read import LOG, Outcome, StudyRecord, describe_failure
 from lit_attn.report.results import SENTENCES, describe_origin
 from lit_attn.report.summary import make_variant_frame
+from lit_attn.schema.errors import ConfigError
 
 FEW = 6  # Number of studies below which a test of mean ranks has little power.
 
 
-def write_across(studies: list[StudyRecord], reports: Path) -> Path:
-    """Write `across.html`, `.md`, `.tex` and `.csv`; return the path of the page.
+class Entry(NamedTuple):
+    """A study of the table: its frame of variants, by name, with the text of each mean."""
 
-    Variants with all planned seeds in every study have ranks.
+    study: StudyRecord
+    frame: pd.DataFrame
+
+
+def write_across(studies: Iterable[StudyRecord], reports: Path) -> Outcome:
+    """Write `across.html`, `.md`, `.tex` and `.csv`.
+
+    Variants with all planned seeds in every study have ranks. A study whose records lead to an
+    error is skipped with a warning. Raises ConfigError if no study is left.
     """
-    frames = {}
+    entries = []
+    skipped = []
     for study in studies:
-        frame = make_variant_frame(study, compare_variants(study)).set_index("variant")
-        digits = make_scale(frame).digits
-        frame["text"] = [*map(format_spread, frame["mean"], frame["sd"], [digits] * len(frame))]
-        counts = " (" + frame["n"].astype(str) + "/" + frame["planned"].astype(str) + ")"
-        frame["text"] += counts.where(frame["n"] < frame["planned"], "")
-        frames[study.plan.study] = frame
-    # Rows are variants and columns are studies.
-    numbers = pd.concat({name: frame["mean"] for name, frame in frames.items()}, axis=1)
-    complete = {name: f["mean"].where(f["n"] == f["planned"]) for name, f in frames.items()}
-    signs = [-1 if study.plan.metric.goal == "max" else 1 for study in studies]
-    ranks = (pd.concat(complete, axis=1) * signs).dropna().astype(float).rank()
-    ranked = (ranks if len(ranks) > 1 else ranks.iloc[:0]).mean(axis=1).map("{:.2f}".format)
-    labels: dict[str, str] = {}
-    for study in reversed(studies):
-        labels |= find_labels(study.plan)
-    rows = []
-    for variant in numbers.index:
-        row = [Cell(labels[variant])]
-        for frame in frames.values():
-            is_planned = variant in frame.index
-            text, is_best = frame.loc[variant, ["text", "best"]] if is_planned else (NOTHING, False)
-            row.append(Cell(text, is_bold=bool(is_best)))
-        rows.append([*row, Cell(ranked.get(variant, NOTHING))])
-    headings = [*(f"{s.plan.study}: {s.plan.metric.label}" for s in studies), "mean rank"]
-    tested = ""
-    if len(studies) > 1 and len(ranks) > 2:
-        p, critical = stats.friedman_nemenyi(ranks.to_numpy().T, ALPHA)
-        tested = " " + SENTENCES["friedman"].format(p=format_p(p), alpha=ALPHA, critical=critical)
-    table = named_table("across", rows, headings, complete=len(ranks), test=tested)
-    table.notes.extend(describe_origin(study.plan) for study in studies)
-    if len(studies) < FEW:
-        table.warnings.append(SENTENCES["few_studies"].format(count=len(studies), few=FEW))
-    section, title = Section(tables=[table]), table.title.rstrip(".")
+        try:
+            entries.append(Entry(study, _make_frame(study)))
+        except Exception as error:
+            LOG.warning("%s: %s. This study is skipped.", study.plan.study, describe_failure(error))
+            skipped.append(study.plan.study)
+    if not entries:
+        raise ConfigError(f"{reports}: no study could be read; the warnings have the reasons")
+    ranks = _rank_variants(entries)
+    means = pd.concat({entry.study.plan.study: entry.frame["mean"] for entry in entries}, axis=1)
+    table = _make_table(entries, ranks, list(means.index))
     page = reports / "across.html"
-    write_atomic(page.with_suffix(".csv"), to_csv(numbers.rename_axis("variant").reset_index()))
+    section = Section(tables=[table])
+    html = render_page(table.title.rstrip("."), [section], [], warnings=table.warnings)
+    write_atomic(page.with_suffix(".csv"), to_csv(means.rename_axis("variant").reset_index()))
     write_atomic(page.with_suffix(".md"), to_markdown(table))
     write_atomic(page.with_suffix(".tex"), to_latex(table, "across"))
-    write_atomic(page, render_page(title, [section], [], warnings=table.warnings))
-    return page
+    write_atomic(page, html)
+    return Outcome([page], skipped)
+
+
+def _make_frame(study: StudyRecord) -> pd.DataFrame:
+    """Return the frame of variants with a column `text`: mean, spread, and missing seeds."""
+    frame = make_variant_frame(study, compare_variants(study)).set_index("variant")
+    digits = make_scale(frame).digits
+    texts = []
+    for mean, spread, n, planned in zip(
+        frame["mean"], frame["sd"], frame["n"], frame["planned"], strict=True
+    ):
+        text = format_spread(mean, spread, digits)
+        texts.append(text if n == planned else f"{text} ({n}/{planned})")
+    return frame.assign(text=texts)
+
+
+def _rank_variants(entries: list[Entry]) -> pd.DataFrame:
+    """Return the rank of each variant with all planned seeds in every study, (variants, studies).
+
+    Rank 1 is the best mean.
+    """
+    keys = {}
+    for study, frame in entries:
+        sign = -1 if study.plan.metric.goal == "max" else 1
+        complete = frame["mean"].where(frame["n"] == frame["planned"])
+        keys[study.plan.study] = (sign * complete).astype(float).map(round_number)
+    return pd.concat(keys, axis=1).dropna().rank()
+
+
+def _make_table(entries: list[Entry], ranks: pd.DataFrame, variants: list[str]) -> Table:
+    """Return one row for each variant: its means in all studies, and its mean rank."""
+    # A single variant has no rank.
+    mean_ranks = ranks.mean(axis=1).to_dict() if len(ranks) > 1 else {}
+    labels: dict[str, str] = {}
+    for study, _ in reversed(entries):
+        # The first study decides on the label of a variant.
+        labels |= find_labels(study.plan)
+    rows = []
+    for variant in variants:
+        row = [Cell(labels[variant])]
+        for _, frame in entries:
+            if variant in frame.index:
+                text = str(frame.loc[variant, "text"])
+                row.append(Cell(text, is_bold=bool(frame.loc[variant, "best"])))
+            else:
+                row.append(Cell(NOTHING))
+        is_ranked = variant in mean_ranks
+        row.append(Cell(write_number(mean_ranks[variant], ".2f") if is_ranked else NOTHING))
+        rows.append(row)
+    plans = [entry.study.plan for entry in entries]
+    headings = [*(f"{plan.study}: {plan.metric.label}" for plan in plans), "mean rank"]
+    test = ""
+    if len(entries) > 1 and len(ranks) > 2:
+        p, critical = stats.friedman_nemenyi(ranks.to_numpy().T, ALPHA)
+        test = " " + fill(SENTENCES["friedman"], p=format_p(p), alpha=ALPHA, critical=critical)
+    table = named_table("across", rows, headings, complete=len(ranks), test=test)
+    table.notes.extend(describe_origin(plan) for plan in plans)
+    if len(entries) < FEW:
+        table.warnings.append(fill(SENTENCES["few_studies"], count=len(entries), few=FEW))
+    return table

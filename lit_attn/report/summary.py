@@ -16,6 +16,7 @@ import pandas as pd
 from lit_attn.cells.records import PlannedVariant
 from lit_attn.report.columns import COLUMNS, NOTHING, Record
 from lit_attn.report.comparison import Comparisons
+from lit_attn.report.numbers import round_number
 from lit_attn.report.read import StudyRecord
 from lit_attn.report.samples import measure_test_errors
 from lit_attn.schema.limits import parse_yaml
@@ -65,14 +66,16 @@ def make_variant_frame(study: StudyRecord, comparisons: Comparisons) -> pd.DataF
 
 def _measure_targets(study: StudyRecord) -> dict[str, Record]:
     """Return the steps and seconds after which mean curves reach the baseline's final value."""
-    final = list(study.values(study.plan.baseline).values())
+    final_values = list(study.values(study.plan.baseline).values())
     records: dict[str, Record] = {}
-    if not final:
+    if not final_values:
         return records
     sign = 1 if study.plan.metric.goal == "max" else -1
+    # The curve of the baseline ends at the target, up to the last digits.
+    target = round_number(sign * statistics.fmean(final_values))
     for name, rows in study.curves.groupby("variant"):
-        means = rows.groupby("step")["value"].mean()
-        reached = means.index[sign * means >= sign * statistics.fmean(final)]
+        means = sign * rows.groupby("step")["value"].mean()
+        reached = means.index[means.map(round_number) >= target]
         if len(reached) and len(means) > 2:
             steps = int(reached.min())
             time = study.step_time(str(name))
@@ -133,6 +136,8 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant, has_stopped: bo
         **medians,
         **ratios,
         **({"step_time": time, "step_time_ratio": None} if time and study.step_times else {}),
+        "step_time_fault": study.step_time_faults[variant.name],
+        "evaluation_time_fault": study.time_faults[variant.name],
         "mixed": study.is_mixed(variant.name, study.plan.baseline),
     }
 

@@ -10,6 +10,7 @@ from lit_attn.report import drawing
 from lit_attn.report.columns import choose_digits, format_difference, format_seeds, format_spread
 from lit_attn.report.effects import describe_pairs
 from lit_attn.report.formats import Cell, Table, named_table
+from lit_attn.report.numbers import write_number
 
 
 def read_trials(tuning: Tuning, baseline: str) -> pd.DataFrame:
@@ -29,7 +30,7 @@ def read_trials(tuning: Tuning, baseline: str) -> pd.DataFrame:
             row["share"] = trial.share
             texts = [f"{key}={value}" for key, value in trial.values.items()]
             if trial.share < 1:
-                texts.append(f"{trial.share:.3g} of the steps")
+                texts.append(f"{write_number(trial.share, '.3g')} of the steps")
             row["values"] = ", ".join(texts)
             edges = f", at the edge of {', '.join(tuned.at_edge)}" if tuned.at_edge else ""
             is_chosen = trial.values == tuned.chosen and trial.share == 1

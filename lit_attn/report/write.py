@@ -3,141 +3,232 @@
 import html
 import os
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lit_attn.cells.records import csv_lines
 from lit_attn.files import write_atomic
 from lit_attn.report import diagnostics, drawing, effects, figures, formats, results, stats
 from lit_attn.report.columns import make_scale
 from lit_attn.report.comparison import ALPHA, Comparisons, compare_variants
-from lit_attn.report.formats import Cell, Table, named_table, read_csv, to_csv
+from lit_attn.report.formats import Cell, Table, named_table, read_csv, rows_to_csv, to_csv
 from lit_attn.report.labels import find_labels, label_rows, label_study
 from lit_attn.report.page import FIGURES, Section, render_page
-from lit_attn.report.read import LOG, StudyRecord
-from lit_attn.report.scaling import write_scaling
+from lit_attn.report.read import LOG, Outcome, StudyRecord, describe_failure
+from lit_attn.report.scaling import make_scaling_files
 from lit_attn.report.summary import list_cells, make_settings_frame, make_variant_frame
 from lit_attn.report.tuning import draw_tuning, make_tuning_table
+from lit_attn.schema.errors import ConfigError
+
+Files = dict[str, str | bytes]  # Contents by file name.
+Images = dict[str, dict[str, bytes]]  # SVG and PNG by name of a figure.
+
+OPTIONAL_FILES = ("settings.csv", "effects.csv", "classes.csv", "diagnostics.csv", "ranks.csv")
+"""Tables of a study that are written if they have rows."""
 
 
-def write_reports(studies: Iterable[StudyRecord], reports: Path) -> list[Path]:
-    """Write reports of studies and of the scaling of families, and return the studies' folders."""
-    folders, families = [], defaultdict(list)
+class Analysis(NamedTuple):
+    """Everything that is computed from the records of a study, before it is laid out.
+
+    Variants of `study` have their labels as names, those of `written` their names.
+    """
+
+    written: StudyRecord
+    study: StudyRecord
+    comparisons: Comparisons
+    estimates: list[effects.Effect]
+    summary: pd.DataFrame
+    recorded: diagnostics.Diagnostics
+
+
+def write_reports(studies: Iterable[StudyRecord], reports: Path) -> Outcome:
+    """Write reports of studies, of the scaling of families, and the index of all reports.
+
+    A study whose records lead to an error, whatever it is, is skipped with a warning; the others
+    are written. Raises ConfigError if no study could be written.
+    """
+    folders: list[Path] = []
+    skipped: list[str] = []
+    families: dict[str, list[StudyRecord]] = {}
     for study in studies:
-        folders.append(_write_study(study, reports))
+        name = study.plan.study
+        try:
+            files = make_study_files(study, reports / name)
+        except Exception as error:
+            LOG.warning("%s: %s. This study is skipped.", name, describe_failure(error))
+            skipped.append(name)
+            continue
+        _write_study_files(reports / name, files)
+        folders.append(reports / name)
         if study.plan.family:
-            families[study.plan.family].append(label_study(study))
-    for levels in families.values():
-        write_scaling(levels, reports)
+            families.setdefault(study.plan.family, []).append(label_study(study))
+    if skipped and not folders:
+        raise ConfigError(f"{reports}: no study could be written; the warnings have the reasons")
+    for family, levels in families.items():
+        try:
+            files = make_scaling_files(levels)
+        except Exception as error:
+            LOG.warning("%s: %s. Its scaling is skipped.", family, describe_failure(error))
+            skipped.append(family)
+            continue
+        for name, content in files.items():
+            write_atomic(reports / family / name, content)
     write_atomic(reports / "index.html", make_index_page(reports))
-    return folders
+    return Outcome(folders, skipped)
 
 
-def _write_study(written: StudyRecord, reports: Path) -> Path:
-    """Write the files of one study; everything but the effects has labels in place of names."""
+def make_study_files(written: StudyRecord, folder: Path) -> Files:
+    """Return the files of a study's report; `folder` is the one from which its page has links."""
     study = label_study(written)
-    folder = reports / study.plan.study
-    recorded = diagnostics.read_study_diagnostics(study)
     comparisons = compare_variants(study)
-    # Names state the levels of the axes.
-    estimates = effects.find_effects(written)
-    summary = make_variant_frame(study, comparisons)
-    images: dict[str, dict[str, bytes]] = {}
+    analysis = Analysis(
+        written,
+        study,
+        comparisons,
+        # Names state the levels of the axes.
+        effects.find_effects(written),
+        make_variant_frame(study, comparisons),
+        diagnostics.read_study_diagnostics(study),
+    )
+    images = _render_figures(analysis)
+    results_table = _make_linked_table(analysis, folder)
+    settings = make_settings_frame(study)
+    classes = results.make_class_frame(study)
+    files = _make_tables(analysis, results_table, settings, classes)
+    further = _make_further_tables(analysis, settings, classes)
+    files["table.html"] = _make_page(study, results_table, further, images, list(files))
+    for name, kinds in images.items():
+        for kind, image in kinds.items():
+            files[f"{name}.{kind}"] = image
+    return files
+
+
+def _write_study_files(folder: Path, files: Files) -> None:
+    """Write the files, and remove what an earlier report of other records left in the folder."""
+    figure_names = {f"{name}.{kind}" for name in FIGURES for kind in ("svg", "png")}
+    for name in (figure_names | set(OPTIONAL_FILES)) - files.keys():
+        (folder / name).unlink(missing_ok=True)
+    for name, content in files.items():
+        write_atomic(folder / name, content)
+
+
+def _render_figures(analysis: Analysis) -> Images:
+    """Draw the figures that have records, by name."""
+    images: Images = {}
     with drawing.appearance():
-        for name, figure in _draw_figures(study, comparisons, estimates, summary, recorded):
+        for name, figure in _draw_figures(analysis):
             if figure:
                 images[name] = drawing.render(figure)
                 # A figure and its axes refer to each other, so nothing else would free them soon.
                 figure.clear()
-    keys = study.plan.latex or results.LATEX_COLUMNS
-    table = results.make_results_table(study, summary, comparisons, keys)
-    latex = formats.to_latex(table, study.plan.study)
-    table = results.make_results_table(study, summary, comparisons)
-    for row, variant in zip(table.rows, study.plan.variants, strict=True):
-        if path := study.config_path(variant.name):
-            row[0] = row[0]._replace(link=os.path.relpath(path, folder))
-    settings, classes = make_settings_frame(study), results.make_class_frame(study)
-    effect_frame = pd.DataFrame(estimates, columns=effects.Effect._fields)
-    optional = {
-        "settings.csv": settings,
-        "effects.csv": effect_frame.drop(columns="by_seed"),
-        "classes.csv": classes,
-        "diagnostics.csv": diagnostics.make_values_table(recorded),
-        "ranks.csv": diagnostics.make_ranks_table(recorded),
-    }
-    files: dict[str, str | bytes] = {
-        "table.csv": to_csv(summary, study.names),
-        "per_seed.csv": csv_lines(map(formats.neutralise, row) for row in list_cells(study)),
-        "table.md": formats.to_markdown(table),
-        "table.tex": latex,
-        **{name: to_csv(frame, study.names) for name, frame in optional.items() if len(frame)},
-    }
-    digits = make_scale(summary).digits
-    differing = [[Cell(text) for text in row] for row in settings.itertuples(index=False)]
-    further = [
-        results.make_metrics_table(study),
-        effects.make_criteria_table(study, summary, digits),
-        *([make_tuning_table(study.tuning, study.plan.baseline)] if study.tuning else []),
-        *_make_contrast_tables(written, digits),
-        effects.make_effects_table(estimates, study.plan, digits, comparisons.level),
-        results.make_class_table(classes),
-        named_table("settings", differing, baseline=study.plan.baseline),
-    ]
-    setup = results.describe_setup(study.plan)
-    for other in further:
-        other.notes.extend(setup)
-    drawn = [name for name in FIGURES if name in images]
-    attention = [name for name in drawn if "section" in FIGURES[name]]
-    plain = [name for name in drawn if name not in attention]
-    sections = [Section(tables=[table]), Section(figures=plain, tables=further)]
-    sections.append(Section("Attention layers", attention))
-    title = table.title.rstrip(".")
-    values = {"name": study.plan.study, "links": list(files), "warnings": table.warnings}
-    files["table.html"] = render_page(title, sections, setup, images=images, **values)
-    for name, kinds in images.items():
-        files |= {f"{name}.{kind}": image for kind, image in kinds.items()}
-    # Remove what an earlier report of other records left here.
-    figure_names = {f"{name}.{kind}" for name in FIGURES for kind in ("svg", "png")}
-    for name in (figure_names | optional.keys()) - files.keys():
-        (folder / name).unlink(missing_ok=True)
-    for name, content in files.items():
-        write_atomic(folder / name, content)
-    return folder
+    return images
 
 
-def _make_contrast_tables(study: StudyRecord, digits: int) -> list[Table]:
-    """Return the table of the contrast, if there is one.
-
-    Two studies share names of variants, and each of them has labels of its own.
-    """
-    if study.contrast is None:
-        return []
-    table = effects.make_contrast_table(study, study.contrast, digits)
-    return [label_rows(table, find_labels(study.plan))]
-
-
-def _draw_figures(
-    study: StudyRecord,
-    comparisons: Comparisons,
-    estimates: list[effects.Effect],
-    summary: pd.DataFrame,
-    recorded: diagnostics.Diagnostics,
-) -> Iterator[tuple[str, Figure | None]]:
+def _draw_figures(analysis: Analysis) -> Iterator[tuple[str, Figure | None]]:
     """Yield the study's figures one by one, because each of them takes much memory."""
-    baseline, label = study.plan.baseline, study.plan.metric.label
+    _, study, comparisons, estimates, summary, recorded = analysis
+    baseline = study.plan.baseline
     if study.finished_cells():
         yield "seeds", figures.draw_seeds(study, comparisons)
         yield "progress", figures.draw_progress(study, comparisons)
         yield "cost", figures.draw_cost(study, summary)
+        label = study.plan.metric.label
         yield "effects", figures.draw_effects(estimates, label, comparisons.level)
         for name, draw in diagnostics.DRAWERS.items():
             yield name, draw(recorded, baseline)
     if study.tuning:
         yield "tuning", draw_tuning(study.tuning, baseline)
+
+
+def _make_linked_table(analysis: Analysis, folder: Path) -> Table:
+    """Return the table of results, in which the name of a variant leads to its config.yaml."""
+    study = analysis.study
+    table = results.make_results_table(study, analysis.summary, analysis.comparisons)
+    for row, variant in zip(table.rows, study.plan.variants, strict=True):
+        path = study.config_path(variant.name)
+        if path:
+            row[0] = row[0]._replace(link=os.path.relpath(path, folder))
+    return table
+
+
+def _make_tables(
+    analysis: Analysis, results_table: Table, settings: pd.DataFrame, classes: pd.DataFrame
+) -> Files:
+    """Return the CSV, Markdown and LaTeX files of a study."""
+    _, study, comparisons, estimates, summary, recorded = analysis
+    keys = study.plan.latex or results.LATEX_COLUMNS
+    latex_table = results.make_results_table(study, summary, comparisons, keys)
+    files: Files = {
+        "table.csv": to_csv(summary, study.names),
+        "per_seed.csv": rows_to_csv(list_cells(study)),
+        "table.md": formats.to_markdown(results_table),
+        "table.tex": formats.to_latex(latex_table, study.plan.study),
+    }
+    effect_frame = pd.DataFrame(estimates, columns=effects.Effect._fields)
+    optional = (
+        settings,
+        effect_frame.drop(columns="by_seed"),
+        classes,
+        diagnostics.make_values_table(recorded),
+        diagnostics.make_ranks_table(recorded),
+    )
+    for name, frame in zip(OPTIONAL_FILES, optional, strict=True):
+        if len(frame):
+            files[name] = to_csv(frame, study.names)
+    return files
+
+
+def _make_further_tables(
+    analysis: Analysis, settings: pd.DataFrame, classes: pd.DataFrame
+) -> list[Table]:
+    """Return the tables below the table of results; a table without rows is not shown."""
+    written, study, comparisons, estimates, summary, _ = analysis
+    baseline = study.plan.baseline
+    digits = make_scale(summary).digits
+    tables = [
+        results.make_metrics_table(study),
+        effects.make_criteria_table(study, summary, digits),
+    ]
+    if study.tuning:
+        tables.append(make_tuning_table(study.tuning, baseline))
+    if written.contrast is not None:
+        # Two studies share names of variants, and each of them has labels of its own.
+        contrast = effects.make_contrast_table(written, written.contrast, digits)
+        tables.append(label_rows(contrast, find_labels(written.plan)))
+    tables.append(effects.make_effects_table(estimates, study.plan, digits, comparisons.level))
+    tables.append(results.make_class_table(classes))
+    rows = [[Cell(text) for text in row] for row in settings.itertuples(index=False)]
+    tables.append(named_table("settings", rows, baseline=baseline))
+    setup = results.describe_setup(study.plan)
+    for table in tables:
+        table.notes.extend(setup)
+    return tables
+
+
+def _make_page(
+    study: StudyRecord, results_table: Table, further: list[Table], images: Images, links: list[str]
+) -> str:
+    """Return the HTML page of a study: results, figures, further tables, attention layers."""
+    drawn = [name for name in FIGURES if name in images]
+    attention = [name for name in drawn if "section" in FIGURES[name]]
+    plain = [name for name in drawn if name not in attention]
+    sections = [
+        Section(tables=[results_table]),
+        Section(figures=plain, tables=further),
+        Section("Attention layers", attention),
+    ]
+    return render_page(
+        results_table.title.rstrip("."),
+        sections,
+        results.describe_setup(study.plan),
+        name=study.plan.study,
+        links=links,
+        warnings=results_table.warnings,
+        images=images,
+    )
 
 
 def make_index_page(reports: Path) -> str:

@@ -1,7 +1,7 @@
 """Losses of fifty training steps of every preset, compared with golden_losses.json.
 
-The test detects unintended changes of a mechanism. After an intended change,
-`python tests/attention/test_golden.py` writes the file anew.
+The test detects unintended changes of a mechanism. After an intended change, `python
+tests/attention/test_golden.py` writes the file anew.
 """
 
 import json
@@ -20,6 +20,9 @@ from lit_attn.models.vit import build
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")
 STEPS, EVERY = 50, 7
+
+PROCESSOR = 1e-4
+"""Relative tolerance for another processor: each step amplifies the rounding errors before it."""
 
 
 def losses(name: str) -> list[float]:
@@ -49,7 +52,7 @@ def test_every_preset_has_golden_losses() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_losses_equal_the_golden_losses(name: str) -> None:
     golden = json.loads(GOLDEN.read_text())[name]
-    assert losses(name) == pytest.approx(golden, rel=1e-4)
+    assert losses(name) == pytest.approx(golden, rel=PROCESSOR)
     assert golden[-1] < 0.95 * golden[0]
 
 

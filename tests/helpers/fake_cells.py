@@ -188,8 +188,11 @@ def _hang(folder: Path, child_file: str = "child.pid") -> None:
     raise Preempted("stopped by SIGTERM")
 
 
-def write_reports(runs: Path, reports: Path, studies: list[str]) -> None:
-    """Write a table without numbers for each study; with a file `pause` in `runs`, never end."""
+def write_reports(runs: Path, reports: Path, studies: list[str]) -> list[Path]:
+    """Write a table without numbers for each study; with a file `pause` in `runs`, never end.
+
+    Returns the folders of the studies.
+    """
     if (runs / "pause").exists():
         with tempfile.NamedTemporaryFile(dir=reports.parent, prefix="half-"):
             time.sleep(1000)
@@ -197,6 +200,7 @@ def write_reports(runs: Path, reports: Path, studies: list[str]) -> None:
         (reports / study).mkdir(parents=True, exist_ok=True)
         text = f"the table of {study}: 1 ± 0\n"
         (reports / study / "table.md").write_text(text, encoding="utf-8")
+    return [reports / study for study in studies]
 
 
 def _main() -> int:

@@ -21,10 +21,11 @@ def run_invented(
     value: Callable[[str, int], float],
     size: str = "",
     seeds: int = 5,
+    smoke: bool = False,
 ) -> None:
     """Write a result with the metric `value(variant, seed)` for every cell of some tables."""
     source = read_paper(paper, size, FOLDER)
-    for matrix in expand_paper(source, numbers, runs, seeds=tuple(range(seeds))):
+    for matrix in expand_paper(source, numbers, runs, seeds=tuple(range(seeds)), smoke=smoke):
         matrix.write_plan()
         name = matrix.plan().metric.name
         for job in matrix.jobs:

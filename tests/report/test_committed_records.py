@@ -1,4 +1,7 @@
-"""Committed records: a report reads them without training."""
+"""Committed records: a report reads them without training.
+
+Another processor may write another twelfth digit (`helpers.processors`).
+"""
 
 import re
 import tarfile
@@ -6,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.paths import EXPERIMENTS, ROOT
+from helpers.processors import COORDINATE, assert_same_text
 
 from lit_attn.config.papers import read_paper
 from lit_attn.report import write_reports
@@ -31,9 +35,14 @@ def test_the_records_of_a_page_have_its_values(folder: Path, tmp_path: Path) -> 
     source = read_paper(paper, "real" if data else "embedded", EXPERIMENTS / "papers")
     page = write_paper(source, tmp_path / "runs", tmp_path)
     for committed in folder.glob("table-*.csv"):
-        assert page.with_name(committed.name).read_bytes() == committed.read_bytes()
-    for figure in folder.glob("figure-*.svg"):
-        assert page.with_name(figure.name).is_file()
+        drawn = page.with_name(committed.name)
+        assert_same_text(drawn.read_text("utf-8"), committed.read_text("utf-8"))
+    for committed in folder.glob("figure-*.svg"):
+        drawn = page.with_name(committed.name)
+        # The records of paper-mgk-small lack the attention of all seeds but the first.
+        if not committed.name.endswith("-ranks.svg"):
+            texts = (drawn.read_text("utf-8"), committed.read_text("utf-8"))
+            assert_same_text(*texts, absolute=COORDINATE)
 
 
 def test_the_page_of_results_has_the_verdicts_of_the_pages() -> None:
@@ -54,6 +63,6 @@ def test_the_records_of_studies_have_their_values_and_the_change(tmp_path: Path)
     write_reports(tmp_path / "runs", tmp_path)
     for name in names:
         written, committed = (f / name / "per_seed.csv" for f in (tmp_path, EVIDENCE))
-        assert written.read_bytes() == committed.read_bytes()
+        assert_same_text(written.read_text("utf-8"), committed.read_text("utf-8"))
     page = (tmp_path / "text-longer-tuned" / "table.html").read_text()
     assert "Change of each lead from text-tuned." in page

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from lit_attn.cells.records import Exit, Result
 from lit_attn.config.papers import Figure, Table, read_paper
-from lit_attn.report.papers import judge_claims, read_records
+from lit_attn.report.claims import judge_claims
+from lit_attn.report.papers import read_records
 from lit_attn.report.papers_page import make_claims_table
 
 

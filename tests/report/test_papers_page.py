@@ -16,7 +16,8 @@ from helpers.paths import ROOT
 from lit_attn.ablate.plan import expand
 from lit_attn.config.papers import read_paper
 from lit_attn.config.study import read_studies
-from lit_attn.report.papers import judge_claims, make_entries, read_records
+from lit_attn.report.claims import judge_claims
+from lit_attn.report.papers import make_entries, read_records
 from lit_attn.report.papers_page import make_tables, write_paper
 
 

@@ -1,6 +1,7 @@
 """Power laws over the levels of a size axis."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +12,29 @@ from lit_attn.cells.records import Metric, Plan
 from lit_attn.report import drawing, write_reports
 from lit_attn.report.read import StudyRecord, read_studies
 from lit_attn.report.scaling import (
+    Law,
     Point,
     draw_scaling,
     find_multipliers,
-    fit_lines,
+    fit_baseline,
+    fit_law,
     make_scaling_table,
     read_points,
 )
+from lit_attn.report.stats import paired_interval
 
 METRIC = Metric(name="val/loss", label="loss", goal="min", scale=1.0)
+PLAN = Plan(
+    study="x",
+    title="x",
+    baseline="a",
+    metric=METRIC,
+    seeds=list(range(5)),
+    cells=[],
+    variants=[{"name": "a"}, {"name": "b"}],
+)
+# Training FLOPs of four sizes, and the loss of a published scaling law.
+FLOPS = [3.82e17, 2.81e18, 1.16e19, 3.46e19]
 SIZES = {"small": 1e6, "medium": 4e6, "large": 16e6}
 STEPS, BATCH = 10, 4
 
@@ -90,9 +105,9 @@ def test_a_wrong_form_of_the_law_shows_as_misfit() -> None:
 
 def test_a_seed_without_a_level_has_no_line() -> None:
     points = [Point("a", str(c), seed, c, 1 / c) for c in (1.0, 2.0) for seed in (0, 1)]
-    assert set(fit_lines(points)) == {0, 1}
-    assert set(fit_lines(points[:-1])) == {0}
-    assert fit_lines(points[:1]) == {}
+    assert set(fit_law(points).lines) == {0, 1}
+    assert set(fit_law(points[:-1]).lines) == {0}
+    assert fit_law(points[:1]).lines == {}
 
 
 def test_a_baseline_that_does_not_improve_gives_no_multiplier() -> None:
@@ -138,6 +153,103 @@ def test_the_interval_of_the_multiplier_covers_its_true_value() -> None:
         low, high = (float(x) for x in text.partition("[")[2].rstrip("]").split(","))
         covered += low - 0.005 <= 1.6 <= high + 0.005
     assert 0.92 <= covered / trials <= 0.98
+
+
+def curved(flops: float) -> float:
+    """Return a loss with an asymptote, which is no straight line in logarithms."""
+    return 1.6 + 88.32 * flops**-0.0941
+
+
+def steep(flops: float) -> float:
+    """Return a loss with a larger asymptote and a larger exponent."""
+    return 2.5 + 40 * flops**-0.12
+
+
+def draw_points(
+    law: Callable[[float], float],
+    lead: float,
+    seeds: int,
+    generator: np.random.Generator,
+    noise: float,
+) -> list[Point]:
+    """Return losses of a baseline a and of b, which has the loss of a with `lead` times as much."""
+    points = []
+    for level, flops in enumerate(FLOPS):
+        for name, factor in (("a", 1.0), ("b", lead)):
+            for seed in range(seeds):
+                loss = law(factor * flops) * math.exp(generator.normal(0, noise))
+                points.append(Point(name, str(level), seed, flops, loss))
+    return points
+
+
+def test_the_slope_passes_through_the_point_of_the_baseline() -> None:
+    """A straight line through all sizes gives 1.008, 1.124, 1.084 and 0.988 for a true 1.05."""
+    for lead, expected in ((1.0, [1.0] * 4), (1.05, [1.055, 1.050, 1.047, 1.044])):
+        points = draw_points(curved, lead, 1, np.random.default_rng(0), 0.0)
+        straight: Law = fit_law([point for point in points if point.variant == "a"])
+        assert straight.asymptote == 0.0
+        for level, multiplier in enumerate(expected):
+            multipliers = find_multipliers(points, PLAN, "b", str(level), straight)
+            assert multipliers == {0: pytest.approx(multiplier, abs=5e-4)}
+
+
+def test_four_sizes_have_an_asymptote_and_three_have_none() -> None:
+    points = draw_points(curved, 1.05, 3, np.random.default_rng(0), 0.0)
+    assert fit_baseline(points, PLAN).asymptote == pytest.approx(1.6, abs=0.02)
+    for level in range(4):
+        multipliers = find_multipliers(points, PLAN, "b", str(level))
+        assert multipliers == dict.fromkeys(range(3), pytest.approx(1.05, abs=1e-3))
+    fewer = [point for point in points if point.level != "0"]
+    assert fit_baseline(fewer, PLAN).asymptote == 0.0
+    notes = [make_scaling_table(some, PLAN).notes[-1] for some in (points, fewer)]
+    assert "with the asymptote E = 1.596" in notes[0]
+    assert "no asymptote, which needs 4 sizes" in notes[1]
+
+
+@pytest.mark.parametrize("law", [curved, steep])
+@pytest.mark.parametrize(
+    ("lead", "seeds", "noise"), [(1.0, 5, 0.002), (1.05, 5, 0.002), (1.2, 3, 0.002)]
+)
+def test_intervals_cover_the_true_multiplier_of_a_curved_law(
+    law: Callable[[float], float], lead: float, seeds: int, noise: float
+) -> None:
+    generator = np.random.default_rng(7)
+    draws = 2000
+    covered = 0
+    for draw in range(draws):
+        points = draw_points(law, lead, seeds, generator, noise)
+        multipliers = find_multipliers(points, PLAN, "b", str(draw % len(FLOPS)))
+        interval = paired_interval([math.log(value) for value in multipliers.values()])
+        assert interval
+        covered += interval.low <= math.log(lead) <= interval.high
+    # The standard error of a share of 0.95 of 2,000 draws is 0.005.
+    assert 0.93 <= covered / draws <= 0.97
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1 + 1e-9, 1 - 1e-9, 1 - 1e-15, 0.99])
+def test_losses_that_hardly_fall_have_no_multiplier(ratio: float) -> None:
+    """The lead of a factor of two is far outside of what such a law can say."""
+    points = [
+        Point(name, level, seed, flops, loss * (ratio if level == "1" else 1.0))
+        for seed in range(2)
+        for level, flops in (("0", 1e9), ("1", 2e9))
+        for name, loss in (("a", 2.0), ("b", 1.0))
+    ]
+    rows = make_scaling_table(points, PLAN).rows
+    assert [cell.text for cell in rows[1][3:]] == ["—", "—"]
+
+
+def test_one_seed_that_does_not_improve_leaves_out_the_level() -> None:
+    """The other seeds alone would be a selection."""
+    points = draw_points(curved, 1.05, 3, np.random.default_rng(0), 0.0)
+    worse = [
+        point._replace(value=9.0)
+        if (point.seed, point.level, point.variant) == (1, "3", "a")
+        else point
+        for point in points
+    ]
+    assert find_multipliers(worse, PLAN, "b", "1") == {}
+    assert len(find_multipliers(points, PLAN, "b", "1")) == 3
 
 
 def test_the_page_of_the_family_is_written_and_listed(tmp_path: Path) -> None:

@@ -1,0 +1,233 @@
+"""Whatever is wrong with the records of one study, the other studies are reported."""
+
+import copy
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.fake_study import write_study
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lit_attn.cells.records import Metric
+from lit_attn.report import drawing
+from lit_attn.report.__main__ import main
+
+METRIC = Metric(name="test/loss", label="loss", goal="min", scale=1.0)
+HUGE = 10**400
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Return a folder with the healthy study `fake` and the study `broken`."""
+    for name in ("fake", "broken"):
+        write_study(tmp_path / "runs", name=name, seeds=2, variants={"standard": 0.0, "b": 0.1})
+    return tmp_path / "runs"
+
+
+def change(path: Path, *keys: Any, value: Any) -> None:
+    """Set one value of a JSON file."""
+    content = json.loads(path.read_text())
+    place = content
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    path.write_text(json.dumps(content))
+
+
+def first_cell(runs: Path) -> Path:
+    return next((runs / "broken").glob("v1/0-*"))
+
+
+def check_others(runs: Path, caplog: pytest.LogCaptureFixture, code: int | None = None) -> None:
+    """Fail unless the healthy study has a report, with at most one line of warning for `broken`."""
+    reports = runs.parent / "reports"
+    returned = main([str(runs), "--reports", str(reports)])
+    assert returned in (0, 1)
+    assert code is None or returned == code
+    assert (reports / "fake" / "table.html").exists()
+    assert "fake/table.html" in (reports / "index.html").read_text()
+    assert (reports / "broken" / "table.html").exists() == (returned == 0)
+    if returned:
+        (warning,) = [text for text in caplog.messages if "This study is skipped" in text]
+        assert "broken" in warning
+        assert "\n" not in warning
+
+
+def test_a_plan_whose_baseline_is_no_variant(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
+    change(runs / "broken" / "plan.json", "baseline", value="other")
+    check_others(runs, caplog, code=1)
+    assert "baseline: no variant 'other'" in caplog.text
+
+
+def test_a_criterion_of_a_newer_version_is_named(
+    runs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    change(runs / "broken" / "plan.json", "criteria", value=["memory"])
+    check_others(runs, caplog, code=0)
+    page = (runs.parent / "reports" / "broken" / "table.md").read_text()
+    assert "Variants have equal memory." in page
+
+
+@pytest.mark.parametrize("key", ["flops", "parameters", "steps", "peak_memory"])
+def test_an_integer_of_401_digits_makes_one_cell_unreadable(
+    runs: Path, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    change(first_cell(runs) / "result.json", key, value=HUGE)
+    check_others(runs, caplog, code=0)
+    assert "1/2, 1 unreadable" in (runs.parent / "reports" / "broken" / "table.md").read_text()
+
+
+@pytest.mark.parametrize("value", [1e307, -1e307])
+def test_a_value_beyond_the_range_of_numbers_makes_one_cell_unreadable(
+    runs: Path, value: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    change(first_cell(runs) / "result.json", "metrics", "test/accuracy", value=value)
+    check_others(runs, caplog, code=0)
+    assert "1/2, 1 unreadable" in (runs.parent / "reports" / "broken" / "table.md").read_text()
+    assert "test/accuracy times 100 is not finite" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]", "experiment: &a {b: *a}", "{" * 3000, "\0", "- 1"])
+def test_a_config_that_contains_itself(
+    runs: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for cell in (runs / "broken").glob("v*/*"):
+        (cell / "config.yaml").write_text(text)
+    check_others(runs, caplog)
+
+
+def test_nearly_equal_losses_at_two_sizes(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for level, flops in (("small", 10**6), ("large", 2 * 10**6)):
+        study = write_study(
+            runs,
+            name=f"ladder-{level}",
+            seeds=2,
+            variants={"standard": 0.0, "b": 0.0},
+            metric=METRIC,
+            family="ladder",
+            level=level,
+        )
+        for path in study.glob("v*/*/result.json"):
+            content = json.loads(path.read_text())
+            loss = (2.0 if content["variant"] == "standard" else 1.0) - 1e-15 * flops
+            content |= {"metrics": {"test/loss": loss}, "flops": flops, "batch_size": 4}
+            path.write_text(json.dumps(content))
+    write_study(runs, seeds=2)
+    assert main([str(runs), "--reports", str(tmp_path / "reports")]) == 0
+    assert (tmp_path / "reports" / "fake" / "table.md").exists()
+    assert (tmp_path / "reports" / "ladder" / "scaling.md").exists()
+
+
+def test_a_scaling_that_fails_leaves_the_studies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object) -> None:
+        raise ZeroDivisionError("float division\nby zero")
+
+    monkeypatch.setattr("lit_attn.report.write.make_scaling_files", fail)
+    write_study(tmp_path / "runs", seeds=2, family="ladder", level="small")
+    assert main([str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]) == 1
+    assert (tmp_path / "reports" / "fake" / "table.md").exists()
+    assert (
+        "ladder: its records cannot be reported (ZeroDivisionError: float division by zero). "
+        "Its scaling is skipped."
+    ) in caplog.messages
+
+
+def test_a_single_study_that_fails_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = write_study(tmp_path / "runs", seeds=2)
+    change(study / "plan.json", "baseline", value="other")
+    assert main([str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_table_across_studies_leaves_out_the_broken_one(
+    runs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = runs / "broken" / "plan.json"
+    change(plan, "baseline", value="other")
+    reports = runs.parent / "reports"
+    arguments = [str(runs), "--across", "fake", "broken", "--reports", str(reports)]
+    assert main(arguments) == 1
+    page = (reports / "across.md").read_text()
+    assert "fake: " in page
+    assert "broken: " not in page
+    assert "This study is skipped" in caplog.text
+
+
+NASTY = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from(
+        [0, -1, 1, HUGE, -HUGE, 2**63, 1e308, -1e308, 5e-324, 0.0, "", "\0", "../..", "a\nb", "NaN"]
+    ),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.just([]),
+    st.just({}),
+    st.just([[]]),
+)
+
+
+def list_places(content: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the keys that lead to every value of a JSON file."""
+    entries: list[tuple[Any, Any]] = []
+    if isinstance(content, dict):
+        entries = list(content.items())
+    elif isinstance(content, list):
+        entries = list(enumerate(content))
+    places = [place] if place else []
+    for key, value in entries:
+        places += list_places(value, (*place, key))
+    return places
+
+
+SEALS = {
+    "entries": [
+        {
+            "time": "2026-01-01T00:00:00+00:00",
+            "results": results,
+            "hash": "abc",
+            "variants": {"standard": "000", "b": "010"},
+            "baseline": "standard",
+            "seeds": seeds,
+            "metric": METRIC.model_dump(),
+            "match": ["none"],
+            "tune": {},
+            "exclude": [],
+        }
+        for results, seeds in ((0, [0]), (2, [0, 1]))
+    ]
+}
+
+
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_any_changed_value_of_a_record_is_contained(
+    data: st.DataObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Layout and rendering of figures take most of the time, and read no record.
+    image = {"svg": b"<svg></svg>", "png": b""}
+    monkeypatch.setattr(drawing, "render", lambda _: copy.deepcopy(image))
+    root = tmp_path / "fuzz"
+    shutil.rmtree(root, ignore_errors=True)
+    write_study(root / "runs", seeds=1, variants={"standard": 0.0})
+    write_study(root / "runs", name="broken", seeds=2, variants={"standard": 0.0, "b": 0.1})
+    broken = root / "runs" / "broken"
+    (broken / "seals.json").write_text(json.dumps(SEALS))
+    files = [broken / "plan.json", broken / "seals.json", first_cell(root / "runs") / "result.json"]
+    path = data.draw(st.sampled_from(files))
+    places = list_places(json.loads(path.read_text()))
+    place = data.draw(st.sampled_from(places))
+    change(path, *place, value=data.draw(NASTY))
+    reports = root / "reports"
+    assert main([str(root / "runs"), "--reports", str(reports)]) in (0, 1)
+    assert (reports / "fake" / "table.html").exists()
+    assert "fake/table.html" in (reports / "index.html").read_text()
