@@ -193,8 +193,9 @@ class Mixture(MixedKeys):
         self.width, self.unit = shape.head_dim, math.sqrt(shape.head_dim)
         # Python numbers: a buffer outside the state dict would have no values in a layer that is
         # built on the meta device and then loads its weights.
-        is_fixed = isinstance(part.variance, tuple)
-        self.fixed_variances = part.variance if is_fixed else (1.0,) * part.keys
+        self.fixed_variances: tuple[float, ...] = (1.0,) * part.keys
+        if isinstance(part.variance, tuple):
+            self.fixed_variances = part.variance
         learns = part.variance == "learned"
         if learns:
             self.log_variance = nn.Parameter(torch.zeros(part.keys, **shape.options))

@@ -77,6 +77,9 @@ class Preprocessor(SegDataPreProcessor):
     that is built on the meta device and then loads its weights.
     """
 
+    mean: float
+    std: float
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         del self.mean, self.std

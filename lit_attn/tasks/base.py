@@ -285,4 +285,5 @@ def clear_states(metrics: nn.Module) -> None:
             if isinstance(state, list):
                 setattr(metric, name, [tensor[:0] for tensor in state])
             else:
+                assert isinstance(default, Tensor)
                 setattr(metric, name, default.to(state).expand_as(state).clone())
