@@ -26,8 +26,9 @@ class MixedKeysConfig(SimilarityConfig):
     prior: Literal["learned", "clamped", "m-step", "fixed"] = Field(
         "learned",
         description="weights pi_r of the keys; learned: softmax of parameters; clamped: parameters "
-        "clamped to [0, 1], as the released code; m-step: mean responsibility at every training "
-        "step (Soft-E), with 1e-6 in its divisor, as the released code; fixed: 1 / M",
+        "clamped to [0, 1], as the released code; m-step: after every training step, the mean "
+        "responsibility in its complete batch, over all micro-batches and devices (Soft-E), with "
+        "1e-6 in its divisor, as the released code; fixed: 1 / M",
     )
     prior_scope: Literal["head", "layer", "position"] = Field(
         "head",
