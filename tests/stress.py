@@ -217,6 +217,8 @@ class Matrix60:
         return bool(cells)
 
     def tear_plan(self) -> bool:
+        if not self.matrix.folder.exists():
+            return False
         (self.matrix.folder / "plan.json").write_text("{")
         return True
 
