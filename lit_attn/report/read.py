@@ -367,6 +367,14 @@ def _read_cell(study: str, planned: records.PlannedCell, metric: records.Metric)
     return CellRecord(variant, seed, sys.intern(status), identity=identity, path=path)
 
 
+def _waiting_share(result: records.Result) -> float:
+    """Return the share of the wall time of a step in which the device waited, 0 to 1."""
+    assert result.step_wall_time is not None
+    if result.step_wall_time.median <= 0:
+        return 0.0
+    return max(0.0, 1 - result.step_time.median / result.step_wall_time.median)
+
+
 def _measure(result: records.Result, metric: records.Metric) -> Row:
     chance = result.chance.get(metric.name)
     devices = f"{result.devices} x " if result.devices > 1 else ""
@@ -383,7 +391,8 @@ def _measure(result: records.Result, metric: records.Metric) -> Row:
         "evaluation_time": result.evaluation_time and result.evaluation_time.median,
         **({"stopped_early": True} if result.stopped_early else {}),
         **({} if chance is None else {"chance": chance * metric.scale}),
-        **({"is_device_shared": True} if getattr(result, "is_device_shared", False) else {}),
+        **({"is_device_shared": True} if result.is_device_shared else {}),
+        **({} if result.step_wall_time is None else {"waiting": _waiting_share(result)}),
         # Thousands of cells share these texts.
         **{name: sys.intern(text) for name, text in texts.items()},
         **{sys.intern(f"metric {name}"): x for name, x in sorted(result.metrics.items())},

@@ -117,6 +117,7 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant, has_stopped: bo
         for name in TIMES
         if min(times := study.measurements(name, variant.name), default=0) > 0
     }
+    waiting = study.measurements("waiting", variant.name)
     steps = study.measurements("steps", variant.name)
     time = study.step_time(variant.name)
     return {
@@ -136,6 +137,7 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant, has_stopped: bo
         **medians,
         **ratios,
         **({"step_time": time, "step_time_ratio": None} if time and study.step_times else {}),
+        "waiting": statistics.median(waiting) if waiting else None,
         "step_time_fault": study.step_time_faults[variant.name],
         "evaluation_time_fault": study.time_faults[variant.name],
         "mixed": study.is_mixed(variant.name, study.plan.baseline),

@@ -208,6 +208,25 @@ def test_evaluation_time_is_a_column_if_it_was_measured(tmp_path: Path) -> None:
     assert text.count("Busy machine: the longest time of a seed is more than 1.2 times") == 1
 
 
+def test_the_share_of_waiting_is_a_column_if_wall_times_were_measured(tmp_path: Path) -> None:
+    """A step of 8 ms on the device that ends every 10 ms has a fifth of waiting."""
+    study = write_study(tmp_path / "runs", seeds=3)
+    assert "waiting (%)" not in (report(tmp_path) / "table.md").read_text()
+    for cell in study.glob("v1/*/result.json"):
+        old = Result.model_validate_json(cell.read_text())
+        times = {
+            "step_time": Spread(median=0.008, iqr=0.0, count=9),
+            "step_wall_time": Spread(median=0.010, iqr=0.0, count=9),
+        }
+        old.model_copy(update=times).write(cell)
+    text = (report(tmp_path) / "table.md").read_text()
+    assert "| waiting (%) |" in text
+    assert "Waiting is the share of the wall time of a step" in text
+    frame = rows(tmp_path / "reports" / "fake")
+    assert frame.loc["belief", "waiting"] == pytest.approx(0.2)
+    assert pd.isna(frame.loc["standard", "waiting"])
+
+
 def test_the_caption_counts_devices(tmp_path: Path) -> None:
     study = write_study(tmp_path / "runs", seeds=3)
     assert "Device: CPU." in (report(tmp_path) / "table.md").read_text()
