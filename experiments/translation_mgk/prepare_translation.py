@@ -235,13 +235,13 @@ def hold_out(folder: Path, name: str, language: str, every: int) -> None:
             (train if number % every else valid).write(line)
 
 
-def find_moses(given: Path | None, downloads: Path) -> Path:
-    """Return a checkout of Moses, cloned if none is given; raise ConfigError if it is unusable."""
+def find_moses(checkout: Path | None, downloads: Path) -> Path:
+    """Return a checkout of Moses, cloned if there is none; raise ConfigError if it is unusable."""
     if shutil.which("perl") is None:
         raise ConfigError("perl: is not installed, and Moses's programs need it")
-    moses = downloads / "mosesdecoder" if given is None else given
+    moses = downloads / "mosesdecoder" if checkout is None else checkout
     program = moses / "scripts" / "tokenizer" / "tokenizer.perl"
-    if given is None and not program.exists():
+    if checkout is None and not program.exists():
         downloads.mkdir(parents=True, exist_ok=True)
         command = ["git", "clone", "--quiet", "--depth", "1", MOSES, str(moses)]
         try:

@@ -18,5 +18,7 @@ def group_questions(rows: "datasets.Dataset") -> "datasets.Dataset":
     for row in rows:
         parts = {name: row[name] for name in ("question", "options", "answer")}
         questions.setdefault(row["article"], []).append(parts)
-    documents = [{"article": text, "problems": repr(asked)} for text, asked in questions.items()]
+    documents = []
+    for article, problems in questions.items():
+        documents.append({"article": article, "problems": repr(problems)})
     return datasets.Dataset.from_list(documents)
