@@ -83,19 +83,19 @@ def test_micro_batches_have_the_prior_of_their_batch(scope: str) -> None:
     if scope == "position":
         similarity["positions"] = 9
     spec = AttentionSpec.model_validate({"similarity": similarity})
-    undivided, divided = make(spec).train(), make(spec).train()
+    complete, divided = make(spec).train(), make(spec).train()
     x = tokens(6, batch=4)
     present = torch.ones(4, 1, 1, 6, dtype=torch.bool)
     present[0, ..., 2:] = False
-    undivided(x, attn_mask=present).sum().backward()
+    complete(x, attn_mask=present).sum().backward()
     leave_steps_to_loop(divided)
     before = divided.similarity.prior.clone()
     for rows in (slice(0, 1), slice(1, 4)):
         divided(x[rows], attn_mask=present[rows]).sum().backward()
         assert torch.equal(divided.similarity.prior, before)
     end_step(divided)
-    torch.testing.assert_close(divided.similarity.prior, undivided.similarity.prior)
-    assert not torch.allclose(undivided.similarity.prior, before)
+    torch.testing.assert_close(divided.similarity.prior, complete.similarity.prior)
+    assert not torch.allclose(complete.similarity.prior, before)
     after = divided.similarity.prior.clone()
     end_step(divided)
     assert torch.equal(divided.similarity.prior, after)

@@ -117,7 +117,7 @@ def train(case: Case, rank: int = 0, world: int = 1) -> dict[str, Tensor]:
     if case.is_checkpointed:
         for block in network.blocks:  # type: ignore[union-attr]
             block.forward = _recomputed(block.forward)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.5, momentum=0.9)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
     for step in batches():
         optimizer.zero_grad()
         for images, labels in step:

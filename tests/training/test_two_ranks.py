@@ -7,8 +7,8 @@ import torch
 from helpers import two_ranks
 from torch import multiprocessing
 
-# Rounding grows in some layers.
-TOLERANCE = 1e-11
+# Rounding grows over the steps, most with composed heads; the mistakes that were mended gave 1e-4.
+TOLERANCE = 1e-9
 
 
 @pytest.fixture(scope="module")
