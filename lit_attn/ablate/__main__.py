@@ -131,7 +131,8 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
         return 0
     _require_origins(matrices, options)
     if options.adopt and not options.dry_run:
-        for line in adopt.adopt(adopt.find_matches(matrices)):
+        missing = [job for m in matrices for job in (*m.jobs, *m.trials) if job.state() != "done"]
+        for line in adopt.adopt(adopt.find_matches(matrices, missing)):
             write_line(line)
         # The results of trials decide on further cells.
         matrices = _expand_studies(options)
@@ -149,8 +150,8 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
     if options.dry_run and options.estimate:
         return 0 if dry_run.print_estimate(matrices, options.jobs) else 1
     if options.dry_run:
-        dry_run.print_cells(matrices, with_costs=options.params)
-        for line in adopt.describe(adopt.find_matches(matrices)):
+        missing = dry_run.print_cells(matrices, with_costs=options.params)
+        for line in adopt.describe(adopt.find_matches(matrices, missing)):
             print(line)
         return 0
     from lit_attn.ablate.runner import handle_signals
@@ -220,7 +221,7 @@ def _require_origins(matrices: list[Matrix], options: Namespace) -> None:
     """Raise ConfigError if the folder of a study belongs to another file, unless with --adopt."""
     for matrix in matrices:
         if options.adopt and not options.dry_run and is_claimed(matrix.folder):
-            claim_folder(matrix.source, matrix.folder)
+            claim_folder(matrix.source, matrix.folder, is_replacing=True)
         elif change := require_origin(matrix.source, matrix.folder):
             write_line(change)
 
@@ -289,7 +290,8 @@ def _run(matrices: list[Matrix], options: Namespace, target: str, chosen: list[J
     done = [cell for job, cell in cells if cell.state == "done" and job.folder not in folders]
     write_line(f"{plural(len(cells), 'cell')}: {len(done)} done, {len(jobs)} to run")
     if chosen is None:
-        for line in adopt.describe(adopt.find_matches(matrices)):
+        missing = [job for job, cell in cells if cell.result is None]
+        for line in adopt.describe(adopt.find_matches(matrices, missing)):
             write_line(line)
     if changes := [*filter(None, map(change_finder(), (cell.result for cell in done)))]:
         write_line(f"stale: {plural(len(changes), 'done cell')}; {changes[0]}; see `{rerun} stale`")

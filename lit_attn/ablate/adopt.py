@@ -39,25 +39,25 @@ class Match(NamedTuple):
         return f"{self.folder.parents[1].name}/{self.folder.parent.name}"
 
 
-def find_matches(matrices: list[Matrix]) -> list[Match]:
-    """Return the cells without a result that have a finished cell in a folder that nobody uses."""
-    missing: dict[str, tuple[Matrix, Job]] = {}
-    for matrix in matrices:
-        for job in (*matrix.jobs, *matrix.trials):
-            if read_result(job.folder, job.identity) is None:
-                missing.setdefault(job.folder.name, (matrix, job))
+def find_matches(matrices: list[Matrix], missing: list[Job]) -> list[Match]:
+    """Return which of the cells without a result, `missing`, are finished in an unused folder."""
     if not missing:
         return []
+    folders = {matrix.name: matrix for matrix in matrices}
+    # Two studies may miss equal cells, but a folder can have only one of the names.
+    wanted: dict[str, Job] = {}
+    for job in missing:
+        wanted.setdefault(job.folder.name, job)
     matches = []
     for out in dict.fromkeys(matrix.folder.parent for matrix in matrices):
         for folder in _list_unused(matrices, out):
-            if folder.name not in missing:
+            if folder.name not in wanted:
                 continue
-            matrix, job = missing[folder.name]
+            job = wanted[folder.name]
             is_finished = read_result(folder, job.identity) is not None
             if is_finished and read_holder(folder) is None:
-                matches.append(Match(job, matrix, folder))
-                del missing[folder.name]
+                matches.append(Match(job, folders[job.cell.study], folder))
+                del wanted[folder.name]
     return matches
 
 

@@ -19,15 +19,21 @@ from lit_attn.schema.errors import ConfigError, plural
 TIMING_TARGET = "lit_attn.train:time_cell"
 
 
-def print_cells(matrices: list[Matrix], with_costs: bool) -> None:
-    """Write every cell with its identity and state, `with_costs` also what its model costs."""
+def print_cells(matrices: list[Matrix], with_costs: bool) -> list[Job]:
+    """Write every cell with its identity and state, `with_costs` also what its model costs.
+
+    Returns the cells without a result, trials of `tune` included.
+    """
+    missing: list[Job] = []
     for matrix in matrices:
         print(f"{matrix.name}: {matrix.title}")
         print(f"  experiment {matrix.source.experiment_path}, baseline {matrix.baseline.name}")
         if not matrix.is_measured:
             print("  match: time: the step times are not measured yet")
         if matrix.tuning is not None:
-            text = count_states(job.state() for job in matrix.trials)
+            trials = [(job, job.state()) for job in matrix.trials]
+            missing += [job for job, state in trials if state != "done"]
+            text = count_states(state for _, state in trials)
             tuned = len(matrix.written) - len(matrix.untuned)
             print(f"  tuning: {tuned} of {len(matrix.written)} variants tuned; trials are {text}")
         for variant in matrix.variants:
@@ -41,12 +47,15 @@ def print_cells(matrices: list[Matrix], with_costs: bool) -> None:
         for job in matrix.jobs:
             cell, status = job.cell, read_cell(job.folder, job.identity)
             states.append(status.state)
+            if status.result is None:
+                missing.append(job)
             change = find_change(status.result)
             state = status.state + (f", stale: {change}" if change else "")
             print(f"  {cell.variant:<{width}}  seed {cell.seed:<4} {job.identity}  {state}")
         variants = {job.cell.variant for job in matrix.jobs}
         product = f"{plural(len(variants), 'variant')} x {plural(len(matrix.seeds), 'seed')}"
         print(f"  {product} = {count_states(states)}\n")
+    return missing
 
 
 def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:

@@ -45,13 +45,19 @@ def is_claimed(folder: Path) -> bool:
     return (folder / NAME).exists()
 
 
-def claim_folder(source: StudySource, folder: Path) -> None:
-    """Record that `folder` belongs to the file of `source`."""
+def claim_folder(source: StudySource, folder: Path, *, is_replacing: bool = False) -> None:
+    """Record that `folder` belongs to the file of `source`.
+
+    Raises ConfigError as `require_origin`, unless the file `is_replacing` the recorded one.
+    """
     origin = Origin(file=_describe(source.path, folder))
     path = folder / NAME
+    if Origin.read_valid(path) == origin:
+        return
     with one_at_a_time(folder, "origin"):
-        if Origin.read_valid(path) != origin:
-            origin.write(path)
+        if not is_replacing:
+            require_origin(source, folder)
+        origin.write(path)
 
 
 def find_file(folder: Path) -> Path | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import get_args
 
 from lit_attn.ablate.match import apply_criteria, read_ratios
-from lit_attn.ablate.origin import claim_folder, require_origin
+from lit_attn.ablate.origin import claim_folder
 from lit_attn.ablate.tune import Point, Search, read_search
 from lit_attn.ablate.variants import Variant, make_label, resolve
 from lit_attn.cells import records
@@ -151,7 +151,6 @@ class Matrix:
 
         Raises ConfigError if the folder belongs to another file of studies.
         """
-        require_origin(self.source, self.folder)
         claim_folder(self.source, self.folder)
         plan = self.plan()
         plan.write(self.folder / "plan.json")

@@ -40,8 +40,13 @@ def finish_all(cells: Matrix, **changes: object) -> Matrix:
     return cells
 
 
+def find(cells: Matrix) -> list[adopt.Match]:
+    missing = [job for job in cells.jobs if job.state() != "done"]
+    return adopt.find_matches([cells], missing)
+
+
 def run_adopt(cells: Matrix) -> list[str]:
-    return list(adopt.adopt(adopt.find_matches([cells])))
+    return list(adopt.adopt(find(cells)))
 
 
 def states(cells: Matrix) -> dict[str, str]:
@@ -53,7 +58,7 @@ def test_a_renamed_variant_finds_its_cells(
 ) -> None:
     finish_all(matrix(tmp_path, "base", "old"))
     renamed = matrix(tmp_path, "base", "new")
-    matches = adopt.find_matches([renamed])
+    matches = find(renamed)
     text = "tiny/new: 2 missing cells are finished in tiny/old; --adopt moves them"
     assert adopt.describe(matches) == [text]
     lines = run_adopt(renamed)
@@ -63,7 +68,7 @@ def test_a_renamed_variant_finds_its_cells(
     ]
     assert set(states(renamed).values()) == {"done"}
     assert not (tmp_path / "runs" / "tiny" / "old").exists()
-    assert adopt.find_matches([renamed]) == []
+    assert find(renamed) == []
     dry_run.print_cells([renamed], with_costs=False)
     assert "4 cells: 4 done" in capsys.readouterr().out
 
@@ -72,7 +77,7 @@ def test_records_have_the_new_names_and_nothing_is_lost(tmp_path: Path) -> None:
     finish_all(matrix(tmp_path, "base", "old"))
     renamed = matrix(tmp_path, "base", "new", study="other")
     job = next(job for job in renamed.jobs if job.cell.variant == "new")
-    matches = adopt.find_matches([renamed])
+    matches = find(renamed)
     old = next(match.folder for match in matches if match.job is job)
     newer = json.loads((old / "result.json").read_text()) | {"of_a_newer_version": 1}
     (old / "result.json").write_text(json.dumps(newer))
@@ -113,7 +118,7 @@ def test_cells_that_a_study_still_uses_stay(tmp_path: Path) -> None:
     finish_all(expand(sources["tiny"], tmp_path / "runs"))
     twin = expand(sources["twin"], tmp_path / "runs")
     assert [job.identity for job in twin.jobs]
-    assert adopt.find_matches([twin]) == []
+    assert find(twin) == []
 
 
 def test_cells_of_another_file_stay(tmp_path: Path) -> None:
@@ -124,11 +129,11 @@ def test_cells_of_another_file_stay(tmp_path: Path) -> None:
     first = expand(first.source, out)
     finish_all(first)
     second = expand(matrix(tmp_path / "b", "base", study="two").source, out)
-    assert adopt.find_matches([second]) == []
+    assert find(second) == []
     # The other file is not in the way once it has this study no more.
     path = first.source.path
     path.write_text(path.read_text().replace("one:", "three:"))
-    assert len(adopt.find_matches([second])) == 2
+    assert len(find(second)) == 2
 
 
 def test_trials_and_cells_of_other_seeds_stay(tmp_path: Path) -> None:
@@ -136,16 +141,16 @@ def test_trials_and_cells_of_other_seeds_stay(tmp_path: Path) -> None:
     trial = tmp_path / "runs" / "tiny@training.epochs=3" / "gone"
     trial.mkdir(parents=True)
     cells.jobs[0].folder.rename(trial / cells.jobs[0].folder.name)
-    assert adopt.find_matches([cells]) == []
+    assert find(cells) == []
 
 
 def test_a_cell_that_runs_again_is_not_moved(tmp_path: Path) -> None:
     before = finish_all(matrix(tmp_path, "base", "old"))
     renamed = matrix(tmp_path, "base", "new")
-    matches = adopt.find_matches([renamed])
+    matches = find(renamed)
     held = next(job for job in before.jobs if job.cell.variant == "old")
     with hold_lock(held.folder):
-        assert len(adopt.find_matches([renamed])) == 1
+        assert len(find(renamed)) == 1
         lines = list(adopt.adopt(matches))
     assert "not adopted  tiny/new/0" in lines[0]
     assert held.state() == "done"
@@ -167,7 +172,7 @@ def test_failed_attempts_of_the_new_name_are_set_aside(tmp_path: Path) -> None:
 def test_a_new_folder_with_a_result_is_not_replaced(tmp_path: Path) -> None:
     finish_all(matrix(tmp_path, "base", "old"))
     renamed = matrix(tmp_path, "base", "new")
-    matches = adopt.find_matches([renamed])
+    matches = find(renamed)
     finish(renamed.jobs[1], attempts=7)
     lines = list(adopt.adopt(matches))
     assert lines[0].endswith("has a result already")
@@ -196,7 +201,7 @@ def test_torn_results_and_links_are_no_matches(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     old[1].folder.rename(elsewhere)
     old[1].folder.symlink_to(elsewhere)
-    assert adopt.find_matches([matrix(tmp_path, "base", "new")]) == []
+    assert find(matrix(tmp_path, "base", "new")) == []
 
 
 def test_the_commands_name_the_cells_and_move_them(tmp_path: Path) -> None:
