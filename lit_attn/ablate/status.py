@@ -1,4 +1,4 @@
-"""The commands `status` and `logs` of `python -m lit_attn.ablate`.
+"""Status and logs of cells, as the commands `status` and `logs` print them.
 
 They only read the folders of the cells, so they work at any time on any machine with the disk.
 """
@@ -14,7 +14,7 @@ from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import Plan, PlannedCell
 from lit_attn.files import require_folder
-from lit_attn.schema.errors import ConfigError, OneLineParser, escape_control, program, require
+from lit_attn.schema.errors import ConfigError, escape_control, program, require
 
 MAX_FAILED = 10  # Failed and stale cells that are described; further ones are counted.
 LOG_BLOCK = 2**20  # Characters of a log that are printed at once.
@@ -43,17 +43,6 @@ class StudyCell(NamedTuple):
     def name(self) -> str:
         """Name of the cell within its study."""
         return f"{self.planned.variant}/{self.planned.seed}"
-
-
-def print_status(arguments: list[str]) -> int:
-    """Print the status and return 0. Raises ConfigError without a study."""
-    text = "Show which cells are done, running or failed, and the time left."
-    parser = OneLineParser(program("status"), description=text)
-    where = "Folder of runs (default: runs), or of one study in it."
-    parser.add_argument("where", type=Path, nargs="?", default=Path("runs"), help=where)
-    for plan, place in read_plans(parser.parse_args(arguments).where):
-        print(describe(plan, read_cells(plan, place)))
-    return 0
 
 
 def read_plans(where: Path) -> list[tuple[Plan, Path]]:
@@ -144,15 +133,12 @@ def _describe_failure(cell: StudyCell) -> Iterator[str]:
     yield f"      run alone: {program('train', cell.folder)}"
 
 
-def print_log(arguments: list[str]) -> int:
-    """Print the log of a cell's last attempt and return 0.
+def print_log(name: str) -> None:
+    """Print the log of the last attempt of a cell: STUDY/VARIANT/SEED, or the folder of a cell.
 
     Raises ConfigError without such a cell or log. A terminal shows control characters as text.
     """
-    parser = OneLineParser(program("logs"), description="Show the last log of a cell.")
-    where = "STUDY/VARIANT/SEED below the folder runs, or the folder of the cell."
-    parser.add_argument("cell", metavar="CELL", help=where)
-    cell = _find_cell(parser.parse_args(arguments).cell)
+    cell = _find_cell(name)
     attempts = folder.list_attempts(cell)
     if not attempts:
         raise ConfigError(f"{cell}: has no log, because the cell was not started")
@@ -166,7 +152,6 @@ def print_log(arguments: list[str]) -> int:
     except OSError as error:
         raise ConfigError(f"{attempts[-1]}: its log cannot be read: {error.strerror}") from error
     sys.stdout.flush()
-    return 0
 
 
 def _find_cell(text: str) -> Path:
