@@ -72,70 +72,70 @@ class StudyOptions:
         return [expand(study, self.out, self.changes, self.seeds, self.smoke) for study in studies]
 
 
-def read_options(words: Namespace) -> StudyOptions:
+def read_options(arguments: Namespace) -> StudyOptions:
     """Return the options with default folders and the paper.
 
     Raises ConfigError for options that do not fit each other.
     """
-    _require_positive_numbers(words)
-    _require_conditions(words)
-    out = words.out
+    _require_positive_numbers(arguments)
+    _require_conditions(arguments)
+    out = arguments.out
     if out is None:
-        out = Path("runs/smoke") if words.smoke else Path("runs")
-    reports = words.reports
+        out = Path("runs/smoke") if arguments.smoke else Path("runs")
+    reports = arguments.reports
     if reports is None:
-        reports = out / "reports" if words.smoke else Path("reports")
+        reports = out / "reports" if arguments.smoke else Path("reports")
     paper = None
-    if words.paper:
-        if words.study or words.file:
+    if arguments.paper:
+        if arguments.study or arguments.file:
             raise ConfigError("--paper: replaces the file of studies and --study")
-        paper = read_paper(words.paper, words.small)
+        paper = read_paper(arguments.paper, arguments.small)
     else:
-        _require_file(words.file)
+        _require_file(arguments.file)
     return StudyOptions(
-        file=words.file,
+        file=arguments.file,
         paper=paper,
-        study=words.study,
-        table=words.table,
-        cost=words.cost,
-        dry_run=words.dry_run,
-        params=words.params,
-        estimate=words.estimate,
-        jobs=words.jobs,
-        changes=parse_settings(words.set),
-        seeds=parse_seeds(words.seeds),
-        limit=words.limit,
+        study=arguments.study,
+        table=arguments.table,
+        cost=arguments.cost,
+        dry_run=arguments.dry_run,
+        params=arguments.params,
+        estimate=arguments.estimate,
+        jobs=arguments.jobs,
+        changes=parse_settings(arguments.set),
+        seeds=parse_seeds(arguments.seeds),
+        limit=arguments.limit,
         out=out,
         reports=reports,
-        adopt=words.adopt,
-        smoke=words.smoke,
-        stall=words.stall,
-        launcher=words.launcher,
-        cancel=words.cancel or words.cancel_removed,
-        cancel_removed=words.cancel_removed,
-        quiet_timing=words.quiet_timing,
-        allow_noisy_timing=words.allow_noisy_timing,
+        adopt=arguments.adopt,
+        smoke=arguments.smoke,
+        stall=arguments.stall,
+        launcher=arguments.launcher,
+        cancel=arguments.cancel or arguments.cancel_removed,
+        cancel_removed=arguments.cancel_removed,
+        quiet_timing=arguments.quiet_timing,
+        allow_noisy_timing=arguments.allow_noisy_timing,
     )
 
 
-def _require_positive_numbers(words: Namespace) -> None:
+def _require_positive_numbers(arguments: Namespace) -> None:
     for name in ("jobs", "limit", "stall"):
-        number = getattr(words, name)
+        number = getattr(arguments, name)
         # A comparison with NaN is false, so this refuses it, too.
         if number is not None and not number > 0:
             raise ConfigError(f"--{name}: the number must be positive")
 
 
-def _require_conditions(words: Namespace) -> None:
+def _require_conditions(arguments: Namespace) -> None:
     """Raise ConfigError for an option without the option that it needs."""
     conditions = {
-        "--dry-run": (words.dry_run, ("params", "estimate")),
-        "--launcher slurm": (words.launcher == "slurm", ("cancel", "cancel_removed")),
-        "--paper": (words.paper, ("table", "small", "cost")),
+        "--dry-run": (arguments.dry_run, ("params", "estimate")),
+        "--launcher slurm": (arguments.launcher == "slurm", ("cancel", "cancel_removed")),
+        "--paper": (arguments.paper, ("table", "small", "cost")),
     }
     for condition, (is_met, names) in conditions.items():
         for name in names:
-            if getattr(words, name) and not is_met:
+            if getattr(arguments, name) and not is_met:
                 raise ConfigError(f"--{name.replace('_', '-')}: needs {condition}")
 
 
