@@ -98,8 +98,9 @@ def require_names(source: StudySource, variants: list[VariantSource]) -> None:
     _require_distinct_labels(source, names)
     for position, key in enumerate(source.study.latex.columns or ()):
         if key not in COLUMN_KEYS:
-            path = ("latex", "columns", position)
-            raise source.error(path, f"no column '{key}'{suggest(key, COLUMN_KEYS)}")
+            raise source.error(
+                ("latex", "columns", position), f"no column '{key}'{suggest(key, COLUMN_KEYS)}"
+            )
 
 
 def _require_distinct_labels(source: StudySource, names: list[str]) -> None:
