@@ -31,8 +31,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COSTS = (
-    *("parameters", "flops", "ffn_width", "step_time", "evaluation_time", "peak_memory"),
-    *("wall_time", "device", "steps", "epochs", "selected_epoch", "code", "data"),
+    "parameters",
+    "flops",
+    "ffn_width",
+    "step_time",
+    "evaluation_time",
+    "peak_memory",
+    "wall_time",
+    "device",
+    "steps",
+    "epochs",
+    "selected_epoch",
+    "code",
+    "data",
 )
 """Columns of `results` from the record of a cell; times are in seconds, memory is in bytes."""
 
@@ -62,21 +73,30 @@ class Study:
         **keys: Any,
     ) -> None:
         if "compare_within" in keys:
-            text = "makes several studies; write a file, and read each of them with from_yaml"
-            raise ConfigError(f"Study: compare_within: {text}")
-        path, texts = Path(folder) / f"{name}.yaml", {}
+            raise ConfigError(
+                "Study: compare_within: makes several studies; write a file, and read each of them"
+                " with from_yaml"
+            )
+        path = Path(folder) / f"{name}.yaml"
+        # Contents of the files, which are written when the study has no mistake.
+        texts: dict[Path, str] = {}
         if isinstance(experiment, dict):
             written = path.with_suffix(".experiment.yaml")
             texts[written] = _to_yaml(written, experiment)
             experiment = written.name
         study = {"title": name, "experiment": str(experiment), **keys}
         texts[path] = _to_yaml(path, {"studies": {name: study}})
-        self.path, self.name, self.out, self.reports = path, name, Path(out), Path(reports)
+        self.path = path
+        self.name = name
+        self.out = Path(out)
+        self.reports = Path(reports)
         try:
             self._expand(texts)
         except ConfigError as error:
+            # The files do not exist yet, so their names and lines would explain nothing.
             places = "|".join(re.escape(str(file)) for file in texts)
-            raise ConfigError(re.sub(rf"^(?:{places})(:\d+)?: ", "Study: ", str(error))) from error
+            message = re.sub(rf"^(?:{places})(:\d+)?: ", "Study: ", str(error))
+            raise ConfigError(message) from error
         for file, content in texts.items():
             write_atomic(file, content)
 
@@ -91,12 +111,16 @@ class Study:
     ) -> Self:
         """Return the study `name` of a file; without a name its only (default) study."""
         studies = read_studies(Path(path))
-        names = [source.name for source in studies.values() if source.study.default] or [*studies]
+        names = [source.name for source in studies.values() if source.study.default]
+        if not names:
+            names = list(studies)
         if name is None and len(names) > 1:
             raise ConfigError(f"{path}: choose one with the argument `name`: {', '.join(names)}")
         study = cls.__new__(cls)
-        study.path, study.name = Path(path), name or names[0]
-        study.out, study.reports = Path(out), Path(reports)
+        study.path = Path(path)
+        study.name = name or names[0]
+        study.out = Path(out)
+        study.reports = Path(reports)
         study._expand()
         return study
 
@@ -119,8 +143,13 @@ class Study:
         and another call continues it.
         """
         self._expand()
-        options = {"--study": self.name, "--out": self.out, "--reports": self.reports}
-        options |= {"--jobs": jobs, "--limit": limit}
+        options = {
+            "--study": self.name,
+            "--out": self.out,
+            "--reports": self.reports,
+            "--jobs": jobs,
+            "--limit": limit,
+        }
         words = [f"{name}={value}" for name, value in options.items() if value is not None]
         command = [sys.executable, "-m", "lit_attn.ablate", str(self.path), *words]
         show = open_notebook_display()
@@ -146,10 +175,18 @@ class Study:
         """Return one row for each cell: variant, seed, state, what makes it stale, and folder."""
         import pandas as pd
 
-        rows, find_change = [], change_finder()
+        rows = []
+        find_change = change_finder()
         for job in self._expand().jobs:
             change = find_change(read_result(job.folder, job.identity))
-            rows.append((job.cell.variant, job.cell.seed, job.state(), change, str(job.folder)))
+            row = {
+                "variant": job.cell.variant,
+                "seed": job.cell.seed,
+                "state": job.state(),
+                "stale": change,
+                "folder": str(job.folder),
+            }
+            rows.append(row)
         return pd.DataFrame(rows, columns=["variant", "seed", "state", "stale", "folder"])
 
     def results(self) -> "pd.DataFrame":
@@ -162,15 +199,21 @@ class Study:
 
         rows = []
         for job in self._expand().jobs:
-            if (result := read_result(job.folder, job.identity)) is None:
+            result = read_result(job.folder, job.identity)
+            if result is None:
                 continue
-            recorded = ((name, getattr(result, name)) for name in COSTS)
-            costs = {name: getattr(value, "median", value) for name, value in recorded}
             keys = pd.json_normalize(job.cell.experiment.model_dump(mode="json")).iloc[0]
             keys = keys.map(lambda value: json.dumps(value) if isinstance(value, list) else value)
+            costs = {}
+            for name in COSTS:
+                value = getattr(result, name)
+                # The record of a time has several statistics, of which this is the median.
+                costs[name] = getattr(value, "median", value)
             row = {"variant": job.cell.variant, "seed": job.cell.seed, **keys}
             rows.append(row | result.metrics | costs)
-        return pd.DataFrame(rows, columns=None if rows else ["variant", "seed"])
+        if not rows:
+            return pd.DataFrame([], columns=["variant", "seed"])
+        return pd.DataFrame(rows)
 
     def table(self) -> "pd.DataFrame":
         """Write the report of the finished cells and return its table (`table.csv`)."""

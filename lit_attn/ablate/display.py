@@ -36,13 +36,17 @@ def format_seconds(seconds: float) -> str:
     """Return `2:10` or `1:02:10`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    if hours:
+        return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{minutes}:{rest:02}"
 
 
 def _groups(name: str) -> tuple[str, str, str]:
     """Return the groups of cells that a cell belongs to, the smallest first."""
     variant = name.rpartition("/")[0]
-    return variant, variant.rpartition("/")[0], ""
+    study = variant.rpartition("/")[0]
+    every_cell = ""
+    return variant, study, every_cell
 
 
 class Snapshot(NamedTuple):
@@ -66,7 +70,7 @@ class Snapshot(NamedTuple):
         cells: finished ones, and running ones as their steps predict.
         """
         seconds: defaultdict[str, list[float]] = defaultdict(list)
-        predicted = ((cell.name, cell.duration) for cell in self.running)
+        predicted = [(cell.name, cell.duration) for cell in self.running]
         for name, duration in (*self.durations, *predicted):
             if duration is not None:
                 for group in _groups(name):
@@ -82,15 +86,19 @@ class Snapshot(NamedTuple):
         # Cells of one variant take equally long: each variant is looked up once.
         variants = Counter(name.rpartition("/")[0] for name in self.waiting)
         queued = sum(count * expect(f"{variant}/") for variant, count in variants.items())
-        return max(max(running, default=0.0), (queued + sum(running)) / self.slots)
+        longest = max(running, default=0.0)
+        mean_per_slot = (queued + sum(running)) / self.slots
+        return max(longest, mean_per_slot)
 
     def summary(self) -> str:
         """Return `12 done, 2 running, 1 failed, 15 waiting, about 2:10 left`."""
         remaining = self.remaining_seconds()
         parts = [f"{self.done} done", f"{len(self.running)} running"]
-        parts += [f"{self.failed} failed"] if self.failed else []
+        if self.failed:
+            parts.append(f"{self.failed} failed")
         parts.append(f"{len(self.waiting)} waiting")
-        parts += [] if remaining is None else [f"about {format_seconds(remaining)} left"]
+        if remaining is not None:
+            parts.append(f"about {format_seconds(remaining)} left")
         return ", ".join(parts)
 
 
@@ -114,10 +122,18 @@ class Display:
         """Report an event. Signal handlers may call this."""
         self.pending.append(escape_control(text))
 
+    def _take_events(self) -> list[str]:
+        """Return the pending events and forget them.
+
+        This comes before their output, because a signal handler may add an event during it.
+        """
+        events = self.pending
+        self.pending = []
+        return events
+
     def _flush(self, counts: str) -> None:
         """Write the pending events, with the counts after the last one."""
-        # Cleared before the output: a signal handler may add an event during the output.
-        events, self.pending = self.pending, []
+        events = self._take_events()
         if events:
             write_line("\n".join(events) + counts, self.stream)
 
@@ -153,8 +169,7 @@ class LiveDisplay(Display):
 
     def _flush(self, counts: str) -> None:
         """Print the pending events; the table below them has the counts."""
-        events, self.pending = self.pending, []
-        for text in events:
+        for text in self._take_events():
             style = "red" if text.startswith("FAILED") else ""
             self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
@@ -201,4 +216,5 @@ def render_table(snapshot: Snapshot) -> Any:
     for name, progress, seconds in snapshot.running:
         steps = f"{progress.step}/{progress.total}" if progress else "starting"
         table.add_row(Text(name), format_seconds(seconds), steps)
-    return Group(Text(snapshot.summary()), *([table] if snapshot.running else []))
+    summary = Text(snapshot.summary())
+    return Group(summary, table) if snapshot.running else Group(summary)

@@ -4,7 +4,6 @@
 as there would be cells, so that models slow each other down as cells would.
 """
 
-import operator
 import sys
 import tempfile
 from pathlib import Path
@@ -26,36 +25,55 @@ def print_cells(matrices: list[Matrix], with_costs: bool) -> list[Job]:
     """
     missing: list[Job] = []
     for matrix in matrices:
-        print(f"{matrix.name}: {matrix.title}")
-        print(f"  experiment {matrix.source.experiment_path}, baseline {matrix.baseline.name}")
-        if not matrix.is_measured:
-            print("  match: time: the step times are not measured yet")
-        if matrix.tuning is not None:
-            trials = [(job, job.state()) for job in matrix.trials]
-            missing += [job for job, state in trials if state != "done"]
-            text = count_states(state for _, state in trials)
-            tuned = len(matrix.written) - len(matrix.untuned)
-            print(f"  tuning: {tuned} of {len(matrix.written)} variants tuned; trials are {text}")
-        for variant in matrix.variants:
-            if warning := variant.experiment.schedule.warn(variant.experiment.training.epochs):
-                print(f"  warning: {variant.name}: {warning}")
+        missing += _print_study(matrix)
         if with_costs:
             _print_costs(matrix)
-        width = max((len(job.cell.variant) for job in matrix.jobs), default=0)
-        find_change = change_finder()
-        states: list[State] = []
-        for job in matrix.jobs:
-            cell, status = job.cell, read_cell(job.folder, job.identity)
-            states.append(status.state)
-            if status.result is None:
-                missing.append(job)
-            change = find_change(status.result)
-            state = status.state + (f", stale: {change}" if change else "")
-            print(f"  {cell.variant:<{width}}  seed {cell.seed:<4} {job.identity}  {state}")
+        states = _print_states(matrix)
+        missing += [job for job, state in zip(matrix.jobs, states, strict=True) if state != "done"]
         variants = {job.cell.variant for job in matrix.jobs}
         product = f"{plural(len(variants), 'variant')} x {plural(len(matrix.seeds), 'seed')}"
         print(f"  {product} = {count_states(states)}\n")
     return missing
+
+
+def _print_study(matrix: Matrix) -> list[Job]:
+    """Write the title of a study, and what is open or doubtful in it.
+
+    Returns the trials of `tune` without a result.
+    """
+    missing = []
+    print(f"{matrix.name}: {matrix.title}")
+    print(f"  experiment {matrix.source.experiment_path}, baseline {matrix.baseline.name}")
+    if not matrix.is_measured:
+        print("  match: time: the step times are not measured yet")
+    if matrix.tuning is not None:
+        states = [job.state() for job in matrix.trials]
+        missing = [job for job, state in zip(matrix.trials, states, strict=True) if state != "done"]
+        counts = count_states(states)
+        tuned = len(matrix.written) - len(matrix.untuned)
+        print(f"  tuning: {tuned} of {len(matrix.written)} variants tuned; trials are {counts}")
+    for variant in matrix.variants:
+        warning = variant.experiment.schedule.warn(variant.experiment.training.epochs)
+        if warning:
+            print(f"  warning: {variant.name}: {warning}")
+    return missing
+
+
+def _print_states(matrix: Matrix) -> list[State]:
+    """Write a line for each cell, and return the states of the cells."""
+    width = max((len(job.cell.variant) for job in matrix.jobs), default=0)
+    find_change = change_finder()
+    states: list[State] = []
+    for job in matrix.jobs:
+        status = read_cell(job.folder, job.identity)
+        states.append(status.state)
+        description: str = status.state
+        change = find_change(status.result)
+        if change:
+            description += f", stale: {change}"
+        cell = job.cell
+        print(f"  {cell.variant:<{width}}  seed {cell.seed:<4} {job.identity}  {description}")
+    return states
 
 
 def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
@@ -70,12 +88,15 @@ def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
     slots.check(cells)
     launcher = Launcher(TIMING_TARGET)
     launcher.share_cores(slots.at_once(cells))
+    timings: dict[str, Timing] = {}
     with tempfile.TemporaryDirectory(prefix="lit_attn-") as name:
         samples = {cell.kind: Job(cell, Path(name) / cell.kind) for cell in cells}
         display = make_display() if sys.stdout.isatty() else Display(sys.stderr)
         Runner(launcher, slots, display).run(samples.values())
-        read = {kind: Timing.read(job.folder / "timing.json") for kind, job in samples.items()}
-    timings = {kind: timing for kind, timing in read.items() if timing is not None}
+        for kind, job in samples.items():
+            timing = Timing.read(job.folder / "timing.json")
+            if timing is not None:
+                timings[kind] = timing
     for matrix in matrices:
         print(format_hours(matrix, timings, slots))
     return len(timings) == len(samples)
@@ -85,15 +106,20 @@ def format_hours(matrix: Matrix, timings: dict[str, Timing], slots: Slots) -> st
     """Return the hours of one device and of this machine that the missing cells need."""
     missing = [job.cell for job in (*matrix.trials, *matrix.jobs) if job.state() != "done"]
     measured = [cell for cell in missing if cell.kind in timings]
-    hours = [timings[cell.kind].seconds / 3600 for cell in measured]
-    devices = [cell.experiment.training.devices for cell in measured]
-    device_hours, at_once = sum(map(operator.mul, hours, devices)), slots.at_once(missing)
+    hours = []
+    device_hours = []
+    for cell in measured:
+        cell_hours = timings[cell.kind].seconds / 3600
+        hours.append(cell_hours)
+        device_hours.append(cell_hours * cell.experiment.training.devices)
+    at_once = slots.at_once(missing)
     cells = f"{plural(len(missing), 'cell')} to run, {len(measured)} of them measured"
     elapsed = f"{sum(hours) / at_once:.2f} hours with {at_once} at once"
-    return f"{matrix.name}: {cells}: {device_hours:.2f} {slots.unit} hours, {elapsed}"
+    return f"{matrix.name}: {cells}: {sum(device_hours):.2f} {slots.unit} hours, {elapsed}"
 
 
 def _print_costs(matrix: Matrix) -> None:
+    """Write parameters, FLOPs and FFN width of each variant, and what has no weight decay."""
     from lit_attn.models import factory
 
     width = max(len(variant.name) for variant in matrix.written)
@@ -110,11 +136,17 @@ def _print_costs(matrix: Matrix) -> None:
             decay = factory.describe_decay(model, data, variant.experiment.optimizer)
         except ConfigError as error:
             raise variant.error(matrix.source.name, error) from error
-        ffn = cost.ffn_width or ("none" if model.ffn is None else "unknown")
+        ffn_width: int | str
+        if cost.ffn_width:
+            ffn_width = cost.ffn_width
+        elif model.ffn is None:
+            ffn_width = "none"
+        else:
+            ffn_width = "unknown"
         matched = "  (matched)" if variant.match_to else ""
         exempt |= decay.exempt
         numbers = f"{cost.parameters:>12,}  {decay.decayed:>12,}  {decay.not_decayed:>12,}"
         numbers += f"  {cost.flops / 1e6:>9,.2f}"
-        print(f"  {variant.name:<{width}}  {numbers}  {ffn}{matched}")
+        print(f"  {variant.name:<{width}}  {numbers}  {ffn_width}{matched}")
     if exempt:
         print(f"  without weight decay: {', '.join(sorted(exempt))}")

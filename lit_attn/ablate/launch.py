@@ -23,11 +23,18 @@ from lit_attn.schema.errors import plural
 TRAINING = [
     "lit_attn.training.fit",
     # Configurations load the code that they build by name, so nothing else imports it.
-    *("lit_attn.data.images", "lit_attn.data.image_files", "lit_attn.data.augment.policies"),
-    *("lit_attn.data.text.batches", "lit_attn.data.text.labelled"),
-    *("lit_attn.models.language", "lit_attn.models.vit"),
-    *("lit_attn.tasks.classification", "lit_attn.tasks.language"),
-    *("sklearn.datasets", "sklearn.model_selection", "torch.utils.tensorboard"),
+    "lit_attn.data.images",
+    "lit_attn.data.image_files",
+    "lit_attn.data.augment.policies",
+    "lit_attn.data.text.batches",
+    "lit_attn.data.text.labelled",
+    "lit_attn.models.language",
+    "lit_attn.models.vit",
+    "lit_attn.tasks.classification",
+    "lit_attn.tasks.language",
+    "sklearn.datasets",
+    "sklearn.model_selection",
+    "torch.utils.tensorboard",
 ]
 SOCKET_FOLDER = "/dev/shm"
 """Folder of the fork server's socket, if it exists. The path of a socket has at most 107
@@ -46,7 +53,8 @@ class CellProcess:
         self.job = job
         self.slot = slot
         self.process = process
-        self.started = self.last_step = time.monotonic()
+        self.started = time.monotonic()
+        self.last_step = self.started
         self.progress_mtime = folder.progress_mtime(job.folder)
         self.kill_at: float | None = None
         self.overdue = ""
@@ -59,8 +67,10 @@ class CellProcess:
 
     def idle_seconds(self) -> float:
         """Return the seconds since the last step or the start, by this machine's own clock."""
-        if (mtime := folder.progress_mtime(self.job.folder)) != self.progress_mtime:
-            self.progress_mtime, self.last_step = mtime, time.monotonic()
+        mtime = folder.progress_mtime(self.job.folder)
+        if mtime != self.progress_mtime:
+            self.progress_mtime = mtime
+            self.last_step = time.monotonic()
         return time.monotonic() - self.last_step
 
     def extend_limits(self, seconds: float) -> None:
@@ -166,11 +176,10 @@ class Launcher:
         warnings of the data, which are written here. If it dies, the logs of the cells will show
         why. Cells that are not `is_local` need no server here.
         """
-        variants = [
-            (study, variant, cell)
-            for study, variant, cell in find_variants(matrices, jobs)
-            if (study, variant.name) not in self.checked
-        ]
+        variants = []
+        for study, variant, cell in find_variants(matrices, jobs):
+            if (study, variant.name) not in self.checked:
+                variants.append((study, variant, cell))
         self.checked.update((study, variant.name) for study, variant, _ in variants)
         if self.module != train.__name__ or not variants:
             return
@@ -189,8 +198,11 @@ class Launcher:
                 process.start()
             sender.close()
             try:
-                is_ready = receiver.poll(CHECK_LIMIT)
-                mistake, warnings = receiver.recv() if is_ready else (None, [])
+                # Index of a variant and its error.
+                mistake: tuple[int, str] | None = None
+                warnings: list[str] = []
+                if receiver.poll(CHECK_LIMIT):
+                    mistake, warnings = receiver.recv()
                 # A killed process would leave the semaphores of its libraries behind.
                 process.join(10)
             finally:
@@ -199,8 +211,9 @@ class Launcher:
             for warning in warnings:
                 write_line(f"warning: {warning}")
             if mistake is not None:
-                study, variant, _ = variants[mistake[0]]
-                raise variant.error(study, mistake[1])
+                index, message = mistake
+                study, variant, _ = variants[index]
+                raise variant.error(study, message)
 
 
 def _start_server() -> None:

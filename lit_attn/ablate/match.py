@@ -53,10 +53,17 @@ def apply_criteria(
 def read_ratios(folder: Path, written: list[Variant], baseline: Variant) -> dict[str, float]:
     """Return the measured ratios of step times to the baseline, by variant."""
     times = StepTimes.read(folder / "step_times.json")
-    kinds = {variant.name: (_kind(variant), _kind(baseline)) for variant in written}
-    entries = () if times is None else times.variants
-    valid = [e for e in entries if kinds.get(e.variant) == (e.kind, e.baseline_kind)]
-    return {entry.variant: entry.ratio for entry in valid}
+    if times is None:
+        return {}
+    kinds = {variant.name: _kind(variant) for variant in written}
+    baseline_kind = _kind(baseline)
+    ratios = {}
+    for entry in times.variants:
+        # A measurement is valid as long as neither the variant nor the baseline has changed.
+        is_same = kinds.get(entry.variant) == entry.kind and entry.baseline_kind == baseline_kind
+        if is_same:
+            ratios[entry.variant] = entry.ratio
+    return ratios
 
 
 def count_step_flops(variant: Variant) -> int:
@@ -65,7 +72,8 @@ def count_step_flops(variant: Variant) -> int:
 
     from lit_attn.models import factory
 
-    kind, data = _kind(variant), variant.experiment.data
+    kind = _kind(variant)
+    data = variant.experiment.data
     if kind not in _FLOPS:
         model = factory.resolve(variant.experiment.model, variant.match_to, data)
         network = factory.build(model, data, "meta").train()
@@ -77,6 +85,7 @@ def count_step_flops(variant: Variant) -> int:
 
 
 def _kind(variant: Variant) -> str:
+    """Return the kind (see Cell.kind) of the cells of a variant whose training is not stretched."""
     return replace(variant, stretch=1.0).cell("", 0).kind
 
 
@@ -84,13 +93,20 @@ def _require_equal_lengths(
     source: StudySource, variant: Variant, baseline: Variant, criterion: str
 ) -> None:
     """Raise ConfigError if the steps of a variant are not comparable with the baseline's."""
-    experiments, data = (variant.experiment, baseline.experiment), variant.experiment.data
+    experiment = variant.experiment
+    other = baseline.experiment
     context = f"{variant.where}: {source.name}: variant '{variant.name}': match: {criterion}"
-    if data.at_final_size() != data:
+    if experiment.data.at_final_size() != experiment.data:
         raise ConfigError(f"{context}: excludes images that grow")
-    if any(experiment.training.stop is not None for experiment in experiments):
+    if experiment.training.stop is not None or other.training.stop is not None:
         raise ConfigError(f"{context}: excludes training.stop, which ends the equal budget early")
-    lengths = [(e.data, e.training.epochs, e.training.max_steps) for e in experiments]
-    if lengths[0] != lengths[1]:
-        keys = "data, training.epochs and training.max_steps"
-        raise ConfigError(f"{context}: {keys} must be those of the baseline '{baseline.name}'")
+    has_same_length = (
+        experiment.data == other.data
+        and experiment.training.epochs == other.training.epochs
+        and experiment.training.max_steps == other.training.max_steps
+    )
+    if not has_same_length:
+        raise ConfigError(
+            f"{context}: data, training.epochs and training.max_steps must be those of the"
+            f" baseline '{baseline.name}'"
+        )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.papers import Layout, PaperSource, Reference
+from lit_attn.config.papers import Layout, PaperSource, Reading, Reference
 from lit_attn.config.source import Mapping
 from lit_attn.config.study import read_studies
 from lit_attn.schema.errors import ConfigError
@@ -37,34 +37,49 @@ def expand_paper(
     Each has the cells that these need and no others. Raises ConfigError for a mistake in the paper
     or in a study, and if nothing of it can be run.
     """
-    items = source.items(numbers)
+    items = list(source.items(numbers).values())
     needed: dict[str, set[str]] = {}
-    for item in items.values():
+    for item in items:
         for study, variant in source.references(item):
             needed.setdefault(study, set()).add(variant)
     if not needed:
-        scripts = [f"`{item.script}` measures it" for item in items.values() if item.script]
-        reasons = {item.absent or NO_STUDY for item in items.values() if not item.script}
-        text = "; ".join([*scripts, *sorted(reasons)])
-        raise ConfigError(f"{source.path}: nothing to run: {text}")
+        scripts = [f"`{item.script}` measures it" for item in items if item.script]
+        reasons = {item.absent or NO_STUDY for item in items if not item.script}
+        explanation = "; ".join([*scripts, *sorted(reasons)])
+        raise ConfigError(f"{source.path}: nothing to run: {explanation}")
     studies = read_studies(source.studies_path)
     source.require("no study", needed, studies)
     matrices = []
-    known: dict[str, list[str]] = {}
+    # Names of the variants of each study.
+    names: dict[str, list[str]] = {}
     for study, variants in needed.items():
         matrix = expand(studies[study], out, changes, seeds, smoke)
-        known[study] = names = [variant.name for variant in matrix.variants]
-        source.require(f"study '{study}' has no variant", sorted(variants), names)
+        names[study] = [variant.name for variant in matrix.variants]
+        source.require(f"study '{study}' has no variant", sorted(variants), names[study])
         jobs = [job for job in matrix.jobs if job.cell.variant in variants]
         matrices.append(replace(matrix, jobs=jobs))
-    readings = [(item, reading) for item in items.values() for reading in item.readings]
-    for item, reading in readings if not source.size else ():
-        lines = source.locate(item, reading).values()
-        names = [name for line in lines for name in known.get(line.study, ())]
-        unknown = [*reading.values()] if isinstance(reading, dict) else [reading]
-        if isinstance(reading, dict) or not any(line.variant in names for line in lines):
-            source.require("no variant for the reading", unknown, names)
+    # With a size, other variants stand in for those that the readings name.
+    if not source.size:
+        for item in items:
+            for reading in item.readings:
+                _require_reading(source, item, reading, names)
     return matrices
+
+
+def _require_reading(
+    source: PaperSource, item: Layout, reading: Reading, names: dict[str, list[str]]
+) -> None:
+    """Raise ConfigError if no study has the variants of a reading; `names` are those by study.
+
+    A reading is a mapping to names of variants, which must all exist, or a pattern of names, of
+    which the studies must have one.
+    """
+    lines = list(source.locate(item, reading).values())
+    known = [name for line in lines for name in names.get(line.study, ())]
+    if isinstance(reading, dict):
+        source.require("no variant for the reading", reading.values(), known)
+    elif not any(line.variant in known for line in lines):
+        source.require("no variant for the reading", [reading], known)
 
 
 def estimate_hours(source: PaperSource, matrices: list[Matrix], gpu: str) -> dict[Reference, float]:
@@ -80,13 +95,18 @@ def estimate_hours(source: PaperSource, matrices: list[Matrix], gpu: str) -> dic
         samples = source.paper.samples.get(matrix.source.name)
         counts = Counter(job.cell.variant for job in matrix.jobs)
         for variant in matrix.variants:
+            count = counts[variant.name]
+            if not count:
+                continue
             experiment = variant.experiment
-            if count := counts[variant.name]:
-                model = factory.resolve(experiment.model, variant.match_to, experiment.data)
-                flops = 3 * factory.describe(model, experiment.data).flops
-                flops *= count_steps(experiment, samples) * experiment.data.batch_size
-                rate = UTILISATION * PEAKS[gpu][experiment.training.precision == "fp32"]
-                hours[Reference(matrix.source.name, variant.name)] = flops * count / rate / 3600
+            model = factory.resolve(experiment.model, variant.match_to, experiment.data)
+            sample_flops = 3 * factory.describe(model, experiment.data).flops
+            sample_count = count_steps(experiment, samples) * experiment.data.batch_size
+            half_peak, float32_peak = PEAKS[gpu]
+            peak = float32_peak if experiment.training.precision == "fp32" else half_peak
+            rate = UTILISATION * peak
+            cell_flops = sample_flops * sample_count
+            hours[Reference(matrix.source.name, variant.name)] = cell_flops * count / rate / 3600
     return hours
 
 
@@ -95,7 +115,8 @@ def count_steps(experiment: Experiment, samples: int | None) -> int:
 
     `samples` is the number of training samples of data that only their files can count.
     """
-    data, training = experiment.data, experiment.training
+    data = experiment.data
+    training = experiment.training
     per_epoch = getattr(data, "epoch_steps", None)
     if per_epoch is None:
         samples = samples or getattr(data, "training_images", None)
@@ -108,15 +129,18 @@ def count_steps(experiment: Experiment, samples: int | None) -> int:
 def format_hours(source: PaperSource, item: Layout, hours: dict[Reference, float]) -> str:
     """Return the GPU time of one table or figure, or the reason why it has none."""
     needed = source.references(item)
-    total = math.fsum(hours[reference] for reference in needed)
-    return format_time(total) if needed else item.absent or item.script or NO_STUDY
+    if not needed:
+        return item.absent or item.script or NO_STUDY
+    return format_time(math.fsum(hours[reference] for reference in needed))
 
 
 def format_time(hours: float) -> str:
     """Return `1,557.3 h`, `7.5 h`, `27 min` or `0.13 s`."""
     if hours >= 1:
         return f"{hours:,.1f} h"
-    return f"{hours * 60:.2g} min" if hours * 60 >= 1 else f"{hours * 3600:.2g} s"
+    if hours * 60 >= 1:
+        return f"{hours * 60:.2g} min"
+    return f"{hours * 3600:.2g} s"
 
 
 def print_costs(
@@ -124,7 +148,8 @@ def print_costs(
 ) -> None:
     """Print the GPU time of each table and figure, and of all of them without repetition."""
     hours = estimate_hours(source, matrices, gpu)
-    print(f"{source.paper.title}\ntraining time of one {gpu} at {UTILISATION:.0%} of its peak")
+    print(source.paper.title)
+    print(f"training time of one {gpu} at {UTILISATION:.0%} of its peak")
     for number, item in items.items():
         print(f"  {number:<10}  {format_hours(source, item, hours)}")
     print(f"  {'all':<10}  {format_time(math.fsum(hours.values()))}")

@@ -115,6 +115,10 @@ class Matrix:
         for seed, variant in itertools.product(seeds, self.variants):
             cell = cells.get((seed, variant.cell_name)) or variant.cell(self.name, seed)
             planned.append(_plan_cell(cell, variant.name))
+        family = self.source.family
+        if family:
+            # A trial is not compared with the study itself.
+            family += self.name.removeprefix(self.source.name)
         return records.Plan(
             study=self.name,
             title=self.title,
@@ -122,8 +126,7 @@ class Matrix:
             baseline=study.baseline,
             metric=self.baseline.metric,
             criteria=list(study.match),
-            # A trial is not compared with the study itself.
-            family=self.source.family and self.source.family + self.name[len(self.source.name) :],
+            family=family,
             level=self.source.level,
             variants=[
                 records.PlannedVariant(
@@ -195,8 +198,9 @@ class Matrix:
 
 
 def _plan_cell(cell: Cell, variant: str) -> records.PlannedCell:
-    identity, path = cell.fingerprint, cell.folder
-    return records.PlannedCell(variant=variant, seed=cell.seed, identity=identity, path=path)
+    return records.PlannedCell(
+        variant=variant, seed=cell.seed, identity=cell.fingerprint, path=cell.folder
+    )
 
 
 def expand(
@@ -212,13 +216,9 @@ def expand(
     every mistake in the study.
     """
     written = resolve(source, changes)
-    seeds = source.study.seeds if seeds is None else seeds
-    settings = [] if changes is None else _list_settings(source, written, changes)
-    notes = [f"with {', '.join(settings)}"] if settings else []
-    if smoke:
-        settings, notes = [*settings, records.SMOKE], [*notes, SMOKE_NOTE]
-    name = f"{source.name}@{make_label(','.join(settings), 80)}" if settings else source.name
-    title = source.study.title + "".join(f" ({note})" for note in notes)
+    if seeds is None:
+        seeds = source.study.seeds
+    name, title = _name_trial(source, written, changes, smoke)
     folder = out / name
     search = read_search(source, seeds, written, changes)
     tuned = {variant.name: variant for variant in written}
@@ -227,14 +227,50 @@ def expand(
     if search is not None:
         tuning, tuned, trials = _run_search(search, written, name, folder)
     variants = apply_criteria(source, written, folder, tuned)
-    if (count := len(variants) * len(seeds)) > MAX_CELLS:
-        text = f"{len(variants):,} variants x {len(seeds):,} seeds = {count:,} cells exceed the"
-        raise source.error(("seeds",), f"{text} limit of {MAX_CELLS:,}; split the study")
-    cells = (variant.cell(name, seed) for seed in seeds for variant in variants)
+    count = len(variants) * len(seeds)
+    if count > MAX_CELLS:
+        raise source.error(
+            ("seeds",),
+            f"{len(variants):,} variants x {len(seeds):,} seeds = {count:,} cells exceed the"
+            f" limit of {MAX_CELLS:,}; split the study",
+        )
     # Criteria may share cells.
-    unique = {cell.folder: cell for cell in cells}
-    study_jobs = [Job(cell, folder / path) for path, cell in unique.items()]
-    return Matrix(source, name, title, written, variants, seeds, folder, study_jobs, trials, tuning)
+    cells: dict[Path, Cell] = {}
+    for seed in seeds:
+        for variant in variants:
+            cell = variant.cell(name, seed)
+            cells[cell.folder] = cell
+    jobs = [Job(cell, folder / path) for path, cell in cells.items()]
+    return Matrix(
+        source=source,
+        name=name,
+        title=title,
+        written=written,
+        variants=variants,
+        seeds=seeds,
+        folder=folder,
+        jobs=jobs,
+        trials=trials,
+        tuning=tuning,
+    )
+
+
+def _name_trial(
+    source: StudySource, written: list[Variant], changes: Mapping | None, smoke: bool
+) -> tuple[str, str]:
+    """Return the name of the folder and the title of a study, or of a trial of it."""
+    settings = []
+    title = source.study.title
+    if changes is not None:
+        settings = _list_settings(source, written, changes)
+    if settings:
+        title += f" (with {', '.join(settings)})"
+    if smoke:
+        settings.append(records.SMOKE)
+        title += f" ({SMOKE_NOTE})"
+    if not settings:
+        return source.name, title
+    return f"{source.name}@{make_label(','.join(settings), 80)}", title
 
 
 def _run_search(
@@ -249,17 +285,18 @@ def _run_search(
         if not variants:
             # The step time is not measured yet.
             return None
-        label = {"variant": f"{name}@{search.label(point, share)}"}
         shortened = replace(variants[0], stretch=variants[0].stretch * share)
-        cells = [shortened.cell(study, seed) for seed in search.options.seeds]
-        cells = [cell.model_copy(update=label) for cell in cells]
-        started = [Job(cell, folder / cell.folder) for cell in cells]
-        ends = {job.cell.seed: read_cell(job.folder, job.identity) for job in started}
+        trial_name = f"{name}@{search.label(point, share)}"
+        trial_jobs = []
+        for seed in search.options.seeds:
+            cell = shortened.cell(study, seed).model_copy(update={"variant": trial_name})
+            trial_jobs.append(Job(cell, folder / cell.folder))
+        ends = {job.cell.seed: read_cell(job.folder, job.identity) for job in trial_jobs}
         trial = search.summarize(point, share, ends)
-        # The other seeds of a trial with a diverged cell are not needed.
-        states = {"done", "diverged"}
-        needed = [j for j in started if trial is None or ends[j.cell.seed].state in states]
-        jobs.update((job.folder, job) for job in needed)
+        for job in trial_jobs:
+            # The other seeds of a trial with a diverged cell are not needed.
+            if trial is None or ends[job.cell.seed].state in ("done", "diverged"):
+                jobs[job.folder] = job
         return trial
 
     tuning, points = search.run([variant.name for variant in written], evaluate)
@@ -269,11 +306,17 @@ def _run_search(
 
 def find_variants(matrices: list[Matrix], jobs: list[Job]) -> list[tuple[str, Variant, Cell]]:
     """Return the variants of `jobs` in their order, with the study's name and one of the cells."""
-    cells = {(job.cell.study, job.cell.variant.partition("@")[0]): job.cell for job in jobs}
-    written = [(matrix, variant) for matrix in matrices for variant in matrix.written]
-    return [
-        (m.source.name, v, cells[m.name, v.name]) for m, v in written if (m.name, v.name) in cells
-    ]
+    cells: dict[tuple[str, str], Cell] = {}
+    for job in jobs:
+        written_name = job.cell.variant.partition("@")[0]
+        cells[job.cell.study, written_name] = job.cell
+    variants = []
+    for matrix in matrices:
+        for variant in matrix.written:
+            key = (matrix.name, variant.name)
+            if key in cells:
+                variants.append((matrix.source.name, variant, cells[key]))
+    return variants
 
 
 def require_inputs(matrices: list[Matrix], jobs: list[Job]) -> None:
@@ -283,8 +326,10 @@ def require_inputs(matrices: list[Matrix], jobs: list[Job]) -> None:
     """
     for study, variant, _ in find_variants(matrices, jobs):
         experiment = variant.experiment
-        parts: list[tuple[str, Data | Model | MetricLogger]]
-        parts = [("data", experiment.data), ("model", experiment.model)]
+        parts: list[tuple[str, Data | Model | MetricLogger]] = [
+            ("data", experiment.data),
+            ("model", experiment.model),
+        ]
         parts += [("training.loggers", logger) for logger in experiment.training.loggers]
         for section, part in parts:
             try:
@@ -346,8 +391,10 @@ def set_aside(job: Job) -> None:
 def rename_aside(folder: Path) -> None:
     """Rename the folder of a cell, whose lock this process holds, to `aside-<number>-...`."""
     number = 1
-    while (aside := folder.with_name(f"aside-{number}-{folder.name}")).exists():
+    aside = folder.with_name(f"aside-{number}-{folder.name}")
+    while aside.exists():
         number += 1
+        aside = folder.with_name(f"aside-{number}-{folder.name}")
     folder.rename(aside)
     (aside / "lock").unlink(missing_ok=True)
 
@@ -366,20 +413,25 @@ def _find_stale(jobs: list[Job]) -> Iterator[Job]:
         result = read_result(job.folder, job.identity)
         if result is None:
             continue
-        data, key = job.cell.experiment.data, job.cell.experiment.data.model_dump_json()
         # A module that only training imports has no other stamp here than the recorded one.
         code = {name: stamp for name, stamp in result.inputs.items() if name.endswith(".py")}
         change = find_change(result.model_copy(update={"inputs": code}))
-        inputs = (stamps := collect_data(data.input_paths())) | code
+        data = job.cell.experiment.data
+        stamps = collect_data(data.input_paths())
+        inputs = stamps | code
         if change or result.code != code_hash(job.cell.parts):
             yield job
+            continue
         # Some data have no files, an empty stamp is unknown, and of many files some are recorded.
-        elif inputs != result.inputs or not 0 < len(stamps) < MAX_FILES or "" in stamps.values():
-            if key not in hashes:
-                hashes[key] = str(data.build(job.cell.seed, torch.device("cpu")).fingerprint())
-            if result.data != hashes[key]:
-                yield job
-            elif inputs != result.inputs:
-                # With the new stamps, status and dry run do not report the cell any more.
-                with contextlib.suppress(OSError):
-                    result.model_copy(update={"inputs": inputs}).write(job.folder / "result.json")
+        has_all_stamps = 0 < len(stamps) < MAX_FILES and "" not in stamps.values()
+        if inputs == result.inputs and has_all_stamps:
+            continue
+        key = data.model_dump_json()
+        if key not in hashes:
+            hashes[key] = str(data.build(job.cell.seed, torch.device("cpu")).fingerprint())
+        if result.data != hashes[key]:
+            yield job
+        elif inputs != result.inputs:
+            # With the new stamps, status and dry run do not report the cell any more.
+            with contextlib.suppress(OSError):
+                result.model_copy(update={"inputs": inputs}).write(job.folder / "result.json")

@@ -86,7 +86,11 @@ class Summary:
 
     @property
     def failed(self) -> list[Outcome]:
-        return [o for o in self.outcomes if o.failure is not None and not o.is_stopped]
+        return [
+            outcome
+            for outcome in self.outcomes
+            if outcome.failure is not None and not outcome.is_stopped
+        ]
 
     def snapshot(self, waiting: list[str], running: list[StartedCell], slots: int) -> Snapshot:
         """Return the state of the run for the display."""
@@ -143,8 +147,9 @@ class Runner:
                     self._enforce()
                     self.display.update(self._snapshot())
             finally:
-                # After an unforeseen error, the running cells write a checkpoint and end.
-                self.urgency = max(self.urgency, STOP) if self.running else self.urgency
+                if self.running:
+                    # After an unforeseen error, the running cells write a checkpoint and end.
+                    self.urgency = max(self.urgency, STOP)
                 while self.running:
                     self._enforce()
                     self._collect()
@@ -174,7 +179,8 @@ class Runner:
         for _ in range(len(self.queue)):
             if self.urgency or not self.queue:
                 return
-            if (slot := self.slots.reserve(self.queue[0].cell)) is None:
+            slot = self.slots.reserve(self.queue[0].cell)
+            if slot is None:
                 return
             job = self.queue.popleft()
             try:
@@ -241,19 +247,21 @@ class Runner:
     def _report_foreign_locks(self) -> None:
         """Write a line about each cell that this run waits for because another process holds it."""
         for job in self.queue:
-            holder = None if job.folder in self.announced else lock.read_holder(job.folder)
+            if job.folder in self.announced:
+                continue
+            holder = lock.read_holder(job.folder)
             if holder is None:
                 continue
             self.announced.add(job.folder)
-            text = f"waiting  {job.name}  {holder} runs this cell"
-            if holder.is_alive() is None:
-                minutes = lock.STALE_AFTER / 60
-                text = (
-                    f"waiting  {job.name}  {holder} holds {job.folder / 'lock'}, and this machine "
-                    f"cannot look it up. Without a heartbeat the cell starts after {minutes:.0f} "
-                    "minutes. If the folder was copied, or that process has ended, delete the file."
-                )
-            self.display.add_event(text)
+            if holder.is_alive() is not None:
+                self.display.add_event(f"waiting  {job.name}  {holder} runs this cell")
+                continue
+            minutes = lock.STALE_AFTER / 60
+            self.display.add_event(
+                f"waiting  {job.name}  {holder} holds {job.folder / 'lock'}, and this machine "
+                f"cannot look it up. Without a heartbeat the cell starts after {minutes:.0f} "
+                "minutes. If the folder was copied, or that process has ended, delete the file."
+            )
 
     def _enforce(self) -> None:
         """Stop cells that exceed a limit or that a signal ends, and kill them after the grace."""
@@ -270,7 +278,8 @@ class Runner:
 
     def _record(self, cell: CellProcess, code: int) -> Outcome:
         """Return the outcome of a cell that has ended, and write a failure to its last attempt."""
-        job, seconds = cell.job, cell.seconds
+        job = cell.job
+        seconds = cell.seconds
         result = folder.read_result(job.folder, job.identity)
         if result is not None:
             self._warn_of_cpu(cell, result)
@@ -284,18 +293,25 @@ class Runner:
         attempt = attempts[-1] if is_new else folder.create_attempt(job.folder)
         end.write(attempt / "exit.json")
         self.unrecorded.pop(job.folder, None)
-        is_stopped = self.urgency >= STOP and end.failure == "killed"
-        is_lost = code == failure.LOST_SERVER
-        is_crowded = end.failure == "out-of-memory" and cell.slot.is_shared
-        return Outcome(job, seconds, end.failure, end.message, is_stopped, is_lost, is_crowded)
+        return Outcome(
+            job,
+            seconds,
+            end.failure,
+            end.message,
+            is_stopped=self.urgency >= STOP and end.failure == "killed",
+            is_lost=code == failure.LOST_SERVER,
+            is_crowded=end.failure == "out-of-memory" and cell.slot.is_shared,
+        )
 
     def _warn_of_cpu(self, cell: CellProcess, result: Result) -> None:
         """Warn once if a cell with a GPU has trained on the CPU without being told to."""
         is_automatic = cell.job.cell.experiment.training.accelerator == "auto"
         if cell.slot.gpus and is_automatic and result.device == "CPU" and not self.has_warned:
             self.has_warned = True
-            text = "torch finds no GPU, so cells train on the CPU"
-            self.display.add_event(f"warning: GPU {', '.join(cell.slot.gpus)}: {text}")
+            gpus = ", ".join(cell.slot.gpus)
+            self.display.add_event(
+                f"warning: GPU {gpus}: torch finds no GPU, so cells train on the CPU"
+            )
 
     def _record_again(self) -> None:
         """Write the ends of attempts that could not be written before; report those that fail."""
@@ -308,14 +324,17 @@ class Runner:
                     attempts.append(folder.create_attempt(cell_folder))
                 end.write(attempts[-1] / "exit.json")
             except OSError as error:
-                text = f"{cell_folder}: its failure is not recorded: {error.strerror}"
-                self.display.add_event(f"{text}; status shows the cell as interrupted or missing")
+                self.display.add_event(
+                    f"{cell_folder}: its failure is not recorded: {error.strerror};"
+                    " status shows the cell as interrupted or missing"
+                )
         self.unrecorded.clear()
 
     def _finish(self, outcome: Outcome) -> None:
         """Report an outcome, and schedule a retry if the failure allows one."""
         job = outcome.job
-        if (delay := self._retry_delay(outcome)) is not None:
+        delay = self._retry_delay(outcome)
+        if delay is not None:
             self.resting.append((time.monotonic() + delay, job))
             reason = f"{outcome.failure}: {outcome.message}"
             self.display.add_event(f"retry    {job.name}  in {delay:.0f} s, after {reason}")
@@ -348,11 +367,7 @@ class Runner:
     def _skip_failing_variant(self, outcome: Outcome) -> None:
         """Skip the seeds of a variant without results if its first seeds failed in the same way."""
         variant = outcome.job.variant
-        end = ""
-        if outcome.failure in folder.FINAL_FAILURES:
-            # Messages may differ in numbers, such as sizes and steps.
-            same = "" if outcome.failure == "diverged" else re.sub(r"\d+", "", outcome.message)
-            end = f"{outcome.failure}: {same}"
+        end = _describe_same_failures(outcome)
         self.ends[variant].append(end)
         has_result = any(outcome.job.folder.parent.glob("*/result.json"))
         if not end or has_result or self.ends[variant] != [end] * SAME_FAILURES:
@@ -360,34 +375,56 @@ class Runner:
         waiting = len(self.queue) + len(self.resting)
         self.queue = deque(job for job in self.queue if job.variant != variant)
         self.resting = [(due, job) for due, job in self.resting if job.variant != variant]
-        if skipped := waiting - len(self.queue) - len(self.resting):
-            text = f"{plural(skipped, 'more seed')}: {SAME_FAILURES} seeds failed in the same way"
-            self.display.add_event(f"skipped  {variant}  {text}; the next run tries them again")
+        skipped = waiting - len(self.queue) - len(self.resting)
+        if skipped:
+            seeds = plural(skipped, "more seed")
+            self.display.add_event(
+                f"skipped  {variant}  {seeds}: {SAME_FAILURES} seeds failed in the same way;"
+                " the next run tries them again"
+            )
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
-            previous, self.last_interrupt = self.last_interrupt, time.monotonic()
+            previous = self.last_interrupt
+            self.last_interrupt = time.monotonic()
             if self.last_interrupt - previous < REPEAT:
                 return
         self.summary.stopped_by = signal.Signals(number)
         self.urgency += 1 if number == signal.SIGINT else STOP
         count = len(self.running)
-        self.display.add_event(
-            f"finishing {count} running cells, starting no more; press Ctrl-C again to stop them"
-            if self.urgency == 1
-            else f"stopping {count} running cells; the same command resumes them"
-        )
+        if self.urgency == 1:
+            self.display.add_event(
+                f"finishing {count} running cells, starting no more;"
+                " press Ctrl-C again to stop them"
+            )
+        else:
+            self.display.add_event(f"stopping {count} running cells; the same command resumes them")
 
     def _snapshot(self) -> Snapshot:
+        """Return the state of the run, and record the memory of the running cells."""
         cells = []
         for cell in self.running.values():
             steps = folder.read_progress(cell.job.folder)
             cells.append(StartedCell(cell.job.name, steps, cell.seconds))
             if steps is not None and steps.memory is not None:
                 self.slots.record_memory(cell.job.cell, steps.memory)
-        jobs = [] if self.urgency else [*self.queue, *(job for _, job in self.resting)]
+        waiting: list[str] = []
+        if not self.urgency:
+            waiting += [job.name for job in self.queue]
+            waiting += [job.name for _, job in self.resting]
         slots = max(self.slots.limit, len(self.running))
-        return self.summary.snapshot([job.name for job in jobs], cells, slots)
+        return self.summary.snapshot(waiting, cells, slots)
+
+
+def _describe_same_failures(outcome: Outcome) -> str:
+    """Return the same text for failures that further seeds would repeat, or "" for others."""
+    if outcome.failure not in folder.FINAL_FAILURES:
+        return ""
+    if outcome.failure == "diverged":
+        return "diverged: "
+    # Messages may differ in numbers, such as sizes and steps.
+    message = re.sub(r"\d+", "", outcome.message)
+    return f"{outcome.failure}: {message}"
 
 
 def _os_failure(job: Job, seconds: float, error: OSError) -> Outcome:

@@ -30,7 +30,9 @@ class Device(NamedTuple):
 
 def count_cores() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _free_gpu_memory() -> dict[str, int]:
@@ -127,10 +129,12 @@ class Slots:
     def check(self, cells: Iterable[Cell]) -> None:
         """Raise ConfigError if a cell needs more devices than there are."""
         for cell in cells:
-            if (wanted := cell.experiment.training.devices) > len(self.devices):
-                text = f"{wanted} exceeds the {len(self.devices)} {self.unit}s of this machine"
-                where = f"{cell.study}: variant '{cell.variant}': training.devices"
-                raise ConfigError(f"{where}: {text}")
+            wanted = cell.experiment.training.devices
+            if wanted > len(self.devices):
+                raise ConfigError(
+                    f"{cell.study}: variant '{cell.variant}': training.devices: {wanted} exceeds"
+                    f" the {len(self.devices)} {self.unit}s of this machine"
+                )
 
     def at_once(self, cells: Iterable[Cell]) -> int:
         """Return how many of `cells` may run at once, apart from memory."""
@@ -142,10 +146,16 @@ class Slots:
         """Reserve devices for `cell`. Return None if too few are free."""
         if self.count >= self.limit:
             return None
-        wanted, kind = cell.experiment.training.devices, cell.kind
+        wanted = cell.experiment.training.devices
+        kind = cell.kind
         can_share = wanted == 1 and self.limit > len(self.devices)
+        # Devices with fewer cells come first.
         order = sorted(range(len(self.devices)), key=lambda index: len(self.on_device[index]))
-        free = [i for i in order if not self.on_device[i] or (can_share and self._can_fit(kind, i))]
+        free = [
+            index
+            for index in order
+            if not self.on_device[index] or (can_share and self._can_fit(kind, index))
+        ]
         if len(free) < wanted:
             return None
         indices = tuple(free[:wanted])
@@ -172,10 +182,15 @@ class Slots:
 
     def _can_fit(self, kind: str, index: int) -> bool:
         """Return True if a cell of `kind` fits on a device beside at most one unmeasured cell."""
-        memory, slots = self.devices[index].memory, self.on_device[index]
-        kinds = [*(slot.kind for slot in slots), kind]
-        is_exclusive = any(len(slot.devices) > 1 for slot in slots) or self.isolated & {*kinds}
-        if is_exclusive or memory is None or not self.memory:
+        memory = self.devices[index].memory
+        slots = self.on_device[index]
+        kinds = [slot.kind for slot in slots]
+        kinds.append(kind)
+        if any(len(slot.devices) > 1 for slot in slots):
+            return False
+        if not self.isolated.isdisjoint(kinds):
+            return False
+        if memory is None or not self.memory:
             return False
         unmeasured = [other for other in kinds if other not in self.memory]
         largest = UNMEASURED * max(self.memory.values())
@@ -190,9 +205,12 @@ def make_slots(limit: int | None) -> Slots:
     """
     free = _free_gpu_memory()
     gpus = [Device(name, free.get(name)) for name in _visible_gpus(free)]
-    count, memory = count_cores(), available_memory()
+    if gpus:
+        return Slots(gpus, limit)
+    count = count_cores()
+    memory = available_memory()
     core = Device(None, None if memory is None else memory // count)
-    return Slots(gpus or [core] * count, limit)
+    return Slots([core] * count, limit)
 
 
 def _visible_gpus(known: Collection[str]) -> list[str]:
@@ -203,8 +221,11 @@ def _visible_gpus(known: Collection[str]) -> list[str]:
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        numbers = map(str, range(len(list(Path("/dev").glob("nvidia[0-9]*")))))
-        return [name for name in known if name.startswith("GPU-")] or list(numbers)
+        uuids = [name for name in known if name.startswith("GPU-")]
+        if uuids:
+            return uuids
+        count = len(list(Path("/dev").glob("nvidia[0-9]*")))
+        return [str(number) for number in range(count)]
     names = [name.strip() for name in visible.split(",")]
     names = [name for name in names if name not in NO_GPU]
     for name in names:

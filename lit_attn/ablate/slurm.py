@@ -104,13 +104,18 @@ class SlurmCell:
         if is_over_time:
             self._record_timeout()
             requeue(signal.SIGUSR2, None)
-        messages = [outcome.message for outcome in summary.outcomes]
-        raise RuntimeError(f"{job.name}: {messages[-1] if messages else 'stopped before it began'}")
+        reason = "stopped before it began"
+        if summary.outcomes:
+            reason = summary.outcomes[-1].message
+        raise RuntimeError(f"{job.name}: {reason}")
 
     def _record_timeout(self) -> None:
         """Correct the record of the last attempt, since the runner has only seen a SIGTERM."""
         attempts = folder.list_attempts(self.folder)
-        if attempts and (end := folder.read_exit(attempts[-1])) is not None:
+        if not attempts:
+            return
+        end = folder.read_exit(attempts[-1])
+        if end is not None:
             changes = {"failure": "timed-out", "message": "the time limit of its job was reached"}
             end.model_copy(update=changes).write(attempts[-1] / "exit.json")
 
@@ -134,33 +139,67 @@ class Task(NamedTuple):
         return self.state in OVER
 
 
+class Batch(NamedTuple):
+    """Job array: folder of the study, folder of the array, and its cells (see BATCH)."""
+
+    study: Path
+    folder: Path
+    cells: list[tuple[str, int]]
+
+
+class ListedJob(NamedTuple):
+    """Line of squeue: index in the array (not a number for a single job), id, state and name."""
+
+    index: str
+    id: str
+    state: str
+    name: str
+
+
 def find_tasks(matrices: Iterable[Matrix]) -> dict[Path, Task]:
     """Return the job of every cell that SLURM still knows, by the cell's folder.
 
     SLURM forgets a job minutes after its end (MinJobAge). Raises OSError if it does not answer.
     """
-    batches: dict[str, tuple[Path, Path, list[tuple[str, int]]]] = {}
+    batches: dict[str, Batch] = {}
     for matrix in matrices:
         for path in (matrix.folder / ".slurm").glob("*/batch.json"):
             with contextlib.suppress(ValidationError):
                 cells = BATCH.validate_json(path.read_bytes())
-                batches[NAME + path.parent.name] = (matrix.folder, path.parent, cells)
-    tasks = []
-    for index, task_id, state, name in _list_jobs() if batches else ():
-        if name in batches:
-            study, batch, cells = batches[name]
-            cell, attempts = cells[int(index) if index.isdecimal() else 0]
-            tasks.append((study / cell, Task(task_id, state, batch, attempts)))
-    # The job of a cell that counts is the active one, or else the newest.
+                batches[NAME + path.parent.name] = Batch(matrix.folder, path.parent, cells)
+    if not batches:
+        return {}
+    tasks: list[tuple[Path, Task]] = []
+    for job in _list_jobs():
+        if job.name not in batches:
+            continue
+        batch = batches[job.name]
+        position = int(job.index) if job.index.isdecimal() else 0
+        cell, attempts = batch.cells[position]
+        task = Task(job.id, job.state, batch.folder, attempts)
+        tasks.append((batch.study / cell, task))
+    # The job of a cell that counts is the active one, or else the newest: it comes last.
     tasks.sort(key=lambda pair: (not pair[1].is_over, int(pair[1].id.split("_")[0])))
     return dict(tasks)
 
 
-def _list_jobs() -> list[list[str]]:
-    """Return index in the array, id, state and name of the user's jobs that SLURM still knows."""
-    user, columns = f"--user={getpass.getuser()}", "--format=%K|%i|%T|%j"
-    output = _run("squeue", "--noheader", "--array", "--states=all", user, columns)
-    return [[*line.split("|", 3), "", "", ""][:4] for line in output.splitlines()]
+def _list_jobs() -> list[ListedJob]:
+    """Return the user's jobs that SLURM still knows."""
+    output = _run(
+        "squeue",
+        "--noheader",
+        "--array",
+        "--states=all",
+        f"--user={getpass.getuser()}",
+        "--format=%K|%i|%T|%j",
+    )
+    jobs = []
+    for line in output.splitlines():
+        fields = line.split("|", 3)
+        # An incomplete line has no name, so it belongs to no batch.
+        fields += [""] * (len(ListedJob._fields) - len(fields))
+        jobs.append(ListedJob(*fields))
+    return jobs
 
 
 @cache
@@ -175,11 +214,15 @@ def cancel(matrices: list[Matrix], only_removed: bool = False) -> int:
 
     `only_removed` leaves the jobs of cells that the study still has.
     """
-    plans = [(matrix.folder, matrix.plan()) for matrix in matrices if only_removed]
-    planned = {path / cell.path for path, plan in plans for cell in (*plan.cells, *plan.trials)}
+    kept: set[Path] = set()
+    if only_removed:
+        for matrix in matrices:
+            plan = matrix.plan()
+            kept.update(matrix.folder / cell.path for cell in plan.cells)
+            kept.update(matrix.folder / cell.path for cell in plan.trials)
     try:
-        tasks = find_tasks(matrices).items()
-        ids = [task.id for path, task in tasks if not task.is_over and path not in planned]
+        tasks = find_tasks(matrices)
+        ids = [task.id for path, task in tasks.items() if not task.is_over and path not in kept]
         if ids:
             _run("scancel", *ids)
     except OSError as error:
@@ -196,7 +239,8 @@ def _run(*command: str) -> str:
     except subprocess.TimeoutExpired as error:
         raise OSError(f"{command[0]} does not answer") from error
     if done.returncode:
-        raise OSError(f"{command[0]}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+        reason = done.stderr.strip() or f"exit code {done.returncode}"
+        raise OSError(f"{command[0]}: {reason}")
     return done.stdout
 
 
@@ -205,8 +249,10 @@ def require_resources(matrix: Matrix) -> None:
     gpus = matrix.source.study.slurm.gpus
     largest = max(variant.experiment.training.devices for variant in matrix.written)
     if gpus is not None and gpus < largest:
-        text = f"training.devices: {largest} exceeds the {gpus} GPUs of slurm.gpus"
-        raise ConfigError(f"{matrix.source.name}: {text}")
+        raise ConfigError(
+            f"{matrix.source.name}: training.devices: {largest} exceeds"
+            f" the {gpus} GPUs of slurm.gpus"
+        )
 
 
 def submit_missing(
@@ -218,7 +264,8 @@ def submit_missing(
     ConfigError if submitit is missing, or if SLURM does not answer or refuses.
     """
     try:
-        tasks, cluster = find_tasks(matrices), _read_cluster()
+        tasks = find_tasks(matrices)
+        cluster = _read_cluster()
     except OSError as error:
         raise ConfigError(f"--launcher slurm: {error}") from error
     queued = {folder for folder, task in tasks.items() if not task.is_over}
@@ -227,14 +274,15 @@ def submit_missing(
         return 0
     out = matrices[0].folder.parent
     with one_at_a_time(out / code.STORE, "code"):
-        snapshot = code.take_snapshot(out, (part for m in matrices for part in m.source.parts))
+        parts = [part for matrix in matrices for part in matrix.source.parts]
+        snapshot = code.take_snapshot(out, parts)
         for matrix in matrices:
             study_jobs = [job for job in jobs if job.cell.study == matrix.name]
             for start in range(0, len(study_jobs), MAX_ARRAY):
                 _submit(matrix, study_jobs[start : start + MAX_ARRAY], cell, at_once, snapshot)
         # If SLURM or the disk does not answer, the next submission removes them.
         with contextlib.suppress(OSError):
-            queue = {name.removeprefix(NAME) for *_, name in _list_jobs()}
+            queue = {job.name.removeprefix(NAME) for job in _list_jobs()}
             code.remove_unneeded(out, queue, cluster)
     return len(jobs)
 
@@ -242,11 +290,13 @@ def submit_missing(
 def _submit(
     matrix: Matrix, jobs: list[Job], cell: SlurmCell, at_once: int | None, snapshot: Path
 ) -> None:
+    """Submit cells of a study as one job array, which runs the code of `snapshot`."""
     require("submitit", "--launcher slurm", "slurm")
     from submitit.core.utils import FailedJobError
     from submitit.slurm.slurm import SlurmExecutor
 
-    slurm, token = matrix.source.study.slurm, secrets.token_hex(4)
+    slurm = matrix.source.study.slurm
+    token = secrets.token_hex(4)
     batch = matrix.folder / ".slurm" / token
     for job in jobs:
         job.cell.write(job.folder / "config.yaml")
@@ -257,6 +307,8 @@ def _submit(
     parameters = slurm.model_dump(include={"partition", "account", "qos", "constraint", "mem"})
     parameters |= {"gpus_per_node": slurm.gpus, "cpus_per_task": slurm.cpus, "time": slurm.minutes}
     parameters["setup"] = [*slurm.setup, *code.activation_lines(snapshot)]
+    # Without a value, the cluster's default applies.
+    parameters = {name: value for name, value in parameters.items() if value is not None}
     try:
         executor = SlurmExecutor(batch, max_num_timeout=slurm.timeouts)
         executor.update_parameters(
@@ -265,14 +317,14 @@ def _submit(
             signal_delay_s=WARNING,
             # Since SLURM 22.05, srun does not inherit sbatch's number of cores.
             srun_args=[f"--cpus-per-task={slurm.cpus}"],
-            # Without a value, the cluster's default applies.
-            **{name: value for name, value in parameters.items() if value is not None},
+            **parameters,
         )
         with executor.batch():
             for job in jobs:
                 executor.submit(replace(cell, folder=job.folder.resolve()))
     except (FailedJobError, RuntimeError) as error:
-        raise ConfigError(f"--launcher slurm: {str(error).strip().splitlines()[-1]}") from error
+        last_line = str(error).strip().splitlines()[-1]
+        raise ConfigError(f"--launcher slurm: {last_line}") from error
 
 
 class Follower:
@@ -340,14 +392,19 @@ class Follower:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.summary.stopped_by = signal.Signals(number)
-        text = "the same command follows them again, and with --cancel it cancels them"
-        self.display.add_event(f"not stopped: {plural(len(self.unfinished), 'job')}; {text}")
+        jobs = plural(len(self.unfinished), "job")
+        self.display.add_event(
+            f"not stopped: {jobs}; the same command follows them again, and with --cancel it"
+            " cancels them"
+        )
 
     def _snapshot(self) -> Snapshot:
         now = time.monotonic()
-        running, waiting = [], []
+        running = []
+        waiting = []
         for job in self.unfinished:
-            if (task := self.tasks.get(job.folder)) is None or task.state != "RUNNING":
+            task = self.tasks.get(job.folder)
+            if task is None or task.state != "RUNNING":
                 waiting.append(job.name)
                 continue
             seconds = now - self.started.get(job.folder, now)
@@ -357,24 +414,37 @@ class Follower:
 
 def _read_end(job: Job, task: Task | None) -> Exit:
     """Return how a cell without a result ended: as its job recorded it, or as SLURM reports it."""
-    new = [] if task is None else folder.list_attempts(job.folder)[task.attempts :]
-    if new and (end := folder.read_exit(new[-1])) is not None:
-        return end
-    failure_class: failure.FailureClass
+    # Attempts that the cell made in this job.
+    attempts: list[Path] = []
+    if task is not None:
+        attempts = folder.list_attempts(job.folder)[task.attempts :]
+    if attempts:
+        recorded = folder.read_exit(attempts[-1])
+        if recorded is not None:
+            return recorded
+    end = _infer_end(task, has_begun=bool(attempts))
+    with contextlib.suppress(OSError):
+        # On a full disk the record is lost; the other cells are still followed.
+        attempt = attempts[-1] if attempts else folder.create_attempt(job.folder)
+        end.write(attempt / "exit.json")
+    return end
+
+
+def _infer_end(task: Task | None, has_begun: bool) -> Exit:
+    """Return how a cell without a record ended, from the state of its job."""
+    failure_class: FailureClass
     if task is None:
-        failure_class, message = "killed", "SLURM does not know its job any more"
-    elif task.state in ENDS or new:
+        failure_class = "killed"
+        message = "SLURM does not know its job any more"
+    elif task.state in ENDS or has_begun:
         # The runner in the job records all other ends.
-        failure_class, message = ENDS.get(task.state, "killed"), f"its job ended: {task.state}"
+        failure_class = ENDS.get(task.state, "killed")
+        message = f"its job ended: {task.state}"
     else:
         # The job's own error output is not the log of the cell.
         paths = sorted(task.batch.glob(f"{task.id}_*_log.err"))
-        text = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in paths)
-        line = text.strip().rpartition("\n")[2].strip()
-        failure_class = failure.classify_failure(1, line)
-        message = f"its job ended before the cell began: {task.state}; last line: {line}"
-    end = Exit(failure=failure_class, returncode=1, message=message)
-    with contextlib.suppress(OSError):
-        # On a full disk the record is lost; the other cells are still followed.
-        end.write((new[-1] if new else folder.create_attempt(job.folder)) / "exit.json")
-    return end
+        output = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in paths)
+        last_line = output.strip().rpartition("\n")[2].strip()
+        failure_class = failure.classify_failure(1, last_line)
+        message = f"its job ended before the cell began: {task.state}; last line: {last_line}"
+    return Exit(failure=failure_class, returncode=1, message=message)

@@ -1,4 +1,4 @@
-"""The commands `status` and `logs` of `python -m lit_attn.ablate`.
+"""Status and logs of cells, as the commands `status` and `logs` print them.
 
 They only read the folders of the cells, so they work at any time on any machine with the disk.
 """
@@ -14,7 +14,7 @@ from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import Plan, PlannedCell
 from lit_attn.files import require_folder
-from lit_attn.schema.errors import ConfigError, OneLineParser, escape_control, program, require
+from lit_attn.schema.errors import ConfigError, escape_control, program, require
 
 MAX_FAILED = 10  # Failed and stale cells that are described; further ones are counted.
 LOG_BLOCK = 2**20  # Characters of a log that are printed at once.
@@ -45,17 +45,6 @@ class StudyCell(NamedTuple):
         return f"{self.planned.variant}/{self.planned.seed}"
 
 
-def print_status(arguments: list[str]) -> int:
-    """Print the status and return 0. Raises ConfigError without a study."""
-    text = "Show which cells are done, running or failed, and the time left."
-    parser = OneLineParser(program("status"), description=text)
-    where = "Folder of runs (default: runs), or of one study in it."
-    parser.add_argument("where", type=Path, nargs="?", default=Path("runs"), help=where)
-    for plan, place in read_plans(parser.parse_args(arguments).where):
-        print(describe(plan, read_cells(plan, place)))
-    return 0
-
-
 def read_plans(where: Path) -> list[tuple[Plan, Path]]:
     """Return the plans and folders of the studies in the folder `where`, or of the study `where`.
 
@@ -64,10 +53,13 @@ def read_plans(where: Path) -> list[tuple[Plan, Path]]:
     require_folder(where)
     paths = sorted(where.glob("plan.json")) or sorted(where.glob("*/plan.json"))
     if not paths:
-        for place in filter(Path.is_dir, (where, *where.glob("*/"))):
-            next(place.iterdir(), None)  # `glob` skips what cannot be read.
+        for place in (where, *where.glob("*/")):
+            if place.is_dir():
+                # `glob` skips a folder that cannot be read; this raises the error.
+                next(place.iterdir(), None)
         raise ConfigError(f"{where}: contains no study (no */plan.json)")
-    plans, errors = [], []
+    plans = []
+    errors = []
     for path in paths:
         try:
             plans.append((Plan.load(path), path.parent))
@@ -75,14 +67,18 @@ def read_plans(where: Path) -> list[tuple[Plan, Path]]:
             errors.append(error)
     if not plans:
         raise errors[0]
-    print("".join(f"{error} (skipped)\n" for error in errors), end="", file=sys.stderr)
+    for error in errors:
+        print(f"{error} (skipped)", file=sys.stderr)
     return plans
 
 
 def read_cells(plan: Plan, place: Path) -> list[StudyCell]:
     """Return the status of every cell of a plan, in the order of the plan."""
-    cells = [(planned, place / planned.path) for planned in (*plan.trials, *plan.cells)]
-    return [StudyCell(p, path, folder.read_cell(path, p.identity)) for p, path in cells]
+    cells = []
+    for planned in (*plan.trials, *plan.cells):
+        path = place / planned.path
+        cells.append(StudyCell(planned, path, folder.read_cell(path, planned.identity)))
+    return cells
 
 
 def describe(plan: Plan, cells: list[StudyCell]) -> str:
@@ -90,69 +86,102 @@ def describe(plan: Plan, cells: list[StudyCell]) -> str:
     states = [cell.status.state for cell in cells]
     at_once = max(1, states.count("running"))
     counts = folder.count_states(states)
-    if seconds := estimate_seconds(plan.study, cells, at_once):
+    seconds = estimate_seconds(plan.study, cells, at_once)
+    if seconds:
         counts += f"; about {format_seconds(seconds)} left with {at_once} at once"
     lines = [f"{plan.study}: {plan.title}", f"  {counts}"]
-    for cell in (cell for cell in cells if cell.status.state == "running"):
-        steps = "starting"
-        if progress := cell.status.progress:
-            seconds = progress.remaining_seconds
-            rest = "" if seconds is None else f", about {format_seconds(seconds)} left"
-            steps = f"{progress.step}/{progress.total} steps{rest}"
-        lines.append(f"  running  {cell.name}  {steps}")
+    running = [cell for cell in cells if cell.status.state == "running"]
+    lines += [f"  running  {cell.name}  {_describe_progress(cell)}" for cell in running]
     failed = [cell for cell in cells if cell.status.state in ADVICE]
     for cell in failed[:MAX_FAILED]:
         lines += _describe_failure(cell)
     if len(failed) > MAX_FAILED:
         lines.append(f"  and {len(failed) - MAX_FAILED} more failed cells")
-    changes = map(change_finder(), (cell.status.result for cell in cells))
-    stale = [f"{c.name}: {change}" for c, change in zip(cells, changes, strict=True) if change]
-    lines += [f"  stale    {text}" for text in stale[:MAX_FAILED]]
-    if stale:
-        lines.append(f"  {len(stale)} stale cells; see `{program('rerun')} stale`")
-    results = [cell.status.result for cell in cells if cell.status.result is not None]
-    unknown = {name for result in results for name, stamp in result.inputs.items() if not stamp}
-    lines += [f"  unchecked {name}: absent when cells ran" for name in sorted(unknown)]
+    lines += _describe_inputs(cells)
     return escape_control("\n".join(lines) + "\n")
+
+
+def _describe_progress(cell: StudyCell) -> str:
+    """Return the steps of a running cell, and the time that it still needs."""
+    progress = cell.status.progress
+    if progress is None:
+        return "starting"
+    steps = f"{progress.step}/{progress.total} steps"
+    if progress.remaining_seconds is None:
+        return steps
+    return f"{steps}, about {format_seconds(progress.remaining_seconds)} left"
+
+
+def _describe_inputs(cells: list[StudyCell]) -> Iterator[str]:
+    """Yield lines about finished cells whose inputs have changed, and about unchecked inputs."""
+    find_change = change_finder()
+    stale = []
+    unchecked = set()
+    for cell in cells:
+        result = cell.status.result
+        change = find_change(result)
+        if change:
+            stale.append(f"{cell.name}: {change}")
+        if result is not None:
+            # A file that was absent when the cell ran has an empty stamp.
+            unchecked.update(name for name, stamp in result.inputs.items() if not stamp)
+    for description in stale[:MAX_FAILED]:
+        yield f"  stale    {description}"
+    if stale:
+        yield f"  {len(stale)} stale cells; see `{program('rerun')} stale`"
+    for name in sorted(unchecked):
+        yield f"  unchecked {name}: absent when cells ran"
 
 
 def estimate_seconds(study: str, cells: list[StudyCell], at_once: int) -> float | None:
     """Return the seconds until all cells but the diverged ones have a result, or None."""
-    finished, started, waiting = [], [], []
+    finished = []
+    started = []
+    waiting = []
     for cell in cells:
         name = f"{study}/{cell.name}"
-        state, result, _, _, progress = cell.status
-        if result is not None:
-            finished.append((name, result.wall_time))
-        elif progress is not None and state != "diverged":
-            started.append(StartedCell(name, progress, progress.step * (progress.step_time or 0.0)))
-        elif state != "diverged":
+        status = cell.status
+        if status.result is not None:
+            finished.append((name, status.result.wall_time))
+        elif status.state == "diverged":
+            continue
+        elif status.progress is not None:
+            progress = status.progress
+            seconds = progress.step * (progress.step_time or 0.0)
+            started.append(StartedCell(name, progress, seconds))
+        else:
             waiting.append(name)
-    return Snapshot(0, 0, waiting, started, finished, at_once).remaining_seconds()
+    snapshot = Snapshot(
+        done=0, failed=0, waiting=waiting, running=started, durations=finished, slots=at_once
+    )
+    return snapshot.remaining_seconds()
 
 
 def _describe_failure(cell: StudyCell) -> Iterator[str]:
-    state, _, attempt, end, _ = cell.status
-    rank = f" on rank {end.rank}" if end is not None and end.rank else ""
-    message = end.message if end is not None else "result.json is torn or of another identity"
-    yield f"  FAILED   {cell.name}  {state}{rank}: {message}"
-    log = "" if attempt is None else folder.read_log_tail(attempt)
+    """Yield the lines about a failed cell: its error, the end of its log, and what to do."""
+    status = cell.status
+    rank = ""
+    message = "result.json is torn or of another identity"
+    if status.exit is not None:
+        message = status.exit.message
+        if status.exit.rank:
+            rank = f" on rank {status.exit.rank}"
+    yield f"  FAILED   {cell.name}  {status.state}{rank}: {message}"
+    log = "" if status.attempt is None else folder.read_log_tail(status.attempt)
     log_lines = [line for line in log.splitlines() if line.strip()]
-    yield from (f"      | {line}" for line in log_lines[-LOG_LINES:])
-    yield f"      advice:    {ADVICE[state]}"
+    for line in log_lines[-LOG_LINES:]:
+        yield f"      | {line}"
+    yield f"      advice:    {ADVICE[status.state]}"
     yield f"      log:       {program('logs', cell.folder)}"
     yield f"      run alone: {program('train', cell.folder)}"
 
 
-def print_log(arguments: list[str]) -> int:
-    """Print the log of a cell's last attempt and return 0.
+def print_log(name: str) -> None:
+    """Print the log of the last attempt of a cell: STUDY/VARIANT/SEED, or the folder of a cell.
 
     Raises ConfigError without such a cell or log. A terminal shows control characters as text.
     """
-    parser = OneLineParser(program("logs"), description="Show the last log of a cell.")
-    where = "STUDY/VARIANT/SEED below the folder runs, or the folder of the cell."
-    parser.add_argument("cell", metavar="CELL", help=where)
-    cell = _find_cell(parser.parse_args(arguments).cell)
+    cell = _find_cell(name)
     attempts = folder.list_attempts(cell)
     if not attempts:
         raise ConfigError(f"{cell}: has no log, because the cell was not started")
@@ -166,7 +195,6 @@ def print_log(arguments: list[str]) -> int:
     except OSError as error:
         raise ConfigError(f"{attempts[-1]}: its log cannot be read: {error.strerror}") from error
     sys.stdout.flush()
-    return 0
 
 
 def _find_cell(text: str) -> Path:
@@ -175,9 +203,11 @@ def _find_cell(text: str) -> Path:
         return Path(text)
     runs = Path("runs")
     variant, _, seed = text.rpartition("/")
-    if folders := [path for path in (runs / variant).glob("*-*") if path.match(f"{seed}-*")]:
+    folders = [path for path in (runs / variant).glob("*-*") if path.match(f"{seed}-*")]
+    if folders:
         return max(folders, key=lambda path: path.stat().st_mtime)
-    plans = read_plans(runs)
-    names = [f"{plan.study}/{cell.variant}/{cell.seed}" for plan, _ in plans for cell in plan.cells]
+    names = []
+    for plan, _ in read_plans(runs):
+        names += [f"{plan.study}/{cell.variant}/{cell.seed}" for cell in plan.cells]
     require(f"{runs}: has no cell", text, names)
     raise ConfigError(f"{text}: has no log, because the cell was not started")

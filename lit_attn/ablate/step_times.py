@@ -47,10 +47,12 @@ def measure_step_times(matrix: Matrix, slots: Slots, *, is_noise_allowed: bool) 
         noisiest = max(seconds.variants, key=lambda entry: entry.spread)
         _store_step_times(matrix, seconds, is_noise_allowed=is_noise_allowed)
         if noisiest.spread > MAX_SPREAD and not is_noise_allowed and attempt == ATTEMPTS:
-            where = f"{matrix.name}: variant '{noisiest.variant}': the step time relative to the"
-            text = f"baseline varies by {noisiest.spread:.0%}, and the limit is {MAX_SPREAD:.0%}"
-            hint = "measure again on a quiet machine (quiet variants are stored)"
-            raise ConfigError(f"{where} {text}; {hint}, or add --allow-noisy-timing")
+            raise ConfigError(
+                f"{matrix.name}: variant '{noisiest.variant}': the step time relative to the"
+                f" baseline varies by {noisiest.spread:.0%}, and the limit is {MAX_SPREAD:.0%};"
+                " measure again on a quiet machine (quiet variants are stored),"
+                " or add --allow-noisy-timing"
+            )
 
 
 def _run_measurement(matrix: Matrix, variants: list[Variant], slots: Slots) -> StepTimes:
@@ -74,12 +76,15 @@ def _run_measurement(matrix: Matrix, variants: list[Variant], slots: Slots) -> S
 
 def _store_step_times(matrix: Matrix, seconds: StepTimes, *, is_noise_allowed: bool) -> None:
     """Add measured step times to those of the study's folder, without noisy ones if refused."""
-    kept = [e for e in seconds.variants if is_noise_allowed or e.spread <= MAX_SPREAD]
+    kept = seconds.variants
+    if not is_noise_allowed:
+        kept = [entry for entry in kept if entry.spread <= MAX_SPREAD]
     has_noise = any(entry.spread > MAX_SPREAD for entry in kept)
     before = StepTimes.read(matrix.folder / "step_times.json")
     if before is not None:
         names = {entry.variant for entry in kept}
-        kept = [*(e for e in before.variants if e.variant not in names), *kept]
+        earlier = [entry for entry in before.variants if entry.variant not in names]
+        kept = [*earlier, *kept]
         has_noise |= before.is_noisy
     times = seconds.model_copy(update={"variants": kept, "is_noisy": has_noise})
     times.write(matrix.folder / "step_times.json")
@@ -106,14 +111,22 @@ def time_variants(folder: Path) -> None:
     if runs[0] is None:
         return
     threads = os.environ.get("OMP_NUM_THREADS", "all")
-    pairs = [[(row[i], row[0]) for row in rounds] for i in range(len(cells))]
     variants = []
-    for cell, pair in zip(cells, pairs, strict=True):
-        ratios = [seconds / baseline_seconds for seconds, baseline_seconds in pair]
+    for index, cell in enumerate(cells):
+        # A round has the seconds of each cell; the first one is the baseline.
+        seconds = [row[index] for row in rounds]
+        ratios = [row[index] / row[0] for row in rounds]
         low, ratio, high = statistics.quantiles(ratios, n=4, method="inclusive")
-        names = {"variant": cell.variant, "kind": cell.kind, "baseline_kind": cells[0].kind}
-        numbers = {"seconds": statistics.median(seconds for seconds, _ in pair), "ratio": ratio}
-        variants.append(TimedVariant(**names, **numbers, spread=(high - low) / ratio))
+        variants.append(
+            TimedVariant(
+                variant=cell.variant,
+                kind=cell.kind,
+                baseline_kind=cells[0].kind,
+                seconds=statistics.median(seconds),
+                ratio=ratio,
+                spread=(high - low) / ratio,
+            )
+        )
     times = StepTimes(device=f"{runs[0].result.device}, {threads} threads", variants=variants)
     times.write(folder / "step_times.json")
     identity = Cell.read(folder / "config.yaml").fingerprint

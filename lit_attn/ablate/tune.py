@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationError
 
@@ -23,7 +23,10 @@ from lit_attn.config.metrics import MetricChoice
 from lit_attn.config.source import Mapping, Sequence, format_value
 from lit_attn.config.study import Seeds, StudySource
 from lit_attn.schema.base import Config
-from lit_attn.schema.errors import find_problem
+from lit_attn.schema.errors import ConfigError, find_problem
+
+if TYPE_CHECKING:
+    import optuna
 
 MISSING = "tpe needs optuna, which is not installed: pip install 'lit_attn[tune]'"
 BATCH = 4  # Trials that the TPE sampler proposes at once, before it gets their results.
@@ -64,20 +67,26 @@ class Search:
     @property
     def trials(self) -> int:
         """Trials of each variant."""
-        return self.options.trials or math.prod(map(len, self.keys.values()))
+        return self.options.trials or math.prod(len(values) for values in self.keys.values())
 
     @property
     def shares(self) -> list[float]:
         """Shares of the training steps in each round; the last round has at least two trials."""
-        if (factor := self.options.halving) is None:
+        factor = self.options.halving
+        if factor is None:
             return [1.0]
-        last = max(r for r in range(self.trials) if r == 0 or self.trials // factor**r >= 2)
-        return [float(f"{factor ** (r - last):.4g}") for r in range(last + 1)]
+        last = 0
+        while self.trials // factor ** (last + 1) >= 2:
+            last += 1
+        # The names of the trials' folders print all digits of a share.
+        return [float(f"{factor ** (number - last):.4g}") for number in range(last + 1)]
 
     def values(self, point: Point) -> dict[str, Any]:
         """Return the values of the tuned keys at `point`."""
-        pairs = zip(self.keys.items(), point, strict=True)
-        return {key: values[index] for (key, values), index in pairs}
+        chosen = {}
+        for key, index in zip(self.keys, point, strict=True):
+            chosen[key] = self.keys[key][index]
+        return chosen
 
     def variant(self, name: str, point: Point) -> Variant:
         """Return a variant with the values at `point`; ConfigError if they are wrong."""
@@ -92,13 +101,16 @@ class Search:
 
     def label(self, point: Point, share: float) -> str:
         """Return the end of the folder name of a trial, such as `lr=0.001`, or a hash."""
-        pairs = [*self.values(point).items(), *([("share", share)] if share < 1 else [])]
-        text = ",".join(f"{key.split('.')[-1]}={format_value(value)}" for key, value in pairs)
-        return make_label(text, 60)
+        values = self.values(point)
+        terms = [f"{key.split('.')[-1]}={format_value(value)}" for key, value in values.items()]
+        if share < 1:
+            terms.append(f"share={format_value(share)}")
+        return make_label(",".join(terms), 60)
 
     def points(self) -> list[Point]:
         """Return all combinations, or the same random choice of them for every variant."""
-        points = list(itertools.product(*(range(len(values)) for values in self.keys.values())))
+        indices = [range(len(values)) for values in self.keys.values()]
+        points = list(itertools.product(*indices))
         if self.options.sampler == "random":
             return random.Random(0).sample(points, self.trials)
         return points
@@ -111,15 +123,20 @@ class Search:
             search = self._search_tpe if self.options.sampler == "tpe" else self._search_rounds
             trials = list(search(name, evaluate))
             ended = [(point, trial) for point, trial in trials if trial is not None]
-            ranked = self._rank([pair for pair in ended if pair[1].share == 1])
+            # The trials of the last round train in full.
+            ranked = self._rank([(point, trial) for point, trial in ended if trial.share == 1])
+            chosen: dict[str, Any] | None = None
+            at_edge: list[str] = []
             if ranked and len(ended) == len(trials):
-                best[name] = ranked[0]
-            chosen = best.get(name)
+                point = ranked[0]
+                best[name] = point
+                chosen = self.values(point)
+                at_edge = [key for key in self.keys if self._is_at_edge(key, point)]
             variants.append(
                 TunedVariant(
                     variant=name,
-                    chosen=None if chosen is None else self.values(chosen),
-                    at_edge=[key for key in self.keys if chosen and self._is_at_edge(key, chosen)],
+                    chosen=chosen,
+                    at_edge=at_edge,
                     trials=[trial for _, trial in ended],
                 )
             )
@@ -142,7 +159,8 @@ class Search:
 
     def _search_rounds(self, name: str, evaluate: Evaluate) -> Iterator[Trial]:
         """Yield the trials of each round, until the first round with a trial that has not ended."""
-        points, factor = self.points(), self.options.halving or 1
+        points = self.points()
+        factor = self.options.halving or 1
         for number, share in enumerate(self.shares, start=1):
             trials = [(point, evaluate(name, point, share)) for point in points]
             yield from trials
@@ -161,10 +179,7 @@ class Search:
         )
         for start in range(0, self.trials, BATCH):
             batch = [study.ask() for _ in range(min(BATCH, self.trials - start))]
-            points = [
-                tuple(trial.suggest_int(key, 0, len(v) - 1) for key, v in self.keys.items())
-                for trial in batch
-            ]
+            points = [self._suggest(trial) for trial in batch]
             ended = [evaluate(name, point, 1.0) for point in points]
             for trial, point, outcome in zip(batch, points, ended, strict=True):
                 yield point, outcome
@@ -172,6 +187,11 @@ class Search:
                     return
                 state = optuna.trial.TrialState.FAIL if outcome.mean is None else None
                 study.tell(trial, outcome.mean, state)
+
+    def _suggest(self, trial: "optuna.Trial") -> Point:
+        """Return the point that a sampler proposes for a trial."""
+        last_indices = {key: len(values) - 1 for key, values in self.keys.items()}
+        return tuple(trial.suggest_int(key, 0, last) for key, last in last_indices.items())
 
     def summarize(
         self, point: Point, share: float, ends: dict[int, CellStatus]
@@ -183,7 +203,8 @@ class Search:
         diverged.
         """
         by_seed: dict[str, float | None] = {}
-        has_diverged, is_complete = False, True
+        has_diverged = False
+        is_complete = True
         for seed, status in ends.items():
             value = None if status.result is None else status.result.metrics.get(self.metric.name)
             by_seed[str(seed)] = None if value is None else self.metric.scale * value
@@ -199,9 +220,10 @@ class Search:
 
     def _is_at_edge(self, key: str, point: Point) -> bool:
         """Return True if `point` has the smallest or the largest number of `key`."""
-        numbers, value = self.keys[key], self.values(point)[key]
-        are_numbers = all(isinstance(number, int | float) for number in numbers)
-        return are_numbers and value in (min(numbers), max(numbers))
+        numbers = self.keys[key]
+        if not all(isinstance(number, int | float) for number in numbers):
+            return False
+        return self.values(point)[key] in (min(numbers), max(numbers))
 
 
 def read_search(
@@ -217,40 +239,68 @@ def read_search(
     except ValidationError as error:
         path, message = find_problem(error)
         raise source.error(("tune", *path), message) from error
-    has_budget = bool({"flops", "time"} & set(source.study.match))
-    checks = [("", not keys, "needs a key to tune, as optimizer.lr: [1e-4, 3e-4, 1e-3]")]
-    for key, values in keys.items():
-        is_list = isinstance(values, Sequence) and len(values) > 1
-        is_set = changes is not None and key in changes
-        is_free = key.split(".")[0] in ("optimizer", "schedule")
-        checks += [
-            (key, not is_list, "needs a list of at least two values"),
-            (key, is_set, f"is tuned, so --set {key} has no effect"),
-            (key, has_budget and not is_free, "may change the cost that `match` holds equal"),
-        ]
-    count, trials = math.prod(len(v) for v in keys.values() if isinstance(v, list)), options.trials
-    sampler, common = options.sampler, set(options.seeds) & set(seeds)
-    second = (trials or count) // (options.halving or 1)
-    few = f"leaves {second} of {trials or count} trials for the second round; it needs at least 2"
-    limit = {"grid": (None, count), "random": range(1, count + 1), "tpe": (trials,)}[sampler]
-    checks += [
-        ("trials", trials is None and sampler != "grid", f"sampler: {sampler} needs their number"),
-        ("trials", trials not in limit, f"{trials}, but there are {count} points"),
-        ("seeds", bool(common), f"{common} are seeds of the final cells, which need other ones"),
-        ("select", not options.select.startswith("val/"), "needs a validation metric: val/loss"),
-        ("sampler", sampler == "tpe" and find_spec("optuna") is None, MISSING),
-        ("halving", bool(options.halving) and sampler == "tpe", "needs sampler: grid or random"),
-        ("halving", second < 2, few),
-    ]
-    for key, is_wrong, message in checks:
-        if is_wrong:
-            raise source.error(("tune", key) if key in tune else ("tune",), message)
+    _check_keys(source, keys, changes)
+    _check_options(source, keys, options, seeds)
     for variant in written:
         if "val" not in variant.experiment.data.splits:
-            text = f"variant '{variant.name}': its data have no validation split"
-            raise source.error(("tune",), text)
+            raise source.error(
+                ("tune",), f"variant '{variant.name}': its data have no validation split"
+            )
         try:
             metric = MetricChoice(name=options.select).resolve(variant.experiment)
         except ValueError as error:
             raise source.error(("tune", "select"), str(error)) from error
     return Search(source, keys, options, metric, changes)
+
+
+def _check_keys(source: StudySource, keys: dict[str, Any], changes: Mapping | None) -> None:
+    """Raise ConfigError if there are no tuned keys, or if one of them cannot be tuned."""
+    if not keys:
+        raise source.error(("tune",), "needs a key to tune, as optimizer.lr: [1e-4, 3e-4, 1e-3]")
+    has_budget = "flops" in source.study.match or "time" in source.study.match
+    for key, values in keys.items():
+        if not isinstance(values, Sequence) or len(values) < 2:
+            raise source.error(("tune", key), "needs a list of at least two values")
+        if changes is not None and key in changes:
+            raise source.error(("tune", key), f"is tuned, so --set {key} has no effect")
+        is_free = key.split(".")[0] in ("optimizer", "schedule")
+        if has_budget and not is_free:
+            raise source.error(("tune", key), "may change the cost that `match` holds equal")
+
+
+def _check_options(
+    source: StudySource,
+    keys: dict[str, Sequence],
+    options: TuningOptions,
+    seeds: tuple[int, ...],
+) -> None:
+    """Raise ConfigError if the options do not fit each other, the keys or the final `seeds`."""
+    sampler, trials, halving = options.sampler, options.trials, options.halving
+
+    def error(option: str, message: str) -> ConfigError:
+        path = ("tune", option) if option in source.study.tune else ("tune",)
+        return source.error(path, message)
+
+    count = math.prod(len(values) for values in keys.values())
+    if trials is None and sampler != "grid":
+        raise error("trials", f"sampler: {sampler} needs their number")
+    is_wrong_grid = sampler == "grid" and trials not in (None, count)
+    is_wrong_choice = sampler == "random" and trials is not None and trials > count
+    if is_wrong_grid or is_wrong_choice:
+        raise error("trials", f"{trials}, but there are {count} points")
+    common = set(options.seeds) & set(seeds)
+    if common:
+        raise error("seeds", f"{common} are seeds of the final cells, which need other ones")
+    if not options.select.startswith("val/"):
+        raise error("select", "needs a validation metric: val/loss")
+    if sampler == "tpe" and find_spec("optuna") is None:
+        raise error("sampler", MISSING)
+    if halving is not None and sampler == "tpe":
+        raise error("halving", "needs sampler: grid or random")
+    first = trials or count
+    second = first // (halving or 1)
+    if second < 2:
+        raise error(
+            "halving",
+            f"leaves {second} of {first} trials for the second round; it needs at least 2",
+        )

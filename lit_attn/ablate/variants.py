@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from lit_attn.cells.columns import COLUMN_KEYS
 from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
@@ -20,7 +21,6 @@ from lit_attn.config.models.base import Model
 from lit_attn.config.overrides import Change, merge, normalize, spell_out
 from lit_attn.config.source import Mapping, Sequence, Where, format_value, locate
 from lit_attn.config.study import StudySource
-from lit_attn.report.formats import read_asset
 from lit_attn.schema.errors import ConfigError, find_problem, suggest
 from lit_attn.schema.plugins import load_parts
 
@@ -67,12 +67,16 @@ def expand_axes(source: StudySource) -> list[VariantSource]:
         raise source.error((), "needs variants: `cells:` or `axes:`")
     lines: dict[str, Where] = {}
     for variant in variants:
-        context = f"{variant.where}: {source.name}"
         if not NAME.fullmatch(variant.name):
-            raise ConfigError(f"{context}: '{variant.name}' cannot name a folder: {NAME_RULE}")
+            raise ConfigError(
+                f"{variant.where}: {source.name}: '{variant.name}' cannot name a folder:"
+                f" {NAME_RULE}"
+            )
         if variant.name in lines:
-            text = f"two variants have the name '{variant.name}', the other one on line"
-            raise ConfigError(f"{context}: {text} {lines[variant.name].line}")
+            raise ConfigError(
+                f"{variant.where}: {source.name}: two variants have the name '{variant.name}',"
+                f" the other one on line {lines[variant.name].line}"
+            )
         lines[variant.name] = variant.where
     return variants
 
@@ -84,12 +88,23 @@ def require_names(source: StudySource, variants: list[VariantSource]) -> None:
     the label or the name of another variant.
     """
     names = [variant.name for variant in variants]
-    named: list[tuple[tuple[str, ...], str]] = [(("baseline",), source.study.baseline)]
-    named += [(("published", name), name) for name in source.study.published]
-    named += [(("labels", name), name) for name in source.study.labels]
-    for path, name in named:
+    # Path of a key in the study, and the variant that it names.
+    references: list[tuple[tuple[str, ...], str]] = [(("baseline",), source.study.baseline)]
+    references += [(("published", name), name) for name in source.study.published]
+    references += [(("labels", name), name) for name in source.study.labels]
+    for path, name in references:
         if name not in names:
             raise source.error(path, f"no variant '{name}'{suggest(name, names[:30])}")
+    _require_distinct_labels(source, names)
+    for position, key in enumerate(source.study.latex.columns or ()):
+        if key not in COLUMN_KEYS:
+            raise source.error(
+                ("latex", "columns", position), f"no column '{key}'{suggest(key, COLUMN_KEYS)}"
+            )
+
+
+def _require_distinct_labels(source: StudySource, names: list[str]) -> None:
+    """Raise ConfigError if a label is the label or the name of another variant."""
     users: dict[str, str] = {}
     for name in names:
         label = source.study.labels.get(name, name)
@@ -99,45 +114,55 @@ def require_names(source: StudySource, variants: list[VariantSource]) -> None:
             raise source.error(
                 ("labels", labelled), f"'{label}' stands for two variants, {other} and {name}"
             )
-    columns = [entry["key"] for entry in read_asset("columns.yaml") if "heading" in entry]
-    for place, key in enumerate(source.study.latex.columns or ()):
-        if key not in columns:
-            hint = suggest(key, columns)
-            raise source.error(("latex", "columns", place), f"no column '{key}'{hint}")
 
 
 def _product(source: StudySource) -> Iterator[VariantSource]:
+    """Yield the variants of the combinations of all axes that no rule of `exclude` leaves out."""
     axes = {key: _axis_values(source, key) for key in source.study.axes}
     if not axes:
         return
-    count = math.prod(map(len, axes.values()))
+    count = math.prod(len(values) for values in axes.values())
     if count > MAX_VARIANTS:
-        text = f"{count:,} combinations exceed the limit of {MAX_VARIANTS:,} variants"
-        raise source.error(("axes",), f"{text}; use fewer values, or split the study")
+        raise source.error(
+            ("axes",),
+            f"{count:,} combinations exceed the limit of {MAX_VARIANTS:,} variants;"
+            " use fewer values, or split the study",
+        )
     rules = _exclusions(source, axes)
     unused_rules = set(range(len(rules)))
     for texts in itertools.product(*axes.values()):
         point = dict(zip(axes, texts, strict=True))
-        excluding = [all(point[key] in texts for key, texts in rule.items()) for rule in rules]
-        unused_rules.difference_update(itertools.compress(range(len(rules)), excluding))
-        if not any(excluding):
-            named = [key for key in axes if key not in source.study.compare_within]
-            # A named value, and the value of the only axis, stand without the key.
-            terms = [
-                point[key]
-                if isinstance(source.study.axes[key], Mapping) or len(named) == 1
-                else f"{key.split('.')[-1]}={point[key]}"
-                for key in named
-            ]
-            overrides = tuple(axes[key][point[key]] for key in axes)
-            yield VariantSource(",".join(terms), overrides, source.tree.where["axes"])
+        is_excluded = False
+        for index, rule in enumerate(rules):
+            if all(point[key] in excluded for key, excluded in rule.items()):
+                is_excluded = True
+                unused_rules.discard(index)
+        if not is_excluded:
+            overrides = tuple(axes[key][text] for key, text in point.items())
+            yield VariantSource(_name_point(source, point), overrides, source.tree.where["axes"])
     for index in sorted(unused_rules):
         raise source.error(("exclude", index), "excludes no combination of the axes")
 
 
+def _name_point(source: StudySource, point: dict[str, str]) -> str:
+    """Return the name of the variant with the text of a value for each axis."""
+    # The axes of `compare_within` have one value in a study, which is in the study's name.
+    axes = [key for key in point if key not in source.study.compare_within]
+    terms = []
+    for key in axes:
+        # A named value, and the value of the only axis, stand without the key.
+        if isinstance(source.study.axes[key], Mapping) or len(axes) == 1:
+            terms.append(point[key])
+        else:
+            short_key = key.split(".")[-1]
+            terms.append(f"{short_key}={point[key]}")
+    return ",".join(terms)
+
+
 def _axis_values(source: StudySource, key: str) -> dict[str, Override]:
     """Return the override of each value of an axis: a list for one key, or named overrides."""
-    written, path = source.study.axes[key], f"{source.name}.axes.{key}"
+    written = source.study.axes[key]
+    path = f"{source.name}.axes.{key}"
     values = {}
     if isinstance(written, Mapping):
         for name, mapping in written.items():
@@ -168,7 +193,8 @@ def _exclusions(
         for key, value in rule.items():
             if key not in axes:
                 raise source.error(("exclude", index, key), f"no axis '{key}'{suggest(key, axes)}")
-            texts = {format_value(item) for item in (value if isinstance(value, list) else [value])}
+            items = value if isinstance(value, list) else [value]
+            texts = {format_value(item) for item in items}
             for text in texts - axes[key].keys():
                 hint = suggest(text, axes[key])
                 raise source.error(("exclude", index, key), f"no value '{text}'{hint}")
@@ -214,7 +240,10 @@ class Variant:
         The criterion follows it as it follows the name.
         """
         label = labels.get(self.written_name)
-        return None if label is None else label + self.name.removeprefix(self.written_name)
+        if label is None:
+            return None
+        criterion = self.name.removeprefix(self.written_name)
+        return label + criterion
 
     def error(self, study: str, error: str | ConfigError) -> ConfigError:
         """Return an error in the line of its key.
@@ -222,7 +251,9 @@ class Variant:
         It is the line of the variant if the experiment has no such key or the study changes it.
         """
         keys = str(error).replace(": ", ".").split(".")
-        where = locate(self.tree, keys, self.where.file) if keys[0] in self.tree else None
+        where = None
+        if keys[0] in self.tree:
+            where = locate(self.tree, keys, self.where.file)
         return ConfigError(f"{where or self.where}: {study}: variant '{self.name}': {error}")
 
     def cell(self, study: str, seed: int) -> Cell:
@@ -260,33 +291,47 @@ def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant
     # Variants share the overrides of an axis: each override is spelled out once.
     spelled: dict[Override, Change] = {}
     base = merge(normalize(source.experiment), common.experiment)
-    sections: dict[Any, Any] = {}
-    widths = "parameters" if "parameters" in study.match else "none"
+    sections = _Sections(base)
+    default_match = "parameters" if "parameters" in study.match else "none"
     variants: list[Variant] = []
-    matched = set()
+    matched_names = set()
     for variant in written:
         for override in variant.overrides:
             if override not in spelled:
                 spelled[override] = spell_out(override.mapping, override.path)
-        applied = [*(spelled[override] for override in variant.overrides), last]
+        applied = [spelled[override] for override in variant.overrides]
+        applied.append(last)
         tree = base
+        match = default_match if common.match is None else common.match
         for change in applied:
             tree = merge(tree, change.experiment)
+            if change.match is not None:
+                match = change.match
         experiment = _validate(source, sections, variant, tree)
-        stated = [change.match for change in (common, *applied) if change.match is not None]
-        if (stated or [widths])[-1] == "parameters":
-            matched.add(variant.name)
+        if match == "parameters":
+            matched_names.add(variant.name)
         try:
             metric = study.metric.resolve(experiment)
         except ValueError as error:
             # Without variants before it, a mistake in the metric concerns all variants.
             context = f"variant '{variant.name}': " if variants else ""
             raise source.error(("metric", "name"), f"{context}{error}") from error
-        named = (variant.name, variant.where, tree)
-        variants.append(Variant(*named, experiment, None, metric, source.parts))
+        variants.append(
+            Variant(
+                name=variant.name,
+                where=variant.where,
+                tree=tree,
+                experiment=experiment,
+                match_to=None,
+                metric=metric,
+                parts=source.parts,
+            )
+        )
     require_names(source, written)
     baseline = next(v.experiment.model for v in variants if v.name == study.baseline)
-    variants = [_match(source, v, baseline) if v.name in matched else v for v in variants]
+    for index, resolved in enumerate(variants):
+        if resolved.name in matched_names:
+            variants[index] = _match(source, resolved, baseline)
     _require_differences(source, variants)
     return variants
 
@@ -296,13 +341,18 @@ def _match(source: StudySource, variant: Variant, baseline: Model) -> Variant:
     model = variant.experiment.model
     if model == baseline:
         return variant
-    problem = ""
     if model.ffn is None:
-        problem = "the model has no FFN, so no width can match the baseline's parameters; "
-    elif baseline.ffn is not None and model.ffn.width != baseline.ffn.width:
-        problem = "`match: parameters` computes ffn.width; remove ffn.width, or "
-    if problem:
-        raise variant.error(source.name, f"{problem}set `match: none` for this variant")
+        raise variant.error(
+            source.name,
+            "the model has no FFN, so no width can match the baseline's parameters;"
+            " set `match: none` for this variant",
+        )
+    if baseline.ffn is not None and model.ffn.width != baseline.ffn.width:
+        raise variant.error(
+            source.name,
+            "`match: parameters` computes ffn.width; remove ffn.width, or"
+            " set `match: none` for this variant",
+        )
     return replace(variant, match_to=baseline)
 
 
@@ -311,9 +361,12 @@ def _require_differences(source: StudySource, variants: list[Variant]) -> None:
     names: dict[str, str] = {}
     for variant in variants:
         identity = variant.cell(source.name, 0).fingerprint
-        if names.setdefault(identity, variant.name) != variant.name:
-            text = f"variants '{names[identity]}' and '{variant.name}' compute the same"
-            raise ConfigError(f"{variant.where}: {source.name}: {text}")
+        other = names.setdefault(identity, variant.name)
+        if other != variant.name:
+            raise ConfigError(
+                f"{variant.where}: {source.name}:"
+                f" variants '{other}' and '{variant.name}' compute the same"
+            )
 
 
 @functools.cache
@@ -322,38 +375,57 @@ def _adapter(section: str) -> TypeAdapter[Any]:
     return TypeAdapter(annotation)
 
 
-def _validate_section(cache: dict[Any, Any], name: str, value: Any) -> Any:
-    """Return a validated section; `cache` has those of the other variants.
+class _Sections:
+    """Validated sections of experiments, which equal sections of several variants share.
 
-    A section without overrides is one object in all variants. The cache keeps its id unique.
+    `base` is the experiment that the overrides of the variants change.
     """
-    if (name, id(value)) not in cache:
+
+    def __init__(self, base: Mapping) -> None:
+        self.base = base
+        self.validated_base: dict[str, Any] = {}
+        """Validated sections of `base` by name."""
+        self.validated: dict[str, Any] = {}
+        """All validated sections by their name and JSON text."""
+
+    def validate(self, name: str, value: Any) -> Any:
+        """Return the validated section `name` with this value."""
+        # A section without overrides is the object of `base`. Its text is written only once,
+        # because writing takes long with many variants.
+        is_unchanged = name in self.base and value is self.base[name]
+        if is_unchanged and name in self.validated_base:
+            return self.validated_base[name]
         text = f"{name}:{json.dumps(value, sort_keys=True)}"
-        if text not in cache:
-            cache[text] = _adapter(name).validate_python(value)
-        cache[name, id(value)] = (value, cache[text])
-    return cache[name, id(value)][1]
+        if text not in self.validated:
+            self.validated[text] = _adapter(name).validate_python(value)
+        if is_unchanged:
+            self.validated_base[name] = self.validated[text]
+        return self.validated[text]
 
 
 def _validate(
-    source: StudySource, cache: dict[Any, Any], variant: VariantSource, tree: Mapping
+    source: StudySource, sections: _Sections, variant: VariantSource, tree: Mapping
 ) -> Experiment:
     """Return the experiment that `tree` describes. Raises ConfigError with the key and its line."""
     section = None
     try:
         values = {}
         for section, value in tree.items():
-            is_section = section in Experiment.model_fields
-            values[section] = _validate_section(cache, section, value) if is_section else value
+            if section in Experiment.model_fields:
+                values[section] = sections.validate(section, value)
+            else:
+                values[section] = value
         section = None
         return Experiment.model_validate(values)
     except ValidationError as error:
         keys, message = find_problem(error)
-        keys = keys if section is None else (section, *keys)
+        if section is not None:
+            keys = (section, *keys)
         # The message of a whole section begins with the keys that are wrong.
         path = (*keys, *message.replace(": ", ".").split("."))
         place = locate(tree, path) or Where(str(source.experiment_path))
         # A check of the complete experiment names the key in its message.
         key = f"{'.'.join(str(part) for part in keys)}: " if keys else ""
-        context = f"{place}: {source.name}: variant '{variant.name}'"
-        raise ConfigError(f"{context}: {key}{message}") from error
+        raise ConfigError(
+            f"{place}: {source.name}: variant '{variant.name}': {key}{message}"
+        ) from error

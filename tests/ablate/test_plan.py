@@ -8,7 +8,8 @@ from helpers.fake_cells import result
 from helpers.runs import count_runs, make_body, run_cli
 
 from lit_attn.ablate import status
-from lit_attn.ablate.__main__ import main, parse_settings
+from lit_attn.ablate.__main__ import main
+from lit_attn.ablate.commands.options import parse_settings
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.cells.records import Plan
 from lit_attn.report import write_reports

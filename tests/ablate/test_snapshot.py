@@ -181,9 +181,9 @@ def test_the_store_is_locked_until_all_jobs_are_submitted(
         events.append(("submit", len(jobs), is_locked()))
         write_batch(tmp_path / "runs", "batch", list_snapshots(tmp_path / "runs")[-1])
 
-    def list_jobs() -> list[list[str]]:
+    def list_jobs() -> list[slurm.ListedJob]:
         events.append(("list", 0, is_locked()))
-        return [["0", "1_0", "PENDING", slurm.NAME + "batch"]]
+        return [slurm.ListedJob("0", "1_0", "PENDING", slurm.NAME + "batch")]
 
     (tmp_path / "runs" / ".code" / "0000").mkdir(parents=True)
     monkeypatch.setattr(slurm, "_submit", submit)

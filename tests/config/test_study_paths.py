@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from helpers import studies
 
-from lit_attn.ablate.__main__ import parse_settings
+from lit_attn.ablate.commands.options import parse_settings
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.config.cell import Cell
 from lit_attn.config.overrides import _path_keys

@@ -1,0 +1,1 @@
+"""Commands of the runner: `run`, `rerun`, `seal`, `status` and `logs`."""

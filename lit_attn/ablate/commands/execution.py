@@ -1,0 +1,242 @@
+"""Execution of cells by `run` and `rerun`: from the checks before the first cell to the tables."""
+
+import contextlib
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from lit_attn.ablate import adopt
+from lit_attn.ablate.commands.options import StudyOptions
+from lit_attn.ablate.display import make_display, write_line
+from lit_attn.ablate.plan import Job, Matrix, require_inputs, set_aside
+from lit_attn.ablate.slots import make_slots
+from lit_attn.cells.folder import CellStatus, read_cell
+from lit_attn.cells.inputs import change_finder
+from lit_attn.cells.lock import require_locks
+from lit_attn.files import require_writable
+from lit_attn.schema.errors import ConfigError, plural, program
+
+if TYPE_CHECKING:
+    from lit_attn.ablate.launch import Launcher
+    from lit_attn.ablate.runner import Summary
+
+    Start = Callable[[list[Job]], Summary]
+
+
+class Selection(NamedTuple):
+    """Cells of a command: those to run, and the state of the others.
+
+    `missing` are all cells without a result, `total` is the number of all cells, and `diverged` the
+    number of cells that are left out because they have diverged.
+    """
+
+    jobs: list[Job]
+    done: list[CellStatus]
+    missing: list[Job]
+    diverged: int
+    total: int
+
+
+def run_cells(
+    matrices: list[Matrix], options: StudyOptions, target: str, chosen: list[Job] | None
+) -> int:
+    """Run the missing cells, or the `chosen` cells from their first step, and write the tables.
+
+    Return the exit code.
+    """
+    # Imported here, because a dry run starts no processes.
+    from lit_attn.ablate.launch import Launcher
+
+    launcher = Launcher(target, options.smoke)
+    prepare = _prepare_slurm if options.is_slurm else _prepare_local
+    start = prepare(matrices, options, launcher)
+    require_locks(options.out)
+    require_writable(options.reports, "--reports")
+    for matrix in matrices:
+        require_writable(options.reports / matrix.name, "--reports")
+
+    limit = options.limit
+    if chosen is None:
+        matrices, limit = _tune(matrices, options, launcher, start)
+    selection = _select(matrices, chosen, limit)
+    _prepare_folders(matrices, options, launcher, selection.jobs, is_rerun=chosen is not None)
+    _announce(matrices, selection, is_rerun=chosen is not None)
+    summary = start(selection.jobs)
+    try:
+        if summary.stopped_by is None and options.quiet_timing:
+            measure_times(matrices, options)
+    finally:
+        if summary.stopped_by in (None, signal.SIGINT):
+            _write_tables(matrices, options)
+    if summary.stopped_by is not None:
+        return 128 + summary.stopped_by
+    is_untuned = any(matrix.untuned for matrix in matrices)
+    return 1 if summary.failed or selection.diverged or is_untuned else 0
+
+
+def cancel_jobs(matrices: list[Matrix], options: StudyOptions) -> int:
+    """Cancel the SLURM jobs of the studies, print their number, and return the exit code."""
+    from lit_attn.ablate.slurm import cancel
+
+    count = cancel(matrices, options.cancel_removed)
+    print(f"{plural(count, 'job')} cancelled")
+    if options.cancel_removed:
+        for matrix in matrices:
+            if matrix.folder.exists():
+                matrix.write_plan()
+    return 0
+
+
+def measure_times(matrices: list[Matrix], options: StudyOptions) -> None:
+    """Measure the missing step times for `match: time` or --quiet-timing."""
+    for matrix in matrices:
+        # Imported here, because a plain dry run starts no processes.
+        from lit_attn.ablate.step_times import measure_step_times
+
+        if options.is_slurm:
+            command = f"{options.file} --study {matrix.source.name} --dry-run --quiet-timing"
+            raise ConfigError(
+                f"{matrix.name}: step times: measure on a node first:"
+                f" srun {program('run')} {command}"
+            )
+        is_noise_allowed = options.allow_noisy_timing or options.smoke
+        measure_step_times(matrix, make_slots(options.jobs), is_noise_allowed=is_noise_allowed)
+
+
+def _select(matrices: list[Matrix], chosen: list[Job] | None, limit: int | None) -> Selection:
+    """Return the first `limit` of the chosen cells, or of the cells that have no result."""
+    every_job = [job for matrix in matrices for job in matrix.jobs]
+    cells = [(job, read_cell(job.folder, job.identity)) for job in every_job]
+    diverged = 0
+    if chosen is None:
+        jobs = [job for job, cell in cells if cell.state not in ("done", "diverged")]
+        diverged = sum(cell.state == "diverged" for _, cell in cells)
+    else:
+        jobs = chosen
+    jobs = jobs[:limit]
+    folders = {job.folder for job in jobs}
+    done = [cell for job, cell in cells if cell.state == "done" and job.folder not in folders]
+    missing = [job for job, cell in cells if cell.result is None]
+    return Selection(jobs, done, missing, diverged, len(cells))
+
+
+def _announce(matrices: list[Matrix], selection: Selection, is_rerun: bool) -> None:
+    """Write the number of the cells, and what else a user can do about them."""
+    for matrix in matrices:
+        if matrix.name != matrix.source.name:
+            write_line(f"{matrix.folder}: trial; study {matrix.source.name} does not change")
+    cell_count = plural(selection.total, "cell")
+    write_line(f"{cell_count}: {len(selection.done)} done, {len(selection.jobs)} to run")
+    if not is_rerun:
+        for line in adopt.describe(adopt.find_matches(matrices, selection.missing)):
+            write_line(line)
+    rerun = program("rerun")
+    find_change = change_finder()
+    changes = [find_change(cell.result) for cell in selection.done]
+    changes = [change for change in changes if change]
+    if changes:
+        write_line(f"stale: {plural(len(changes), 'done cell')}; {changes[0]}; see `{rerun} stale`")
+    if selection.diverged:
+        cells = plural(selection.diverged, "cell")
+        write_line(f"skipped: {cells} that diverged; see `{rerun} failed`")
+
+
+def _prepare_folders(
+    matrices: list[Matrix],
+    options: StudyOptions,
+    launcher: "Launcher",
+    jobs: list[Job],
+    is_rerun: bool,
+) -> None:
+    """Check what `jobs` need, set their folders aside for a rerun, and write the plans."""
+    is_local = not options.is_slurm
+    if is_local:
+        require_inputs(matrices, jobs)
+    launcher.require_cells(matrices, jobs, options.jobs, is_local)
+    if is_rerun:
+        for job in jobs:
+            set_aside(job)
+    for matrix in matrices:
+        matrix.write_plan()
+
+
+def _tune(
+    matrices: list[Matrix], options: StudyOptions, launcher: "Launcher", start: "Start"
+) -> tuple[list[Matrix], int | None]:
+    """Run the trials of `tune`; return the cells of the tuned variants and the rest of --limit.
+
+    A cell is tried once in a run: a search with a failed cell continues in the next run. Raises
+    SystemExit if the run is stopped.
+    """
+    limit = options.limit
+    attempted: set[Path] = set()
+    while True:
+        trials = []
+        for matrix in matrices:
+            trials += [job for job in matrix.trials if job.folder not in attempted]
+        trials = [job for job in trials if job.state() not in ("done", "diverged")]
+        trials = trials[:limit]
+        if not trials:
+            return matrices, limit
+        _prepare_folders(matrices, options, launcher, trials, is_rerun=False)
+        write_line(f"tuning: {plural(len(trials), 'cell')} to run")
+        summary = start(trials)
+        if summary.stopped_by is not None:
+            raise SystemExit(128 + summary.stopped_by)
+        attempted.update(job.folder for job in trials)
+        if limit is not None:
+            limit -= len(trials)
+        matrices = options.expand_studies()
+
+
+def _write_tables(matrices: list[Matrix], options: StudyOptions) -> None:
+    """Write the plans and the reports, and print the tables."""
+    # Imported here, because a dry run needs no reports.
+    from lit_attn.report import write_reports
+
+    # Written again, because another command may have started further seeds in the meantime. On a
+    # full disk the first plan remains.
+    with contextlib.suppress(OSError):
+        for matrix in matrices:
+            matrix.write_plan()
+    names = [matrix.name for matrix in matrices]
+    for folder in write_reports(options.out, options.reports, names):
+        table = (folder / "table.md").read_text(encoding="utf-8")
+        write_line(f"\n{table}")
+    write_line(f"{options.reports / 'index.html'}")
+    if options.paper is not None:
+        from lit_attn.report.papers_page import write_paper
+
+        # The page has all tables, whichever of them this command has run.
+        write_line(str(write_paper(options.paper, options.out, options.reports)))
+
+
+def _prepare_local(matrices: list[Matrix], options: StudyOptions, launcher: "Launcher") -> "Start":
+    """Return the function that runs cells on this machine. Raises ConfigError if a cell cannot."""
+    from lit_attn.ablate.runner import Runner
+
+    slots = make_slots(options.jobs)
+    slots.check(job.cell for matrix in matrices for job in (*matrix.trials, *matrix.jobs))
+
+    def start(missing: list[Job]) -> "Summary":
+        write_line(f"{slots.at_once(job.cell for job in missing)} at once")
+        return Runner(launcher, slots, make_display(), options.stall_seconds).run(missing)
+
+    return start
+
+
+def _prepare_slurm(matrices: list[Matrix], options: StudyOptions, launcher: "Launcher") -> "Start":
+    """Return the function that runs cells as SLURM jobs. Raises ConfigError for wrong resources."""
+    from lit_attn.ablate.slurm import Follower, SlurmCell, require_resources, submit_missing
+
+    for matrix in matrices:
+        require_resources(matrix)
+
+    def start(missing: list[Job]) -> "Summary":
+        cell = SlurmCell(Path(), launcher.target, options.smoke, options.stall_seconds)
+        count = submit_missing(matrices, missing, cell, options.jobs)
+        write_line(f"{plural(count, 'job')} submitted, {len(missing) - count} already submitted")
+        return Follower(matrices, make_display()).run(missing)
+
+    return start

@@ -1,0 +1,23 @@
+"""Command `seal`: print the decisions of a study."""
+
+from argparse import Namespace
+
+from lit_attn.ablate.commands.arguments import StudyCommand
+from lit_attn.ablate.commands.options import read_options
+
+
+class Seal(StudyCommand):
+    """Command that prints the decisions of each study and their hash."""
+
+    words = "[FILE] [STUDY ...]"
+    help = "print the plan and its hash"
+    description = (
+        "Print the decisions of a study and their hash, to commit them before the first run."
+    )
+
+    def run(self, options: Namespace) -> int:
+        """Print the seals as JSON."""
+        for matrix in read_options(options).expand_studies():
+            seal = matrix.seal(matrix.plan().seeds)
+            print(seal.model_dump_json(indent=2, exclude={"results"}))
+        return 0

@@ -1,0 +1,31 @@
+"""Names of the columns of a study's table, which the runner checks and the report prints."""
+
+COLUMN_KEYS = (
+    "variant",
+    "value",
+    "n",
+    "difference",
+    "test_error",
+    "both",
+    "p",
+    "failure_p",
+    "seeds_needed",
+    "power",
+    "verdict",
+    "margin",
+    "target_steps",
+    "target_seconds",
+    "steps_run",
+    "stopped",
+    "best_test_epoch",
+    "published",
+    "published_difference",
+    "parameters",
+    "ffn_width",
+    "flops",
+    "step_time",
+    "waiting",
+    "evaluation_time",
+    "peak_memory",
+)
+"""Keys of the printed columns in their order; lit_attn/report/assets/columns.yaml defines them."""
