@@ -86,9 +86,10 @@ def find_effects(study: StudyRecord) -> list[Effect]:
 
 
 def _read_factors(study: StudyRecord) -> Factors | None:
-    """Return axes and values of a factorial study, None for a study with fewer than two axes.
+    """Return axes and values of a factorial study.
 
-    The grid has the seeds that all of its variants have.
+    The grid has the seeds that all variants with results share. Returns None for a study with fewer
+    than two axes, and without such seeds.
     """
     reference = _levels(study.plan.baseline)
     if len(reference) < 2:
@@ -111,6 +112,8 @@ def _read_factors(study: StudyRecord) -> Factors | None:
         further = [combination[place] for combination in values]
         axes[axis] = list(dict.fromkeys([first, *further]))
     seeds = sorted(set.intersection(*(set(by_seed) for by_seed in values.values())))
+    if not seeds:
+        return None
     shape = [len(levels) for levels in axes.values()]
     grid = np.full([*shape, len(seeds)], np.nan)
     for combination, by_seed in values.items():
