@@ -284,7 +284,7 @@ def describe_setup(plan: Plan) -> list[str]:
     agreement = plan.parity.rstrip(".")
     if agreement:
         notes.append(fill(SENTENCES["parity"], words=agreement))
-    # These are the defaults, which need no mention.
+    # The default criterion and the lack of one need no sentence.
     if plan.criteria in (["parameters"], ["none"]):
         return notes
     first = " without @" if len(plan.criteria) > 1 else ""
