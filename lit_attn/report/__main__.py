@@ -5,6 +5,7 @@ one or more metrics. `--paper mgk` writes every table and figure of a paper as p
 folder `runs` if no other one is given.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -16,51 +17,99 @@ from lit_attn.schema.errors import OneLineParser, command, program
 @command
 def main(arguments: list[str] | None = None) -> int:
     """Return exit code 0, 1 if a study or scaling was skipped, or 2 if no report was written."""
+    parser = _make_parser()
+    options = parser.parse_args(arguments)
+    _check_options(parser, options)
+    require_writable(options.reports, "--reports")
+    # These functions import pandas, which --help does not need.
+    if options.paper:
+        return _report_paper(options)
+    if options.across:
+        return _report_across(options)
+    return _report_studies(options)
+
+
+def _make_parser() -> OneLineParser:
     parser = OneLineParser(program("report"), description=__doc__)
     add = parser.add_argument
     add("runs", type=Path, nargs="?", help="folder that the runner wrote")
     add("--study", nargs="+", action="extend", metavar="NAME", help="report only these studies")
     add("--across", nargs="+", metavar="NAME", help="one table of these studies, with mean ranks")
-    meaning = "write tables and figures to DIR (default: reports)"
-    add("--reports", type=Path, default=Path("reports"), metavar="DIR", help=meaning)
+    add(
+        "--reports",
+        type=Path,
+        default=Path("reports"),
+        metavar="DIR",
+        help="write tables and figures to DIR (default: reports)",
+    )
     add("--csv", type=Path, metavar="FILE", help="table with variant, seed and metric columns")
     add("--baseline", metavar="NAME", help="with --csv: the baseline (default: first variant)")
-    text = "with --csv: metric columns and their goals (default: all numeric columns)"
-    add("--metric", nargs="+", metavar="COLUMN[:min|:max]", help=text)
+    add(
+        "--metric",
+        nargs="+",
+        metavar="COLUMN[:min|:max]",
+        help="with --csv: metric columns and their goals (default: all numeric columns)",
+    )
     add("--paper", metavar="NAME", help="write the tables and figures of a paper as printed")
-    add_size = parser.add_mutually_exclusive_group().add_argument
-    text = "with --paper: the results of small models"
+    sizes = parser.add_mutually_exclusive_group()
     for flag, size in SIZES.items():
-        add_size(flag, dest="small", action="store_const", const=size, default="", help=text)
-    options = parser.parse_args(arguments)
-    conditions = {
-        "--paper": (options.paper, ("small",)),
-        "--csv": (options.csv, ("baseline", "metric")),
-        "a folder of runs": (options.runs and not options.paper, ("study", "across")),
+        sizes.add_argument(
+            flag,
+            dest="small",
+            action="store_const",
+            const=size,
+            default="",
+            help="with --paper: the results of small models",
+        )
+    return parser
+
+
+def _check_options(parser: OneLineParser, options: argparse.Namespace) -> None:
+    """End with exit code 2 unless there is one source, with options of this source alone."""
+    sources = {
+        "--paper": bool(options.paper),
+        "--csv": bool(options.csv),
+        # With --paper it is the folder of the paper's runs.
+        "a folder of runs": bool(options.runs and not options.paper),
     }
-    for condition, (is_met, names) in conditions.items():
-        for name in names:
-            if getattr(options, name) and not is_met:
-                parser.error(f"--{name} needs {condition}")
-    if sum(bool(is_met) for is_met, _ in conditions.values()) != 1:
+    needed_sources = {
+        "small": "--paper",
+        "baseline": "--csv",
+        "metric": "--csv",
+        "study": "a folder of runs",
+        "across": "a folder of runs",
+    }
+    for name, source in needed_sources.items():
+        if getattr(options, name) and not sources[source]:
+            parser.error(f"--{name} needs {source}")
+    if sum(sources.values()) != 1:
         parser.error("give a folder of runs, --csv FILE or --paper NAME")
-    require_writable(options.reports, "--reports")
-    # pandas is imported only when it is needed.
-    if options.paper:
-        from lit_attn.report.papers_page import write_parts
 
-        source = read_paper(options.paper, options.small)
-        outcome = write_parts(source, options.runs or Path("runs"), options.reports)
-        print(*outcome.written)
-        return 1 if outcome.skipped else 0
-    if options.across:
-        from lit_attn.report.read import read_studies
-        from lit_attn.report.study_ranks import write_across
 
-        records = list(read_studies(options.runs, options.across))
-        outcome = write_across(records, options.reports)
-        print(*outcome.written)
-        return 1 if outcome.skipped or len(records) < len(options.across) else 0
+def _report_paper(options: argparse.Namespace) -> int:
+    """Write the page of a paper and return the exit code."""
+    from lit_attn.report.papers_page import write_parts
+
+    source = read_paper(options.paper, options.small)
+    outcome = write_parts(source, options.runs or Path("runs"), options.reports)
+    print(*outcome.written)
+    return 1 if outcome.skipped else 0
+
+
+def _report_across(options: argparse.Namespace) -> int:
+    """Write the table across studies and return the exit code."""
+    from lit_attn.report.read import read_studies
+    from lit_attn.report.study_ranks import write_across
+
+    records = list(read_studies(options.runs, options.across))
+    outcome = write_across(records, options.reports)
+    print(*outcome.written)
+    has_skipped = outcome.skipped or len(records) < len(options.across)
+    return 1 if has_skipped else 0
+
+
+def _report_studies(options: argparse.Namespace) -> int:
+    """Write the reports of studies, from a folder or a table, and return the exit code."""
     from lit_attn.report import write
     from lit_attn.report.read import read_studies
 
@@ -77,7 +126,8 @@ def main(arguments: list[str] | None = None) -> int:
     for folder in outcome.written:
         print(folder / "table.html")
     print(options.reports / "index.html")
-    return 1 if outcome.skipped or len(outcome.written) < planned_count else 0
+    has_skipped = outcome.skipped or len(outcome.written) < planned_count
+    return 1 if has_skipped else 0
 
 
 if __name__ == "__main__":

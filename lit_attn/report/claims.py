@@ -4,9 +4,10 @@ import itertools
 import math
 from typing import NamedTuple
 
+from lit_attn.cells.records import Plan
 from lit_attn.config import papers as config
 from lit_attn.report import stats
-from lit_attn.report.columns import DAGGER, format_difference, format_number
+from lit_attn.report.columns import BUSY_TEXT, DAGGER, format_difference, format_number
 from lit_attn.report.comparison import ALPHA, FAILURES
 from lit_attn.report.papers import (
     Entry,
@@ -128,31 +129,52 @@ def _judge_claim(
     claim: config.Claim, number: str, column: config.Column, pair: list[Entry], records: Records
 ) -> Verdict:
     """Compare a claim about a pair of cells with our difference."""
-    plans = {r.study: records[r.study].plan for entry in pair for r in entry.references}
+    plans: dict[str, Plan] = {}
+    for entry in pair:
+        for reference in entry.references:
+            plans[reference.study] = records[reference.study].plan
     goals: set[str] = {plan.metric.goal for plan in plans.values()}
     published, published_text, digits = _read_published(claim, pair, goals)
     is_file = any(entry.is_file for entry in pair)
     comparison = _compare_files(pair) if is_file else _compare_seeds(pair)
-    difference = ""
-    if comparison.difference is not None:
-        # Small differences keep two significant digits.
-        places = max(digits, 2 if round(abs(comparison.difference), 4) >= 0.1 else 4)
-        ends = (comparison.low, comparison.high)
-        if is_file and comparison.low == comparison.high:
-            # Counted values have no interval.
-            ends = (None, None)
-        difference = format_difference(comparison.difference, *ends, places)
-    judgement = comparison.judge(published)
-    judgement = _check_seeds(judgement, claim, column, pair, records, goals)
-    compared = zip(*(entry.references for entry in pair), strict=False)
-    if any(records[a.study].is_mixed(a.variant, b.variant) for a, b in compared):
-        judgement += f" {DAGGER}"
-    titles = "; ".join(plan.title for plan in plans.values())
-    if any(has_time_fault(records, entry, column.value) for entry in pair):
-        judgement += f" {TIME_MARK}"
+    measured = comparison.judge(published)
+    doubt = _find_doubt(measured, claim, column, pair, records, goals)
+    judgement = f"undecided: {doubt}" if doubt else measured
     return Verdict(
-        claim.text, number, titles, published_text, difference, comparison.pairs, judgement
+        text=claim.text,
+        places=number,
+        studies="; ".join(plan.title for plan in plans.values()),
+        published=published_text,
+        ours=_format_comparison(comparison, digits, is_file),
+        pairs=comparison.pairs,
+        judgement=" ".join([judgement, *_find_marks(column, pair, records)]),
     )
+
+
+def _format_comparison(comparison: Comparison, digits: int, is_file: bool) -> str:
+    """Return our difference with its interval, or nothing without a difference."""
+    if comparison.difference is None:
+        return ""
+    # Small differences keep two significant digits.
+    smallest = 2 if round(abs(comparison.difference), 4) >= 0.1 else 4
+    decimals = max(digits, smallest)
+    low, high = comparison.low, comparison.high
+    if is_file and low == high:
+        # Counted values have no interval.
+        low = high = None
+    return format_difference(comparison.difference, low, high, decimals)
+
+
+def _find_marks(column: config.Column, pair: list[Entry], records: Records) -> list[str]:
+    """Return a dagger for different code or data, and the mark of incomparable times."""
+    marks = []
+    for reference, other in zip(pair[0].references, pair[1].references, strict=False):
+        if records[reference.study].is_mixed(reference.variant, other.variant):
+            marks.append(DAGGER)
+            break
+    if any(has_time_fault(records, entry, column.value) for entry in pair):
+        marks.append(TIME_MARK)
+    return marks
 
 
 def _read_published(
@@ -171,7 +193,7 @@ def _read_published(
 
 def _compare_seeds(pair: list[Entry]) -> Comparison:
     """Return the mean of the paired differences over seeds with Student's interval."""
-    ours, theirs = (entry.values for entry in pair)
+    ours, theirs = pair[0].values, pair[1].values
     differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
     if not differences:
         return Comparison(None, None, None, 0)
@@ -202,41 +224,48 @@ def _compare_files(pair: list[Entry]) -> Comparison:
     return Comparison(difference, difference - half, difference + half, 1)
 
 
-def _check_seeds(
-    judgement: str,
+def _find_doubt(
+    measured: str,
     claim: config.Claim,
     column: config.Column,
     pair: list[Entry],
     records: Records,
     goals: set[str],
 ) -> str:
-    """Return the judgement, or why busy machines or failed seeds leave the claim undecided."""
+    """Return why busy machines or failed seeds leave a claim undecided, or nothing.
+
+    `measured` is the judgement of the seeds with results.
+    """
     if any(is_busy(records, entry, column.value) for entry in pair):
-        return "undecided: busy machine"
-    failed = []
+        return BUSY_TEXT
+    failed: list[set[int]] = []
     for entry in pair:
         cells = find_cells(records, entry)
         failed.append({cell.seed for cell in cells if cell.status in FAILURES})
     if not any(failed):
-        return judgement
+        return ""
     # Of other values than the metric it is unknown which side a failed seed would be on.
     sides = goals if column.value == "metric" else {"min", "max"}
     is_confirmed = all(_confirm(pair, failed, goal) for goal in sides)
-    if judgement in ("agree", "disagree") and is_confirmed:
-        return judgement
+    if measured in ("agree", "disagree") and is_confirmed:
+        return ""
     reasons = []
     for seeds, name in zip(failed, (claim.row, claim.against), strict=True):
         if seeds:
             reasons.append(f"{len(seeds)} failed ({name})")
-    return f"undecided: {', '.join(reasons)}"
+    return ", ".join(reasons)
 
 
 def _confirm(pair: list[Entry], failed: list[set[int]], goal: str) -> bool:
     """Return True if the test that ranks failed seeds last finds the same direction."""
-    ours, theirs = (entry.values for entry in pair)
+    ours, theirs = pair[0].values, pair[1].values
     seeds = sorted((ours.keys() | failed[0]) & (theirs.keys() | failed[1]))
-    values = [[by_seed.get(seed) for seed in seeds] for by_seed in (ours, theirs)]
-    ranks = stats.rank_with_failures(values[0], values[1], goal == "max")
+    # None is a failed seed.
+    our_values = [ours.get(seed) for seed in seeds]
+    their_values = [theirs.get(seed) for seed in seeds]
+    ranks = stats.rank_with_failures(our_values, their_values, goal == "max")
     difference = sum(ours[seed] - theirs[seed] for seed in ours if seed in theirs)
     gain = difference if goal == "max" else -difference
-    return (stats.sign_flip_p(ranks) or 1.0) <= ALPHA and gain * sum(ranks) > 0
+    # Without pairs there is no p.
+    p = stats.sign_flip_p(ranks) or 1.0
+    return p <= ALPHA and gain * sum(ranks) > 0

@@ -10,6 +10,7 @@ from lit_attn.report.formats import Cell, read_asset
 from lit_attn.report.numbers import find_magnitude, write_number
 from lit_attn.report.read import BUSY
 from lit_attn.report.timing import TIME_MARK
+from lit_attn.schema.errors import plural
 
 NOTHING = "\N{EM DASH}"
 MINUS = "\N{MINUS SIGN}"
@@ -43,15 +44,27 @@ class Column(NamedTuple):
 
 def make_scale(summary: pd.DataFrame) -> Scale:
     """Choose decimals, and the largest units that the largest values reach."""
-    largest = (max(summary[name].dropna(), default=0) for name in ("flops", "peak_memory"))
-    flops, memory = (next((u for u in UNITS if x >= UNITS[u]), "M") for x in largest)
-    return Scale(choose_digits(summary["sd"], summary["mean"]), flops, memory)
+    digits = choose_digits(summary["sd"], summary["mean"])
+    return Scale(digits, _choose_unit(summary["flops"]), _choose_unit(summary["peak_memory"]))
+
+
+def _choose_unit(values: "pd.Series[float]") -> str:
+    """Return the largest unit that the largest of `values` reaches."""
+    largest = max(values.dropna(), default=0)
+    for unit, factor in UNITS.items():
+        if largest >= factor:
+            return unit
+    return "M"
 
 
 def choose_digits(deviations: "pd.Series[float]", means: "pd.Series[float]") -> int:
     """Return decimals for two digits of the median deviation, or for three of the median mean."""
-    sizes = [size[size > 0].median() for size in (deviations, means.abs() / 10) if (size > 0).any()]
-    return min(max(2, 1 - find_magnitude(sizes[0])), 6) if sizes else 2
+    for sizes in (deviations, means.abs() / 10):
+        is_positive = sizes > 0
+        if is_positive.any():
+            digits = 1 - find_magnitude(sizes[is_positive].median())
+            return min(max(2, digits), 6)
+    return 2
 
 
 TIME_FAULTS = {
@@ -68,11 +81,13 @@ def make_cells(column: Column, records: list[Record], scale: Scale) -> list[Cell
     A time that cannot be compared with the baseline's has TIME_MARK.
     """
     texts = [PRINTERS[column.key](record, scale) for record in records]
+    # Thousands of variants share most of their texts.
     shared = {text: Cell(text) for text in texts}
     cells = [shared[text] for text in texts]
     for row, record in enumerate(records):
         cell = cells[row]
-        fault = record[TIME_FAULTS[column.key]] if column.key in TIME_FAULTS else ""
+        fault_field = TIME_FAULTS.get(column.key)
+        fault = record[fault_field] if fault_field else ""
         if column.key == "value":
             mark = STAR if record["significant"] else ""
             cells[row] = cell._replace(is_bold=record["best"], mark=mark)
@@ -83,16 +98,24 @@ def make_cells(column: Column, records: list[Record], scale: Scale) -> list[Cell
     return cells
 
 
+def _count(record: Record, _: Scale) -> str:
+    """Print the number of seeds, and why the others have no value."""
+    if not record["missing"]:
+        return str(record["n"])
+    return f"{record['n']}/{record['planned']}, {record['missing']}"
+
+
 def _difference(record: Record, scale: Scale) -> str:
     text = format_difference(record["difference"], record["low"], record["high"], scale.digits)
     if record["pairs"] == record["n"] or pd.isna(record["difference"]):
         return text
-    return f"{text} ({record['pairs']} pair{'s' * (record['pairs'] != 1)})"
+    return f"{text} ({plural(record['pairs'], 'pair')})"
 
 
 def _test_error(record: Record, scale: Scale) -> str:
+    """Print the standard errors of the mean and of the difference that are known."""
     errors = (record["test_error"], record["test_error_difference"])
-    texts = (format_number(e, f".{scale.digits}f") for e in errors if not pd.isna(e))
+    texts = [format_number(e, f".{scale.digits}f") for e in errors if not pd.isna(e)]
     return " / ".join(texts) or NOTHING
 
 
@@ -100,36 +123,60 @@ def _needed(record: Record, _: Scale) -> str:
     low, high = record["seeds_low"], record["seeds_high"]
     if pd.isna(low):
         return NOTHING
-    return str(low) if low == high else f"{low} to {high}" if high <= 1000 else f"{low} to > 1000"
+    if low == high:
+        return str(low)
+    # `stats.pairs_for_power` counts no further.
+    return f"{low} to {high}" if high <= 1000 else f"{low} to > 1000"
+
+
+def _power(record: Record, _: Scale) -> str:
+    """Print the probabilities of a star that were simulated, by number of pairs."""
+    powers = [record[field] for field in POWERS if not pd.isna(record[field])]
+    return ", ".join(write_number(power, ".2f") for power in powers) or NOTHING
 
 
 def _margin(record: Record, scale: Scale) -> str:
+    """Print the smallest margin with which the variant would be equivalent to the baseline."""
     # With a verdict the study has a margin of its own.
-    text = format_number(record["margin"], f".{scale.digits}f")
-    return f"± {text}" if pd.isna(record["verdict"]) and text != NOTHING else NOTHING
+    if pd.isna(record["margin"]) or not pd.isna(record["verdict"]):
+        return NOTHING
+    return f"± {format_number(record['margin'], f'.{scale.digits}f')}"
 
 
 def _time(record: Record, name: str, form: str, unit: float = 1) -> str:
     """Print a time, unless the seeds' times differ so much that they measure the machine's load."""
     ratio = record[f"{name}_ratio"]
-    is_busy = bool(not pd.isna(ratio) and ratio > BUSY)
-    return BUSY_TEXT if is_busy else format_number(record[name], form, unit)
+    if not pd.isna(ratio) and ratio > BUSY:
+        return BUSY_TEXT
+    return format_number(record[name], form, unit)
+
+
+def _memory(record: Record, scale: Scale) -> str:
+    form = ",.0f" if scale.memory == "M" else ",.2f"
+    return format_number(record["peak_memory"], form, UNITS[scale.memory])
 
 
 def _published(record: Record, _: Scale) -> str:
     """Print a published value with the decimals of the paper, at least two."""
-    values = (record["published"], record["published_sd"])
-    decimals = [len(repr(float(x)).partition(".")[2]) for x in values if not pd.isna(x)]
-    return format_spread(*values, max(2, *decimals, 0))
+    mean, spread = record["published"], record["published_sd"]
+    digits = 2
+    for value in (mean, spread):
+        if not pd.isna(value):
+            decimals = repr(float(value)).partition(".")[2]
+            digits = max(digits, len(decimals))
+    return format_spread(mean, spread, digits)
 
 
 def format_difference(difference: Any, low: Any, high: Any, digits: int) -> str:
     """Return a difference with its interval, as "+0.31 [+0.12, +0.50]"."""
     text = format_number(difference, f"+.{digits}f")
-    return text if pd.isna(low) else f"{text} {_format_interval(low, high, digits)}"
+    if pd.isna(low):
+        return text
+    return f"{text} {_format_interval(low, high, digits)}"
 
 
 def _format_interval(low: Any, high: Any, digits: int) -> str:
+    """Return the ends of an interval, as "[+0.12, +0.50]"."""
     if pd.isna(low):
         return NOTHING
     return f"[{format_number(low, f'+.{digits}f')}, {format_number(high, f'+.{digits}f')}]"
@@ -145,14 +192,17 @@ def format_spread(mean: Any, spread: Any, digits: int) -> str:
 
 def format_seeds(seeds: list[int]) -> str:
     """Return a list of seeds as "seed 0", "seeds 0, 5" or "seeds 0 to 9"."""
-    is_range = len(seeds) > 2 and seeds == [*range(seeds[0], seeds[-1] + 1)]
-    text = f"{seeds[0]} to {seeds[-1]}" if is_range else ", ".join(map(str, seeds))
-    return f"seed{'s' * (len(seeds) > 1)} {text}"
+    if len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1)):
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    noun = "seeds" if len(seeds) > 1 else "seed"
+    return f"{noun} {', '.join(str(seed) for seed in seeds)}"
 
 
 def format_p(value: Any) -> str:
     """Return a p value with three decimals."""
-    return "< 0.001" if not pd.isna(value) and value < 0.001 else format_number(value, ".3f")
+    if not pd.isna(value) and value < 0.001:
+        return "< 0.001"
+    return format_number(value, ".3f")
 
 
 def format_number(value: Any, form: str, unit: float = 1) -> str:
@@ -169,7 +219,7 @@ def format_number(value: Any, form: str, unit: float = 1) -> str:
 PRINTERS: dict[str, Callable[[Record, Scale], str]] = {
     "variant": lambda r, _: str(r["variant"]),
     "value": lambda r, s: format_spread(r["mean"], r["sd"], s.digits),
-    "n": lambda r, _: f"{r['n']}/{r['planned']}, {r['missing']}" if r["missing"] else str(r["n"]),
+    "n": _count,
     "difference": _difference,
     "test_error": _test_error,
     "both": lambda r, s: _format_interval(r["both_low"], r["both_high"], s.digits),
@@ -180,9 +230,7 @@ PRINTERS: dict[str, Callable[[Record, Scale], str]] = {
     "p": lambda r, _: format_p(r["p_adjusted"]),
     "failure_p": lambda r, _: format_p(r["failure_p"]),
     "seeds_needed": _needed,
-    "power": lambda r, _: (
-        ", ".join(write_number(r[n], ".2f") for n in POWERS if not pd.isna(r[n])) or NOTHING
-    ),
+    "power": _power,
     "verdict": lambda r, _: NOTHING if pd.isna(r["verdict"]) else str(r["verdict"]),
     "margin": _margin,
     "best_test_epoch": lambda r, s: format_spread(
@@ -196,9 +244,7 @@ PRINTERS: dict[str, Callable[[Record, Scale], str]] = {
     "step_time": lambda r, _: _time(r, "step_time", ",.1f", 1e-3),
     "waiting": lambda r, _: format_number(r["waiting"], ".0f", 0.01),
     "evaluation_time": lambda r, _: _time(r, "evaluation_time", ",.2f"),
-    "peak_memory": lambda r, s: format_number(
-        r["peak_memory"], ",.0f" if s.memory == "M" else ",.2f", UNITS[s.memory]
-    ),
+    "peak_memory": _memory,
 }
 """Function that prints a variant's cell, by column. Other columns are in the CSV file only."""
 

@@ -36,48 +36,80 @@ def compare_variants(study: StudyRecord) -> Comparisons:
     """Compare every variant with the baseline of the study."""
     plan = study.plan
     values = {variant.name: study.values(variant.name) for variant in plan.variants}
-    # Cells that are still to run have not failed.
-    cells = {name: study.variant_cells(name) for name in values}
-    failed = {n: {c.seed for c in group if c.status in FAILURES} for n, group in cells.items()}
-    baseline = values[plan.baseline]
-    # The first look has spent ALPHA, and all others together spend at most half as much again.
-    added = study.seals.added_seeds if study.seals else ()
-    level = ALPHA / 2 ** (len(added) + 1) if added else ALPHA
-    differences = {
-        name: {seed: v - baseline[seed] for seed, v in by_seed.items() if seed in baseline}
-        for name, by_seed in values.items()
-        if name != plan.baseline
-    }
+    failed: Seeds = {}
+    for name in values:
+        # Cells that are still to run have not failed.
+        cells = study.variant_cells(name)
+        failed[name] = {cell.seed for cell in cells if cell.status in FAILURES}
+    differences = _pair_values(values, plan.baseline)
     compared = {name: pairs for name, pairs in differences.items() if pairs}
     adjusted = _adjust(compared)
-    has_failures = any(failed.values())
-    ranked = _rank_test(study, values, failed) if has_failures else {}
-    failure_p = _failure_tests(plan.baseline, values, failed) if has_failures else {}
-    records = {plan.baseline: {"failed": len(failed[plan.baseline])}}
+    ranked: dict[str, tuple[float, float]] = {}
+    failure_p: dict[str, float] = {}
+    if any(failed.values()):
+        ranked = _rank_test(study, values, failed)
+        failure_p = _failure_tests(plan.baseline, values, failed)
+    level = _find_level(study)
+    records: dict[str, dict[str, Any]] = {plan.baseline: {"failed": len(failed[plan.baseline])}}
     for name, pairs in differences.items():
+        # Bonferroni's correction of the simultaneous intervals.
         alpha = level / max(1, len(compared))
-        record = _describe(list(pairs.values()), baseline, alpha, study.resolution)
-        record |= {"failed": len(failed[name]), "failure_p": failure_p.get(name), "level": level}
+        record = _describe(list(pairs.values()), values[plan.baseline], alpha, study.resolution)
+        record["failed"] = len(failed[name])
+        record["failure_p"] = failure_p.get(name)
+        record["level"] = level
         record["p_adjusted"] = adjusted.get(name)
-        is_significant = adjusted.get(name, math.inf) <= level
+        record["significant"] = adjusted.get(name, math.inf) <= level
         record["verdict"] = _judge(record, plan.metric.goal, plan.metric.margin)
         if failed[name] or failed[plan.baseline]:
-            # A failed seed drops out of the mean, so the second test must agree, also in direction.
-            gain = record.get("difference", 0.0) * (1 if plan.metric.goal == "max" else -1)
-            record["p_ranked"], favour = ranked.get(name, (1.0, 0.0))
-            is_confirmed = record["p_ranked"] <= level and gain * favour > 0
-            is_significant &= is_confirmed
-            # The seeds that finished show no equivalence of all seeds.
-            record["margin"] = None
-            if record["verdict"] == "equivalent" or (record["verdict"] and not is_confirmed):
-                record["verdict"] = "undecided"
-        record["significant"] = is_significant
-        if effect := record.get("effect"):
+            p, favour = ranked.get(name, (1.0, 0.0))
+            _confirm(record, p, favour, plan.metric.goal)
+        effect = record.get("effect")
+        if effect:
             for field, factor in POWERS.items():
                 pair_count = factor * len(pairs)
                 record[field] = stats.star_power(effect, pair_count, len(compared), level)
         records[name] = record
-    return Comparisons(records, [*map(len, compared.values())], level)
+    return Comparisons(records, [len(pairs) for pairs in compared.values()], level)
+
+
+def _pair_values(values: Values, baseline: str) -> Values:
+    """Return the differences to the baseline's values with the same seed, by variant."""
+    differences: Values = {}
+    for name, by_seed in values.items():
+        if name == baseline:
+            continue
+        pairs = {}
+        for seed, value in by_seed.items():
+            if seed in values[baseline]:
+                pairs[seed] = value - values[baseline][seed]
+        differences[name] = pairs
+    return differences
+
+
+def _find_level(study: StudyRecord) -> float:
+    """Return the largest corrected p with a star.
+
+    The first look has spent ALPHA, and all others together spend at most half as much again.
+    """
+    added_looks = len(study.seals.added_seeds) if study.seals else 0
+    return ALPHA / 2 ** (added_looks + 1) if added_looks else ALPHA
+
+
+def _confirm(record: dict[str, Any], p: float, favour: float, goal: str) -> None:
+    """Withdraw a star and a verdict that the test with failed seeds as the worst does not confirm.
+
+    A failed seed drops out of the mean, so this second test must agree, also in direction. `p` is
+    its corrected p, and `favour` its rank sum, which is positive in favour of the variant.
+    """
+    gain = record.get("difference", 0.0) * (1 if goal == "max" else -1)
+    is_confirmed = p <= record["level"] and gain * favour > 0
+    record["p_ranked"] = p
+    record["significant"] = record["significant"] and is_confirmed
+    # The seeds that finished show no equivalence of all seeds.
+    record["margin"] = None
+    if record["verdict"] == "equivalent" or (record["verdict"] and not is_confirmed):
+        record["verdict"] = "undecided"
 
 
 def _adjust(pairs: Values) -> dict[str, float]:
@@ -94,13 +126,19 @@ def _adjust(pairs: Values) -> dict[str, float]:
 
 def _rank_test(study: StudyRecord, values: Values, failed: Seeds) -> dict[str, tuple[float, float]]:
     """Return each variant's corrected p and rank sum if a failed seed is worse than any value."""
-    baseline = study.plan.baseline
+    plan = study.plan
+    baseline = values[plan.baseline]
+    baseline_ended = baseline.keys() | failed[plan.baseline]
     ranks: Values = {}
     for name, by_seed in values.items():
-        ended = (by_seed.keys() | failed[name]) & (values[baseline].keys() | failed[baseline])
-        if name != baseline and (seeds := sorted(ended)):
-            ours, theirs = ([v.get(s) for s in seeds] for v in (by_seed, values[baseline]))
-            signed = stats.rank_with_failures(ours, theirs, study.plan.metric.goal == "max")
+        if name == plan.baseline:
+            continue
+        seeds = sorted((by_seed.keys() | failed[name]) & baseline_ended)
+        if seeds:
+            # None is a failed seed.
+            ours = [by_seed.get(seed) for seed in seeds]
+            theirs = [baseline.get(seed) for seed in seeds]
+            signed = stats.rank_with_failures(ours, theirs, plan.metric.goal == "max")
             ranks[name] = dict(zip(seeds, signed, strict=True))
     adjusted = _adjust(ranks)
     return {name: (adjusted[name], sum(by_seed.values())) for name, by_seed in ranks.items()}
@@ -110,10 +148,11 @@ def _failure_tests(baseline: str, values: Values, failed: Seeds) -> dict[str, fl
     """Return Fisher's p of each variant's failures against the baseline's, corrected by Holm."""
     from scipy.stats import fisher_exact
 
+    # Seeds that failed and that finished.
     counts = {name: (len(failed[name]), len(values[name])) for name in values}
-    names = [name for name in values if name != baseline and any(counts[name])]
     if not any(counts[baseline]):
         return {}
+    names = [name for name in values if name != baseline and any(counts[name])]
     p_values = [float(fisher_exact([counts[name], counts[baseline]]).pvalue) for name in names]
     return dict(zip(names, stats.holm(p_values), strict=True))
 
@@ -121,22 +160,28 @@ def _failure_tests(baseline: str, values: Values, failed: Seeds) -> dict[str, fl
 def _describe(
     differences: list[float], baseline: dict[int, float], alpha: float, resolution: float
 ) -> dict[str, Any]:
+    """Return the numbers of a variant's differences, by CSV field; `alpha` is that of one interval.
+
+    Without pairs there are only their number and no p.
+    """
     record: dict[str, Any] = {"pairs": len(differences), "p": stats.sign_flip_p(differences)}
     if not differences:
         return record
     record["difference"] = statistics.fmean(differences)
     # Rounding makes equal values unequal.
-    tie = 1e-6 * max(map(abs, baseline.values()))
+    tie = 1e-6 * max(abs(value) for value in baseline.values())
     record["ties"] = sum(abs(difference) <= tie for difference in differences)
     interval = stats.paired_interval(differences, 1 - ALPHA, resolution)
     simultaneous = stats.paired_interval(differences, 1 - alpha, resolution)
     if interval and simultaneous:
-        record |= {"low": interval.low, "high": interval.high}
-        record |= {"joint_low": simultaneous.low, "joint_high": simultaneous.high}
+        record["low"] = interval.low
+        record["high"] = interval.high
+        record["joint_low"] = simultaneous.low
+        record["joint_high"] = simultaneous.high
         record["margin"] = max(abs(simultaneous.low), abs(simultaneous.high))
         needed = stats.seeds_needed(differences)
         if needed and not interval.low <= 0 <= interval.high:
-            record |= zip(("seeds_low", "seeds_high"), needed, strict=True)
+            record["seeds_low"], record["seeds_high"] = needed
             record["effect"] = interval.mean / statistics.stdev(differences)
     return record
 
@@ -149,4 +194,5 @@ def _judge(record: dict[str, Any], goal: str, margin: float | None) -> str | Non
         return "equivalent"
     if record["joint_low"] <= 0 <= record["joint_high"]:
         return "undecided"
-    return "better" if (record["joint_low"] > 0) == (goal == "max") else "worse"
+    is_larger = record["joint_low"] > 0
+    return "better" if is_larger == (goal == "max") else "worse"

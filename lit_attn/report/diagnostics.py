@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from lit_attn.cells.records import DiagnosticRow, read_diagnostics
 from lit_attn.report import drawing
@@ -18,8 +19,9 @@ from lit_attn.report.read import Arrays, StudyRecord, read_arrays, read_or_skip
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Numbers of layers in the figures of ranks and maps, and of heads for each layer of maps.
-RANK_LAYERS, MAP_LAYERS, MAP_HEADS = 4, 3, 4
+RANK_LAYERS = 4  # Layers in the figure of ranks.
+MAP_LAYERS = 3  # Layers in the figure of maps.
+MAP_HEADS = 4  # Heads for each layer of maps.
 
 
 class Diagnostics(NamedTuple):
@@ -39,10 +41,13 @@ def read_study_diagnostics(study: StudyRecord) -> Diagnostics:
     rows: list[tuple[Any, ...]] = []
     arrays: dict[str, list[Arrays]] = {}
     for variant in study.plan.variants:
-        for folder in (c.folder for c in study.finished_cells(variant.name) if c.folder):
-            read = read_or_skip(read_diagnostics, folder, "diagnostics.csv") or ()
-            rows += [(variant.name, *row) for row in read]
-            if content := read_arrays(folder / "attention.npz"):
+        for cell in study.finished_cells(variant.name):
+            if cell.folder is None:
+                continue
+            recorded = read_or_skip(read_diagnostics, cell.folder, "diagnostics.csv") or ()
+            rows += [(variant.name, *row) for row in recorded]
+            content = read_arrays(cell.folder / "attention.npz")
+            if content:
                 arrays.setdefault(variant.name, []).append(content)
     values = pd.DataFrame(rows, columns=["variant", *DiagnosticRow._fields])
     return Diagnostics(values.astype({"head": "Int64"}), arrays)
@@ -57,13 +62,16 @@ def make_values_table(diagnostics: Diagnostics) -> pd.DataFrame:
 
 def make_ranks_table(diagnostics: Diagnostics) -> pd.DataFrame:
     """Return the number of attention matrices of each rank over all seeds, by variant and layer."""
-    rows = []
+    rows: list[tuple[str, int, int, int]] = []
     for variant, seeds in diagnostics.arrays.items():
-        for name in dict.fromkeys(n for arrays in seeds for n in arrays if "rank." in n):
-            ranks = [arrays[name].ravel() for arrays in seeds if name in arrays]
-            counts = zip(*np.unique(np.concatenate(ranks), return_counts=True), strict=True)
+        for name in dict.fromkeys(name for arrays in seeds for name in arrays):
+            if "rank." not in name:
+                continue
             layer = int(name.removeprefix("rank."))
-            rows += [(variant, layer, int(rank), int(count)) for rank, count in counts]
+            recorded = [arrays[name].ravel() for arrays in seeds if name in arrays]
+            ranks, counts = np.unique(np.concatenate(recorded), return_counts=True)
+            for rank, count in zip(ranks.tolist(), counts.tolist(), strict=True):
+                rows.append((variant, layer, int(rank), count))
     return pd.DataFrame(rows, columns=["variant", "layer", "rank", "matrices"])
 
 
@@ -77,13 +85,13 @@ def _draw_over_training(diagnostics: Diagnostics, name: str, label: str) -> "Fig
     # Colours from dark to light, which the eye reads as an order.
     shades = colormaps["viridis"](np.linspace(0.3, 0.85, len(layers)))
     colours = dict(zip(layers, shades, strict=True))
-    curves = {
-        str(variant): [
-            (rows.set_index("step")["value"], colours[layer], dashes[str(quantity)])
-            for (layer, quantity), rows in part.groupby(["layer", "name"])
-        ]
-        for variant, part in values.groupby("variant", sort=False)
-    }
+    curves: dict[str, list[drawing.Curve]] = {}
+    for variant, part in values.groupby("variant", sort=False):
+        bands = []
+        for (layer, quantity), rows in part.groupby(["layer", "name"]):
+            by_step = rows.set_index("step")["value"]
+            bands.append((by_step, colours[layer], dashes[str(quantity)]))
+        curves[str(variant)] = bands
     # The legend names at most 8 layers.
     key = {f"layer {i}": (colours[i], "-") for i in drawing.pick_evenly(layers, 8)}
     key |= {"MH": ("black", "-"), "Δ": ("black", "--")}
@@ -91,6 +99,7 @@ def _draw_over_training(diagnostics: Diagnostics, name: str, label: str) -> "Fig
 
 
 def _draw_ranks(diagnostics: Diagnostics) -> "Figure | None":
+    """Draw a panel for each of some layers: a histogram of ranks, with its mean, by variant."""
     table = make_ranks_table(diagnostics)
     totals = table.groupby("rank")["matrices"].sum()
     if not 0.99 * totals.sum() > totals.max():
@@ -101,7 +110,8 @@ def _draw_ranks(diagnostics: Diagnostics) -> "Figure | None":
     figure = drawing.new_figure(0.26 * len(variants) + 0.75)
     panels = figure.subplots(1, len(layers), sharey=True, squeeze=False)[0]
     low, high = table["rank"].min(), table["rank"].max()
-    step = max(1, -(-(high - low + 1) // 40))
+    # At most 40 bins.
+    step = max(1, math.ceil((high - low + 1) / 40))
     edges = np.arange(low, high + step + 1, step) - 0.5
     for axes, layer in zip(panels, layers, strict=True):
         for variant, rows in table[table["layer"] == layer].groupby("variant", sort=False):
@@ -128,70 +138,97 @@ def _draw_matrices(diagnostics: Diagnostics, name: str, letter: str) -> "Figure 
     White is zero in weights of attention, and matrices of keys have blue negative values. The
     `letter` names the matrices of a layer.
     """
-    firsts = {variant: seeds[0] for variant, seeds in diagnostics.arrays.items()}
-    recorded = {
-        variant: {int(n.rpartition(".")[2]): a for n, a in f.items() if n.startswith(f"{name}.")}
-        for variant, f in firsts.items()
-    }
-    shown = dict([pair for pair in recorded.items() if pair[1]][: drawing.MOST_PANELS])
+    shown = _read_matrices(diagnostics, name)
     if not shown:
         return None
-    layers = drawing.pick_evenly(sorted({i for maps in shown.values() for i in maps}), MAP_LAYERS)
+    recorded_layers = {layer for maps in shown.values() for layer in maps}
+    layers = drawing.pick_evenly(sorted(recorded_layers), MAP_LAYERS)
     matrices = [matrix for maps in shown.values() for matrix in maps.values()]
-    heads = min(MAP_HEADS, max(map(len, matrices)))
-    height, width = (max(matrix.shape[axis] for matrix in matrices) for axis in (-2, -1))
+    heads = min(MAP_HEADS, max(len(matrix) for matrix in matrices))
+    height = max(matrix.shape[-2] for matrix in matrices)
+    width = max(matrix.shape[-1] for matrix in matrices)
     gap = max(1, max(height, width) // 12)
     columns = [(layer, head) for layer in layers for head in range(heads)]
     picture = np.full((len(shown) * (height + gap), len(columns) * (width + gap)), np.nan)
     for down, maps in enumerate(shown.values()):
         for across, (layer, head) in enumerate(columns):
-            if head < len(maps.get(layer, ())):
-                weights = maps[layer][head].clip(0) if name == "map" else maps[layer][head]
-                first, left = down * (height + gap), across * (width + gap)
-                place = picture[first : first + len(weights), left : left + weights.shape[1]]
-                place[:] = weights / max(float(np.abs(weights).max()), 1e-30)
+            if head >= len(maps.get(layer, ())):
+                continue
+            weights = maps[layer][head]
+            if name == "map":
+                weights = weights.clip(0)
+            top, left = down * (height + gap), across * (width + gap)
+            place = picture[top : top + weights.shape[0], left : left + weights.shape[1]]
+            # Each matrix has the colours of its own largest value.
+            place[:] = weights / max(float(np.abs(weights).max()), 1e-30)
     names = drawing.short_names(shown, 36)
     # The matrices have the width that the names leave.
-    free = drawing.WIDTH - 0.2 - drawing.LETTER_WIDTH * max(map(len, names))
+    longest_name = max(len(text) for text in names)
+    free = drawing.WIDTH - 0.2 - drawing.LETTER_WIDTH * longest_name
     ratio = picture.shape[0] / picture.shape[1]
     # Keys have far fewer coordinates than tokens: their pixels need not be squares.
     tallest = math.inf if name == "map" else 1.5 * len(shown)
     figure = drawing.new_figure(min(free * ratio, tallest) + 0.3)
     axes = figure.subplots()
-    cmap, low = ("Greys", 0) if name == "map" else ("RdBu_r", -1)
-    axes.imshow(picture, cmap, vmin=low, vmax=1, interpolation="antialiased")
-    axes.set_aspect("equal" if name == "map" else "auto")
-    axes.set_yticks([(height - 1) / 2 + (height + gap) * i for i in range(len(shown))], names)
-    titles = [f"L{layer} {letter}{head + 1}" for layer, head in columns]
-    axes.set_xticks([(width - 1) / 2 + (width + gap) * i for i in range(len(columns))], titles)
+    if name == "map":
+        axes.imshow(picture, "Greys", vmin=0, vmax=1, interpolation="antialiased")
+        axes.set_aspect("equal")
+    else:
+        axes.imshow(picture, "RdBu_r", vmin=-1, vmax=1, interpolation="antialiased")
+        axes.set_aspect("auto")
+    middles = [(height - 1) / 2 + (height + gap) * place for place in range(len(shown))]
+    axes.set_yticks(middles, names)
+    centres = [(width - 1) / 2 + (width + gap) * place for place in range(len(columns))]
+    axes.set_xticks(centres, [f"L{layer} {letter}{head + 1}" for layer, head in columns])
     axes.tick_params(length=0, labeltop=True, labelbottom=False)
     axes.grid(False)
     axes.spines[:].set_visible(False)
     return figure
 
 
+def _read_matrices(diagnostics: Diagnostics, name: str) -> dict[str, dict[int, NDArray[Any]]]:
+    """Return the matrices `name` (H, rows, columns) of the first seed, by variant and layer.
+
+    At most MOST_PANELS variants have a row of a figure.
+    """
+    matrices: dict[str, dict[int, NDArray[Any]]] = {}
+    for variant, seeds in diagnostics.arrays.items():
+        by_layer = {}
+        for key, array in seeds[0].items():
+            if key.startswith(f"{name}."):
+                layer = int(key.rpartition(".")[2])
+                by_layer[layer] = array
+        if by_layer and len(matrices) < drawing.MOST_PANELS:
+            matrices[variant] = by_layer
+    return matrices
+
+
 def _draw_heads(diagnostics: Diagnostics, baseline: str) -> "Figure | None":
     """Draw a panel for each variant: captured variance by layer, with the baseline's in grey."""
     circuits = {"captured-qk": (COLOURS[0], "-"), "captured-ov": (COLOURS[1], "--")}
     values = diagnostics.values[diagnostics.values["name"].isin(circuits)]
-    steps = values.groupby(["variant", "layer", "head", "name"], dropna=False)["step"]
-    last = values[values["step"] == steps.transform("max")]
-    groups = last.groupby(["variant", "name"], sort=False)
-    curves = {key: rows.set_index("layer")["value"] for key, rows in groups}
-    names = list(values["variant"].unique())
-    panels = {
-        variant: [
-            (curves[line, name], colour if line == variant else GREY, dash)
-            for name, (colour, dash) in circuits.items()
-            for line in dict.fromkeys((baseline, variant))
-            if (line, name) in curves
-        ]
-        for variant in names
-        if variant != baseline or len(names) == 1
-    }
-    key: drawing.Key = {"QK": circuits["captured-qk"], "OV": circuits["captured-ov"]}
-    key |= {baseline: (GREY, "-")} if baseline not in panels else {}
-    return drawing.draw_panels(panels, "layer", "captured variance", key)
+    keys = ["variant", "layer", "head", "name"]
+    last_steps = values.groupby(keys, dropna=False)["step"].transform("max")
+    last = values[values["step"] == last_steps]
+    curves = {}
+    for key, rows in last.groupby(["variant", "name"], sort=False):
+        curves[key] = rows.set_index("layer")["value"]
+    variants = list(values["variant"].unique())
+    panels: dict[str, list[drawing.Curve]] = {}
+    for variant in variants:
+        if variant == baseline and len(variants) > 1:
+            continue
+        bands = []
+        for name, (colour, dash) in circuits.items():
+            for line in dict.fromkeys((baseline, variant)):
+                if (line, name) in curves:
+                    shown = colour if line == variant else GREY
+                    bands.append((curves[line, name], shown, dash))
+        panels[variant] = bands
+    legend: drawing.Key = {"QK": circuits["captured-qk"], "OV": circuits["captured-ov"]}
+    if baseline not in panels:
+        legend[baseline] = (GREY, "-")
+    return drawing.draw_panels(panels, "layer", "captured variance", legend)
 
 
 DRAWERS: "dict[str, Callable[[Diagnostics, str], Figure | None]]" = {

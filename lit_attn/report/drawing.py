@@ -7,6 +7,7 @@ hashes of rounded content, and files hold no dates.
 import hashlib
 import io
 import json
+import math
 import re
 import textwrap
 from collections.abc import Iterable
@@ -28,11 +29,13 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Palette of Okabe and Ito, which colour-blind readers can tell apart."""
 GREY = "#8a8a8a"
 
-WIDTH, LINE_HEIGHT, LETTER_WIDTH = 7.2, 0.17, 0.07
-"""Width of a figure (a two-column page), height of a legend's line, width of a letter: inches."""
+WIDTH = 7.2  # Inches; a two-column page.
+LINE_HEIGHT = 0.17  # Inches; a line of a legend.
+LETTER_WIDTH = 0.07  # Inches.
 
-MOST_ROWS, MOST_PANELS, MOST_COSTS = 60, 24, 16
-"""Largest number of variants in a figure with a row, or a panel, for each variant, or of costs."""
+MOST_ROWS = 60  # Variants in a figure with a row for each variant.
+MOST_PANELS = 24  # Variants in a figure with a panel for each variant.
+MOST_COSTS = 16  # Variants in the figure of costs.
 
 COORDINATE_DECIMALS = 3
 """Decimals of coordinates in SVG files, in points: 1e-3 is a hundredth of a printer's dot."""
@@ -48,6 +51,7 @@ DEFINITION = re.compile(
 """Markers and clipping areas, whose ids matplotlib derives from unrounded coordinates."""
 
 Key = dict[str, tuple[Any, str]]  # Colour and line style by legend label.
+Curve = tuple["pd.Series[float]", Any, str]  # Values by x, colour, line style.
 
 
 def appearance() -> AbstractContextManager[None]:
@@ -61,16 +65,13 @@ def appearance() -> AbstractContextManager[None]:
 
 def render(figure: "Figure") -> dict[str, bytes]:
     """Return the figure as SVG and PNG files without dates, by kind."""
-    files = {}
-    for kind, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
-        content = io.BytesIO()
-        figure.savefig(content, format=kind, dpi=200, metadata=metadata)
-        files[kind] = content.getvalue()
-        if kind == "svg":
-            files[kind] = stabilise_svg(files[kind].decode()).encode()
-        # The layout takes half of the time, and is the same for both kinds.
-        figure.set_layout_engine("none")
-    return files
+    svg = io.BytesIO()
+    figure.savefig(svg, format="svg", dpi=200, metadata={"Date": None})
+    # The layout takes half of the time, and is the same for both kinds.
+    figure.set_layout_engine("none")
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=200, metadata={"Software": None})
+    return {"svg": stabilise_svg(svg.getvalue().decode()).encode(), "png": png.getvalue()}
 
 
 def stabilise_svg(svg: str) -> str:
@@ -109,26 +110,25 @@ def new_figure(height: float) -> "Figure":
     return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
-def draw_panels(
-    curves: "dict[str, list[tuple[pd.Series[float], Any, str]]]", x: str, y: str, key: Key
-) -> "Figure | None":
-    """Draw a panel for each of at most MOST_PANELS variants: values by x, colour, line style."""
+def draw_panels(curves: dict[str, list[Curve]], x: str, y: str, key: Key) -> "Figure | None":
+    """Draw a panel with the curves of each of at most MOST_PANELS variants."""
     shown = dict(list(curves.items())[:MOST_PANELS])
     if not shown:
         return None
     columns = min(4, len(shown))
-    lines = -(-len(shown) // columns)
-    figure = new_figure(1.35 * lines + 0.55 + 2 * LINE_HEIGHT)
-    panels = list(figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat)
+    rows = math.ceil(len(shown) / columns)
+    figure = new_figure(1.35 * rows + 0.55 + 2 * LINE_HEIGHT)
+    panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
     titles = short_names(shown, 48)
     for axes, title, (variant, bands) in zip(panels, titles, shown.items(), strict=False):
-        for band in bands:
-            draw_band(axes, *band, label=variant)
+        for values, colour, dash in bands:
+            draw_band(axes, values, colour, dash, label=variant)
         # A title has at most two lines, broken at commas if possible.
         parts = textwrap.wrap(title.replace(",", ", "), 26, break_on_hyphens=False)[:2]
         axes.set_title("\n".join(parts).replace(", ", ","))
     for place, axes in enumerate(panels[len(shown) :], start=len(shown)):
         axes.set_visible(False)
+        # The panel above is the lowest one of its column.
         panels[place - columns].tick_params(labelbottom=True)
     panels[0].locator_params(axis="x", nbins=4, integer=True)
     figure.supxlabel(x, fontsize=8)
@@ -140,14 +140,16 @@ def draw_panels(
 def draw_band(axes: "Axes", curve: "pd.Series[float]", colour: Any, dash: str, label: str) -> None:
     """Draw the mean of a curve, which has the values of all seeds by time, in a band of one sd."""
     groups = curve.groupby(level=0)
-    means, spreads = groups.mean(), groups.std().fillna(0)
+    means = groups.mean()
+    spreads = groups.std().fillna(0)
     if len(means) == 1:
         # A line of one point is invisible.
         style = {"fmt": ".", "color": colour, "elinewidth": 0.8}
         draw_points(axes, (means.index, means, spreads), label, means.index, **style)
     elif len(means):
-        ends = (means - spreads, means + spreads)
-        band = axes.fill_between(means.index, *ends, color=colour, alpha=0.1, linewidth=0)
+        band = axes.fill_between(
+            means.index, means - spreads, means + spreads, color=colour, alpha=0.1, linewidth=0
+        )
         (line,) = axes.plot(means.index, means, color=colour, linestyle=dash, linewidth=1.1)
         name_values(band, label)
         pairs = zip(means.index, means, strict=True)
@@ -196,8 +198,11 @@ def short_names(names: Iterable[str], letters: int) -> list[str]:
     names = list(names)
     # Commas in braces belong to a term.
     terms = [re.split(r",(?![^{]*})", name) for name in names]
-    long = [set(parts) for name, parts in zip(names, terms, strict=True) if len(name) > letters]
-    shared = set.intersection(*long) if len(long) > 1 else set()
+    long_names = []
+    for name, parts in zip(names, terms, strict=True):
+        if len(name) > letters:
+            long_names.append(set(parts))
+    shared = set.intersection(*long_names) if len(long_names) > 1 else set()
     rests = [",".join(term for term in parts if term not in shared) for parts in terms]
     if "" not in rests and len(set(rests)) == len(set(names)):
         names = rests
@@ -205,12 +210,22 @@ def short_names(names: Iterable[str], letters: int) -> list[str]:
     for label in {label for label in labels if labels.count(label) > 1}:
         places = [place for place, other in enumerate(labels) if other == label]
         # The first and the last one in alphabetical order share only what all of them share.
-        first, *_, last = sorted(names[place] for place in places)
-        ends = (i for i, c in enumerate(first, 1) if c in "-,+_ " and last.startswith(first[:i]))
-        start = max(ends, default=0)
+        ordered = sorted(names[place] for place in places)
+        start = _shared_length(ordered[0], ordered[-1])
         for place in places:
             labels[place] = f"…{shorten(names[place][start:], letters - 1)}"
     return labels
+
+
+def _shared_length(first: str, second: str) -> int:
+    """Return the length of the start that two names share, up to the end of a word."""
+    length = 0
+    for place, (letter, other) in enumerate(zip(first, second, strict=False), start=1):
+        if letter != other:
+            break
+        if letter in "-,+_ ":
+            length = place
+    return length
 
 
 def add_legend(figure: "Figure", key: Key) -> None:
@@ -218,10 +233,12 @@ def add_legend(figure: "Figure", key: Key) -> None:
     from matplotlib.lines import Line2D
 
     names = short_names(key, 40)
-    styles = zip(names, key.values(), strict=True)
-    handles = [Line2D([], [], color=c, ls=dash, label=name) for name, (c, dash) in styles]
+    handles = []
+    for name, (colour, dash) in zip(names, key.values(), strict=True):
+        handles.append(Line2D([], [], color=colour, ls=dash, label=name))
     # As many entries as fit side by side if all are as wide as the longest one.
-    fitting = int(WIDTH / (0.5 + LETTER_WIDTH * max(map(len, names), default=0)))
+    longest = max((len(name) for name in names), default=0)
+    fitting = int(WIDTH / (0.5 + LETTER_WIDTH * longest))
     columns = max(1, min(6, len(names), fitting))
     figure.legend(handles=handles, loc="outside upper center", ncols=columns)
 

@@ -34,12 +34,17 @@ class Difference(NamedTuple):
 
 def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
     """Draw a forest plot: the value and difference of every seed, and the margin as a band."""
-    metric, baseline = study.plan.metric, study.values(study.plan.baseline)
+    metric = study.plan.metric
+    baseline = study.values(study.plan.baseline)
     names = _order_variants(study, comparisons)[: drawing.MOST_ROWS]
     figure = drawing.new_figure(0.26 * len(names) + 0.75)
     left, right = figure.subplots(1, 2, sharey=True)
-    left.set_xlim(_usual_range([v for name in names for v in study.values(name).values()]))
-    differences, labels = [], []
+    all_values: list[float] = []
+    for name in names:
+        all_values += study.values(name).values()
+    left.set_xlim(_usual_range(all_values))
+    differences: list[Difference] = []
+    labels = []
     for row, (name, label) in enumerate(zip(names, drawing.short_names(names, 36), strict=True)):
         values = study.values(name)
         _draw_dots(left, row, list(values.values()), name)
@@ -47,11 +52,19 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
             mean = statistics.fmean(values.values())
             bars = left.plot(mean, row, "|", color="black", markersize=13)
             drawing.name_values(bars[0], name, [f"mean {drawing.short(mean)}"])
-        record = comparisons.records[name]
         pairs = [value - baseline[seed] for seed, value in values.items() if seed in baseline]
         if pairs and name != study.plan.baseline:
-            interval = (record.get("low"), record["difference"], record.get("high"))
-            differences.append(Difference(row, name, pairs, *interval, record["significant"]))
+            record = comparisons.records[name]
+            difference = Difference(
+                row=row,
+                name=name,
+                by_seed=pairs,
+                low=record.get("low"),
+                mean=record["difference"],
+                high=record.get("high"),
+                is_starred=record["significant"],
+            )
+            differences.append(difference)
         planned = len(study.variant_cells(name))
         labels.append(label if len(values) == planned else f"{label} ({len(values)}/{planned})")
     _draw_differences(right, differences, metric.margin or 0.0)
@@ -70,10 +83,21 @@ def draw_effects(effects: list[Effect], label: str, level: float) -> Figure | No
         return None
     figure = drawing.new_figure(0.26 * len(effects) + 0.75)
     axes = figure.subplots()
-    middles = [(e.by_seed, e.low, e.difference, e.high) for e in effects]
-    rows = [Difference(i, e.effect, *middles[i], e.p <= level) for i, e in enumerate(effects)]
+    rows = []
+    for place, effect in enumerate(effects):
+        row = Difference(
+            row=place,
+            name=effect.effect,
+            by_seed=effect.by_seed,
+            low=effect.low,
+            mean=effect.difference,
+            high=effect.high,
+            is_starred=effect.p <= level,
+        )
+        rows.append(row)
     _draw_differences(axes, rows)
-    axes.set_yticks(range(len(effects)), drawing.short_names((e.effect for e in effects), 60))
+    names = drawing.short_names([effect.effect for effect in effects], 60)
+    axes.set_yticks(range(len(effects)), names)
     axes.set_ylim(len(effects) - 0.5, -0.5)
     axes.set_xlabel(f"effect on {label}")
     return figure
@@ -81,7 +105,10 @@ def draw_effects(effects: list[Effect], label: str, level: float) -> Figure | No
 
 def _draw_differences(axes: Axes, rows: list[Difference], margin: float = 0.0) -> None:
     """Draw the values of each row, below them the interval with a bar at the mean, and a band."""
-    ends = [end for row in rows for end in (*row.by_seed, row.low, row.high) if end is not None]
+    ends: list[float] = []
+    for difference in rows:
+        ends += difference.by_seed
+        ends += [end for end in (difference.low, difference.high) if end is not None]
     left, right = _usual_range(ends)
     axes.set_xlim(min(left, -1.1 * margin), max(right, 1.1 * margin))
     axes.axvspan(-margin, margin, color=GREY, alpha=0.18, linewidth=0)
@@ -91,9 +118,8 @@ def _draw_differences(axes: Axes, rows: list[Difference], margin: float = 0.0) -
         _draw_dots(axes, row, by_seed, name)
         if low is not None and high is not None:
             (line,) = axes.plot([low, high], [row + 0.24] * 2, color="black", linewidth=1)
-            drawing.name_values(
-                line, name, [f"lower end {drawing.short(low)}", f"upper end {drawing.short(high)}"]
-            )
+            texts = [f"lower end {drawing.short(low)}", f"upper end {drawing.short(high)}"]
+            drawing.name_values(line, name, texts)
         (bar,) = axes.plot(mean, row + 0.24, "|", color="black", markersize=6)
         drawing.name_values(bar, name, [f"mean {drawing.short(mean)}"])
         if is_starred:
@@ -103,9 +129,15 @@ def _draw_differences(axes: Axes, rows: list[Difference], margin: float = 0.0) -
 
 def _order_variants(study: StudyRecord, comparisons: Comparisons) -> list[str]:
     """Return the baseline, then the other variants from the best to the worst difference."""
-    records, sign = comparisons.records, -1 if study.plan.metric.goal == "max" else 1
-    keys = {name: sign * r.get("difference", sign * math.inf) for name, r in records.items()}
-    return sorted(records, key=lambda name: (name != study.plan.baseline, keys[name]))
+    sign = -1 if study.plan.metric.goal == "max" else 1
+
+    def rank(name: str) -> tuple[bool, float]:
+        difference = comparisons.records[name].get("difference")
+        # A variant without results comes last.
+        loss = math.inf if difference is None else sign * difference
+        return name != study.plan.baseline, loss
+
+    return sorted(comparisons.records, key=rank)
 
 
 def _usual_range(values: list[float]) -> tuple[float, float]:
@@ -114,7 +146,9 @@ def _usual_range(values: list[float]) -> tuple[float, float]:
         return 0.0, 1.0
     low, high = np.percentile(values, [25, 75])
     reach = 3 * (high - low)
-    inside = [v for v in values if low - reach <= v <= high + reach] if reach else values
+    inside = values
+    if reach:
+        inside = [value for value in values if low - reach <= value <= high + reach]
     margin = 0.06 * (max(inside) - min(inside)) or 0.05 * abs(inside[0]) or 0.5
     return min(inside) - margin, max(inside) + margin
 
@@ -123,26 +157,34 @@ def _draw_dots(axes: Axes, row: int, values: list[float], name: str) -> None:
     """Draw one dot for each value; equal values are stacked, far outliers marked at the edge."""
     low, high = axes.get_xlim()
     stacks: dict[int, int] = defaultdict(int)
-    dots = []
+    x, y = [], []
     for value in sorted(values):
         if low <= value <= high:
             place = round(100 * (value - low) / (high - low))
-            dots.append((value, row - 0.09 * stacks[place]))
+            x.append(value)
+            y.append(row - 0.09 * stacks[place])
             stacks[place] += 1
-    x, y = zip(*dots, strict=True) if dots else ((), ())
     (line,) = axes.plot(x, y, "o", color=COLOURS[0], markersize=4, alpha=0.55, mew=0)
     drawing.name_values(line, name, map(drawing.short, x))
-    below, above = [v for v in values if v < low], [v for v in values if v > high]
-    for outliers, edge, marker, align in ((below, low, "<", "left"), (above, high, ">", "right")):
-        if outliers:
-            span = " to ".join(
-                dict.fromkeys(drawing.short(v) for v in (min(outliers), max(outliers)))
-            )
-            (line,) = axes.plot(edge, row, marker, color=COLOURS[1], markersize=5, clip_on=False)
-            drawing.name_values(line, name, [span])
-            style: dict[str, Any] = {"ha": align, "va": "bottom", "fontsize": 6.5}
-            text = axes.text(edge, row - 0.1, f"  {span}  ", color=COLOURS[1], **style)
-            drawing.name_values(text, name)
+    below = [value for value in values if value < low]
+    _mark_outliers(axes, row, below, name, edge=low, marker="<", align="left")
+    above = [value for value in values if value > high]
+    _mark_outliers(axes, row, above, name, edge=high, marker=">", align="right")
+
+
+def _mark_outliers(
+    axes: Axes, row: int, outliers: list[float], name: str, edge: float, marker: str, align: str
+) -> None:
+    """Draw a mark at an edge of the axes, with the range of the values beyond it as a text."""
+    if not outliers:
+        return
+    ends = [drawing.short(min(outliers)), drawing.short(max(outliers))]
+    span = " to ".join(dict.fromkeys(ends))
+    (line,) = axes.plot(edge, row, marker, color=COLOURS[1], markersize=5, clip_on=False)
+    drawing.name_values(line, name, [span])
+    style: dict[str, Any] = {"ha": align, "va": "bottom", "fontsize": 6.5}
+    text = axes.text(edge, row - 0.1, f"  {span}  ", color=COLOURS[1], **style)
+    drawing.name_values(text, name)
 
 
 def draw_progress(study: StudyRecord, comparisons: Comparisons) -> Figure | None:
@@ -165,18 +207,18 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> Figure | None
     grid = figure.subplots(2, len(units), sharex="col", sharey="row", squeeze=False)
     key: drawing.Key = {name: (colour, "-") for name, colour in zip(shown, COLOURS, strict=False)}
     for (top, bottom), (label, scales) in zip(grid.T, units.items(), strict=True):
-        start = None
+        curves = {}
         for name, scale in zip(shown, scales, strict=True):
             rows = values[name].dropna()
             rows.index = rows.index * float(scale or 1)
-            start = rows if start is None else start
-            drawing.draw_band(top, rows.stack().droplevel(1), *key[name], label=name)
-            inside = rows[rows.index <= start.index.max()]
-            seeds = inside.columns.intersection(start.columns)
-            reference = {seed: np.interp(inside.index, start.index, start[seed]) for seed in seeds}
-            differences = {seed: inside[seed] - reference[seed] for seed in seeds}
-            if name != shown[0] and differences:
-                drawing.draw_band(bottom, pd.concat(differences.values()), *key[name], label=name)
+            curves[name] = rows
+        baseline = curves[study.plan.baseline]
+        for name, rows in curves.items():
+            colour, dash = key[name]
+            drawing.draw_band(top, rows.stack().droplevel(1), colour, dash, label=name)
+            differences = _interpolate_differences(rows, baseline)
+            if name != study.plan.baseline and differences:
+                drawing.draw_band(bottom, pd.concat(differences), colour, dash, label=name)
         bottom.axhline(0, color=GREY, linewidth=0.8)
         bottom.set_xlabel(label)
     grid[0][0].set_ylabel(study.plan.metric.label)
@@ -185,16 +227,39 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> Figure | None
     return figure
 
 
+def _interpolate_differences(
+    rows: pd.DataFrame, baseline: pd.DataFrame
+) -> list["pd.Series[float]"]:
+    """Return the differences of a variant's curves to the baseline's, by common seed.
+
+    Both frames are (costs, seeds). The baseline is interpolated at the costs of the variant, as far
+    as it reaches.
+    """
+    inside = rows[rows.index <= baseline.index.max()]
+    differences = []
+    for seed in inside.columns.intersection(baseline.columns):
+        reference = np.interp(inside.index, baseline.index, baseline[seed])
+        differences.append(inside[seed] - reference)
+    return differences
+
+
 def _comparable_step_time(study: StudyRecord, variant: str) -> float | None:
     """Return the step time of a variant that was measured in turns with the baseline."""
-    return None if study.step_time_faults.get(variant) else study.step_time(variant)
+    if study.step_time_faults.get(variant):
+        return None
+    return study.step_time(variant)
 
 
 def _step_flops(study: StudyRecord, variant: str) -> float | None:
     """Return the FLOPs of a training step: counted, or three forward passes of a batch."""
     planned = next(entry for entry in study.plan.variants if entry.name == variant)
-    passes, batches = (study.measurements(name, variant) for name in ("flops", "batch_size"))
-    return planned.step_flops or (3.0 * passes[0] * batches[0] if passes and batches else None)
+    if planned.step_flops:
+        return planned.step_flops
+    passes = study.measurements("flops", variant)
+    batches = study.measurements("batch_size", variant)
+    if not passes or not batches:
+        return None
+    return 3.0 * passes[0] * batches[0]
 
 
 COSTS = {
@@ -212,45 +277,69 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> Figure | None:
     turns with the baseline. The legend orders the variants by their means. Returns None if all
     costs are equal or unknown.
     """
-    is_ascending = study.plan.metric.goal == "min"
-    frame = summary[summary["n"] > 0].sort_values("mean", ascending=is_ascending, kind="stable")
-    is_baseline = frame["variant"] == study.plan.baseline
-    frame = frame[is_baseline | ((~is_baseline).cumsum() < drawing.MOST_COSTS)].fillna({"sd": 0.0})
-    frame = frame.astype(dict.fromkeys(("mean", "sd", *COSTS), float))
-    is_busy = (frame["step_time_ratio"] > BUSY).fillna(False)
-    has_fault = frame["step_time_fault"].fillna("").astype(bool)
-    frame["step_time"] = frame["step_time"].mask(is_busy | has_fault)
-    costs = [c for c in COSTS if frame[c].count() > 1 and frame[c].max() > 1.01 * frame[c].min()]
+    frame = _select_costs(study, summary)
+    costs = []
+    for cost in COSTS:
+        values = frame[cost]
+        if values.count() > 1 and values.max() > 1.01 * values.min():
+            costs.append(cost)
     if not costs:
         return None
     figure = drawing.new_figure(max(2.5, 0.15 * len(frame) + 0.7))
     panels = figure.subplots(1, len(costs), sharey=True, squeeze=False)[0]
-    ends = (frame["mean"] - frame["sd"], frame["mean"] + frame["sd"])
+    ends = [frame["mean"] - frame["sd"], frame["mean"] + frame["sd"]]
     low, high = _usual_range(pd.concat(ends).tolist())
-    entries = {}
-    styles = zip(itertools.cycle(COLOURS), itertools.cycle("os^DvPX*"), strict=False)
-    names = drawing.short_names(frame["variant"], 28)
-    rows = zip(names, frame.to_dict("records"), styles, strict=False)
-    for label, row, (colour, marker) in rows:
-        # The legend and the page say where a far outlier is; its error bar would lie elsewhere.
-        mean = row["mean"]
+    # Artist and label by variant.
+    legend: dict[str, tuple[Any, str]] = {}
+    colours = itertools.cycle(COLOURS)
+    markers = itertools.cycle("os^DvPX*")
+    labels = drawing.short_names(frame["variant"], 28)
+    for label, row in zip(labels, frame.to_dict("records"), strict=True):
+        name, mean, spread = row["variant"], row["mean"], row["sd"]
+        style = {"fmt": next(markers), "color": next(colours), "ms": 4.5}
         is_far = not low <= mean <= high
-        label += f" ({drawing.short(mean)})" if is_far else ""
-        style = {"fmt": marker, "color": colour, "ms": 4.5, "clip_on": not is_far}
+        if is_far:
+            # The legend and the page say where a far outlier is; its error bar would lie elsewhere.
+            label = f"{label} ({drawing.short(mean)})"
+            spread = 0.0
+        style["clip_on"] = not is_far
+        height = min(max(mean, low), high)
         for axes, cost in zip(panels, costs, strict=True):
-            if not math.isnan(row[cost]):
-                place = (row[cost], min(max(mean, low), high), 0.0 if is_far else row["sd"])
-                name, at = row["variant"], drawing.short(row[cost])
-                drawn = drawing.draw_points(axes, place, name, [at], **style)
-                drawing.name_values(drawn.lines[0], name, [f"{drawing.short(mean)} at {at}"])
-                entries[name] = (drawn, label)
+            if math.isnan(row[cost]):
+                continue
+            at = drawing.short(row[cost])
+            drawn = drawing.draw_points(axes, (row[cost], height, spread), name, [at], **style)
+            drawing.name_values(drawn.lines[0], name, [f"{drawing.short(mean)} at {at}"])
+            legend[name] = (drawn, label)
     for axes, cost in zip(panels, costs, strict=True):
         axes.set_ylim(low, high)
         axes.margins(x=0.1)
-        label, unit = COSTS[cost]
-        axes.set_xlabel(label)
+        description, unit = COSTS[cost]
+        axes.set_xlabel(description)
         axes.xaxis.set_major_formatter(EngFormatter(unit, sep=" " if unit else ""))
         axes.locator_params(axis="x", nbins=4)
     panels[0].set_ylabel(study.plan.metric.label)
-    figure.legend(*zip(*entries.values(), strict=True), loc="outside right center", fontsize=6.5)
+    figure.legend(
+        [artist for artist, _ in legend.values()],
+        [label for _, label in legend.values()],
+        loc="outside right center",
+        fontsize=6.5,
+    )
     return figure
+
+
+def _select_costs(study: StudyRecord, summary: pd.DataFrame) -> pd.DataFrame:
+    """Return means and costs of the baseline and the best variants, from the best to the worst.
+
+    A step time is missing if seeds do not agree on it, and if it cannot be compared.
+    """
+    is_ascending = study.plan.metric.goal == "min"
+    frame = summary[summary["n"] > 0].sort_values("mean", ascending=is_ascending, kind="stable")
+    is_baseline = frame["variant"] == study.plan.baseline
+    place_of_others = (~is_baseline).cumsum()
+    frame = frame[is_baseline | (place_of_others < drawing.MOST_COSTS)].fillna({"sd": 0.0})
+    frame = frame.astype(dict.fromkeys(("mean", "sd", *COSTS), float))
+    is_busy = (frame["step_time_ratio"] > BUSY).fillna(False)
+    has_fault = frame["step_time_fault"].fillna("").astype(bool)
+    frame["step_time"] = frame["step_time"].mask(is_busy | has_fault)
+    return frame

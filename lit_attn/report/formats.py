@@ -1,6 +1,5 @@
 """Tables of strings as Markdown and LaTeX (booktabs), and frames as CSV."""
 
-import itertools
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +29,8 @@ def read_text(name: str) -> str:
 
 TEMPLATES = Environment(loader=FunctionLoader(read_text), undefined=StrictUndefined)
 TEMPLATES.autoescape = TEMPLATES.trim_blocks = TEMPLATES.keep_trailing_newline = True
-PLAIN = TEMPLATES.overlay("<%", "%>", "<<", ">>", autoescape=False)  # Of LaTeX and Markdown.
+PLAIN = TEMPLATES.overlay("<%", "%>", "<<", ">>", autoescape=False)
+"""Templates of LaTeX and Markdown."""
 
 # Accents that LaTeX's default font encoding can put on a letter (the ogonek is missing).
 ACCENTS = "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327"
@@ -76,12 +76,20 @@ class Table:
 
     def group(self, names: Sequence[str]) -> list[tuple[str, list[int]]]:
         """Return the groups of columns or rows in their order, and the places of each."""
-        parts = itertools.groupby(range(len(names)), lambda place: self.split(names[place])[0])
-        return [(name, list(places)) for name, places in parts]
+        groups: list[tuple[str, list[int]]] = []
+        for place, name in enumerate(names):
+            group, _ = self.split(name)
+            if groups and groups[-1][0] == group:
+                groups[-1][1].append(place)
+            else:
+                groups.append((group, [place]))
+        return groups
 
     def split(self, name: str) -> tuple[str, str]:
         """Return the group of a column or row, or an empty text, and the name in this group."""
-        group, _, rest = name.rpartition(" / ") if self.kind == "paper" else ("", "", name)
+        if self.kind != "paper":
+            return "", name
+        group, _, rest = name.rpartition(" / ")
         return group, rest
 
 
@@ -94,8 +102,13 @@ def named_table(
     """
     entry = read_asset("tables.yaml")[name]
     first = [fill(heading, **values) for heading in entry["headings"]]
-    title, note = (fill(entry[key], **values) for key in ("title", "note"))
-    return Table([*first, *headings], rows, title, notes=[note], kind=entry.get("kind", "plain"))
+    return Table(
+        [*first, *headings],
+        rows,
+        title=fill(entry["title"], **values),
+        notes=[fill(entry["note"], **values)],
+        kind=entry.get("kind", "plain"),
+    )
 
 
 def to_markdown(table: Table) -> str:
@@ -110,16 +123,24 @@ def to_latex(table: Table, label: str) -> str:
     letters have several lines. A table whose rows have more than 80 letters is as wide as both
     columns of a page.
     """
-    first, *others = (list(column) for column in zip(*table.rows, strict=True))
+    first, *others = zip(*table.rows, strict=True)
     names = [_latex_cell(cell._replace(text=table.split(cell.text)[1])) for cell in first]
-    columns = [("l", names), *map(_latex_column, others)]
-    texts = zip((Cell(table.split(h)[1]) for h in table.headings), *table.rows, strict=True)
+    kinds = ["l"]
+    columns = [names]
+    for cells in others:
+        kind, texts = _latex_column(list(cells))
+        kinds.append(kind)
+        columns.append(texts)
+    letters = 0
+    for heading, cells in zip(table.headings, [first, *others], strict=True):
+        lengths = [len(cell.text) for cell in cells]
+        letters += max(len(table.split(heading)[1]), *lengths)
     return PLAIN.get_template("table.tex").render(
         table=table,
         label="".join(c if c.isascii() and c.isalnum() else "-" for c in label),
-        letters=sum(max(len(cell.text) for cell in column) for column in texts),
-        columns="".join(kind for kind, _ in columns),
-        lines=list(map(" & ".join, zip(*(cells for _, cells in columns), strict=True))),
+        letters=letters,
+        columns="".join(kinds),
+        lines=[" & ".join(row) for row in zip(*columns, strict=True)],
         escape=escape_latex,
     )
 
@@ -127,38 +148,56 @@ def to_latex(table: Table, label: str) -> str:
 def _latex_column(cells: list[Cell]) -> tuple[str, list[str]]:
     """Return the type of a column and its cells; a column with numbers is of siunitx's type S."""
     # siunitx groups digits itself.
-    matches = [NUMBER.fullmatch(re.sub(r"(?<=\d),(?=\d{3})", "", cell.text)) for cell in cells]
+    ungrouped = [re.sub(r"(?<=\d),(?=\d{3})", "", cell.text) for cell in cells]
+    matches = [NUMBER.fullmatch(text) for text in ungrouped]
     numbers = [match.groupdict("") for match in matches if match]
     if not numbers:
-        if any(len(cell.text) > 80 for cell in cells):
-            return r"p{85mm}", list(map(_latex_cell, cells))
-        is_text = next((c.text for c in cells if c.text), "").lstrip("+")[:1].isalpha()
-        return "l" if is_text else "r", list(map(_latex_cell, cells))
-    sign = "+" if any(number["sign"] for number in numbers) else ""
-    integer, decimals, spread = (
-        max(len(number[part].replace(".", "")) for number in numbers)
-        for part in ("integer", "decimals", "spread")
-    )
-    uncertainty = f"({spread})" if spread else ""
-    longest = max((number["rest"] for number in numbers), key=len)
-    room = f", table-space-text-post={{{_latex_rest(longest)}}}" if longest else ""
-    kind = f"table-format={sign}{integer}.{decimals}{uncertainty}{room}"
+        return _latex_text_type(cells), [_latex_cell(cell) for cell in cells]
+    kind = _latex_number_type(numbers)
     texts = []
     for cell, match in zip(cells, matches, strict=True):
         if match is None:
             texts.append(_latex_cell(cell))
             continue
         number = match["sign"].replace("\N{MINUS SIGN}", "-") + match["integer"] + match["decimals"]
-        number += rf" \pm {match['spread']}" if spread and match["spread"] else ""
+        if match["spread"]:
+            number += rf" \pm {match['spread']}"
+        if cell.is_bold:
+            number = rf"\bfseries {number}"
         rest = _latex_rest(match["rest"]) + _latex_mark(cell)
-        bold = r"\bfseries " if cell.is_bold else ""
-        texts.append(f"{bold}{number}" + (f"{{{rest}}}" if rest else ""))
-    return f"S[{kind}]", texts
+        texts.append(f"{number}{{{rest}}}" if rest else number)
+    return kind, texts
+
+
+def _latex_text_type(cells: list[Cell]) -> str:
+    """Return the type of a column without numbers: words on the left, all else on the right."""
+    if any(len(cell.text) > 80 for cell in cells):
+        return "p{85mm}"
+    filled = [cell.text for cell in cells if cell.text]
+    first_letter = filled[0].lstrip("+")[:1] if filled else ""
+    return "l" if first_letter.isalpha() else "r"
+
+
+def _latex_number_type(numbers: list[dict[str, str]]) -> str:
+    """Return siunitx's type S with the most digits of each part of the numbers (see NUMBER)."""
+    most_digits = {}
+    for part in ("integer", "decimals", "spread"):
+        most_digits[part] = max(len(number[part].replace(".", "")) for number in numbers)
+    sign = "+" if any(number["sign"] for number in numbers) else ""
+    kind = f"table-format={sign}{most_digits['integer']}.{most_digits['decimals']}"
+    if most_digits["spread"]:
+        kind += f"({most_digits['spread']})"
+    longest = max((number["rest"] for number in numbers), key=len)
+    if longest:
+        kind += f", table-space-text-post={{{_latex_rest(longest)}}}"
+    return f"S[{kind}]"
 
 
 def _latex_cell(cell: Cell) -> str:
+    """Return the text of a cell with its mark."""
     text = escape_latex(cell.text)
-    text = rf"\textbf{{{text}}}" if cell.is_bold else text
+    if cell.is_bold:
+        text = rf"\textbf{{{text}}}"
     # Without braces the end of the previous row takes a bracket or star for its own argument.
     return f"{{{text}{_latex_mark(cell)}}}"
 
@@ -218,7 +257,8 @@ def neutralise(value: object) -> object:
 
 def escape_markdown(text: str) -> str:
     """Return `text` on one line, escaped so that no Markdown reader takes it for markup."""
-    return "".join(rf"\{c}" if c in r"\|*_`<>[]#~$&" else c for c in " ".join(text.split()))
+    line = " ".join(text.split())
+    return "".join(rf"\{c}" if c in r"\|*_`<>[]#~$&" else c for c in line)
 
 
 def escape_latex(text: str) -> str:
@@ -233,6 +273,7 @@ def escape_latex(text: str) -> str:
 
 
 def _latex_character(c: str) -> str:
+    """Return one character for LaTeX (see `escape_latex`)."""
     command: str | None = read_asset("latex.yaml").get(c)
     if command is not None:
         return command

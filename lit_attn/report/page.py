@@ -1,6 +1,6 @@
 """HTML pages of a report: sections with figures and tables, rendered by assets/page.html."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lit_attn.report import drawing
@@ -29,11 +29,13 @@ def render_page(title: str, sections: list[Section], notes: list[str], **values:
     `links`, `warnings`, `images` by name and kind, and `captions` of other figures.
     """
     limits = {"rows": drawing.MOST_ROWS, "panels": drawing.MOST_PANELS, "costs": drawing.MOST_COSTS}
-    captions = {n: " ".join([e["caption"].format(**limits), *notes]) for n, e in FIGURES.items()}
-    shown = [
-        Section(part.heading, part.figures, tables)
-        for part in sections
-        if (tables := [table for table in part.tables if table.rows]) or part.figures
-    ]
+    captions = {}
+    for figure, entry in FIGURES.items():
+        captions[figure] = " ".join([entry["caption"].format(**limits), *notes])
+    shown = []
+    for section in sections:
+        tables = [table for table in section.tables if table.rows]
+        if tables or section.figures:
+            shown.append(replace(section, tables=tables))
     entries = {"captions": captions, "figures": FIGURES, "title": title, "sections": shown}
     return TEMPLATES.get_template("page.html").render(entries | values, scripts=SCRIPTS)

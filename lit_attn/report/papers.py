@@ -14,7 +14,7 @@ from typing import NamedTuple
 from lit_attn.cells.records import SMOKE, Metric, read_diagnostics
 from lit_attn.config import papers as config
 from lit_attn.report import scaling
-from lit_attn.report.columns import DAGGER, format_number
+from lit_attn.report.columns import BUSY_TEXT, DAGGER, format_number
 from lit_attn.report.comparison import FAILURES
 from lit_attn.report.numbers import find_magnitude, write_number
 from lit_attn.report.read import BUSY, CellRecord, StudyRecord, read_or_skip, read_studies
@@ -73,11 +73,12 @@ def measure(
         family = [record for record in records.values() if record.plan.family == study.plan.family]
         points = scaling.read_points(family)
         return scaling.find_multipliers(points, study.plan, reference.variant, study.plan.level)
-    return {
-        cell.seed: number
-        for cell in study.finished_cells(reference.variant)
-        if (number := _read_value(cell, study.plan.metric, value, epoch)) is not None
-    }
+    values: Values = {}
+    for cell in study.finished_cells(reference.variant):
+        number = _read_value(cell, study.plan.metric, value, epoch)
+        if number is not None:
+            values[cell.seed] = number
+    return values
 
 
 def _read_value(cell: CellRecord, metric: Metric, value: str, epoch: int | None) -> float | None:
@@ -96,9 +97,13 @@ def _read_value(cell: CellRecord, metric: Metric, value: str, epoch: int | None)
         _, layer, name = value.split("/")
         rows = read_or_skip(read_diagnostics, cell.folder, "diagnostics.csv") or []
         chosen = [row for row in rows if row.layer == int(layer) and row.name == name]
-        last = [row.value for row in chosen if row.step == chosen[-1].step]
-        return statistics.fmean(last) if last else None
-    return numbers.get(value if value in config.COSTS else f"metric {value}")
+        if not chosen:
+            return None
+        last_step = chosen[-1].step
+        # One value for each head.
+        return statistics.fmean(row.value for row in chosen if row.step == last_step)
+    recorded_name = value if value in config.COSTS else f"metric {value}"
+    return numbers.get(recorded_name)
 
 
 def read_file(
@@ -109,22 +114,27 @@ def read_file(
     It lies beside the paper's file or in the results; a file that does not exist has no rows. A
     file with a mistake is skipped with a warning.
     """
-    where = {name: text.replace("{}", line.variant) for name, text in column.where.items()}
+    patterns = {name: text.replace("{}", line.variant) for name, text in column.where.items()}
+
+    def is_chosen(row: dict[str, str]) -> bool:
+        return all(fnmatchcase(row[name], pattern) for name, pattern in patterns.items())
 
     def read(path: Path) -> list[tuple[float, ...]]:
         with path.open(encoding="utf-8", newline="") as stream:
             reader = csv.DictReader(stream)
-            for name in (*where, *names):
+            for name in (*patterns, *names):
                 require(f"{path}:1: no column", name, reader.fieldnames or ())
-            rows = [row for row in reader if all(fnmatchcase(row[n], where[n]) for n in where)]
+            rows = [row for row in reader if is_chosen(row)]
         try:
             return [tuple(float(row[name]) for name in names) for row in rows]
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{path}: columns {', '.join(names)}: {error}") from error
 
     file = Path(line.study, (column.file or "").replace("{}", line.variant))
-    folders = [f for f in (source.path.parent, source.runs) if (f / file).exists()]
-    return (read_or_skip(read, folders[0] / file) or []) if folders else []
+    for folder in (source.path.parent, source.runs):
+        if (folder / file).exists():
+            return read_or_skip(read, folder / file) or []
+    return []
 
 
 def read_error(
@@ -137,7 +147,9 @@ def read_error(
         return 0.0
     rows_of_error = column.model_copy(update={"where": column.where | column.error.where})
     rows = read_file(source, line, rows_of_error, *column.error.columns)
-    return column.error.compute(value, *rows[0]) if len(rows) == 1 else None
+    if len(rows) != 1:
+        return None
+    return column.error.compute(value, *rows[0])
 
 
 def choose_columns(source: config.PaperSource, item: config.Layout) -> dict[str, config.Column]:
@@ -145,7 +157,10 @@ def choose_columns(source: config.PaperSource, item: config.Layout) -> dict[str,
     columns, _ = item.grid()
     if not source.size:
         return columns
-    return {name: config.Column() if c.file else c for name, c in columns.items()}
+    chosen = {}
+    for name, column in columns.items():
+        chosen[name] = config.Column() if column.file else column
+    return chosen
 
 
 class Measured(NamedTuple):
@@ -162,39 +177,62 @@ def make_entries(
     columns = choose_columns(source, item)
     _, rows = item.grid()
     lines = source.locate(item, reading)
-    located = {cell: line for cell, line in lines.items() if line.study in records}
     grid: list[list[Entry]] = []
     above: dict[str | None, dict[str, Measured]] = {}
     for name, row in rows.items():
-        measured: dict[str, Measured] = {}
-        for heading, column in columns.items():
-            if column.file:
-                line = lines.get((name, heading))
-                measured[heading] = _measure_file(source, line, column)
-            else:
-                reference = located.get((name, heading))
-                measured[heading] = _measure_studies(records, reference, column)
-        for heading, column in columns.items():
-            if column.mean:
-                measured[heading] = _average([measured[part] for part in column.mean])
+        measured = _measure_row(source, records, lines, columns, name)
         entries = []
         for place, (heading, column) in enumerate(columns.items()):
             parts = column.mean or (heading,)
-            references = [located[name, part] for part in parts if (name, part) in located]
-            values, error = measured[heading]
-            is_file = any(columns[part].file for part in parts)
-            published = row.cells[place]
-            entry = Entry(name, heading, published, values, "", references, is_file, error)
-            all_published = [other.cells[place] for other in rows.values()]
-            other = row.against if column.difference else next(iter(rows))
-            base = above.get(other, {}).get(heading, Measured({}))
-            text = _format(column, all_published, values, base.values)
+            references = []
+            for part in parts:
+                line = lines.get((name, part))
+                if line is not None and line.study in records:
+                    references.append(line)
+            entry = Entry(
+                row=name,
+                column=heading,
+                published=row.cells[place],
+                values=measured[heading].values,
+                ours="",
+                references=references,
+                is_file=any(columns[part].file for part in parts),
+                error=measured[heading].error,
+            )
             if is_busy(records, entry, column.value):
-                text = "busy machine"
+                text = BUSY_TEXT
+            else:
+                # Overheads compare with the first row.
+                other = row.against if column.difference else next(iter(rows))
+                base = above.get(other, {}).get(heading, Measured({}))
+                all_published = [published_row.cells[place] for published_row in rows.values()]
+                text = _format(column, all_published, entry.values, base.values)
             entries.append(entry._replace(ours=_add_count(text, entry, records, column.value)))
         grid.append(entries)
         above[name] = measured
     return grid
+
+
+def _measure_row(
+    source: config.PaperSource,
+    records: Records,
+    lines: dict[config.Place, config.Reference],
+    columns: dict[str, config.Column],
+    row: str,
+) -> dict[str, Measured]:
+    """Return the values of the cells of a row, by column."""
+    measured: dict[str, Measured] = {}
+    for heading, column in columns.items():
+        line = lines.get((row, heading))
+        if column.file:
+            measured[heading] = _measure_file(source, line, column)
+        else:
+            measured[heading] = _measure_studies(records, line, column)
+    # A column may show the mean of columns on its right.
+    for heading, column in columns.items():
+        if column.mean:
+            measured[heading] = _average([measured[part] for part in column.mean])
+    return measured
 
 
 def _measure_file(
@@ -206,8 +244,12 @@ def _measure_file(
     rows = read_file(source, line, column, *column.value.split("/"))
     numbers = list(itertools.chain(*rows))
     values = {place: number * column.scale for place, number in enumerate(numbers)}
-    error = read_error(source, line, column, numbers[0]) if len(numbers) == 1 else None
-    return Measured(values, None if error is None else error * column.scale)
+    if len(numbers) != 1:
+        return Measured(values)
+    error = read_error(source, line, column, numbers[0])
+    if error is None:
+        return Measured(values)
+    return Measured(values, error * column.scale)
 
 
 def _measure_studies(
@@ -240,29 +282,41 @@ def _add_count(text: str, entry: Entry, records: Records, value: str) -> str:
     """Add the number of seeds, the seeds without a result and marks to the text of a cell."""
     cells = find_cells(records, entry)
     statuses = Counter(cell.status for cell in cells if cell.status != "done")
-    if not cells or not (text or FAILURES & statuses.keys()):
+    has_failed = not FAILURES.isdisjoint(statuses)
+    if not cells or not (text or has_failed):
         return text
-    count, planned = len(entry.values), len({cell.seed for cell in cells})
-    missing = [f"{number} {status}" for status, number in sorted(statuses.items())]
-    number = ", ".join([f"n={count} of {planned}", *missing]) if count < planned else f"n={count}"
-    studies = [(records[r.study], r.variant) for r in entry.references]
+    count = len(entry.values)
+    planned = len({cell.seed for cell in cells})
+    if count < planned:
+        missing = [f"{number} {status}" for status, number in sorted(statuses.items())]
+        seeds = ", ".join([f"n={count} of {planned}", *missing])
+    else:
+        seeds = f"n={count}"
     marks = []
-    if any(study.is_mixed(variant, study.plan.baseline) for study, variant in studies):
-        marks.append(DAGGER)
-    if text != "busy machine" and has_time_fault(records, entry, value):
+    for reference in entry.references:
+        study = records[reference.study]
+        if study.is_mixed(reference.variant, study.plan.baseline):
+            marks.append(DAGGER)
+            break
+    if text != BUSY_TEXT and has_time_fault(records, entry, value):
         marks.append(TIME_MARK)
-    return " ".join([f"{text} ({number})", *marks]).strip()
+    return " ".join([f"{text} ({seeds})", *marks]).strip()
 
 
 def find_cells(records: Records, entry: Entry) -> list[CellRecord]:
     """Return the planned cells of the variants of an entry."""
-    return [cell for r in entry.references for cell in records[r.study].variant_cells(r.variant)]
+    cells = []
+    for reference in entry.references:
+        cells += records[reference.study].variant_cells(reference.variant)
+    return cells
 
 
 def is_time(records: Records, entry: Entry, value: str) -> bool:
     """Return True for a value that is a time or a speed."""
-    metric = next((records[r.study].plan.metric.name for r in entry.references), "")
-    name = metric if value == "metric" else value
+    name = value
+    if value == "metric":
+        metrics = [records[r.study].plan.metric.name for r in entry.references]
+        name = metrics[0] if metrics else ""
     return name.endswith(("_time", "_per_second", "/seconds"))
 
 
@@ -286,24 +340,47 @@ def _format(column: config.Column, published: list[str], values: Values, base: V
     """
     if not values:
         return ""
-    digits = max(map(count_decimals, published)) if any(map(config.find_numbers, published)) else 2
-    digits = digits if column.digits is None else column.digits
     mean = statistics.fmean(values.values())
-    if column.value == "parameters" or 0 < abs(mean) < 1:
-        # Small models have fewer parameters and shorter times than the paper: two digits remain.
-        digits = max(digits, 1 - find_magnitude(mean))
-    units = {match[1] for text in published if (match := re.match(r"[\d.]+([KMBG%])", text))}
-    unit = units.pop() if len(units) == 1 else ""
+    digits = _choose_digits(column, published, mean)
+    unit = _find_unit(published)
+    # The values of a file are those of several rows or columns, which have no mean.
     shown = values.values() if column.file else [mean]
     texts = ["/".join(format_number(value, f".{digits}f") + unit for value in shown)]
     if len(set(values.values())) > 1 and not column.file:
-        texts.append(f"± {write_number(statistics.stdev(values.values()), f'.{digits}f')}")
+        spread = statistics.stdev(values.values())
+        texts.append(f"± {write_number(spread, f'.{digits}f')}")
     start = statistics.fmean(base.values()) if base else None
-    if column.overhead:
-        texts.append(f"({format_number(100 * (mean / start - 1), '.1f')}%)" if start else "(-)")
+    if column.overhead and start:
+        overhead = 100 * (mean / start - 1)
+        texts.append(f"({format_number(overhead, '.1f')}%)")
+    elif column.overhead:
+        texts.append("(-)")
     if column.difference and start is not None:
         texts.append(f"/{format_number(mean - start, f'+.{digits}f')}")
     return " ".join(texts)
+
+
+def _choose_digits(column: config.Column, published: list[str], mean: float) -> int:
+    """Return the decimals of a column: its own, those of its published cells, or two."""
+    digits = 2
+    if column.digits is not None:
+        digits = column.digits
+    elif any(config.find_numbers(text) for text in published):
+        digits = max(count_decimals(text) for text in published)
+    if column.value == "parameters" or 0 < abs(mean) < 1:
+        # Small models have fewer parameters and shorter times than the paper: two digits remain.
+        digits = max(digits, 1 - find_magnitude(mean))
+    return digits
+
+
+def _find_unit(published: list[str]) -> str:
+    """Return the unit behind the numbers of all published cells that have one, or nothing."""
+    units = set()
+    for text in published:
+        match = re.match(r"[\d.]+([KMBG%])", text)
+        if match:
+            units.add(match[1])
+    return units.pop() if len(units) == 1 else ""
 
 
 def count_decimals(published: str) -> int:

@@ -1,36 +1,25 @@
 """Pages of a paper: every table and figure as printed, with published values and ours."""
 
 import itertools
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lit_attn.cells.records import read_clock
-from lit_attn.config.papers import AXES, Figure, Layout, Panel, PaperSource, Reading, Reference
+from lit_attn.config.papers import Figure, Layout, PaperSource, Reading
 from lit_attn.config.papers import Table as PaperTable
 from lit_attn.files import write_atomic
-from lit_attn.report import diagnostics, drawing, formats, papers
+from lit_attn.report import formats, papers
 from lit_attn.report.claims import judge_claims
 from lit_attn.report.formats import Cell, Table
 from lit_attn.report.page import Section, render_page
-from lit_attn.report.papers import Entry, Records, make_entries, measure
-from lit_attn.report.read import (
-    LOG,
-    Outcome,
-    describe_failure,
-    drop_undefined_steps,
-    read_or_skip,
-)
+from lit_attn.report.papers import Entry, Records, make_entries
+from lit_attn.report.papers_figures import draw_figure
+from lit_attn.report.read import LOG, Outcome, describe_failure
 from lit_attn.report.results import describe_origin, describe_records
-from lit_attn.report.scaling import read_points
-
-if TYPE_CHECKING:
-    import matplotlib.figure
 
 SMALL: dict[str, str] = formats.read_asset("tables.yaml")["small"]
 """Title of the tables of small models, and the warning of their page."""
@@ -80,7 +69,7 @@ def write_parts(source: PaperSource, runs: Path, reports: Path) -> Outcome:
     for number, item in items.items():
         make = partial(_make_part, source, number, item, records)
         parts.append(contain(_name_item(number), make))
-    title = source.paper.title + (" (small models)" if source.size else "")
+    title = f"{source.paper.title} (small models)" if source.size else source.paper.title
     files: dict[str, str | bytes] = {}
     images: dict[str, dict[str, bytes]] = {}
     captions: dict[str, str] = {}
@@ -91,11 +80,25 @@ def write_parts(source: PaperSource, runs: Path, reports: Path) -> Outcome:
     warnings = _list_warnings(source, records)
     links = [name for name in files if name.endswith(".csv")]
     sections = [part.section for part in parts]
-    values: dict[str, Any] = {"captions": captions, "images": images, "warnings": warnings}
-    values["links"] = links
-    files["index.html"] = render_page(title, sections, [], name=folder.name, **values)
-    values |= {"title": title, "sections": sections, "to_markdown": formats.to_markdown}
-    files["index.md"] = formats.PLAIN.get_template("page.md").render(values)
+    files["index.html"] = render_page(
+        title,
+        sections,
+        [],
+        name=folder.name,
+        captions=captions,
+        images=images,
+        warnings=warnings,
+        links=links,
+    )
+    files["index.md"] = formats.PLAIN.get_template("page.md").render(
+        title=title,
+        sections=sections,
+        captions=captions,
+        images=images,
+        warnings=warnings,
+        links=links,
+        to_markdown=formats.to_markdown,
+    )
     for name, content in files.items():
         write_atomic(folder / name, content)
     return Outcome([folder / "index.html"], skipped)
@@ -119,10 +122,10 @@ def _name_item(number: str) -> str:
 
 def _make_part(source: PaperSource, number: str, item: Layout, records: Records) -> Part:
     """Return the part of the page of a table or figure."""
-    name = _name_item(number)
-    is_absent = not source.references(item) and (source.size or not item.script)
-    reason = f" Not measured: {item.absent or SMALL['absent']}" if is_absent else ""
-    caption = f"{name}. {item.caption}.{reason}"
+    caption = f"{_name_item(number)}. {item.caption}."
+    has_script = item.script and not source.size
+    if not source.references(item) and not has_script:
+        caption += f" Not measured: {item.absent or SMALL['absent']}"
     if isinstance(item, PaperTable):
         return _make_table_part(source, number, item, records, caption)
     assert isinstance(item, Figure)
@@ -151,8 +154,7 @@ def _make_figure_part(
     source: PaperSource, number: str, item: Figure, records: Records, caption: str
 ) -> Part:
     """Return a figure of the paper, and a drawing of each reading, as SVG and PNG files."""
-    note = item.small_note if source.size else item.note
-    note = " ".join(filter(None, [note, *_describe_studies(source, item, records)]))
+    notes = _list_notes(source, item) + _describe_studies(source, item, records)
     readings: list[Reading] = ["*"]
     if not source.size:
         readings += item.readings
@@ -161,17 +163,26 @@ def _make_figure_part(
     captions: dict[str, str] = {}
     for place, reading in enumerate(readings):
         ending = f"-{place}" if place else ""
-        reading_name = _name_reading(reading) if place else ""
-        for kind, formats_of_image in _draw_figure(source, item, records, reading).items():
+        texts = [caption, *notes]
+        if place:
+            texts.insert(1, _name_reading(reading))
+        for kind, formats_of_image in draw_figure(source, item, records, reading).items():
             stem = f"{number}-{kind}{ending}"
             images[stem] = formats_of_image
-            captions[stem] = " ".join(filter(None, [caption, reading_name, note]))
+            captions[stem] = " ".join(texts)
             for extension, image in formats_of_image.items():
                 files[f"{stem}.{extension}"] = image
     tables = []
     if not images:
-        notes = [note] if note else []
-        tables.append(Table(["figure"], [[Cell("not drawn")]], caption, notes=notes))
+        note = " ".join(notes)
+        tables.append(
+            Table(
+                ["figure"],
+                [[Cell("not drawn")]],
+                caption,
+                notes=[note] if note else [],
+            )
+        )
     return Part(Section(_name_item(number), list(images), tables), files, images, captions)
 
 
@@ -181,28 +192,42 @@ def make_tables(
     """Return the table as printed with our values, and a table for each reading that has run."""
     grid = make_entries(source, item, records)
     titles = _describe_studies(source, item, records)
-    notes = list(filter(None, [item.small_note if source.size else item.note]))
+    notes = _list_notes(source, item)
+    is_measured = bool(source.references(item))
     if source.size:
-        published = _lay_out(item, grid, caption, notes, "p")
-        ours = _lay_out(item, grid, f"{caption} {SMALL['title']}", titles, "o")
-        return [published, ours] if source.references(item) else [published]
-    content = "po" if source.references(item) or item.script else "p"
-    tables = [_lay_out(item, grid, caption, [*notes, *titles], content)]
+        tables = [_lay_out(item, grid, caption, notes, "p")]
+        if is_measured:
+            tables.append(_lay_out(item, grid, f"{caption} {SMALL['title']}", titles, "o"))
+        return tables
+    content = "po" if is_measured or item.script else "p"
+    tables = [_lay_out(item, grid, caption, notes + titles, content)]
     for reading in item.readings:
         lines = make_entries(source, item, records, reading)
-        if shown := [line for line in lines if any(entry.ours for entry in line)]:
-            tables.append(_lay_out(item, shown, f"{caption} {_name_reading(reading)}", titles, "o"))
+        measured_lines = [line for line in lines if any(entry.ours for entry in line)]
+        if measured_lines:
+            title = f"{caption} {_name_reading(reading)}"
+            tables.append(_lay_out(item, measured_lines, title, titles, "o"))
     return tables
+
+
+def _list_notes(source: PaperSource, item: Layout) -> list[str]:
+    """Return the note of an item for this size of models, if it has one."""
+    note = item.small_note if source.size else item.note
+    return [note] if note else []
 
 
 def _describe_studies(source: PaperSource, item: Layout, records: Records) -> list[str]:
     """Return the command of a script, and the title and the parity of each study of an item."""
-    scripts = [f"Measured by `{item.script}`."] if item.script and not source.size else []
-    names = sorted({reference.study for reference in source.references(item)} & set(records))
+    scripts = []
+    if item.script and not source.size:
+        scripts.append(f"Measured by `{item.script}`.")
+    needed = {reference.study for reference in source.references(item)}
+    names = sorted(needed & records.keys())
     return [*scripts, *(describe_origin(records[name].plan) for name in names)]
 
 
 def _name_reading(reading: Reading) -> str:
+    """Return the sentence of a caption that names the variants of a reading."""
     names = reading if isinstance(reading, str) else ", ".join(reading.values())
     return f"Alternative reading: variants {names}."
 
@@ -211,178 +236,111 @@ def _lay_out(
     item: PaperTable, grid: list[list[Entry]], title: str, notes: list[str], content: str
 ) -> Table:
     """Return the entries in the paper's arrangement: published ("p"), ours ("o") or both ("po")."""
+    # A reading may lack lines.
     if item.side_by_side and len(grid) == len(item.rows):
         grid = _set_side_by_side(item, grid, "ours" if content == "po" else "")
     if item.one_row:
-        entries = itertools.chain(*grid)
-        grid = [[e._replace(row="", column=f"{e.row} / {e.column}") for e in entries]]
+        grid = [_set_in_one_row(grid)]
     if item.transposed:
-        columns = zip(*grid, strict=True)
-        grid = [[e._replace(row=e.column, column=e.row) for e in line] for line in columns]
+        grid = _transpose(grid)
+    names = {}
+    for key, row in item.rows.items():
+        names[key] = key if row.name is None else row.name
     rows = []
-    names = {key: key if row.name is None else row.name for key, row in item.rows.items()}
     for line in grid:
         name = names.get(line[0].row, line[0].row)
-        published = [Cell(name or "published"), *(Cell(entry.published) for entry in line)]
-        ours = [Cell(name if name and content == "o" else "ours"), *(Cell(e.ours) for e in line)]
-        rows += [published] if "p" in content else []
-        rows += [ours] if "o" in content else []
+        if "p" in content:
+            cells = [Cell(entry.published) for entry in line]
+            rows.append([Cell(name or "published"), *cells])
+        if "o" in content:
+            # Below a published row ours have no name.
+            heading = name if name and content == "o" else "ours"
+            cells = [Cell(entry.ours) for entry in line]
+            rows.append([Cell(heading), *cells])
     headings = [item.corner, *(entry.column for entry in grid[0])]
-    texts = formats.read_asset("tables.yaml")["paper"]
-    notes = [*notes, *(texts[key] for key in texts if key in (content, content[-1]))]
-    return Table(headings, rows, title, notes=notes, kind="paper", entry=len(content))
+    # "po" and "o" share the explanation of our values.
+    sentences = formats.read_asset("tables.yaml")["paper"]
+    explanations = [text for key, text in sentences.items() if key in (content, content[-1])]
+    return Table(
+        headings,
+        rows,
+        title,
+        notes=[*notes, *explanations],
+        kind="paper",
+        entry=len(content),
+    )
+
+
+def _set_in_one_row(grid: list[list[Entry]]) -> list[Entry]:
+    """Return all entries in one line without a name; their columns are "ROW / COLUMN"."""
+    entries = itertools.chain(*grid)
+    return [entry._replace(row="", column=f"{entry.row} / {entry.column}") for entry in entries]
+
+
+def _transpose(grid: list[list[Entry]]) -> list[list[Entry]]:
+    """Return the grid with its rows as columns."""
+    return [_swap_names(column) for column in zip(*grid, strict=True)]
+
+
+def _swap_names(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the entries with their row as column and the other way round."""
+    return [entry._replace(row=entry.column, column=entry.row) for entry in entries]
 
 
 def _set_side_by_side(item: PaperTable, grid: list[list[Entry]], end: str) -> list[list[Entry]]:
     """Return each line of `side_by_side`; `end` replaces the names of its further rows in ours."""
-    blank = [Entry("", heading, "", {}, "", []) for heading in item.columns]
-    rows = {"": blank} | {line[0].row: line for line in grid}
-    lines = [[*rows[names[0]]] for names in item.side_by_side]
-    for line, names in zip(lines, item.side_by_side, strict=True):
-        for name in names[1:]:
-            line += [Entry("", item.corner, name, {}, name and (end or name), []), *rows[name]]
+    # An empty name leaves a gap.
+    gap = [_make_label(heading, "", "") for heading in item.columns]
+    rows = {"": gap} | {line[0].row: line for line in grid}
+    lines = []
+    for first, *further in item.side_by_side:
+        line = [*rows[first]]
+        for name in further:
+            ours = (end or name) if name else ""
+            line += [_make_label(item.corner, name, ours), *rows[name]]
+        lines.append(line)
     return lines
+
+
+def _make_label(column: str, published: str, ours: str) -> Entry:
+    """Return a cell that has a text and no values."""
+    return Entry(row="", column=column, published=published, values={}, ours=ours, references=[])
 
 
 def make_claims_table(source: PaperSource, items: dict[str, Layout], records: Records) -> Table:
     """Return the paper's claims with the published difference, ours and the judgement."""
     verdicts = judge_claims(source, items, records)
-    names = ("agree", "disagree", "undecided", "not run")
-    rows = [
-        [*map(Cell, map(str, v[:-1])), Cell(v.judgement, is_bold=v.judgement in names[:2])]
-        for v in verdicts
-    ]
-    totals = ", ".join(f"{sum(v.judgement.startswith(n) for v in verdicts)} {n}" for n in names)
-    return formats.named_table("claims", rows, totals=totals)
+    rows = []
+    for verdict in verdicts:
+        # With a mark or a reason it is no plain result.
+        is_plain = verdict.judgement in ("agree", "disagree")
+        row = [
+            Cell(verdict.text),
+            Cell(verdict.places),
+            Cell(verdict.studies),
+            Cell(verdict.published),
+            Cell(verdict.ours),
+            Cell(str(verdict.pairs)),
+            Cell(verdict.judgement, is_bold=is_plain),
+        ]
+        rows.append(row)
+    totals = []
+    for name in ("agree", "disagree", "undecided", "not run"):
+        count = sum(verdict.judgement.startswith(name) for verdict in verdicts)
+        totals.append(f"{count} {name}")
+    return formats.named_table("claims", rows, totals=", ".join(totals))
 
 
 def _to_csv(grid: list[list[Entry]]) -> str:
-    rows = [
-        (entry.row, entry.column, entry.published, seed, value)
-        for entry in itertools.chain(*grid)
-        for seed, value in entry.values.items() or [("", None)]
-    ]
+    """Return one row for each cell and seed; merged cells have the published text of their cell."""
+    rows: list[tuple[Any, ...]] = []
+    for entry in itertools.chain(*grid):
+        cell = (entry.row, entry.column, entry.published)
+        if not entry.values:
+            rows.append((*cell, "", None))
+        for seed, value in entry.values.items():
+            rows.append((*cell, seed, value))
     frame = pd.DataFrame(rows, columns=["row", "column", "published", "seed", "ours"])
     published = frame["published"].mask(frame["published"].isin(["^", "<"]))
     frame["published"] = published.groupby(frame["column"]).ffill()
     return formats.to_csv(frame)
-
-
-def _draw_figure(
-    source: PaperSource, item: Figure, records: Records, reading: Reading
-) -> dict[str, dict[str, bytes]]:
-    """Return SVG and PNG of the drawings of a reading that have records, by name and kind."""
-    located = {label: line for (label, _), line in source.locate(item, reading).items()}
-    pictures = {} if source.size else _read_pictures(source, item)
-    lines = {label: line for label, line in located.items() if item.file or line.study in records}
-    cells = (records[study].finished_cells(name) for study, name in lines.values())
-    if not item.file and not any(cells):
-        return pictures
-    values, arrays = [], {}
-    for label, (study, variant) in lines.items():
-        if item.draw and label in item.lines:
-            recorded = diagnostics.read_study_diagnostics(records[study])
-            chosen = recorded.values[recorded.values["variant"] == variant]
-            chosen = chosen[chosen["step"] <= (item.last_step or math.inf)]
-            values.append(chosen.assign(variant=label))
-            if variant in recorded.arrays:
-                arrays[label] = recorded.arrays[variant]
-    with drawing.appearance():
-        drawn: dict[str, Any] = {}
-        if values:
-            merged = diagnostics.Diagnostics(pd.concat(values), arrays)
-            first = next(iter(item.lines))
-            drawn |= {kind: diagnostics.DRAWERS[kind](merged, first) for kind in item.draw}
-        drawn["panels"] = _draw_panels(source, item, lines, records) if item.panels else None
-        return pictures | {name: drawing.render(figure) for name, figure in drawn.items() if figure}
-
-
-def _read_pictures(source: PaperSource, item: Figure) -> dict[str, dict[str, bytes]]:
-    """Return the SVG and PNG files of the pictures that a script has drawn, by number."""
-    paths = [{k: source.runs / f"{name}.{k}" for k in ("svg", "png")} for name in item.pictures]
-    drawn = [files for files in paths if all(path.exists() for path in files.values())]
-    contents = [{kind: path.read_bytes() for kind, path in files.items()} for files in drawn]
-    return {f"picture-{number}": files for number, files in enumerate(contents, start=1)}
-
-
-def _draw_panels(
-    source: PaperSource, item: Figure, located: dict[str, Reference], records: Records
-) -> "matplotlib.figure.Figure | None":
-    """Draw the panels side by side with one legend; return None without any record."""
-    styles = itertools.cycle(itertools.product(("-", "--", ":", "-."), drawing.COLOURS))
-    names = dict.fromkeys(label.partition(" / ")[0] for label, _ in item.variants())
-    styled = zip(names, styles, strict=False)
-    key: drawing.Key = {name: (colour, dash) for name, (dash, colour) in styled}
-    columns = 2 if len(item.panels) == 4 else min(3, len(item.panels))
-    rows = -(-len(item.panels) // columns)
-    figure = drawing.new_figure(2.4 * rows + 0.5)
-    all_axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    frames = []
-    for axes in all_axes[len(item.panels) :]:
-        axes.set_visible(False)
-    for axes, panel in zip(all_axes, item.panels, strict=False):
-        lines = {label: located[label] for label in panel.lines or item.lines if label in located}
-        if item.file:
-            frame = _read_points(source, item, panel, lines)
-        else:
-            frame = _read_panel(panel, lines, records)
-        frames.append(frame)
-        for label, part in frame.groupby("label", sort=False)["value"]:
-            if panel.x == "variant":
-                axes.bar(label, part.mean(), yerr=part.std() or None, color=key[str(label)][0])
-            else:
-                drawing.draw_band(axes, part, *key[str(label)], label=str(label))
-        if panel.x in ("variant", "compute"):
-            axes.tick_params(axis="x", which="both", rotation=60)
-        elif item.file:
-            axes.locator_params(axis="x", integer=True)
-        metrics = [records[s].plan.metric.label for s, _ in lines.values() if s in records]
-        axes.set_xlabel(AXES.get(panel.x, panel.x))
-        axes.set_ylabel(panel.label or (metrics[0] if panel.y == "metric" and metrics else panel.y))
-        for axis in panel.log:
-            drawing.use_log_scale(axes, axis)
-    if any(panel.x != "variant" for panel in item.panels):
-        drawing.add_legend(figure, key)
-    return None if all(frame.empty for frame in frames) else figure
-
-
-def _read_points(
-    source: PaperSource, item: Figure, panel: Panel, lines: dict[str, Reference]
-) -> pd.DataFrame:
-    """Return the label and value of every point in the files of scripts, indexed by the axis x."""
-    column, read = item.grid()[0][""], papers.read_file
-    points = {n: read(source, line, column, panel.x, panel.y) for n, line in lines.items()}
-    rows = [(label, *point) for label, part in points.items() for point in part]
-    return pd.DataFrame(rows, columns=["label", "x", "value"]).set_index("x")
-
-
-def _read_panel(panel: Panel, lines: dict[str, Reference], records: Records) -> pd.DataFrame:
-    """Return the label and value of every seed, indexed by epoch, step, seconds or variant."""
-    rows: list[tuple[Any, ...]] = []
-    for label, reference in lines.items():
-        if panel.x == "variant":
-            values = measure(records, reference, panel.y).values()
-            rows += [(label, label, label, value) for value in values]
-            continue
-        if panel.x == "compute":
-            name, _, size = label.partition(" / ")
-            base = measure(records, lines.get(f"{panel.relative.get(name)} / {size}"), "metric")
-            for x in read_points([records[reference.study]]):
-                if x.variant == reference.variant and (x.seed in base or not panel.relative):
-                    value = 100 * (1 - x.value / base[x.seed]) if base else x.value
-                    rows.append((name, size, x.flops, value))
-            continue
-        study = records[reference.study]
-        for cell in study.finished_cells(reference.variant):
-            clock = read_or_skip(read_clock, cell.folder, "clock.csv") or {}
-            for row in cell.curve(study.plan.metric if panel.y == "metric" else panel.y):
-                # Epochs of the records count from 0.
-                times = {"epoch": row.epoch + 1, "step": row.step, "seconds": clock.get(row.step)}
-                rows.append((label, row.step, times[panel.x], row.value))
-    frame = pd.DataFrame(rows, columns=["label", "step", "time", "value"])
-    frame = drop_undefined_steps(frame, "label").dropna()
-    frame["value"] *= panel.scale
-    if panel.x == "seconds":
-        # Seeds take different times for a step.
-        frame["time"] = frame.groupby(["label", "step"])["time"].transform("mean")
-    return frame.set_index("time")[["label", "value"]]

@@ -9,7 +9,7 @@ import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,6 +21,7 @@ from lit_attn.cells import records
 from lit_attn.cells.folder import read_cell, read_result
 from lit_attn.files import require_folder
 from lit_attn.report.drawing import MOST_PANELS
+from lit_attn.report.rows import Row
 from lit_attn.report.stats import find_resolution
 from lit_attn.report.timing import NOT_ALONE, find_time_fault
 from lit_attn.schema.errors import ConfigError, escape_control, require, suggest
@@ -32,37 +33,22 @@ BUSY = 1.2
 """Ratio of the longest to the shortest time over seeds from which on a time is not printed."""
 
 MEASUREMENTS = (
-    *("selected_epoch", "steps", "epochs", "batch_size", "parameters", "flops", "ffn_width"),
-    *("peak_memory", "wall_time", "attempts", "finished"),
+    "selected_epoch",
+    "steps",
+    "epochs",
+    "batch_size",
+    "parameters",
+    "flops",
+    "ffn_width",
+    "peak_memory",
+    "wall_time",
+    "attempts",
+    "finished",
 )
 """Fields of a result that are columns of per_seed.csv."""
 
 LOG = logging.getLogger(__name__)
 """Logger of everything that a report leaves out. Without a handler Python prints it to stderr."""
-
-
-class Row(Mapping[str, Any]):
-    """Mapping as small as a tuple: rows with the same keys share them."""
-
-    __slots__ = ("_places", "_values")
-
-    def __init__(self, content: Mapping[str, Any]) -> None:
-        self._places = _number(tuple(content))
-        self._values = tuple(content.values())
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values[self._places[key]]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-
-@lru_cache(maxsize=1000)
-def _number(keys: tuple[str, ...]) -> dict[str, int]:
-    return {key: place for place, key in enumerate(keys)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +77,11 @@ class CellRecord:
 
     def curve(self, metric: records.Metric | str) -> list[records.MetricRow]:
         """Return the logged rows of `metric` in printed units, or of a name in recorded units."""
+        if isinstance(metric, str):
+            name, scale = metric, 1.0
+        else:
+            name, scale = metric.name, metric.scale
         rows = read_or_skip(records.read_metrics, self.folder, "metrics.csv") or []
-        name, scale = (metric, 1.0) if isinstance(metric, str) else (metric.name, metric.scale)
         return [row._replace(value=row.value * scale) for row in rows if row.name == name]
 
 
@@ -121,19 +110,20 @@ class StudyRecord:
 
         All are finite: `drop_undefined_steps` removes the steps of a variant with another value.
         """
-        names = [v.name for v in self.plan.variants if self.values(v.name)]
-        names = list(dict.fromkeys([self.plan.baseline, *names]))[: MOST_PANELS + 1]
-        rows = [
-            (name, cell.seed, row.step, row.value)
-            for name in names
-            for cell in self.finished_cells(name)
-            for row in cell.curve(self.plan.metric)
-        ]
+        finished = [v.name for v in self.plan.variants if self.values(v.name)]
+        names = list(dict.fromkeys([self.plan.baseline, *finished]))
+        rows: list[tuple[Any, ...]] = []
+        # Figures show the baseline and at most MOST_PANELS other variants.
+        for name in names[: MOST_PANELS + 1]:
+            for cell in self.finished_cells(name):
+                curve = cell.curve(self.plan.metric)
+                rows += [(name, cell.seed, row.step, row.value) for row in curve]
         frame = pd.DataFrame(rows, columns=["variant", "seed", "step", "value"])
         return drop_undefined_steps(frame.astype({"value": float}), "variant")
 
     @cached_property
     def _by_variant(self) -> dict[str, list[CellRecord]]:
+        """Cells by variant, so that no method searches all cells."""
         groups: dict[str, list[CellRecord]] = {v.name: [] for v in self.plan.variants}
         for cell in self.cells:
             groups.setdefault(cell.variant, []).append(cell)
@@ -169,8 +159,12 @@ class StudyRecord:
 
     def config_path(self, variant: str) -> Path | None:
         """Return the first readable config.yaml of a variant's cells."""
-        paths = (f"{c.path}/config.yaml" for c in self.variant_cells(variant) if c.path)
-        return next((Path(path) for path in paths if os.access(path, os.R_OK)), None)
+        for cell in self.variant_cells(variant):
+            if cell.folder is not None:
+                path = cell.folder / "config.yaml"
+                if os.access(path, os.R_OK):
+                    return path
+        return None
 
     @cached_property
     def time_faults(self) -> dict[str, str]:
@@ -190,20 +184,43 @@ class StudyRecord:
         timed = {entry.variant for entry in self.step_times.variants}
         faults = {}
         for variant in self.plan.variants:
-            is_timed = variant.name in timed or variant.variant in timed
-            fault = self.time_faults[variant.name]
-            faults[variant.name] = "" if is_timed else "; ".join(filter(None, [NOT_ALONE, fault]))
+            if variant.name in timed or variant.variant in timed:
+                faults[variant.name] = ""
+            else:
+                reasons = [NOT_ALONE, self.time_faults[variant.name]]
+                faults[variant.name] = "; ".join(reason for reason in reasons if reason)
         return faults
 
     def step_time(self, variant: str) -> float | None:
         """Return the step time measured alone, or the median of seeds that agree on it (BUSY)."""
-        if timed := self.step_times.variants if self.step_times else ():
-            names = [variant, *(v.variant for v in self.plan.variants if v.name == variant)]
-            seconds = {entry.kind: entry.seconds for entry in timed}  # Of the last measurement.
-            if entry := next((entry for entry in timed if entry.variant in names), None):
-                return entry.ratio * seconds.get(entry.baseline_kind, entry.seconds / entry.ratio)
+        alone = self._step_time_alone(variant)
+        if alone is not None:
+            return alone
         times = self.measurements("step_time", variant)
-        return statistics.median(times) if times and max(times) <= BUSY * min(times) else None
+        if times and max(times) <= BUSY * min(times):
+            return statistics.median(times)
+        return None
+
+    def _step_time_alone(self, variant: str) -> float | None:
+        """Return the step time of a variant that was measured alone, None without a measurement.
+
+        It is the ratio to the baseline that was measured in the same session, times the seconds of
+        that baseline in its last session, so that sessions on a slower machine do not differ.
+        """
+        if self.step_times is None:
+            return None
+        names = {variant}
+        for planned in self.plan.variants:
+            # Variants under several criteria share the time of one variant.
+            if planned.name == variant and planned.variant is not None:
+                names.add(planned.variant)
+        # Of the last measurement of each kind of cell.
+        seconds = {entry.kind: entry.seconds for entry in self.step_times.variants}
+        for entry in self.step_times.variants:
+            if entry.variant in names:
+                baseline_seconds = entry.seconds / entry.ratio
+                return entry.ratio * seconds.get(entry.baseline_kind, baseline_seconds)
+        return None
 
 
 def find_differences(cells: Sequence[CellRecord]) -> dict[str, list[str]]:
@@ -220,12 +237,14 @@ def find_differences(cells: Sequence[CellRecord]) -> dict[str, list[str]]:
                 hashes[name].add(value)
         for path, value in cell.modules.items():
             hashes[path].add(value)
+    modules = sorted(hashes.keys() - {"code", "data"})
     differences: dict[str, list[str]] = {}
-    for name in ("code", "data", *sorted(hashes.keys() - {"code", "data"})):
+    for name in ("code", "data", *modules):
         values = sorted(hashes[name])
         if len(values) > 1 or any("+" in value for value in values):
             # A page that is published must not contain the paths of a machine.
-            differences[name if name in ("code", "data") else Path(name).name] = values
+            shown = Path(name).name if name in modules else name
+            differences[shown] = values
     return differences
 
 
@@ -290,13 +309,13 @@ def read_studies(runs: Path, names: list[str] | None = None) -> Iterator[StudyRe
         try:
             study = _read_study(plans[name])
         except Exception as error:
-            message = str(error)
+            reason = str(error)
             if not isinstance(error, ConfigError):
-                message = f"{plans[name].parent}: {describe_failure(error)}"
+                reason = f"{plans[name].parent}: {describe_failure(error)}"
             skipped_count += 1
             if skipped_count == len(chosen):
-                raise ConfigError(message) from error
-            LOG.warning("%s. This study is skipped.", message)
+                raise ConfigError(reason) from error
+            LOG.warning("%s. This study is skipped.", reason)
         else:
             yield study
 
@@ -318,83 +337,142 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     if plan.study != path.parent.name:
         raise ConfigError(f"{path}: is the plan of '{plan.study}', not of '{path.parent.name}'")
     require(f"{path}: baseline: no variant", plan.baseline, (v.name for v in plan.variants))
-    # A planned cell is freed as soon as its record has been read.
-    plan.cells.reverse()
-    count, folder = len(plan.cells), str(path.parent)
-    cells = [_read_cell(folder, plan.cells.pop(), plan.metric) for _ in range(count)]
-    seals = read_or_skip(records.Seals.read, path.parent, "seals.json")
-    tuning = read_or_skip(records.Tuning.read, path.parent, "tuning.json")
-    times = read_or_skip(records.StepTimes.read, path.parent, "step_times.json")
-    files = {"seals.json": seals, "tuning.json": tuning, "step_times.json": times}
-    unreadable = [n for n, r in files.items() if r is None and (path.parent / n).exists()]
-    study = StudyRecord(plan, cells, None, seals, tuning, times, unreadable)
-    name = plan.metric.name
-    without = [cell for cell in cells if cell.status == f"without {name}"]
-    if without and not study.finished_cells():
-        result = read_result(Path(without[0].path), without[0].identity)
-        hint = suggest(name, result.metrics) if result else ""
-        raise ConfigError(f"{path}: metric.name: no cell has '{name}'{hint}")
-    other = path.parents[1] / (plan.contrast or "") / "plan.json"
-    if not is_contrast and plan.contrast and other.exists():
-        contrast = read_or_skip(lambda other: _read_study(other, is_contrast=True), other)
-        if contrast and contrast.plan.metric == plan.metric:
-            return replace(study, contrast=contrast)
-        if contrast:
-            LOG.warning("%s: contrast: the metric of %r differs", path, plan.contrast)
+    folder = path.parent
+    cells = _read_cells(folder, plan)
+    seals = read_or_skip(records.Seals.read, folder, "seals.json")
+    tuning = read_or_skip(records.Tuning.read, folder, "tuning.json")
+    step_times = read_or_skip(records.StepTimes.read, folder, "step_times.json")
+    files = {"seals.json": seals, "tuning.json": tuning, "step_times.json": step_times}
+    unreadable = []
+    for name, content in files.items():
+        if content is None and (folder / name).exists():
+            unreadable.append(name)
+    study = StudyRecord(
+        plan, cells, seals=seals, tuning=tuning, step_times=step_times, unreadable=unreadable
+    )
+    _require_metric(path, study)
+    if plan.contrast and not is_contrast:
+        return replace(study, contrast=_read_contrast(path, plan.contrast, plan.metric))
     return study
 
 
+def _read_cells(folder: Path, plan: records.Plan) -> list[CellRecord]:
+    """Read the planned cells in their order, and remove them from the plan.
+
+    Each is freed as soon as its record has been read: a study can have 50,000 cells.
+    """
+    plan.cells.reverse()
+    cells = []
+    while plan.cells:
+        cells.append(_read_cell(str(folder), plan.cells.pop(), plan.metric))
+    return cells
+
+
+def _require_metric(path: Path, study: StudyRecord) -> None:
+    """Raise ConfigError if cells have results, and not one of them has the study's metric."""
+    name = study.plan.metric.name
+    without = [cell for cell in study.cells if cell.status == f"without {name}"]
+    if not without or study.finished_cells():
+        return
+    result = read_result(Path(without[0].path), without[0].identity)
+    nearest = suggest(name, result.metrics) if result else ""
+    raise ConfigError(f"{path}: metric.name: no cell has '{name}'{nearest}")
+
+
+def _read_contrast(path: Path, name: str, metric: records.Metric) -> StudyRecord | None:
+    """Return the study `name` beside the plan at `path`, None if it cannot be compared."""
+    other = path.parents[1] / name / "plan.json"
+    if not other.exists():
+        return None
+    contrast = read_or_skip(partial(_read_study, is_contrast=True), other)
+    if contrast is None:
+        return None
+    if contrast.plan.metric != metric:
+        LOG.warning("%s: contrast: the metric of %r differs", path, name)
+        return None
+    return contrast
+
+
 def _read_cell(study: str, planned: records.PlannedCell, metric: records.Metric) -> CellRecord:
+    """Read the folder of a planned cell of the study in the folder `study`."""
     path = f"{study}/{planned.path}"
     result = read_result(Path(path), planned.identity)
-    variant, seed, identity = sys.intern(planned.variant), planned.seed, planned.identity
-    if result is not None and metric.name in result.metrics:
-        value = result.metrics[metric.name] * metric.scale
-        if not math.isfinite(value):
-            LOG.warning("%s: %s times %g is not finite", path, metric.name, metric.scale)
-            return CellRecord(variant, seed, "unreadable", identity=identity, path=path)
-        modules = {
-            sys.intern(name): sys.intern("+".join(part[:12] for part in stamp.split("+")))
-            for name, stamp in result.inputs.items()
-            if name.endswith(".py")
-        }
-        measured = _measure(result, metric)
-        return CellRecord(variant, seed, "done", value, measured, identity, path, modules)
-    status = f"without {metric.name}"
+
+    def record(status: str, **content: Any) -> CellRecord:
+        # Thousands of cells share the names of variants and states.
+        variant = sys.intern(planned.variant)
+        return CellRecord(
+            variant,
+            planned.seed,
+            sys.intern(status),
+            identity=planned.identity,
+            path=path,
+            **content,
+        )
+
     if result is None:
+        identity = planned.identity
         state = read_or_skip(lambda folder: read_cell(folder, identity).state, Path(path))
-        status = state or "unreadable"
-    return CellRecord(variant, seed, sys.intern(status), identity=identity, path=path)
+        return record(state or "unreadable")
+    if metric.name not in result.metrics:
+        return record(f"without {metric.name}")
+    value = result.metrics[metric.name] * metric.scale
+    if not math.isfinite(value):
+        LOG.warning("%s: %s times %g is not finite", path, metric.name, metric.scale)
+        return record("unreadable")
+    return record(
+        "done",
+        value=value,
+        measurements=_measure(result, metric),
+        modules=_shorten_hashes(result.inputs),
+    )
 
 
-def _waiting_share(result: records.Result) -> float:
+def _shorten_hashes(inputs: Mapping[str, str]) -> dict[str, str]:
+    """Return the first digits of the hashes of the user's modules, by path.
+
+    A hash with + has those of the code before and after a cell was continued.
+    """
+    modules = {}
+    for name, stamp in inputs.items():
+        if name.endswith(".py"):
+            parts = [part[:12] for part in stamp.split("+")]
+            modules[sys.intern(name)] = sys.intern("+".join(parts))
+    return modules
+
+
+def _waiting_share(step: records.Spread, wall: records.Spread) -> float:
     """Return the share of the wall time of a step in which the device waited, 0 to 1."""
-    assert result.step_wall_time is not None
-    if result.step_wall_time.median <= 0:
+    if wall.median <= 0:
         return 0.0
-    return max(0.0, 1 - result.step_time.median / result.step_wall_time.median)
+    return max(0.0, 1 - step.median / wall.median)
 
 
 def _measure(result: records.Result, metric: records.Metric) -> Row:
+    """Return the measurements of a finished cell, in the order of the columns of per_seed.csv."""
+    measured = {name: getattr(result, name) for name in MEASUREMENTS}
+    measured["step_time"] = result.step_time.median
+    measured["step_time_iqr"] = result.step_time.iqr
+    evaluation_time = result.evaluation_time
+    measured["evaluation_time"] = evaluation_time and evaluation_time.median
+    if result.stopped_early:
+        measured["stopped_early"] = True
     chance = result.chance.get(metric.name)
-    devices = f"{result.devices} x " if result.devices > 1 else ""
-    texts = {
-        "device": f"{devices}{result.device}",
-        "code": result.code,
-        "data": result.data,
-        "versions": "; ".join(f"{k} {v}" for k, v in sorted(result.versions.items())),
-    }
-    measured = {
-        **{name: getattr(result, name) for name in MEASUREMENTS},
-        "step_time": result.step_time.median,
-        "step_time_iqr": result.step_time.iqr,
-        "evaluation_time": result.evaluation_time and result.evaluation_time.median,
-        **({"stopped_early": True} if result.stopped_early else {}),
-        **({} if chance is None else {"chance": chance * metric.scale}),
-        **({"is_device_shared": True} if result.is_device_shared else {}),
-        **({} if result.step_wall_time is None else {"waiting": _waiting_share(result)}),
-        # Thousands of cells share these texts.
-        **{name: sys.intern(text) for name, text in texts.items()},
-        **{sys.intern(f"metric {name}"): x for name, x in sorted(result.metrics.items())},
-    }
+    if chance is not None:
+        measured["chance"] = chance * metric.scale
+    if result.is_device_shared:
+        measured["is_device_shared"] = True
+    if result.step_wall_time is not None:
+        measured["waiting"] = _waiting_share(result.step_time, result.step_wall_time)
+    device = result.device
+    if result.devices > 1:
+        device = f"{result.devices} x {device}"
+    versions = [f"{package} {version}" for package, version in sorted(result.versions.items())]
+    # Thousands of cells share these texts.
+    measured["device"] = sys.intern(device)
+    measured["code"] = sys.intern(result.code)
+    measured["data"] = sys.intern(result.data)
+    measured["versions"] = sys.intern("; ".join(versions))
+    for name, value in sorted(result.metrics.items()):
+        measured[sys.intern(f"metric {name}")] = value
     return Row(measured)

@@ -1,5 +1,6 @@
 """Table of a study's results: rows of printed cells, and a caption that defines each column."""
 
+import itertools
 import re
 import statistics
 from collections.abc import Sequence
@@ -7,7 +8,7 @@ from typing import cast
 
 import pandas as pd
 
-from lit_attn.cells.records import Plan
+from lit_attn.cells.records import Metric, Plan, Seals, StepTimes, Tuning
 from lit_attn.report import columns, stats
 from lit_attn.report.comparison import ALPHA, Comparisons
 from lit_attn.report.formats import Cell, Table, named_table, read_asset
@@ -26,53 +27,88 @@ def make_results_table(
     study: StudyRecord, summary: pd.DataFrame, comparisons: Comparisons, keys: Sequence[str] = ()
 ) -> Table:
     """Return the table of `summary` with the columns `keys`, or with all that have a value."""
-    plan, scale = study.plan, columns.make_scale(summary)
+    plan = study.plan
+    scale = columns.make_scale(summary)
     records = cast("list[columns.Record]", summary.to_dict("records"))
-    shown, cells = [], []
+    shown: list[columns.Column] = []
+    cells: list[list[Cell]] = []
     for column in columns.COLUMNS:
         # Rows without their names would say nothing.
-        if column.key in columns.PRINTERS and (not keys or column.key in ("variant", *keys)):
-            printed = columns.make_cells(column, records, scale)
-            if column.key in ALWAYS or any(cell.text != columns.NOTHING for cell in printed):
-                shown.append(column)
-                cells.append(printed)
+        is_chosen = not keys or column.key in ("variant", *keys)
+        if column.key not in columns.PRINTERS or not is_chosen:
+            continue
+        printed = columns.make_cells(column, records, scale)
+        is_filled = any(cell.text != columns.NOTHING for cell in printed)
+        if is_filled or column.key in ALWAYS:
+            shown.append(column)
+            cells.append(printed)
+    headings = []
+    for column in shown:
+        heading = fill(
+            column.heading, label=plan.metric.label, flops=scale.flops, memory=scale.memory
+        )
+        headings.append(heading)
     values = _template_values(study, summary, comparisons)
-    names = {"label": plan.metric.label, "flops": scale.flops, "memory": scale.memory}
-    notes = [*filter(None, (fill(column.note, **values).strip() for column in shown))]
-    if any(cell.text == columns.BUSY_TEXT for printed in cells for cell in printed):
-        notes.append(fill(SENTENCES["busy"], ratio=BUSY))
-    if any(cell.mark == TIME_MARK for printed in cells for cell in printed):
-        notes.append(_describe_time_faults(study))
-    if summary["missing"].astype(bool).any():
-        notes.append(SENTENCES["missing"])
-    if (summary["planned"] > summary["n"] + summary["failed"]).any():
-        notes.append(SENTENCES["interim"])
-    if ties := int(summary["ties"].sum()):
-        pairs = int(summary["pairs"].sum())
-        notes.append(fill(SENTENCES["ties"], ties=ties, pairs=plural(pairs, "pair")))
-    if not study.values(plan.baseline):
-        notes.append(fill(SENTENCES["no_baseline"], baseline=plan.baseline))
+    notes = []
+    for column in shown:
+        note = fill(column.note, **values).strip()
+        if note:
+            notes.append(note)
+    notes += _describe_marks(study, cells)
+    notes += _describe_rows(study, summary)
     notes += _describe_plan(study, comparisons.level)
     provenance, warnings = describe_records(study)
+    # A YAML title can span lines.
+    title = " ".join(plan.title.split())
     return Table(
-        [fill(column.heading, **names) for column in shown],
+        headings,
         [list(row) for row in zip(*cells, strict=True)],
-        # A YAML title can span lines.
-        title=re.sub(r"(?<=[^.?!])\.*$", ".", " ".join(plan.title.split())),
+        title=re.sub(r"(?<=[^.?!])\.*$", ".", title),
         warnings=warnings,
         notes=[*notes, *provenance],
         kind="results",
     )
 
 
+def _describe_marks(study: StudyRecord, cells: list[list[Cell]]) -> list[str]:
+    """Return the sentences of the caption about busy machines and incomparable times."""
+    notes = []
+    all_cells = list(itertools.chain.from_iterable(cells))
+    if any(cell.text == columns.BUSY_TEXT for cell in all_cells):
+        notes.append(fill(SENTENCES["busy"], ratio=BUSY))
+    if any(cell.mark == TIME_MARK for cell in all_cells):
+        notes.append(_describe_time_faults(study))
+    return notes
+
+
+def _describe_rows(study: StudyRecord, summary: pd.DataFrame) -> list[str]:
+    """Return the sentences of the caption about missing seeds, ties and a missing baseline."""
+    notes = []
+    if summary["missing"].astype(bool).any():
+        notes.append(SENTENCES["missing"])
+    if (summary["planned"] > summary["n"] + summary["failed"]).any():
+        notes.append(SENTENCES["interim"])
+    ties = int(summary["ties"].sum())
+    if ties:
+        pairs = int(summary["pairs"].sum())
+        notes.append(fill(SENTENCES["ties"], ties=ties, pairs=plural(pairs, "pair")))
+    baseline = study.plan.baseline
+    if not study.values(baseline):
+        notes.append(fill(SENTENCES["no_baseline"], baseline=baseline))
+    return notes
+
+
 def _describe_time_faults(study: StudyRecord) -> str:
     """Return the sentence of the caption about times that cannot be compared."""
-    names: dict[str, list[str]] = {}
+    by_fault: dict[str, list[str]] = {}
     for faults in (study.step_time_faults, study.time_faults):
         for variant, fault in faults.items():
-            if fault and variant not in names.setdefault(fault, []):
-                names[fault].append(variant)
-    parts = [f"{', '.join(variants)}: {fault}" for fault, variants in names.items()]
+            if not fault:
+                continue
+            variants = by_fault.setdefault(fault, [])
+            if variant not in variants:
+                variants.append(variant)
+    parts = [f"{', '.join(variants)}: {fault}" for fault, variants in by_fault.items()]
     return fill(SENTENCES["time_faults"], mark=TIME_MARK, faults="; ".join(parts))
 
 
@@ -81,17 +117,30 @@ def make_metrics_table(study: StudyRecord) -> Table:
 
     The IoU of each class has a table of its own.
     """
-    metric, cells = study.plan.metric, study.finished_cells()
-    prefix = f"metric {metric.name.partition('/')[0]}/{'averaged-' * metric.averaged}"
-    pattern = re.compile(f"{re.escape(prefix)}(?!averaged-|IoU:)")
+    metric = study.plan.metric
+    cells = study.finished_cells()
+    # Other weights of the split, and the classes, are left out.
+    pattern = re.compile(f"{re.escape(_metric_prefix(metric))}(?!averaged-|IoU:)")
     recorded = dict.fromkeys(name for cell in cells for name in cell.measurements)
-    names = [n for n in recorded if pattern.match(n) and n != f"metric {metric.name}"]
+    shown = f"metric {metric.name}"
+    names = [name for name in recorded if pattern.match(name) and name != shown]
+    if not names:
+        return named_table("metrics", [])
     rows = []
-    for variant in dict.fromkeys(cell.variant for cell in cells if names):
-        measured = (pd.Series(study.measurements(n, variant), dtype=float) for n in names)
-        texts = (columns.format_spread(x.mean(), x.std(), 4) for x in measured)
-        rows.append([Cell(variant), *map(Cell, texts)])
+    for variant in dict.fromkeys(cell.variant for cell in cells):
+        row = [Cell(variant)]
+        for name in names:
+            values = pd.Series(study.measurements(name, variant), dtype=float)
+            row.append(Cell(columns.format_spread(values.mean(), values.std(), 4)))
+        rows.append(row)
     return named_table("metrics", rows, [name.removeprefix("metric ") for name in names])
+
+
+def _metric_prefix(metric: Metric) -> str:
+    """Return the start of all measurements with the split and the weights of `metric`."""
+    split = metric.name.partition("/")[0]
+    weights = "averaged-" if metric.averaged else ""
+    return f"metric {split}/{weights}"
 
 
 def make_class_frame(study: StudyRecord) -> pd.DataFrame:
@@ -99,14 +148,12 @@ def make_class_frame(study: StudyRecord) -> pd.DataFrame:
 
     The values belong to the split and the weights (trained or averaged) of the study's metric.
     """
-    metric = study.plan.metric
-    prefix = f"metric {metric.name.partition('/')[0]}/{'averaged-' * metric.averaged}IoU:"
-    rows = [
-        (name.removeprefix(prefix), cell.variant, 100 * value)
-        for cell in study.finished_cells()
-        for name, value in cell.measurements.items()
-        if name.startswith(prefix)
-    ]
+    prefix = f"{_metric_prefix(study.plan.metric)}IoU:"
+    rows = []
+    for cell in study.finished_cells():
+        for name, value in cell.measurements.items():
+            if name.startswith(prefix):
+                rows.append((name.removeprefix(prefix), cell.variant, 100 * value))
     frame = pd.DataFrame(rows, columns=["class", "variant", "iou"]).astype({"iou": float})
     groups = frame.groupby(["class", "variant"], sort=False)["iou"]
     return groups.agg(mean="mean", sd="std", n="count").reset_index()
@@ -131,13 +178,18 @@ def make_class_table(classes: pd.DataFrame) -> Table:
 def _template_values(
     study: StudyRecord, summary: pd.DataFrame, comparisons: Comparisons
 ) -> dict[str, object]:
-    plan, metric = study.plan, study.plan.metric
+    """Return the values of the placeholders in the notes of columns.yaml."""
+    plan = study.plan
+    metric = plan.metric
     ends = {"last": "last epoch", "best-validation": "best epoch of the validation split"}
     measure = f"{metric.name} at the {ends[metric.selection]}"
     if not any(cell.folder for cell in study.cells):
         measure = f"the column '{metric.name}' of the table of results"
     # The step of a continuous metric is a rounding error, which needs no mention.
-    is_coarse = study.resolution > 0.01 * max(summary["sd"].dropna(), default=float("inf"))
+    largest_sd = max(summary["sd"].dropna(), default=float("inf"))
+    resolution = ""
+    if study.resolution > 0.01 * largest_sd:
+        resolution = fill(SENTENCES["resolution"], step=study.resolution)
     pairs = max(comparisons.pairs, default=0)
     smallest_p = min(1.0, 2.0 ** (1 - pairs))
     floor = fill(SENTENCES["floor"], floor=smallest_p, pairs=plural(pairs, "pair"))
@@ -145,8 +197,12 @@ def _template_values(
     test = "joint_test_of_different_seeds" if has_different_seeds else "joint_test"
     comparison_count = plural(len(comparisons.pairs), "comparison")
     has_failed = summary["failed"].any()
+    failures = {}
+    for name, sentence in SENTENCES.items():
+        if name.startswith("failed_"):
+            failures[name] = sentence if has_failed else ""
     return {
-        **{n: s if has_failed else "" for n, s in SENTENCES.items() if n.startswith("failed_")},
+        **failures,
         "label": metric.label,
         "metric": metric.name,
         "measure": measure,
@@ -154,7 +210,7 @@ def _template_values(
         "planned": len(plan.seeds),
         "seeds": columns.format_seeds(plan.seeds),
         "baseline": plan.baseline,
-        "resolution": fill(SENTENCES["resolution"], step=study.resolution) if is_coarse else "",
+        "resolution": resolution,
         "alpha": comparisons.level,
         "test": fill(SENTENCES[test], comparisons=comparison_count, floor=floor),
         "star": fill(SENTENCES["star"], seeds=stats.pairs_for_a_star(1, comparisons.level)),
@@ -168,40 +224,74 @@ def _template_values(
 def _describe_plan(study: StudyRecord, level: float) -> list[str]:
     """Return the set-up, the tuning, how step times were measured, seal and changes."""
     notes = describe_setup(study.plan)
-    if tuning := study.tuning:
-        values = tuning.model_dump() | {"keys": " and ".join(tuning.keys)}
-        notes.append(fill(SENTENCES["tuned"], label=tuning.select.label, **values))
-    if times := study.step_times:
-        names = {variant.variant or variant.name for variant in study.plan.variants}
-        spreads = [(100 * e.spread, e.variant) for e in times.variants if e.variant in names]
-        spread, name = max(spreads, default=(0.0, ""))
-        missing = ", ".join(sorted(names - {e.variant for e in times.variants}))
-        values = {"missing": f" (not for {missing})" if missing else "", "spread": spread}
-        values |= {"noise": SENTENCES["noise"] if times.is_noisy else "", "name": name}
-        notes.append(fill(SENTENCES["alone"], **values))
-    if seals := study.seals:
-        first = seals.entries[0]
-        sentence = SENTENCES["sealed" if seals.is_before_results else "sealed_late"]
-        notes.append(fill(sentence, hash=first.hash, time=first.time[:16], results=first.results))
-        if seals.added_seeds:
-            seeds = columns.format_seeds(list(sum(seals.added_seeds, ())))
-            # `bound` is the sum of the levels of all looks.
-            values = {"looks": 1 + len(seals.added_seeds), "bound": 1.5 * ALPHA - level}
-            notes.append(fill(SENTENCES["looks"], seeds=seeds, level=level, **values))
-        changes = [(key, ", ".join(names)) for key, names in seals.changes().items() if names]
-        notes += [fill(SENTENCES[key], names=names) for key, names in changes]
+    if study.tuning:
+        notes.append(_describe_tuning(study.tuning))
+    if study.step_times:
+        notes.append(_describe_step_times(study.plan, study.step_times))
+    if study.seals:
+        notes += _describe_seals(study.seals, level)
+    return notes
+
+
+def _describe_tuning(tuning: Tuning) -> str:
+    """Return the sentence of the caption about the values that were tuned."""
+    values = tuning.model_dump()
+    values["keys"] = " and ".join(tuning.keys)
+    return fill(SENTENCES["tuned"], label=tuning.select.label, **values)
+
+
+def _describe_step_times(plan: Plan, times: StepTimes) -> str:
+    """Return the sentence of the caption about step times that were measured alone."""
+    names = {variant.variant or variant.name for variant in plan.variants}
+    timed = [entry for entry in times.variants if entry.variant in names]
+    spreads = [(100 * entry.spread, entry.variant) for entry in timed]
+    spread, name = max(spreads, default=(0.0, ""))
+    untimed = sorted(names - {entry.variant for entry in timed})
+    return fill(
+        SENTENCES["alone"],
+        missing=f" (not for {', '.join(untimed)})" if untimed else "",
+        spread=spread,
+        noise=SENTENCES["noise"] if times.is_noisy else "",
+        name=name,
+    )
+
+
+def _describe_seals(seals: Seals, level: float) -> list[str]:
+    """Return the sentences of the caption about the seal, added seeds and changes."""
+    first = seals.entries[0]
+    sentence = SENTENCES["sealed" if seals.is_before_results else "sealed_late"]
+    notes = [fill(sentence, hash=first.hash, time=first.time[:16], results=first.results)]
+    if seals.added_seeds:
+        added = list(itertools.chain.from_iterable(seals.added_seeds))
+        looks = fill(
+            SENTENCES["looks"],
+            seeds=columns.format_seeds(added),
+            level=level,
+            looks=1 + len(seals.added_seeds),
+            # The sum of the levels of all looks.
+            bound=1.5 * ALPHA - level,
+        )
+        notes.append(looks)
+    for key, names in seals.changes().items():
+        if names:
+            notes.append(fill(SENTENCES[key], names=", ".join(names)))
     return notes
 
 
 def describe_setup(plan: Plan) -> list[str]:
     """Return the recorded agreement with released code, and what is equal in all variants."""
-    agreement, criteria = plan.parity.rstrip("."), plan.criteria
-    notes = [fill(SENTENCES["parity"], words=agreement)] if agreement else []
-    first = " without @" if len(criteria) > 1 else ""
-    for number, name in enumerate(criteria if criteria not in (["parameters"], ["none"]) else []):
-        mark = f" with @{name}" if number else first
+    notes = []
+    agreement = plan.parity.rstrip(".")
+    if agreement:
+        notes.append(fill(SENTENCES["parity"], words=agreement))
+    # The default criterion and the lack of one need no sentence.
+    if plan.criteria in (["parameters"], ["none"]):
+        return notes
+    first = " without @" if len(plan.criteria) > 1 else ""
+    for number, criterion in enumerate(plan.criteria):
+        mark = f" with @{criterion}" if number else first
         # A newer version may have other criteria.
-        words = SENTENCES.get(f"equal_{name}", name)
+        words = SENTENCES.get(f"equal_{criterion}", criterion)
         notes.append(fill(SENTENCES["equal"], mark=mark, words=words))
     return notes
 
@@ -228,18 +318,32 @@ def find_chance_results(study: StudyRecord) -> list[str]:
 
 def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
     """Return where the results come from, and warnings about results and unreadable files."""
-    names = ["code", "data", "versions", "device"]
-    distinct = {name: sorted(set(study.measurements(name))) for name in names}
-    packages = sorted({name for text in distinct["versions"] for name in text.split("; ")})
-    texts = {name: ", ".join(v) for name, v in (distinct | {"versions": packages}).items()}
-    notes = [fill(SENTENCES["provenance"], **texts)] if distinct["device"] else []
-    differences = find_differences(study.finished_cells())
-    mixed = [f"{name} differs between runs ({', '.join(h)})" for name, h in differences.items()]
-    warnings = [fill(SENTENCES["mixed"], hashes=" and ".join(mixed))] if mixed else []
+    distinct = {}
+    for name in ("code", "data", "versions", "device"):
+        distinct[name] = sorted(set(study.measurements(name)))
+    notes = []
+    if distinct["device"]:
+        # Each text of versions names all packages of a cell.
+        packages = {package for text in distinct["versions"] for package in text.split("; ")}
+        provenance = fill(
+            SENTENCES["provenance"],
+            code=", ".join(distinct["code"]),
+            data=", ".join(distinct["data"]),
+            versions=", ".join(sorted(packages)),
+            device=", ".join(distinct["device"]),
+        )
+        notes.append(provenance)
+    warnings = []
+    mixed = []
+    for name, hashes in find_differences(study.finished_cells()).items():
+        mixed.append(f"{name} differs between runs ({', '.join(hashes)})")
+    if mixed:
+        warnings.append(fill(SENTENCES["mixed"], hashes=" and ".join(mixed)))
     untrained = find_chance_results(study)
     if untrained:
-        text = ", ".join(untrained)
-        warnings.append(fill(SENTENCES["chance"], variants=text, metric=study.plan.metric.name))
-    names = [name for name in ("versions", "device") if len(distinct[name]) > 1]
-    names += study.unreadable
-    return notes, [*warnings, *(SENTENCES[name] for name in names)]
+        variants = ", ".join(untrained)
+        metric = study.plan.metric.name
+        warnings.append(fill(SENTENCES["chance"], variants=variants, metric=metric))
+    differing = [name for name in ("versions", "device") if len(distinct[name]) > 1]
+    warnings += [SENTENCES[name] for name in [*differing, *study.unreadable]]
+    return notes, warnings

@@ -38,18 +38,27 @@ def measure_test_errors(study: StudyRecord) -> dict[str, dict[str, Any]]:
             continue
         seeds = [seed for seed in samples.seeds if seed in baseline.seeds]
         if seeds and np.array_equal(samples.targets, baseline.targets):
-            ours, theirs = (s.sums[[s.seeds.index(i) for i in seeds]] for s in (samples, baseline))
-            fields = ("test_error_difference", "both_low", "both_high")
-            errors = stats.crossed_interval(ours - theirs, samples.targets)
-            records[name] |= zip(fields, errors, strict=True)
+            differences = _select_sums(samples, seeds) - _select_sums(baseline, seeds)
+            error, low, high = stats.crossed_interval(differences, samples.targets)
+            records[name] |= {"test_error_difference": error, "both_low": low, "both_high": high}
     return records
+
+
+def _select_sums(samples: Samples, seeds: list[int]) -> stats.Floats:
+    """Return the sums of these seeds in their order, (seeds, U)."""
+    places = [samples.seeds.index(seed) for seed in seeds]
+    return samples.sums[places]
 
 
 def _read_samples(study: StudyRecord, variant: str) -> Samples | None:
     """Return the samples of a variant's finished cells, or None if any cell has none."""
     cells = study.finished_cells(variant)
-    pairs = [pair for cell in cells if (pair := _read_cell(study, cell)) is not None]
-    if len(pairs) < max(1, len(cells)):
+    pairs = []
+    for cell in cells:
+        pair = _read_cell(study, cell)
+        if pair is not None:
+            pairs.append(pair)
+    if not pairs or len(pairs) < len(cells):
         return None
     targets = pairs[0][1]
     if not all(np.array_equal(targets, other) for _, other in pairs):
@@ -62,21 +71,23 @@ def _read_samples(study: StudyRecord, variant: str) -> Samples | None:
 
 def _read_cell(study: StudyRecord, cell: CellRecord) -> tuple[stats.Floats, stats.Floats] | None:
     """Return each sample's sum of the metric in printed units, and its number of targets."""
-    split, _, name = study.plan.metric.name.partition("/")
-    prefix = f"{split}/{'averaged-' * study.plan.metric.averaged}"
+    metric = study.plan.metric
+    split, _, name = metric.name.partition("/")
+    prefix = f"{split}/averaged-" if metric.averaged else f"{split}/"
     array = COUNTED.get(name.removeprefix("averaged-"))
     if array is None or not cell.path or cell.value is None:
         return None
     path = Path(cell.path, "units.npz")
     arrays = read_arrays(path)
-    sums, targets = (arrays.get(f"{prefix}{key}") for key in (array, "targets"))
+    sums = arrays.get(f"{prefix}{array}")
+    targets = arrays.get(f"{prefix}targets")
     if sums is None or targets is None or not targets.sum():
         if arrays:
             LOG.warning("%s: has no values of the metric and is skipped", path)
         return None
     mean = float(sums.sum(dtype=float) / targets.sum())
     # Bits per byte differ from the loss by a factor that depends on the tokenizer.
-    factor = cell.value / mean if name.endswith("bits_per_byte") else study.plan.metric.scale
+    factor = cell.value / mean if name.endswith("bits_per_byte") else metric.scale
     if abs(factor * mean - cell.value) > 1e-3 * abs(cell.value):
         LOG.warning("%s: does not belong to the cell's result and is skipped", path)
         return None

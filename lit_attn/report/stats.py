@@ -84,7 +84,8 @@ def crossed_interval(sums: Floats, weights: Floats) -> tuple[float, float | None
     mean = float(sums.sum() / n / weights.sum())
     # Linearised ratio: each seed's mean of these values is its value minus the overall mean.
     values = count * (sums - mean * weights) / weights.sum()
-    seeds, samples = values.mean(axis=1), values.mean(axis=0)
+    seeds = values.mean(axis=1)
+    samples = values.mean(axis=0)
     seed_variance = float((seeds**2).sum()) / max(1, n - 1) / n
     sample_variance = float((samples**2).sum()) / max(1, count - 1) / count
     if min(n, count) < 2:
@@ -94,7 +95,9 @@ def crossed_interval(sums: Floats, weights: Floats) -> tuple[float, float | None
     variance = max(seed_variance + sample_variance - interaction, seed_variance, sample_variance)
     parts = seed_variance**2 / (n - 1) + sample_variance**2 / (count - 1)
     freedom = variance**2 / parts if parts else 1.0
-    freedoms, variances = np.array([freedom, n - 1]), np.array([variance, seed_variance])
+    # The second interval is Student's over the seeds alone.
+    freedoms = np.array([freedom, n - 1])
+    variances = np.array([variance, seed_variance])
     half = float((special.stdtrit(freedoms, 0.975) * np.sqrt(variances)).max())
     return math.sqrt(sample_variance), mean - half, mean + half
 
@@ -111,9 +114,12 @@ def find_resolution(values: Iterable[float]) -> float:
     gaps = distinct[1:] - distinct[0]
     # The values are often stored in float32, whose relative error is 6e-8.
     tolerance = 1e-6 * float(np.abs(distinct).max())
-    steps = gaps[-1] / np.arange(1, max(1, gaps[-1] / (20 * tolerance)) + 1)
+    # A step is a whole part of the largest gap, and far above the tolerance.
+    most_parts = max(1, gaps[-1] / (20 * tolerance))
+    steps = gaps[-1] / np.arange(1, most_parts + 1)
     for gap in gaps:
-        steps = steps[np.abs(gap - np.round(gap / steps) * steps) <= tolerance]
+        nearest_multiple = np.round(gap / steps) * steps
+        steps = steps[np.abs(gap - nearest_multiple) <= tolerance]
     return float(steps.max(initial=0.0))
 
 
@@ -123,7 +129,10 @@ def sign_flip_p(differences: Sequence[float]) -> float | None:
     p is the share of the 2^n sign patterns whose |sum| is at least the observed one, so it is never
     below 2 / 2^n. Sums that are equal up to rounding count against the variant.
     """
-    return joint_sign_flip(np.array([differences], dtype=float))[0] if len(differences) else None
+    if not len(differences):
+        return None
+    (p,) = joint_sign_flip(np.array([differences], dtype=float))
+    return p
 
 
 def joint_sign_flip(differences: Floats) -> list[float]:
@@ -167,8 +176,10 @@ def rank_with_failures(
     """
     from scipy.stats import rankdata
 
-    ours, theirs = (np.array(by_seed, dtype=float) for by_seed in (values, baseline))
-    has_failed, has_baseline_failed = np.isnan(ours), np.isnan(theirs)
+    ours = np.array(values, dtype=float)
+    theirs = np.array(baseline, dtype=float)
+    has_failed = np.isnan(ours)
+    has_baseline_failed = np.isnan(theirs)
     cases = [has_failed & has_baseline_failed, has_failed, has_baseline_failed]
     differences = ours - theirs if higher_is_better else theirs - ours
     gains = np.select(cases, [0.0, -np.inf, np.inf], differences)
@@ -198,9 +209,11 @@ def holm_over_studies(studies: Sequence[Sequence[float]]) -> list[list[float]]:
     as large, and never falls below a smaller one's. This controls any false positive in any study.
     """
     largest = sorted(max(study) for study in studies if study)
-    adjusted, running = {}, 0.0
+    adjusted = {}
+    running = 0.0
     for p in sorted(set(itertools.chain(*studies))):
-        running = max(running, p * (len(largest) - bisect_left(largest, p)))
+        remaining_studies = len(largest) - bisect_left(largest, p)
+        running = max(running, p * remaining_studies)
         adjusted[p] = min(1.0, running)
     return [[adjusted[p] for p in study] for study in studies]
 
@@ -233,8 +246,8 @@ def seeds_needed(differences: Sequence[float]) -> tuple[int, int] | None:
     t = abs(d.mean()) / d.std(ddof=1) * math.sqrt(len(d))
     if t <= special.stdtrit(freedom, 0.975):
         return None
-    shifts = (special.nctdtrinc(freedom, share, t) for share in (0.975, 0.025))
-    weakest, strongest = (float(shift) / math.sqrt(len(d)) for shift in shifts)
+    weakest = float(special.nctdtrinc(freedom, 0.975, t)) / math.sqrt(len(d))
+    strongest = float(special.nctdtrinc(freedom, 0.025, t)) / math.sqrt(len(d))
     return pairs_for_power(strongest), pairs_for_power(weakest)
 
 
@@ -243,7 +256,9 @@ def pairs_for_power(effect: float) -> int:
     n = np.arange(2, 1001)
     # Beyond 100 standard deviations two pairs suffice, and scipy's series does not converge.
     shift = min(effect, 100.0) * np.sqrt(n)
-    reached = 1 - special.nctdtr(n - 1, shift, special.stdtrit(n - 1, 0.975)) >= 0.8
+    critical = special.stdtrit(n - 1, 0.975)
+    power = 1 - special.nctdtr(n - 1, shift, critical)
+    reached = power >= 0.8
     return int(n[reached.argmax()]) if reached.any() else 1001
 
 
@@ -261,7 +276,8 @@ def star_power(effect: float, n: int, comparisons: int, level: float) -> float:
     scaled = _scale(noise + effect * math.sqrt(2 * max(1.0, n / 100)))
     largest = np.maximum(others, np.abs(scaled @ signs.T))
     thresholds = np.abs(scaled.sum(axis=1)) - TIE * np.abs(scaled).sum(axis=1)
-    return float(((largest >= thresholds[:, None]).mean(axis=1) <= level).mean())
+    p_values = (largest >= thresholds[:, None]).mean(axis=1)
+    return float((p_values <= level).mean())
 
 
 @lru_cache(maxsize=3)
@@ -274,7 +290,8 @@ def _simulate_noise(n: int, comparisons: int, level: float) -> tuple[Floats, Flo
     # The cache would keep all of the patterns, of which few are used.
     signs = _signs.__wrapped__(n)
     # The half pattern makes up for rounding p to a multiple of 1 / count.
-    if len(signs) > (count := min(4000, round(5.5 / level))):
+    count = min(4000, round(5.5 / level))
+    if len(signs) > count:
         signs = generator.choice(signs, count, replace=False)
     # Each study draws values for every comparison.
     studies = 1000 if comparisons <= 1000 else 250
@@ -300,4 +317,7 @@ def _signs(n: int) -> Floats:
     """Return sign patterns (P, n), without mirror images, or DRAWS random ones for many pairs."""
     if n > EXACT_UP_TO:
         return np.random.default_rng(0).choice([-1.0, 1.0], size=(DRAWS, n))
-    return np.where(np.arange(2 ** (n - 1))[:, None] >> np.arange(n) & 1, -1.0, 1.0)
+    # Bit i of a pattern's number is the sign of seed i; the last seed keeps its sign.
+    numbers = np.arange(2 ** (n - 1))[:, None]
+    is_flipped = numbers >> np.arange(n) & 1
+    return np.where(is_flipped, -1.0, 1.0)

@@ -22,7 +22,9 @@ from lit_attn.report.samples import measure_test_errors
 from lit_attn.schema.limits import parse_yaml
 from lit_attn.schema.publish import hide_private
 
+SIZES = ("parameters", "ffn_width", "flops", "peak_memory")
 TIMES = ("step_time", "evaluation_time")
+"""Measurements of which a variant has the median over its seeds."""
 
 
 def list_cells(study: StudyRecord) -> Iterator[Sequence[Any]]:
@@ -31,14 +33,16 @@ def list_cells(study: StudyRecord) -> Iterator[Sequence[Any]]:
     If variants have labels, each name is followed by the label.
     """
     names = dict.fromkeys(itertools.chain.from_iterable(c.measurements for c in study.cells))
-    label = ["label"] if study.names else []
-    yield "variant", *label, "seed", "status", "value", *names, "identity"
+    heading = ["variant", "label"] if study.names else ["variant"]
+    yield [*heading, "seed", "status", "value", *names, "identity"]
     for cell in study.cells:
-        variant = [cell.variant]
+        row: list[Any] = [cell.variant]
         if study.names:
-            variant = [study.names[cell.variant], cell.variant]
-        measured = (cell.measurements.get(name) for name in names)
-        yield *variant, cell.seed, cell.status, cell.value, *measured, cell.identity
+            row = [study.names[cell.variant], cell.variant]
+        row += [cell.seed, cell.status, cell.value]
+        row += [cell.measurements.get(name) for name in names]
+        row.append(cell.identity)
+        yield row
 
 
 def make_variant_frame(study: StudyRecord, comparisons: Comparisons) -> pd.DataFrame:
@@ -46,22 +50,32 @@ def make_variant_frame(study: StudyRecord, comparisons: Comparisons) -> pd.DataF
 
     Only a variant with a value for every planned seed can be the best one.
     """
-    best_epochs = _measure_best_epochs(study) if study.plan.best_test_epoch else {}
-    measured = (measure_test_errors(study), _measure_targets(study), best_epochs)
-    sources = (comparisons.records, *measured)
-    records, has_stopped = [], bool(study.measurements("stopped_early"))
+    sources = [comparisons.records, measure_test_errors(study), _measure_targets(study)]
+    if study.plan.best_test_epoch:
+        sources.append(_measure_best_epochs(study))
+    has_stopped = bool(study.measurements("stopped_early"))
+    records = []
     for variant in study.plan.variants:
         record = _variant_record(study, variant, has_stopped)
         for source in sources:
             record |= source.get(variant.name, {})
         records.append(record)
-    means = [record["mean"] for record in records if 0 < record["planned"] == record["n"]]
-    if means:
-        best = max(means) if study.plan.metric.goal == "max" else min(means)
-        for record in records:
-            record["best"] = record["planned"] == record["n"] and record["mean"] == best
-    types = {name: kind for column in COLUMNS for name, kind in column.fields.items()}
+    _mark_best(records, study.plan.metric.goal)
+    types: dict[str, str] = {}
+    for column in COLUMNS:
+        types |= column.fields
     return pd.DataFrame(records, columns=list(types)).astype(types)
+
+
+def _mark_best(records: list[Record], goal: str) -> None:
+    """Set `best` of the variants with the best mean among those with all planned seeds."""
+    complete = [record for record in records if 0 < record["planned"] == record["n"]]
+    if not complete:
+        return
+    means = [record["mean"] for record in complete]
+    best = max(means) if goal == "max" else min(means)
+    for record in complete:
+        record["best"] = record["mean"] == best
 
 
 def _measure_targets(study: StudyRecord) -> dict[str, Record]:
@@ -76,72 +90,93 @@ def _measure_targets(study: StudyRecord) -> dict[str, Record]:
     for name, rows in study.curves.groupby("variant"):
         means = sign * rows.groupby("step")["value"].mean()
         reached = means.index[means.map(round_number) >= target]
-        if len(reached) and len(means) > 2:
-            steps = int(reached.min())
-            time = study.step_time(str(name))
-            seconds = None if time is None else steps * time
-            records[str(name)] = {"target_steps": steps, "target_seconds": seconds}
+        # A shorter curve says too little about the step.
+        if len(reached) == 0 or len(means) <= 2:
+            continue
+        steps = int(reached.min())
+        time = study.step_time(str(name))
+        seconds = None if time is None else steps * time
+        records[str(name)] = {"target_steps": steps, "target_seconds": seconds}
     return records
 
 
 def _measure_best_epochs(study: StudyRecord) -> dict[str, Record]:
+    """Return mean and standard deviation of the best finite value of each seed's curve."""
     metric = study.plan.metric
     best = max if metric.goal == "max" else min
     records: dict[str, Record] = {}
     for variant in study.plan.variants:
         cells = study.finished_cells(variant.name)
-        curves = [[r.value for r in c.curve(metric) if math.isfinite(r.value)] for c in cells]
+        values = []
+        for cell in cells:
+            curve = [row.value for row in cell.curve(metric) if math.isfinite(row.value)]
+            if curve:
+                values.append(best(curve))
         # A damaged metrics.csv has no rows, and a mean of fewer seeds is another one.
-        if cells and all(curves):
-            values = [best(curve) for curve in curves]
-            spread = statistics.stdev(values) if len(values) > 1 else None
-            record = {"best_test_epoch": statistics.fmean(values), "best_test_epoch_sd": spread}
-            records[variant.name] = record
+        if values and len(values) == len(cells):
+            records[variant.name] = {
+                "best_test_epoch": statistics.fmean(values),
+                "best_test_epoch_sd": statistics.stdev(values) if len(values) > 1 else None,
+            }
     return records
 
 
 def _variant_record(study: StudyRecord, variant: PlannedVariant, has_stopped: bool) -> Record:
-    cells = study.variant_cells(variant.name)
+    """Return the numbers of a variant that need no comparison, by CSV field."""
+    name = variant.name
+    cells = study.variant_cells(name)
     statuses = Counter(cell.status for cell in cells if cell.status != "done")
-    values = study.values(variant.name).values()
+    values = study.values(name).values()
     mean = statistics.fmean(values) if values else None
-    published, published_sd = variant.published or (None, None)
-    medians = {
-        name: statistics.median(measured) if name in TIMES else int(statistics.median(measured))
-        for name in ("parameters", "ffn_width", "flops", "peak_memory", *TIMES)
-        if (measured := study.measurements(name, variant.name))
-    }
-    # How far the machine's load changed a time.
-    ratios = {
-        f"{name}_ratio": max(times) / min(times)
-        for name in TIMES
-        if min(times := study.measurements(name, variant.name), default=0) > 0
-    }
-    waiting = study.measurements("waiting", variant.name)
-    steps = study.measurements("steps", variant.name)
-    time = study.step_time(variant.name)
-    return {
-        "variant": variant.name,
+    record: Record = {
+        "variant": name,
         "n": len(values),
         "planned": len(cells),
-        "missing": ", ".join(f"{count} {name}" for name, count in sorted(statuses.items())),
+        "missing": ", ".join(f"{count} {status}" for status, count in sorted(statuses.items())),
         "mean": mean,
         "sd": statistics.stdev(values) if len(values) > 1 else None,
-        "steps_run": statistics.fmean(steps) if steps and has_stopped else None,
-        "stopped": len(study.measurements("stopped_early", variant.name)) if has_stopped else None,
         "best": False,
         "significant": False,
-        "published": published,
-        "published_sd": published_sd,
-        "published_difference": None if mean is None or published is None else mean - published,
-        **medians,
-        **ratios,
-        **({"step_time": time, "step_time_ratio": None} if time and study.step_times else {}),
-        "waiting": statistics.median(waiting) if waiting else None,
-        "step_time_fault": study.step_time_faults[variant.name],
-        "evaluation_time_fault": study.time_faults[variant.name],
-        "mixed": study.is_mixed(variant.name, study.plan.baseline),
+        "mixed": study.is_mixed(name, study.plan.baseline),
     }
+    if variant.published is not None:
+        published, published_sd = variant.published
+        record["published"] = published
+        record["published_sd"] = published_sd
+        record["published_difference"] = None if mean is None else mean - published
+    if has_stopped:
+        steps = study.measurements("steps", name)
+        record["steps_run"] = statistics.fmean(steps) if steps else None
+        record["stopped"] = len(study.measurements("stopped_early", name))
+    for field in SIZES:
+        sizes = study.measurements(field, name)
+        if sizes:
+            record[field] = int(statistics.median(sizes))
+    return record | _variant_times(study, name)
+
+
+def _variant_times(study: StudyRecord, variant: str) -> Record:
+    """Return the times of a variant, how far they can be trusted, and the share of waiting."""
+    record: Record = {
+        "step_time_fault": study.step_time_faults[variant],
+        "evaluation_time_fault": study.time_faults[variant],
+    }
+    for field in TIMES:
+        times = study.measurements(field, variant)
+        if times:
+            record[field] = statistics.median(times)
+            # How far the machine's load changed a time.
+            if min(times) > 0:
+                record[f"{field}_ratio"] = max(times) / min(times)
+    step_time = study.step_time(variant)
+    if step_time and study.step_times:
+        # Times that were measured alone do not depend on the load.
+        record["step_time"] = step_time
+        record["step_time_ratio"] = None
+    waiting = study.measurements("waiting", variant)
+    if waiting:
+        record["waiting"] = statistics.median(waiting)
+    return record
 
 
 def make_settings_frame(study: StudyRecord) -> pd.DataFrame:
@@ -150,18 +185,24 @@ def make_settings_frame(study: StudyRecord) -> pd.DataFrame:
     The settings are those of the first recorded `config.yaml` of each variant. A variant without a
     readable one has no rows.
     """
-    experiments = {v.name: _read_experiment(study, v.name) for v in study.plan.variants}
-    baseline = experiments[study.plan.baseline]
-    rows = [
-        (name, key, baseline.get(key, NOTHING), settings.get(key, NOTHING))
-        for name, settings in experiments.items()
-        for key in dict.fromkeys([*baseline, *settings] if baseline and settings else ())
-        if baseline.get(key, NOTHING) != settings.get(key, NOTHING)
-    ]
+    baseline = _read_experiment(study, study.plan.baseline)
+    rows = []
+    for variant in study.plan.variants:
+        if variant.name == study.plan.baseline:
+            continue
+        settings = _read_experiment(study, variant.name)
+        if not baseline or not settings:
+            continue
+        for key in dict.fromkeys([*baseline, *settings]):
+            value = settings.get(key, NOTHING)
+            reference = baseline.get(key, NOTHING)
+            if value != reference:
+                rows.append((variant.name, key, reference, value))
     return pd.DataFrame(rows, columns=["variant", "setting", "baseline", "value"])
 
 
 def _read_experiment(study: StudyRecord, variant: str) -> dict[str, str]:
+    """Return the settings of a variant as texts by dotted key; empty if none can be read."""
     path = study.config_path(variant)
     if path is None:
         return {}
@@ -171,5 +212,8 @@ def _read_experiment(study: StudyRecord, variant: str) -> dict[str, str]:
         settings = pd.json_normalize(hide_private(config["experiment"])).to_dict("records")[0]
     except (OSError, ValueError, LookupError, TypeError):
         return {}
-    others = {k: json.dumps(v, default=str) for k, v in settings.items() if not isinstance(v, str)}
-    return {str(key): str(value) for key, value in (settings | others).items()}
+    texts = {}
+    for key, value in settings.items():
+        is_text = isinstance(value, str)
+        texts[str(key)] = value if is_text else json.dumps(value, default=str)
+    return texts

@@ -37,63 +37,108 @@ def read_table(
     # The name "None" or "null" of a variant is no missing value.
     names = pd.read_csv(path, usecols=["variant"], dtype=str, keep_default_na=False)
     frame["variant"] = names["variant"]
-    if frame["variant"].eq("").any() or frame["seed"].dtype.kind != "i":
-        raise ConfigError(f"{path}: every row needs a variant and a seed, which is an integer")
-    if frame.duplicated(["variant", "seed"]).any():
-        row = frame[frame.duplicated(["variant", "seed"])].iloc[0]
-        raise ConfigError(f"{path}: variant '{row['variant']}' has seed {row['seed']} twice")
+    _check_rows(frame, path)
     variants = frame["variant"].unique().tolist()
     require(f"{path}: has no variant", baseline or variants[0], variants)
     # pandas writes an index without a heading.
     frame = frame.drop(columns=frame.columns[frame.columns.str.startswith("Unnamed: ")])
-    named = [text.removesuffix(":min").removesuffix(":max") for text in metrics or map(str, frame)]
-    texts = frame.select_dtypes(exclude="number").drop(columns="variant")
-    for name in texts.columns.intersection([*named, *COSTS]):
-        numbers = pd.to_numeric(frame[name], errors="coerce")
-        wrong = frame[name][numbers.isna() & frame[name].notna()]
-        if len(wrong) and numbers.notna().any():
-            text = f"row {wrong.index[0] + 1}, column '{name}': '{wrong.iloc[0]}' is not a number"
-            raise ConfigError(f"{path}: {text}; correct it, or choose other columns with --metric")
-    for name in frame.columns.intersection([cost for cost in COSTS if "time" not in cost]):
-        # Counts with gaps were read as floats.
-        counts = pd.to_numeric(frame[name], errors="coerce")
-        wrong = counts[counts.notna() & (counts % 1 != 0)]
-        if len(wrong):
-            place = f"{path}: row {wrong.index[0] + 1}, column '{name}'"
-            raise ConfigError(f"{place}: {wrong.iloc[0]:g} is not a whole number")
-        frame[name] = counts.astype("Int64")
+    texts = metrics or [str(name) for name in frame]
+    named = [text.removesuffix(":min").removesuffix(":max") for text in texts]
+    _check_numbers(frame, [*named, *COSTS], path)
+    frame = _read_counts(frame, path)
     numeric = [str(name) for name in frame.select_dtypes("number") if name not in ("seed", *COSTS)]
     chosen = [_parse_metric(text, numeric, path) for text in metrics or numeric]
     if not chosen:
         raise ConfigError(f"{path}: has no numeric column that could be a metric")
-    ends = [f"-{metric.name}" if len(chosen) > 1 else "" for metric in chosen]
-    pairs = zip(ends, chosen, strict=True)
-    return [_make_study(frame, path.stem + end, metric, baseline) for end, metric in pairs]
+    studies = []
+    for metric in chosen:
+        name = f"{path.stem}-{metric.name}" if len(chosen) > 1 else path.stem
+        studies.append(_make_study(frame, name, metric, baseline))
+    return studies
+
+
+def _check_rows(frame: pd.DataFrame, path: Path) -> None:
+    """Raise ConfigError unless every row has a variant and a seed that no other row has."""
+    if frame["variant"].eq("").any() or frame["seed"].dtype.kind != "i":
+        raise ConfigError(f"{path}: every row needs a variant and a seed, which is an integer")
+    repeated = frame[frame.duplicated(["variant", "seed"])]
+    if len(repeated):
+        row = repeated.iloc[0]
+        raise ConfigError(f"{path}: variant '{row['variant']}' has seed {row['seed']} twice")
+
+
+def _check_numbers(frame: pd.DataFrame, names: list[str], path: Path) -> None:
+    """Raise ConfigError for a column in `names` that has numbers and a text."""
+    texts = frame.select_dtypes(exclude="number").drop(columns="variant")
+    for name in texts.columns.intersection(names):
+        numbers = pd.to_numeric(frame[name], errors="coerce")
+        wrong = frame[name][numbers.isna() & frame[name].notna()]
+        if len(wrong) and numbers.notna().any():
+            raise ConfigError(
+                f"{path}: row {wrong.index[0] + 1}, column '{name}': "
+                f"'{wrong.iloc[0]}' is not a number; "
+                "correct it, or choose other columns with --metric"
+            )
+
+
+def _read_counts(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """Return the frame with integers in the costs that are counts. Raises ConfigError for others.
+
+    pandas reads a column with gaps as floats.
+    """
+    counts = [cost for cost in COSTS if "time" not in cost]
+    for name in frame.columns.intersection(counts):
+        numbers = pd.to_numeric(frame[name], errors="coerce")
+        wrong = numbers[numbers.notna() & (numbers % 1 != 0)]
+        if len(wrong):
+            raise ConfigError(
+                f"{path}: row {wrong.index[0] + 1}, column '{name}': "
+                f"{wrong.iloc[0]:g} is not a whole number"
+            )
+        frame[name] = numbers.astype("Int64")
+    return frame
 
 
 def _parse_metric(text: str, columns: list[str], path: Path) -> Metric:
-    name, _, goal = text.rpartition(":") if text.endswith((":min", ":max")) else (text, "", "")
+    """Return the metric of a column, whose name may end in its goal."""
+    name = text
+    goal = ""
+    if text.endswith((":min", ":max")):
+        name, _, goal = text.rpartition(":")
     require(f"{path}: has no numeric column", name, columns)
-    goal = goal or ("min" if LOWER_IS_BETTER.search(name.lower().replace("_", " ")) else "max")
+    if not goal:
+        words = name.lower().replace("_", " ")
+        goal = "min" if LOWER_IS_BETTER.search(words) else "max"
     return Metric.model_validate({"name": name, "label": name, "scale": 1, "goal": goal})
 
 
 def _make_study(
     frame: pd.DataFrame, name: str, metric: Metric, baseline: str | None
 ) -> StudyRecord:
+    """Return the study of a metric: each variant with each seed is a cell."""
     variants = frame["variant"].unique().tolist()
-    rows = {(row["variant"], row["seed"]): row for row in frame.to_dict("records")}
     seeds = sorted(frame["seed"].unique().tolist())
+    rows = {(row["variant"], row["seed"]): row for row in frame.to_dict("records")}
     cells = []
-    for cell in itertools.product(variants, seeds):
-        row = rows.get(cell)
-        if row is None or not math.isfinite(row[metric.name]):
-            cells.append(CellRecord(*cell, "missing" if row is None else "error"))
+    for variant, seed in itertools.product(variants, seeds):
+        row = rows.get((variant, seed))
+        if row is None:
+            cells.append(CellRecord(variant, seed, "missing"))
+        elif not math.isfinite(row[metric.name]):
+            cells.append(CellRecord(variant, seed, "error"))
         else:
-            measured = {x: row[x] for x in COSTS if x in row and not pd.isna(row[x])}
-            cells.append(CellRecord(*cell, "done", float(row[metric.name]), measured))
+            costs = {name: row[name] for name in COSTS if name in row and not pd.isna(row[name])}
+            cells.append(CellRecord(variant, seed, "done", float(row[metric.name]), costs))
     planned = [PlannedVariant(name=variant) for variant in variants]
     # The report has a folder of this name: `...csv` and a metric `a/b` must not lead elsewhere.
     folder = name.replace("/", "-").lstrip(".") or "table"
-    names = {"study": folder, "title": name, "baseline": baseline or variants[0]}
-    return StudyRecord(Plan(**names, metric=metric, variants=planned, seeds=seeds, cells=[]), cells)
+    plan = Plan(
+        study=folder,
+        title=name,
+        baseline=baseline or variants[0],
+        metric=metric,
+        variants=planned,
+        seeds=seeds,
+        cells=[],
+    )
+    return StudyRecord(plan, cells)

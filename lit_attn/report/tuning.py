@@ -5,7 +5,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lit_attn.cells.records import Tuning
+from lit_attn.cells.records import Tuning, TuningTrial
 from lit_attn.report import drawing
 from lit_attn.report.columns import choose_digits, format_difference, format_seeds, format_spread
 from lit_attn.report.effects import describe_pairs
@@ -21,30 +21,48 @@ def read_trials(tuning: Tuning, baseline: str) -> pd.DataFrame:
     and high: the mean paired difference to the baseline with the same values and the same share,
     with its 95 % interval. A combination may have been tried twice.
     """
-    recorded = {v.variant: {f"{t.values} {t.share}": t for t in v.trials} for v in tuning.variants}
+    recorded = {}
+    for tuned in tuning.variants:
+        # The same values can have been tried twice; the last trial counts.
+        recorded[tuned.variant] = {_name_trial(trial): trial for trial in tuned.trials}
     rows = []
     for tuned in tuning.variants:
         for name, trial in recorded[tuned.variant].items():
-            places = {key: tuning.keys[key].index(value) for key, value in trial.values.items()}
-            row: dict[str, Any] = {"variant": tuned.variant, **places, "mean": trial.mean}
-            row["share"] = trial.share
-            texts = [f"{key}={value}" for key, value in trial.values.items()]
-            if trial.share < 1:
-                texts.append(f"{write_number(trial.share, '.3g')} of the steps")
-            row["values"] = ", ".join(texts)
-            edges = f", at the edge of {', '.join(tuned.at_edge)}" if tuned.at_edge else ""
-            is_chosen = trial.values == tuned.chosen and trial.share == 1
-            row["choice"] = f"chosen{edges}" if is_chosen else ""
+            row: dict[str, Any] = {"variant": tuned.variant, "share": trial.share}
+            row["values"] = _describe_values(trial)
+            for key, value in trial.values.items():
+                row[key] = tuning.keys[key].index(value)
+            row["choice"] = ""
+            if trial.values == tuned.chosen and trial.share == 1:
+                row["choice"] = "chosen"
+                if tuned.at_edge:
+                    row["choice"] += f", at the edge of {', '.join(tuned.at_edge)}"
             values = pd.Series(trial.by_seed, dtype=float)
+            row["mean"] = trial.mean
             row["sd"] = values.std(skipna=False)
             other = recorded.get(baseline, {}).get(name)
-            if other and None not in (trial.mean, other.mean) and tuned.variant != baseline:
-                lead = values - pd.Series(other.by_seed, dtype=float)
-                row |= zip(("lead", "low", "high"), describe_pairs(lead), strict=True)
+            if tuned.variant != baseline and other is not None:
+                has_diverged = trial.mean is None or other.mean is None
+                if not has_diverged:
+                    lead = values - pd.Series(other.by_seed, dtype=float)
+                    row["lead"], row["low"], row["high"] = describe_pairs(lead)
             rows.append(row)
     numbers = ["share", "mean", "sd", "lead", "low", "high"]
     columns = ["variant", "values", *tuning.keys, "choice", *numbers]
     return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(numbers, float))
+
+
+def _name_trial(trial: TuningTrial) -> str:
+    """Return a name that trials of two variants share if they have equal values and shares."""
+    return f"{trial.values} {trial.share}"
+
+
+def _describe_values(trial: TuningTrial) -> str:
+    """Return the values of a trial, and its share of the training steps unless it has all."""
+    texts = [f"{key}={value}" for key, value in trial.values.items()]
+    if trial.share < 1:
+        texts.append(f"{write_number(trial.share, '.3g')} of the steps")
+    return ", ".join(texts)
 
 
 def make_tuning_table(tuning: Tuning, baseline: str) -> Table:
@@ -53,8 +71,9 @@ def make_tuning_table(tuning: Tuning, baseline: str) -> Table:
     digits = choose_digits(trials["sd"], trials["mean"])
     rows = []
     for _, trial in trials.iterrows():
-        mean = format_spread(trial["mean"], trial["sd"], digits)
-        mean = "diverged" if pd.isna(trial["mean"]) else mean
+        mean = "diverged"
+        if not pd.isna(trial["mean"]):
+            mean = format_spread(trial["mean"], trial["sd"], digits)
         lead = format_difference(trial["lead"], trial["low"], trial["high"], digits)
         texts = [trial["variant"], trial["values"], mean, lead, trial["choice"]]
         rows.append([Cell(text, is_bold=trial["choice"] != "") for text in texts])
@@ -87,12 +106,13 @@ def draw_tuning(tuning: Tuning, baseline: str) -> Figure | None:
     grid = figure.subplots(2, len(tuning.keys), sharex="col", sharey="row", squeeze=False)
     for (top, bottom), (tuned, values) in zip(grid.T, tuning.keys.items(), strict=True):
         for number, (name, (colour, _)) in enumerate(key.items()):
+            # The trials are sorted, so the first one with each value is the best one.
             rows = trials[trials["variant"] == name].drop_duplicates(tuned).sort_values(tuned)
             # Error bars of several variants would cover each other.
             place = rows[tuned] + 0.06 * (number - (len(key) - 1) / 2)
             style = {"color": colour, "fmt": "o-", "ms": 3, "lw": 1, "elinewidth": 0.8}
             ends = [rows["lead"] - rows["low"], rows["high"] - rows["lead"]]
-            at = [f"{tuned} = {values[number]}" for number in rows[tuned]]
+            at = [f"{tuned} = {values[place_of_value]}" for place_of_value in rows[tuned]]
             drawing.draw_points(top, (place, rows["mean"], rows["sd"]), name, at, **style)
             drawing.draw_points(bottom, (place, rows["lead"], ends), name, at, **style)
             chosen = rows[rows["choice"] != ""]
@@ -104,7 +124,8 @@ def draw_tuning(tuning: Tuning, baseline: str) -> Figure | None:
         bottom.set_xticks(range(len(values)), list(map(str, values)))
         bottom.set_xlabel(tuned)
     # With few seeds an interval can be many times as long as the leads.
-    if (span := 3 * trials["lead"].abs().max()) > 0:
+    span = 3 * trials["lead"].abs().max()
+    if span > 0:
         low, high = grid[1][0].get_ylim()
         grid[1][0].set_ylim(max(low, -span), min(high, span))
     grid[0][0].set_ylabel(tuning.select.label)

@@ -60,6 +60,12 @@ def test_missing_combinations_and_seeds_are_left_out(tmp_path: Path) -> None:
     assert {len(effect.by_seed) for effect in effects.values()} == {3}
 
 
+def test_a_study_whose_variants_share_no_seed_has_no_effects(tmp_path: Path) -> None:
+    design = factorial()
+    skipped = [(name, 0 if name == "a=y,b=y" else 1) for name in design]
+    assert find_effects(read(tmp_path, variants=design, seeds=2, skip=skipped)) == []
+
+
 def test_effects_without_any_truth_rarely_have_a_star() -> None:
     """Six effects of a 2 x 2 x 2 design of noise: the corrected p controls any false star."""
     generator = np.random.default_rng(0)

@@ -15,7 +15,8 @@ from lit_attn.config.papers import read_paper
 from lit_attn.report.formats import Cell, Table, to_latex
 from lit_attn.report.page import Section, render_page
 from lit_attn.report.papers import make_entries, read_records
-from lit_attn.report.papers_page import _draw_panels, _lay_out, make_tables, write_paper
+from lit_attn.report.papers_figures import draw_panels
+from lit_attn.report.papers_page import _lay_out, make_tables, write_paper
 
 
 def test_merged_cells_are_one_cell_in_every_format(tmp_path: Path) -> None:
@@ -164,7 +165,7 @@ def test_four_panels_stand_in_two_rows(tmp_path: Path) -> None:
     item = source.paper.figures["1"]
     records = read_records(source, [item], tmp_path)
     lines = {label: line for (label, _), line in source.locate(item).items()}
-    figure = _draw_panels(source, item, lines, records)
+    figure = draw_panels(source, item, lines, records)
     assert figure is not None
     places = [axes.get_subplotspec() for axes in figure.axes]
     assert [(p.rowspan.start, p.colspan.start) for p in places if p] == [
