@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_attn.attention.cache import Cache
+from lit_attn.attention.call import Inputs
 from lit_attn.attention.compose import Composer
-from lit_attn.attention.dispatch import Inputs
 from lit_attn.attention.masks import Masks, split_mask
 from lit_attn.attention.normaliser import Normaliser
 from lit_attn.attention.parts import LayerShape, Part
