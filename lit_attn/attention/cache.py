@@ -110,15 +110,17 @@ class KeyValues(Cache):
 
     def extend_maps(self, place: str, new: Any) -> Any:
         """Append the maps of keys at `place`, a NamedTuple, and return the maps of all keys."""
-        return new._make(
-            None if part is None else self.extend(f"{place} {name}", part, axis=1)
-            for name, part in new._asdict().items()
-        )
+        extended = {}
+        for name, part in new._asdict().items():
+            if part is not None:
+                extended[name] = self.extend(f"{place} {name}", part, axis=1)
+        return new._replace(**extended)
 
     def advance(self, n: int) -> None:
         super().advance(n)
-        self.length = self.position if self.limit is None else min(self.position, self.limit)
+        self.length = self.position
         if self.limit is not None:
+            self.length = min(self.position, self.limit)
             for buffer in self.buffers.values():
                 buffer.drop(self.limit)
 
@@ -136,7 +138,8 @@ class RunningSums(Cache):
 
     def add(self, k: Tensor, v: Tensor) -> None:
         """Add the tokens of k and v (B, H, n, D)."""
-        products, keys = k.transpose(-1, -2) @ v, k.sum(-2, keepdim=True)
+        products = k.transpose(-1, -2) @ v
+        keys = k.sum(-2, keepdim=True)
         self.products = products if self.products is None else self.products + products
         self.keys = keys if self.keys is None else self.keys + keys
 

@@ -64,7 +64,9 @@ class HeadMaps(Composer):
         self.matrix = None
         if part.static:
             self.matrix = nn.Parameter(torch.empty(shape.heads, shape.heads, **shape.options))
-        self.sides = nn.ModuleDict({side: TokenMaps(part, shape) for side in part.sides})
+        self.sides = nn.ModuleDict()
+        for side in part.sides:
+            self.sides[side] = TokenMaps(part, shape)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -84,10 +86,12 @@ class HeadMaps(Composer):
         if not linears:
             return {}
         products = multiply_together(x, linears)
-        return {
-            side: module(products.get((side, "into")), products.get((side, "gate")))
-            for side, module in sides.items()
-        }
+        maps = {}
+        for side, module in sides.items():
+            into = products.get((side, "into"))
+            gate = products.get((side, "gate"))
+            maps[side] = module(into, gate)
+        return maps
 
     def forward(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
         limit = UNROLLED_ON_CPU if a.device.type == "cpu" else UNROLLED
@@ -111,7 +115,8 @@ class HeadMaps(Composer):
         down, up, gate = maps
         if down is None or up is None:
             assert gate is not None
-            return a * gate.to(a.dtype).transpose(1, 2).unsqueeze(-1 if token == "c" else -2)
+            axis_of_others = -1 if token == "c" else -2
+            return a * gate.to(a.dtype).transpose(1, 2).unsqueeze(axis_of_others)
         if a.shape[-2] == 1:
             return self._map_one_query(a, maps)
         matrices = torch.einsum("bnrg,bnrh->bngh", up, down)
@@ -123,7 +128,7 @@ class HeadMaps(Composer):
         # A CPU's batched product copies matrices that are not contiguous one by one.
         product = matrices @ a.permute(0, 3, 1, 2).contiguous()
         if product.requires_grad and not torch.compiler.is_compiling():
-            product.register_hook(lambda g: None if g is None else g.contiguous())
+            product.register_hook(_contiguous)
         return product.permute(0, 2, 3, 1)
 
     def _map_one_query(self, a: Tensor, maps: Maps) -> Tensor:
@@ -134,9 +139,11 @@ class HeadMaps(Composer):
         """
         assert maps.down is not None
         assert maps.up is not None
-        down, up = (part.to(a.dtype).permute(0, 2, 3, 1) for part in (maps.down, maps.up))
+        down = maps.down.to(a.dtype).permute(0, 2, 3, 1)
+        up = maps.up.to(a.dtype).permute(0, 2, 3, 1)
         heads = a.squeeze(2)
-        out = ((heads.unsqueeze(1) * down).sum(2, keepdim=True) * up).sum(1)
+        low = (heads.unsqueeze(1) * down).sum(2, keepdim=True)
+        out = (low * up).sum(1)
         if maps.gate is not None:
             out = out + heads * maps.gate.to(a.dtype).transpose(1, 2)
         return out.unsqueeze(2)
@@ -155,22 +162,43 @@ class HeadMaps(Composer):
             else:
                 terms = list(torch.einsum("gh,bhcm->gbcm", matrix, a))
             composed = [total + term for total, term in zip(composed, terms, strict=True)]
-        for axis, maps in ((-1, query), (-2, key)):
-            if maps is None:
-                continue
-            down, up, gate = (
-                None if part is None else part.movedim(1, -1).unsqueeze(axis).to(a.dtype)
-                for part in maps
-            )
-            if down is not None and up is not None:
-                for r in range(down.shape[1]):
-                    low = _weighted_sum(down[:, r].unbind(1), heads)
-                    weights = up[:, r].unbind(1)
-                    composed = [out + w * low for out, w in zip(composed, weights, strict=True)]
-            if gate is not None:
-                gates = zip(composed, gate.unbind(1), heads, strict=True)
-                composed = [out + weight * head for out, weight, head in gates]
+        if query is not None:
+            composed = _add_map(composed, heads, query, axis_of_others=-1)
+        if key is not None:
+            composed = _add_map(composed, heads, key, axis_of_others=-2)
         return torch.stack(composed, 1)
+
+
+def _add_map(
+    composed: list[Tensor], heads: Sequence[Tensor], maps: Maps, axis_of_others: int
+) -> list[Tensor]:
+    """Return the heads `composed`, each with the sum that `maps` adds to it.
+
+    Heads are (B, c, m). `axis_of_others` is the axis of the tokens that the maps do not depend on:
+    m for the maps of queries, and c for those of keys.
+    """
+    if maps.down is not None and maps.up is not None:
+        down = _beside_heads(maps.down, heads[0], axis_of_others)
+        up = _beside_heads(maps.up, heads[0], axis_of_others)
+        for r in range(down.shape[1]):
+            low = _weighted_sum(down[:, r].unbind(1), heads)
+            weights = up[:, r].unbind(1)
+            composed = [out + w * low for out, w in zip(composed, weights, strict=True)]
+    if maps.gate is not None:
+        gates = _beside_heads(maps.gate, heads[0], axis_of_others).unbind(1)
+        terms = zip(composed, gates, heads, strict=True)
+        composed = [out + gate * head for out, gate, head in terms]
+    return composed
+
+
+def _beside_heads(part: Tensor, head: Tensor, axis_of_others: int) -> Tensor:
+    """Return a map (B, n, ...) as (B, ..., n, 1) or (B, ..., 1, n), in the precision of `head`."""
+    return part.movedim(1, -1).unsqueeze(axis_of_others).to(head.dtype)
+
+
+def _contiguous(gradient: Tensor | None) -> Tensor | None:
+    """Return the gradient with contiguous memory."""
+    return None if gradient is None else gradient.contiguous()
 
 
 class TokenMaps(nn.Module):
@@ -209,7 +237,7 @@ class TokenMaps(nn.Module):
             down = F.rms_norm(down, (self.heads,), eps=EPS)
         if gate is not None:
             gate = torch.tanh(gate)
-        return Maps(down, up, gate)
+        return Maps(down=down, up=up, gate=gate)
 
 
 def _weighted_sum(weights: Sequence[Tensor], heads: Sequence[Tensor]) -> Tensor:

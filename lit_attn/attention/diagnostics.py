@@ -25,8 +25,9 @@ def residual(layer: Attention, record: LayerRecord, stream: Tensor) -> dict[str,
     values = {}
     for name, vector in (("mh", mh), ("delta", delta)):
         norm = vector.norm(dim=-1)
-        through, x = vector @ layer.proj.weight.T, stream.norm(dim=-1)
-        cosine = (through * stream).sum(-1) / (through.norm(dim=-1) * x)
+        through = vector @ layer.proj.weight.T
+        lengths = through.norm(dim=-1) * stream.norm(dim=-1)
+        cosine = (through * stream).sum(-1) / lengths
         # A much shorter vector than the one it was projected from is a rounding error.
         has_length = norm > 1e-9 * mh.norm(dim=-1)
         values[f"norm-{name}"] = norm
@@ -51,24 +52,34 @@ def query_likelihood(layer: Attention, record: LayerRecord) -> Tensor:
     (2 pi sigma^2)^(-D / 2) of the densities the value is 0 if all keys are equal to the query.
     """
     inputs = record.inputs
-    q, keys = inputs.q.unsqueeze(2), inputs.shared(inputs.keys)
-    n, (count, width) = q.shape[-2], keys.shape[2:5:2]
+    q = inputs.q.unsqueeze(2)
+    keys = inputs.shared(inputs.keys)
+    n = q.shape[-2]
+    count = keys.shape[2]
+    width = keys.shape[4]
     variance = layer.similarity.variances(keys).to(q) * width**0.5
     prior = layer.similarity.log_prior(n)
     distance = torch.cdist(q.expand(-1, -1, count, -1, -1), keys).square()
     logs = -distance / (2 * variance.view(-1, 1, 1))
-    logs = logs + (prior.unsqueeze(-2) if isinstance(prior, Tensor) else prior)
+    if isinstance(prior, Tensor):
+        prior = prior.unsqueeze(-2)
+    logs = logs + prior
     terms = logs.logsumexp(2)
-    if (visible := inputs.masks.chunk(slice(0, n), slice(0, n), n, q.device)) is not None:
+    all_tokens = slice(0, n)
+    visible = inputs.masks.chunk(all_tokens, all_tokens, n, q.device)
+    if visible is not None:
         terms = terms.masked_fill(~visible, -torch.inf)
-    return terms.isfinite().sum(-1).log() - terms.logsumexp(-1)
+    visible_keys = terms.isfinite().sum(-1)
+    return visible_keys.log() - terms.logsumexp(-1)
 
 
 def key_weights(layer: Attention) -> Tensor:
     """Return the weights (M H', d, D) of every projected key and key head; offsets have none."""
     shared = layer.key_heads * layer.head_dim
-    weight = layer.qkv.weight[layer.num_heads * layer.head_dim :][:shared]
-    if (more := layer.similarity.extra_key_weights()) is not None:
+    queries = layer.num_heads * layer.head_dim
+    weight = layer.qkv.weight[queries : queries + shared]
+    more = layer.similarity.extra_key_weights()
+    if more is not None:
         weight = torch.cat([weight, more])
     return weight.unflatten(0, (-1, layer.head_dim)).transpose(-1, -2)
 
@@ -92,12 +103,15 @@ def captured_variance(layer: Attention) -> dict[str, float]:
         return groups.repeat_interleave(heads // shared, 0).flatten(0, 1)
 
     q, k, v = layer.qkv.weight.split(sizes)
-    k, v = repeat_heads(k), repeat_heads(v)
-    if (more := layer.similarity.extra_key_weights()) is not None:
+    k = repeat_heads(k)
+    v = repeat_heads(v)
+    more = layer.similarity.extra_key_weights()
+    if more is not None:
         # The sum of the products of all keys is the product of their sum.
         k = k + sum(repeat_heads(weight) for weight in more.split(shared * width))
     if layer.z is not None:
-        q, k = torch.cat([q, layer.z.weight]), torch.cat([k, layer.z.weight])
+        q = torch.cat([q, layer.z.weight])
+        k = torch.cat([k, layer.z.weight])
     return {"qk": _captured(q.T, k), "ov": _captured(v.T, layer.proj.weight.T)}
 
 

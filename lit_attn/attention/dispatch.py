@@ -1,4 +1,4 @@
-"""Attention from logits: choice of the path, and the paths of one kernel call.
+"""Attention from features: tokens of the cache, choice of the path, and paths of one kernel call.
 
 Shapes: B batch, n queries, n' tokens with keys (n, and those in the cache), d width, H heads, H'
 key heads, M keys for every token, D head width, E width of the features, c queries of a chunk, m
@@ -6,71 +6,48 @@ keys that they can see.
 """
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from lit_attn.attention import fused
-from lit_attn.attention.cache import Cache, KeyValues
-from lit_attn.attention.compose import Composer
+from lit_attn.attention.cache import KeyValues
+from lit_attn.attention.call import Inputs
 from lit_attn.attention.formed import Formed, attend_in_pieces, form_weights, multiply_query
 from lit_attn.attention.masks import CHUNK, Masks, in_chunks
-from lit_attn.attention.normaliser import Normaliser
-from lit_attn.attention.precision import as_multiplied, wide
-from lit_attn.attention.statistics import end_step_after_backward, observe_once
-
-if TYPE_CHECKING:
-    from lit_attn.attention.similarity import Similarity
+from lit_attn.attention.precision import as_multiplied
 
 
-class Inputs(NamedTuple):
-    """One call of a layer: its projected tokens, and everything that acts on their weights.
+class Tokens(NamedTuple):
+    """Tokens that the queries of a call attend to: those of its memory and of its cache.
 
-    x (B, n, d), q (B, H, n, D), keys (B, H', M, n, D), v (B, n, H', D), z (B, H, n, D). Keys and
-    values are those of `memory`: x itself, or in cross-attention m other tokens (B, m, d).
-    `temperature` is the logarithm of the logits' learned factor. `cache` holds the tokens before x.
+    `values` (B, H, n', D) and the composers' `maps` are those of all tokens. `keys`
+    (B, H', M, n', D) and `z` (B, H, n', D) are too, unless the cache stores features instead
+    (`caches_features`): then they are those of this call alone. `first` is the position of the
+    first of `keys`.
     """
 
-    x: Tensor
-    memory: Tensor
-    q: Tensor
     keys: Tensor
-    v: Tensor
+    values: Tensor
     z: Tensor | None
-    masks: Masks
-    composers: nn.ModuleDict
-    normaliser: Normaliser
-    temperature: Tensor | None = None
-    dropout: float = 0.0
-    cache: Cache | None = None
+    maps: dict[str, dict[str, Any]]
+    first: int
+    caches_features: bool
 
-    def shared(self, x: Tensor, axis: int = 1) -> Tensor:
-        """Repeat x of the key heads, along the `axis` of heads, for the heads that share them."""
-        groups = self.q.shape[1] // x.shape[axis]
-        return x.repeat_interleave(groups, axis) if groups > 1 else x
 
-    def widened(self) -> "Inputs":
-        """Return the call with all tensors of tokens in float32 or wider."""
-        x = wide(self.x)
-        return self._replace(
-            x=x,
-            memory=x if self.memory is self.x else wide(self.memory),
-            q=wide(self.q),
-            keys=wide(self.keys),
-            v=wide(self.v),
-            z=None if self.z is None else wide(self.z),
-        )
+class Features(NamedTuple):
+    """Features whose scaled products are the logits: q (B, H, n, E) and k (B, H, M, n', E).
 
-    def maps(self) -> dict[str, dict[str, Any]]:
-        """Return the composers' maps by place and side: "query" of x and "key" of the memory."""
-        maps = {}
-        for place, part in self.composers.items():
-            maps[place] = cast(Composer, part).maps(self.x)
-            if self.memory is not self.x and "key" in maps[place]:
-                maps[place]["key"] = cast(Composer, part).maps(self.memory)["key"]
-        return maps
+    `scale` multiplies their products. `hard`: the largest of a token's M logits counts, not their
+    log-sum-exp.
+    """
+
+    q: Tensor
+    k: Tensor
+    scale: float
+    hard: bool
 
 
 class Path(Enum):
@@ -107,98 +84,116 @@ def choose_path(
     return Path.ONE_CALL
 
 
-def attend(similarity: "Similarity", inputs: Inputs) -> Tensor:
-    """Return the weighted sums of values (B, H, n, D), and extend the cache.
+def with_cached_tokens(inputs: Inputs) -> Tokens:
+    """Return the tokens that a call attends to, and extend its cache, if any, by all but features.
 
-    In training, a similarity that learns from statistics observes the call.
+    The cache stores features of keys, joined with z, unless heads share keys: the features of
+    shared keys differ between heads, so they would need more memory.
     """
-    out = _attend(similarity, inputs)
-    if similarity.has_statistics and similarity.training:
-        end_step_after_backward(similarity, out)
-    return out
-
-
-def _attend(similarity: "Similarity", inputs: Inputs) -> Tensor:
-    q, keys, v, z, masks = inputs.q, inputs.keys, inputs.v, inputs.z, inputs.masks
-    values, all_z = v.transpose(1, 2), z
+    cache = inputs.cache
+    keys = inputs.keys
+    values = inputs.v.transpose(1, 2)
+    z = inputs.z
     maps = inputs.maps()
-    first, caches_features = 0, False
-    if (cache := inputs.cache) is not None:
-        assert isinstance(cache, KeyValues)
-        # The features of shared keys differ between heads, so they would need more memory.
-        caches_features = q.shape[1] == keys.shape[1]
-        first = cache.position if caches_features else cache.position - cache.length
-        values = cache.extend("values", values)
-        if not caches_features:
-            keys = cache.extend("keys", keys)
-            all_z = None if z is None else cache.extend("z", z)
-        for place, sides in maps.items():
-            if "key" in sides:
-                sides["key"] = cache.extend_maps(place, sides["key"])
-    values = inputs.shared(values)
-    q, k, scale = scaled_features(similarity, inputs, keys, first)
-    if similarity.has_statistics and similarity.training:
-        observe_once(similarity.observe, q, k, scale, masks)
-    path = choose_path(
-        keys=k.shape[2],
-        is_hard=similarity.hard,
-        has_z=z is not None,
-        is_composed=len(inputs.composers) > 0,
-        normaliser=inputs.normaliser.part.kind,
-        mask="other" if not masks.is_causal_only else "causal" if masks.is_causal else "none",
-        dropout=inputs.dropout,
-        device=q.device.type,
-    )
-    joined_q, joined_k = q, k
-    if path is not Path.MERGED or caches_features:
-        joined_q, joined_k = with_z(q, k, z, all_z, inputs.temperature)
-    if caches_features:
-        assert isinstance(cache, KeyValues)
-        joined_k = cache.extend("keys", joined_k)
+    if cache is None:
+        return Tokens(keys, inputs.shared(values), z, maps, first=0, caches_features=False)
+    assert isinstance(cache, KeyValues)
+    caches_features = inputs.q.shape[1] == keys.shape[1]
+    first = cache.position
+    values = cache.extend("values", values)
+    if not caches_features:
+        first -= cache.length
+        keys = cache.extend("keys", keys)
+        if z is not None:
+            z = cache.extend("z", z)
+    for place, sides in maps.items():
+        if "key" in sides:
+            sides["key"] = cache.extend_maps(place, sides["key"])
+    return Tokens(keys, inputs.shared(values), z, maps, first, caches_features)
+
+
+def attend(inputs: Inputs, tokens: Tokens, features: Features) -> Tensor:
+    """Return the weighted sums of values (B, H, n, D), and extend the cache by the features."""
+    path = _path_of_call(inputs, features)
+    # A merged call joins features and z slice by slice; only a cache needs them joined.
+    joined = features
+    if path is not Path.MERGED or tokens.caches_features:
+        joined = with_z(features, inputs, tokens.z)
+    if tokens.caches_features:
+        assert isinstance(inputs.cache, KeyValues)
+        joined = joined._replace(k=inputs.cache.extend("keys", joined.k))
+
     if path is Path.MERGED:
-        q, k, values = as_multiplied(q), as_multiplied(k), as_multiplied(values)
-        z = None if z is None else as_multiplied(z)
-        return fused.attend(q, k, z, values, masks.is_causal, scale)
+        return _merged_calls(inputs, features, tokens.values)
     if path is Path.ONE_CALL:
-        return one_call(joined_q, joined_k, values, masks, scale, inputs.dropout)
-    parts = inputs.composers, inputs.normaliser, similarity.hard
-    formed = Formed(masks, joined_q, joined_k, maps, *parts, scale, inputs.dropout)
-    return attend_in_pieces(formed, values)
+        q, k, scale, _ = joined
+        return one_call(q, k, tokens.values, inputs.masks, scale, inputs.dropout)
+    return attend_in_pieces(_formed(inputs, joined, tokens.maps), tokens.values)
 
 
-def weights(similarity: "Similarity", inputs: Inputs) -> Tensor:
+def weights(inputs: Inputs, features: Features) -> Tensor:
     """Return all weights of a call without a cache, (B, H, n, n)."""
-    q, k, scale = scaled_features(similarity, inputs, inputs.keys, 0)
-    q, k = with_z(q, k, inputs.z, inputs.z, inputs.temperature)
-    parts = inputs.composers, inputs.normaliser, similarity.hard
-    formed = Formed(inputs.masks, q, k, inputs.maps(), *parts, scale, inputs.dropout)
-    all_tokens = slice(0, q.shape[-2])
+    joined = with_z(features, inputs, inputs.z)
+    formed = _formed(inputs, joined, inputs.maps())
+    all_tokens = slice(0, joined.q.shape[-2])
     return form_weights(formed, all_tokens, all_tokens, inputs.v.dtype)
 
 
-def scaled_features(
-    similarity: "Similarity", inputs: Inputs, keys: Tensor, first: int
-) -> tuple[Tensor, Tensor, float]:
-    """Return q' (B, H, n, E), k' (B, H, M, n', E) and the factor of their products: the logits.
+def _path_of_call(inputs: Inputs, features: Features) -> Path:
+    """Return the path for the properties of this call."""
+    if not inputs.masks.is_causal_only:
+        mask = "other"
+    elif inputs.masks.is_causal:
+        mask = "causal"
+    else:
+        mask = "none"
+    return choose_path(
+        keys=features.k.shape[2],
+        is_hard=features.hard,
+        has_z=inputs.z is not None,
+        is_composed=len(inputs.composers) > 0,
+        normaliser=inputs.normaliser.part.kind,
+        mask=mask,
+        dropout=inputs.dropout,
+        device=features.q.device.type,
+    )
 
-    `first` is the position of the first of `keys`.
-    """
-    q, k = similarity.features(inputs.q, inputs.shared(keys), first)
-    if inputs.temperature is not None:
-        return q * inputs.temperature.exp(), k, 1.0
-    return q, k, inputs.q.shape[-1] ** -0.5
+
+def _formed(inputs: Inputs, joined: Features, maps: dict[str, dict[str, Any]]) -> Formed:
+    """Return everything that the weights are computed from, for features joined with z."""
+    return Formed(
+        masks=inputs.masks,
+        q=joined.q,
+        k=joined.k,
+        maps=maps,
+        composers=inputs.composers,
+        normaliser=inputs.normaliser,
+        hard=joined.hard,
+        scale=joined.scale,
+        dropout=inputs.dropout,
+    )
 
 
-def with_z(
-    q: Tensor, k: Tensor, z: Tensor | None, all_z: Tensor | None, temperature: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def with_z(features: Features, inputs: Inputs, all_z: Tensor | None) -> Features:
     """Return [q'|z] and [k'|z], or q' and k' without z; `all_z` includes the cached tokens."""
+    z = inputs.z
     if z is None or all_z is None:
-        return q, k
-    if temperature is not None:
-        z = z * temperature.exp()
-    all_z = all_z.unsqueeze(2).expand(*k.shape[:-1], -1)
-    return torch.cat([q, z], -1), torch.cat([k, all_z], -1)
+        return features
+    if inputs.temperature is not None:
+        z = z * inputs.temperature.exp()
+    z_of_keys = all_z.unsqueeze(2).expand(*features.k.shape[:-1], -1)
+    return features._replace(
+        q=torch.cat([features.q, z], -1), k=torch.cat([features.k, z_of_keys], -1)
+    )
+
+
+def _merged_calls(inputs: Inputs, features: Features, values: Tensor) -> Tensor:
+    """Return the sums of the path MERGED, in the precision that autocast would choose."""
+    q = as_multiplied(features.q)
+    k = as_multiplied(features.k)
+    values = as_multiplied(values)
+    z = None if inputs.z is None else as_multiplied(inputs.z)
+    return fused.attend(q, k, z, values, inputs.masks.is_causal, features.scale)
 
 
 def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropout: float) -> Tensor:
@@ -207,17 +202,22 @@ def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropou
     q (B, H, n, E), k (B, H, M, n', E), v (B, H, n', D). With a window it is one call for each chunk
     of queries, which reads the keys in their windows and needs no mask of size n x M n'.
     """
-    n, (m, keys) = q.shape[-2], k.shape[2:4]
+    n = q.shape[-2]
+    m, keys = k.shape[2:4]
     if m == 1 and masks.is_causal_only:
         return _call(q, k, v, None, masks.is_causal, scale, dropout)
-    size = n if masks.window is None or v.is_meta else max(CHUNK, masks.window)
+    size = n
+    if masks.window is not None and not v.is_meta:
+        size = max(CHUNK, masks.window)
     sums = []
     for rows in in_chunks(n, size):
         columns = masks.visible(rows, keys)
         mask = masks.combined(rows, columns, keys, q.device, q.dtype)
         visible_k, visible_v = k[..., columns, :], v[..., columns, :]
         sums.append(_call(q[:, :, rows], visible_k, visible_v, mask, False, scale, dropout))
-    return sums[0] if len(sums) == 1 else torch.cat(sums, dim=-2)
+    if len(sums) == 1:
+        return sums[0]
+    return torch.cat(sums, dim=-2)
 
 
 def _call(
@@ -233,18 +233,26 @@ def _call(
 
     Flash attention needs one width of q, k and v, on a GPU a multiple of 8: zeros pad them.
     """
-    (queries, features), (m, n), width = q.shape[-2:], k.shape[2:4], v.shape[-1]
-    if queries == 1 and mask is None and (m > 1 or features != width) and q.dtype.itemsize >= 4:
+    queries, features = q.shape[-2:]
+    m, n = k.shape[2:4]
+    width = v.shape[-1]
+    differ_in_size = m > 1 or features != width
+    if queries == 1 and mask is None and differ_in_size and q.dtype.itemsize >= 4:
         # Values need neither copies for M keys nor zeros up to the width of the keys.
         logits = multiply_query(q, k, scale)
         return logits.flatten(2).softmax(-1).view_as(logits).sum(2) @ v
     if mask is not None and m > 1:
-        mask = mask.expand(*mask.shape[:-1], n).repeat(*(1,) * (mask.ndim - 1), m)
+        # The mask of the tokens is that of each of their M keys.
+        repeats = [1] * (mask.ndim - 1)
+        mask = mask.expand(*mask.shape[:-1], n).repeat(*repeats, m)
     full = features if features == width else fused.supported_width(features, q)
+    values = fused.padded(v, full)
+    if m > 1:
+        values = values.repeat(1, 1, m, 1)
     out = F.scaled_dot_product_attention(
         fused.padded(q, full),
         fused.padded(k, full).flatten(2, 3),
-        fused.padded(v, full).repeat(1, 1, m, 1) if m > 1 else fused.padded(v, full),
+        values,
         mask,
         dropout_p=dropout,
         is_causal=is_causal,

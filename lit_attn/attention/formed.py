@@ -7,8 +7,8 @@ width of the features, c queries of a chunk, m keys that they can see.
 """
 
 import contextlib
-import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -51,12 +51,14 @@ class Formed(NamedTuple):
 
 def attend_in_pieces(formed: Formed, v: Tensor) -> Tensor:
     """Return the weighted sums (B, H, n, D) of v (B, H, n', D), from weights that are formed."""
-    (b, heads, n), keys = formed.q.shape[:3], formed.k.shape[-2]
+    b, heads, n = formed.q.shape[:3]
+    keys = formed.k.shape[-2]
     # On the meta device, where FLOPs are counted, all queries attend to all keys, as in the FLOPs
     # of one kernel call.
     is_long = keys > ONE_CHUNK_UP_TO and n > CHUNK and not v.is_meta
     if torch.compiler.is_compiling():
-        is_large = b > 1 and n > 1 and b * heads * n * keys * v.element_size() > PIECE
+        weights_bytes = b * heads * n * keys * v.element_size()
+        is_large = b > 1 and n > 1 and weights_bytes > PIECE
         if is_long or (v.device.type == "cpu" and is_large):
             return attend_with_shared_code(formed, v, is_long)
     elif is_long:
@@ -72,12 +74,16 @@ def attend_with_shared_code(formed: Formed, v: Tensor, is_long: bool) -> Tensor:
     took 49 s of a CPU (two layers, 513 tokens), and the steps were not faster. On a CPU the weights
     of a piece stay in a core's cache.
     """
-    (b, heads, n), keys = formed.q.shape[:3], formed.k.shape[-2]
-    chunk, size = CHUNK if is_long else n, b
+    b, heads, n = formed.q.shape[:3]
+    keys = formed.k.shape[-2]
+    chunk = CHUNK if is_long else n
+    size = b
     if v.device.type == "cpu":
-        limit = PIECE * torch.get_num_threads() // (heads * chunk * keys * v.element_size())
+        bytes_of_a_sequence = heads * chunk * keys * v.element_size()
+        limit = max(1, PIECE * torch.get_num_threads() // bytes_of_a_sequence)
         # A power of two divides most batches; few sizes need few compilations.
-        size = min(b, 1 << max(1, limit).bit_length() - 1)
+        power_of_two = 1 << (limit.bit_length() - 1)
+        size = min(b, power_of_two)
     attend = torch.compile(_attend_piece, dynamic=True if is_long else None)
     return _attend_in_turn(attend, formed, v, size, chunk)
 
@@ -89,27 +95,57 @@ def _attend_in_turn(
     visibility = _for_every_sequence(formed.masks.visibility, len(v))
     bias = _for_every_sequence(formed.masks.bias, len(v))
     # With the tokens last, sums over heads read contiguous rows.
-    maps = pytree.tree_map_only(
-        Tensor, lambda x: x.movedim(1, -1).contiguous().movedim(-1, 1), formed.maps
-    )
+    maps = pytree.tree_map_only(Tensor, _with_tokens_last, formed.maps)
+    # `_InTurn` expects q, k and v first.
     leaves, structure = pytree.tree_flatten((formed.q, formed.k, v, maps, visibility, bias))
-    # The function outlives the backward pass, so it refers to no tensor of the whole batch.
-    masks_of_tokens = formed.masks._replace(visibility=None, bias=None)
-    modules_and_numbers = formed[4:]
+
+    # `attend_piece` outlives the backward pass. So it must not refer to `formed` or to any other
+    # tensor of the whole batch, only to the modules and numbers that all pieces share.
+    masks_without_tensors = formed.masks._replace(visibility=None, bias=None)
+    composers = formed.composers
+    normaliser = formed.normaliser
+    hard = formed.hard
+    scale = formed.scale
+    dropout = formed.dropout
 
     def attend_piece(rows: slice, *parts: Tensor | None) -> Tensor:
         q, k, values, maps, visibility, bias = pytree.tree_unflatten(parts, structure)
-        masks = masks_of_tokens._replace(visibility=visibility, bias=bias)
-        piece = Formed(masks, q, k, maps, *modules_and_numbers)
+        piece = Formed(
+            masks=masks_without_tensors._replace(visibility=visibility, bias=bias),
+            q=q,
+            k=k,
+            maps=maps,
+            composers=composers,
+            normaliser=normaliser,
+            hard=hard,
+            scale=scale,
+            dropout=dropout,
+        )
         return attend(piece, values, rows.start, rows.stop)
 
-    rest = len(v) % size
-    batches = in_chunks(len(v) - rest, size) + in_chunks(len(v), 1)[len(v) - rest :]
-    pieces = [(batch, rows) for batch in batches for rows in in_chunks(formed.q.shape[-2], chunk)]
-    parameters = *formed.composers.parameters(), *formed.normaliser.parameters()
+    pieces = _pieces(len(v), size, formed.q.shape[-2], chunk)
+    parameters = [*composers.parameters(), *normaliser.parameters()]
     refuse_forward_mode(*leaves, *parameters)
-    further = formed.dropout > 0, len(leaves), *leaves, *parameters
-    return _InTurn.apply(attend_piece, pieces, *further)
+    is_random = dropout > 0
+    return _InTurn.apply(attend_piece, pieces, is_random, len(leaves), *leaves, *parameters)
+
+
+def _with_tokens_last(part: Tensor) -> Tensor:
+    """Return a map (B, n, ...) with its tokens last in memory."""
+    return part.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def _pieces(batch: int, size: int, n: int, chunk: int) -> list[tuple[slice, slice]]:
+    """Return the slices of the batch and of the n queries of every piece.
+
+    Sequences that remain beyond pieces of `size` are pieces of one sequence, so that compiled code
+    has two sizes for any batch.
+    """
+    full = batch - batch % size
+    slices_of_batch = in_chunks(full, size)
+    for i in range(full, batch):
+        slices_of_batch.append(slice(i, i + 1))
+    return list(itertools.product(slices_of_batch, in_chunks(n, chunk)))
 
 
 def _for_every_sequence(mask: Tensor | None, batch: int) -> Tensor | None:
@@ -135,46 +171,76 @@ class _InTurn(torch.autograd.Function):
         sliced: int,
         *tensors: Any,
     ) -> Tensor:
-        """`attend` takes the queries of a piece and its part of the first `sliced` tensors."""
+        """`attend` takes the queries of a piece and its part of the first `sliced` tensors.
+
+        The first three tensors are q, k and v, and those after the sliced ones are parameters.
+        """
         q, _, v = tensors[:3]
         kind = v.device.type
-        ctx.attend, ctx.pieces, ctx.sliced = attend, pieces, sliced
+        ctx.attend = attend
+        ctx.pieces = pieces
+        ctx.sliced = sliced
         ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-        ctx.random = (torch.get_rng_state(), *get_device_states(v)) if is_random else None
+        ctx.random = None
+        if is_random:
+            state = torch.get_rng_state()
+            devices, device_states = get_device_states(v)
+            ctx.random = state, devices, device_states
         ctx.save_for_backward(*tensors)
         b, heads, n = q.shape[:3]
         out = v.new_empty(b, n, heads, v.shape[-1]).transpose(1, 2)
         for batch, rows in pieces:
-            parts = [x if x is None else x[batch] for x in tensors[:sliced]]
+            parts = [None if x is None else x[batch] for x in tensors[:sliced]]
             out[batch, :, rows] = attend(rows, *parts)
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        sliced, tensors, needed = ctx.sliced, ctx.saved_tensors, ctx.needs_input_grad[4:]
-        grads = [torch.zeros_like(x) if y else None for x, y in zip(tensors, needed, strict=True)]
-        state, devices, device_states = ctx.random or (None, [], [])
-        with (
-            torch.random.fork_rng(devices, enabled=state is not None),
-            torch.autocast(*ctx.autocast),
-            torch.enable_grad(),
-        ):
-            if state is not None:
-                torch.set_rng_state(state)
-                set_device_states(devices, device_states)
+        sliced = ctx.sliced
+        tensors = ctx.saved_tensors
+        # The first four arguments of `forward` are not tensors.
+        needed = ctx.needs_input_grad[4:]
+        wanted = [i for i, is_needed in enumerate(needed) if is_needed]
+        totals = {i: torch.zeros_like(tensors[i]) for i in wanted}
+        with _as_in_forward(ctx.random, ctx.autocast):
             for batch, rows in ctx.pieces:
                 parts = [None if x is None else x[batch].detach() for x in tensors[:sliced]]
-                inputs = zip([*parts, *tensors[sliced:]], needed, strict=True)
-                wanted = [x.requires_grad_() for x, is_needed in inputs if is_needed]
+                inputs = [*parts, *tensors[sliced:]]
+                wanted_inputs = [inputs[i].requires_grad_() for i in wanted]
                 out = ctx.attend(rows, *parts)
-                piece_grads = iter(
-                    torch.autograd.grad(out, wanted, gradient[batch, :, rows], allow_unused=True)
+                piece_gradients = torch.autograd.grad(
+                    out, wanted_inputs, gradient[batch, :, rows], allow_unused=True
                 )
-                for i, total in enumerate(grads):
-                    if total is not None and (grad := next(piece_grads)) is not None:
-                        (total[batch] if i < sliced else total).add_(grad)
-        guarded = refuse_second_derivatives(grads, [gradient, *tensors])
+                for i, piece_gradient in zip(wanted, piece_gradients, strict=True):
+                    if piece_gradient is None:
+                        continue
+                    # Parameters belong to all sequences.
+                    total = totals[i][batch] if i < sliced else totals[i]
+                    total.add_(piece_gradient)
+        gradients = [totals.get(i) for i in range(len(tensors))]
+        guarded = refuse_second_derivatives(gradients, [gradient, *tensors])
         return None, None, None, None, *guarded
+
+
+@contextlib.contextmanager
+def _as_in_forward(
+    random: tuple[Tensor, list[int], list[Tensor]] | None, autocast: tuple[Any, ...]
+) -> Iterator[None]:
+    """Compute as the forward pass did: with its random numbers, its autocast and a graph.
+
+    `random` are the states of the generators of the CPU and of the devices, or None without
+    dropout. `autocast` are the arguments of torch.autocast.
+    """
+    state, devices, device_states = (None, [], []) if random is None else random
+    with (
+        torch.random.fork_rng(devices, enabled=state is not None),
+        torch.autocast(*autocast),
+        torch.enable_grad(),
+    ):
+        if state is not None:
+            torch.set_rng_state(state)
+            set_device_states(devices, device_states)
+        yield
 
 
 def _attend_piece(formed: Formed, v: Tensor, start: int, stop: int) -> Tensor:
@@ -195,7 +261,8 @@ def form_weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype
     keys = formed.k.shape[-2]
     visible = masks.chunk(rows, columns, keys, formed.q.device)
     logits = _logits(formed, rows, columns)
-    if (bias := masks.bias_of_chunk(rows, columns, keys)) is not None:
+    bias = masks.bias_of_chunk(rows, columns, keys)
+    if bias is not None:
         logits = wide(logits) + wide(bias).unsqueeze(-2)
     if visible is not None:
         logits = logits.masked_fill(~visible.unsqueeze(-2), torch.finfo(logits.dtype).min)
@@ -205,8 +272,10 @@ def form_weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype
             # The softmax of a head that sees no key is uniform; other heads must not take it over.
             a = a.masked_fill(~visible, 0)
         a = _compose("post", formed, a, rows, columns)
+    if visible is None:
+        return a
     # Composition fills masked positions again, and a query that sees no key gets zero.
-    return a if visible is None else a.masked_fill(~visible, 0)
+    return a.masked_fill(~visible, 0)
 
 
 def _logits(formed: Formed, rows: slice, columns: slice) -> Tensor:
@@ -214,22 +283,37 @@ def _logits(formed: Formed, rows: slice, columns: slice) -> Tensor:
 
     Logits of float16 features are in float32: products of finite features can overflow float16.
     """
-    q, k = formed.q[:, :, rows], formed.k[..., columns, :]
+    q = formed.q[:, :, rows]
+    k = formed.k[..., columns, :]
     if q.shape[-2] == 1:
         # A cache is not contiguous, and `einsum` would copy its keys.
         logits = multiply_query(q, k, formed.scale).transpose(2, 3)
     else:
         logits = multiply("bhce,bhrme->bhcrm", q, k, formed.scale)
     if formed.hard:
-        # `maximum` and `amax` would share the gradient of equal numbers, which costs three times
-        # the memory uncompiled and 1.6 times the time compiled.
-        components = logits.unbind(3)
-        logits = functools.reduce(lambda a, b: torch.where(a > b, a, b), components).unsqueeze(3)
+        logits = _largest(logits.unbind(3)).unsqueeze(3)
     if "pre" not in formed.composers:
         return logits
     a = logits.squeeze(3) if logits.shape[3] == 1 else logits.logsumexp(3)
-    with contextlib.nullcontext() if keeps_range(q) else without_autocast(q):
-        return _compose("pre", formed, a, rows, columns).unsqueeze(3)
+    if keeps_range(q):
+        composed = _compose("pre", formed, a, rows, columns)
+    else:
+        # Autocast would compose the logits, which are in float32, in half precision.
+        with without_autocast(q):
+            composed = _compose("pre", formed, a, rows, columns)
+    return composed.unsqueeze(3)
+
+
+def _largest(components: Sequence[Tensor]) -> Tensor:
+    """Return the largest component at every position.
+
+    `maximum` and `amax` would share the gradient of equal numbers, which costs three times the
+    memory uncompiled and 1.6 times the time compiled.
+    """
+    largest = components[0]
+    for component in components[1:]:
+        largest = torch.where(largest > component, largest, component)
+    return largest
 
 
 def multiply_query(q: Tensor, k: Tensor, scale: float) -> Tensor:
@@ -245,14 +329,17 @@ def multiply_query(q: Tensor, k: Tensor, scale: float) -> Tensor:
 
 
 def _compose(place: str, formed: Formed, a: Tensor, rows: slice, columns: slice) -> Tensor:
-    if place not in formed.composers:
-        return a
-    selected = []
-    for side, tokens in (("query", rows), ("key", columns)):
-        maps = formed.maps[place].get(side)
-        if maps is not None:
-            # With a slice in the comprehension, PyTorch 2.11 would compile each chunk anew.
-            start, stop = tokens.start, tokens.stop
-            maps = maps._make(None if part is None else part[:, start:stop] for part in maps)
-        selected.append(maps)
-    return formed.composers[place](a, *selected)
+    """Return a (B, H, c, m) composed at `place`, by the maps of its queries and of its keys."""
+    maps = formed.maps[place]
+    query = _maps_of_tokens(maps.get("query"), rows)
+    key = _maps_of_tokens(maps.get("key"), columns)
+    return formed.composers[place](a, query, key)
+
+
+def _maps_of_tokens(maps: Any, tokens: slice) -> Any:
+    """Return the maps of `tokens`, a NamedTuple as `maps`; None without maps."""
+    if maps is None:
+        return None
+    # With a slice in the comprehension, PyTorch 2.11 would compile each chunk anew.
+    start, stop = tokens.start, tokens.stop
+    return maps._make(None if part is None else part[:, start:stop] for part in maps)

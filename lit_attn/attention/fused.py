@@ -99,29 +99,64 @@ def _attend_backward(
     scale: float,
 ) -> list[Tensor]:
     """Return the gradients of q, k, v and, if it is not None, of z."""
-    grads: list[Tensor] = []
-    wide, width = q.shape[-1], v.shape[-1]
-    for cut in _slices(q, k, z)[1]:
+    summed = Summed(out, lse, seed, offset)
+    totals: list[Tensor] = []
+    _, cuts = _slices(q, k, z)
+    for cut in cuts:
         for r in _calls(k, is_causal):
-            queries, keys, values, kernel = _arguments(cut, r, q, k, z, v, is_causal)
-            g, sums = (padded(x[cut], values.shape[-1]) for x in (gradient, out))
-            summed = Summed(sums, lse[cut].contiguous(), seed, offset)
-            to_q, to_k, to_v = run_backward(
-                kernel, g, queries, keys, values, summed, is_causal, scale
+            to_q, to_k, to_v = _gradients_of_call(
+                cut, r, gradient, q, k, z, v, summed, is_causal, scale
             )
-            del queries, keys, values, g, sums, summed
-            # Allocated after the first kernel call, whose inputs have been freed.
-            grads = grads or _zero_gradients(q, k, z, v)
-            dq, dk, dv, *dz = (grad[cut] for grad in grads)
-            dq.add_(to_q[..., :wide])
-            for i, tokens in enumerate(in_chunks(to_k.shape[2], v.shape[2]), r.start):
-                dk[:, :, i] = to_k[:, :, tokens, :wide]
-                dv.add_(to_v[:, :, tokens, :width])
-                for to_z in dz:
-                    to_z.add_(to_k[:, :, tokens, wide : wide + width])
-            for to_z in dz:
-                to_z.add_(to_q[..., wide : wide + width])
-    return grads
+            if not totals:
+                # Allocated after the first kernel call, whose inputs have been freed.
+                totals = _zero_gradients(q, k, z, v)
+            _add_gradients([total[cut] for total in totals], r, to_q, to_k, to_v)
+    return totals
+
+
+def _gradients_of_call(
+    cut: Index,
+    r: slice,
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    z: Tensor | None,
+    v: Tensor,
+    summed: Summed,
+    is_causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of the arguments of one kernel call: [q|z], [k|z] and padded values.
+
+    `summed` has the sums of all slices over all keys, and `gradient` is that of these sums.
+    """
+    queries, keys, values, kernel = _arguments(cut, r, q, k, z, v, is_causal)
+    width = values.shape[-1]
+    g = padded(gradient[cut], width)
+    of_slice = summed._replace(out=padded(summed.out[cut], width), lse=summed.lse[cut].contiguous())
+    return run_backward(kernel, g, queries, keys, values, of_slice, is_causal, scale)
+
+
+def _add_gradients(
+    totals: list[Tensor], r: slice, to_q: Tensor, to_k: Tensor, to_v: Tensor
+) -> None:
+    """Add the gradients of a kernel call with the keys `r` to those of q, k, v and perhaps z.
+
+    `totals` are the parts of a slice. Keys and values stand one after the other for the keys `r`.
+    """
+    dq, dk, dv, *rest = totals
+    dz = rest[0] if rest else None
+    features = dq.shape[-1]
+    width = dv.shape[-1]
+    z_columns = slice(features, features + width)
+    dq.add_(to_q[..., :features])
+    for i, tokens in enumerate(in_chunks(to_k.shape[2], dv.shape[2]), r.start):
+        dk[:, :, i] = to_k[:, :, tokens, :features]
+        dv.add_(to_v[:, :, tokens, :width])
+        if dz is not None:
+            dz.add_(to_k[:, :, tokens, z_columns])
+    if dz is not None:
+        dz.add_(to_q[..., z_columns])
 
 
 @_attend_backward.register_fake
@@ -138,8 +173,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _gradients(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    dq, dk, dv, *dz = _attend_backward(gradient, *ctx.saved_tensors, ctx.is_causal, ctx.scale)
-    return dq, dk, dz[0] if dz else None, dv, None, None
+    gradients = _attend_backward(gradient, *ctx.saved_tensors, ctx.is_causal, ctx.scale)
+    dq, dk, dv, *rest = gradients
+    dz = rest[0] if rest else None
+    return dq, dk, dz, dv, None, None
 
 
 _attend.register_autograd(_gradients, setup_context=_keep)
@@ -154,24 +191,29 @@ def _summed(
     for r in _calls(k, is_causal):
         queries, keys, values, kernel = _arguments(cut, r, q, k, z, v, is_causal)
         other = run_forward(kernel, queries, keys, values, is_causal, scale)
-        if merged is None:
-            merged = other
-            continue
-        ours, theirs = merged.lse[..., :n], other.lse[..., :n]
-        total = torch.logaddexp(ours, theirs)
-        out = merged.out * (ours - total).exp().unsqueeze(-1)
-        out = out + other.out * (theirs - total).exp().unsqueeze(-1)
-        # Some kernels return more than n log-sum-exps.
-        lse = other.lse.clone()
-        lse[..., :n] = total
-        merged = merged._replace(out=out, lse=lse)
+        merged = other if merged is None else _merged(merged, other, n)
     assert merged is not None
     return merged._replace(out=merged.out.to(v.dtype))
 
 
+def _merged(first: Summed, second: Summed, n: int) -> Summed:
+    """Return the sums of n queries over the keys of two kernel calls."""
+    first_lse = first.lse[..., :n]
+    second_lse = second.lse[..., :n]
+    total = torch.logaddexp(first_lse, second_lse)
+    out = first.out * (first_lse - total).exp().unsqueeze(-1)
+    out = out + second.out * (second_lse - total).exp().unsqueeze(-1)
+    # Some kernels return more than n log-sum-exps.
+    lse = second.lse.clone()
+    lse[..., :n] = total
+    return first._replace(out=out, lse=lse)
+
+
 def _calls(k: Tensor, is_causal: bool) -> list[slice]:
     """Return slices of the M keys, one for every kernel call."""
-    return in_chunks(k.shape[2], 1 if is_causal else k.shape[2])
+    m = k.shape[2]
+    keys_of_a_call = 1 if is_causal else m
+    return in_chunks(m, keys_of_a_call)
 
 
 def _arguments(
@@ -187,34 +229,44 @@ def _arguments(
     is_flash = kernel == SDPBackend.FLASH_ATTENTION
     width = queries.shape[-1] if is_flash else supported_width(v.shape[-1], v)
     values = padded(v[cut], width)
-    return queries, keys, values.repeat(1, 1, m, 1) if m > 1 else values, kernel
+    if m > 1:
+        values = values.repeat(1, 1, m, 1)
+    return queries, keys, values, kernel
 
 
 def _slices(q: Tensor, k: Tensor, z: Tensor | None) -> tuple[int, list[Index]]:
     """Return the axis, batch or heads, and slices along it that keep [k|z] below SLICE bytes."""
-    batch, heads, m, n, width = k.shape
-    width = m * supported_width(width + (0 if z is None else z.shape[-1]), q)
+    batch, heads, m, n, features = k.shape
+    joined = features if z is None else features + z.shape[-1]
+    head_bytes = n * m * supported_width(joined, q) * q.element_size()
     limit = SLICE.get(q.device.type, SLICE["cuda"])
     if q.device.type == "cpu":
         limit *= torch.get_num_threads()
-    head_bytes = n * width * q.element_size()
-    axis = 0 if heads * head_bytes <= limit or batch >= heads else 1
-    size = max(1, limit // (head_bytes * (heads, batch)[axis]))
-    return axis, [(slice(None),) * axis + (cut,) for cut in in_chunks(q.shape[axis], size)]
+    # A slice of the batch has all heads, and a slice of the heads has the complete batch.
+    if heads * head_bytes <= limit or batch >= heads:
+        size = max(1, limit // (head_bytes * heads))
+        return 0, [(cut,) for cut in in_chunks(batch, size)]
+    size = max(1, limit // (head_bytes * batch))
+    return 1, [(slice(None), cut) for cut in in_chunks(heads, size)]
 
 
 def _joined(x: Tensor, z: Tensor | None, cut: Index) -> Tensor:
     """Return [x|z] of a slice, padded with zeros to a width that flash attention supports."""
     parts = [x[cut]] if z is None else [x[cut], z[cut]]
     width = sum(part.shape[-1] for part in parts)
-    if missing := supported_width(width, x) - width:
+    missing = supported_width(width, x) - width
+    if missing:
         parts.append(x.new_zeros(1).expand(*parts[0].shape[:-1], missing))
-    return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+    if len(parts) == 1:
+        # `cat` would copy it.
+        return parts[0]
+    return torch.cat(parts, -1)
 
 
 def padded(x: Tensor, width: int) -> Tensor:
     """Return x padded with zeros to `width`; x of this width is not copied, as `pad` would."""
-    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
+    missing = width - x.shape[-1]
+    return x if missing == 0 else F.pad(x, (0, missing))
 
 
 def _tokens_first(x: Tensor) -> Tensor:
@@ -227,7 +279,10 @@ def _zero_gradients(q: Tensor, k: Tensor, z: Tensor | None, v: Tensor) -> list[T
     """Return zeros for the gradients of q, k, v and z in the memory layout of their projections."""
     b, heads, m, n, width = k.shape
     dk = k.new_zeros(b, n, m, heads, width).permute(0, 3, 2, 1, 4)
-    return [_tokens_first(q), dk, _tokens_first(v)] + ([] if z is None else [_tokens_first(z)])
+    gradients = [_tokens_first(q), dk, _tokens_first(v)]
+    if z is not None:
+        gradients.append(_tokens_first(z))
+    return gradients
 
 
 def choose_kernel(q: Tensor, k: Tensor, is_causal: bool) -> SDPBackend:
@@ -242,7 +297,8 @@ def choose_kernel(q: Tensor, k: Tensor, is_causal: bool) -> SDPBackend:
         # Inference tensors cannot require a gradient.
         return _usable_kernel(q, k, is_causal)
     with torch.enable_grad():
-        trained_q, trained_k = q.detach().requires_grad_(), k.detach().requires_grad_()
+        trained_q = q.detach().requires_grad_()
+        trained_k = k.detach().requires_grad_()
         return _usable_kernel(trained_q, trained_k, is_causal)
 
 
@@ -269,6 +325,7 @@ def run_forward(
         return Summed(out, lse, none, none.clone())
     if kernel == SDPBackend.FLASH_ATTENTION:
         forward = aten._scaled_dot_product_flash_attention
+        # The outputs between these belong to sequences of different lengths.
         out, lse, *_, seed, offset, _ = forward(q, k, v, 0.0, is_causal, False, scale=scale)
         return Summed(out, lse, seed, offset)
     if kernel == SDPBackend.EFFICIENT_ATTENTION:
@@ -311,9 +368,11 @@ def run_backward(
     else:
         weights = (_logits(q, k, is_causal, scale) - lse.unsqueeze(-1)).exp()
         g = gradient.to(weights.dtype)
-        along = (g * out).sum(-1, keepdim=True)
-        to_logits = weights * (g @ v.to(g.dtype).transpose(-1, -2) - along) * scale
-        dq, dk = to_logits @ k.to(g.dtype), to_logits.transpose(-1, -2) @ q.to(g.dtype)
+        # The softmax removes the mean over keys of the gradients of the weights, g v^T.
+        mean = (g * out).sum(-1, keepdim=True)
+        to_products = weights * (g @ v.to(g.dtype).transpose(-1, -2) - mean) * scale
+        dq = to_products @ k.to(g.dtype)
+        dk = to_products.transpose(-1, -2) @ q.to(g.dtype)
         dv = weights.transpose(-1, -2) @ g
     return dq, dk, dv
 
@@ -329,4 +388,7 @@ def _logits(q: Tensor, k: Tensor, is_causal: bool, scale: float) -> Tensor:
 
 def supported_width(width: int, x: Tensor) -> int:
     """Return the least width of x's device that kernels support: on a GPU a multiple of 8."""
-    return width if x.device.type == "cpu" else width + -width % 8
+    if x.device.type == "cpu":
+        return width
+    missing = -width % 8
+    return width + missing

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_attn.attention.cache import Cache
+from lit_attn.attention.call import Inputs
 from lit_attn.attention.compose import Composer
-from lit_attn.attention.dispatch import Inputs
 from lit_attn.attention.masks import Masks, split_mask
 from lit_attn.attention.normaliser import Normaliser
 from lit_attn.attention.parts import LayerShape, Part
@@ -91,7 +91,8 @@ class Attention(nn.Module):
         self.num_heads = num_heads
         self.key_heads = self.spec.kv_heads or num_heads
         self.head_dim = attn_head_dim or dim // num_heads
-        inner, shared = num_heads * self.head_dim, self.key_heads * self.head_dim
+        inner = num_heads * self.head_dim
+        shared = self.key_heads * self.head_dim
         places = self.spec.compose.places()
         shape = LayerShape(
             dim=dim,
@@ -109,15 +110,14 @@ class Attention(nn.Module):
         self.in_float32 = False
         self.cross_problem = self.spec.find_cross_problem()
         self.qkv = nn.Linear(dim, inner + 2 * shared, bias=qkv_bias, **options)
-        head_norm = (
-            functools.partial(norm_layer, self.head_dim, **options)
-            if norm_layer and qk_norm
-            else nn.Identity
-        )
+        head_norm: Callable[[], nn.Module] = nn.Identity
+        if norm_layer and qk_norm:
+            head_norm = functools.partial(norm_layer, self.head_dim, **options)
         self.q_norm = head_norm()
         self.k_norm = head_norm()
-        composers = {place: _build(self.spec.compose, shape, Composer) for place in places}
-        self.composers = nn.ModuleDict(composers)
+        self.composers = nn.ModuleDict()
+        for place in places:
+            self.composers[place] = _build(self.spec.compose, shape, Composer)
         self.similarity: Similarity = _build(self.spec.similarity, shape, Similarity)
         self.normaliser: Normaliser = _build(self.spec.normaliser, shape, Normaliser)
         self.z = nn.Linear(dim, inner, bias=False, **options) if self.spec.zz else None
@@ -191,7 +191,8 @@ class Attention(nn.Module):
                 heads = self.similarity.attend(inputs)
             else:
                 heads = weights @ values.transpose(1, 2)
-        return LayerRecord(inputs, weights, self.normaliser.finish(heads).transpose(1, 2), values)
+        finished = self.normaliser.finish(heads).transpose(1, 2)
+        return LayerRecord(inputs=inputs, weights=weights, heads=finished, values=values)
 
     def no_weight_decay(self) -> set[str]:
         """Return the parameters without weight decay with `decay: weights`, as timm's models do."""
@@ -217,9 +218,19 @@ class Attention(nn.Module):
         """True if trained parameters get no gradient: those that change only the weights."""
         if self.residual.uses_heads:
             return False
-        modules = [self.similarity, self.composers, self.normaliser, self.q_norm, self.k_norm]
-        modules += [self.z_norm] if self.z is None else [self.z, self.z_norm]
-        parameters = [parameter for module in modules for parameter in module.parameters()]
+        modules = [
+            self.similarity,
+            self.composers,
+            self.normaliser,
+            self.q_norm,
+            self.k_norm,
+            self.z_norm,
+        ]
+        if self.z is not None:
+            modules.append(self.z)
+        parameters: list[Tensor] = []
+        for module in modules:
+            parameters.extend(module.parameters())
         if self.temperature is not None:
             parameters.append(self.temperature)
         return any(parameter.requires_grad for parameter in parameters)
@@ -238,20 +249,19 @@ class Attention(nn.Module):
         memory: Tensor | None = None,
     ) -> Inputs:
         """Return everything that the similarity needs for one call of the layer."""
-        offset, is_cross = 0 if cache is None else cache.length, memory is not None
+        offset = 0 if cache is None else cache.length
+        is_cross = memory is not None
         if memory is None:
             memory = x
         else:
-            if is_causal or rotary is not None or self.local_self_attention:
-                raise ValueError("cross-attention takes no order and no local self-attention")
-            if self.cross_problem:
-                raise ValueError(self.cross_problem)
+            self._check_cross_attention(is_causal, rotary)
             offset += memory.shape[1] - x.shape[1]
         q, k, v = self._project(x, memory)
         q = self.q_norm(q).transpose(1, 2)
         keys = self.k_norm(self.similarity.keys(memory, k)).permute(0, 3, 2, 1, 4)
         if rotary is not None:
-            q, keys = rotate(q, rotary), rotate(keys, rotary)
+            q = rotate(q, rotary)
+            keys = rotate(keys, rotary)
         z = None
         if self.z is not None:
             z = self.z(x).unflatten(-1, (self.num_heads, self.head_dim))
@@ -284,7 +294,15 @@ class Attention(nn.Module):
         )
         return call.widened() if self.in_float32 else call
 
+    def _check_cross_attention(self, is_causal: bool, rotary: Rotary | None) -> None:
+        """Raise ValueError if cross-attention has no meaning with these arguments or this layer."""
+        if is_causal or rotary is not None or self.local_self_attention:
+            raise ValueError("cross-attention takes no order and no local self-attention")
+        if self.cross_problem:
+            raise ValueError(self.cross_problem)
+
     def _precision(self, x: Tensor) -> contextlib.AbstractContextManager[object]:
+        """Return the context of the computation between the projections."""
         return without_autocast(x) if self.in_float32 else contextlib.nullcontext()
 
     def _project(self, x: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
@@ -301,7 +319,8 @@ class Attention(nn.Module):
 
         A model that initialises its weights after building its layers calls this again.
         """
-        if state := self.residual.initial_state(self.proj.state_dict()):
+        state = self.residual.initial_state(self.proj.state_dict())
+        if state:
             self.residual.load_state_dict(state)
 
 
@@ -324,6 +343,7 @@ class _Chosen(type):
 
 @functools.cache
 def _chosen_class(chosen: AttentionSpec, local_self_attention: bool) -> type[Attention]:
+    """Return the class of equal choices, which is made once."""
     fixed = {"spec": chosen, "local_self_attention": local_self_attention}
     layer_class: type = _Chosen("Attention", (Attention,), fixed)
     return layer_class
@@ -349,13 +369,15 @@ def _build(part: Part, shape: LayerShape, base: type[nn.Module]) -> Any:
     device, dtype = shape.options["device"], shape.options["dtype"]
     with contextlib.nullcontext() if device is None else torch.device(device):
         module = part.build(shape)
-    name = type(part).__name__
     if not isinstance(module, base):
-        wanted = f"{base.__module__}.{base.__name__}"
-        raise ConfigError(f"'{part.kind}': {name}.build must return a {wanted}, not {module!r}")
+        raise ConfigError(
+            f"'{part.kind}': {type(part).__name__}.build must return a "
+            f"{base.__module__}.{base.__name__}, not {module!r}"
+        )
     # A similarity needs one of several methods, and every other part needs `forward`.
     methods = getattr(base, "required_methods", ("forward",))
-    if all(getattr(type(module), m) is getattr(base, m) for m in methods):
+    overrides_none = all(getattr(type(module), m) is getattr(base, m) for m in methods)
+    if overrides_none:
         raise ConfigError(
             f"'{part.kind}': its module {type(module).__name__} needs a method `{methods[0]}`"
         )
@@ -373,10 +395,13 @@ def _complete_standard_weights(
     assert isinstance(module, Attention)
     initial = module.state_dict()
     extra = {name for name in initial if name.split(".")[0] in EXTRA}
-    if prefix + "proj.weight" not in state or any(prefix + name in state for name in extra):
+    has_projection = prefix + "proj.weight" in state
+    has_extra = any(prefix + name in state for name in extra)
+    if not has_projection or has_extra:
         return
     for name in extra:
         state[prefix + name] = initial[name]
-    standard = {name: state[prefix + "proj." + name] for name in module.proj.state_dict()}
-    copied = module.residual.initial_state(standard)
-    state.update({f"{prefix}residual.{name}": value for name, value in copied.items()})
+    projection = {name: state[prefix + "proj." + name] for name in module.proj.state_dict()}
+    copied = module.residual.initial_state(projection)
+    for name, value in copied.items():
+        state[f"{prefix}residual.{name}"] = value

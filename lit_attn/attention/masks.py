@@ -41,9 +41,14 @@ class Masks(NamedTuple):
     @property
     def is_causal_only(self) -> bool:
         """True in self-attention if the causal mask, if any, is the only mask."""
-        has_tensor = self.visibility is not None or self.bias is not None
-        is_masked = has_tensor or self.window is not None
-        return not (is_masked or self.without_self or self.offset or self.is_cross)
+        return (
+            self.visibility is None
+            and self.bias is None
+            and self.window is None
+            and not self.without_self
+            and not self.offset
+            and not self.is_cross
+        )
 
     def chunk(self, rows: slice, columns: slice, n: int, device: torch.device) -> Tensor | None:
         """Return (B, H, c, m) or smaller, True where a query of `rows` may attend to a key.
@@ -51,10 +56,11 @@ class Masks(NamedTuple):
         The keys are those of `columns`. None means that every query may attend to every key.
         """
         first, last = rows.start + self.offset, rows.stop + self.offset
-        is_near = self.window is None or first - columns.start < self.window
-        # The last token alone can attend to all keys of its window.
         is_ordered = self.is_causal or self.window is not None
-        is_ordered = is_ordered and not (first == n - 1 and is_near)
+        if is_ordered and first == n - 1:
+            # The last token alone can attend to all keys of its window.
+            is_near = self.window is None or first - columns.start < self.window
+            is_ordered = not is_near
         conditions = []
         if is_ordered or self.without_self:
             i = torch.arange(first, last, device=device).unsqueeze(1)
@@ -67,7 +73,9 @@ class Masks(NamedTuple):
                 conditions.append(i != j)
         if self.visibility is not None:
             conditions.append(_cut(self.visibility, rows, columns, n))
-        return functools.reduce(torch.logical_and, conditions) if conditions else None
+        if not conditions:
+            return None
+        return functools.reduce(torch.logical_and, conditions)
 
     def present_queries(self, rows: slice) -> Tensor | None:
         """Return (B, H, c, 1) or smaller, False where a query of `rows` is padding.
@@ -78,7 +86,9 @@ class Masks(NamedTuple):
         if self.is_cross or self.visibility is None or self.visibility.ndim < 2:
             return None
         present = self.visibility.any(-2).unsqueeze(-1)
-        return present if present.shape[-2] == 1 else present[..., rows, :]
+        if present.shape[-2] == 1:
+            return present
+        return present[..., rows, :]
 
     def bias_of_chunk(self, rows: slice, columns: slice, n: int) -> Tensor | None:
         """Return the finite bias of a chunk, or None."""
@@ -87,9 +97,14 @@ class Masks(NamedTuple):
     def visible(self, rows: slice, n: int) -> slice:
         """Return the smallest slice of keys with all keys that the queries of `rows` can see."""
         first, last = rows.start + self.offset, rows.stop + self.offset
-        start = 0 if self.window is None else max(0, first - self.window + 1)
-        stop = n if self.window is None else min(n, last + self.window - 1)
-        return slice(start, min(stop, last) if self.is_causal else stop)
+        start = 0
+        stop = n
+        if self.window is not None:
+            start = max(0, first - self.window + 1)
+            stop = min(n, last + self.window - 1)
+        if self.is_causal:
+            stop = min(stop, last)
+        return slice(start, stop)
 
     def combined(
         self, rows: slice, columns: slice, n: int, device: torch.device, dtype: torch.dtype
@@ -105,7 +120,9 @@ class Masks(NamedTuple):
             return visible
         if bias.dtype != torch.float32:
             bias = bias.to(dtype)
-        return bias if visible is None else bias.masked_fill(~visible, float("-inf"))
+        if visible is None:
+            return bias
+        return bias.masked_fill(~visible, float("-inf"))
 
 
 def split_mask(attn_mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -142,4 +159,6 @@ def _cut(mask: Tensor, rows: slice, columns: slice, n: int) -> Tensor:
     """Return the rows and columns of a mask that is broadcastable to (B, H, queries, n)."""
     if mask.shape[-1] == n:
         mask = mask[..., columns]
-    return mask[..., rows, :] if mask.ndim > 1 and mask.shape[-2] > 1 else mask
+    if mask.ndim > 1 and mask.shape[-2] > 1:
+        mask = mask[..., rows, :]
+    return mask

@@ -83,7 +83,7 @@ class MixedKeysConfig(SimilarityConfig):
 class MixtureConfig(MixedKeysConfig, kind="mixture"):
     """Soft: log sum_r pi_r exp(s_ijr); hard: max_r s_ijr (MGK eq. 7, 8; Hard-E)."""
 
-    fast = "similarity:Mixture"
+    fast = "mixture:Mixture"
     kernel: Literal["gaussian", "dot"] = Field(
         "gaussian", description="logits of each key: Gaussian distance or scaled dot product"
     )
@@ -111,7 +111,7 @@ class MixtureConfig(MixedKeysConfig, kind="mixture"):
 class GaussianConfig(SimilarityConfig, kind="gaussian"):
     """s_ij = -|q_i - k_j|^2 / (2 sqrt(D)) (MGK eq. 7 with one key)."""
 
-    fast = "similarity:Mixture"
+    fast = "mixture:Mixture"
 
     def build(self, shape: LayerShape) -> Any:
         return MixtureConfig(keys=1).build(shape)
@@ -121,7 +121,7 @@ class LinearConfig(MixedKeysConfig, kind="linear"):
     """phi(q_i).sum_r pi_r phi(k_jr), phi = elu + 1: linear in n (MGK section 2.4)."""
 
     has_logits = False
-    fast = "similarity:Linear"
+    fast = "linear:Linear"
     keys: int = Field(1, ge=1, le=16, description="keys of every token, M")
     mixing: Literal["after", "before"] = Field(
         "after",

@@ -65,9 +65,11 @@ class Part(Config):
         formulas = import_module("lit_attn.attention.reference")
         name = to_snake(self.fast.rpartition(":")[2])
         if not hasattr(formulas, name):
-            text = f"its class {type(self).__name__} needs a method `reference`"
-            where = f"'{self.kind}' cannot be compared with its formula"
-            raise ConfigError(f"{where}: {text} (docs/adding-a-part.md)")
+            raise ConfigError(
+                f"'{self.kind}' cannot be compared with its formula: "
+                f"its class {type(self).__name__} needs a method `reference` "
+                "(docs/adding-a-part.md)"
+            )
         return getattr(formulas, name)(module, *inputs)
 
     def exempt_parameters(self) -> tuple[str, ...]:
@@ -280,8 +282,9 @@ class DifferentialConfig(NormaliserConfig, kind="differential"):
 
     def check_heads(self, heads: int) -> None:
         if heads % 2:
-            text = f"needs an even number of heads, not {heads}"
-            raise ValueError(f"normaliser: differential attention {text}")
+            raise ValueError(
+                f"normaliser: differential attention needs an even number of heads, not {heads}"
+            )
 
 
 class ResidualConfig(Part, Kind):

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 
 from lit_attn.attention.compose import EPS
 from lit_attn.attention.layer import Attention
+from lit_attn.attention.linear import LINEAR_OFFSET
 from lit_attn.attention.masks import HIDES_FROM
 from lit_attn.attention.normaliser import EPS as DIFFERENTIAL_EPS
 from lit_attn.attention.residual import FLOOR
 from lit_attn.attention.rotary import Rotary
-from lit_attn.attention.similarity import LINEAR_OFFSET
 
 
 def attention(

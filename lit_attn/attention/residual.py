@@ -35,8 +35,11 @@ def projected(heads: Tensor, values: Tensor, scope: str) -> Tensor:
     values of about 16 at d = 256.
     """
     axes = (-2, -1) if scope == "global" else (-1,)
-    mh, v = wide(heads), wide(values)
-    alpha = (mh * v).sum(axes, keepdim=True) / v.square().sum(axes, keepdim=True).clamp_min(FLOOR)
+    mh = wide(heads)
+    v = wide(values)
+    products = (mh * v).sum(axes, keepdim=True)
+    squares = v.square().sum(axes, keepdim=True).clamp_min(FLOOR)
+    alpha = products / squares
     return (alpha * v).to(heads.dtype)
 
 
@@ -74,9 +77,11 @@ class Perpendicular(Residual):
 
     def forward(self, x: Tensor, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
         scope = "head" if self.part.scope == "head" else "global"
-        out = project((heads - projected(heads, values, scope)).flatten(-2))
+        across = heads - projected(heads, values, scope)
+        out = project(across.flatten(-2))
         if self.local is not None:
-            out = out + self.local((heads - projected(heads, values, "head")).flatten(-2))
+            across_in_heads = heads - projected(heads, values, "head")
+            out = out + self.local(across_in_heads.flatten(-2))
         return out
 
 
@@ -84,7 +89,8 @@ class Projected(Residual):
     """alpha V W."""
 
     def forward(self, x: Tensor, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
-        return project(projected(heads, values, self.part.scope).flatten(-2))
+        along = projected(heads, values, self.part.scope)
+        return project(along.flatten(-2))
 
 
 class Value(Residual):
@@ -135,7 +141,8 @@ class Split(Residual):
     def parts(self, heads: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return MH - alpha V and phi(alpha V), each (B, n, H D)."""
         along = projected(heads, values, self.part.scope)
-        return (heads - along).flatten(-2), self.activation(along.flatten(-2))
+        across = heads - along
+        return across.flatten(-2), self.activation(along.flatten(-2))
 
 
 def another_projection(shape: LayerShape, bias: bool) -> nn.Linear:

@@ -37,12 +37,17 @@ def rotary(positions: Tensor, head_dim: int, base: float = 10_000.0) -> Rotary:
 
 def rotate(x: Tensor, by: Rotary) -> Tensor:
     """Return x, q (B, H, n, D) or keys (B, H', M, n, D), rotated; products are float32 or wider."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = by.cos.to(wide), by.sin.to(wide)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    cos = by.cos.to(dtype)
+    sin = by.sin.to(dtype)
     if x.ndim == 5 and cos.ndim > 2:
-        cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
+        # All M keys of a token have its position.
+        cos = cos.unsqueeze(-3)
+        sin = sin.unsqueeze(-3)
     width = 2 * cos.shape[-1]
-    first, second = x[..., :width].to(wide).chunk(2, dim=-1)
+    first, second = x[..., :width].to(dtype).chunk(2, dim=-1)
     rotated = torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
     rotated = rotated.to(x.dtype)
-    return rotated if width == x.shape[-1] else torch.cat([rotated, x[..., width:]], dim=-1)
+    if width == x.shape[-1]:
+        return rotated
+    return torch.cat([rotated, x[..., width:]], dim=-1)

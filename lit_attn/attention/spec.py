@@ -61,22 +61,28 @@ class AttentionSpec(Config):
 
     def find_cross_problem(self) -> str:
         """Return why cross-attention has no such layer, beginning with a key, or an empty text."""
-        reasons = [(f"{name}: '{p.kind}'", p.needs_self) for name, p in self.parts.items()]
-        reasons += [("zz:", "relates two tokens of one sequence" if self.zz else "")]
-        reasons += [("window:", "is a distance within one sequence" if self.window else "")]
-        for key, reason in reasons:
-            if reason:
-                text = "which cross-attention does not have"
-                hint = "set `cross_attention`, for example to standard"
-                return f"{key} {reason}, {text}; {hint}"
-        return ""
+        problems = []
+        for family, part in self.parts.items():
+            if part.needs_self:
+                problems.append(f"{family}: '{part.kind}' {part.needs_self}")
+        if self.zz:
+            problems.append("zz: relates two tokens of one sequence")
+        if self.window:
+            problems.append("window: is a distance within one sequence")
+        if not problems:
+            return ""
+        return (
+            f"{problems[0]}, which cross-attention does not have; "
+            "set `cross_attention`, for example to standard"
+        )
 
     def check_heads(self, heads: int) -> None:
         """Raise ValueError, which begins with a key, if a layer of `heads` heads is impossible."""
         if self.kv_heads is not None and heads % self.kv_heads:
-            nearest = f"the nearest that do are {find_nearest_divisor(self.kv_heads, heads)}"
-            text = f"{self.kv_heads} key heads do not divide {heads} heads"
-            raise ValueError(f"kv_heads: {text}; {nearest}")
+            raise ValueError(
+                f"kv_heads: {self.kv_heads} key heads do not divide {heads} heads; "
+                f"the nearest that do are {find_nearest_divisor(self.kv_heads, heads)}"
+            )
         for part in self.parts.values():
             part.check_heads(heads)
 
@@ -84,9 +90,11 @@ class AttentionSpec(Config):
     def _makes_sense(self) -> None:
         for family, part in self.parts.items():
             if not part.fast and type(part).build is parts.Part.build:
-                method = "`build(self, shape)` that returns a torch module (docs/adding-a-part.md)"
-                text = f"its class {type(part).__name__} needs a method {method}"
-                raise ValueError(f"{family}: '{part.kind}' cannot be built: {text}")
+                raise ValueError(
+                    f"{family}: '{part.kind}' cannot be built: "
+                    f"its class {type(part).__name__} needs a method `build(self, shape)` "
+                    "that returns a torch module (docs/adding-a-part.md)"
+                )
             part.check(self)
 
     @model_validator(mode="before")
@@ -96,28 +104,41 @@ class AttentionSpec(Config):
         choices = {"preset": value} if isinstance(value, str) else value
         if not isinstance(choices, dict | AttentionSpec):
             raise ValueError(f"needs a preset's name or a mapping, not {value}")
-        for key in choices if isinstance(choices, dict) else ():
-            if key != "preset" and key not in cls.model_fields:
-                hint = suggest(str(key), ["preset", *cls.model_fields])
-                raise key_error(key, f"unknown key '{key}'{hint}")
-        if not isinstance(choices, dict) or "preset" not in choices:
+        if isinstance(choices, AttentionSpec):
             return choices
-        if (name := str(choices["preset"])) not in PRESETS:
+        for key in choices:
+            if key != "preset" and key not in cls.model_fields:
+                nearest = suggest(str(key), ["preset", *cls.model_fields])
+                raise key_error(key, f"unknown key '{key}'{nearest}")
+        if "preset" not in choices:
+            return choices
+        name = str(choices["preset"])
+        if name not in PRESETS:
             raise ValueError(f"'{name}' is not a preset{suggest(name, PRESETS)}")
         parts: dict[str, Any] = dict(PRESETS[name])
         for key, change in choices.items():
             if key != "preset":
-                part = parts[key]
-                is_refined = isinstance(part, Kind) and isinstance(change, dict)
-                is_refined = is_refined and change.get("kind", part.kind) == part.kind
-                parts[key] = part.model_dump() | change if is_refined else change
+                parts[key] = _change_part(parts[key], change)
         return parts
 
     @field_validator("zz", mode="before")
     @classmethod
     def _with_or_without(cls, value: Any) -> Any:
-        words = {"with": True, "without": False}
-        return words.get(value, value) if isinstance(value, str) else value
+        """Return the truth value of the words that an axis `zz` of a study may use."""
+        if value == "with":
+            return True
+        if value == "without":
+            return False
+        return value
+
+
+def _change_part(part: Any, change: Any) -> Any:
+    """Return a preset's part with `change`: a mapping of the same kind refines it."""
+    if not isinstance(part, Kind) or not isinstance(change, dict):
+        return change
+    if change.get("kind", part.kind) != part.kind:
+        return change
+    return part.model_dump() | change
 
 
 _CHOICES = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text("utf-8"))

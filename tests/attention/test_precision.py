@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lit_attn.attention.dispatch import Inputs
+from lit_attn.attention.call import Inputs
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.precision import COARSE, rounded_terms
 from lit_attn.attention.spec import PRESETS, AttentionSpec

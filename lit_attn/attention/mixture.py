@@ -1,0 +1,249 @@
+"""Mixtures of several keys for every token.
+
+Mixture of Gaussian Keys (MGK): Nguyen et al. 2022, "Improving Transformers with Probabilistic
+Attention Keys", https://arxiv.org/abs/2110.08678, section 2, eq. 7, Tables 5 and 6.
+
+Shapes: B batch, n tokens, n' tokens with keys, d width, H heads, H' key heads, D head width, M keys
+for every token, E width of the features, c queries of a chunk.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from lit_attn.attention.masks import CHUNK, Masks, in_chunks
+from lit_attn.attention.mixture_parts import MixedKeysConfig, MixtureConfig
+from lit_attn.attention.parts import LayerShape
+from lit_attn.attention.precision import as_multiplied, multiply, rounded_terms, square, wide
+from lit_attn.attention.similarity import Similarity
+from lit_attn.attention.statistics import Reduce
+
+# Added to the divisors of the responsibilities of Soft-E, as in MGK's code.
+RESPONSIBILITY_OFFSET = 1e-6
+
+# Axes of the sums of responsibilities (H, M, n') that share one pi, by the `prior_scope`.
+AXES_WITH_ONE_PRIOR: dict[str, tuple[int, ...]] = {
+    "head": (-1,),
+    "layer": (0, -1),
+    "position": (),
+}
+
+
+class MixedKeys(Similarity):
+    """M keys for every token: projected or shifted, with weights pi_r."""
+
+    part: MixedKeysConfig
+
+    def __init__(self, part: MixedKeysConfig, shape: LayerShape) -> None:
+        super().__init__(part, shape)
+        m = part.keys
+        key_heads = shape.key_heads
+        width = shape.head_dim
+        if part.source == "projected" and m > 1:
+            added = (m - 1) * key_heads * width
+            self.more = nn.Linear(shape.dim, added, bias=shape.qkv_bias, **shape.options)
+        if part.source == "shifted":
+            self.shift = nn.Parameter(torch.empty(m, key_heads, width, **shape.options))
+        sizes = {
+            "head": (m, shape.heads, 1),
+            "layer": (m, 1, 1),
+            "position": (m, shape.heads, part.positions),
+        }
+        size = sizes[part.prior_scope]
+        # A hard assignment takes the largest logit, which needs no weights of the keys.
+        is_weighted = m > 1 and not self.hard
+        if is_weighted and part.prior in ("learned", "clamped"):
+            self.prior = nn.Parameter(torch.empty(size, **shape.options))
+        elif is_weighted and part.prior == "m-step":
+            self.register_buffer("prior", torch.empty(size, **shape.options))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the offsets as `shift_init` says, and set every pi to 1 / M."""
+        with torch.no_grad():
+            if self.part.source == "shifted":
+                nn.init.normal_(self.shift)
+                if self.part.shift_init == "released":
+                    self.shift.mul_(0.5)
+                    self.shift[0].zero_()
+            if hasattr(self, "prior"):
+                # The softmax of equal parameters is 1 / M too.
+                start = 0.0 if self.part.prior == "learned" else 1 / self.part.keys
+                self.prior.fill_(start)
+
+    def keys(self, x: Tensor, k: Tensor) -> Tensor:
+        if self.part.source == "shifted":
+            return k.unsqueeze(2) + self.shift
+        if self.part.keys == 1:
+            return k.unsqueeze(2)
+        heads, width = k.shape[-2:]
+        more = self.more(x).unflatten(-1, (self.part.keys - 1, heads, width))
+        return torch.cat([k.unsqueeze(2), more], 2)
+
+    def log_prior(self, n: int, first: int = 0) -> Tensor | float:
+        """Return log pi_r; raise ValueError beyond the positions that have a pi."""
+        if not hasattr(self, "prior"):
+            return -math.log(self.part.keys)
+        prior: Tensor = self.prior
+        if self.part.prior_scope == "position":
+            if first + n > self.part.positions:
+                raise ValueError(
+                    f"{first + n} tokens, but the mixture's weights are for "
+                    f"{self.part.positions} positions"
+                )
+            prior = prior[..., first : first + n]
+        prior = wide(prior).transpose(0, 1)
+        if self.part.prior == "learned":
+            return prior.log_softmax(1)
+        return prior.clamp(torch.finfo(prior.dtype).tiny, 1).log()
+
+    def mean_prior(self) -> Tensor | None:
+        """Return pi of every head and key, averaged over positions: (H, M) or (1, M)."""
+        if not hasattr(self, "prior"):
+            return None
+        log_prior = self.log_prior(self.prior.shape[-1])
+        assert isinstance(log_prior, Tensor)
+        return log_prior.exp().mean(-1)
+
+    def extra_key_weights(self) -> Tensor | None:
+        return self.more.weight if hasattr(self, "more") else None
+
+
+class Mixture(MixedKeys):
+    """s_ijr of a Gaussian or dot kernel, with log pi_r where the assignment is soft."""
+
+    part: MixtureConfig
+
+    def __init__(self, part: MixtureConfig, shape: LayerShape) -> None:
+        self.hard = part.assignment == "hard"
+        super().__init__(part, shape)
+        self.width = shape.head_dim
+        self.unit = math.sqrt(shape.head_dim)
+        # Python numbers: a buffer outside the state dict would have no values in a layer that is
+        # built on the meta device and then loads its weights.
+        self.fixed_variances: tuple[float, ...] = (1.0,) * part.keys
+        if isinstance(part.variance, tuple):
+            self.fixed_variances = part.variance
+        learns_variances = part.variance == "learned"
+        if learns_variances:
+            self.log_variance = nn.Parameter(torch.zeros(part.keys, **shape.options))
+        # Sums of the training step's responsibilities and, in the last row, of its pairs of tokens:
+        # (H, M + 1, positions), with 1 where heads or positions share a pi.
+        self.sums: Tensor | None = None
+        # |q_i|^2 cancels in the softmax unless keys of one token weigh it differently.
+        keys_differ = learns_variances or len(set(self.fixed_variances)) > 1
+        needs_square = self.needs_row_terms or keys_differ
+        self.query_matters = part.kernel == "gaussian" and needs_square
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if hasattr(self, "log_variance"):
+            nn.init.zeros_(self.log_variance)
+
+    def variances(self, keys: Tensor) -> Tensor:
+        if hasattr(self, "log_variance"):
+            return wide(self.log_variance).exp()
+        values = [wide(keys).new_full((1,), number) for number in self.fixed_variances]
+        return torch.cat(values)
+
+    def features(self, q: Tensor, keys: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
+        """Return [q | factors | |q|^2 terms] and [k / sigma^2 | offset terms | factors / sigma^2].
+
+        The offset of a key, sqrt(D) log pi - |k|^2 / (2 sigma^2), is one further column of the
+        keys, or several in half precision. So is -|q|^2 / 2 of the queries, where it matters.
+        """
+        q = as_multiplied(q)
+        keys = as_multiplied(keys)
+        ones = torch.ones_like(q[..., :1])
+        variances = self.variances(keys)
+        variance = variances.view(-1, 1, 1).to(keys.dtype)
+        offset = torch.zeros_like(wide(keys[..., 0]))
+        if not self.hard:
+            offset = offset + self.unit * self.log_prior(keys.shape[-2], first)
+        if self.part.kernel == "gaussian":
+            offset = offset - square(keys).squeeze(-1) / (2 * variances.view(-1, 1))
+            keys = keys / variance
+        q_parts = [q]
+        k_parts = [keys]
+        for factor, term in rounded_terms(offset.unsqueeze(-1), keys):
+            q_parts.append(factor * ones)
+            k_parts.append(term)
+        if self.query_matters:
+            for factor, term in rounded_terms(-square(q) / 2, q):
+                q_parts.append(term)
+                k_parts.append((factor / variance).expand_as(keys[..., :1]))
+        return torch.cat(q_parts, -1), torch.cat(k_parts, -1)
+
+    @property
+    def has_statistics(self) -> bool:
+        return self.part.prior == "m-step" and hasattr(self, "prior")
+
+    @torch.no_grad()
+    def observe(self, q: Tensor, k: Tensor, scale: float, masks: Masks) -> None:
+        """Add the responsibilities of a forward pass to those of the training step.
+
+        The sums are over the batch, over the pairs of tokens that attend, and over everything that
+        shares a pi. Queries that are padding do not count.
+        """
+        assigned = torch.zeros((), device=q.device)
+        pairs = torch.zeros((), device=q.device)
+        for rows in in_chunks(q.shape[-2], CHUNK):
+            # Each chunk needs the memory of the one before it: its tensors are local to `_count`.
+            assigned_in_chunk, pairs_in_chunk = self._count(q[:, :, rows], k, scale, masks, rows)
+            assigned = assigned + assigned_in_chunk
+            pairs = pairs + pairs_in_chunk
+        axes = AXES_WITH_ONE_PRIOR[self.part.prior_scope]
+        if axes:
+            assigned = assigned.sum(axes, keepdim=True)
+            pairs = pairs.sum(axes, keepdim=True)
+        if self.sums is None:
+            count, heads, positions = self.prior.shape
+            self.sums = assigned.new_zeros(heads, count + 1, positions)
+        # There can be fewer keys than positions with a prior.
+        self.sums[..., : assigned.shape[-1]] += torch.cat([assigned, pairs], dim=1)
+
+    def _count(
+        self, q: Tensor, k: Tensor, scale: float, masks: Masks, rows: slice
+    ) -> tuple[Tensor, Tensor]:
+        """Return sums over the batch and the queries `rows`, whose features are q (B, H, c, E).
+
+        They are the responsibilities of every key, (H, M, n'), and the numbers of queries that
+        attend to it, (H, 1, n').
+        """
+        keys = k.shape[-2]
+        logits = wide(multiply("bhce,bhrme->bhcrm", q, k, scale))
+        if self.part.kernel == "gaussian" and not self.query_matters:
+            # With the offset, |q_i|^2 does not cancel in the responsibilities.
+            half_square = square(q[..., : self.width]).unsqueeze(-1) / 2
+            logits -= scale * half_square / self.fixed_variances[0]
+        total = logits.logsumexp(3, keepdim=True) - math.log(RESPONSIBILITY_OFFSET)
+        responsibility = logits.softmax(3).mul_(torch.sigmoid(total))
+        visible = masks.chunk(rows, slice(0, keys), keys, q.device)
+        weight = torch.ones_like(responsibility[:, :, :, :1])
+        if visible is not None:
+            weight = weight * visible.unsqueeze(-2)
+        present = masks.present_queries(rows)
+        if present is not None:
+            weight = weight * present.unsqueeze(-2)
+        assigned = responsibility.mul_(weight).sum((0, 2))
+        return assigned, weight.sum((0, 2))
+
+    @torch.no_grad()
+    def end_step(self, reduce: Reduce | None = None) -> None:
+        """Set pi_r to the mean responsibility of key r: the M-step (MGK eq. 8 and below).
+
+        The mean is over all pairs of tokens of the training step, on all processes with `reduce`.
+        The logits of the step used the previous pi. A pi without any pair keeps its value. As in
+        MGK's code, 1e-6 is added to divisors, and the last pi_r is 1 minus the others.
+        """
+        if self.sums is None:
+            return
+        if reduce is not None:
+            reduce(self.sums)
+        assigned, pairs = self.sums[:, :-1], self.sums[:, -1:]
+        mean = (assigned / (pairs + RESPONSIBILITY_OFFSET)).transpose(0, 1)
+        mean[-1] = 1 - mean[:-1].sum(0)
+        has_pairs = pairs.transpose(0, 1) > 0
+        self.prior.copy_(torch.where(has_pairs, mean, wide(self.prior)))
+        self.sums = None
