@@ -235,7 +235,7 @@ def expand(
             f" limit of {MAX_CELLS:,}; split the study",
         )
     # Criteria may share cells.
-    cells: dict[Path, Cell] = {}
+    cells: dict[str, Cell] = {}
     for seed in seeds:
         for variant in variants:
             cell = variant.cell(name, seed)

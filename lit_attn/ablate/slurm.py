@@ -150,7 +150,7 @@ class Batch(NamedTuple):
 class ListedJob(NamedTuple):
     """Line of squeue: index in the array (not a number for a single job), id, state and name."""
 
-    index: str
+    array_index: str
     id: str
     state: str
     name: str
@@ -174,7 +174,7 @@ def find_tasks(matrices: Iterable[Matrix]) -> dict[Path, Task]:
         if job.name not in batches:
             continue
         batch = batches[job.name]
-        position = int(job.index) if job.index.isdecimal() else 0
+        position = int(job.array_index) if job.array_index.isdecimal() else 0
         cell, attempts = batch.cells[position]
         task = Task(job.id, job.state, batch.folder, attempts)
         tasks.append((batch.study / cell, task))

@@ -67,8 +67,8 @@ def read_plans(where: Path) -> list[tuple[Plan, Path]]:
             errors.append(error)
     if not plans:
         raise errors[0]
-    for error in errors:
-        print(f"{error} (skipped)", file=sys.stderr)
+    for unreadable in errors:
+        print(f"{unreadable} (skipped)", file=sys.stderr)
     return plans
 
 
@@ -116,7 +116,7 @@ def _describe_inputs(cells: list[StudyCell]) -> Iterator[str]:
     """Yield lines about finished cells whose inputs have changed, and about unchecked inputs."""
     find_change = change_finder()
     stale = []
-    unchecked = set()
+    unchecked: set[str] = set()
     for cell in cells:
         result = cell.status.result
         change = find_change(result)

@@ -114,12 +114,12 @@ def _read_factors(study: StudyRecord) -> Factors | None:
     seeds = sorted(set.intersection(*(set(by_seed) for by_seed in values.values())))
     if not seeds:
         return None
-    shape = [len(levels) for levels in axes.values()]
+    shape = [len(axis_levels) for axis_levels in axes.values()]
     grid = np.full([*shape, len(seeds)], np.nan)
     for combination, by_seed in values.items():
         places = []
-        for levels, level in zip(axes.values(), combination, strict=True):
-            places.append(levels.index(level))
+        for axis_levels, level in zip(axes.values(), combination, strict=True):
+            places.append(axis_levels.index(level))
         grid[tuple(places)] = [by_seed[seed] for seed in seeds]
     return Factors(axes, grid)
 

@@ -227,9 +227,7 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> Figure | None
     return figure
 
 
-def _interpolate_differences(
-    rows: pd.DataFrame, baseline: pd.DataFrame
-) -> list["pd.Series[float]"]:
+def _interpolate_differences(rows: Any, baseline: Any) -> list["pd.Series[float]"]:
     """Return the differences of a variant's curves to the baseline's, by common seed.
 
     Both frames are (costs, seeds). The baseline is interpolated at the costs of the variant, as far

@@ -120,7 +120,7 @@ def _draw_panel(
     for label, values in frame.groupby("label", sort=False)["value"]:
         colour, dash = key[str(label)]
         if panel.x == "variant":
-            axes.bar(label, values.mean(), yerr=values.std() or None, color=colour)
+            axes.bar(str(label), values.mean(), yerr=values.std() or None, color=colour)
         else:
             drawing.draw_band(axes, values, colour, dash, label=str(label))
     if panel.x in ("variant", "compute"):
