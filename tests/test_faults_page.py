@@ -159,6 +159,10 @@ TESTS: dict[str, list[tuple[str, str]]] = {
         ("test_paths.py", "test_a_path_that_cannot_exist_gets_one_line"),
         ("test_paths.py", "test_an_error_of_the_file_system_gets_one_line"),
     ],
+    "the records of a study are readable": [
+        ("report/test_contained_faults.py", "test_any_changed_value_of_a_record_is_contained"),
+        ("report/test_contained_faults.py", "test_a_scaling_that_fails_leaves_the_studies"),
+    ],
     "data is missing": [("ablate/test_inputs.py", "test_missing_data_starts_no_cell")],
 }
 """Tests, as file and function, by the beginning of the row."""

@@ -380,8 +380,8 @@ def test_a_function_counts_if_it_declares_a_module(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("raise RuntimeError('broken')", "import: broken_net:Net: RuntimeError: broken"),
-        ("raise SystemExit(3)", "import: broken_net:Net: calls sys.exit when imported"),
+        ("raise RuntimeError('broken')", "broken_net.py:1: RuntimeError: broken"),
+        ("raise SystemExit(3)", "broken_net.py:1: calls sys.exit when imported"),
         ("import os; os.chdir('/')", "import: broken_net:Net: changes the working directory"),
         ("def __getattr__(name): raise KeyError(name)", "module 'broken_net' has no 'Net'"),
         ("import nothing_like_it", "import: broken_net:Net: No module named 'nothing_like_it'"),

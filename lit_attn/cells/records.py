@@ -53,6 +53,10 @@ SMOKE = "smoke"
 """Setting in the name of a study whose cells train for one step: STUDY@smoke."""
 
 
+LONGEST_LINE = 100_000
+"""Most characters of a line of metrics.csv, clock.csv or diagnostics.csv that is read."""
+
+
 def utc_now() -> str:
     """Return the time in UTC as ISO 8601, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -437,11 +441,13 @@ def csv_lines(rows: Iterable[Iterable[Any]]) -> str:
 
 
 def _read_rows(path: Path, *types: Callable[[str], Any]) -> Iterator[Any]:
-    """Yield the complete lines of a CSV whose fields have these types; csv limits their length."""
+    """Yield the complete lines of a CSV whose fields have these types; none over LONGEST_LINE."""
     if not path.exists():
         return
     text = path.read_text(encoding="utf-8", errors="replace")
     for line in text[: text.rfind("\n") + 1].splitlines():
+        if len(line) > LONGEST_LINE:
+            continue
         with contextlib.suppress(csv.Error, ValueError):
             for fields in csv.reader([line]):
                 yield tuple(parse(field) for parse, field in zip(types, fields, strict=True))

@@ -74,16 +74,24 @@ class Preprocessor(SegDataPreProcessor):
     """mmsegmentation's preprocessor with its mean and deviation as numbers.
 
     mmsegmentation stores them as buffers outside the state dict, which have no values in a network
-    that is built on the meta device and then loads its weights.
+    that is built on the meta device and then loads its weights. Here an empty buffer follows the
+    type and the device of the network, and the numbers are written into its type in each call.
     """
-
-    mean: Any
-    std: Any
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         del self.mean, self.std
-        self.mean, self.std = MEAN, STD
+        self.register_buffer("place", torch.empty(0), persistent=False)
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the colours, (1, 1, 1) in the type of the network."""
+        return self.place.new_full((1, 1, 1), MEAN)
+
+    @property
+    def std(self) -> Tensor:
+        """Deviation of the colours, (1, 1, 1) in the type of the network."""
+        return self.place.new_full((1, 1, 1), STD)
 
 
 class AttentionViT(BaseModule):

@@ -187,12 +187,17 @@ def test_a_window_counts_the_token_itself(window: int) -> None:
 
 
 def test_the_m_step_sets_the_mean_responsibility() -> None:
-    """The expectation loops over every pair that attends; the step itself uses the old pi."""
+    """The expectation loops over every pair that attends; the step itself uses the old pi.
+
+    The end of the backward pass is the end of the step.
+    """
     layer = make(AttentionSpec(similarity=MixtureConfig(keys=3, prior="m-step"))).train()
     x = torch.randn(2, 5, DIM, dtype=torch.double)
     q, keys, _ = reference.project(layer, x, None)
     before = layer.similarity.prior.clone()
     out = layer(x, is_causal=True)
+    assert torch.equal(layer.similarity.prior, before)
+    out.sum().backward()
     responsibilities = torch.zeros(HEADS, 3, dtype=torch.double)
     pairs = 0
     for b in range(2):

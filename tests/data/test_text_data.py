@@ -128,10 +128,12 @@ def test_every_token_is_evaluated_once(folder: Path, stride: int | None, world: 
         (loader,) = module.val_dataloader()
         batches.add(len(list(loader)))
         assert len(loader) in batches
-        for inputs, predicted in loader:
+        for number, (inputs, predicted) in enumerate(loader):
             counted = predicted != IGNORED
             assert (predicted[counted] == inputs[counted] + 1).all()
-            targets += predicted[counted].tolist()
+            # A rank without windows has a batch of padding, which the task does not count.
+            if loader.has_samples(number):
+                targets += predicted[counted].tolist()
     assert sorted(targets) == list(range(1, 21))
     assert len(batches) == 1
 

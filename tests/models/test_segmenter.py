@@ -78,7 +78,18 @@ def test_the_published_recipe_is_in_the_configuration() -> None:
     assert head.layers[0].mlp.drop1.p == head.layers[0].mlp.drop2.p == 0.1
     assert isinstance(head.layers[0].drop_path1, nn.Identity)
     assert network.test_cfg.stride == network.test_cfg.crop_size == (512, 512)
-    assert (network.data_preprocessor.mean, network.data_preprocessor.std) == (127.5, 127.5)
+    assert segmenter.MEAN == segmenter.STD == 127.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_colours_are_normalised_in_the_type_of_the_network(dtype: torch.dtype) -> None:
+    preprocessor = segmenter.Preprocessor(mean=[127.5] * 3, std=[127.5] * 3).to(dtype)
+    images = torch.tensor([0, 51, 255], dtype=torch.uint8).expand(3, 2, 3)
+    (normalised,) = preprocessor({"inputs": [images]})["inputs"]
+    expected = (images[0].to(dtype) - 127.5) / 127.5
+    assert normalised.dtype == dtype
+    assert torch.equal(normalised[0], expected)
+    assert list(preprocessor.state_dict()) == []
 
 
 def test_new_layers_start_as_published() -> None:

@@ -186,7 +186,7 @@ def departures() -> list[Departure]:
 def caption_words(agreement_words: str, experiment: str) -> str:
     """Return the words of a study's captions: its agreement and the departures of its experiment.
 
-    `experiment` is the name of its file.
+    `experiment` is the path of its file in experiments/.
     """
     rows = [row for row in departures() if any(fnmatch(experiment, p) for p in row.experiments)]
     return " ".join([f"{agreement_words}.", *(row.sentence for row in rows)])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.paths import ROOT
+from helpers.paths import EXPERIMENTS, ROOT
 
 from lit_attn.config.study import read_studies
 from released import parity, pictures, record, replaying
@@ -107,7 +107,7 @@ def test_captions_of_published_studies_state_the_recorded_agreement_and_all_depa
     words = {setup: parity.words(setup) for setup in parity.SETUPS}
     others, named = set(words.values()), set()
     for name, source in read_studies(ROOT / "ablations.yaml").items():
-        path = source.experiment_path.name
+        path = source.experiment_path.relative_to(EXPERIMENTS).as_posix()
         setups = [s for s in words if f"experiments/{path}" in parity.SETUPS[s].EXPERIMENT]
         stated = [words[s] for s in setups] or others
         if text := source.study.parity:
@@ -120,7 +120,11 @@ def test_captions_of_published_studies_state_the_recorded_agreement_and_all_depa
 
 def test_every_listed_departure_concerns_a_published_study() -> None:
     sources = read_studies(ROOT / "ablations.yaml").values()
-    stating = {source.experiment_path.name for source in sources if source.study.parity}
+    stating = {
+        source.experiment_path.relative_to(EXPERIMENTS).as_posix()
+        for source in sources
+        if source.study.parity
+    }
     departures = parity.departures()
     tables = (ROOT / "docs" / "setups.md").read_text().split("| sentence of the captions |")[1:]
     assert len(tables) == 2

@@ -88,7 +88,8 @@ def test_other_records_of_variants_have_labels(tmp_path: Path) -> None:
 def test_the_table_across_studies_has_labels(tmp_path: Path) -> None:
     for name in ("one", "two"):
         write_labelled(tmp_path / "runs", name)
-    page = write_across(list(read_studies(tmp_path / "runs")), tmp_path / "reports")
+    outcome = write_across(list(read_studies(tmp_path / "runs")), tmp_path / "reports")
+    (page,) = outcome.written
     assert "Standard layer" in page.with_suffix(".md").read_text()
 
 

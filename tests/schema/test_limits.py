@@ -14,10 +14,13 @@ from lit_attn.config.source import load
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.limits import parse_json, parse_yaml
 
-SCALARS = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=8)
+# PyYAML writes the line breaks of Unicode as they are and reads them in two ways.
+CHARACTERS = st.characters(exclude_characters="\x85\u2028\u2029", exclude_categories=["Cs"])
+TEXTS = st.text(CHARACTERS, max_size=8)
+SCALARS = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | TEXTS
 VALUES = st.recursive(
     SCALARS | st.floats(allow_nan=False, allow_infinity=False) | st.dates(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner),
     max_leaves=12,
 )
 

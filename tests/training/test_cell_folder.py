@@ -239,7 +239,7 @@ def test_code_that_exits_is_a_failure(tmp_path: Path) -> None:
 
 def test_code_that_forks_does_not_train_twice(tmp_path: Path) -> None:
     """A part forks the process when it is imported; the copy ends at once."""
-    cell = digits_cell(training={"max_steps": 1})
+    cell = digits_cell(training={"max_steps": 1}, schedule={"warmup": 0})
     folder = folder_of(cell, tmp_path)
     part_of(cell, folder, "pass")
     part = folder / "part_of_mine.py"

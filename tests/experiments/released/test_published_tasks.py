@@ -104,7 +104,9 @@ def test_scores_of_several_answers() -> None:
         tasks.Answer("b", 1, False, 3.0, 2),
     ]
     scores = tasks.summarise(answers)
-    assert scores == (1 / 3, pytest.approx(math.exp(1.0)), 3)
+    assert scores[:3] == (1 / 3, pytest.approx(math.exp(1.0)), 3)
+    # The losses a token are 1, 2/3 and 3/2, weighted by their tokens.
+    assert scores.perplexity_stderr == pytest.approx(0.7847003726970488)
     by_shots = tasks.group(answers, lambda answer: (str(answer.shots),))
     assert {name: part.n for name, part in by_shots.items()} == {("1",): 2, ("2",): 1}
 
