@@ -92,6 +92,7 @@ def anchors(page: Path) -> set[str]:
     }
 
 
+@pytest.mark.process
 def test_the_example_of_adding_a_part_passes_the_conformance_checks() -> None:
     """The code runs in a new process, because a registered part cannot be removed."""
     text = (ROOT / "docs" / "adding-a-part.md").read_text()
@@ -195,6 +196,7 @@ def test_documented_commands_have_their_options(page: Path) -> None:
     assert unknown == []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -65,6 +65,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     return captured.err
 
 
+@pytest.mark.process
 def test_greedy_decoding_equals_the_argmax_over_the_whole_context(
     rotary_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,6 +84,7 @@ def test_greedy_decoding_equals_the_argmax_over_the_whole_context(
     assert len(ids) > len(prompt) + 5
 
 
+@pytest.mark.process
 def test_equal_seeds_give_equal_texts(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [run, "--prompt", "def", "--tokens", "13"]
     first, again, other = (
@@ -111,6 +113,7 @@ def test_tokens_are_limited_by_the_learned_positions(
     assert message == "--prompt: has 17 tokens. The model has learned 16 positions.\n"
 
 
+@pytest.mark.process
 def test_word_models_generate_known_words(
     words_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,6 +204,7 @@ def test_a_word_prompt_has_line_ends_only_where_written() -> None:
         WordEncoder(["a"]).prompt("a c")
 
 
+@pytest.mark.process
 def test_a_closed_pipe_ends_the_program_quietly(run: Path) -> None:
     command = [sys.executable, "-m", "lit_attn.generate", str(run), "--prompt", "a"]
     reader, writer = os.pipe()

@@ -55,6 +55,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["averaged", "tied"])
 def test_an_exported_network_has_the_same_outputs_bit_by_bit(
     name: str, runs: dict[str, Path], tmp_path: Path

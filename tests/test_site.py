@@ -29,6 +29,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.process
 def test_every_diagram_has_its_picture() -> None:
     """The command that draws them is in docs/generators/write_diagrams.py."""
     pages = (ROOT / "docs").glob("*.md")

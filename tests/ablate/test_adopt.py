@@ -204,6 +204,7 @@ def test_torn_results_and_links_are_no_matches(tmp_path: Path) -> None:
     assert find(matrix(tmp_path, "base", "new")) == []
 
 
+@pytest.mark.slow
 def test_the_commands_name_the_cells_and_move_them(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok", "ok-old"))
     assert run_cli(tmp_path)[0] == 0

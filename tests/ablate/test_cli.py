@@ -33,6 +33,7 @@ def test_dry_run_imports_no_torch_and_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.process
 def test_a_reader_may_close_the_pipe_of_a_dry_run(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok"))
     with start_cli(tmp_path, "--dry-run", "--seeds", "10000") as process:
@@ -58,6 +59,7 @@ def test_a_second_run_only_runs_new_cells(tmp_path: Path) -> None:
     assert "2 variants x 2 seeds = 4 cells: 4 done" in run_cli(tmp_path, "--dry-run")[1]
 
 
+@pytest.mark.process
 def test_diverged_cells_only_run_again_with_rerun(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok", "crashonce", "diverged"))
     assert run_cli(tmp_path, "--seeds", "0,")[0] == 1
@@ -69,6 +71,7 @@ def test_diverged_cells_only_run_again_with_rerun(tmp_path: Path) -> None:
     assert count_runs(tmp_path) == {"ok/0": 1, "crashonce/0": 2, "diverged/0": 2}
 
 
+@pytest.mark.process
 def test_limit_and_folders(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok", "ok-2"))
     code, _ = run_cli(tmp_path, "--limit", "1", "--out", "elsewhere", "--reports", "tables")
@@ -78,6 +81,7 @@ def test_limit_and_folders(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.process
 def test_an_unwritable_results_folder_is_one_error_line(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok"))
     (tmp_path / "taken").touch()
@@ -99,6 +103,7 @@ AS_OTHER_USER = (
 )
 
 
+@pytest.mark.process
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
 def test_results_of_another_user_are_one_line() -> None:
     """With the umask 077 nobody else can read a folder of runs."""
@@ -113,6 +118,7 @@ def test_results_of_another_user_are_one_line() -> None:
     assert line.endswith("/result.json: Permission denied")
 
 
+@pytest.mark.process
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
 @pytest.mark.parametrize("place", ["runs", "runs/tiny"])
 def test_the_status_names_a_folder_of_another_user(place: str) -> None:
@@ -128,6 +134,7 @@ def test_the_status_names_a_folder_of_another_user(place: str) -> None:
     assert done.stderr == f"{place}: Permission denied\n"
 
 
+@pytest.mark.process
 def test_a_report_on_a_full_disk_is_one_line(
     tmp_path: Path, small_disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,6 +163,7 @@ def test_a_file_system_without_locks_is_refused_before_anything_is_written(
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("taken", ["taken", "taken/below", "tables/tiny"])
 def test_an_unwritable_reports_folder_is_reported_before_any_cell_runs(
     tmp_path: Path, taken: str
@@ -171,6 +179,7 @@ def test_an_unwritable_reports_folder_is_reported_before_any_cell_runs(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.process
 def test_smoke_results_have_their_own_folder(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok"))
     assert run_cli(tmp_path, "--smoke")[0] == 0
@@ -251,6 +260,7 @@ def test_a_wrong_command_line_is_one_error_line(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.process
 def test_params_shows_matched_parameter_counts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

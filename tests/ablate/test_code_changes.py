@@ -94,6 +94,7 @@ def read_results(folder: Path) -> dict[str, Result]:
     return {f"{result.variant}/{result.seed}": result for result in results}
 
 
+@pytest.mark.process
 def test_a_study_ends_with_the_package_with_which_it_began(tmp_path: Path) -> None:
     """While the first cell trains, another commit is checked out, in which nothing works.
 
@@ -121,6 +122,7 @@ def test_a_study_ends_with_the_package_with_which_it_began(tmp_path: Path) -> No
     assert "| b |" in table.replace("**", "")
 
 
+@pytest.mark.process
 def test_changes_beside_a_plugin_are_recorded_and_marked(tmp_path: Path) -> None:
     """The plug-in itself stays the same; one module is imported with it, one by the training."""
     with held_study(tmp_path, ROOT) as process:
@@ -143,6 +145,7 @@ def test_changes_beside_a_plugin_are_recorded_and_marked(tmp_path: Path) -> None
     assert str(tmp_path) not in table
 
 
+@pytest.mark.process
 def test_the_recorded_hash_is_that_of_the_executed_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,7 @@ def estimated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str,
     return path, done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.process
 def test_each_model_is_timed_once(estimated: tuple[Path, int, str, str]) -> None:
     """Seeds share one timing, and the estimate leaves no files."""
     path, code, output, messages = estimated
@@ -110,6 +111,7 @@ def test_an_estimate_needs_a_dry_run_and_enough_devices(
     assert "training.devices: 2 exceeds the 1 GPUs" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_a_timing_predicts_the_whole_cell(tmp_path: Path) -> None:
     """The estimate includes epochs, evaluations and batches beyond the timed steps."""
     from helpers.training_cells import digits_cell, folder_of

@@ -78,6 +78,7 @@ def failures(cell: Job) -> list[FailureClass]:
     return [end.failure for end in ends if end is not None]
 
 
+@pytest.mark.process
 def test_a_hang_is_killed_with_its_stack_in_the_log_and_retried_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_hang_is_killed_with_its_stack_in_the_log_and_retried_once(
     wait_until(lambda: not is_alive(int((stuck.folder / "child.pid").read_text())))
 
 
+@pytest.mark.process
 def test_a_cell_that_makes_steps_does_not_count_as_hanging(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +122,7 @@ def test_a_cell_that_makes_steps_does_not_count_as_hanging(
     assert "retry" not in events
 
 
+@pytest.mark.process
 def test_a_killed_cell_is_retried_a_limited_number_of_times(tmp_path: Path) -> None:
     always, once = (job for job in jobs(tmp_path, "killed", "killedonce") if job.cell.seed == 0)
     summary, events = run([always, once])
@@ -181,6 +184,7 @@ def test_an_out_of_memory_error_of_torch_is_out_of_memory() -> None:
     assert classify_failure(1, printed.replace("CUDA out of memory", "HIP")) == "out-of-memory"
 
 
+@pytest.mark.process
 def test_a_full_disk_is_no_space(small_disk: Path) -> None:
     """The class is known even if the record of the failure cannot be written."""
     first, full, second = (
@@ -199,6 +203,7 @@ def test_a_full_disk_is_no_space(small_disk: Path) -> None:
     assert count_runs(small_disk)["ok/0"] == 1
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("is_full_at_the_end", [False, True])
 def test_a_failure_is_recorded_as_soon_as_the_disk_has_space(
     is_full_at_the_end: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -242,6 +247,7 @@ def test_a_full_disk_during_locking_has_its_own_exit_code(small_disk: Path) -> N
     assert summary.failed == []
 
 
+@pytest.mark.process
 def test_cells_of_a_killed_fork_server_are_retried(tmp_path: Path) -> None:
     """The cells end with their server; a new server forks them again."""
     studies.write(tmp_path, make_body("gated"))
@@ -259,6 +265,7 @@ def test_cells_of_a_killed_fork_server_are_retried(tmp_path: Path) -> None:
     assert failures(job) == ["killed"]
 
 
+@pytest.mark.process
 def test_random_kills_of_cells_and_runners_lose_no_result(tmp_path: Path) -> None:
     """After eight kills and an undisturbed run, every cell has a result.
 
@@ -302,6 +309,7 @@ def server_of(cell: int) -> int | None:
     return None
 
 
+@pytest.mark.process
 def test_a_lost_fork_server_costs_no_cell_a_retry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,6 +352,7 @@ def test_a_cell_that_never_starts_fails_in_the_end(
     assert len(starts) == 2 + 1 + RETRIES["killed"]
 
 
+@pytest.mark.process
 def test_too_many_open_files_only_delay_a_cell(tmp_path: Path) -> None:
     cells = [job for job in jobs(tmp_path, "gated", "ok") if job.cell.seed == 0]
     taken: list[int] = []
@@ -440,6 +449,7 @@ def test_a_frozen_runner_does_not_take_its_cells_for_hangs(
     assert count_runs(tmp_path) == {"gated/0": 1}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["tmp", "x" * 100])
 def test_tmpdir_may_be_long_and_may_be_cleaned_during_a_run(tmp_path: Path, name: str) -> None:
     studies.write(tmp_path, make_body("gated", "ok"))
@@ -455,6 +465,7 @@ def test_tmpdir_may_be_long_and_may_be_cleaned_during_a_run(tmp_path: Path, name
     assert count_runs(tmp_path) == {"gated/0": 1, "ok/0": 1}
 
 
+@pytest.mark.process
 def test_a_run_goes_on_without_a_reader_of_its_output(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("gated", "ok"))
     with start_cli(tmp_path, "--jobs", "1") as process:
@@ -466,6 +477,7 @@ def test_a_run_goes_on_without_a_reader_of_its_output(tmp_path: Path) -> None:
     assert count_runs(tmp_path) == {"gated/0": 1, "gated/1": 1, "ok/0": 1, "ok/1": 1}
 
 
+@pytest.mark.process
 def test_closed_standard_streams_change_no_result(tmp_path: Path) -> None:
     """A service or `>&-` can start a command without them; another file would get their number."""
     studies.write(tmp_path, make_body("ok", "crash"))
@@ -480,6 +492,7 @@ def test_closed_standard_streams_change_no_result(tmp_path: Path) -> None:
     assert (tmp_path / "reports" / "tiny" / "table.md").exists()
 
 
+@pytest.mark.process
 def test_a_run_goes_on_when_the_disk_of_its_log_is_full(tmp_path: Path, small_disk: Path) -> None:
     studies.write(tmp_path, make_body("gated", "ok"))
     with (small_disk / "log").open("w") as log, start_cli(tmp_path, stdout=log) as process:
@@ -495,6 +508,7 @@ def test_a_run_goes_on_when_the_disk_of_its_log_is_full(tmp_path: Path, small_di
     assert count_runs(tmp_path) == {"gated/0": 1, "gated/1": 1, "ok/0": 1, "ok/1": 1}
 
 
+@pytest.mark.process
 def test_an_ascii_terminal_gets_the_tables(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok"))
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
@@ -504,6 +518,7 @@ def test_an_ascii_terminal_gets_the_tables(tmp_path: Path) -> None:
     assert "the table of tiny: 1 \\xb1 0" in output
 
 
+@pytest.mark.process
 def test_the_other_seeds_of_a_variant_that_fails_at_once_are_skipped(tmp_path: Path) -> None:
     study = studies.study(tmp_path, make_body("crash", "killedonce", "ok"))
     cells = expand(study, tmp_path / "runs", seeds=(0, 1, 2, 3)).jobs

@@ -189,6 +189,7 @@ def test_finished_cells_need_no_data(tmp_path: Path) -> None:
     require_inputs([matrix], [])
 
 
+@pytest.mark.process
 def test_missing_data_starts_no_cell(tmp_path: Path) -> None:
     data = "{kind: image-folder, path: none, name: mine, size: 8, classes: 3}"
     experiment = studies.EXPERIMENT.replace("data: {kind: digits, batch_size: 64}", f"data: {data}")
@@ -202,6 +203,7 @@ def test_missing_data_starts_no_cell(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"ablations.yaml", "experiment.yaml"}
 
 
+@pytest.mark.process
 def test_the_check_imports_no_torch() -> None:
     """The checks read headers with modules that need no torch."""
     modules = "lit_attn.ablate.plan, lit_attn.data.sets, lit_attn.data.text.shards"

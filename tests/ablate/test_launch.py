@@ -37,6 +37,7 @@ print(json.dumps(added))
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(find_spec("mmseg") is None, reason="no mmsegmentation")
 def test_the_server_imports_the_modules_of_every_task(tmp_path: Path) -> None:
     """Cells import no further modules of this project or of packages, except mmsegmentation."""
@@ -157,6 +158,7 @@ def test_an_interrupt_during_the_check_before_a_submission_is_one_line(tmp_path:
     assert (output, errors) == ("checking the models and data of 1 variant\n", "\n")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("when", ["its first moment", "its imports"])
 def test_an_interrupt_during_the_start_of_the_server_drains(tmp_path: Path, when: str) -> None:
     with start(tmp_path) as process:
@@ -174,6 +176,7 @@ def test_an_interrupt_during_the_start_of_the_server_drains(tmp_path: Path, when
     assert count_runs(tmp_path) == {"ok/0": 1}, output
 
 
+@pytest.mark.process
 def test_a_server_killed_while_it_imports_is_replaced(tmp_path: Path) -> None:
     for name in ("deadly", "go"):
         (tmp_path / name).touch()

@@ -144,6 +144,7 @@ def test_early_stopping_is_refused_where_budgets_are_equal(criterion: str, tmp_p
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.process
 def test_the_measurement_trains_every_variant_in_each_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

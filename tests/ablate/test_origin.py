@@ -122,6 +122,7 @@ def test_a_folder_without_a_record_is_claimed(tmp_path: Path) -> None:
     assert "belongs to" in refused(first, tmp_path / "runs")
 
 
+@pytest.mark.slow
 def test_the_command_refuses_another_file_before_anything_runs(tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     for folder in (first, second):
@@ -142,6 +143,7 @@ def test_the_command_refuses_another_file_before_anything_runs(tmp_path: Path) -
     assert sorted(log.read_text().split()) == ["ok/0", "ok/1"]
 
 
+@pytest.mark.slow
 def test_the_command_says_that_a_file_was_renamed(tmp_path: Path) -> None:
     before = tmp_path / "before"
     before.mkdir()
@@ -154,6 +156,7 @@ def test_the_command_says_that_a_file_was_renamed(tmp_path: Path) -> None:
     assert f"{before / 'ablations.yaml'} no longer has this study; it belongs to" in output
 
 
+@pytest.mark.slow
 def test_reports_of_another_folder_are_replaced_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -88,6 +88,7 @@ def test_a_setting_that_completes_the_study_is_part_of_the_name(tmp_path: Path) 
     assert expanded.name == "tiny@model.dim=16"
 
 
+@pytest.mark.slow
 def test_a_trial_does_not_change_the_study(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok", "ok-2"))
     assert run_cli(tmp_path)[0] == 0
@@ -107,6 +108,7 @@ def test_a_trial_does_not_change_the_study(tmp_path: Path) -> None:
     assert "tiny: A tiny study\n  4 cells: 4 done\n" in describe(tmp_path / "runs")
 
 
+@pytest.mark.slow
 def test_a_smoke_run_has_its_own_folder_in_every_out_folder(tmp_path: Path) -> None:
     """Results of one step must not be mistaken for results of the study."""
     studies.write(tmp_path, make_body("ok"))
@@ -118,6 +120,7 @@ def test_a_smoke_run_has_its_own_folder_in_every_out_folder(tmp_path: Path) -> N
     assert matrix(tmp_path, "zz=with", smoke=True).name == "tiny@zz=with,smoke"
 
 
+@pytest.mark.slow
 def test_the_plan_has_every_started_seed(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok", "crashonce"))
     assert run_cli(tmp_path, "--seeds", "9,4")[0] == 1

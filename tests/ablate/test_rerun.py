@@ -26,6 +26,7 @@ def list_set_aside(path: Path) -> list[str]:
     return sorted(f"{folder.parent.name}/{folder.name.rpartition('-')[0]}" for folder in folders)
 
 
+@pytest.mark.slow
 def test_failed_cells_start_again_from_the_beginning(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok", "crashonce", "diverged"))
     assert run_cli(tmp_path, "--seeds", "0,")[0] == 1
@@ -40,6 +41,7 @@ def test_failed_cells_start_again_from_the_beginning(tmp_path: Path) -> None:
     assert run_cli(tmp_path, "--seeds", "0,")[1].startswith("3 cells: 1 done, 1 to run")
 
 
+@pytest.mark.slow
 def test_one_cell_runs_again(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok", "ok-2"))
     assert run_cli(tmp_path, "--limit", "3")[0] == 0
@@ -85,6 +87,7 @@ def test_a_changed_module_beside_a_plug_in_makes_results_stale(tmp_path: Path) -
     assert select_cells([matrix], "stale") == [job]
 
 
+@pytest.mark.slow
 def test_without_a_chosen_cell_nothing_is_run_or_tuned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

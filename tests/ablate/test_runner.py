@@ -187,6 +187,7 @@ def hanging(path: Path) -> list[int]:
     return [int(file.read_text()) for file in files if file.read_text()]
 
 
+@pytest.mark.slow
 def test_an_interrupt_lets_running_cells_finish(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("gated", "ok"))
     with start_cli(tmp_path, "--jobs", "1") as process:
@@ -205,6 +206,7 @@ def test_an_interrupt_lets_running_cells_finish(tmp_path: Path) -> None:
     assert set(count_runs(tmp_path).values()) == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_a_second_interrupt_stops_cells_and_a_third_kills_them(
     tmp_path: Path, stubborn: bool
@@ -268,6 +270,7 @@ def test_sigterm_stops_cells(tmp_path: Path) -> None:
     assert not any(is_alive(pid) for pid in pids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_process_group_lets_cells_save(
     tmp_path: Path, number: signal.Signals
@@ -283,6 +286,7 @@ def test_a_signal_to_the_process_group_lets_cells_save(
     assert ended.message == "stopped by SIGTERM"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_during_the_reports_leaves_no_temporary_file(
     number: signal.Signals, tmp_path: Path
@@ -301,6 +305,7 @@ def test_a_signal_during_the_reports_leaves_no_temporary_file(
     assert count_runs(tmp_path) == {"ok/0": 1}
 
 
+@pytest.mark.slow
 def test_cells_end_with_a_killed_runner(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("gated"))
     with start_cli(tmp_path, "--jobs", "2") as process:
@@ -338,6 +343,7 @@ def test_two_runners_run_each_cell_once(tmp_path: Path) -> None:
     assert set(count_runs(tmp_path).values()) == {1}
 
 
+@pytest.mark.slow
 def test_a_failure_counts_for_both_runners(tmp_path: Path) -> None:
     """A runner does not repeat a cell that failed for another runner meanwhile."""
     studies.write(tmp_path, make_body("gated", "diverged", "crash", "ok"))

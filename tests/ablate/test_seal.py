@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from helpers import studies
 from helpers.runs import make_body, run_cli
 
@@ -26,6 +27,7 @@ def seal(folder: Path, **changes: str) -> str:
     return matrix.seal(matrix.plan().seeds).hash
 
 
+@pytest.mark.slow
 def test_the_first_run_seals_the_plan_before_its_first_cell(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok", "brief"))
     code, printed = run_cli(tmp_path, command=("seal",))
@@ -42,6 +44,7 @@ def test_the_first_run_seals_the_plan_before_its_first_cell(tmp_path: Path) -> N
     assert read_seals(tmp_path) == seals
 
 
+@pytest.mark.slow
 def test_seeds_and_variants_after_results_are_additions(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok", "brief"))
     assert run_cli(tmp_path)[0] == 0
@@ -55,6 +58,7 @@ def test_seeds_and_variants_after_results_are_additions(tmp_path: Path) -> None:
     assert seals.is_before_results
 
 
+@pytest.mark.slow
 def test_results_of_removed_variants_were_seen(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("brief", "ok"))
     assert run_cli(tmp_path)[0] == 0
@@ -68,6 +72,7 @@ def test_results_of_removed_variants_were_seen(tmp_path: Path) -> None:
     assert 'metric.goal (before: "max")' in changes["changed_decisions"]
 
 
+@pytest.mark.slow
 def test_changes_before_the_first_result_are_no_additions(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("crash"))
     assert run_cli(tmp_path)[0] == 1
@@ -78,6 +83,7 @@ def test_changes_before_the_first_result_are_no_additions(tmp_path: Path) -> Non
     assert (seals.added_seeds, seals.changes()["added_variants"]) == ([], [])
 
 
+@pytest.mark.slow
 def test_a_study_with_older_results_is_not_sealed_before_them(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok"))
     assert run_cli(tmp_path)[0] == 0

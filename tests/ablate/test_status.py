@@ -243,6 +243,7 @@ def test_escape_sequences_of_a_log_never_reach_a_terminal(tmp_path: Path) -> Non
     assert shown == b"\\x1b]0;title\\x07text\r\n"
 
 
+@pytest.mark.process
 def test_a_log_larger_than_the_memory_is_shown(tmp_path: Path) -> None:
     (job, *_) = expand(studies.study(tmp_path, make_body("ok")), tmp_path / "runs").jobs
     job.cell.write(job.folder / "config.yaml")

@@ -54,6 +54,7 @@ def test_the_compiled_composition_is_unrolled(monkeypatch: pytest.MonkeyPatch) -
 
 
 # PyTorch's compiler ignores this warning, and pytest makes it an error again.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_chunks_and_layers_share_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """The code that is compiled for 19 tokens computes 43 tokens and another layer too."""

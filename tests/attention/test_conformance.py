@@ -97,6 +97,7 @@ def test_linear_keys_refuse_what_needs_logits(spec: AttentionSpec) -> None:
         make(spec, lsa=True)(tokens(9))
 
 
+@pytest.mark.slow
 @every_softmax
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("mask", ["none", "padding", "additive"])
@@ -215,6 +216,7 @@ def test_the_compiled_layer_equals_the_reference(name: str) -> None:
     assert_same(layer, tokens(9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_compiled_layer_of_few_tokens_is_one_graph(name: str) -> None:
     torch.compiler.reset()

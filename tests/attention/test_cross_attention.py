@@ -46,12 +46,14 @@ def assert_equals_reference(layer: Attention, x: Tensor, memory: Tensor, **masks
             )
 
 
+@pytest.mark.slow
 @every_spec
 @pytest.mark.parametrize(("n", "m"), [(1, 5), (5, 1), (4, 4), (7, 12), (12, 7)])
 def test_value_and_gradient_equal_the_reference(spec: AttentionSpec, n: int, m: int) -> None:
     assert_equals_reference(make(spec), tokens(n), tokens(m, seed=3))
 
 
+@pytest.mark.slow
 @every_spec
 @pytest.mark.parametrize(("n", "m"), [(6, 6), (3, 8), (8, 3)])
 def test_a_padded_memory_equals_the_reference(spec: AttentionSpec, n: int, m: int) -> None:
@@ -71,6 +73,7 @@ def test_an_additive_mask_equals_the_reference(spec: AttentionSpec) -> None:
     assert_equals_reference(make(spec), tokens(5), tokens(8, seed=3), attn_mask=bias)
 
 
+@pytest.mark.slow
 @every_spec
 def test_many_queries_and_keys_equal_the_reference(
     spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch
@@ -90,6 +93,7 @@ def test_shared_keys_and_values_equal_the_reference(spec: AttentionSpec) -> None
     assert_equals_reference(layer, tokens(4), tokens(6, seed=3), attn_mask=padding(6))
 
 
+@pytest.mark.slow
 @every_spec
 @pytest.mark.parametrize("is_padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("kv_heads", [None, 2])

@@ -62,6 +62,7 @@ def cache_bytes(layer: Attention, n: int, size: int) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
+@pytest.mark.slow
 @every_spec
 @pytest.mark.parametrize("is_rotated", [False, True], ids=["plain", "rotary"])
 def test_decoding_token_by_token_gives_the_output_of_the_sequence(
@@ -75,6 +76,7 @@ def test_decoding_after_a_prompt_gives_the_output_of_the_sequence(spec: Attentio
     assert_decodes(make(spec), tokens(N), list(range(6, N)), is_rotated=True)
 
 
+@pytest.mark.slow
 @every_spec
 @pytest.mark.parametrize("seed", [0, 1])
 def test_pieces_of_any_length_give_the_output_of_the_sequence(
@@ -83,6 +85,7 @@ def test_pieces_of_any_length_give_the_output_of_the_sequence(
     assert_decodes(make(spec, seed), tokens(N, seed=seed), random_cuts(N, seed))
 
 
+@pytest.mark.slow
 @every_spec
 def test_windows_and_shared_keys_decode(spec: AttentionSpec) -> None:
     """Linear keys have no window and are decoded without one."""

@@ -73,6 +73,7 @@ def batched_slope(compute: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.func.jvp(batched, (tokens()[None],), (tokens().flip(1)[None],))[1][0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("length")
 @every_spec
 @pytest.mark.parametrize("derive", [penalty, slope, slope_of_functions, batched_slope])

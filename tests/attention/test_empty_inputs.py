@@ -12,6 +12,7 @@ from lit_attn.attention.spec import AttentionSpec
 SHAPES = [(0, 9), (0, 1), (0, 0), (2, 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", attention_cases.all_specs(), ids=attention_cases.label)
 @pytest.mark.parametrize("is_long", [False, True], ids=["short", "long"])
 def test_an_empty_input_has_an_empty_output_and_gradient(

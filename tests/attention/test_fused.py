@@ -134,6 +134,7 @@ def test_slices_of_batch_or_heads_give_the_same_result(
     assert_like_the_formula([q, k, z, v], True)
 
 
+@pytest.mark.slow
 @torch_reads_grad
 @with_z
 def test_the_operators_pass_torchs_checks(joined: bool) -> None:
@@ -205,6 +206,7 @@ def test_no_joined_tensor_is_kept_for_the_backward_pass(
     assert sum(x.numel() for x in new) == 2 * 64 * (DIM + layer.num_heads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_the_peak_memory_of_belief2_is_near_the_standard_blocks(mode: str) -> None:
     """The baseline is timm's block with as many parameters; allocations are deterministic."""

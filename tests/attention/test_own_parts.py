@@ -45,6 +45,7 @@ def study(folder: Path, parts: str = "reflected.py", part: str = "reflected") ->
     return path
 
 
+@pytest.mark.process
 def test_a_study_trains_a_part_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "reflected.py").write_text(page())
     study(tmp_path)
@@ -85,6 +86,7 @@ SMALL = ["--batch", "2", "--tokens", "5", "--dim", "8", "--heads", "2", "--round
 SMALL += ["--modes", "eager", "--device", "cpu"]
 
 
+@pytest.mark.process
 def test_the_benchmark_compares_parts_with_their_own_references(tmp_path: Path) -> None:
     """`cosine` is a similarity with a learned parameter."""
     wrong = page().replace("- 2 * reference", "- 3 * reference")
@@ -114,6 +116,7 @@ PRESETS["eager"] = AttentionSpec(residual=EagerConfig())
 """
 
 
+@pytest.mark.process
 def test_a_subclass_of_a_shipped_part_inherits_its_formula(tmp_path: Path) -> None:
     (tmp_path / "eager.py").write_text(INHERITED)
     arguments = ["--parts", "eager.py", "--presets", "eager", *SMALL]
@@ -217,6 +220,7 @@ def test_an_invalid_list_of_files_in_a_cell_is_one_line(tmp_path: Path, written:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.process
 def test_a_part_that_lacks_build_is_refused_in_one_line_by_a_plain_dry_run(tmp_path: Path) -> None:
     """With a preset in the same file, the import of the file finds the mistake."""
     build = "    def build(self, shape):\n        return Reflected(self, shape)\n"
@@ -246,6 +250,7 @@ class EmptyConfig(parts.{member}, kind="empty"):
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("key", "module", "family", "member", "method"),
     [
@@ -270,6 +275,7 @@ def test_a_module_that_lacks_its_method_is_refused_in_one_line_by_a_plain_dry_ru
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.process
 def test_the_benchmark_names_a_missing_reference_in_one_line(tmp_path: Path) -> None:
     text = page().replace("def reference(self, module, x, h, v, project)", "def formula_of(self)")
     (tmp_path / "unfinished.py").write_text(text)
@@ -280,6 +286,7 @@ def test_the_benchmark_names_a_missing_reference_in_one_line(tmp_path: Path) -> 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.process
 def test_parameters_of_a_part_without_device_are_counted_on_the_meta_device(tmp_path: Path) -> None:
     (tmp_path / "reflected.py").write_text(page())
     study(tmp_path, part="gated")

@@ -71,6 +71,7 @@ CHOICES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("name", CHOICES)
 def test_values_and_gradients_are_those_of_the_whole_batch(
@@ -87,6 +88,7 @@ def test_values_and_gradients_are_those_of_the_whole_batch(
     assert pieces.sizes == [2] * 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(N, N), (1, HEADS, N, N), (B, 1, 1, N)], ids=str)
 def test_a_learned_mask_gets_its_gradient(pieces: Pieces, shape: tuple[int, ...]) -> None:
     layer = layer_with("dcmha")
@@ -98,6 +100,7 @@ def test_a_learned_mask_gets_its_gradient(pieces: Pieces, shape: tuple[int, ...]
     assert pieces.sizes == [2] * 6
 
 
+@pytest.mark.slow
 def test_the_backward_pass_drops_the_same_weights(pieces: Pieces) -> None:
     layer = layer_with("dcmha")
     layer.attn_drop = 0.5
@@ -120,6 +123,7 @@ def test_the_backward_pass_drops_the_same_weights(pieces: Pieces) -> None:
     assert set(pieces.sizes) == {2}
 
 
+@pytest.mark.slow
 def test_the_backward_pass_is_under_autocast_like_the_forward_pass(pieces: Pieces) -> None:
     layer, x = layer_with("dcmha").float(), torch.randn(3 * B, N, DIM, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
@@ -130,6 +134,7 @@ def test_the_backward_pass_is_under_autocast_like_the_forward_pass(pieces: Piece
     assert pieces.autocast == [True] * 8
 
 
+@pytest.mark.slow
 def test_a_batch_in_evaluation_and_a_single_sequence(pieces: Pieces) -> None:
     """The last pieces are single sequences; a batch of one is a part of the graph."""
     layer = layer_with("dcmha").eval()

@@ -78,6 +78,7 @@ def with_large_keys(spec: AttentionSpec, norm: float, lsa: bool = False) -> Atte
     return layer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lsa", [False, True])
 @pytest.mark.parametrize("spec", LOGITS, ids=attention_cases.label)
 def test_keys_of_any_norm_stay_finite_in_float16(spec: AttentionSpec, lsa: bool) -> None:

@@ -29,6 +29,7 @@ def expected(
     return reference.weights(layer, x, q, keys, attended, attn_mask)
 
 
+@pytest.mark.slow
 @every_spec
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_record_equals_the_reference_and_the_forward_pass(

@@ -10,6 +10,7 @@ from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.spec import AttentionSpec
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lsa", [False, True], ids=["", "lsa"])
 @pytest.mark.parametrize("spec", attention_cases.all_specs(), ids=attention_cases.label)
 def test_a_layer_from_the_meta_device_computes_what_the_saved_layer_computes(

@@ -41,6 +41,7 @@ def train(layer: Attention, call: Callable[[Tensor], Tensor]) -> list[Tensor]:
     return [value for value in values if value is not None] + [*layer.state_dict().values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
 @pytest.mark.parametrize("spec", SPECS, ids=attention_cases.label)
 def test_activation_checkpointing_changes_nothing(spec: AttentionSpec, reentrant: bool) -> None:

@@ -15,6 +15,7 @@ from lit_attn.training.several_devices import choose_strategy
 NORMED: dict[str, Any] = {"qk_norm": True, "norm_layer": nn.LayerNorm}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", attention_cases.all_specs(), ids=attention_cases.label)
 @pytest.mark.parametrize("options", [{}, NORMED], ids=["", "normed"])
 def test_the_strategy_searches_for_unused_parameters_where_there_are_some(

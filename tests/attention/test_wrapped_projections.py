@@ -73,6 +73,7 @@ def wrap(layer: Attention, wrapper: str) -> Attention:
     return layer.eval()
 
 
+@pytest.mark.slow
 @every_spec
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_wrapped_projections_equal_the_reference(spec: AttentionSpec, wrapper: str) -> None:

@@ -43,6 +43,7 @@ def test_rows_contain_ratios_and_memory() -> None:
     assert mgk.peak_ratio == pytest.approx(mgk.peak / baseline.peak)
 
 
+@pytest.mark.process
 def test_every_block_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks share timm's forward: beyond dynamo's limit of 8 graphs they would run uncompiled."""
     count = 0

@@ -127,6 +127,7 @@ def test_a_window_bounds_the_cache_of_its_layer(name: str, monkeypatch: pytest.M
     assert windowed.cache == full.cache * (3 + 10) // 20
 
 
+@pytest.mark.slow
 def test_one_model_at_a_time_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest models of the paper do not fit on a device together."""
     built: list[weakref.ref[decoding.Decoder]] = []

@@ -54,6 +54,7 @@ def saved_bytes(name: str, tokens: int, causal: bool) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", CHUNKED)
 def test_chunks_save_no_tensor_of_n_by_n_by_heads(name: str, causal: bool) -> None:
@@ -82,6 +83,7 @@ def test_linear_keys_grow_with_n(name: str, causal: bool) -> None:
     assert saved_bytes(name, 2048, causal) < 2.05 * saved_bytes(name, 1024, causal)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_single_kernel_keeps_no_logits_bytes(name: str) -> None:
     half, full = measure(name, 512), measure(name, 1024)

@@ -14,6 +14,7 @@ from helpers.paths import ROOT
 from lit_attn.ablate.plan import expand
 
 
+@pytest.mark.process
 def test_the_table_has_a_row_for_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     runner_cost.main(["--cells", "3", "--jobs", "2", "--expand", "90", "--rounds", "1"])
     lines = capsys.readouterr().out.splitlines()
@@ -42,6 +43,7 @@ def test_a_command_that_fails_raises_an_error() -> None:
         runner_cost._run(["false"])
 
 
+@pytest.mark.process
 def test_an_importing_cell_imports_training(tmp_path: Path) -> None:
     """A benchmark with --imports measures cells that load torch and Lightning."""
     cell = write_empty_cell(tmp_path)

@@ -38,6 +38,7 @@ def processes_below(path: Path) -> list[int]:
     return pids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["ok", "crash", "killed", "stuck"])
 def test_no_process_outlives_its_cell(end: str, tmp_path: Path) -> None:
     """A process in a separate session ends too, however the cell ends."""
@@ -50,6 +51,7 @@ def test_no_process_outlives_its_cell(end: str, tmp_path: Path) -> None:
         wait_until(lambda: not processes_below(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["the runner", "the cell's first process"])
 def test_kill_9_leaves_no_process_in_its_own_session(victim: str, tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("daemon-stuck"))
@@ -64,6 +66,7 @@ def test_kill_9_leaves_no_process_in_its_own_session(victim: str, tmp_path: Path
             wait_until(lambda: not is_alive(first))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "failure", "message"),
     [
@@ -111,6 +114,7 @@ def test_a_rank_is_the_first_victim_of_the_out_of_memory_killer(tmp_path: Path) 
         process.wait(TIMEOUT)
 
 
+@pytest.mark.slow
 def test_the_out_of_memory_killer_ends_the_leaking_cell_alone(tmp_path: Path) -> None:
     """The limit is that of a real control group, in which the kernel chooses the victim."""
     studies.write(tmp_path, make_body("leak", "gated", "brief"))

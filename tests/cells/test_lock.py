@@ -138,6 +138,7 @@ def test_an_unreadable_lock_is_stale(tmp_path: Path) -> None:
         assert read_holder(tmp_path) is not None
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "changes",
     [

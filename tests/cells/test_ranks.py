@@ -71,6 +71,7 @@ def test_every_rank_runs_and_one_result_is_written(tmp_path: Path) -> None:
     assert not any(place.parent.exists() for place in places)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("variant", "failure", "message"),
     [
@@ -98,6 +99,7 @@ def test_the_first_failed_rank_is_named(
     assert not is_alive(int((job.folder / "rank1").read_text()))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("victim", ["rank 1", "rank 0", "the leader", "the runner"])
 def test_kill_9_of_any_process_leaves_none(victim: str, tmp_path: Path) -> None:
     studies.write(tmp_path, SET + make_body("rankhang"))
@@ -279,6 +281,7 @@ def test_failures_of_ranks_are_classified_from_the_log() -> None:
     assert describe_failure(1, log) == "[rank1]: torch.OutOfMemoryError: CUDA out of memory"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("early", [0, 1])
 @pytest.mark.parametrize("call", ["sys.exit(0)", "sys.exit()", "os._exit(0)"])
 def test_a_rank_that_exits_early_with_0_failed_first(call: str, early: int, tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def train(cell: Cell, root: Path) -> dict[str, float]:
     return Result.model_validate_json((folder / "result.json").read_text()).metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "vocabulary"),
     [("gpt2/fineweb", 50_257), ("gpt2/openwebtext", 50_257), ("pile_dcmha/405m", 50_257)],
@@ -78,6 +79,7 @@ def test_language_models_train(name: str, vocabulary: int, tmp_path: Path) -> No
     assert metrics["val/loss"] == pytest.approx(np.log(vocabulary), rel=0.2)
 
 
+@pytest.mark.slow
 def test_the_experiment_that_measures_speed_trains(tmp_path: Path) -> None:
     model = {**MODEL, "ffn": {"width": 16, "activation": "swiglu"}}
     cell = tiny("pile_dcmha/overhead.yaml", tmp_path, data=STREAM, model=model)
@@ -87,6 +89,7 @@ def test_the_experiment_that_measures_speed_trains(tmp_path: Path) -> None:
     assert metrics["val/loss"] == pytest.approx(np.log(50_304), rel=0.2)
 
 
+@pytest.mark.slow
 def test_the_model_of_wikitext_trains(tmp_path: Path) -> None:
     shards(tmp_path, 60)
     data = {**STREAM, "tokenizer": {"kind": "words", "size": 60}}
@@ -100,6 +103,7 @@ def test_the_model_of_wikitext_trains(tmp_path: Path) -> None:
     assert train(cell, tmp_path)["val/perplexity"] == pytest.approx(expected, rel=0.4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "data"),
     [
@@ -122,6 +126,7 @@ def test_sequence_classifiers_train(name: str, data: dict[str, Any], tmp_path: P
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_every_cell_of_a_language_study_is_a_model(name: str) -> None:
     matrix = expand(STUDIES[name], Path("runs"))

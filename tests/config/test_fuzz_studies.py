@@ -100,6 +100,7 @@ def check(folder: Path, count: int, seed: int) -> Counter[str]:
     return ends
 
 
+@pytest.mark.slow
 def test_mutated_studies_end_in_a_plan_or_one_error_line(tmp_path: Path) -> None:
     ends = check(tmp_path, 500, 0)
     assert ends["plan"] > 20

@@ -47,6 +47,7 @@ def composition_cell() -> Cell:
     return Cell.model_validate(fields)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [digits_cell, text_cell, composition_cell, scenes_cell])
 def test_available_metrics_are_those_of_the_task_module(make: Any, tmp_path: Path) -> None:
     cell = make(tmp_path) if make is scenes_cell else make()

@@ -55,6 +55,7 @@ def ablate(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run_python(folder, "-m", "lit_attn.ablate", "signals-study.yaml", *arguments)
 
 
+@pytest.mark.process
 def test_the_study_of_the_page_trains(tmp_path: Path) -> None:
     """All variants reach a result, and the metric has the heading and direction of the task."""
     write_example(tmp_path)
@@ -76,6 +77,7 @@ def test_the_study_of_the_page_trains(tmp_path: Path) -> None:
     assert written["parts"] == [str(tmp_path / "signals.py")]
 
 
+@pytest.mark.process
 def test_a_cell_with_own_members_runs_on_two_devices(tmp_path: Path) -> None:
     write_example(tmp_path, training="{epochs: 1, devices: 2, accelerator: cpu}")
     finished = ablate(tmp_path, "--jobs", "1", "--seeds", "1")
@@ -84,6 +86,7 @@ def test_a_cell_with_own_members_runs_on_two_devices(tmp_path: Path) -> None:
     assert [json.loads(path.read_text())["devices"] for path in paths] == [2, 2]
 
 
+@pytest.mark.process
 def test_a_stopped_cell_with_own_members_resumes(tmp_path: Path) -> None:
     """The metrics of a cell that was stopped are those of one that was not."""
     training = "{epochs: 20, evaluate_every: 10, accelerator: cpu}"
@@ -113,6 +116,7 @@ def test_a_stopped_cell_with_own_members_resumes(tmp_path: Path) -> None:
     assert (stopped / "metrics.csv").read_bytes() == (uninterrupted / "metrics.csv").read_bytes()
 
 
+@pytest.mark.process
 def test_own_keys_are_part_of_the_identity(tmp_path: Path) -> None:
     def cells(data: str) -> list[str]:
         write_example(tmp_path, data=data)
@@ -137,6 +141,7 @@ def test_a_model_without_forward_is_one_error_line(tmp_path: Path) -> None:
     assert re.fullmatch(r".*variant '\w+': model: .*forward.*\n", finished.stderr), finished.stderr
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -169,6 +174,7 @@ def test_mistakes_in_own_members_are_one_error_line(
     assert finished.stderr.count("\n") == 1
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("removed", "message"),
     [

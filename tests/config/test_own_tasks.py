@@ -39,6 +39,7 @@ def write_page(folder: Path) -> None:
     np.savez(folder / "numbers.npz", **arrays)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("study", "names"),
     [
@@ -116,6 +117,7 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mine", module)
 
 
+@pytest.mark.process
 def test_a_module_has_the_results_of_the_same_task(mine: None, tmp_path: Path) -> None:
     """Losses, averaged weights and metrics equal those of the package's own classification."""
     training = {"epochs": 2, "accelerator": "cpu", "average": {"decay": 0.5}}
@@ -170,6 +172,7 @@ def test_a_class_that_cannot_be_built_stops_the_study_before_its_first_cell(
     assert find_mistake([cell]) == (0, "task: mine:Raises: KeyError: 'weights'")
 
 
+@pytest.mark.process
 def test_a_logged_metric_is_one_error_line(
     mine: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

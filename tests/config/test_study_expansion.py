@@ -265,6 +265,7 @@ def test_a_new_seed_or_variant_leaves_other_identities_alone(tmp_path: Path) -> 
     assert before.items() < after.items()
 
 
+@pytest.mark.slow
 def test_shared_parts_are_validated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The work grows with the number of values, not of cells: 10,000 cells take less than 1 s."""
     values = ", ".join(str(i) for i in range(1, 23))

@@ -44,6 +44,7 @@ def test_the_study_mechanisms_compares_every_preset() -> None:
     assert set(PRESETS) - compared == {"dcmha-rank-4"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", ["digits", "mechanisms"])
 def test_variants_of_the_default_studies_have_equal_parameter_counts(study: str) -> None:
     """The tables of the default studies compare models of equal size."""

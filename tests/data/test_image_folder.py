@@ -227,6 +227,7 @@ def test_the_fingerprint_depends_on_names_and_evaluated_sizes(broken: Path) -> N
     assert len({first, second, ImageFileData(config(broken), 0, CPU).fingerprint()}) == 3
 
 
+@pytest.mark.slow
 def test_the_evaluated_folder_may_be_named_val_or_test(tmp_path: Path) -> None:
     write(tmp_path, train=6, val=2)
     assert ImageFileData(config(tmp_path), 0, CPU).splits == ["test"]

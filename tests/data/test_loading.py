@@ -213,6 +213,7 @@ def fit(folder: Path, stop_after: int | None = None, resume: Path | None = None)
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*num_workers|.*does not have many workers|.*LeafSpec")
 @pytest.mark.filterwarnings("ignore:.*validation_step|.*val_dataloader|.*`srun` command")
 @pytest.mark.parametrize("stop", [1, 5, 7, 10, 17])

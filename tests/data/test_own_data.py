@@ -119,6 +119,7 @@ def run(experiment: str, study: str, folder: Path) -> None:
     assert cell.state() == "done"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_each_kind_of_data_on_the_page_trains(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -143,6 +144,7 @@ def test_each_kind_of_data_on_the_page_trains(
     run(EXPERIMENTS[name], study, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_study_of_the_page_runs(tmp_path: Path) -> None:
     write_npz(tmp_path / "images.npz")
     run(*blocks()[:2], tmp_path)

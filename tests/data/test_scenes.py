@@ -246,6 +246,7 @@ def png(mode: str, size: tuple[int, int], label: int = 1) -> bytes:
     return content.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     ("file", "content", "message"),

@@ -192,6 +192,7 @@ def test_pairs_that_no_batch_can_contain_are_left_out(tmp_path: Path) -> None:
         build(write(tmp_path, context=128, batch_size=1))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (SHARED / "multi30k").is_dir(), reason="needs Multi30k")
 def test_multi30k_is_encoded_without_loss() -> None:
     names = {"train_name": "train.lc.norm.tok", "val_name": "val.lc.norm.tok"}

@@ -18,6 +18,7 @@ def read_rows(folder: Path, name: str) -> dict[tuple[str, str], dict[str, str]]:
         return {(row["length"], row["width"]): row for row in csv.DictReader(lines)}
 
 
+@pytest.mark.slow
 def test_the_committed_files_have_new_counts(tmp_path: Path) -> None:
     assert ratios.main(["--widths", "256", "--lengths", "512", f"--out={tmp_path}"]) == 0
     for name in ratios.PAIRS:

@@ -7,6 +7,7 @@ import pytest
 from helpers.paths import ROOT
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("study", ["belief2-imagenet", "dcmha-imagenet", "dcmha-synthetic"])
 def test_a_dry_run_of_a_shipped_plug_in_imports_no_torch(study: str) -> None:
     """Tests try the plug-ins out, so a dry run need not build them."""

@@ -6,6 +6,7 @@ A registered part stays registered, so the checks run in a process of their own.
 import subprocess
 import sys
 
+import pytest
 from helpers.paths import EXPERIMENTS, ROOT
 
 SETUP = f"""
@@ -71,6 +72,7 @@ else:
 """
 
 
+@pytest.mark.process
 def test_grouped_composition() -> None:
     """Formula and gradients; no mixing of groups; one group is DCMHA; groups divide the heads."""
     checks = [SETUP, FORMULA, ISOLATION, ONE_GROUP, REFUSED]

@@ -153,6 +153,7 @@ def test_micro_batches_that_do_not_divide_the_batch_are_refused() -> None:
         data(accumulate=5)
 
 
+@pytest.mark.slow
 def test_a_cell_learns_the_trained_tasks(tmp_path_factory: pytest.TempPathFactory) -> None:
     cell = Cell.model_validate(
         {

@@ -185,6 +185,7 @@ def test_keys_without_effect_are_refused(key: str, value: object, tmp_path: Path
         Cell.model_validate(fields)
 
 
+@pytest.mark.slow
 def test_a_cell_trains_on_class_folders(tmp_path: Path) -> None:
     folder = digit_folders.write(tmp_path / "images")
     data = {"kind": "big-vision-imagenet", "crop_share": 0.8, "augment": {"mixup": 0.2}}

@@ -48,6 +48,7 @@ def vit_small(attention: str = "standard", plain: bool = False) -> ViTConfig:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "classes", "parameters"),
     [

@@ -39,6 +39,7 @@ def make_model(kind: str, choices: Any, implementation: str) -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choices", CHOICES.values(), ids=CHOICES)
 @pytest.mark.parametrize("kind", SIZES)
 def test_padding_changes_no_token_of_either_implementation(kind: str, choices: Any) -> None:

@@ -120,6 +120,7 @@ def test_a_mistake_in_a_module_names_its_line(
     assert message.format(folder=tmp_path, line=line, last=len(lines)) in problem
 
 
+@pytest.mark.process
 def test_the_studies_of_the_page_run(tmp_path: Path) -> None:
     write_page(tmp_path)
     finished = ablate(tmp_path, "--jobs", "2")

@@ -39,6 +39,7 @@ def make_timm(name: str, **changes: Any) -> TimmConfig:
     return TimmConfig.model_validate({"name": name, "arguments": MODELS.get(name, {})} | changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_match_where_timm_has_no_ratio_of_all_ffns(name: str) -> None:
     standard = make_timm(name)
@@ -56,6 +57,7 @@ def test_parameters_match_where_timm_has_no_ratio_of_all_ffns(name: str) -> None
     assert factory.describe(matched, DATA).ffn_width == matched.ffn.width
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_all_ffns_have_one_factor_and_the_network_still_computes(name: str) -> None:
     before, after = (

@@ -21,6 +21,7 @@ def build(preset: str) -> nn.Module:
     return network.eval().requires_grad_(False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_equal_layers_are_computed_once_and_counted_each_time(
     preset: str, monkeypatch: pytest.MonkeyPatch

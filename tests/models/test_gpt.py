@@ -55,6 +55,7 @@ def test_every_parameter_learns(name: str) -> None:
         assert torch.isfinite(parameter.grad).all(), parameter_name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_any_preset_learns_to_copy(preset: str) -> None:
     """The second half of a sequence repeats the first, which only attention can predict."""

@@ -53,6 +53,7 @@ def test_decoding_equals_the_full_sequence(name: str, cuts: list[int]) -> None:
     assert_decodes(gpt_cases.network(name), cuts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("positions", ["learned", "rotary", "sinusoidal", "fairseq"])
 def test_decoding_works_for_all_presets_and_positions(preset: str, positions: str) -> None:
@@ -68,6 +69,7 @@ def test_decoding_works_for_layers_of_different_windows(preset: str) -> None:
     assert_decodes(network, list(range(4, CONTEXT)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_caches_do_not_change_the_drawn_tokens(preset: str, temperature: float) -> None:

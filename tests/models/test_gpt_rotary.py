@@ -19,6 +19,7 @@ every_softmax = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @every_spec
 @pytest.mark.parametrize("n", [1, 7])
 def test_value_and_gradient_equal_the_formula(spec: AttentionSpec, n: int) -> None:

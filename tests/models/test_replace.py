@@ -148,6 +148,7 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * theirs.abs().max().item())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TIMM)
 def test_a_timm_model_computes_the_same(name: str) -> None:
     model, images = make_timm(name)
@@ -162,6 +163,7 @@ def test_a_timm_model_computes_the_same(name: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4 * theirs.abs().max().item())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TIMM)
 def test_a_timm_model_computes_the_same_with_large_weights(name: str) -> None:
     """Computed in float64: with large logits, rounding errors grow from layer to layer."""
@@ -220,6 +222,7 @@ def test_pooled_keys_refuse_a_mechanism_that_needs_a_value_of_the_query() -> Non
     assert len(layers(replace_attention(stage, "belief2"))) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", DECODERS)
 def test_a_decoder_computes_and_generates_the_same(kind: str, implementation: str) -> None:
@@ -314,6 +317,7 @@ def test_encoders_of_transformers_compute_the_same() -> None:
     assert_close(replace_attention(large, "standard")(images).logits, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", ["bert", "electra", "roberta"])
 def test_encoders_of_texts_compute_the_same(kind: str, implementation: str) -> None:

@@ -280,6 +280,7 @@ def test_a_shared_layer_is_chosen_by_any_of_its_paths() -> None:
     assert layers(model) == ["a.layer"]
 
 
+@pytest.mark.slow
 def test_a_replaced_model_is_saved_and_loaded() -> None:
     images, tokens = torch.randn(1, 3, 32, 32), torch.randint(0, 50, (1, 7))
     swin = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 16, "depths": (1, 1)}

@@ -104,6 +104,7 @@ def test_every_kind_of_model_is_covered() -> None:
     assert packaged <= kinds | external
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("choices", "signature"), EXTERNAL, ids=name_case)
 def test_only_modules_of_other_packages_have_buffers_outside_the_state_dict(
     choices: dict[str, Any], signature: signatures.Signature

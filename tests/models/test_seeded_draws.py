@@ -70,6 +70,7 @@ def list_differences(ours: nn.Module, standard: nn.Module) -> list[str]:
     return [name for name, x in standard.named_parameters() if not torch.equal(theirs[name], x)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_variant_starts_as_the_standard_one(family: str, preset: str) -> None:

@@ -268,6 +268,7 @@ def test_belief2_with_init_copy_starts_as_the_standard_model(weights: Path) -> N
     assert not torch.allclose(fresh(x), standard(x), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_missing_weights_are_named(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,7 @@ def test_each_module_of_timm_is_replaced_or_refused_as_the_page_says(module: str
         assert describe(module) == read_page().get(module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["efficientvim", "hiera", "levit", "swin_transformer_v2", "vgg"])
 def test_a_module_of_timm_is_replaced_or_refused_as_the_page_says(module: str) -> None:
     assert describe(module) == read_page().get(module)

@@ -271,6 +271,7 @@ def plain_search(built: EncoderDecoder, source: Tensor, search: TranslationConfi
     return max(finished)[1]
 
 
+@pytest.mark.slow
 @every_preset
 def test_the_search_equals_a_plain_one(spec: AttentionSpec) -> None:
     """Sentences of one batch have different lengths and limits."""

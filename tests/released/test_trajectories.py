@@ -19,6 +19,7 @@ RUNS = [(setup, run) for setup in parity.SETUPS for run in parity.records(setup)
 CONVERTED_RUNS = [(s, run) for s in parity.CONVERSIONS for run in parity.records(s)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("setup", "run"), RUNS)
 def test_training_steps_agree_with_released_code(setup: str, run: str, tmp_path: Path) -> None:
     module, theirs = parity.SETUPS[setup], parity.records(setup)[run]
@@ -37,6 +38,7 @@ def test_training_steps_agree_with_released_code(setup: str, run: str, tmp_path:
     assert bool(differing) == bool(stated)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("setup", "run"), PIPELINE_RUNS)
 def test_input_pipelines_agree_with_released_code(setup: str, run: str, tmp_path: Path) -> None:
     module, theirs = parity.PIPELINES[setup], parity.records(setup)[run]

@@ -32,6 +32,7 @@ def warnings(folder: Path) -> list[str]:
     return [line for line in text.splitlines() if "is at chance level" in line]
 
 
+@pytest.mark.slow
 def test_variants_at_chance_level_are_named_once(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "runs", variants={"standard": 0.0, "a": 0.0, "b": 0.01})
     record_levels(folder, {"standard": 0.99, "a": 0.99, "b": 0.1})
@@ -60,6 +61,7 @@ def test_the_mean_over_seeds_decides(goal: str, level: float, tmp_path: Path) ->
     assert find_chance_results(next(read_studies(tmp_path))) == []
 
 
+@pytest.mark.slow
 def test_a_cell_records_the_share_of_the_largest_class(tmp_path: Path) -> None:
     cell = digits_cell()
     folder = folder_of(cell, tmp_path)

@@ -24,6 +24,7 @@ def unpack(name: str, runs: Path) -> None:
         archive.extractall(runs, filter="data")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", sorted(EVIDENCE.glob("paper-*")), ids=lambda path: path.name)
 def test_the_records_of_a_page_have_its_values(folder: Path, tmp_path: Path) -> None:
     if not (folder / "records.tar.xz").is_file():
@@ -55,6 +56,7 @@ def test_the_page_of_results_has_the_verdicts_of_the_pages() -> None:
         assert f"Claims of the paper: {totals}." in (ROOT / page).read_text(encoding="utf-8"), page
 
 
+@pytest.mark.slow
 def test_the_records_of_studies_have_their_values_and_the_change(tmp_path: Path) -> None:
     folders = (path.parent.name for path in EVIDENCE.glob("*/records.tar.xz"))
     names = [name for name in folders if not name.startswith("paper-")]

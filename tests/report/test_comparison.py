@@ -41,6 +41,7 @@ def compare(
     return compare_variants(write(root, values, margin))
 
 
+@pytest.mark.slow
 def test_a_star_is_possible_with_six_seeds_however_many_variants(tmp_path: Path) -> None:
     baseline = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
     noise = [[0.1, -0.2, 0.3, -0.1, 0.2, -0.25], [-0.3, 0.2, 0.1, -0.2, 0.1, 0.05]] * 10
@@ -149,6 +150,7 @@ def test_the_power_is_zero_at_five_seeds_and_positive_at_ten(tmp_path: Path) -> 
     assert powers[1] > 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [0, 1, 3, 5])
 def test_a_complete_variant_keeps_its_test_when_another_lacks_seeds(
     tmp_path: Path, missing: int

@@ -71,6 +71,7 @@ def test_a_criterion_of_a_newer_version_is_named(
     assert "Variants have equal memory." in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["flops", "parameters", "steps", "peak_memory"])
 def test_an_integer_of_401_digits_makes_one_cell_unreadable(
     runs: Path, key: str, caplog: pytest.LogCaptureFixture
@@ -80,6 +81,7 @@ def test_an_integer_of_401_digits_makes_one_cell_unreadable(
     assert "1/2, 1 unreadable" in (runs.parent / "reports" / "broken" / "table.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [1e307, -1e307])
 def test_a_value_beyond_the_range_of_numbers_makes_one_cell_unreadable(
     runs: Path, value: float, caplog: pytest.LogCaptureFixture
@@ -90,6 +92,7 @@ def test_a_value_beyond_the_range_of_numbers_makes_one_cell_unreadable(
     assert "test/accuracy times 100 is not finite" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["a: &a [*a]", "experiment: &a {b: *a}", "{" * 3000, "\0", "- 1"])
 def test_a_config_that_contains_itself(
     runs: Path, text: str, caplog: pytest.LogCaptureFixture
@@ -99,6 +102,7 @@ def test_a_config_that_contains_itself(
     check_others(runs, caplog)
 
 
+@pytest.mark.slow
 def test_nearly_equal_losses_at_two_sizes(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     for level, flops in (("small", 10**6), ("large", 2 * 10**6)):
@@ -206,6 +210,7 @@ SEALS = {
 }
 
 
+@pytest.mark.slow
 @settings(
     max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

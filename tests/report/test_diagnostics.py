@@ -71,6 +71,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report(root)
 
 
+@pytest.mark.process
 def test_every_figure_has_its_numbers_in_a_table(drawn: Path) -> None:
     folder = drawn
     page = (folder / "table.html").read_text()
@@ -110,6 +111,7 @@ def test_a_study_with_learned_weights_alone_has_no_figure_of_attention(tmp_path:
     assert not any((folder / f"{name}.svg").exists() for name in ATTENTION)
 
 
+@pytest.mark.process
 def test_the_same_records_give_the_same_bytes(drawn: Path, tmp_path: Path) -> None:
     shutil.copytree(drawn.parents[1] / "runs", tmp_path / "runs")
     folder = report(tmp_path)
@@ -129,6 +131,7 @@ def test_files_of_an_earlier_report_are_removed(drawn: Path, tmp_path: Path) -> 
     assert (folder / "progress.svg").exists()
 
 
+@pytest.mark.process
 def test_variants_can_lack_some_diagnostics(tmp_path: Path) -> None:
     """One variant has no attention matrices, one has one seed, and one has no diagnostics."""
     study = write_recorded_study(tmp_path)
@@ -144,6 +147,7 @@ def test_variants_can_lack_some_diagnostics(tmp_path: Path) -> None:
     assert all((folder / f"{name}.svg").exists() for name in ATTENTION)
 
 
+@pytest.mark.process
 def test_cells_that_failed_are_left_out(tmp_path: Path) -> None:
     study = write_recorded_study(tmp_path)
     (cells(study, 1)[2] / "result.json").unlink()
@@ -151,6 +155,7 @@ def test_cells_that_failed_are_left_out(tmp_path: Path) -> None:
     assert set(values[values["variant"] == "belief"]["n"]) == {2}
 
 
+@pytest.mark.process
 def test_torn_lines_are_left_out(tmp_path: Path) -> None:
     study = write_recorded_study(tmp_path, seeds=1)
     with (cells(study, 0)[0] / "diagnostics.csv").open("a") as stream:
@@ -159,6 +164,7 @@ def test_torn_lines_are_left_out(tmp_path: Path) -> None:
     assert values["step"].max() == 300
 
 
+@pytest.mark.process
 def test_many_layers_and_heads_are_drawn(tmp_path: Path) -> None:
     """Figures of a deep network with long sequences show a selection of layers and heads."""
     write_recorded_study(tmp_path, seeds=1, layers=24, heads=16, n=64)
@@ -174,6 +180,7 @@ def test_layers_are_picked_evenly(count: int, most: int, expected: list[int]) ->
     assert pick_evenly(list(range(1, count + 1)), most) == expected
 
 
+@pytest.mark.process
 def test_names_are_escaped(tmp_path: Path) -> None:
     study = write_study(tmp_path / "runs", variants={"<b>$x$</b>": 0.0, "b": 0.1}, seeds=1)
     for variant in range(2):
@@ -184,6 +191,7 @@ def test_names_are_escaped(tmp_path: Path) -> None:
     assert not re.search("<b>", page)
 
 
+@pytest.mark.process
 def test_figures_need_no_torch(tmp_path: Path) -> None:
     write_recorded_study(tmp_path, seeds=1)
     code = (
@@ -196,6 +204,7 @@ def test_figures_need_no_torch(tmp_path: Path) -> None:
     assert (tmp_path / "reports" / "fake" / "norms.svg").exists()
 
 
+@pytest.mark.process
 def test_equal_ranks_need_no_figure(tmp_path: Path) -> None:
     write_recorded_study(tmp_path, seeds=1, layers=1)
     folder = report(tmp_path)

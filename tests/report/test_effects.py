@@ -121,6 +121,7 @@ def test_equal_effects_have_an_interval_as_wide_as_the_metrics_step(tmp_path: Pa
         assert effect.high - effect.low >= 1
 
 
+@pytest.mark.slow
 def test_the_report_shows_effects_and_the_contrast(tmp_path: Path) -> None:
     write_study(tmp_path / "runs", name="short", variants=factorial(0), seeds=5)
     write_study(tmp_path / "runs", name="long", variants=factorial(), seeds=5, contrast="short")

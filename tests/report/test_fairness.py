@@ -67,6 +67,7 @@ def test_criteria_stand_side_by_side(tmp_path: Path) -> None:
     assert page.count("Variants with @time have equal training time") > page.count("<figure") > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("criteria", "sentence"),
     [
@@ -225,6 +226,7 @@ def test_points_of_the_figure_are_best_trials_if_several_keys_are_tuned(tmp_path
         assert [a.containers[0].lines[0].get_ydata().tolist() for a in axes] == expected
 
 
+@pytest.mark.slow
 def test_the_caption_states_when_the_plan_was_sealed(tmp_path: Path) -> None:
     study = write_study(tmp_path / "runs", seeds=8)
     Seals(entries=[seal(0, 6)]).write(study / "seals.json")
@@ -240,6 +242,7 @@ def test_the_caption_states_when_the_plan_was_sealed(tmp_path: Path) -> None:
     assert "Variants added or changed after results had been seen: c." in page
 
 
+@pytest.mark.slow
 def test_the_caption_names_planned_seeds_that_were_removed(tmp_path: Path) -> None:
     """Whoever stops at a star would otherwise have a table that looks complete."""
     study = write_study(tmp_path / "runs", seeds=6)
@@ -249,6 +252,7 @@ def test_the_caption_names_planned_seeds_that_were_removed(tmp_path: Path) -> No
         assert (sentence in read_page(tmp_path)) == is_late
 
 
+@pytest.mark.slow
 def test_the_caption_names_every_decision_that_changed_after_results(tmp_path: Path) -> None:
     study = write_study(tmp_path / "runs", seeds=6)
     first = seal(0, 6, "abc")
@@ -313,6 +317,7 @@ def test_looks_at_the_results_are_paid_for() -> None:
     assert (p <= 0.05).any(axis=1).mean() > 0.09
 
 
+@pytest.mark.slow
 def test_the_index_corrects_for_looks_too(tmp_path: Path) -> None:
     """Eight pairs give p = .008: a star at the second look, but not over two studies."""
     study = write_study(tmp_path / "runs", seeds=8)
@@ -358,6 +363,7 @@ def test_steps_to_target_are_those_of_the_mean_curve(tmp_path: Path) -> None:
     assert table.loc["fast", "target_seconds"] == pytest.approx(seconds)
 
 
+@pytest.mark.slow
 def test_the_best_test_epoch_stands_apart_and_selects_nothing(tmp_path: Path) -> None:
     """One variant has the highest value of any epoch, and another one the best last epoch."""
     pages, tables = {}, {}

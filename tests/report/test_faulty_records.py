@@ -53,6 +53,7 @@ def test_a_csv_file_that_cannot_be_read_is_one_warning(
     assert f"{path}: unreadable and skipped" in warning
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", ["{", '{"entries": []}'])
 @pytest.mark.parametrize("name", ["seals.json", "tuning.json", "step_times.json"])
 def test_a_side_record_that_cannot_be_read_leaves_the_table(

@@ -78,6 +78,7 @@ def test_every_kind_of_column_is_rounded() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_last_digit_of_the_records_changes_no_byte_of_a_report(tmp_path: Path) -> None:
     """Every metric moves to the next float64, as on a processor with other rounding."""
     for name in ("a", "b"):

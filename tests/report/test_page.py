@@ -43,6 +43,7 @@ def expect_names(page: "sync_api.Page", names: list[str]) -> None:
     sync_api.expect(rows).to_have_text(names, use_inner_text=True)
 
 
+@pytest.mark.process
 def test_a_click_on_a_heading_sorts_by_numbers(page: "sync_api.Page") -> None:
     heading = page.locator("table.results thead th", has_text="difference")
     heading.click()
@@ -226,6 +227,7 @@ def test_cells_are_sorted_by_their_number_and_text_comes_after_numbers(
     cells.to_have_text([*order[-2::-1], order[-1]], use_inner_text=True)
 
 
+@pytest.mark.process
 def test_a_variant_outside_the_axes_shows_its_values_and_can_be_switched_off(
     page: "sync_api.Page", tmp_path: Path
 ) -> None:

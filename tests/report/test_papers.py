@@ -122,6 +122,7 @@ def test_every_reading_of_a_page_exists_and_every_variant_is_on_a_page(name: str
         assert {variant.name for variant in expand_axes(studies[study])} == variants_shown, study
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["", "embedded", "real"])
 def test_figures_of_attention_layers_have_studies_that_record_them(size: str) -> None:
     recorded_by = {
@@ -187,6 +188,7 @@ def test_dcmha_table_10_has_the_speeds_of_table_6() -> None:
     assert 100 * float(first[4]) / windowed == pytest.approx(88.6, abs=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["", "embedded"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_variant_of_a_paper_exists(name: str, size: str) -> None:

@@ -14,6 +14,7 @@ from lit_attn.report.papers import read_records
 from lit_attn.report.papers_page import make_claims_table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("difference", "judgement"), [(0.05, "agree"), (-0.05, "disagree"), (0.0, "undecided")]
 )
@@ -127,6 +128,7 @@ def fail(runs: Path, variant: str, seeds: range) -> None:
             path.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "seeds", "failures", "judgement"),
     [

@@ -97,6 +97,7 @@ def test_times_of_a_busy_machine_are_not_printed(tmp_path: Path) -> None:
     assert cells["BeliefFormer*", "validation time"] == "2.00 (n=5)"
 
 
+@pytest.mark.process
 def test_means_over_columns_need_every_column(tmp_path: Path) -> None:
     run_invented(tmp_path, "mgk", ["1"], lambda name, seed: 0.3 + seed / 100)
     assert entries(tmp_path, "mgk", "1")["sMGK 4 heads", "Average"] == "32.00 ± 1.58 (n=5)"
@@ -338,6 +339,7 @@ def test_figures_have_the_panels_of_the_paper(tmp_path: Path) -> None:
     assert "figure-5-panels.svg" in page.read_text()
 
 
+@pytest.mark.process
 def test_readings_of_a_figure_are_drawn_below_it(tmp_path: Path) -> None:
     run_invented(tmp_path, "beliefformer", ["figure-5"], lambda name, seed: 3 + seed / 10)
     source = read_paper("beliefformer", "", FOLDER)
@@ -381,6 +383,7 @@ def test_numbers_stand_beside_their_agreement_with_released_code(tmp_path: Path)
     )
 
 
+@pytest.mark.process
 def test_a_figure_can_have_more_lines_than_colours(tmp_path: Path) -> None:
     """Figure 4 of MGK has a bar for each of 18 variants."""
     run_invented(tmp_path, "mgk", ["figure-4"], lambda name, seed: 0.5 + seed / 10, seeds=2)

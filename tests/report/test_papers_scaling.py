@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from helpers.fake_cells import result
 from helpers.invented_papers import FOLDER, entries
 
@@ -44,6 +45,7 @@ def test_compute_multipliers_stand_beside_the_published_ones(tmp_path: Path) -> 
     assert cells["DCFormer", "++ 834M compute"].startswith("1.67 ")
 
 
+@pytest.mark.slow
 def test_losses_are_drawn_over_compute_with_relative_improvements(tmp_path: Path) -> None:
     write_ladders(tmp_path)
     source = read_paper("dcmha", "", FOLDER)

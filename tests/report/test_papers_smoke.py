@@ -16,6 +16,7 @@ def value(name: str, seed: int) -> float:
     return 0.8 + 0.01 * seed + 0.1 * (name == "belief")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["embedded", ""])
 def test_a_smoke_run_fills_the_page_of_its_paper(tmp_path: Path, size: str) -> None:
     pages = {}

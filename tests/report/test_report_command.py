@@ -45,6 +45,7 @@ def test_the_command_line_reports_every_study(
     assert "other/table.html" in (tmp_path / "reports" / "index.html").read_text()
 
 
+@pytest.mark.process
 def test_a_row_reads_the_cells_of_its_variant_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +68,7 @@ def test_a_row_reads_the_cells_of_its_variant_alone(
     assert counts[0] == counts[1]
 
 
+@pytest.mark.process
 def test_studies_can_be_named_by_one_option_or_by_several(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,6 +72,7 @@ def test_samples_of_unequal_size_are_weighted_by_their_targets(tmp_path: Path) -
     assert table["test_error"].notna().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["missing", "torn", "other"])
 def test_samples_that_do_not_belong_to_every_result_are_left_out(
     damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -206,6 +206,7 @@ def test_four_sizes_have_an_asymptote_and_three_have_none() -> None:
     assert "no asymptote, which needs 4 sizes" in notes[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", [curved, steep])
 @pytest.mark.parametrize(
     ("lead", "seeds", "noise"), [(1.0, 5, 0.002), (1.05, 5, 0.002), (1.2, 3, 0.002)]
@@ -252,6 +253,7 @@ def test_one_seed_that_does_not_improve_leaves_out_the_level() -> None:
     assert len(find_multipliers(points, PLAN, "b", "1")) == 3
 
 
+@pytest.mark.slow
 def test_the_page_of_the_family_is_written_and_listed(tmp_path: Path) -> None:
     leads = {"standard": 1.0, "better": 2.0}
     write_ladder(tmp_path / "runs", leads, noise=0.01, parity="someone/code. The head is ours.")

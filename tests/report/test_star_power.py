@@ -24,6 +24,7 @@ def test_the_power_of_a_star_equals_a_simulation_of_the_complete_test(
     assert stats.star_power(effect, n, comparisons, 0.05) == pytest.approx(expected, abs=0.075)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "comparisons", "effect"), [(9, 5, 1.5), (12, 5, 1.0), (14, 14, 1.0), (20, 14, 0.8)]
 )
@@ -76,6 +77,7 @@ def test_the_power_falls_with_comparisons_and_rises_with_pairs_and_effect() -> N
     assert by_effect[0] < 0.05 < 0.95 < by_effect[-1]
 
 
+@pytest.mark.slow
 def test_the_power_at_the_measured_effect_is_optimistic() -> None:
     """The example of docs/statistics.md: nine comparisons, six seeds, a true effect of one sd."""
     differences = np.random.default_rng(0).normal(1.0, 1.0, (1000, 6))

@@ -376,6 +376,7 @@ def test_more_than_a_thousand_pairs_for_power_are_not_counted() -> None:
     assert stats.pairs_for_power(0.0885) == stats.pairs_for_power(0.01) == 1001
 
 
+@pytest.mark.slow
 def test_the_range_of_seeds_needed_covers_the_true_number() -> None:
     """The true effect is one standard deviation, for which ten pairs reach the power."""
     generator = np.random.default_rng(10)

@@ -64,6 +64,7 @@ def test_names_are_escaped_everywhere(tmp_path: Path) -> None:
     assert pd.read_csv(folder / "table.csv")["variant"].tolist() == ["standard", NASTY]
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not has_siunitx(), reason="no pdflatex or no siunitx")
 @pytest.mark.parametrize("name", [NASTY, "belief2-without-mixing"])
 def test_latex_compiles_and_fits_a_page_of_397_points(name: str, tmp_path: Path) -> None:
@@ -91,6 +92,7 @@ def test_latex_escapes_text() -> None:
     assert escape_latex("\\") == r"\textbackslash{}"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["null", "None", "NA", "nan"])
 def test_no_name_of_a_variant_is_a_missing_value(name: str, tmp_path: Path) -> None:
     write_study(tmp_path / "runs", variants={"standard": 0.0, name: 0.1})

@@ -117,6 +117,7 @@ def test_missing_and_failed_cells_are_shown_and_never_averaged(tmp_path: Path) -
     assert seeds.set_index(["variant", "seed"]).loc[("belief", 3), "status"] == "diverged"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_few_seeds_leave_cells_empty(seeds: int, tmp_path: Path) -> None:
     write_study(tmp_path / "runs", seeds=seeds)
@@ -185,6 +186,7 @@ def test_captions_define_flops_and_the_test(tmp_path: Path) -> None:
         assert "no element-wise work such as softmax and norms" in text
 
 
+@pytest.mark.slow
 def test_evaluation_time_is_a_column_if_it_was_measured(tmp_path: Path) -> None:
     """Old records lack this time, and their table has no column for it."""
     study = write_study(tmp_path / "runs", seeds=3)
@@ -227,6 +229,7 @@ def test_the_share_of_waiting_is_a_column_if_wall_times_were_measured(tmp_path: 
     assert pd.isna(frame.loc["standard", "waiting"])
 
 
+@pytest.mark.slow
 def test_the_caption_counts_devices(tmp_path: Path) -> None:
     study = write_study(tmp_path / "runs", seeds=3)
     assert "Device: CPU." in (report(tmp_path) / "table.md").read_text()

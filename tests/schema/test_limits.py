@@ -53,6 +53,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @given(VALUES)
 @settings(max_examples=60, deadline=None)
 def test_what_pyyaml_writes_is_read_as_pyyaml_reads_it(value: Any) -> None:
@@ -82,6 +83,7 @@ def test_aliases_and_merges_are_those_of_pyyaml(text: str) -> None:
     assert parse_yaml(text, "file") == yaml.safe_load(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 def test_a_hostile_file_is_one_line_for_every_reader(text: str, tmp_path: Path) -> None:
     for name, read in (("config.yaml", Cell.read), ("study.yaml", load)):

@@ -122,6 +122,7 @@ def cells(folder: Path, variant: str) -> list[Path]:
     return sorted((folder / "runs" / "mine" / variant).iterdir())
 
 
+@pytest.mark.process
 def test_a_study_trains_with_parts_from_a_file(tmp_path: Path) -> None:
     """Both processes of a cell import the file, and so does a cell that runs again alone."""
     (tmp_path / "mine.py").write_text(PARTS)
@@ -136,6 +137,7 @@ def test_a_study_trains_with_parts_from_a_file(tmp_path: Path) -> None:
     assert repeated.returncode == 0, repeated.stderr
 
 
+@pytest.mark.process
 def test_a_study_trains_with_parts_of_an_installed_package(tmp_path: Path) -> None:
     """The result records the version of the package."""
     install(tmp_path, PARTS)
@@ -160,6 +162,7 @@ EXIT = 'calls sys.exit when imported; put the call under `if __name__ == "__main
 CHDIR = "changes the working directory to / when imported; remove the call of os.chdir"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -59,6 +59,7 @@ def messages(path: Path) -> list[str]:
     return [end.message for end in ends if end is not None]
 
 
+@pytest.mark.process
 def test_missing_cells_are_submitted_and_followed_to_their_ends(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
@@ -76,6 +77,7 @@ def test_missing_cells_are_submitted_and_followed_to_their_ends(
     assert count_runs(tmp_path)["ok/0"] == 1
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGHUP])
 def test_jobs_survive_the_terminal_and_are_followed_again(
     tmp_path: Path, cluster: dict[str, str], number: signal.Signals
@@ -96,6 +98,7 @@ def test_jobs_survive_the_terminal_and_are_followed_again(
     assert count_runs(tmp_path) == {"gated/0": 1, "gated/1": 1}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("how", "why"),
     [
@@ -119,6 +122,7 @@ def test_a_preempted_or_timed_out_job_saves_and_is_requeued(
     assert len(list((tmp_path / "runs").glob("*/.slurm/*/batch.json"))) == 1
 
 
+@pytest.mark.process
 def test_cancelled_jobs_save_and_continue_after_a_new_submission(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
@@ -138,6 +142,7 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+@pytest.mark.process
 def test_a_job_that_ends_without_a_record_gets_the_state_of_slurm(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
@@ -155,6 +160,7 @@ def test_a_job_that_ends_without_a_record_gets_the_state_of_slurm(
     assert "no-such-command" in output
 
 
+@pytest.mark.process
 def test_a_submission_that_slurm_refuses_is_one_error_line(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
@@ -166,6 +172,7 @@ def test_a_submission_that_slurm_refuses_is_one_error_line(
     assert call(tmp_path, cluster | {"SBATCH_PARTITION": "main"})[0] == 0
 
 
+@pytest.mark.process
 def test_resources_reach_the_job(tmp_path: Path, cluster: dict[str, str]) -> None:
     studies.write(tmp_path, make_body("ok") + "\nslurm: {cpus: 2, mem: 500M, time: 1:30:00}")
     assert call(tmp_path, cluster, "--seeds", "0,")[0] == 0

@@ -37,6 +37,7 @@ def install_squeue(path: Path, monkeypatch: pytest.MonkeyPatch, *rows: str, code
     monkeypatch.setenv("PATH", f"{command.parent}:/usr/bin:/bin")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("time", "expected"),
     [("90", 90), ("0:30", 1), ("8:00:00", 480), ("1:00:01", 61), ("2-0", 2880), ("1-2:03", 1563),
@@ -47,6 +48,7 @@ def test_times_are_parsed_as_sbatch_does(time: str, expected: int) -> None:
     assert Slurm(time=time).minutes == expected
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("resources", "message"),
     [
@@ -64,6 +66,7 @@ def test_a_wrong_resource_is_one_error_line(tmp_path: Path, resources: str, mess
     assert str(caught.value) == f"{tmp_path / 'ablations.yaml'}:9: studies.tiny.slurm.{message}"
 
 
+@pytest.mark.process
 def test_a_cell_with_more_devices_than_its_job_has_gpus_is_one_error_line(tmp_path: Path) -> None:
     matrix = expand_study(tmp_path, "\nset: {training.devices: 4}\nslurm: {gpus: 2}")
     message = "tiny: training.devices: 4 exceeds the 2 GPUs of slurm.gpus"
@@ -72,11 +75,13 @@ def test_a_cell_with_more_devices_than_its_job_has_gpus_is_one_error_line(tmp_pa
     require_resources(expand_study(tmp_path, "\nset: {training.devices: 2}\nslurm: {gpus: 2}"))
 
 
+@pytest.mark.process
 def test_resources_do_not_change_identities(tmp_path: Path) -> None:
     one = [job.identity for job in expand_study(tmp_path).jobs]
     assert one == [job.identity for job in expand_study(tmp_path, "\nslurm: {gpus: 8}").jobs]
 
 
+@pytest.mark.process
 def test_the_active_or_newest_job_of_a_cell_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +107,7 @@ def test_the_active_or_newest_job_of_a_cell_is_found(
     assert [task.is_over for task in tasks] == [False, False, True]
 
 
+@pytest.mark.process
 def test_no_cell_ends_while_slurm_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +144,7 @@ class Recorder:
         self.events.append(text)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("state", "failure"),
     [("TIMEOUT", "timed-out"), ("OUT_OF_MEMORY", "out-of-memory"), ("NODE_FAIL", "killed"),
@@ -162,6 +169,7 @@ def test_slurm_gives_the_failure_class_of_an_attempt_without_a_record(
     assert (ended.failure, ended.message) == (failure, f"its job ended: {state}")
 
 
+@pytest.mark.process
 def test_a_missing_slurm_is_one_error_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

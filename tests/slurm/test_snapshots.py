@@ -83,6 +83,7 @@ def read_results(folder: Path) -> list[Result]:
     return [result for result in results if result is not None]
 
 
+@pytest.mark.process
 def test_a_waiting_job_runs_the_code_of_its_submission(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
@@ -116,6 +117,7 @@ def test_a_waiting_job_runs_the_code_of_its_submission(
     assert set(imported.read_text().split()) == {"0.5"}
 
 
+@pytest.mark.process
 def test_a_submission_removes_the_snapshots_of_forgotten_jobs_only(tmp_path: Path) -> None:
     """Jobs of two snapshots wait; both run, and the next submission removes both snapshots."""
     (tmp_path / "checkout").symlink_to(ROOT)
@@ -154,6 +156,7 @@ def test_a_submission_removes_the_snapshots_of_forgotten_jobs_only(tmp_path: Pat
     assert not list_snapshots() & waiting
 
 
+@pytest.mark.process
 def test_a_model_that_cannot_be_built_is_not_submitted(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
@@ -171,6 +174,7 @@ def test_a_model_that_cannot_be_built_is_not_submitted(
     assert not (tmp_path / "runs" / "tiny").exists()
 
 
+@pytest.mark.process
 def test_jobs_of_a_removed_variant_are_cancelled_alone(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:

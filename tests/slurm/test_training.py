@@ -28,6 +28,7 @@ COMMAND = (
 )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("devices", "stop"),
     [(1, ["scontrol", "requeue"]), (2, ["scancel", "--signal=USR2"])],

@@ -98,6 +98,7 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float
     return error
 
 
+@pytest.mark.process
 def test_added_metrics_of_two_processes_equal_a_direct_computation(tmp_path: Path) -> None:
     """Every split and the averaged weights are measured; the metric labels its own column."""
     write_study(tmp_path, METRICS)
@@ -188,6 +189,7 @@ def train(cell: Cell, metrics: list[dict[str, object]], folder: Path) -> Result:
     return Result.model_validate_json((folder / "result.json").read_text())
 
 
+@pytest.mark.process
 def test_metrics_get_the_predicted_tokens_of_a_language_model(tmp_path: Path) -> None:
     metrics = [{"name": "MulticlassAccuracy", "arguments": {"average": "micro"}}]
     result = train(text_cell(), metrics, tmp_path / "cell")
@@ -205,6 +207,7 @@ def test_metrics_get_the_predicted_tokens_of_a_language_model(tmp_path: Path) ->
     assert result.metrics["test/MulticlassAccuracy"] == pytest.approx(share, rel=1e-6)
 
 
+@pytest.mark.process
 def test_metrics_get_the_answers_of_head_composition(tmp_path: Path) -> None:
     metrics = [{"name": "MulticlassAccuracy", "arguments": {"average": "micro"}}]
     cell = composition_cell()
@@ -216,6 +219,7 @@ def test_metrics_get_the_answers_of_head_composition(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.process
 def test_metrics_get_the_labelled_pixels_of_a_segmentation(tmp_path: Path) -> None:
     """The micro-averaged accuracy of labelled pixels is the task's own pixel accuracy."""
     metrics = [{"name": "MulticlassAccuracy", "arguments": {"average": "micro"}}]
@@ -225,6 +229,7 @@ def test_metrics_get_the_labelled_pixels_of_a_segmentation(tmp_path: Path) -> No
     )
 
 
+@pytest.mark.process
 def test_kappa_of_one_process_equals_scikit_learn(tmp_path: Path) -> None:
     metrics = [{"name": "CohenKappa", "arguments": {"task": "multiclass"}}]
     result = train(digits_cell(), metrics, tmp_path / "cell")
@@ -233,6 +238,7 @@ def test_kappa_of_one_process_equals_scikit_learn(tmp_path: Path) -> None:
     assert result.metrics["test/CohenKappa"] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.process
 def test_the_mean_over_predicted_numbers_is_recorded(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     arrays = {}

@@ -87,6 +87,7 @@ def test_a_link_is_one_line_on_the_command_line(tmp_path: Path) -> None:
     assert (precious / "file").exists()
 
 
+@pytest.mark.process
 def test_a_result_names_the_code_of_all_attempts(
     uninterrupted: Path,
     tmp_path: Path,
@@ -125,6 +126,7 @@ def test_a_newer_result_is_read_and_kept(uninterrupted: Path, tmp_path: Path) ->
     assert (folder / "result.json").read_text() == text
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("text", ['{"torn', '{"identity": "of another cell"}', ""])
 def test_an_unreadable_result_is_set_aside(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -140,6 +142,7 @@ def test_an_unreadable_result_is_set_aside(
     assert line in capsys.readouterr().out
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "damage", ["other callbacks", "other shapes", "no optimizer", "other keys"]
 )
@@ -190,6 +193,7 @@ def test_a_checkpoint_with_other_bits_is_set_aside(
     assert len(list(tmp_path.glob("*.unreadable"))) == 2
 
 
+@pytest.mark.process
 def test_a_bug_of_training_sets_no_checkpoint_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +209,7 @@ def test_a_bug_of_training_sets_no_checkpoint_aside(
     assert newest.exists()
 
 
+@pytest.mark.process
 def test_temporary_files_of_killed_attempts_are_removed(tmp_path: Path) -> None:
     folder = folder_of(digits_cell(training={"max_steps": 1}), tmp_path)
     debris = [folder / ".result.json.a1.tmp", folder / "checkpoints" / ".weights.pt.b2.tmp"]
@@ -227,6 +232,7 @@ def part_of(cell: Cell, folder: Path, body: str) -> None:
     cell.model_copy(update={"parts": (part,)}).write(folder / "config.yaml")
 
 
+@pytest.mark.process
 def test_code_that_exits_is_a_failure(tmp_path: Path) -> None:
     cell = digits_cell(training={"max_steps": 1})
     folder = folder_of(cell, tmp_path)
@@ -237,6 +243,7 @@ def test_code_that_exits_is_a_failure(tmp_path: Path) -> None:
     assert not (folder / "result.json").exists()
 
 
+@pytest.mark.process
 def test_code_that_forks_does_not_train_twice(tmp_path: Path) -> None:
     """A part forks the process when it is imported; the copy ends at once."""
     cell = digits_cell(training={"max_steps": 1}, schedule={"warmup": 0})
@@ -263,6 +270,7 @@ def test_a_forked_copy_of_training_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.process
 def test_code_that_changes_the_working_directory_does_not_move_the_records(
     tmp_path: Path,
 ) -> None:

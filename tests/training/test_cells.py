@@ -28,6 +28,7 @@ from lit_attn.train import main, run_cell
 from lit_attn.training.selection import select_epoch
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_one_cycle_sets_the_momentum_of_every_step(
     optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -70,6 +71,7 @@ def test_a_finished_cell_has_a_complete_record(uninterrupted: Path) -> None:
     assert (result.devices, result.batch_size) == (1, 256)
 
 
+@pytest.mark.process
 def test_every_epoch_prints_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Lightning's own messages stay silent; the last evaluation has a line even if it is extra."""
     run_cell(folder_of(digits_cell(training={"max_steps": 6}), tmp_path))
@@ -82,6 +84,7 @@ def test_every_epoch_prints_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert captured.err == ""
 
 
+@pytest.mark.process
 def test_a_terminal_shows_a_progress_bar(tmp_path: Path) -> None:
     folder = folder_of(digits_cell(), tmp_path)
     parent, child = os.openpty()
@@ -120,6 +123,7 @@ def test_tensorboard_has_the_curves_and_the_settings(uninterrupted: Path) -> Non
     assert b"model/attention/residual/kind" in settings
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("training", "evaluations", "epochs"),
     [
@@ -140,6 +144,7 @@ def test_the_end_of_training_is_always_evaluated(
     assert result.epochs == epochs
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("evaluation", ["fp32", "as-training"])
 def test_half_precision_on_a_cpu_is_the_configured_one(
     evaluation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -164,6 +169,7 @@ def test_half_precision_on_a_cpu_is_the_configured_one(
         observed.clear()
 
 
+@pytest.mark.process
 def test_a_non_finite_loss_stops_training_before_the_update(tmp_path: Path) -> None:
     folder = folder_of(digits_cell(optimizer={"lr": 1e30}, schedule={"warmup": 0}), tmp_path)
     with pytest.raises(Diverged, match="loss is nan at step 1"):
@@ -171,6 +177,7 @@ def test_a_non_finite_loss_stops_training_before_the_update(tmp_path: Path) -> N
     assert not (folder / "result.json").exists()
 
 
+@pytest.mark.process
 def test_evaluation_detects_a_last_update_that_diverges(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"optimizer": {"lr": 1e30}, "schedule": {"warmup": 0}}
     folder = folder_of(digits_cell(**changes, training={"max_steps": 1}), tmp_path)
@@ -179,6 +186,7 @@ def test_evaluation_detects_a_last_update_that_diverges(tmp_path: Path) -> None:
     assert not (folder / "result.json").exists()
 
 
+@pytest.mark.process
 def test_every_step_has_the_rate_of_its_schedule(tmp_path: Path) -> None:
     """The first step of a warm-up from zero moves no weight, and the second moves all."""
     cells = [digits_cell(training={"max_steps": steps}, seed=3) for steps in (1, 2)]
@@ -193,6 +201,7 @@ def test_every_step_has_the_rate_of_its_schedule(tmp_path: Path) -> None:
     assert all(moved.values())
 
 
+@pytest.mark.process
 def test_different_seeds_differ_and_smoke_is_one_step(uninterrupted: Path, tmp_path: Path) -> None:
     folder = folder_of(digits_cell(seed=1), tmp_path)
     run_cell(folder, smoke=True)
@@ -204,6 +213,7 @@ def test_different_seeds_differ_and_smoke_is_one_step(uninterrupted: Path, tmp_p
     )
 
 
+@pytest.mark.process
 def test_the_selected_epoch_is_the_last_or_the_best_on_validation() -> None:
     rows = [
         MetricRow(1, 0, "val/accuracy", 0.9),
@@ -216,6 +226,7 @@ def test_the_selected_epoch_is_the_last_or_the_best_on_validation() -> None:
     assert {row.epoch for row in select_epoch(rows, best)} == {0}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["test/accuracy", "test/averaged-accuracy"])
 def test_the_values_of_samples_belong_to_the_selected_epoch(name: str, tmp_path: Path) -> None:
     """The learning rate makes the second of three epochs the best one on the validation split."""
@@ -234,6 +245,7 @@ def test_the_values_of_samples_belong_to_the_selected_epoch(name: str, tmp_path:
             assert loss == pytest.approx(result.metrics[f"{split}loss"], rel=1e-5)
 
 
+@pytest.mark.process
 def test_a_study_can_compare_the_time_of_an_evaluation(tmp_path: Path) -> None:
     metric = {**DEFAULT_METRIC.model_dump(), "name": "evaluation/seconds", "goal": "min"}
     run_cell(folder := folder_of(digits_cell(metric=metric), tmp_path))
@@ -242,6 +254,7 @@ def test_a_study_can_compare_the_time_of_an_evaluation(tmp_path: Path) -> None:
     assert (folder / "units.npz").exists()
 
 
+@pytest.mark.process
 def test_exit_codes_describe_the_end_of_a_cell(
     tmp_path: Path, uninterrupted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,6 +273,7 @@ def test_exit_codes_describe_the_end_of_a_cell(
         assert f"process {os.getpid()} on {socket.gethostname()} runs" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_a_cell_ignores_a_slurm_allocation_around_it(tmp_path: Path) -> None:
     """The tasks and nodes of `salloc` or `sbatch` are not the ranks of the cell."""
     folder = folder_of(digits_cell(training={"devices": 2, "max_steps": 1}), tmp_path)
@@ -276,6 +290,7 @@ def test_a_cell_ignores_a_slurm_allocation_around_it(tmp_path: Path) -> None:
     assert result_of(folder).devices == 2
 
 
+@pytest.mark.process
 def test_help_imports_no_torch() -> None:
     code = "import sys, lit_attn.train; assert not {'torch', 'lightning'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -48,6 +48,7 @@ def diagnosed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(cell(), tmp_path_factory.mktemp("looked"))
 
 
+@pytest.mark.process
 def test_every_evaluation_is_diagnosed(diagnosed: Path) -> None:
     rows = read_diagnostics(diagnosed / "diagnostics.csv")
     assert sorted({row.step for row in rows}) == [4, 8, 12]
@@ -71,6 +72,7 @@ def test_every_evaluation_is_diagnosed(diagnosed: Path) -> None:
     assert arrays["map.2"].shape == (2, 17, 17)
 
 
+@pytest.mark.process
 def test_tensorboard_has_the_means_of_every_layer(diagnosed: Path) -> None:
     events = EventAccumulator(str(diagnosed)).Reload()
     actual = events.Scalars("within-layers/norm-mh/2")
@@ -81,6 +83,7 @@ def test_tensorboard_has_the_means_of_every_layer(diagnosed: Path) -> None:
     assert not [row for row in read_metrics(diagnosed / "metrics.csv") if "norm" in row.name]
 
 
+@pytest.mark.process
 def test_a_cell_has_one_event_file_and_no_hparams_file(diagnosed: Path) -> None:
     """All values, also those after the training, are in one file."""
     (file,) = diagnosed.rglob("*tfevents*")
@@ -94,6 +97,7 @@ def test_a_cell_has_one_event_file_and_no_hparams_file(diagnosed: Path) -> None:
     assert list(diagnosed.rglob("hparams.yaml")) == []
 
 
+@pytest.mark.process
 def test_tensorboard_shows_losses_before_diagnostics(diagnosed: Path) -> None:
     groups = {
         tag.partition("/")[0] for tag in EventAccumulator(str(diagnosed)).Reload().scalars.Keys()
@@ -102,6 +106,7 @@ def test_tensorboard_shows_losses_before_diagnostics(diagnosed: Path) -> None:
     assert max(groups) == "within-layers"
 
 
+@pytest.mark.process
 def test_hparams_columns_begin_with_what_differs_between_cells(
     diagnosed: Path, tmp_path: Path
 ) -> None:
@@ -132,6 +137,7 @@ def test_hparams_columns_begin_with_what_differs_between_cells(
     assert ends == sorted(ends)
 
 
+@pytest.mark.process
 def test_diagnostics_do_not_change_the_cell(diagnosed: Path, tmp_path: Path) -> None:
     plain = run(cell(None), tmp_path)
     assert cell(None).fingerprint == cell().fingerprint == cell({"kinds": ["rank"]}).fingerprint
@@ -141,6 +147,7 @@ def test_diagnostics_do_not_change_the_cell(diagnosed: Path, tmp_path: Path) -> 
     assert not any((plain / name).exists() for name in RECORDS)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("stops", [(4,), (6, 7), (3, 8, 9)])
 def test_a_resumed_cell_has_the_same_diagnostics(
     stops: tuple[int, ...], diagnosed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -156,6 +163,7 @@ def test_a_resumed_cell_has_the_same_diagnostics(
         assert (folder / name).read_bytes() == (diagnosed / name).read_bytes()
 
 
+@pytest.mark.process
 def test_rows_past_the_checkpoint_are_written_again(
     diagnosed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +179,7 @@ def test_rows_past_the_checkpoint_are_written_again(
     assert (folder / "diagnostics.csv").read_bytes() == (diagnosed / "diagnostics.csv").read_bytes()
 
 
+@pytest.mark.process
 def test_every_second_evaluation_and_the_last_are_diagnosed(tmp_path: Path) -> None:
     """Evaluations follow steps 4, 8 and 10, the last step."""
     cell_config = cell({"kinds": ["heads"], "every": 2}, max_steps=10)
@@ -178,6 +187,7 @@ def test_every_second_evaluation_and_the_last_are_diagnosed(tmp_path: Path) -> N
     assert sorted({row.step for row in rows}) == [8, 10]
 
 
+@pytest.mark.process
 def test_steps_of_the_first_epoch_are_diagnosed_without_changing_the_cell(
     diagnosed: Path, tmp_path: Path
 ) -> None:
@@ -189,6 +199,7 @@ def test_steps_of_the_first_epoch_are_diagnosed_without_changing_the_cell(
     assert (folder / "metrics.csv").read_bytes() == (diagnosed / "metrics.csv").read_bytes()
 
 
+@pytest.mark.process
 def test_the_clock_of_a_resumed_cell_has_the_seconds_of_all_attempts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +219,7 @@ def test_the_clock_of_a_resumed_cell_has_the_seconds_of_all_attempts(
     assert times[4] == first[4] < times[8] < times[12] < 9999
 
 
+@pytest.mark.process
 def test_diagnostics_describe_the_trained_weights_and_not_their_average(
     diagnosed: Path, tmp_path: Path
 ) -> None:
@@ -216,6 +228,7 @@ def test_diagnostics_describe_the_trained_weights_and_not_their_average(
         assert (folder / name).read_bytes() == (diagnosed / name).read_bytes()
 
 
+@pytest.mark.process
 def test_an_estimate_includes_the_time_of_diagnostics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +253,7 @@ def test_an_estimate_includes_the_time_of_diagnostics(
     assert actual == [pytest.approx(0), pytest.approx(2.0 * 4 / 7)]
 
 
+@pytest.mark.process
 def test_linear_keys_have_ranks_and_no_likelihood(tmp_path: Path) -> None:
     kinds = {"kinds": [*KINDS["kinds"], "likelihood"]}
     cell_config = text_cell(
@@ -253,6 +267,7 @@ def test_linear_keys_have_ranks_and_no_likelihood(tmp_path: Path) -> None:
     assert "map.1" in np.load(folder / "attention.npz")
 
 
+@pytest.mark.process
 def test_samples_beyond_the_first_evaluation_batch_are_read(tmp_path: Path) -> None:
     diagnostics = {"kinds": ["rank"], "samples": 20}
     cell_config = digits_cell(data={"eval_batch_size": 8}, training={"diagnostics": diagnostics})
@@ -260,6 +275,7 @@ def test_samples_beyond_the_first_evaluation_batch_are_read(tmp_path: Path) -> N
     assert len(np.load(folder / "attention.npz")["rank.1"]) == 20
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("written", "message"),
     [

@@ -117,6 +117,7 @@ def by_definition(layer: Attention, stream: Tensor, x: Tensor) -> Iterator[tuple
                 yield m + 1, f"pi-{r + 1}", pi[m, 0].item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_has_the_diagnostics_of_the_formulas(name: str) -> None:
     network = vision(PRESETS[name]).eval()
@@ -134,6 +135,7 @@ def test_every_preset_has_the_diagnostics_of_the_formulas(name: str) -> None:
     assert 0.5 < actual[1, None, "captured-qk"] < 1
 
 
+@pytest.mark.slow
 def test_arrays_are_named_by_layer() -> None:
     network = vision(PRESETS["mgk"])
     recorded = diagnose_network(network, images())
@@ -146,6 +148,7 @@ def test_arrays_are_named_by_layer() -> None:
     assert ranks[2, 3, "rank"] == recorded.arrays["rank.2"][:, 2].mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["standard", "mgk", "smgk", "mgk-hard", "gaussian"])
 def test_the_likelihood_of_queries_is_that_of_the_mixture_of_keys(name: str) -> None:
     """The sum of densities over all keys, pair by pair, without their constant factor."""
@@ -178,6 +181,7 @@ def test_the_likelihood_of_queries_is_that_of_the_mixture_of_keys(name: str) -> 
     assert actual[1, None, "query-nll@1"] == pytest.approx(losses[:, :, 0].mean().item(), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_pictures_of_keys_have_every_projected_key() -> None:
     """The keys of the first sample are the products of its inputs and the pictured weights."""
     network = vision(PRESETS["mgk"]).eval()
@@ -196,6 +200,7 @@ def test_pictures_of_keys_have_every_projected_key() -> None:
     assert shifted["keys.1"].shape == (2 * HEADS, 17, WIDTH)
 
 
+@pytest.mark.slow
 def test_maps_of_long_sequences_are_means_over_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     network = vision(PRESETS["linear"])
     complete = diagnose_network(network, images()).arrays["map.1"]
@@ -204,6 +209,7 @@ def test_maps_of_long_sequences_are_means_over_blocks(monkeypatch: pytest.Monkey
     np.testing.assert_allclose(pooled, complete.mean((1, 2), keepdims=True), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_samples_come_from_several_batches_of_different_lengths() -> None:
     torch.manual_seed(0)
     model = SequenceClassifierConfig(dim=24, depth=1, heads=3, ffn=FFN(width=32))
@@ -218,6 +224,7 @@ def test_samples_come_from_several_batches_of_different_lengths() -> None:
     assert values(together)[1, None, "norm-mh"] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_a_head_without_queries_has_rank_1() -> None:
     """All rows of its attention matrix are equal, because all queries are equal."""
     network = vision(AttentionSpec())
@@ -229,6 +236,7 @@ def test_a_head_without_queries_has_rank_1() -> None:
     assert (ranks[:, 1:] >= 16).all()
 
 
+@pytest.mark.slow
 def test_copied_heads_capture_more_variance() -> None:
     """The product of heads that are copies of one head has rank D."""
     network = vision(AttentionSpec())
@@ -242,6 +250,7 @@ def test_copied_heads_capture_more_variance() -> None:
     assert actual[1, None, "captured-qk"] > actual[2, None, "captured-qk"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
@@ -272,6 +281,7 @@ def test_pi_of_mixtures_is_recorded(
     assert bool(actual) == bool(expected)
 
 
+@pytest.mark.slow
 def test_shared_keys_count_as_copies_for_every_head() -> None:
     """The circuits equal those of a layer in which every head has a copy of the shared keys."""
     grouped = vision(AttentionSpec(kv_heads=2))
@@ -290,6 +300,7 @@ def test_shared_keys_count_as_copies_for_every_head() -> None:
         assert actual[1, None, name] == pytest.approx(expected[1, None, name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", gpt_cases.CHOICES)
 @torch.no_grad()
 def test_causal_layers_are_diagnosed_with_their_masks_and_rotations(choice: str) -> None:
@@ -326,6 +337,7 @@ def test_causal_layers_are_diagnosed_with_their_masks_and_rotations(choice: str)
         x = block(x, None, True, turn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["standard", "dcmha", "mlk"])
 def test_padding_does_not_count(name: str) -> None:
     """Two documents of six tokens have the same diagnostics with and without padding."""
@@ -356,6 +368,7 @@ def test_padding_does_not_count(name: str) -> None:
     np.testing.assert_allclose(padded.arrays["keys.1"], alone.arrays["keys.1"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_sample_of_padding_alone_has_no_map() -> None:
     torch.manual_seed(0)
     model = SequenceClassifierConfig(dim=24, depth=1, heads=3, ffn=FFN(width=32))
@@ -369,6 +382,7 @@ def test_a_sample_of_padding_alone_has_no_map() -> None:
     assert not {"map.1", "keys.1"} & arrays.keys()
 
 
+@pytest.mark.slow
 def test_samples_may_be_diagnosed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     network = vision(PRESETS["mgk"])
     together = diagnose_network(network, images(5))
@@ -379,6 +393,7 @@ def test_samples_may_be_diagnosed_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
         np.testing.assert_allclose(parts.arrays[name], array, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["network", "trunk"])
 @torch.no_grad()
 def test_diagnostics_of_a_compiled_network_compile_nothing(part: str) -> None:
@@ -403,6 +418,7 @@ def test_diagnostics_of_a_compiled_network_compile_nothing(part: str) -> None:
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 def test_diagnostics_change_no_state() -> None:
     network = vision(PRESETS["mgk-soft-e"]).float().train()
     network.blocks[1].eval()
@@ -417,6 +433,7 @@ def test_diagnostics_change_no_state() -> None:
     assert not any(module._forward_pre_hooks for module in network.modules())
 
 
+@pytest.mark.slow
 def test_diagnostics_of_weights_need_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     network = vision(PRESETS["mgk"])
     monkeypatch.setattr(network, "forward", None)

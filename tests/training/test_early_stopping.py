@@ -15,6 +15,7 @@ from lit_attn.cells.records import read_metrics
 from lit_attn.train import run_cell
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kept", [4, 8])
 def test_early_stopping_counts_evaluations_before_a_kill(
     kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -38,12 +39,14 @@ def test_early_stopping_counts_evaluations_before_a_kill(
     )
 
 
+@pytest.mark.process
 def test_training_that_improves_is_not_stopped(tmp_path: Path) -> None:
     folder = folder_of(digits_cell(training={"stop": {"patience": 3}}), tmp_path)
     run_cell(folder)
     assert (result_of(folder).stopped_early, result_of(folder).steps) == (False, 12)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("metric", "data", "message"),
     [
@@ -63,6 +66,7 @@ def test_only_validation_metrics_stop_a_training(
         digits_cell(training={"stop": {"metric": metric, "patience": 1}}, data=data)
 
 
+@pytest.mark.process
 def test_early_stopping_is_part_of_the_identity_only_if_it_is_set() -> None:
     plain, without = digits_cell(), digits_cell(training={"stop": None})
     assert plain.fingerprint == without.fingerprint

@@ -73,6 +73,7 @@ def uninterrupted(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
+@pytest.mark.process
 def test_a_cell_has_its_metrics_with_and_without_the_average(uninterrupted: Path) -> None:
     result = Result.model_validate_json((uninterrupted / "result.json").read_text())
     assert (result.steps, result.epochs) == (8, 2)
@@ -85,6 +86,7 @@ def test_a_cell_has_its_metrics_with_and_without_the_average(uninterrupted: Path
     assert result.metrics["evaluation/seconds"] == result.evaluation_time.median
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("stops", [(3,), (4, 5)])
 def test_resume_is_exact(
     stops: tuple[int, ...],
@@ -114,6 +116,7 @@ def test_resume_is_exact(
     assert metrics[0] == metrics[1]
 
 
+@pytest.mark.process
 def test_the_average_follows_its_recurrence(folders: Path, tmp_path: Path) -> None:
     """The test computes the recurrence from the weights after every step."""
     observed: list[dict[str, torch.Tensor]] = []
@@ -151,6 +154,7 @@ def test_the_average_follows_its_recurrence(folders: Path, tmp_path: Path) -> No
     assert all(torch.equal(v, written[k]) for k, v in average.module.state_dict().items())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("epochs", "last"), [(4, 3), (2, 5)])
 def test_the_average_of_the_last_epochs_has_equal_weights(
     epochs: int, last: int, folders: Path, tmp_path: Path
@@ -177,6 +181,7 @@ def test_the_average_of_the_last_epochs_has_equal_weights(
         torch.testing.assert_close(value, torch.stack([end[name] for end in ends]).mean(0))
 
 
+@pytest.mark.process
 def test_a_stopped_training_has_the_same_average_of_epochs(folders: Path, tmp_path: Path) -> None:
     selected = cell(folders, training={"average": {"epochs": 2}, "epochs": 3})
     averages = []
@@ -192,6 +197,7 @@ def test_a_stopped_training_has_the_same_average_of_epochs(folders: Path, tmp_pa
     assert all(torch.equal(value, averages[1][name]) for name, value in averages[0].items())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "average", [{}, {"decay": 1}, {"epochs": 1}, {"epochs": 2.5}, {"decay": 0.9, "epochs": 2}]
 )
@@ -207,6 +213,7 @@ def resampled(positions: torch.Tensor, rows: int, other: int) -> torch.Tensor:
     return torch.cat([positions[:, :1], grid.flatten(2).mT], 1)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("positions", ["learned", "replaced"])
 def test_only_learned_positions_are_trained(positions: str, folders: Path, tmp_path: Path) -> None:
     model = {**LOCAL, "positions": positions}
@@ -226,6 +233,7 @@ def test_only_learned_positions_are_trained(positions: str, folders: Path, tmp_p
     assert torch.allclose(trained, smoothed, atol=1e-6) == (positions == "replaced")
 
 
+@pytest.mark.process
 def test_diagnostics_do_not_change_replaced_positions(folders: Path, tmp_path: Path) -> None:
     changes = {"model": {**LOCAL, "positions": "replaced"}, "data": {"sizes": [8]}}
     records = {"kinds": ["residual"], "first_epoch_every": 1}
@@ -239,6 +247,7 @@ def test_diagnostics_do_not_change_replaced_positions(folders: Path, tmp_path: P
     assert all(torch.equal(value, trained[1][name]) for name, value in trained[0].items())
 
 
+@pytest.mark.process
 def test_the_cost_of_growing_images_is_estimated_at_their_final_size(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +270,7 @@ def test_the_cost_of_growing_images_is_estimated_at_their_final_size(
     assert (folder / "timing.json").exists()
 
 
+@pytest.mark.process
 def test_weight_decay_applies_to_the_configured_parameters() -> None:
     model = ImageViTConfig(dim=16, depth=1, heads=2, patch=4)
     network = vit.build_image_vit(model, (3, 16, 16), 4)
@@ -283,6 +293,7 @@ def test_weight_decay_applies_to_the_configured_parameters() -> None:
     assert actual["weights"]["norm.weight"] == 0
 
 
+@pytest.mark.process
 def test_sizes_need_positions_of_every_size(folders: Path) -> None:
     vit = {"kind": "vit", "patch": 4, "ffn": {"width": 16}}
     with pytest.raises(ValueError, match="'vit' has positions for images of one size"):
@@ -313,6 +324,7 @@ def test_a_study_trains_through_the_runner(folders: Path, tmp_path: Path) -> Non
     assert "evaluation (s)" in (tmp_path / "reports" / "digits" / "table.md").read_text()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("study", [name for name in STUDIES if "imagenet" in name])
 def test_every_variant_of_the_shipped_studies_trains(
     study: str, folders: Path, tmp_path: Path
@@ -343,6 +355,7 @@ def test_every_variant_of_the_shipped_studies_trains(
         assert ("test/averaged-accuracy" in result.metrics) == (study == "belief2-imagenet")
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="where the kernel ends workers is Linux's")
 def test_a_signal_never_ends_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal before the first line of the worker's code does not end the worker either."""

@@ -46,6 +46,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(text_cell(), tmp_path_factory.mktemp("whole"))
 
 
+@pytest.mark.slow
 def test_a_finished_cell_has_a_complete_record(uninterrupted: Path) -> None:
     record = result(uninterrupted)
     assert (record.steps, record.epochs, record.selected_epoch) == (12, 3, 2)
@@ -64,6 +65,7 @@ def test_a_finished_cell_has_a_complete_record(uninterrupted: Path) -> None:
     assert rates == pytest.approx([1e-2, 1e-2, 1e-2 / 4])
 
 
+@pytest.mark.slow
 def test_the_loss_counts_every_token_of_the_split_once(uninterrupted: Path) -> None:
     cell = text_cell()
     network = factory.build(cell.experiment.model, cell.experiment.data).eval()
@@ -84,6 +86,7 @@ def test_the_loss_counts_every_token_of_the_split_once(uninterrupted: Path) -> N
     assert actual["test/bits_per_byte"] == pytest.approx(bits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [1, 5])
 def test_a_sliding_window_gives_every_token_its_context(stride: int) -> None:
     """MGK's protocol has stride 1: beyond the first window every token has 16 tokens of context."""
@@ -106,6 +109,7 @@ def test_a_sliding_window_gives_every_token_its_context(stride: int) -> None:
     assert metric.compute()["loss"].item() == pytest.approx(total / 60, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_speed_is_in_the_result_and_not_in_the_curves(uninterrupted: Path) -> None:
     record = result(uninterrupted)
     tokens = 8 * 16 / record.step_time.median
@@ -113,6 +117,7 @@ def test_speed_is_in_the_result_and_not_in_the_curves(uninterrupted: Path) -> No
     assert "tokens_per_second" not in (uninterrupted / "metrics.csv").read_text()
 
 
+@pytest.mark.slow
 def test_a_study_may_compare_speed(tmp_path: Path) -> None:
     fields = text_cell(training={"max_steps": 2}).model_dump(mode="json")
     fields["metric"] = {"name": "train/tokens_per_second", "goal": "max", "scale": 0.001}
@@ -121,6 +126,7 @@ def test_a_study_may_compare_speed(tmp_path: Path) -> None:
     assert actual.metrics["test/loss"] > 0
 
 
+@pytest.mark.slow
 def test_the_loss_does_not_depend_on_the_batches() -> None:
     metric = TokenLoss(bytes_per_token=2.0)
     metric.update(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[5, 5, 5]]))
@@ -134,6 +140,7 @@ def test_the_loss_does_not_depend_on_the_batches() -> None:
     assert metric.compute().keys() == {"loss", "perplexity"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("micro_batch", "saved"), [(1, 1), (6, 3), (7, 4), (8, 4), (21, 11)])
 def test_resume_is_exact(
     micro_batch: int,
@@ -163,6 +170,7 @@ def test_resume_is_exact(
     assert csv[0] == csv[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "accumulate"), [(1, 1), (1, 4), (2, 1), (2, 2), (4, 2)])
 def test_the_gradient_of_a_step_is_the_same_on_any_number_of_devices(
     world: int, accumulate: int
@@ -185,6 +193,7 @@ def test_the_gradient_of_a_step_is_the_same_on_any_number_of_devices(
     assert single.norm() > 1e-2
 
 
+@pytest.mark.slow
 def test_losses_of_ranks_add_up() -> None:
     """The sum over ranks gives every token the same weight, also if ranks have unequal shares."""
     single, ranks = TokenLoss(), [TokenLoss(), TokenLoss()]
@@ -201,6 +210,7 @@ def test_losses_of_ranks_add_up() -> None:
     assert merged.compute()["loss"] == single.compute()["loss"] == 4.0
 
 
+@pytest.mark.slow
 def test_micro_batches_add_up_to_the_step(tmp_path: Path) -> None:
     single, accumulated = (
         train(text_cell(data={"accumulate": count}, model={"dropout": 0}), tmp_path / str(count))
@@ -211,6 +221,7 @@ def test_micro_batches_add_up_to_the_step(tmp_path: Path) -> None:
         torch.testing.assert_close(tensor, weights(accumulated)[name], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "uniform"),
     [
@@ -233,6 +244,7 @@ def test_smoke_is_one_step(model: dict[str, Any], uniform: float, tmp_path: Path
     assert result(folder).metrics["test/loss"] == pytest.approx(uniform, rel=0.3)
 
 
+@pytest.mark.slow
 def test_sequences_are_classified(tmp_path: Path) -> None:
     sequences = Cell.model_validate(
         {
@@ -270,6 +282,7 @@ def test_sequences_are_classified(tmp_path: Path) -> None:
     assert 0 < actual["test/loss"] < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -292,6 +305,7 @@ def test_impossible_data_is_one_line(
     assert error_output.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
@@ -310,12 +324,14 @@ def test_a_metric_without_a_split_is_reported_before_training(
     assert not (folder / "metrics.csv").exists()
 
 
+@pytest.mark.slow
 def test_a_mixture_limits_the_context() -> None:
     keys = {"kind": "mixture", "prior": "clamped", "prior_scope": "position", "positions": 15}
     with pytest.raises(ValidationError, match="positions: 15 are fewer than the 16 tokens of data"):
         text_cell(model={"attention": {"similarity": keys}})
 
 
+@pytest.mark.slow
 def test_a_token_beyond_the_vocabulary_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "train.bin").write_bytes(bytes([1, 200] * 400))
     (tmp_path / "val.bin").write_bytes(bytes([1, 0] * 400))

@@ -81,6 +81,7 @@ def test_weights_and_biases_writes_an_offline_run_into_the_folder_of_the_cell(
     assert b"test/accuracy" in run_file.read_bytes()
 
 
+@pytest.mark.process
 def test_a_tracker_that_is_not_installed_is_one_line_before_anything_runs(tmp_path: Path) -> None:
     hidden = tmp_path / "hidden"
     hidden.mkdir()

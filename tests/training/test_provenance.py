@@ -28,6 +28,7 @@ def nothing():
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -46,6 +47,7 @@ def test_comments_docstrings_and_layout_keep_the_hash(old: bytes, new: bytes) ->
     assert hash_source(SOURCE.replace(old, new)) == hash_source(SOURCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -63,6 +65,7 @@ def test_a_changed_constant_or_name_changes_the_hash(old: bytes, new: bytes) -> 
     assert hash_source(SOURCE.replace(old, new)) != hash_source(SOURCE)
 
 
+@pytest.mark.slow
 def test_the_package_hash_covers_the_modules_that_a_cell_can_reach(tmp_path: Path) -> None:
     not_reached = ("report/table.py", "ablate/runner.py", "data/prepare.py", "generate.py")
     for name in ("models/vit.py", "training/fit.py", *not_reached):
@@ -80,6 +83,7 @@ def test_the_package_hash_covers_the_modules_that_a_cell_can_reach(tmp_path: Pat
     assert hash_package(list_modules(tmp_path)).digest() not in (before, changed)
 
 
+@pytest.mark.slow
 def test_a_comment_in_a_part_keeps_the_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

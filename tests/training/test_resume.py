@@ -38,6 +38,7 @@ def test_resume_is_exact(
     assert_same(folder, uninterrupted)
 
 
+@pytest.mark.process
 def test_a_second_sigterm_does_not_prevent_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +68,7 @@ def assert_same(one: Path, two: Path) -> None:
     assert (one / "metrics.csv").read_text() == (two / "metrics.csv").read_text()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "changes",
     [
@@ -96,6 +98,7 @@ def test_resume_is_exact_in_every_setting(
     assert result.stopped_early == ("stop" in changes.get("training", {}))
 
 
+@pytest.mark.process
 def test_a_cell_stopped_at_its_last_step_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +108,7 @@ def test_a_cell_stopped_at_its_last_step_is_finished(
     assert (folder / "result.json").exists()
 
 
+@pytest.mark.process
 def test_a_torn_checkpoint_is_replaced_by_the_previous_one(
     uninterrupted: Path,
     tmp_path: Path,
@@ -124,6 +128,7 @@ def test_a_torn_checkpoint_is_replaced_by_the_previous_one(
     assert_same(folder, uninterrupted)
 
 
+@pytest.mark.process
 def test_a_cell_without_a_readable_checkpoint_starts_afresh(
     uninterrupted: Path, tmp_path: Path
 ) -> None:
@@ -137,6 +142,7 @@ def test_a_cell_without_a_readable_checkpoint_starts_afresh(
     assert not (folder / "tmp").exists()
 
 
+@pytest.mark.process
 def test_a_kill_between_weights_and_result_loses_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +154,7 @@ def test_a_kill_between_weights_and_result_loses_no_checkpoint(
     assert len(list((folder / "checkpoints").glob("step-*.ckpt"))) == checkpoints.KEEP
 
 
+@pytest.mark.process
 def test_a_checkpoint_that_was_not_written_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def scores(areas: list[Any]) -> dict[str, float]:
     return {"aAcc": float(actual["aAcc"]), **means, **of_classes}
 
 
+@pytest.mark.slow
 def test_scores_equal_those_of_mmsegmentation() -> None:
     """Some classes occur only in labels, some only in predictions, and some in neither."""
     torch.manual_seed(0)
@@ -81,6 +82,7 @@ def test_scores_equal_those_of_mmsegmentation() -> None:
     assert "IoU:6" not in actual
 
 
+@pytest.mark.slow
 def test_counts_of_devices_add_up() -> None:
     torch.manual_seed(0)
     shares = [Overlap(("a", "b")) for _ in range(2)]
@@ -98,6 +100,7 @@ def test_counts_of_devices_add_up() -> None:
     assert together.compute() == single.compute()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prefix", "file"), [("test/", "weights.pt"), ("test/averaged-", "averaged.pt")]
 )
@@ -128,6 +131,7 @@ def test_the_result_equals_an_evaluation_by_mmsegmentation(
     assert ours == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_finished_cell_has_a_complete_record(trained: Path) -> None:
     result = result_of(trained)
     assert (result.steps, result.epochs, result.selected_epoch) == (9, 3, 2)
@@ -141,6 +145,7 @@ def test_a_finished_cell_has_a_complete_record(trained: Path) -> None:
     assert rates == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_resume_is_exact(
     trained: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +169,7 @@ def test_resume_is_exact(
     assert (folder / "metrics.csv").read_text() == (trained / "metrics.csv").read_text()
 
 
+@pytest.mark.slow
 def test_smoke_runs_and_estimates_work(root: Path, tmp_path: Path) -> None:
     folder = folder_of(scenes_cell(root), tmp_path)
     run_cell(folder, smoke=True)
@@ -174,6 +180,7 @@ def test_smoke_runs_and_estimates_work(root: Path, tmp_path: Path) -> None:
     assert timing.step_time > 0
 
 
+@pytest.mark.slow
 def test_the_published_set_up_trains_on_any_folder_of_ade20ks_layout(tmp_path: Path) -> None:
     """A tiny model of experiments/ade20k_segmenter trains on noise labelled as a bed."""
     drawn = np.random.default_rng(0)
@@ -208,6 +215,7 @@ def test_the_published_set_up_trains_on_any_folder_of_ade20ks_layout(tmp_path: P
     assert "test/IoU:bed" in result.metrics
 
 
+@pytest.mark.slow
 def test_diagnostics_cover_encoder_and_decoder(root: Path, tmp_path: Path) -> None:
     """The encoder has 16 patches and a class token, the decoder the patches and the classes."""
     chosen = {"kinds": ["residual", "maps"]}
@@ -221,6 +229,7 @@ def test_diagnostics_cover_encoder_and_decoder(root: Path, tmp_path: Path) -> No
     assert maps["map.2"].shape == (2, 16 + 13, 16 + 13)
 
 
+@pytest.mark.slow
 def test_a_compiled_cell_compiles_the_functions_that_mmsegmentation_calls(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +243,7 @@ def test_a_compiled_cell_compiles_the_functions_that_mmsegmentation_calls(
     assert not hasattr(task.network.decode_head, "conv_seg")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -257,6 +267,7 @@ def test_mistakes_are_one_line(changes: dict[str, Any], message: str, root: Path
         Experiment.model_validate(written)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "message"),
     [

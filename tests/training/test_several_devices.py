@@ -18,6 +18,7 @@ def written(cell: Any) -> dict[str, Any]:
     return cell.model_dump(mode="json", by_alias=True)
 
 
+@pytest.mark.slow
 def test_unused_parameters_are_named_in_one_line() -> None:
     mistake = find_mistake([own_model("Normed"), own_model("Wasteful")])
     assert mistake is not None
@@ -31,11 +32,13 @@ def test_unused_parameters_are_named_in_one_line() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "devices"), [("Wasteful", 1), ("Declared", 2), ("Normed", 2)])
 def test_models_that_train_are_accepted(name: str, devices: int) -> None:
     assert find_mistake([own_model(name, devices)]) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Grouped", "Untracked"])
 def test_statistics_that_cannot_be_shared_are_named_in_one_line(name: str) -> None:
     assert find_mistake([own_model(name, 1)]) is None
@@ -45,6 +48,7 @@ def test_statistics_that_cannot_be_shared_are_named_in_one_line(name: str) -> No
     assert "\n" not in mistake[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residual", ["full", "value"])
 @pytest.mark.parametrize("similarity", ["dot", "mixture", "linear"])
 def test_the_packages_parts_are_accepted(residual: str, similarity: str) -> None:
@@ -57,6 +61,7 @@ def test_the_packages_parts_are_accepted(residual: str, similarity: str) -> None
     assert find_mistake([written(cell) for cell in cells]) is None
 
 
+@pytest.mark.slow
 def test_other_heads_are_accepted(tmp_path: Any) -> None:
     """Their outputs do not go through the forward pass of an image classifier."""
     devices = {"devices": 2}

@@ -17,6 +17,7 @@ def task(precision: str, clip: float | None) -> TaskModule:
     return built
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "clip", "fused"),
     [
@@ -33,6 +34,7 @@ def test_optimisers_are_fused_where_clipping_allows(
     assert task(precision, clip).configure_optimizers().defaults["fused"] is fused
 
 
+@pytest.mark.slow
 def test_clipping_scales_all_gradients_as_one_vector() -> None:
     clipped = task("bf16-mixed", 1.0)
     gradients = [torch.full_like(p, 3.0) for p in clipped.parameters()]

@@ -126,6 +126,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize(("loader", "wall"), [(0.0, 0.6), (0.1, 0.6), (0.8, 1.0)])
 def test_the_time_of_a_step_is_the_work_of_the_device(
@@ -140,6 +141,7 @@ def test_the_time_of_a_step_is_the_work_of_the_device(
     assert measured.median == pytest.approx(wall, rel=0.02)
 
 
+@pytest.mark.slow
 def test_an_evaluation_does_not_pay_for_the_training_step_before_it(tmp_path: Path) -> None:
     progress = train(tmp_path, 0.0, is_evaluated=True)
     evaluation = progress.evaluation_time
@@ -150,6 +152,7 @@ def test_an_evaluation_does_not_pay_for_the_training_step_before_it(tmp_path: Pa
     assert (wall.median, wall.iqr) == pytest.approx((FORWARD + BACKWARD, 0.0), abs=0.01)
 
 
+@pytest.mark.slow
 def test_times_are_read_without_waiting_for_the_device() -> None:
     queue = Queue()
     timer = StepTimer(queue)
@@ -168,6 +171,7 @@ def test_times_are_read_without_waiting_for_the_device() -> None:
     assert queue.host == 3.0
 
 
+@pytest.mark.slow
 def test_a_run_without_two_steps_has_no_wall_time() -> None:
     timer = StepTimer(HostClock())
     assert timer.wall_time is None
@@ -180,6 +184,7 @@ def test_a_run_without_two_steps_has_no_wall_time() -> None:
     assert timer.device_time.count == 1
 
 
+@pytest.mark.slow
 def test_micro_batches_share_a_step() -> None:
     queue = Queue()
     timer = StepTimer(queue)

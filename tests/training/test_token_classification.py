@@ -100,6 +100,7 @@ CSV_ROWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["jsonl", "parquet", "python", "words"])
 def test_the_class_of_a_word_is_at_its_first_token(source: str, tmp_path: Path) -> None:
     suffix = "csv" if source in CSV_ROWS else source
@@ -116,6 +117,7 @@ def test_the_class_of_a_word_is_at_its_first_token(source: str, tmp_path: Path) 
     assert classes[1].tolist() == [1] + [IGNORED] * 11
 
 
+@pytest.mark.slow
 def test_numbers_of_classes_stay_numbers(tmp_path: Path) -> None:
     rows = [{"tokens": "a b 10", "tags": "2 0 10"}, {"tokens": "x", "tags": "1"}]
     data = make_data(write(tmp_path / "a.csv", rows), classes=11, batch_size=2)
@@ -123,6 +125,7 @@ def test_numbers_of_classes_stay_numbers(tmp_path: Path) -> None:
     assert classes[0][classes[0] != IGNORED].tolist() == [2, 0, 10]
 
 
+@pytest.mark.slow
 def test_words_of_the_training_text_are_a_vocabulary(tmp_path: Path) -> None:
     rows = [{"tokens": ["a", "b", "a", "<unk>"], "tags": [0, 1, 0, 1]}]
     train, test = write(tmp_path / "a.jsonl", rows), tmp_path / "b.jsonl"
@@ -136,12 +139,14 @@ def test_words_of_the_training_text_are_a_vocabulary(tmp_path: Path) -> None:
     assert classes[0, :2].tolist() == [1, 0]
 
 
+@pytest.mark.slow
 def test_pooling_is_refused_where_every_token_is_classified(tmp_path: Path) -> None:
     model = {"kind": "sequence-classifier", "dim": 16, "depth": 1, "heads": 2, "ffn": None}
     with pytest.raises(ValidationError, match="pool: nothing is pooled if every token"):
         make_cell(tmp_path / "a.jsonl", model | {"pool": "zero-padded"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "changes", "message"),
     [
@@ -172,6 +177,7 @@ def test_bad_rows_are_one_line(
     assert message in line
 
 
+@pytest.mark.slow
 def test_a_word_without_tokens_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"tokens": ["a", " "], "tags": [0, 1]}])
     with pytest.raises(ConfigError, match=r"data\.train: .*a\.jsonl: row 0: a word is empty"):
@@ -189,6 +195,7 @@ class Constant(nn.Module):
         return self.logits[: len(tokens)]
 
 
+@pytest.mark.slow
 def test_loss_and_metrics_ignore_padding_and_later_tokens(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl")
     task = make_task(path)
@@ -227,6 +234,7 @@ def test_loss_and_metrics_ignore_padding_and_later_tokens(tmp_path: Path) -> Non
     assert torch.equal(targets, labels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "accumulate"), [(1, 2), (2, 1), (2, 2), (1, 4)])
 def test_the_loss_of_a_step_depends_neither_on_ranks_nor_on_micro_batches(
     world: int, accumulate: int, tmp_path: Path
@@ -246,6 +254,7 @@ def test_the_loss_of_a_step_depends_neither_on_ranks_nor_on_micro_batches(
 BERT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [None, {"kind": "transformers", "architecture": "bert", "arguments": BERT}],
@@ -265,6 +274,7 @@ def test_a_cell_learns_to_tag(model: dict[str, Any] | None, tmp_path: Path) -> N
     assert metrics["test/loss"] < 0.6
 
 
+@pytest.mark.slow
 def test_padding_does_not_change_the_logits_of_a_token(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl")
     task = make_task(path)

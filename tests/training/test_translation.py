@@ -64,6 +64,7 @@ def make_task(folder: Path, **changes: Any) -> Translation:
     return task
 
 
+@pytest.mark.slow
 def test_the_loss_is_fairseqs_label_smoothed_cross_entropy(tmp_path: Path) -> None:
     """(1 - eps) of the target and eps / (V - 1) of every other token, mean over the targets."""
     task = make_task(tmp_path)
@@ -78,6 +79,7 @@ def test_the_loss_is_fairseqs_label_smoothed_cross_entropy(tmp_path: Path) -> No
     torch.testing.assert_close(task.loss(batch), torch.stack(losses).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "accumulate"), [(1, 2), (2, 1), (3, 2)])
 def test_the_loss_of_a_step_depends_neither_on_ranks_nor_on_micro_batches(
     world: int, accumulate: int, tmp_path: Path
@@ -93,6 +95,7 @@ def test_the_loss_of_a_step_depends_neither_on_ranks_nor_on_micro_batches(
     torch.testing.assert_close(torch.stack(losses).mean(), expected)
 
 
+@pytest.mark.slow
 def test_bleu_equals_sacrebleu_on_the_words_of_the_files(tmp_path: Path) -> None:
     """Translations are the references with some words exchanged; empty rows do not count."""
     task = make_task(tmp_path)
@@ -120,6 +123,7 @@ def test_bleu_equals_sacrebleu_on_the_words_of_the_files(tmp_path: Path) -> None
     assert set(scores.compute()) == {"loss", "perplexity"}
 
 
+@pytest.mark.slow
 def test_compounds_are_split_before_bleu(tmp_path: Path) -> None:
     """At every hyphen between two characters, but a character is next to one hyphen only."""
     text = ["the dog - a-b-c @-@ big-dog"]
@@ -134,6 +138,7 @@ def test_compounds_are_split_before_bleu(tmp_path: Path) -> None:
     update.assert_called_once_with([split.replace("big ##AT##-##AT## dog", "big dog")], [[split]])
 
 
+@pytest.mark.slow
 def test_unknown_characters_never_match(tmp_path: Path) -> None:
     task = make_task(tmp_path)
     scores = TranslationScores(task.data.encoder)
@@ -143,6 +148,7 @@ def test_unknown_characters_never_match(tmp_path: Path) -> None:
     assert scores.compute()["bleu"].item() < 0.9
 
 
+@pytest.mark.slow
 def test_loss_and_values_of_sentences(tmp_path: Path) -> None:
     task = make_task(tmp_path)
     task.is_translating = lambda: False  # type: ignore[method-assign]
@@ -165,6 +171,7 @@ def test_loss_and_values_of_sentences(tmp_path: Path) -> None:
     assert sums.tolist() == pytest.approx([total, tokens], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["standard", "mgk"])
 def test_a_cell_learns_to_translate_word_by_word(attention: str, tmp_path: Path) -> None:
     """BLEU belongs to the last evaluation alone."""
@@ -185,6 +192,7 @@ def test_a_cell_learns_to_translate_word_by_word(attention: str, tmp_path: Path)
     assert sorted(arrays["test/targets"]) == sorted(encoded)
 
 
+@pytest.mark.slow
 def test_bleu_is_measured_every_few_epochs_and_at_every_evaluation_with_stopping(
     tmp_path: Path,
 ) -> None:
@@ -200,6 +208,7 @@ def test_bleu_is_measured_every_few_epochs_and_at_every_evaluation_with_stopping
     assert [row.epoch for row in rows if row.name == "val/bleu"] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_the_settings_of_the_search_are_used(tmp_path: Path) -> None:
     task = make_task(tmp_path, task={"beams": 2, "length_penalty": 0.0, "ratio": 0.5, "extra": 1})
     task.is_translating = lambda: True  # type: ignore[method-assign]
@@ -210,6 +219,7 @@ def test_the_settings_of_the_search_are_used(tmp_path: Path) -> None:
     assert [row[row != IGNORED].tolist() for row in translations] == expected
 
 
+@pytest.mark.slow
 def test_the_shortest_limit_allows_one_word(tmp_path: Path) -> None:
     task = make_task(tmp_path)
     batch = next(iter(task.data.evaluation_loader("val")))
@@ -217,6 +227,7 @@ def test_the_shortest_limit_allows_one_word(tmp_path: Path) -> None:
     assert [len(ids) for ids in words] == [1] * len(batch[0])
 
 
+@pytest.mark.slow
 def test_data_of_other_tasks_is_refused(tmp_path: Path) -> None:
     fields = make_cell(tmp_path).experiment.model_dump(mode="json")
     with pytest.raises(ValueError, match="'gpt' does not go with `data: parallel-text`"):

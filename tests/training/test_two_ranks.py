@@ -20,6 +20,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     return {name: error for path in files for name, error in torch.load(path).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", two_ranks.cases())
 def test_two_ranks_compute_what_one_process_computes(name: str, errors: dict[str, float]) -> None:

@@ -75,6 +75,7 @@ def scripted_cell(folder: Path, values: str, metric: dict[str, Any], **training:
     return folder_of(Cell.parse(written, "config.yaml"), folder)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 def test_a_metric_that_is_not_finite_at_the_end_has_diverged(value: str, tmp_path: Path) -> None:
     folder = scripted_cell(tmp_path, f"0.6,0.7,{value},{value}", LAST)
@@ -88,6 +89,7 @@ def test_a_metric_that_is_not_finite_at_the_end_has_diverged(value: str, tmp_pat
     assert classify_failure(1, line) == "diverged"
 
 
+@pytest.mark.process
 def test_a_metric_that_recovers_has_the_value_of_the_last_evaluation(tmp_path: Path) -> None:
     folder = scripted_cell(tmp_path, "nan,0.7,nan,0.4", LAST)
     run_cell(folder)
@@ -95,6 +97,7 @@ def test_a_metric_that_recovers_has_the_value_of_the_last_evaluation(tmp_path: P
     assert (result.selected_epoch, result.metrics["test/Scripted"]) == (EPOCHS - 1, 0.4)
 
 
+@pytest.mark.process
 def test_another_metric_that_is_not_finite_is_left_out_of_the_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,6 +111,7 @@ def test_another_metric_that_is_not_finite_is_left_out_of_the_result(
     assert "not in the result: test/Scripted, val/Scripted" in capsys.readouterr().out
 
 
+@pytest.mark.process
 def test_a_perplexity_that_overflows_loses_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +127,7 @@ def test_a_perplexity_that_overflows_loses_no_run(
     assert "test/perplexity" not in metrics
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("values", "epoch"),
     [("nan,0.7,nan,0.4", 1), ("0.6,nan,inf,nan", 0), ("nan,nan,0.2,inf", 2)],
@@ -138,12 +143,14 @@ def test_the_best_epoch_has_a_finite_metric(values: str, epoch: int, tmp_path: P
         assert units["test/correct"].mean() == pytest.approx(result.metrics["test/accuracy"])
 
 
+@pytest.mark.process
 def test_no_epoch_is_the_best_without_a_finite_metric(tmp_path: Path) -> None:
     folder = scripted_cell(tmp_path, "nan,inf,nan", BEST)
     with pytest.raises(Diverged, match="val/Scripted is not finite at any of 4 evaluations"):
         run_cell(folder)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("values", "steps"), [("0.6,nan,nan,0.9", 12), ("nan,0.5,inf,0.4", 16), ("nan,nan,0.4,0.6", 8)]
 )
@@ -156,6 +163,7 @@ def test_early_stopping_counts_an_undefined_metric_as_no_improvement(
     assert result_of(folder).steps == steps
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("metric", [LAST, BEST])
 def test_a_resumed_cell_selects_the_same_evaluation(
     metric: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -184,6 +192,7 @@ def test_an_undefined_metric_of_two_ranks_has_diverged(tmp_path: Path) -> None:
     assert not (folder / "result.json").exists()
 
 
+@pytest.mark.process
 def test_a_metric_that_the_last_evaluation_does_not_measure_is_an_error() -> None:
     rows = [
         MetricRow(1, 0, "test/accuracy", 0.9),
@@ -199,6 +208,7 @@ def test_a_metric_that_the_last_evaluation_does_not_measure_is_an_error() -> Non
 NUMBERS = st.sampled_from([0.1, 0.5, -2.0, math.nan, math.inf, -math.inf])
 
 
+@pytest.mark.process
 @settings(max_examples=60, deadline=None)
 @given(
     pairs=st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=5),
@@ -232,6 +242,7 @@ def test_a_selected_value_is_finite_and_of_its_evaluation(
         assert pairs[epoch][0] == best(v for v, _ in pairs if math.isfinite(v))
 
 
+@pytest.mark.process
 def test_curves_leave_out_steps_at_which_a_seed_is_undefined(tmp_path: Path) -> None:
     """The mean of the other seeds would hide the seed that failed."""
     study = fake_study.write_study(tmp_path, seeds=2)

@@ -30,6 +30,7 @@ def log_p(loaded: object, ids: list[int]) -> torch.Tensor:
         return loaded.network(tokens)[0].double().log_softmax(-1)
 
 
+@pytest.mark.slow
 def test_scores_of_a_continuation_equal_a_computation_by_hand(model: Path) -> None:
     loaded = harness.load_model(model)
     scorer = harness.Scorer(loaded)
@@ -99,6 +100,7 @@ def write_task(folder: Path) -> None:
     (folder / "local_choice.yaml").write_text(yaml.safe_dump(task))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_local_task_has_the_accuracy_of_the_scores(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -124,6 +126,7 @@ def test_a_local_task_has_the_accuracy_of_the_scores(
     assert f"local_choice,acc,{correct / 2}" in lines
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_race_middle_asks_the_last_question_of_an_article(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -171,6 +174,7 @@ def test_results_of_other_tasks_remain(tmp_path: Path) -> None:
     assert path.read_text() == "task,metric,value\npiqa,acc,0.75\nsciq,acc,0.25\n"
 
 
+@pytest.mark.slow
 def test_an_unknown_task_and_a_missing_harness_are_one_line(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,7 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     return torch.load(folder / "checkpoints" / "weights.pt", weights_only=True)
 
 
+@pytest.mark.process
 def test_finetuning_starts_with_the_trained_weights(trained: Path, tmp_path: Path) -> None:
     """A tiny rate leaves the weights where they started; the composition starts anew."""
     done = run(tmp_path, write_study(tmp_path, trained))
@@ -78,6 +79,7 @@ def test_finetuning_starts_with_the_trained_weights(trained: Path, tmp_path: Pat
         assert bool(fresh) == (variant == "dcmha")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -29,6 +29,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
+@pytest.mark.slow
 def test_diversity_is_that_of_the_diagnostics(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -43,6 +44,7 @@ def test_diversity_is_that_of_the_diagnostics(
     assert "layer,qk,ov" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["dcmha", "dcmha-all", "talking-heads"])
 @pytest.mark.parametrize("place", ["pre", "post"])
 def test_terms_add_up_to_the_composition(preset: str, place: str, tmp_path: Path) -> None:
@@ -114,6 +116,7 @@ def test_the_breakdown_has_the_terms_of_the_chosen_token(model: Path) -> None:
     torch.testing.assert_close(torch.tensor(chosen.images[0].get_array())[:, -1], expected)
 
 
+@pytest.mark.slow
 def test_wrong_layers_and_places_are_one_line(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

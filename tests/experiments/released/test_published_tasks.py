@@ -63,6 +63,7 @@ def test_an_encoder_that_joins_answers_is_refused() -> None:
         tasks.encode(Joining(), tasks.split_text(TEXT))
 
 
+@pytest.mark.slow
 def test_scores_equal_a_computation_by_hand(model: Path) -> None:
     loaded = tasks.load_model(model)
     first, second = tasks.score_text(loaded, "t", TEXT)
@@ -78,6 +79,7 @@ def test_scores_equal_a_computation_by_hand(model: Path) -> None:
     assert first.is_correct == all(greedy[i - 1] == text[i] for i in range(end - 7, end))
 
 
+@pytest.mark.slow
 def test_a_model_that_knows_the_text_is_right(model: Path) -> None:
     """After training on one text alone, every answer of it is correct."""
     loaded = tasks.load_model(model)
@@ -157,6 +159,7 @@ def test_malformed_tasks_are_refused(lines: str, message: str, tmp_path: Path) -
         tasks.read_texts(tmp_path / "tasks.jsonl")
 
 
+@pytest.mark.slow
 def test_wrong_models_and_options_are_one_line(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,7 @@ def read_results(path: Path) -> dict[tuple[str, str], float]:
     return {(task, metric): float(value) for task, metric, value in rows}
 
 
+@pytest.mark.slow
 def test_joined_documents_are_scored_once_in_windows(model: Path, tmp_path: Path) -> None:
     """Byte 0 ends a document; a window of 8 tokens predicts 8, and the last one the rest."""
     file = write_lines(tmp_path / "a.jsonl", {"text": "The layer", "meta": {}}, {"text": "of"})
