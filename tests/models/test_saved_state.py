@@ -92,7 +92,9 @@ def test_a_network_from_the_meta_device_computes_what_the_saved_network_computes
     loaded.load_state_dict(network.state_dict(), strict=True)
     sample = tuple(inputs(signature))
     assert torch.equal(loaded(*sample), network(*sample))
-    assert dict(loaded.named_buffers()).keys() <= loaded.state_dict().keys()
+    # A buffer without elements has a type and a device, and no value that could be lost.
+    unsaved = [name for name, buffer in loaded.named_buffers() if buffer.numel()]
+    assert set(unsaved) <= loaded.state_dict().keys()
 
 
 def test_every_kind_of_model_is_covered() -> None:
