@@ -271,7 +271,7 @@ def list_places(value: Any) -> list[tuple[Any, Any]]:
 def test_the_validation_imports_nothing_that_the_search_has_not_reported(
     monkeypatch: pytest.MonkeyPatch, data: st.DataObject
 ) -> None:
-    """Whatever a file contains, code is imported only if `find_code` has named it before."""
+    """Code is imported only if `find_code` has named it before, for every content of a file."""
     imported: list[object] = []
 
     def refuse(*arguments: object) -> None:

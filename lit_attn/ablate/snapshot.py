@@ -148,8 +148,14 @@ def _locate(folder: Path, name: str) -> list[Path]:
     top = name.partition(".")[0]
     if not is_file_name(top):
         return []
-    file, package = folder / f"{top}.py", folder / top
-    return [*([file] if file.is_file() else []), *([package] if _is_package(package) else [])]
+    sources = []
+    file = folder / f"{top}.py"
+    if file.is_file():
+        sources.append(file)
+    package = folder / top
+    if _is_package(package):
+        sources.append(package)
+    return sources
 
 
 def _read_names(file: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""Whatever is wrong with the records of one study, the other studies are reported."""
+"""Reports of the other studies when the records of one study are damaged."""
 
 import copy
 import json
