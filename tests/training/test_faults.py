@@ -30,6 +30,7 @@ EXPERIMENT = studies.EXPERIMENT.replace(
 STEPS = 16 * 18
 MEASURED = ["step_time", "step_time_iqr", "evaluation_time", "peak_memory", "wall_time", "attempts"]
 MEASURED += ["metric evaluation/seconds", "step_time_ratio", "evaluation_time_ratio"]
+MEASURED += ["waiting", "step_time_fault", "evaluation_time_fault"]
 MEASURED += ["finished", "target_seconds"]
 
 
