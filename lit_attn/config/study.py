@@ -18,7 +18,6 @@ from lit_attn.config.source import Mapping, Sequence, Where, format_value, load,
 from lit_attn.schema.base import Config, must_be
 from lit_attn.schema.errors import ConfigError, find_problem, require, suggest
 
-
 MOST_SEEDS = 10_000  # A larger number of seeds is probably meant as one seed.
 
 
@@ -222,9 +221,7 @@ def read_titles(path: Path) -> dict[str, str]:
     """Return the titles of the studies of `path` and of the files that it names, unchecked."""
     tree = load(path)
     titles = {}
-    trees = [tree]
-    for further in _further_files(path, tree):
-        trees.append(load(further))
+    trees = [tree, *(load(further) for further in _further_files(path, tree))]
     for file_tree in trees:
         studies = file_tree.get("studies")
         if not isinstance(studies, Mapping):
