@@ -18,7 +18,7 @@ from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.models.base import Model
-from lit_attn.config.overrides import Change, merge, normalize, spell_out
+from lit_attn.config.overrides import Change, merge, spell_out, spell_out_experiment
 from lit_attn.config.source import Mapping, Sequence, Where, format_value, locate
 from lit_attn.config.study import StudySource
 from lit_attn.schema.errors import ConfigError, find_problem, suggest
@@ -290,7 +290,7 @@ def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant
     last = spell_out(Mapping(Where("")) if changes is None else changes, source.name)
     # Variants share the overrides of an axis: each override is spelled out once.
     spelled: dict[Override, Change] = {}
-    base = merge(normalize(source.experiment), common.experiment)
+    base = merge(spell_out_experiment(source.experiment), common.experiment)
     sections = _Sections(base)
     default_match = "parameters" if "parameters" in study.match else "none"
     variants: list[Variant] = []

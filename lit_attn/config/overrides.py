@@ -184,8 +184,7 @@ def _suggest_key(key: str) -> str:
     keys_by_word: dict[str, str] = {}
     for path in _list_second_keys():
         keys_by_word[path[1]] = ".".join(path)
-    for top_key in top_keys:
-        keys_by_word[top_key] = top_key
+    keys_by_word |= {top_key: top_key for top_key in top_keys}
     last_word = key.split(".")[-1]
     for word in (last_word, key):
         nearest = difflib.get_close_matches(word, keys_by_word, n=1, cutoff=0.5)
