@@ -194,8 +194,6 @@ def test_data_of_shipped_studies_is_in_the_working_directory(
     monkeypatch.chdir(tmp_path)
     folder = path.parents[1] / "data" / "imdb"
     assert spell_out_experiment(load(path))["data"]["folder"] == str(folder)
-        path.parents[1] / "data" / "imdb"
-    )
     monkeypatch.setattr("lit_attn.config.source.SHIPPED", path.parents[1])
     assert spell_out_experiment(load(path))["data"]["folder"] == str(tmp_path / "data" / "imdb")
     assert Where("--set x").folder == Path()
