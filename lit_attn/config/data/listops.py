@@ -53,5 +53,7 @@ class ListOps(Labelled, kind="listops"):
         # are found in reasonable time.
         largest = self.arguments ** (self.depth - 1)
         if shortest > largest // 5:
-            text = f"with {self.arguments} arguments almost never reach {shortest} tokens"
-            raise ValueError(f"lengths: trees of depth {self.depth} {text}")
+            raise ValueError(
+                f"lengths: trees of depth {self.depth} with {self.arguments} arguments almost"
+                f" never reach {shortest} tokens"
+            )

@@ -39,8 +39,9 @@ class Transformer(PackageModel):
         """Raise ValueError if the patches do not tile images of every size."""
         if self.has_one_size:
             base.require_one_size(self.kind, signature)
-        sizes = [(n, n) for n in getattr(signature, "training_sizes", ())]
-        base.require_tiling(self.patch, [signature.shape[1:], *sizes])
+        final_size = signature.shape[1:]
+        training_sizes = [(side, side) for side in getattr(signature, "training_sizes", ())]
+        base.require_tiling(self.patch, [final_size, *training_sizes])
 
 
 class ImageViTConfig(Transformer, kind="image-vit"):
@@ -100,8 +101,10 @@ class ViTConfig(Transformer, kind="vit"):
     def _fits_local_self_attention(self) -> None:
         similarity = self.attention.similarity
         if self.local_self_attention and not similarity.has_logits:
-            reason = f"{similarity.kind} keys never form the logits that it would mask"
-            raise ValueError(f"local_self_attention: {reason}")
+            raise ValueError(
+                f"local_self_attention: {similarity.kind} keys never form the logits that it"
+                " would mask"
+            )
 
 
 class SegmenterConfig(Transformer, kind="segmenter"):
@@ -134,8 +137,10 @@ class SegmenterConfig(Transformer, kind="segmenter"):
         crop = signature.shape[1]
         base.require_tiling(self.patch, [signature.shape[1:]], "windows", " (data.crop)")
         if self.stride is not None and self.stride > crop:
-            text = f"leaves gaps between windows of {crop} (data.crop); {crop} at most"
-            raise ValueError(f"stride: {self.stride} {text}")
+            raise ValueError(
+                f"stride: {self.stride} leaves gaps between windows of {crop} (data.crop);"
+                f" {crop} at most"
+            )
 
     def exempt_parameters(self) -> tuple[str, ...]:
         return ("cls_emb", "cls_token", "pos_embed")
