@@ -79,7 +79,7 @@ Criteria = Annotated[
         "a list of parameters, flops and time, each once; or none in place of parameters",
     ),
 ]
-# These values stay mappings with lines until ablate.variants expands them.
+# These values stay mappings with lines until ablate.axes combines them.
 Overrides = Annotated[Any, must_be(_is_mapping, "a mapping of keys to values")]
 Points = Annotated[
     Any,
