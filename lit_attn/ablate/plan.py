@@ -235,8 +235,8 @@ def expand(
 ) -> Matrix:
     """Return the cells of a study, or of a trial of it, below the folder `out`.
 
-    `changes` come from `--set`, and `seeds` replace those of the study. Raises ConfigError for
-    every mistake in the study.
+    `changes` come from `--set`, and `seeds` replace those of the study. docs/design.md lists the
+    stages from the study's file to its plan. Raises ConfigError for every mistake in the study.
     """
     written = resolve(source, changes)
     if seeds is None:

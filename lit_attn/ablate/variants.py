@@ -107,7 +107,7 @@ class Variant:
 
 
 def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant]:
-    """Return the variants of a study in its order.
+    """Return the variants of a study in its order: combined, merged, validated and matched.
 
     `changes` (from `--set`) take precedence over everything in the study. Raises ConfigError for
     every mistake in a variant's configuration.

@@ -1,6 +1,6 @@
 """Overrides: the changes that a variant makes to an experiment (docs/studies.md has all forms).
 
-`spell_out` turns an override into a change of the experiment's own keys, and `merge` applies a
+`spell_out` returns an override as a change in the experiment's own keys, and `merge` applies a
 change. The order of the keys does not matter: the shorter path is applied first, so `residual`
 refines `attention` wherever it stands. A mapping changes the keys that it names. A part that is
 given by its name, or with another `kind`, replaces the complete part.
