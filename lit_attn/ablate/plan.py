@@ -107,7 +107,9 @@ class Matrix:
         if family:
             # A trial is not compared with the study itself.
             family += self.name.removeprefix(self.source.name)
-        latex_columns = study.latex.columns
+        latex_columns: list[str] | None = None
+        if study.latex.columns is not None:
+            latex_columns = list(study.latex.columns)
         return records.Plan(
             study=self.name,
             title=self.title,
@@ -124,7 +126,7 @@ class Matrix:
             best_test_epoch=study.best_test_epoch,
             parity=study.parity,
             contrast=study.contrast,
-            latex=None if latex_columns is None else list(latex_columns),
+            latex=latex_columns,
         )
 
     def _list_seeds(self) -> list[int]:
@@ -193,9 +195,10 @@ class Matrix:
         # A seal is published before the results.
         decisions["tune"] = hide_private(decisions["tune"])
         decisions["exclude"] = hide_private(decisions["exclude"])
-        decisions["variants"] = {
-            variant.name: variant.cell(self.name, 0).fingerprint for variant in self.written
-        }
+        identities = {}
+        for variant in self.written:
+            identities[variant.name] = variant.cell(self.name, 0).fingerprint
+        decisions["variants"] = identities
         decisions["seeds"] = seeds
         decisions["metric"] = self.baseline.metric.model_dump()
         text = json.dumps(decisions, sort_keys=True)

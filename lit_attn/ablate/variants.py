@@ -168,7 +168,9 @@ def _merge(
     base_match = common.match
     if base_match is None:
         base_match = "parameters" if "parameters" in study.match else "none"
-    last = spell_out(Mapping(Where("")) if changes is None else changes, source.name)
+    if changes is None:
+        changes = Mapping(Where(""))
+    last = spell_out(changes, source.name)
     # Variants share the overrides of an axis: each override is spelled out once.
     spelled: dict[Override, Change] = {}
     merged_variants = []

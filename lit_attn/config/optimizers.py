@@ -108,7 +108,8 @@ class AdamW(Adaptive, kind="adamw"):
         exempt = find_declared(module, "stacked_vectors")
         if self.decay == "weights":
             exempt |= find_declared(module, "no_weight_decay")
-        matrices, vectors = [], []
+        matrices = []
+        vectors = []
         for name, parameter in module.named_parameters():
             if not parameter.requires_grad:
                 continue

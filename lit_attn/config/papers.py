@@ -75,6 +75,7 @@ class FileError(Config):
 
     @consistency_check
     def _check_one(self) -> None:
+        """Refuse none or several sources of the error."""
         columns = [self.standard_error, self.samples, self.iqr]
         count = sum(column is not None for column in columns)
         if self.exact:

@@ -101,7 +101,9 @@ def locate(tree: Any, keys: Iterable[str | int], file: str | None = None) -> Whe
 
 def load(path: Path, text: str | None = None) -> Mapping:
     """Read the mapping in a YAML file or in its `text`; ConfigError if there is no mapping."""
-    tree = _parse(read_text(path) if text is None else text, str(path))
+    if text is None:
+        text = read_text(path)
+    tree = _parse(text, str(path))
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{path}: needs a mapping of keys to values")
     return tree

@@ -156,6 +156,7 @@ class StudyConfig(Config):
     @field_validator("best_test_epoch")
     @classmethod
     def _needs_a_test_metric(cls, value: bool, info: ValidationInfo) -> bool:
+        """Refuse the best test epoch of a metric that is not measured on the test split."""
         metric = info.data.get("metric")
         if value and metric and not metric.name.startswith("test/"):
             raise ValueError(f"needs a metric of the test split, but metric.name is {metric.name}")

@@ -65,7 +65,8 @@ class MetricLogger(Kind):
 
     def close(self, logger: "Logger", has_succeeded: bool) -> None:
         """End the run at the end of an attempt."""
-        logger.finalize("success" if has_succeeded else "failed")
+        status = "success" if has_succeeded else "failed"
+        logger.finalize(status)
 
 
 class MLflowLogger(MetricLogger, kind="mlflow"):
@@ -98,14 +99,16 @@ class MLflowLogger(MetricLogger, kind="mlflow"):
         with one_at_a_time(shared_path.parent, shared_path.name):
             client = MlflowClient(self.uri)
             experiment = client.get_experiment_by_name(study)
-            runs: Any = []
+            run_id = None
             if experiment is not None:
                 tag = f"tags.identity = '{identity}'"
                 runs = client.search_runs([experiment.experiment_id], tag)
+                if runs:
+                    run_id = runs[0].info.run_id
             logger = MLFlowLogger(
                 study,
                 run_name=name,
-                run_id=runs[0].info.run_id if runs else None,
+                run_id=run_id,
                 tracking_uri=self.uri,
                 tags={"identity": identity},
             )
@@ -136,7 +139,8 @@ class WandbLogger(MetricLogger, kind="wandb"):
         )
 
     def close(self, logger: Any, has_succeeded: bool) -> None:
-        logger.experiment.finish(exit_code=0 if has_succeeded else 1)
+        exit_code = 0 if has_succeeded else 1
+        logger.experiment.finish(exit_code=exit_code)
 
 
 class Stopping(Config):
@@ -156,6 +160,7 @@ class WeightAverage(Config):
 
     @consistency_check
     def _is_of_one_kind(self) -> None:
+        """Refuse both or none of the averages."""
         if (self.decay is None) == (self.epochs is None):
             raise ValueError("set either `decay` or `epochs`")
 

@@ -120,6 +120,7 @@ class Config(BaseModel):
 
     @cached_property
     def _identity_json(self) -> str:
+        """JSON text of the identity, written once because cells share their configurations."""
         return json.dumps(self.identity(), sort_keys=True, default=str)
 
 

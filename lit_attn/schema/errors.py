@@ -17,12 +17,32 @@ from pydantic_core import PydanticCustomError
 MOST_CHOICES = 20  # Number of choices up to which a message lists all of them.
 FEW_CHOICES = 5  # Number of the nearest choices that a message lists otherwise.
 REFUSALS = {
-    *(errno.EACCES, errno.EPERM, errno.EROFS),  # The user may not write.
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),  # The disk or a limit is full.
-    *(errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG),  # The path is no such file.
-    *(errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO),  # The disk or its server fails.
-    *(errno.ENOTCONN, errno.EHOSTDOWN, errno.ETIMEDOUT, errno.EBUSY, errno.ENOLCK),
-    *(errno.EMFILE, errno.ENFILE),  # Too many files are open.
+    # The user may not write.
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    # The disk or a limit is full.
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    # The path is no such file.
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    # The disk or its server fails.
+    errno.EIO,
+    errno.ESTALE,
+    errno.ENODEV,
+    errno.ENXIO,
+    errno.ENOTCONN,
+    errno.EHOSTDOWN,
+    errno.ETIMEDOUT,
+    errno.EBUSY,
+    errno.ENOLCK,
+    # Too many files are open.
+    errno.EMFILE,
+    errno.ENFILE,
 }
 """Errors of a file that are not mistakes in the code, for example on a full disk."""
 P = ParamSpec("P")
@@ -32,8 +52,9 @@ def _list_control_characters() -> dict[int, str]:
     """Return the visible form of each character that `escape_control` replaces, by its number."""
     characters = {}
     # Terminals execute escape sequences.
-    for number in (*range(32), *range(127, 160)):
-        if chr(number) not in "\n\t":
+    for number in range(160):
+        is_control = number < 32 or number >= 127
+        if is_control and chr(number) not in "\n\t":
             characters[number] = f"\\x{number:02x}"
     # Python keeps the bytes of a file name that are not UTF-8 as these characters, which no stream
     # accepts.
@@ -147,6 +168,7 @@ def command(function: Callable[P, int]) -> Callable[P, int]:
         except OSError as error:
             if error.errno not in REFUSALS:
                 raise
+            # The message of a rename is about its target.
             path = error.filename2 or error.filename or "a file"
             print(ConfigError(f"{path}: {error.strerror}"), file=sys.stderr)
             return 2

@@ -93,10 +93,12 @@ def _hide_item(key: str, item: Any) -> Any:
 
 
 def _hide_word(word: str) -> str:
+    """Return a word, or the last name of it if it is an address or a path."""
     return _last_name(word) if _is_address(word) else word
 
 
 def _is_address(text: str) -> bool:
+    """Return True for an address, a login, or a path with a folder."""
     has_parent = ".." in re.split(r"[/\\]", text)
     is_login = _LOGIN.match(text) is not None
     return has_parent or is_login or _ADDRESS.match(text) is not None

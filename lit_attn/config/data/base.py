@@ -104,6 +104,7 @@ class Data(Kind):
 
     @consistency_check
     def _has_a_batch(self) -> None:
+        """Refuse a batch that is larger than the training samples of an epoch."""
         samples = getattr(self, "training_images", None)
         if samples is not None:
             self.require_a_batch(samples)
@@ -124,6 +125,7 @@ class TokenData(Data):
 
     @consistency_check
     def _accumulate_divides(self) -> None:
+        """Refuse micro-batches of different sizes."""
         if self.batch_size % self.accumulate:
             raise ValueError(
                 f"accumulate: {self.accumulate} does not divide the batch of {self.batch_size}"

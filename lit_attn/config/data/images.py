@@ -157,6 +157,7 @@ class OwnTargets(OwnImages):
 
     @consistency_check
     def _has_no_classes_to_mix(self) -> None:
+        """Refuse MixUp and CutMix."""
         if any(step.stage == "batch" for step in self.augment):
             raise ValueError("augment: 'mix' mixes classes, and these images have none")
 
@@ -200,6 +201,7 @@ class TimmAugmentation(Config):
 
     @consistency_check
     def _ranges_are_not_empty(self) -> None:
+        """Refuse ranges whose lower end is above the upper one."""
         for name in ("area", "aspect"):
             low, high = getattr(self, name)
             if low > high:
@@ -266,6 +268,7 @@ class ImageFiles(Data):
 
     @consistency_check
     def _mixes_pairs(self) -> None:
+        """Refuse MixUp and CutMix of an odd number of images."""
         if self.augment.is_mixed and self.batch_size % 2:
             raise ValueError(f"batch_size: {self.batch_size} images cannot be mixed in pairs")
 

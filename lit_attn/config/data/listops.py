@@ -41,11 +41,13 @@ class ListOps(Labelled, kind="listops"):
 
     @consistency_check
     def _has_a_batch(self) -> None:
+        """Refuse a batch that is larger than the training expressions of an epoch."""
         if self.folder is None:
             self.require_a_batch(self.train)
 
     @consistency_check
     def _lengths_are_likely(self) -> None:
+        """Refuse lengths that random trees almost never have."""
         shortest, longest = self.lengths
         if shortest > longest:
             raise ValueError(f"lengths: {shortest} is more than {longest}")

@@ -104,6 +104,7 @@ class Scenery(Data):
     @field_validator("augment")
     @classmethod
     def _check_window(cls, steps: tuple[SceneAugmentation, ...]) -> tuple[SceneAugmentation, ...]:
+        """Refuse steps that cut no windows of one size."""
         if not any(step.makes_window for step in steps):
             raise ValueError("needs 'category-crop': all windows of a batch have one size")
         return steps
@@ -160,6 +161,7 @@ class MasksConfig(Scenery, kind="masks"):
 
     @consistency_check
     def _each_class_has_a_colour(self) -> None:
+        """Refuse repeated classes, and colours that do not tell all classes and `void` apart."""
         for name in self.classes:
             if self.classes.count(name) > 1:
                 raise ValueError(f"classes: '{name}' stands there twice")

@@ -61,6 +61,7 @@ class Table(Config):
 
     @consistency_check
     def _has_one_source(self) -> None:
+        """Refuse a table without files and hub, or with both."""
         has_all_files = self.train is not None and bool(self.test or self.val)
         if self.hub is None and not has_all_files:
             raise ValueError("train: needs the files `train` and `test` or `val`, or `hub`")
@@ -120,6 +121,7 @@ class LabelledTable(Table, OwnLabels):
 
     @consistency_check
     def _has_room_for_padding(self) -> None:
+        """Refuse a vocabulary without an id for padding."""
         count = self.tokenizer.vocabulary
         if self.vocabulary <= count:
             raise ValueError(

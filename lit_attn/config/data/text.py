@@ -158,6 +158,7 @@ class Tokens(TokenData):
 
     @consistency_check
     def _scores_all_tokens(self) -> None:
+        """Refuse evaluation windows that leave tokens out."""
         if self.eval_stride is not None and self.eval_stride > self.context:
             raise ValueError(
                 f"eval_stride: {self.eval_stride} would skip tokens; choose at most {self.context}"
@@ -175,6 +176,7 @@ class PythonText(Tokens, kind="python-text"):
 
     @consistency_check
     def _reads_bytes(self) -> None:
+        """Refuse other tokenizers than bytes."""
         if self.tokenizer.kind != "bytes":
             raise ValueError("tokenizer: this text is read as bytes")
 
@@ -262,6 +264,7 @@ class PaddedText(TokenData):
 
     @consistency_check
     def _makes_sense(self) -> None:
+        """Refuse sequences beyond the context, and batches of val without their order."""
         if self.max_tokens is not None and self.max_tokens > self.context:
             raise ValueError(
                 f"max_tokens: {self.max_tokens} tokens do not fit into a context of {self.context}"

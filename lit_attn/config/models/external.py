@@ -97,6 +97,7 @@ class TransformersConfig(ExternalModel, kind="transformers"):
 
     @consistency_check
     def _has_one_source(self) -> None:
+        """Refuse a model with both or none of architecture and name."""
         if (self.architecture is None) == (self.name is None):
             raise ValueError("needs either `architecture` or `name`")
 

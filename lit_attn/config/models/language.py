@@ -118,6 +118,7 @@ class TokenTransformer(PackageModel):
 
     @consistency_check
     def _heads_divide(self) -> None:
+        """Refuse a number of heads that the width or the attention cannot have."""
         if self.head_dim is None:
             total_name = f"dim {self.dim}, and there is no head_dim"
             require_division("heads", "heads", self.heads, self.dim, total_name)
@@ -125,6 +126,7 @@ class TokenTransformer(PackageModel):
 
     @consistency_check
     def _positions_suit_the_heads(self) -> None:
+        """Refuse rotary positions of heads of odd width, and their options without them."""
         if self.positions == "rotary":
             is_odd = self.rotated_width % 2 == 1
             if is_odd or self.rotated_width == 0:
@@ -138,6 +140,7 @@ class TokenTransformer(PackageModel):
 
     @consistency_check
     def _options_have_an_effect(self) -> None:
+        """Refuse options that the other options exclude."""
         if any(self.windows) and self.attention.similarity.kind == "linear":
             raise ValueError("windows: not supported by linear keys")
         if not self.qk_norm and self.qk_norm_eps != 1e-6:
@@ -168,6 +171,7 @@ class GPTConfig(TokenTransformer, kind="gpt"):
 
     @consistency_check
     def _cutoffs_are_for_adaptive(self) -> None:
+        """Refuse cutoffs without an adaptive head, and cutoffs in another order."""
         is_adaptive = self.head == "adaptive"
         if is_adaptive != bool(self.cutoffs):
             raise ValueError("cutoffs: `head: adaptive` needs cutoffs, and no other head has them")
@@ -248,6 +252,7 @@ class EncoderDecoderConfig(TokenTransformer, kind="encoder-decoder"):
 
     @consistency_check
     def _cross_attention_has_a_meaning(self) -> None:
+        """Refuse parts of the attention that cross-attention cannot have."""
         cross_problem = self.cross.find_cross_problem()
         if cross_problem:
             key = "attention" if self.cross_attention is None else "cross_attention"

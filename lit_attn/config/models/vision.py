@@ -32,6 +32,7 @@ class Transformer(PackageModel):
 
     @consistency_check
     def _heads_divide(self) -> None:
+        """Refuse a number of heads that the width or the attention cannot have."""
         base.require_division("heads", "heads", self.heads, self.dim, f"dim {self.dim}")
         base.require_heads(self.attention, self.heads)
 
@@ -99,6 +100,7 @@ class ViTConfig(Transformer, kind="vit"):
 
     @consistency_check
     def _fits_local_self_attention(self) -> None:
+        """Refuse local self-attention of a similarity without logits."""
         similarity = self.attention.similarity
         if self.local_self_attention and not similarity.has_logits:
             raise ValueError(
@@ -130,6 +132,7 @@ class SegmenterConfig(Transformer, kind="segmenter"):
 
     @consistency_check
     def _checkpoint_has_a_name(self) -> None:
+        """Refuse a file of weights without timm's name of the weights."""
         if self.checkpoint is not None and self.pretrained is None:
             raise ValueError("checkpoint: needs `pretrained`, the name of the weights it holds")
 
