@@ -153,7 +153,14 @@ class Study:
             "--limit": limit,
         }
         words = [f"{name}={value}" for name, value in options.items() if value is not None]
-        command = [sys.executable, "-m", "lit_attn.ablate", str(self.path), *words]
+        exit_code = self._call_runner([str(self.path), *words])
+        if exit_code not in (0, 1):
+            raise ConfigError(f"study {self.name} stopped with exit code {exit_code}")
+        return exit_code == 0
+
+    def _call_runner(self, words: list[str]) -> int:
+        """Call the runner, show its output and the status, and return its exit code."""
+        command = [sys.executable, "-m", "lit_attn.ablate", *words]
         show = open_notebook_display()
         with tempfile.NamedTemporaryFile() as log, Path(log.name).open(errors="replace") as output:
             # On a terminal the runner draws its live table itself.
@@ -169,9 +176,7 @@ class Study:
                     runner.send_signal(signal.SIGINT)
                     runner.wait()
                     raise
-        if runner.returncode not in (0, 1):
-            raise ConfigError(f"study {self.name} stopped with exit code {runner.returncode}")
-        return runner.returncode == 0
+        return runner.returncode
 
     def status(self) -> "pd.DataFrame":
         """Return one row for each cell: variant, seed, state, what makes it stale, and folder."""

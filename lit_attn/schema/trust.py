@@ -49,13 +49,12 @@ def _find_code(config: type[Config], written: Any, path: str) -> Iterator[tuple[
         for index, item in enumerate(written):
             yield from _find_code(config, item, f"{path}.{index}")
         return
-    is_family = issubclass(config, Kind) and "family" in vars(config)
-    if not is_family:
+    if issubclass(config, Kind) and "family" in vars(config):
+        mapping = config.expand_kind(written)
+        for member in _list_members(config, mapping):
+            yield from _find_in_member(member, mapping, path)
+    else:
         yield from _find_in_member(config, written, path)
-        return
-    mapping = config.expand_kind(written)
-    for member in _list_members(config, mapping):
-        yield from _find_in_member(member, mapping, path)
 
 
 def _list_members(family: type[Kind], mapping: Any) -> list[type[Kind]]:
