@@ -232,7 +232,7 @@ class ModuleTaskConfig(OwnClass, Task, kind="module"):
     def metrics(self, signature: Any) -> tuple[MetricInfo, ...]:
         metrics = []
         for name in self.measures:
-            # Only of the loss it is known which direction is better.
+            # The better direction is known for the loss only.
             goal: Goal | None = "min" if name == "loss" else None
             metrics.append(MetricInfo(name, name, goal=goal))
         return tuple(metrics)
