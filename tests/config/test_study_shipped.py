@@ -266,10 +266,13 @@ def test_the_segmenter_of_the_study_is_the_published_set_up() -> None:
 
 
 def test_the_identities_of_the_committed_results_stay() -> None:
-    """Another identity would separate the committed tables from the cells that made them."""
+    """Another identity would separate the committed tables from the cells that made them.
+
+    A study can have further variants, which its committed table lacks.
+    """
     recorded = json.loads(Path(__file__).with_name("identities.json").read_text())
     for study, variants in recorded.items():
         first = {
             job.cell.variant: job.identity for job in matrices()[study].jobs if not job.cell.seed
         }
-        assert first == variants, study
+        assert {name: first.get(name) for name in variants} == variants, study
