@@ -62,7 +62,8 @@ TABLES: dict[str, Callable[[NDArray[np.int64]], NDArray[np.int64]]] = {
 def operate(name: str, group: Pixels, amount: float, fill: int, shear: Image.Resampling) -> Pixels:
     """Return the images of a group after the operation `name`, which is not CutoutAbs.
 
-    `fill` is the grey level of the places outside an image, and `shear` says how shears interpolate.
+    `fill` is the grey level of the places outside an image, and `shear` is the interpolation of
+    shears.
     """
     if name == "Identity":
         return group

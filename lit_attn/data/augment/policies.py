@@ -2,8 +2,8 @@
 
 Images are uint8 (N, C, H, W) with one or three channels. The parameters of a batch are three CPU
 tensors: for every image and round an operation (an index into the policy's names; (N, rounds)), a
-magnitude (N, rounds), and two uniform numbers (N, rounds, 2). The operations are those of Pillow, on
-the CPU, as in the published set-ups. The images with one operation and one magnitude are changed
+magnitude (N, rounds), and two uniform numbers (N, rounds, 2). The operations are those of Pillow,
+on the CPU, as in the published set-ups. The images with one operation and one magnitude are changed
 together (`operations`).
 """
 
