@@ -268,9 +268,10 @@ def test_augmentations_apply_in_the_configured_order() -> None:
     x, y = batch(), torch.arange(64) % 10
     out, targets = pipeline.apply(x, y, generator())
     by_hand, draws = x, generator()
-    for step in pipeline.steps:
+    steps = [*pipeline.before, *pipeline.after]
+    for step in steps:
         by_hand = step.apply(by_hand, step.draw(64, draws))
-    names = [type(step).__name__ for step in pipeline.steps]
+    names = [type(step).__name__ for step in steps]
     assert names == ["Flip", "Crop", "AutoAugment", "Normalize", "Erasing"]
     assert pipeline.mix is not None
     assert torch.equal(out, pipeline.mix.apply(by_hand, y, pipeline.mix.draw(64, draws))[0])

@@ -2,49 +2,28 @@
 
 Images are uint8 (N, C, H, W) with one or three channels. The parameters of a batch are three CPU
 tensors: for every image and round an operation (an index into the policy's names; (N, rounds)), a
-magnitude (N, rounds), and two uniform numbers (N, rounds, 2). Pillow applies the operations to one
-image after the other on the CPU, as the published set-ups do.
+magnitude (N, rounds), and two uniform numbers (N, rounds, 2). The operations are those of Pillow,
+on the CPU, as in the published set-ups. The images with one operation and one magnitude are changed
+together (`operations`).
 """
 
-import math
-from collections.abc import Callable, Collection
-from typing import Any, ClassVar
+from collections import defaultdict
+from collections.abc import Collection
+from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageEnhance, ImageOps
+from PIL import Image
 from torch import Tensor
 from torchvision.transforms import AutoAugment as TorchvisionAutoAugment
 from torchvision.transforms import AutoAugmentPolicy
 from torchvision.transforms import RandAugment as TorchvisionRandAugment
 
 from lit_attn.config.augment import AutoAugmentConfig, ImageFormat, RandAugmentConfig
-
-CUTOUT_FILL = (125, 123, 114)  # In the ViT-small CIFAR set-up (docs/setups.md).
+from lit_attn.data.augment.operations import MATRICES, Pixels, cut_out, operate
 
 # Operations whose factor is 1 plus or minus the magnitude.
 ENHANCEMENTS = ("Brightness", "Color", "Contrast", "Sharpness")
-
-PIXELS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
-    "Identity": lambda image, _: image,
-    "AutoContrast": lambda image, _: ImageOps.autocontrast(image),
-    "Equalize": lambda image, _: ImageOps.equalize(image),
-    "Invert": lambda image, _: ImageOps.invert(image),
-    "Posterize": lambda image, bits: ImageOps.posterize(image, int(bits)),
-    "Solarize": lambda image, threshold: ImageOps.solarize(image, math.ceil(threshold)),
-    "SolarizeAdd": lambda image, addition: ImageOps.solarize(
-        image.point(lambda value: min(255, value + int(addition))), 128
-    ),
-}
-
-# Pillow's coefficients a to f: output pixel (x, y) is input pixel (a x + b y + c, d x + e y + f).
-MATRICES: dict[str, Callable[[float], tuple[float, ...]]] = {
-    "ShearX": lambda amount: (1, amount, 0, 0, 1, 0),
-    "ShearY": lambda amount: (1, 0, 0, amount, 1, 0),
-    "TranslateX": lambda pixels: (1, 0, pixels, 0, 1, 0),
-    "TranslateY": lambda pixels: (1, 0, 0, 0, 1, pixels),
-}
 
 
 class Policy:
@@ -62,32 +41,28 @@ class Policy:
 
     def apply(self, images: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
         """Return the images after all rounds."""
-        samples = zip(images.cpu().numpy(), *(part.tolist() for part in drawn), strict=True)
-        changed = np.ascontiguousarray([self._change(*sample) for sample in samples])
-        return torch.from_numpy(changed).to(images.device)
+        operations, magnitudes, places = drawn
+        pixels = images.cpu().numpy().copy()
+        for number in range(operations.shape[1]):
+            groups: dict[tuple[int, float], list[int]] = defaultdict(list)
+            amounts = zip(
+                operations[:, number].tolist(), magnitudes[:, number].tolist(), strict=True
+            )
+            for row, choice in enumerate(amounts):
+                groups[choice].append(row)
+            for (operation, amount), rows in groups.items():
+                self._change(pixels, rows, self.names[operation], amount, places[:, number])
+        return torch.from_numpy(pixels).to(images.device)
 
-    def _change(self, pixels: NDArray[np.uint8], *rounds: list[Any]) -> NDArray[np.uint8]:
-        channels, height, width = pixels.shape
-        image = Image.fromarray(pixels.transpose(1, 2, 0) if channels > 1 else pixels[0])
-        for operation, amount, place in zip(*rounds, strict=True):
-            image = self._perform(self.names[operation], image, amount, place)
-        return np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1)
-
-    def _perform(
-        self, name: str, image: Image.Image, amount: float, place: list[float]
-    ) -> Image.Image:
-        fill = (self.fill,) * len(image.getbands())
-        if name == "Rotate":
-            return image.rotate(amount, fillcolor=fill)
-        if name in MATRICES:
-            by = self.shear if name.startswith("Shear") else Image.Resampling.NEAREST
-            matrix = MATRICES[name](amount)
-            return image.transform(image.size, Image.Transform.AFFINE, matrix, by, fillcolor=fill)
+    def _change(
+        self, pixels: Pixels, rows: list[int], name: str, amount: float, places: Tensor
+    ) -> None:
+        """Apply one operation to some rows of `pixels` (N, C, H, W), in place."""
         if name == "CutoutAbs":
-            return _cutout(image, amount, place)
-        if name in ENHANCEMENTS:
-            return getattr(ImageEnhance, name)(image).enhance(amount)
-        return PIXELS[name](image, amount)
+            for row in rows:
+                cut_out(pixels[row], amount, places[row].tolist())
+        elif name != "Identity":
+            pixels[rows] = operate(name, pixels[rows], amount, self.fill, self.shear)
 
     def _magnitudes(self, operation: Tensor, amount: Tensor, generator: torch.Generator) -> Tensor:
         """Give `amount` a sign of equal probability where the operation has one."""
@@ -183,13 +158,3 @@ def _autoaugment_bin(name: str, index: int, size: int) -> float:
         "Solarize": np.linspace(256, 0, 10),
     }
     return float(bins.get(name, np.linspace(0, 0.9, 10))[index])
-
-
-def _cutout(image: Image.Image, side: float, place: list[float]) -> Image.Image:
-    """Fill a square. The set-up draws centres "from 32 to 1", that is in (1, 32], not [0, 32)."""
-    x, y = (length + (1 - length) * part for length, part in zip(image.size, place, strict=True))
-    left, top = int(max(0, x - side / 2)), int(max(0, y - side / 2))
-    box = (left, top, min(image.width, left + side), min(image.height, top + side))
-    image = image.copy()
-    ImageDraw.Draw(image).rectangle(box, CUTOUT_FILL[: len(image.getbands())])
-    return image
