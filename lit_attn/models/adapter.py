@@ -269,27 +269,21 @@ def build_layer(source: Projections, spec: AttentionSpec) -> Attention:
         device=source.qkv.weight.device,
         dtype=source.qkv.weight.dtype,
     )
-    layer.qkv = _scaled_projection(source, head_dim)
+    layer.qkv = source.qkv
     layer.proj = source.proj
     if source.q_norm is not None:
         layer.q_norm = source.q_norm
     if source.k_norm is not None:
         layer.k_norm = source.k_norm
+    # The layer multiplies logits by 1 / sqrt(D), so another scale is a factor of the queries.
+    if source.scale is not None and not math.isclose(source.scale, head_dim**-0.5):
+        factor = source.scale * head_dim**0.5
+        if isinstance(layer.q_norm, nn.Identity):
+            layer.qkv = scale_queries(source.qkv, heads * head_dim, factor)
+        else:
+            layer.q_norm = ScaledNorm(layer.q_norm, factor)
     layer.copy_projection()
     return layer
-
-
-def _scaled_projection(source: Projections, head_dim: int) -> nn.Linear:
-    """Return the projection to q, k and v for a layer whose logits have the scale 1 / sqrt(D).
-
-    Raises ValueError for another scale after a norm of the queries, which would undo a factor.
-    """
-    if source.scale is None or math.isclose(source.scale, head_dim**-0.5):
-        return source.qkv
-    has_norm = source.q_norm is not None and not isinstance(source.q_norm, nn.Identity)
-    if has_norm:
-        raise ValueError(f"its logits are scaled by {source.scale:g} after a norm of queries")
-    return scale_queries(source.qkv, source.heads * head_dim, source.scale * head_dim**0.5)
 
 
 @torch.no_grad()
@@ -335,6 +329,11 @@ def copy_trainability(layer: Attention, original: nn.Module, names: Iterable[str
 def is_bias(name: str) -> bool:
     """Return True for a bias such as `bias`, `q_bias` or `in_proj_bias`."""
     return name.rpartition(".")[2].endswith("bias")
+
+
+def describe_cross_problem(problem: str) -> str:
+    """Return the reason of `AttentionSpec.find_cross_problem` without its remedy for YAML."""
+    return f"its keys belong to another sequence: {problem.partition(';')[0]}"
 
 
 def join(*parts: nn.Linear) -> nn.Linear:
@@ -397,3 +396,26 @@ class NormedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(self.norm(x), self.weight, self.bias)
+
+
+class ScaledNorm(nn.Module):
+    """Norm of queries whose output is multiplied by a constant, (..., D) -> (..., D)."""
+
+    def __init__(self, norm: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.norm = norm
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x) * self.factor
+
+
+class JointNorm(nn.Module):
+    """Norm over all heads at once, (..., H, D) -> (..., H, D)."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.flatten(-2)).view_as(x)

@@ -48,6 +48,9 @@ ADAPTERS = list_adapters(CLASSES["adapters"])
 UNFIT = list_reasons(CLASSES["refused"])
 """Reasons why a class of attention modules cannot be replaced."""
 
+POOLING = frozenset(CLASSES["pooling"])
+"""Classes that pool tokens by learned queries, which are no self-attention."""
+
 ATTENTION_NAME = re.compile(r"Attention(?!Pool)|Attn|MHSA|MSA|MHA")
 """Names of self-attention; a class that pools tokens by a learned query is none and remains."""
 
@@ -104,6 +107,9 @@ def find_layers(model: nn.Module) -> list[Layer]:
             layers[module].paths.append(path)
             continue
         if module in inside:
+            continue
+        if class_name(module) in POOLING:
+            inside.update(module.modules())
             continue
         layer = classify(module)
         if layer is not None:

@@ -123,7 +123,7 @@ class SwinV2(Swin):
 
     def read(self, original: Any) -> Projections:
         width = original.qkv.in_features // original.num_heads
-        q_norm = ScaledNorm(width, original.logit_scale)
+        q_norm = ScaledCosine(width, original.logit_scale)
         k_norm = nn.RMSNorm(width, EPS, elementwise_affine=False)
         return read(original, q_norm=q_norm, k_norm=k_norm)
 
@@ -133,7 +133,7 @@ class SwinV2(Swin):
         return 16 * logits.sigmoid()
 
 
-class ScaledNorm(nn.RMSNorm):
+class ScaledCosine(nn.RMSNorm):
     """Queries (B, n, H, D) whose logits with keys of length sqrt(D) are scaled cosines."""
 
     def __init__(self, width: int, logit_scale: nn.Parameter) -> None:
