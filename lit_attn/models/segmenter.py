@@ -6,7 +6,6 @@ Shapes: B batch, h x w patches of P pixels, d width, K classes. Images (B, 3, H,
 (B, K, h, w).
 """
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +29,8 @@ from lit_attn.models.layers import Device
 from lit_attn.models.seeded_draws import by_name, copy_projections
 
 # Pixels are mapped from 0..255 to -1..1, as for the published weights.
-MEAN = STD = 127.5
+MEAN = 127.5
+STD = 127.5
 
 
 def build(
@@ -52,13 +52,13 @@ def build(
         "seg_pad_val": IGNORED,
         "size": (crop, crop),
     }
-    stride = (model.stride or crop,) * 2
+    stride = model.stride or crop
     configuration = {
         "type": "EncoderDecoder",
         "data_preprocessor": preprocessor,
         "backbone": {"type": AttentionViT, "model": model, "crop": crop},
         "decode_head": {"type": AttentionMaskHead, "model": model, "num_classes": num_classes},
-        "test_cfg": {"mode": "slide", "crop_size": (crop, crop), "stride": stride},
+        "test_cfg": {"mode": "slide", "crop_size": (crop, crop), "stride": (stride, stride)},
     }
     with torch.device(device or torch.get_default_device()):
         network: EncoderDecoder = MODELS.build(ConfigDict(configuration))
@@ -120,23 +120,34 @@ class AttentionViT(BaseModule):
             copy_projections(self.vit)
             return
         try:
-            # The weights are copied, so they are read on the CPU whatever the default device is.
-            with torch.device("cpu"):
-                size = getattr(get_pretrained_cfg(name), "input_size", ())[1:]
-                options = {"num_classes": 0}
-                weights = create_timm(name, size, options, True, self.model.checkpoint).state_dict()
-            grid = list(self.vit.patch_embed.grid_size)
-            # The released code interpolates linearly; timm's own reader has cubic polynomials.
-            resample = partial(resample_abs_pos_embed, interpolation="bilinear", antialias=False)
-            self.vit.load_state_dict(weights | {"pos_embed": resample(weights["pos_embed"], grid)})
+            weights = self._read_weights(name)
+            self.vit.load_state_dict(weights)
         except (KeyError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ValueError(f"pretrained: '{name}': {reason}") from error
 
+    def _read_weights(self, name: str) -> dict[str, Tensor]:
+        """Return the weights of timm's model `name`, with positions resampled to the grid."""
+        # The weights are copied, so they are read on the CPU whatever the default device is.
+        with torch.device("cpu"):
+            size = getattr(get_pretrained_cfg(name), "input_size", ())[1:]
+            network = create_timm(name, size, {"num_classes": 0}, True, self.model.checkpoint)
+        weights: dict[str, Tensor] = network.state_dict()
+        # The released code interpolates linearly; timm's own reader has cubic polynomials.
+        weights["pos_embed"] = resample_abs_pos_embed(
+            weights["pos_embed"],
+            list(self.vit.patch_embed.grid_size),
+            interpolation="bilinear",
+            antialias=False,
+        )
+        return weights
+
     def forward(self, images: Tensor) -> tuple[Tensor]:
-        tokens = self.vit.forward_features(images)[:, self.vit.num_prefix_tokens :]
-        grid = self.vit.patch_embed.dynamic_feat_size((images.shape[-2], images.shape[-1]))
-        return (tokens.transpose(1, 2).unflatten(-1, grid),)
+        tokens = self.vit.forward_features(images)
+        patches = tokens[:, self.vit.num_prefix_tokens :]
+        height, width = images.shape[-2:]
+        grid = self.vit.patch_embed.dynamic_feat_size((height, width))
+        return (patches.transpose(1, 2).unflatten(-1, grid),)
 
 
 class AttentionMaskHead(SegmenterMaskTransformerHead):
@@ -159,22 +170,7 @@ class AttentionMaskHead(SegmenterMaskTransformerHead):
             # The mean over labelled pixels; mmsegmentation's default divides by all pixels.
             loss_decode={"type": "CrossEntropyLoss", "avg_non_ignore": True},
         )
-        is_same = model.decoder_attention == "same"
-        blocks: list[nn.Module] = []
-        for _ in range(model.decoder_depth):
-            block = Block(
-                model.dim,
-                model.heads,
-                qkv_bias=True,
-                proj_drop=model.decoder_dropout,
-                attn_drop=model.decoder_dropout,
-                norm_layer=nn.LayerNorm,
-                attn_layer=attn_layer(model.attention if is_same else AttentionSpec()),
-            )
-            if model.ffn is not None:
-                block.mlp = Mlp(model.dim, model.ffn.width, drop=model.decoder_dropout)
-            blocks.append(vit.AttentionBlock(block) if model.ffn is None else block)
-        self.layers = ModuleList(blocks)
+        self.layers = ModuleList(_build_decoder_block(model) for _ in range(model.decoder_depth))
 
     def no_weight_decay(self) -> set[str]:
         """Return the parameters without weight decay with `decay: weights`: the class tokens."""
@@ -186,3 +182,22 @@ class AttentionMaskHead(SegmenterMaskTransformerHead):
         for projection in (self.patch_proj, self.classes_proj):
             nn.init.normal_(projection.weight, std=projection.in_features**-0.5)
         copy_projections(self)
+
+
+def _build_decoder_block(model: SegmenterConfig) -> nn.Module:
+    """Return a transformer block of the mask head."""
+    has_same_attention = model.decoder_attention == "same"
+    spec = model.attention if has_same_attention else AttentionSpec()
+    block = Block(
+        model.dim,
+        model.heads,
+        qkv_bias=True,
+        proj_drop=model.decoder_dropout,
+        attn_drop=model.decoder_dropout,
+        norm_layer=nn.LayerNorm,
+        attn_layer=attn_layer(spec),
+    )
+    if model.ffn is None:
+        return vit.AttentionBlock(block)
+    block.mlp = Mlp(model.dim, model.ffn.width, drop=model.decoder_dropout)
+    return block

@@ -1,0 +1,204 @@
+"""Families of transformers: a replaced model computes the same, also with large logits.
+
+All models are tiny and have random weights, to which noise is added. They compute in float64, and
+the matrices of their attention modules are five times as large as usual: a cap of the logits, a
+clip or a forgotten scale then changes the outputs.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from lit_attn import replace_attention
+from lit_attn.attention.layer import Attention
+from lit_attn.models.adapter import class_name
+from lit_attn.models.replace import ADAPTERS
+from lit_attn.schema.errors import ConfigError
+
+LENGTH = 9
+PADDING = 3
+VOCABULARY = 50
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"intermediate_size": 48}
+TEXT = SIZES | {"vocab_size": VOCABULARY, "max_position_embeddings": 64, "pad_token_id": 0}
+TEXT |= {"bos_token_id": 1, "eos_token_id": None}
+GROUPED = TEXT | {"num_key_value_heads": 2}
+WIDE = GROUPED | {"head_dim": 16}
+IMAGE = SIZES | {"image_size": 16, "patch_size": 4}
+GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GPT2 |= {"bos_token_id": 1, "eos_token_id": None}
+TOWER = SIZES | {"projection_dim": 16}
+TOWERS = {
+    "text_config": TOWER | {"vocab_size": VOCABULARY, "max_position_embeddings": 16},
+    "vision_config": TOWER | {"image_size": 16, "patch_size": 4},
+}
+T5 = {"d_model": 32, "d_kv": 6, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+T5 |= {"vocab_size": VOCABULARY, "decoder_start_token_id": 0, "pad_token_id": 0}
+T5 |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 6}
+T5 |= {"eos_token_id": None}
+WHISPER = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 48}
+WHISPER |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
+WHISPER |= {"vocab_size": VOCABULARY, "num_mel_bins": 4, "max_source_positions": 8}
+WHISPER |= {"max_target_positions": 32, "decoder_start_token_id": 1, "pad_token_id": 0}
+WHISPER |= {"bos_token_id": 1, "eos_token_id": 2}
+
+Options = dict[str, Any]
+
+DECODERS: dict[str, Options] = {
+    "gemma": WIDE,
+    # The cap and the scale differ from those of the published models, to be visible here.
+    "gemma2": WIDE
+    | {"attn_logit_softcapping": 3.0, "query_pre_attn_scalar": 7, "sliding_window": 4},
+    "gemma3_text": WIDE | {"query_pre_attn_scalar": 24, "sliding_window": 4, "layer_types": None},
+    "gpt2": GPT2 | {"scale_attn_by_inverse_layer_idx": True},
+    "gpt_neox": TEXT,
+    "granite": GROUPED | {"attention_multiplier": 0.7},
+    "llama": GROUPED,
+    "mistral": GROUPED | {"sliding_window": 5},
+    "mixtral": GROUPED | {"num_local_experts": 2},
+    "olmo": GROUPED,
+    "olmo2": GROUPED,
+    "opt": TEXT | {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0},
+    "phi": GROUPED | {"qk_layernorm": True},
+    "phi3": GROUPED | {"sliding_window": 5, "rope_parameters": {"partial_rotary_factor": 0.5}},
+    "qwen2": GROUPED,
+    "qwen3": WIDE,
+    "qwen3_moe": WIDE | {"num_experts": 2, "num_experts_per_tok": 1},
+    "smollm3": GROUPED | {"no_rope_layers": [1, 0]},
+}
+ENCODERS: dict[str, Options] = {
+    "bert": TEXT,
+    "distilbert": {"vocab_size": VOCABULARY, "dim": 32, "n_layers": 2, "n_heads": 4}
+    | {"hidden_dim": 48, "pad_token_id": 0},
+    "electra": TEXT,
+    "modernbert": TEXT
+    | {"local_attention": 4, "global_attn_every_n_layers": 2, "cls_token_id": 1}
+    | {"sep_token_id": 2},
+    "roberta": TEXT,
+}
+VISION: dict[str, Options] = {
+    "dinov2": IMAGE,
+    "siglip_vision_model": IMAGE,
+    "vit": IMAGE,
+}
+PAIRS: dict[str, Options] = {"clip": TOWERS, "siglip": TOWERS}
+TRANSLATORS: dict[str, Options] = {"t5": T5, "whisper": WHISPER}
+
+
+class Family(NamedTuple):
+    """A family of transformers: its configuration and the inputs of its models."""
+
+    factory: Any
+    config: Options
+    inputs: Callable[[], dict[str, Tensor]]
+
+
+def make_tokens(padded_left: bool = False) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(3, VOCABULARY, (2, LENGTH), generator=generator)
+    present = torch.ones_like(tokens)
+    if padded_left:
+        present[1, :PADDING] = 0
+    else:
+        present[1, -PADDING:] = 0
+    return {"input_ids": tokens, "attention_mask": present}
+
+
+def make_images() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {"pixel_values": torch.randn(2, 3, 16, 16, generator=generator).double()}
+
+
+def make_translation_inputs() -> dict[str, Tensor]:
+    return make_tokens() | {"decoder_input_ids": make_tokens()["input_ids"][:, :5]}
+
+
+def make_sound() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    sound = torch.randn(2, 4, 16, generator=generator).double()
+    return {"input_features": sound, "decoder_input_ids": make_tokens()["input_ids"][:, :5]}
+
+
+FAMILIES: dict[str, Family] = {}
+for name, options in DECODERS.items():
+    FAMILIES[name] = Family(transformers.AutoModelForCausalLM, options, make_tokens)
+for name, options in ENCODERS.items():
+    FAMILIES[name] = Family(transformers.AutoModel, options, make_tokens)
+for name, options in VISION.items():
+    FAMILIES[name] = Family(transformers.AutoModel, options, make_images)
+for name, options in PAIRS.items():
+    FAMILIES[name] = Family(transformers.AutoModel, options, lambda: make_tokens() | make_images())
+FAMILIES["t5"] = Family(transformers.AutoModelForSeq2SeqLM, T5, make_translation_inputs)
+FAMILIES["whisper"] = Family(transformers.AutoModelForSpeechSeq2Seq, WHISPER, make_sound)
+
+EXPERTS = ("mixtral", "qwen3_moe")
+"""Families whose products of experts exist in single precision only."""
+
+
+def make_model(name: str, implementation: str = "eager") -> Any:
+    """Return a model of a family with disturbed weights, in evaluation mode and in float64."""
+    family = FAMILIES[name]
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(name, **family.config)
+    model = family.factory.from_config(config, attn_implementation=implementation)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    if name not in EXPERTS:
+        model.double()
+    return model.eval()
+
+
+@torch.no_grad()
+def enlarge(model: nn.Module) -> None:
+    for module in list(model.modules()):
+        if class_name(module) in ADAPTERS:
+            for parameter in module.parameters():
+                if parameter.ndim > 1:
+                    parameter *= 5
+
+
+def compute(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """Return the output of a model with a row for every token that is present."""
+    with torch.no_grad():
+        out = model(**inputs)
+    for key in ("logits_per_image", "logits", "last_hidden_state"):
+        if key in out:
+            result: Tensor = out[key]
+            break
+    if "attention_mask" in inputs and result.shape[:2] == inputs["attention_mask"].shape:
+        return result[inputs["attention_mask"] == 1]
+    return result
+
+
+def layers(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if isinstance(module, Attention)]
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_computes_the_same_with_large_logits(name: str, implementation: str) -> None:
+    if name == "gemma2" and implementation == "sdpa":
+        pytest.skip("transformers itself has no soft cap with sdpa")
+    model, inputs = make_model(name, implementation), FAMILIES[name].inputs()
+    small = compute(model, inputs)
+    enlarge(model)
+    expected = compute(model, inputs)
+    assert not torch.allclose(small, expected, rtol=0.01)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    replace_attention(model, "standard")
+    assert len(layers(model)) >= 2
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    ours = compute(model, inputs)
+    # Eager softmaxes, and the rotation of ModernBERT, are in float32 also in float64.
+    is_wide = implementation == "sdpa" and name not in (*EXPERTS, "modernbert")
+    tolerance = 1e-9 if is_wide else 1e-4
+    scale = expected.abs().max().item()
+    torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance * scale)
