@@ -11,7 +11,6 @@ from helpers.paths import ROOT
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.attention.parts import DynamicConfig
 from lit_attn.attention.spec import PRESETS
-from lit_attn.config.augment import RandAugmentConfig
 from lit_attn.config.study import read_studies
 
 
@@ -210,16 +209,9 @@ def test_the_retrieval_study_has_every_row_of_the_tables() -> None:
 def test_readings_differ_in_the_settings_that_they_name() -> None:
     experiments = {v.name: v.experiment for v in matrices()["attentionx-cifar100"].variants}
     assert list(experiments)[:2] == ["standard", "attentionx"]
-    flavours = {
-        name: step.flavour
-        for name, experiment in experiments.items()
-        for step in experiment.data.augment
-        if isinstance(step, RandAugmentConfig)
-    }
-    assert flavours == {
-        name: "torchvision" if name.startswith("torchvision") else "blanking"
-        for name in experiments
-    }
+    for name, experiment in experiments.items():
+        kind = "randaugment" if name.startswith("torchvision") else "blanking-randaugment"
+        assert experiment.data.augment[0].kind == kind, name
     plain = [
         name for name, experiment in experiments.items() if experiment.model.patchify == "plain"
     ]
