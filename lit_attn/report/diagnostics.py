@@ -135,7 +135,7 @@ def _rank_edges(ranks: "pd.Series[int]") -> Floats:
     low = ranks.min()
     high = ranks.max()
     step = max(1, math.ceil((high - low + 1) / 40))
-    return np.arange(low, high + step + 1, step) - 0.5
+    return np.arange(low, high + step + 1, step, dtype=np.float64) - 0.5
 
 
 def _draw_rank_histogram(axes: "Axes", row: int, rows: pd.DataFrame, edges: Floats) -> None:
