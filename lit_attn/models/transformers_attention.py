@@ -140,11 +140,7 @@ class Hub(Adapter):
     def name_arguments(self, values: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name; raise ValueError if it asks for weights."""
         arguments = dict(zip(self.names, values, strict=False)) | named
-        config = read_config(self.original)
-        wants_weights = arguments.get("output_attentions")
-        if wants_weights is None:
-            wants_weights = getattr(config, "output_attentions", False)
-        if wants_weights:
+        if arguments.get("output_attentions") or is_collecting_weights():
             raise self.refusal("`output_attentions`: a replaced layer returns no weights")
         return arguments
 
@@ -162,9 +158,6 @@ class Hub(Adapter):
             is_causal = self.is_causal
         # A mask of transformers contains the order.
         is_ordered = is_causal and mask is None
-        if mask is not None and mask.stride(-2) == 0:
-            # Padding is the same for all queries.
-            mask = mask[..., :1, :]
         mask = join_bias(mask, bias)
         cache = self.find_cache(arguments, x)
         if mask is not None and cache is not None:
@@ -201,6 +194,21 @@ class Hub(Adapter):
         cos, sin = positions
         width = cos.shape[-1] // 2
         return Rotary(cos[..., :width].unsqueeze(1), sin[..., :width].unsqueeze(1))
+
+
+def is_collecting_weights() -> bool:
+    """Return True if the running model of transformers collects weights from its layers.
+
+    Some classes (GPT-2) collect them without an argument of the call of their layers.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    collector = getattr(capturing, "_active_collector", None)
+    if collector is None:
+        return False
+    outputs = collector.get() or {}
+    return any(name.endswith("attentions") for name in outputs)
 
 
 def join_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
