@@ -244,8 +244,8 @@ class HubCache(KeyValues):
             raise ValueError("replaced attention needs a cache that grows, such as DynamicCache")
         self.vectors: Tensor | None = getattr(layer, "keys", None)
         self.position = past.get_seq_length(index)
-        is_empty = self.vectors is None or self.vectors.ndim < 4
-        self.length = 0 if is_empty else self.vectors.shape[-2]
+        if self.vectors is not None and self.vectors.ndim == 4:
+            self.length = self.vectors.shape[-2]
         if self.limit is not None:
             self.length = min(self.length, self.limit)
         self.parts: list[Tensor] = []
