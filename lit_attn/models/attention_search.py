@@ -65,7 +65,7 @@ NAMES = list_names(CLASSES["adapters"])
 UNFIT = list_reasons(CLASSES["refused"])
 """Reasons why a class of attention modules cannot be replaced."""
 
-POOLING = frozenset(CLASSES["pooling"])
+POOLING_CLASSES = frozenset(CLASSES["pooling"])
 """Classes that pool tokens by learned queries, which are no self-attention."""
 
 ATTENTION_NAME = re.compile(r"Attention(?!Pool)|Attn|MHSA|MSA|MHA")
@@ -129,7 +129,7 @@ def find_layers(model: nn.Module, adapters: dict[str, AdapterChoice] | None = No
             continue
         if module in inside:
             continue
-        if class_name(module) in POOLING:
+        if class_name(module) in POOLING_CLASSES:
             inside.update(module.modules())
             continue
         layer = classify(module, adapters)
