@@ -5,10 +5,10 @@ ADAPTERS.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import yaml
@@ -18,19 +18,33 @@ from lit_attn.attention.layer import Attention
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.models.adapter import Adapter, class_name
 from lit_attn.schema.base import load
+from lit_attn.schema.errors import require
 from lit_attn.schema.sources import read_package_file
 
 CLASSES = yaml.safe_load(read_package_file(Path(__file__).with_name("attention_classes.yaml")))
 """Content of attention_classes.yaml."""
 
 
-def list_adapters(by_file: dict[str, dict[str, str]]) -> dict[str, str | type[Adapter]]:
+AdapterChoice: TypeAlias = str | Callable[[Any, AttentionSpec], nn.Module | None]
+"""An adapter, as its class, as "module:class", or as the name of an adapter of this package."""
+
+
+def list_adapters(by_file: dict[str, dict[str, str]]) -> dict[str, AdapterChoice]:
     """Return the adapters of the package by class of attention module, both as "module:class"."""
-    adapters: dict[str, str | type[Adapter]] = {}
+    adapters: dict[str, AdapterChoice] = {}
     for file, names in by_file.items():
         for module_class, adapter in names.items():
             adapters[module_class] = f"lit_attn.models.{file}:{adapter}"
     return adapters
+
+
+def list_names(by_file: dict[str, dict[str, str]]) -> dict[str, str]:
+    """Return the adapters of the package, as "module:class", by their short names."""
+    targets = {}
+    for file, names in by_file.items():
+        for adapter in names.values():
+            targets[adapter] = f"lit_attn.models.{file}:{adapter}"
+    return targets
 
 
 def list_reasons(by_reason: dict[str, list[str]]) -> dict[str, str]:
@@ -43,12 +57,15 @@ def list_reasons(by_reason: dict[str, list[str]]) -> dict[str, str]:
 
 
 ADAPTERS = list_adapters(CLASSES["adapters"])
-"""Adapters by class of attention module, both as "module:class"; an adapter can be the class."""
+"""Adapters by class of attention module, which is written as "module:class"."""
+
+NAMES = list_names(CLASSES["adapters"])
+"""Adapters of this package, as "module:class", by the names that choose them."""
 
 UNFIT = list_reasons(CLASSES["refused"])
 """Reasons why a class of attention modules cannot be replaced."""
 
-POOLING = frozenset(CLASSES["pooling"])
+POOLING_CLASSES = frozenset(CLASSES["pooling"])
 """Classes that pool tokens by learned queries, which are no self-attention."""
 
 ATTENTION_NAME = re.compile(r"Attention(?!Pool)|Attn|MHSA|MSA|MHA")
@@ -98,8 +115,12 @@ class Layer:
         return f"{self.paths[0] or 'the model'} ({type(self.module).__name__})"
 
 
-def find_layers(model: nn.Module) -> list[Layer]:
-    """Return the attention layers of `model` in its order, with or without an adapter."""
+def find_layers(model: nn.Module, adapters: dict[str, AdapterChoice] | None = None) -> list[Layer]:
+    """Return the attention layers of `model` in its order, with or without an adapter.
+
+    `adapters` are added to ADAPTERS. Raises ConfigError for an adapter that does not exist.
+    """
+    adapters = ADAPTERS | (adapters or {})
     layers: dict[nn.Module, Layer] = {}
     inside: set[nn.Module] = set()
     for path, module in model.named_modules(remove_duplicate=False):
@@ -108,10 +129,10 @@ def find_layers(model: nn.Module) -> list[Layer]:
             continue
         if module in inside:
             continue
-        if class_name(module) in POOLING:
+        if class_name(module) in POOLING_CLASSES:
             inside.update(module.modules())
             continue
-        layer = classify(module)
+        layer = classify(module, adapters)
         if layer is not None:
             layer.paths.append(path)
             layers[module] = layer
@@ -119,17 +140,34 @@ def find_layers(model: nn.Module) -> list[Layer]:
     return list(layers.values())
 
 
-def classify(module: nn.Module) -> Layer | None:
+def load_adapter(adapter: AdapterChoice) -> Callable[[Any, AttentionSpec], nn.Module | None]:
+    """Return the adapter that a class, "module:class", or a name of this package stands for."""
+    if not isinstance(adapter, str):
+        return adapter
+    if ":" not in adapter:
+        require("adapters: there is no adapter", adapter, NAMES)
+        adapter = NAMES[adapter]
+    loaded: Callable[[Any, AttentionSpec], nn.Module | None] = load(adapter)
+    return loaded
+
+
+def check_adapted_classes(model: nn.Module, names: Iterable[str]) -> None:
+    """Raise ConfigError if one of `names` is the class of no module of `model`."""
+    classes = sorted({class_name(module) for module in model.modules()})
+    for name in names:
+        require(f"adapters: {type(model).__name__} has no module of class", name, classes)
+
+
+def classify(module: nn.Module, adapters: dict[str, AdapterChoice]) -> Layer | None:
     """Return `module` as an attention layer, or None if it is not recognised as one."""
     if isinstance(module, Adapter | Attention):
         return Layer(module, None, OURS)
     name = class_name(module)
-    if name in ADAPTERS:
-        adapter = ADAPTERS[name]
-        return Layer(module, load(adapter) if isinstance(adapter, str) else adapter, "")
+    if name in adapters:
+        return Layer(module, load_adapter(adapters[name]), "")
     if name in UNFIT:
         return Layer(module, None, UNFIT[name])
-    if contains_attention(module):
+    if contains_attention(module, adapters):
         # A wrapper around the attention itself.
         return None
     if ATTENTION_NAME.search(type(module).__name__):
@@ -148,11 +186,11 @@ def classify(module: nn.Module) -> Layer | None:
     return None
 
 
-def contains_attention(module: nn.Module) -> bool:
+def contains_attention(module: nn.Module, adapters: Collection[str]) -> bool:
     """Return True if `module` or a module in it is attention of a known class."""
     for part in module.modules():
         name = class_name(part)
-        if name in ADAPTERS or name in UNFIT or isinstance(part, Adapter | Attention):
+        if name in adapters or name in UNFIT or isinstance(part, Adapter | Attention):
             return True
     return False
 

@@ -19,10 +19,15 @@ from timm.models.maxxvit import MaxxVit
 from torch import Tensor, nn
 
 from lit_attn.attention.layer import attn_layer
-from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config import signatures
-from lit_attn.config.models.external import ModuleConfig, TimmConfig, TransformersConfig
+from lit_attn.config.models.external import (
+    ExternalModel,
+    ModuleConfig,
+    TimmConfig,
+    TransformersConfig,
+)
 from lit_attn.extras import require
+from lit_attn.models.attention_search import AdapterChoice
 from lit_attn.models.factory import count
 from lit_attn.models.ffn_resize import resize_ffns
 from lit_attn.models.layers import Device
@@ -63,7 +68,7 @@ def build_timm(model: TimmConfig, signature: Any, device: Device) -> nn.Module:
             resize_ffns(network, width)
         return network
 
-    return _build(create, model.attention, device)
+    return _build(create, model, device)
 
 
 def find_ratio(
@@ -172,7 +177,7 @@ def build_transformers(model: TransformersConfig, signature: Any, device: Device
             )
         return network
 
-    return Logits(_build(create, model.attention, device), head.call)
+    return Logits(_build(create, model, device), head.call)
 
 
 def list_config_values(signature: Any) -> dict[str, Any]:
@@ -313,18 +318,22 @@ def build_module(model: ModuleConfig, signature: Any, device: Device) -> nn.Modu
             raise ValueError(f"import: {model.target} makes {type(network).__name__}, no nn.Module")
         return network
 
-    return _build(create, None if builds_attention else model.attention, device)
+    return _build(create, model, device, replaces=not builds_attention)
 
 
 def _build(
-    create: Callable[[], nn.Module], spec: AttentionSpec | None, device: Device
+    create: Callable[[], nn.Module],
+    model: ExternalModel,
+    device: Device,
+    replaces: bool = True,
 ) -> nn.Module:
-    """Return what `create` returns, on `device`, with replaced attention layers if `spec`."""
+    """Return what `create` returns, on `device`, with replaced attention layers if `replaces`."""
     with torch.device(device or torch.get_default_device()), by_shape():
         network = create()
-        if spec is None:
+        if not replaces:
             return network
+        adapters = dict[str, AdapterChoice](model.adapters)
         try:
-            return replace_attention(network, spec, "attention")
+            return replace_attention(network, model.attention, "attention", adapters=adapters)
         except ConfigError as error:
             raise ValueError(str(error)) from error

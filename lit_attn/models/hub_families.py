@@ -234,7 +234,7 @@ class EncoderDecoder(Hub):
         memory = arguments["key_value_states"]
         past = arguments.get("past_key_values")
         cross_past = getattr(past, "cross_attention_cache", None)
-        if cross_past is None or self.training or x.is_meta:
+        if past is None or cross_past is None or self.training or x.is_meta:
             return self.layer(x, mask, memory=memory)
         self.check_cache()
         if past.is_updated.get(self.index):

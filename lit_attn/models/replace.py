@@ -17,7 +17,14 @@ from torch import nn
 
 from lit_attn.attention.spec import AttentionSpec, attention_spec
 from lit_attn.models.adapter import Adapter, Projections, build_layer, by_head, join, linear
-from lit_attn.models.attention_search import ADAPTERS, UNFIT, Layer, find_layers
+from lit_attn.models.attention_search import (
+    ADAPTERS,
+    UNFIT,
+    AdapterChoice,
+    Layer,
+    check_adapted_classes,
+    find_layers,
+)
 from lit_attn.models.layer_choice import Choice, choose
 from lit_attn.models.restoring import unchanged_after_an_error
 from lit_attn.schema.errors import ConfigError
@@ -49,6 +56,7 @@ def replace_attention(
     *,
     only: Choice = None,
     skip: Choice = None,
+    adapters: dict[str, AdapterChoice] | None = None,
     example: Any = None,
 ) -> nn.Module:
     """Replace the softmax self-attention layers of `model`, in place, and return the model.
@@ -63,6 +71,10 @@ def replace_attention(
     layer or of a module with layers in it, a pattern such as `blocks.*.attn`, the layer's index in
     the order of the model (-1 is the last one), or a list of these.
 
+    `adapters` chooses adapters for further classes of attention modules, such as
+    `{"mine:MyAttention": "Hub"}`. A class is written as "module:class"; an adapter is the name of
+    one of this package, "module:class", or a subclass of Adapter.
+
     `example` is an input of the model: a tensor, a tuple of arguments, or a dictionary of named
     ones. The model is then called with it once, in evaluation mode and without gradients, before
     anything is replaced. Layers that are called in a way that `spec` cannot compute, such as
@@ -73,7 +85,8 @@ def replace_attention(
     replaced. The model is then unchanged.
     """
     chosen = attention_spec(spec, source)
-    layers = find_layers(model)
+    check_adapted_classes(model, adapters or {})
+    layers = find_layers(model, adapters)
     if not layers:
         raise ConfigError(f"{source}: {type(model).__name__} has no self-attention layers")
     layers = choose(layers, only, skip, source)

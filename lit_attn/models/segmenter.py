@@ -1,6 +1,8 @@
 """Segmenter (Strudel et al. 2021, arXiv:2105.05633): mmsegmentation's, with our attention.
 
-It follows github.com/rstrudel/segmenter.
+It follows github.com/rstrudel/segmenter. `AttentionViT` and `AttentionMaskHead` are in the registry
+of mmsegmentation, so a configuration file of mmengine can name them after
+`custom_imports = dict(imports=["lit_attn.models.segmenter"])`.
 
 Shapes: B batch, h x w patches of P pixels, d width, K classes. Images (B, 3, H, W) -> masks
 (B, K, h, w).
@@ -14,6 +16,7 @@ from mmengine.model import BaseModule, ModuleList
 from mmseg.models import EncoderDecoder, SegDataPreProcessor
 from mmseg.models.decode_heads import SegmenterMaskTransformerHead
 from mmseg.registry import MODELS
+from pydantic import ValidationError
 from timm.layers import Mlp, resample_abs_pos_embed
 from timm.models import get_pretrained_cfg
 from timm.models.vision_transformer import Block
@@ -27,6 +30,7 @@ from lit_attn.models import vit
 from lit_attn.models.external import create_timm
 from lit_attn.models.layers import Device
 from lit_attn.models.seeded_draws import by_name, copy_projections
+from lit_attn.schema.errors import explain
 
 # Pixels are mapped from 0..255 to -1..1, as for the published weights.
 MEAN = 127.5
@@ -94,17 +98,39 @@ class Preprocessor(SegDataPreProcessor):
         return self.place.new_full((1, 1, 1), STD)
 
 
+def read_model(model: SegmenterConfig | dict[str, Any], part: str) -> SegmenterConfig:
+    """Return a configuration, or the one that a mapping of its keys describes.
+
+    The mapping may come from a configuration file of mmengine. Raises ConfigError, which begins
+    with `part`, for a key or a value that YAML could not contain either.
+    """
+    if isinstance(model, SegmenterConfig):
+        return model
+    if isinstance(model, ConfigDict):
+        model = model.to_dict()
+    try:
+        return SegmenterConfig.model_validate(model)
+    except ValidationError as error:
+        raise explain(error, f"{part}: model") from error
+
+
+@MODELS.register_module()
 class AttentionViT(BaseModule):
     """timm's vision transformer as a backbone: images (B, 3, H, W) -> one map (B, d, h, w).
 
     The final norm is applied and the class token dropped (Strudel et al. 2021, section 3.1). Images
     that the patches do not tile are padded on the right and at the bottom.
+
+    `model` has the keys of `model: {kind: segmenter}` in YAML, such as `{"dim": 192, "attention":
+    "belief2"}`. The learned positions are those of windows of `crop` x `crop` pixels.
     """
 
-    def __init__(self, model: SegmenterConfig, crop: int) -> None:
+    def __init__(self, model: SegmenterConfig | dict[str, Any], crop: int) -> None:
         super().__init__()
-        self.model = model
-        shared = {name: getattr(model, name) for name in Transformer.model_fields if name != "kind"}
+        self.model = read_model(model, "AttentionViT")
+        shared = {
+            name: getattr(self.model, name) for name in Transformer.model_fields if name != "kind"
+        }
         encoder = ImageViTConfig(norm_eps=1e-5, **shared)
         self.vit = vit.build_image_vit(encoder, (3, crop, crop), 0, torch.get_default_device())
 
@@ -150,14 +176,16 @@ class AttentionViT(BaseModule):
         return (patches.transpose(1, 2).unflatten(-1, grid),)
 
 
+@MODELS.register_module()
 class AttentionMaskHead(SegmenterMaskTransformerHead):
     """mmsegmentation's mask transformer with our attention: (B, d, h, w) -> masks (B, K, h, w).
 
     The projections of patches and of classes start from N(0, 1/d), as in the published code;
-    mmsegmentation's own head starts smaller.
+    mmsegmentation's own head starts smaller. `model` is that of the backbone.
     """
 
-    def __init__(self, model: SegmenterConfig, num_classes: int) -> None:
+    def __init__(self, model: SegmenterConfig | dict[str, Any], num_classes: int) -> None:
+        model = read_model(model, "AttentionMaskHead")
         super().__init__(
             in_channels=model.dim,
             channels=model.dim,

@@ -59,9 +59,10 @@ def read(original: Any, **changes: Any) -> Projections:
 
 def read_qkv(original: Any) -> nn.Linear:
     """Return the projection to q, k and v of a module of timm."""
+    parts: list[Any]
     for names in QKV_NAMES:
         parts = [getattr(original, name, None) for name in names]
-        if all(part is not None for part in parts):
+        if None not in parts:
             break
     else:
         raise ValueError("it has no projections to q, k and v under timm's usual names")

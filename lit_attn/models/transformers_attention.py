@@ -140,11 +140,7 @@ class Hub(Adapter):
     def name_arguments(self, values: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name; raise ValueError if it asks for weights."""
         arguments = dict(zip(self.names, values, strict=False)) | named
-        config = read_config(self.original)
-        wants_weights = arguments.get("output_attentions")
-        if wants_weights is None:
-            wants_weights = getattr(config, "output_attentions", False)
-        if wants_weights:
+        if arguments.get("output_attentions") or is_collecting_weights():
             raise self.refusal("`output_attentions`: a replaced layer returns no weights")
         return arguments
 
@@ -162,9 +158,6 @@ class Hub(Adapter):
             is_causal = self.is_causal
         # A mask of transformers contains the order.
         is_ordered = is_causal and mask is None
-        if mask is not None and mask.stride(-2) == 0:
-            # Padding is the same for all queries.
-            mask = mask[..., :1, :]
         mask = join_bias(mask, bias)
         cache = self.find_cache(arguments, x)
         if mask is not None and cache is not None:
@@ -203,6 +196,21 @@ class Hub(Adapter):
         return Rotary(cos[..., :width].unsqueeze(1), sin[..., :width].unsqueeze(1))
 
 
+def is_collecting_weights() -> bool:
+    """Return True if the running model of transformers collects weights from its layers.
+
+    Some classes (GPT-2) collect them without an argument of the call of their layers.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    collector = getattr(capturing, "_active_collector", None)
+    if collector is None:
+        return False
+    outputs = collector.get() or {}
+    return any(name.endswith("attentions") for name in outputs)
+
+
 def join_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
     """Return a mask of transformers and a position bias as one additive mask, or None."""
     if mask is None:
@@ -236,8 +244,8 @@ class HubCache(KeyValues):
             raise ValueError("replaced attention needs a cache that grows, such as DynamicCache")
         self.vectors: Tensor | None = getattr(layer, "keys", None)
         self.position = past.get_seq_length(index)
-        is_empty = self.vectors is None or self.vectors.ndim < 4
-        self.length = 0 if is_empty else self.vectors.shape[-2]
+        if self.vectors is not None and self.vectors.ndim == 4:
+            self.length = self.vectors.shape[-2]
         if self.limit is not None:
             self.length = min(self.length, self.limit)
         self.parts: list[Tensor] = []

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lit_attn import replace_attention
@@ -142,10 +141,10 @@ EXPERTS = ("mixtral", "qwen3_moe")
 """Families whose products of experts exist in single precision only."""
 
 
-def make_model(name: str, implementation: str = "eager") -> Any:
+def make_model(name: str, implementation: str = "eager", seed: int = 0) -> Any:
     """Return a model of a family with disturbed weights, in evaluation mode and in float64."""
     family = FAMILIES[name]
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(name, **family.config)
     model = family.factory.from_config(config, attn_implementation=implementation)
     with torch.no_grad():
@@ -202,3 +201,103 @@ def test_a_family_computes_the_same_with_large_logits(name: str, implementation:
     tolerance = 1e-9 if is_wide else 1e-4
     scale = expected.abs().max().item()
     torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance * scale)
+
+
+def test_each_query_has_its_own_row_of_a_mask() -> None:
+    """In a prefix model, BERT gets a mask (B, 1, n, n) whose rows differ."""
+    model = make_model("bert", "sdpa")
+    tokens = make_tokens()["input_ids"]
+    visible = torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
+    visible[..., :4] = True
+    inputs = {"input_ids": tokens, "attention_mask": visible}
+    expected = model(**inputs).last_hidden_state
+    ours = replace_attention(model, "standard")(**inputs).last_hidden_state
+    torch.testing.assert_close(ours, expected)
+
+
+def test_the_order_of_a_text_is_kept_without_a_mask() -> None:
+    """CLIP's text model says by an argument of the call that its attention is causal."""
+    model = make_model("clip", "sdpa")
+    inputs = FAMILIES["clip"].inputs()
+    inputs.pop("attention_mask")
+    expected = model(**inputs).text_embeds
+    torch.testing.assert_close(replace_attention(model, "standard")(**inputs).text_embeds, expected)
+
+
+@pytest.mark.parametrize("name", [*DECODERS, *TRANSLATORS])
+def test_a_family_generates_the_same_from_its_cache(name: str) -> None:
+    model = make_model(name, "eager" if name == "gemma2" else "sdpa")
+    enlarge(model)
+    if name == "gemma2":
+        # Eager masks of float64 are -inf in the float32 of the softmax, so padding is NaN.
+        model.float()
+    inputs: dict[str, Any] = dict(FAMILIES[name].inputs())
+    inputs.pop("decoder_input_ids", None)
+    if name in DECODERS:
+        inputs = make_tokens(padded_left=True)
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "output_logits": True}
+    options |= {"return_dict_in_generate": True, "num_beams": 1 if name in DECODERS else 2}
+
+    def generate() -> tuple[Tensor, Tensor]:
+        out = model.generate(**inputs, **options)
+        return out.sequences, torch.stack(out.logits)
+
+    tokens, logits = generate()
+    replace_attention(model, "standard")
+    our_tokens, our_logits = generate()
+    assert torch.equal(our_tokens, tokens)
+    torch.testing.assert_close(our_logits, logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_cross_attention_is_replaced_or_refused_with_its_path(name: str) -> None:
+    model = make_model(name, "sdpa")
+    cross = {"t5": "EncDecAttention", "whisper": "encoder_attn"}[name]
+    with pytest.raises(
+        ConfigError, match=rf"decoder.*\.{cross} \(\w+\): its keys belong to another"
+    ):
+        replace_attention(model, "belief2")
+    replace_attention(model, "belief2", skip=f"*.{cross}")
+    assert len(layers(model)) == 4
+    assert compute(model, FAMILIES[name].inputs()).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["gemma2", "t5", "whisper", "olmo2"])
+def test_another_mechanism_decodes_from_the_cache_as_without_it(name: str) -> None:
+    model = make_model(name, "eager" if name == "gemma2" else "sdpa")
+    replace_attention(model, "mgk")
+    inputs = dict(FAMILIES[name].inputs())
+    inputs.pop("decoder_input_ids", None)
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    cached = model.generate(**inputs, **options)
+    assert torch.equal(cached, model.generate(**inputs, **options, use_cache=False))
+
+
+def test_capped_logits_refuse_a_composition_and_attention_without_logits() -> None:
+    model = make_model("gemma2")
+    with pytest.raises(ConfigError, match="compose: 'query\\+key' would mix logits that it caps"):
+        replace_attention(model, "dcmha")
+    with pytest.raises(ConfigError, match="'linear' attention has no logits, which this module"):
+        replace_attention(model, "linear")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_weights_are_refused_in_one_line(name: str) -> None:
+    model = replace_attention(make_model(name), "standard")
+    inputs = FAMILIES[name].inputs()
+    message = r"\w+\.\d+\..* \(\w+\): `output_attentions`: a replaced layer returns no weights"
+    with pytest.raises(ValueError, match=message) as caught:
+        model(**inputs, output_attentions=True)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_saved_model_computes_the_same_when_it_is_loaded(name: str, tmp_path: Path) -> None:
+    model = replace_attention(make_model(name), "mgk")
+    inputs = FAMILIES[name].inputs()
+    expected = compute(model, inputs)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    fresh = replace_attention(make_model(name, seed=1), "mgk")
+    assert not torch.equal(compute(fresh, inputs), expected)
+    fresh.load_state_dict(torch.load(tmp_path / "weights.pt"))
+    assert torch.equal(compute(fresh, inputs), expected)
