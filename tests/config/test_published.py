@@ -9,8 +9,8 @@ import pytest
 from helpers import studies
 from helpers.paths import EXPERIMENTS, ROOT
 
+from lit_attn.ablate.axes import combine_axes
 from lit_attn.ablate.plan import Matrix, expand
-from lit_attn.ablate.variants import expand_axes
 from lit_attn.config.papers import read_paper
 from lit_attn.config.published import PublishedCell, list_cells, parse_cell
 from lit_attn.config.study import Published, StudySource, read_studies
@@ -70,7 +70,7 @@ def test_every_published_cell_has_its_variant(paper: str) -> None:
     assert rows
     for study in {cell.study for cell in rows}:
         assert study in shipped(), study
-        variants[study] = {variant.name for variant in expand_axes(shipped()[study])}
+        variants[study] = {variant.name for variant in combine_axes(shipped()[study])}
     for cell in rows:
         assert cell.variant in variants[cell.study], cell
 
