@@ -8,12 +8,13 @@ Shapes: images (B, 3, S, S) float, normalised; labels (B,); mixed targets (B, cl
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch import Tensor
@@ -24,7 +25,7 @@ from lit_attn.data.augment.timm_mixing import mix_batch
 from lit_attn.data.augment.timm_transform import make_evaluation_transform, make_training_transform
 from lit_attn.data.image_lists import Files, fingerprint
 from lit_attn.data.labels import measure_largest_class, warn_of_missing_labels
-from lit_attn.data.loading import check_samples, read_batches, use_seed
+from lit_attn.data.loading import check_samples, use_seed
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.pictures import read_picture
 from lit_attn.schema.errors import ConfigError
@@ -49,6 +50,7 @@ class ImageFileData(DataModule):
         self.train = Reader(data, files["train"], augmented=True)
         self.splits: list[str] = [name for name in ("val", "test") if name in files]
         self.evaluated = {name: Reader(data, files[name], augmented=False) for name in self.splits}
+        self.evaluation_workers = self.make_workers(self.evaluated_batch)
         self._fingerprint = fingerprint(files)
         if data.augment.is_mixed:
             self.inseparable = 2
@@ -63,12 +65,11 @@ class ImageFileData(DataModule):
         for reader in (self.train, *self.evaluated.values()):
             check_samples(len(reader), reader.open)
 
-    def train_batches(self, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor, int]]:
-        steps = range(start, stop)
-        # An epoch has millions of samples, so they are drawn when they are needed.
-        batches = map(self.samples, steps)
-        for step, batch in zip(steps, self.read(self.train, batches), strict=True):
-            yield *batch, step
+    def batch(self, step: int) -> tuple[Tensor, Tensor, int]:
+        """Return this process's images and labels of a training step, and the step."""
+        samples = [self.train[sample] for sample in self.samples(step)]
+        images, labels = self.train.collate(samples)
+        return images, labels, step
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
         """Return a loader of as many batches on every process; sizes differ by at most one.
@@ -82,7 +83,7 @@ class ImageFileData(DataModule):
         batches = [[(place, 0, self.data.size) for place in part] for part in units]
         if not any(units):
             units, batches = [[len(images)]], [[(0, 0, self.data.size)]]
-        return EvaluationLoader(batches, partial(self.read, images), units, len(images))
+        return EvaluationLoader(batches, partial(self.read, split), units, len(images))
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Return (images, targets); a training batch, which has its step, is mixed here."""
@@ -97,15 +98,25 @@ class ImageFileData(DataModule):
         """Return this process's samples of a training step."""
         pixels = self.data.size_in(step // self.steps_per_epoch)
         rows = self.rows(step, self.draw_order)
-        seeds = numpy_generator(self.seed, "sample", step).integers(2**32, size=len(rows)).tolist()
-        samples = [(row, seed, pixels) for row, seed in zip(rows, seeds, strict=True)]
-        return list(self.share(samples))
+        seeds = numpy_generator(self.seed, "sample", step).integers(2**32, size=len(rows))
+        share = zip(self.share(rows).tolist(), self.share(seeds).tolist(), strict=True)
+        return [(row, seed, pixels) for row, seed in share]
 
-    def read(self, images: "Reader", batches: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches that workers read of `batches`, lists of samples, in their order."""
-        return read_batches(images, batches, images.collate, self.data.workers, pinned=True)
+    def read(self, split: str, batches: Sequence[list[Sample]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the batches of lists of samples of an evaluated split, in their order."""
+        return self.evaluation_workers.read((split, samples) for samples in batches)
 
-    def draw_order(self, epoch: int) -> list[int]:
+    def evaluated_batch(self, key: tuple[str, list[Sample]]) -> tuple[Tensor, Tensor]:
+        """Return the images and labels of some samples of an evaluated split."""
+        split, samples = key
+        reader = self.evaluated[split]
+        return reader.collate([reader[sample] for sample in samples])
+
+    def stop_workers(self) -> None:
+        super().stop_workers()
+        self.evaluation_workers.close()
+
+    def draw_order(self, epoch: int) -> NDArray[np.int64]:
         repeats = self.data.repeats
         sampler = RepeatAugSampler(
             range(len(self.train)),
@@ -116,7 +127,8 @@ class ImageFileData(DataModule):
             selected_round=256 if repeats > 1 else 0,
         )
         sampler.set_epoch(int(numpy_generator(self.seed, "order", epoch).integers(2**63)))
-        return list(sampler)
+        # Every worker keeps the order of an epoch: a list would need four times the memory.
+        return np.fromiter(sampler, np.int64)
 
 
 class Reader(Dataset[Any]):
@@ -155,7 +167,9 @@ class Reader(Dataset[Any]):
         return read_picture(content, name, "RGB")
 
     def collate(self, samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-        images, labels = [image for image, _ in samples], [label for _, label in samples]
+        """Return the images (B, 3, S, S) and labels (B,) of a batch, which may be empty."""
+        images = [image for image, _ in samples]
+        labels = [label for _, label in samples]
         size = max(self.transforms)
         stacked = torch.stack(images) if images else torch.empty(0, 3, size, size)
         return stacked, torch.tensor(labels, dtype=torch.long)

@@ -228,7 +228,7 @@ def test_resuming_within_an_epoch_is_exact_to_the_bit(tmp_path: Path, stop: int)
 
 
 def test_a_data_module_without_a_required_method_is_refused() -> None:
-    message = "class Mine does not define evaluation_loader, fingerprint, train_batches, which"
+    message = "class Mine does not define batch, evaluation_loader, fingerprint, which"
     with pytest.raises(ConfigError, match=message):
 
         class Mine(DataModule):

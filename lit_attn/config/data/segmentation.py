@@ -86,6 +86,7 @@ class Scenery(Data):
     has_val_files = False
     first_label: ClassVar = 1
     """Number of the first class in a label file; the numbers below it mean no class."""
+    prepares_on_cpu: ClassVar = True
 
     root: Path = Field(description="folder of the images and annotations")
     crop: PositiveInt = Field(512, description="side of a training window in pixels")
@@ -99,7 +100,6 @@ class Scenery(Data):
         (Rescale(), CategoryCrop(), SceneFlip(), Photometric()),
         description="augmentation steps in the order of their application",
     )
-    workers: int = outside_identity(4, "processes that read images; 0: the training process")
 
     @field_validator("augment")
     @classmethod
@@ -211,6 +211,5 @@ class Scenes(Scenery, kind="scenes"):
     crop: PositiveInt = Field(32, description="side of a training window in pixels")
     short_side: PositiveInt = Field(32, description="short side of a resized image in pixels")
     long_side: PositiveInt = Field(128, description="most pixels of a resized image's long side")
-    workers: int = outside_identity(0, "processes that read images; 0: the training process")
 
     prepare: ClassVar = method("lit_attn.data.scenes:prepare")
