@@ -38,6 +38,7 @@ def unchanged_after_an_error(model: nn.Module) -> Iterator[None]:
 
 
 def _copy_attributes(module: nn.Module) -> dict[str, SavedAttribute]:
+    """Return every attribute of `module` by name; tensors and modules are not copied."""
     saved = {}
     for name, value in vars(module).items():
         entries = dict(value) if isinstance(value, dict) else None

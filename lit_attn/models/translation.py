@@ -43,6 +43,7 @@ class EncoderDecoder(nn.Module):
 
     @torch.no_grad()
     def _initialise(self, model: EncoderDecoderConfig) -> None:
+        """Fill the parameters; fairseq's scheme sets the embedding of padding to zero."""
         initialise(self, model, tied=self.head is None)
         if model.init.matrices == "fairseq":
             for trunk in (self.encoder, self.decoder):

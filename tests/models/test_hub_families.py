@@ -137,13 +137,23 @@ for name, options in PAIRS.items():
 FAMILIES["t5"] = Family(transformers.AutoModelForSeq2SeqLM, T5, make_translation_inputs)
 FAMILIES["whisper"] = Family(transformers.AutoModelForSpeechSeq2Seq, WHISPER, make_sound)
 
+RELATIVES: dict[str, Family] = {
+    "arcee": Family(transformers.AutoModelForCausalLM, GROUPED, make_tokens),
+    "camembert": Family(transformers.AutoModel, TEXT, make_tokens),
+    "deit": Family(transformers.AutoModel, IMAGE, make_images),
+    "dinov2_with_registers": Family(transformers.AutoModel, IMAGE, make_images),
+    "mt5": Family(transformers.AutoModelForSeq2SeqLM, T5, make_translation_inputs),
+    "xlm-roberta": Family(transformers.AutoModel, TEXT, make_tokens),
+}
+"""Families whose attention has the code of another one."""
+
 EXPERTS = ("mixtral", "qwen3_moe")
 """Families whose products of experts exist in single precision only."""
 
 
 def make_model(name: str, implementation: str = "eager", seed: int = 0) -> Any:
     """Return a model of a family with disturbed weights, in evaluation mode and in float64."""
-    family = FAMILIES[name]
+    family = (FAMILIES | RELATIVES)[name]
     torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(name, **family.config)
     model = family.factory.from_config(config, attn_implementation=implementation)
@@ -181,12 +191,10 @@ def layers(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, Attention)]
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_computes_the_same_with_large_logits(name: str, implementation: str) -> None:
-    if name == "gemma2" and implementation == "sdpa":
-        pytest.skip("transformers itself has no soft cap with sdpa")
-    model, inputs = make_model(name, implementation), FAMILIES[name].inputs()
+def assert_exact(name: str, implementation: str) -> None:
+    """Compare a model of a family with its replacement, at small and at large logits."""
+    model = make_model(name, implementation)
+    inputs = (FAMILIES | RELATIVES)[name].inputs()
     small = compute(model, inputs)
     enlarge(model)
     expected = compute(model, inputs)
@@ -201,6 +209,23 @@ def test_a_family_computes_the_same_with_large_logits(name: str, implementation:
     tolerance = 1e-9 if is_wide else 1e-4
     scale = expected.abs().max().item()
     torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance * scale)
+
+
+# transformers itself has no soft cap with sdpa.
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gemma2"])
+def test_a_family_computes_the_same_with_large_logits(name: str) -> None:
+    assert_exact(name, "sdpa")
+
+
+@pytest.mark.parametrize("name", ["bert", "clip", "gemma2", "llama", "t5", "whisper"])
+def test_a_family_computes_the_same_with_additive_masks(name: str) -> None:
+    assert_exact(name, "eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RELATIVES)
+def test_a_family_with_the_code_of_another_one_computes_the_same(name: str) -> None:
+    assert_exact(name, "sdpa")
 
 
 def test_each_query_has_its_own_row_of_a_mask() -> None:
