@@ -106,6 +106,7 @@ class Scenery(Data):
     @field_validator("augment")
     @classmethod
     def _check_window(cls, steps: tuple[SceneAugmentation, ...]) -> tuple[SceneAugmentation, ...]:
+        """Refuse steps that cut no windows of one size."""
         if not any(step.makes_window for step in steps):
             raise ValueError("needs 'category-crop': all windows of a batch have one size")
         return steps
@@ -170,12 +171,14 @@ class MasksConfig(Scenery, kind="masks"):
 
     @consistency_check
     def _class_names_differ(self) -> None:
+        """Refuse repeated classes."""
         for name in self.classes:
             if self.classes.count(name) > 1:
                 raise ValueError(f"classes: '{name}' stands there twice")
 
     @consistency_check
     def _each_class_has_a_colour(self) -> None:
+        """Refuse colours that do not tell all classes and `void` apart."""
         if not self.colours:
             if isinstance(self.void, tuple):
                 raise ValueError(
@@ -197,6 +200,7 @@ class MasksConfig(Scenery, kind="masks"):
 
     @consistency_check
     def _void_is_no_class(self) -> None:
+        """Refuse the number of a class as `void`."""
         if isinstance(self.void, int) and 0 <= self.void < self.num_classes:
             raise ValueError(
                 f"void: {self.void} is the number of the class '{self.classes[self.void]}'; the "
