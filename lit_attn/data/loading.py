@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from multiprocessing.util import get_temp_dir
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
+from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lit_attn.schema.errors import ConfigError
@@ -27,6 +29,15 @@ MOST_WORKERS = 8
 
 AHEAD = 2
 """Batches that each worker has ready or in the making."""
+
+SENT_BY_VALUE = 2**19
+"""Most bytes of a tensor that a worker sends through its pipe."""
+
+NUMPY_TYPES = frozenset({torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32})
+"""Types of the tensors that are sent by value."""
+
+SWITCH_SECONDS = 0.0005
+"""Time after which a thread of a worker lets another one run."""
 
 CHECK_SECONDS = 30.0
 """Time after which `check_samples` reads no further samples."""
@@ -192,10 +203,26 @@ class _Loader(DataLoader[Any]):
 
 def _start_worker(prepare: Callable[[], None] | None, worker: int) -> None:
     """Prepare a worker process before its first batch."""
+    # Threads of the worker send its batches. While it makes the next one, each of them would wait
+    # up to 5 ms for its turn.
+    sys.setswitchinterval(SWITCH_SECONDS)
+    ForkingPickler.register(torch.Tensor, _send_tensor)
     if sys.platform == "linux":
         threading.Thread(target=_exit_when_the_trainer_signals, daemon=True).start()
     if prepare is not None:
         prepare()
+
+
+def _send_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return how a worker sends a tensor: a small one by value, another one in shared memory.
+
+    A tensor in shared memory costs a connection between the two processes.
+    """
+    is_plain = tensor.layout == torch.strided and tensor.dtype in NUMPY_TYPES
+    if is_plain and tensor.nbytes <= SENT_BY_VALUE:
+        return torch.from_numpy, (tensor.numpy(),)
+    parts: tuple[Any, ...] = reduce_tensor(tensor)
+    return parts
 
 
 def _exit_when_the_trainer_signals() -> None:

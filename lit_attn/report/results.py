@@ -8,17 +8,19 @@ from typing import cast
 
 import pandas as pd
 
-from lit_attn.cells.records import Metric, Plan, Seals, StepTimes, Tuning
+from lit_attn.cells.records import Metric, Plan, Seals, StepTimes, Tuning, read_unreadable
 from lit_attn.report import columns, stats
 from lit_attn.report.comparison import ALPHA, Comparisons
 from lit_attn.report.formats import Cell, Table, named_table, read_asset
 from lit_attn.report.numbers import fill, round_number
-from lit_attn.report.read import BUSY, StudyRecord, find_differences
+from lit_attn.report.read import BUSY, StudyRecord, find_differences, read_or_skip
 from lit_attn.report.timing import TIME_MARK
 from lit_attn.schema.errors import plural
 
 SENTENCES: dict[str, str] = read_asset("sentences.yaml")  # Of the caption.
 ALWAYS = ("variant", "value", "n")  # Columns that are printed also if they are empty.
+UNREADABLE_NAMES = 5
+"""Most names of unreadable images of a split that a warning lists."""
 LATEX_COLUMNS = ("variant", "value", "n", "difference", "p", "flops")
 """Columns of the LaTeX table, which fit the text of a one-column page (397 pt)."""
 
@@ -331,6 +333,32 @@ def find_chance_results(study: StudyRecord) -> list[str]:
     return variants
 
 
+def _describe_unreadable(study: StudyRecord) -> str | None:
+    """Return the sentence about images that could not be read; None if there were none."""
+    by_split: dict[str, set[str]] = {}
+    cells = study.finished_cells()
+    affected = 0
+    for cell in cells:
+        images = read_or_skip(read_unreadable, cell.folder) or []
+        affected += bool(images)
+        for image in images:
+            by_split.setdefault(image.split, set()).add(image.image)
+    if not by_split:
+        return None
+    parts = []
+    for split, names in by_split.items():
+        listed = ", ".join(sorted(names)[:UNREADABLE_NAMES])
+        others = len(names) - UNREADABLE_NAMES
+        more = f" and {others} more" if others > 0 else ""
+        parts.append(f"{len(names)} of {split} ({listed}{more})")
+    return fill(
+        SENTENCES["unreadable_images"],
+        images=" and ".join(parts),
+        affected=affected,
+        cells=plural(len(cells), "result"),
+    )
+
+
 def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
     """Return where the results come from, and warnings about results and unreadable files."""
     distinct = {}
@@ -359,6 +387,9 @@ def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
         variants = ", ".join(untrained)
         metric = study.plan.metric.name
         warnings.append(fill(SENTENCES["chance"], variants=variants, metric=metric))
+    left_out = _describe_unreadable(study)
+    if left_out:
+        warnings.append(left_out)
     differing = [name for name in ("versions", "device") if len(distinct[name]) > 1]
     warnings += [SENTENCES[name] for name in [*differing, *study.unreadable]]
     return notes, warnings

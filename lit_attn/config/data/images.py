@@ -258,6 +258,11 @@ class ImageFiles(Data):
         TimmAugmentation(), description="timm's augmentation of training images"
     )
 
+    unreadable: Count = outside_identity(
+        0,
+        "images of each split that may be left out because they cannot be read; 0: the first one "
+        "ends the cell",
+    )
     prepares_on_cpu: ClassVar = True
 
     def signature(self) -> ImageLabels:

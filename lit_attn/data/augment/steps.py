@@ -188,11 +188,23 @@ class Crop(Configured[augment.CropConfig]):
         return tuple(corners.unbind())
 
     def apply(self, images: Tensor, drawn: Parameters) -> Tensor:
+        padded = F.pad(images, (self.config.padding,) * 4)
+        if images.device.type == "cpu":
+            return self._copy_windows(padded, drawn, torch.empty_like(images))
         top, left = _to_device_of(images, drawn)
         n, _, height, width = images.shape
-        padded = F.pad(images, (self.config.padding,) * 4)
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)
         return windows[torch.arange(n, device=images.device), :, top, left]
+
+    def _copy_windows(self, padded: Tensor, drawn: Parameters, cropped: Tensor) -> Tensor:
+        """Copy one window after the other: on a CPU four times as fast as one index for all."""
+        height, width = cropped.shape[2:]
+        top, left = (corner.tolist() for corner in drawn)
+        pixels = padded.numpy()
+        for row, window in enumerate(cropped.numpy()):
+            y, x = top[row], left[row]
+            window[:] = pixels[row, :, y : y + height, x : x + width]
+        return cropped
 
 
 class Normalize:
