@@ -171,8 +171,8 @@ class Hub(Adapter):
         if past is None or self.training or x.is_meta:
             return None
         self.check_cache()
-        own_past = getattr(past, "self_attention_cache", past)
-        return HubCache(own_past, self.index, self.layer.spec.window)
+        self_past = getattr(past, "self_attention_cache", past)
+        return HubCache(self_past, self.index, self.layer.spec.window)
 
     def check_cache(self) -> None:
         """Raise ValueError for a mechanism without keys and values."""
