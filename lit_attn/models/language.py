@@ -2,7 +2,7 @@
 
 Sources of the shapes that the experiments use:
 - GPT-2: github.com/karpathy/nanoGPT, and the branch `casted` of
-  github.com/KellerJordan/modded-nanogpt
+  github.com/KellerJordan/modded-nanogpt, whose rounded weights are a plug-in of its experiment
 - Transformer++ for DCMHA (arXiv:2405.08553): github.com/Caiyun-AI/DCFormer
 - WikiText-103 and the Long Range Arena (Tay et al. 2021, arXiv:2011.04006) for MGK
   (arXiv:2110.08678): github.com/minhtannguyen/transformer-mgk, whose arena code comes from
@@ -13,7 +13,7 @@ Shapes: B batch, n tokens, d width, V vocabulary. tokens: (B, n) int64 -> logits
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,13 +31,15 @@ from lit_attn.models.trunk import Trunk, initialise
 class GPT(nn.Module):
     """Causal trunk with a tied, untied or adaptive head."""
 
+    trunk_class: ClassVar[type[Trunk]] = Trunk
+
     def __init__(
         self, model: GPTConfig, vocabulary: int, context: int, device: Device = None
     ) -> None:
         """Build a network for at most `context` tokens; initialise it except on "meta"."""
         super().__init__()
         rows = math.ceil(vocabulary / model.vocabulary_multiple) * model.vocabulary_multiple
-        self.trunk = Trunk(model, rows, context, is_causal=True, device=device)
+        self.trunk = self.trunk_class(model, rows, context, is_causal=True, device=device)
         self.dropout = nn.Dropout(model.head_dropout)
         self.head: nn.Module | None = None
         if model.head == "untied":

@@ -1,4 +1,4 @@
-"""Layers that transformers over tokens choose from: norms, e5m2 weights, adaptive softmax."""
+"""Layers that transformers over tokens choose from: norms, positions, adaptive softmax."""
 
 import itertools
 from collections.abc import Callable
@@ -51,35 +51,6 @@ def norm(kind: str, dim: int, eps: float, device: Device) -> nn.Module:
         "rmsnorm-unweighted": partial(nn.RMSNorm, elementwise_affine=False),
     }
     return makers[kind](dim, eps=eps, device=device)
-
-
-class E5M2Linear(nn.Linear):
-    """Linear layer that computes with its weight rounded to e5m2 (5 exponent, 2 mantissa bits).
-
-    The branch `casted` of github.com/KellerJordan/modded-nanogpt, which BeliefFormer's GPT-2 cites,
-    trains its blocks this way. The parameter itself stays exact.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, e5m2(self.weight), self.bias)
-
-
-def e5m2(weight: Tensor) -> Tensor:
-    """Return `weight` rounded to e5m2 at the scale of its mean magnitude.
-
-    The gradient passes to the exact weight as if nothing were rounded (straight-through).
-    """
-    exact = weight.detach()
-    scale = exact.abs().mean().clamp_min(torch.finfo(weight.dtype).tiny)
-    rounded = (exact / scale).to(torch.float8_e5m2).to(weight.dtype) * scale
-    return weight + (rounded - exact)
-
-
-def quantise(block: nn.Module) -> None:
-    """Turn every Linear of `block` into an `E5M2Linear`, in place, with the same parameters."""
-    for linear in block.modules():
-        if type(linear) is nn.Linear:
-            linear.__class__ = E5M2Linear
 
 
 class AdaptiveSoftmax(nn.Module):

@@ -16,7 +16,7 @@ from lit_attn.attention.rotary import Rotary, rotary
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import Init, TokenTransformer
-from lit_attn.models.layers import Device, HeadNorm, norm, quantise
+from lit_attn.models.layers import Device, HeadNorm, norm
 from lit_attn.models.seeded_draws import outside_composers
 
 Memory = tuple[Tensor, Tensor]
@@ -91,8 +91,6 @@ class Block(nn.Module):
         if cross is not None:
             self.norm3 = norm(model.norm, model.dim, model.norm_eps, device)
             self.cross = build_attention(model, cross, device)
-        if model.weights == "e5m2":
-            quantise(self)
 
     def forward(
         self,
@@ -189,18 +187,15 @@ class Trunk(nn.Module):
     @property
     def can_be_cached(self) -> bool:
         """True if a new token leaves the hidden states of all earlier tokens unchanged."""
-        return self.is_causal and self.model.positions != "sinusoidal-reversed"
+        return self.is_causal
 
     def new_caches(self) -> list[Cache]:
         """Return an empty cache for every attention layer, to decode one batch of sequences with.
 
-        Raises ValueError for a bidirectional model and for reversed positions: a new token changes
-        all earlier ones.
+        Raises ValueError for a bidirectional model: a new token changes all earlier ones.
         """
         if not self.is_causal:
             raise ValueError("a model that is bidirectional cannot be decoded token by token")
-        if not self.can_be_cached:
-            raise ValueError("a model with reversed positions cannot be decoded token by token")
         return [layer.new_cache() for layer in self.modules() if isinstance(layer, Attention)]
 
     @property
@@ -234,7 +229,7 @@ class Trunk(nn.Module):
                 f"{total} tokens are more than the {self.context} positions this model learned"
             )
         positions = torch.arange(cached, total, device=tokens.device)
-        x = self._add_positions(self.tokens(tokens) * self.embedding_scale, positions)
+        x = self.add_positions(self.tokens(tokens) * self.embedding_scale, positions)
         x = self.dropout(x)
         turn = None
         if self.model.positions == "rotary":
@@ -247,14 +242,12 @@ class Trunk(nn.Module):
             x = block(x, padding, self.is_causal, turn, block_caches, memory)
         return self.norm(x)
 
-    def _add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
+    def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         """Return embeddings x (B, n, d) plus those of `positions` (n,), unless they are rotary."""
         if self.positions is not None:
             return x + self.positions(positions)
         if self.model.positions == "rotary":
             return x
-        if self.model.positions == "sinusoidal-reversed":
-            positions = positions.flip(0)
         is_fairseq = self.model.positions == "fairseq"
         return x + sinusoids(positions, self.model.dim, is_fairseq).to(x.dtype)
 
