@@ -183,21 +183,6 @@ def _template_values(
     """Return the values of the placeholders in the notes of columns.yaml."""
     plan = study.plan
     metric = plan.metric
-    ends = {"last": "last epoch", "best-validation": "best epoch of the validation split"}
-    measure = f"{metric.name} at the {ends[metric.selection]}"
-    if not any(cell.folder for cell in study.cells):
-        measure = f"the column '{metric.name}' of the table of results"
-    # The step of a continuous metric is a rounding error, which needs no mention.
-    largest_sd = max(summary["sd"].dropna(), default=float("inf"))
-    resolution = ""
-    if study.resolution > 0.01 * largest_sd:
-        resolution = fill(SENTENCES["resolution"], step=study.resolution)
-    pairs = max(comparisons.pairs, default=0)
-    smallest_p = min(1.0, 2.0 ** (1 - pairs))
-    floor = fill(SENTENCES["floor"], floor=smallest_p, pairs=plural(pairs, "pair"))
-    has_different_seeds = len(set(comparisons.pairs)) > 1
-    test = "joint_test_of_different_seeds" if has_different_seeds else "joint_test"
-    comparison_count = plural(len(comparisons.pairs), "comparison")
     has_failed = summary["failed"].any()
     failures = {}
     for name, sentence in SENTENCES.items():
@@ -207,20 +192,50 @@ def _template_values(
         **failures,
         "label": metric.label,
         "metric": metric.name,
-        "measure": measure,
+        "measure": _describe_measure(study),
         "direction": "Higher" if metric.goal == "max" else "Lower",
         "planned": len(plan.seeds),
         "seeds": columns.format_seeds(plan.seeds),
         "baseline": plan.baseline,
-        "resolution": resolution,
+        "resolution": _describe_resolution(study, summary),
         "alpha": comparisons.level,
-        "test": fill(SENTENCES[test], comparisons=comparison_count, floor=floor),
+        "test": _describe_test(comparisons),
         "star": fill(SENTENCES["star"], seeds=stats.pairs_for_a_star(1, comparisons.level)),
         "units": f"{summary['units'].max():,}",
         "margin": metric.margin,
         "source": " ".join(plan.source.split()).rstrip(".") or "the study file",
         "step_time": "" if study.step_times else SENTENCES["step_time"],
     }
+
+
+def _describe_measure(study: StudyRecord) -> str:
+    """Return the metric and the epoch of its values, or the column of a table of results."""
+    metric = study.plan.metric
+    has_folders = any(cell.folder for cell in study.cells)
+    if not has_folders:
+        return f"the column '{metric.name}' of the table of results"
+    ends = {"last": "last epoch", "best-validation": "best epoch of the validation split"}
+    return f"{metric.name} at the {ends[metric.selection]}"
+
+
+def _describe_resolution(study: StudyRecord, summary: pd.DataFrame) -> str:
+    """Return the sentence about the step of the metric, or nothing for a continuous metric."""
+    largest_sd = max(summary["sd"].dropna(), default=float("inf"))
+    # The step of a continuous metric is a rounding error, which needs no mention.
+    if study.resolution <= 0.01 * largest_sd:
+        return ""
+    return fill(SENTENCES["resolution"], step=study.resolution)
+
+
+def _describe_test(comparisons: Comparisons) -> str:
+    """Return the words about the joint test and the smallest p that it can have."""
+    pairs = max(comparisons.pairs, default=0)
+    smallest_p = min(1.0, 2.0 ** (1 - pairs))
+    floor = fill(SENTENCES["floor"], floor=smallest_p, pairs=plural(pairs, "pair"))
+    has_different_seeds = len(set(comparisons.pairs)) > 1
+    test = "joint_test_of_different_seeds" if has_different_seeds else "joint_test"
+    comparison_count = plural(len(comparisons.pairs), "comparison")
+    return fill(SENTENCES[test], comparisons=comparison_count, floor=floor)
 
 
 def _describe_plan(study: StudyRecord, level: float) -> list[str]:

@@ -14,6 +14,7 @@ import torch
 from helpers import digit_folders
 from helpers.commands import run_python
 from helpers.data_ranks import on_rank
+from helpers.paths import EXPERIMENTS
 
 from lit_attn.config.data.base import Data
 from lit_attn.config.data.images import ImageFolder, Npz
@@ -23,10 +24,14 @@ from lit_attn.data import loading
 from lit_attn.data.images import ImageData
 from lit_attn.data.module import DataModule
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.plugins import load_parts
+
+# The kind `blanking-randaugment`.
+load_parts([EXPERIMENTS / "cifar_vit_small" / "blanking_randaugment.py"])
 
 CPU = torch.device("cpu")
 CROP = {"kind": "crop", "padding": 1}
-BLANKING = {"kind": "randaugment", "flavour": "blanking"}
+BLANKING = {"kind": "blanking-randaugment"}
 AUGMENTATIONS: dict[str, tuple[Any, ...]] = {
     "none": ("normalize",),
     "flip and crop": ("flip", CROP, "normalize"),

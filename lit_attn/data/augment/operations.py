@@ -25,7 +25,6 @@ from PIL import Image, ImageFilter, ImageOps
 Pixels = NDArray[np.uint8]
 
 LEVELS = 256
-CUTOUT_FILL = (125, 123, 114)  # In the ViT-small CIFAR set-up (docs/setups.md).
 OUTSIDE = -1  # Pixel number of the places outside the image.
 
 # Pillow's coefficients a to f: output pixel (x, y) is input pixel (a x + b y + c, d x + e y + f).
@@ -40,7 +39,6 @@ BYTES: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     "Invert": lambda picture, _: ImageOps.invert(picture),
     "Posterize": lambda picture, bits: ImageOps.posterize(picture, int(bits)),
     "Solarize": lambda picture, threshold: ImageOps.solarize(picture, math.ceil(threshold)),
-    "SolarizeAdd": lambda picture, addition: _add_and_solarize(picture, int(addition)),
 }
 """Operations whose result for a byte depends on this byte and the amount only."""
 
@@ -60,7 +58,7 @@ TABLES: dict[str, Callable[[NDArray[np.int64]], NDArray[np.int64]]] = {
 
 
 def operate(name: str, group: Pixels, amount: float, fill: int, shear: Image.Resampling) -> Pixels:
-    """Return the images of a group after the operation `name`, which is not CutoutAbs.
+    """Return the images of a group after the operation `name`.
 
     `fill` is the grey level of the places outside an image, and `shear` is the interpolation of
     shears.
@@ -79,23 +77,6 @@ def operate(name: str, group: Pixels, amount: float, fill: int, shear: Image.Res
     return _move(name, group, amount, fill)
 
 
-def cut_out(image: Pixels, side: float, place: list[float]) -> None:
-    """Fill a square of one image (C, H, W), in place, around a random centre.
-
-    The set-up draws centres "from 32 to 1", that is in (1, 32], not [0, 32). `place` has two
-    uniform numbers, for the column and the row. Pillow's rectangles include both of their edges.
-    """
-    channels, height, width = image.shape
-    x = width + (1 - width) * place[0]
-    y = height + (1 - height) * place[1]
-    left = int(max(0, x - side / 2))
-    top = int(max(0, y - side / 2))
-    right = int(min(width, left + side))
-    bottom = int(min(height, top + side))
-    colour = np.array(CUTOUT_FILL[:channels], np.uint8)
-    image[:, top : bottom + 1, left : right + 1] = colour[:, None, None]
-
-
 def _to_tall(group: Pixels) -> Image.Image:
     """Return all planes of a group, one below the other, as one grey picture."""
     width = group.shape[-1]
@@ -105,11 +86,6 @@ def _to_tall(group: Pixels) -> Image.Image:
 def _from_tall(picture: Image.Image, group: Pixels) -> Pixels:
     """Return the planes of a tall picture in the shape of `group`."""
     return np.asarray(picture).reshape(group.shape)
-
-
-def _add_and_solarize(picture: Image.Image, addition: int) -> Image.Image:
-    brighter = picture.point([min(LEVELS - 1, level + addition) for level in range(LEVELS)])
-    return ImageOps.solarize(brighter, 128)
 
 
 def _to_grey(group: Pixels) -> Pixels:

@@ -2,9 +2,10 @@
 
 Images are uint8 (N, C, H, W) with one or three channels. The parameters of a batch are three CPU
 tensors: for every image and round an operation (an index into the policy's names; (N, rounds)), a
-magnitude (N, rounds), and two uniform numbers (N, rounds, 2). The operations are those of Pillow,
-on the CPU, as in the published set-ups. The images with one operation and one magnitude are changed
-together (`operations`).
+magnitude (N, rounds), and two uniform numbers (N, rounds, 2) for operations at a random place,
+which only policies of plug-ins have. The operations are those of Pillow, on the CPU, as in the
+published set-ups. The images with one operation and one magnitude are changed together
+(`operations`).
 """
 
 from collections import defaultdict
@@ -20,7 +21,7 @@ from torchvision.transforms import AutoAugmentPolicy
 from torchvision.transforms import RandAugment as TorchvisionRandAugment
 
 from lit_attn.config.augment import AutoAugmentConfig, ImageFormat, RandAugmentConfig
-from lit_attn.data.augment.operations import MATRICES, Pixels, cut_out, operate
+from lit_attn.data.augment.operations import MATRICES, Pixels, operate
 
 # Operations whose factor is 1 plus or minus the magnitude.
 ENHANCEMENTS = ("Brightness", "Color", "Contrast", "Sharpness")
@@ -51,17 +52,17 @@ class Policy:
             for row, choice in enumerate(amounts):
                 groups[choice].append(row)
             for (operation, amount), rows in groups.items():
-                self._change(pixels, rows, self.names[operation], amount, places[:, number])
+                self.change(pixels, rows, self.names[operation], amount, places[:, number])
         return torch.from_numpy(pixels).to(images.device)
 
-    def _change(
+    def change(
         self, pixels: Pixels, rows: list[int], name: str, amount: float, places: Tensor
     ) -> None:
-        """Apply one operation to some rows of `pixels` (N, C, H, W), in place."""
-        if name == "CutoutAbs":
-            for row in rows:
-                cut_out(pixels[row], amount, places[row].tolist())
-        elif name != "Identity":
+        """Apply one operation to some rows of `pixels` (N, C, H, W), in place.
+
+        `places` (N, 2) are uniform numbers for operations at a random place.
+        """
+        if name != "Identity":
             pixels[rows] = operate(name, pixels[rows], amount, self.fill, self.shear)
 
     def _magnitudes(self, operation: Tensor, amount: Tensor, generator: torch.Generator) -> Tensor:
@@ -97,55 +98,42 @@ class AutoAugment(Policy):
 
 
 class RandAugment(Policy):
-    """Operations with the same strength and equal probability (Cubuk et al. 2020)."""
+    """Operations with the same strength and equal probability (Cubuk et al. 2020).
+
+    The operations and their strengths are those of torchvision. A subclass can have others.
+    """
+
+    signed_names: ClassVar[frozenset[str]] = frozenset({"Rotate", *MATRICES, *ENHANCEMENTS})
+    """Operations whose magnitude has a random sign."""
 
     def __init__(self, config: RandAugmentConfig, images: ImageFormat) -> None:
         self.rounds = config.ops
-        if config.flavour == "blanking":
-            amounts, signed = _blanking_amounts(config.magnitude), {"Rotate", *MATRICES}
-        else:
-            amounts = _torchvision_amounts(config.magnitude, images.shape[2])
-            signed = {"Rotate", *MATRICES, *ENHANCEMENTS}
-        super().__init__(list(amounts), signed)
-        self.magnitude = torch.tensor(list(amounts.values()), dtype=torch.double)
+        strengths = self.strengths(config.magnitude, images.shape[2])
+        super().__init__(list(strengths), self.signed_names)
+        self.magnitude = torch.tensor(list(strengths.values()), dtype=torch.double)
+
+    def strengths(self, magnitude: int, size: int) -> dict[str, float]:
+        """Return the strength of each operation for images of `size` pixels: bin `magnitude` of 31.
+
+        Torchvision translates by whole pixels.
+        """
+        table = TorchvisionRandAugment()._augmentation_space(31, (size, size))
+        strengths = {}
+        for name, (bins, _) in table.items():
+            strengths[name] = float(bins[magnitude] if bins.ndim else bins)
+        for name in ("TranslateX", "TranslateY"):
+            strengths[name] = int(strengths[name])
+        return strengths
+
+    def draw_places(self, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+        """Return the numbers (N, rounds, 2) for operations at a random place: zeros without one."""
+        return torch.zeros(*shape, 2)
 
     def draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         shape = (n, self.rounds)
         operation = torch.randint(len(self.names), shape, generator=generator)
         magnitude = self._magnitudes(operation, self.magnitude[operation], generator)
-        if "CutoutAbs" not in self.names:
-            return operation, magnitude, torch.zeros(*shape, 2)
-        return operation, magnitude, torch.rand(*shape, 2, generator=generator, dtype=torch.double)
-
-
-def _blanking_amounts(magnitude: int) -> dict[str, float]:
-    """Return the strengths of the ViT-small CIFAR set-up: `magnitude` of 30 on the code's ranges.
-
-    Colour operations only weaken (factor 0.94 at magnitude 14), and translations reach 100 pixels,
-    more than the image's width.
-    """
-    ranges = {
-        **dict.fromkeys(("AutoContrast", "Equalize", "Invert"), (0.0, 1.0)),
-        "Rotate": (0.0, 30.0),
-        "Posterize": (0.0, 4.0),
-        "Solarize": (0.0, 256.0),
-        "SolarizeAdd": (0.0, 110.0),
-        **dict.fromkeys(("Color", "Contrast", "Brightness", "Sharpness"), (0.1, 1.9)),
-        **dict.fromkeys(("ShearX", "ShearY"), (0.0, 0.3)),
-        "CutoutAbs": (0.0, 40.0),
-        **dict.fromkeys(("TranslateX", "TranslateY"), (0.0, 100.0)),
-    }
-    share = magnitude / 30
-    amounts = {name: share * (high - low) + low for name, (low, high) in ranges.items()}
-    return amounts | {"Posterize": max(1, int(amounts["Posterize"]))}
-
-
-def _torchvision_amounts(magnitude: int, size: int) -> dict[str, float]:
-    """Return the strengths of torchvision: bin `magnitude` of 31 for images of `size` pixels."""
-    table = TorchvisionRandAugment()._augmentation_space(31, (size, size))
-    amounts = {n: float(bins[magnitude] if bins.ndim else bins) for n, (bins, _) in table.items()}
-    # Torchvision translates by whole pixels.
-    return amounts | {name: int(amounts[name]) for name in ("TranslateX", "TranslateY")}
+        return operation, magnitude, self.draw_places(shape, generator)
 
 
 def _autoaugment_bin(name: str, index: int, size: int) -> float:
