@@ -57,22 +57,34 @@ class Checkpoints(L.Callback):
     ) -> None:
         if batch_idx % trainer.accumulate_grad_batches:
             return
-        due = DUE if time.monotonic() - self.saved >= self.interval else LATER
-        urgency = self.group.maximum(STOP if self.is_stopped else due)
+        urgency = self.group.maximum(self._own_urgency())
         if urgency > LATER:
             self._save(trainer)
         if urgency == STOP:
             raise Preempted(f"stopped by SIGTERM; saved at step {trainer.global_step}")
+        self._seed_step(trainer, module.device)
+
+    def _own_urgency(self) -> int:
+        """Return the urgency of the next checkpoint for this rank alone."""
+        if self.is_stopped:
+            return STOP
+        seconds_since_save = time.monotonic() - self.saved
+        return DUE if seconds_since_save >= self.interval else LATER
+
+    def _seed_step(self, trainer: L.Trainer, device: torch.device) -> None:
+        """Seed the random generators with (seed, step, rank)."""
         seed = hash((self.seed, trainer.global_step, trainer.global_rank)) % 2**63
         # torch.manual_seed would format a stack trace for every kind of device on a CPU.
         torch.default_generator.manual_seed(seed)
-        if module.device.type == "cuda":
+        if device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint stores: the seconds and the provenance of all attempts."""
-        attempts = [*self.earlier_attempts, self.describe()]
-        unique = [a for number, a in enumerate(attempts) if a not in attempts[:number]]
+        unique: list[Provenance] = []
+        for attempt in (*self.earlier_attempts, self.describe()):
+            if attempt not in unique:
+                unique.append(attempt)
         return {"elapsed": self.elapsed, "attempts": [tuple(attempt) for attempt in unique]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -104,22 +116,21 @@ class Checkpoints(L.Callback):
 
     def find_newest(self) -> Path | None:
         """Return the newest readable checkpoint. Unreadable ones are reported and renamed."""
-        newest = None
-        for path in self.list_newest_first() if self.group.is_rank_zero else ():
+        newest = self._find_readable() if self.group.is_rank_zero else None
+        return self.group.broadcast(newest)
+
+    def _find_readable(self) -> Path | None:
+        """Return the newest checkpoint that loads, and rename newer ones that do not."""
+        for path in self.list_newest_first():
             try:
-                with zipfile.ZipFile(path) as archive:
-                    # torch.load compares no checksums: it would take a flipped bit for a weight.
-                    if damaged := archive.testzip():
-                        raise ValueError(f"the checksum of {damaged} differs")
-                torch.load(path, map_location="cpu", weights_only=True)
+                _require_readable(path)
             except MemoryError:
                 raise
             except Exception as error:  # torch.load may raise any for a damaged file.
                 self._set_aside(path, "does not load", error)
             else:
-                newest = path
-                break
-        return self.group.broadcast(newest)
+                return path
+        return None
 
     def reject(self, path: Path, error: Exception) -> bool:
         """Set `path` aside if restoring it raised `error`; return False for any other error.
@@ -136,7 +147,9 @@ class Checkpoints(L.Callback):
 
     @staticmethod
     def _set_aside(path: Path, problem: str, error: Exception) -> None:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        """Print why a checkpoint cannot be used, and rename it."""
+        message_lines = str(error).splitlines()
+        reason = message_lines[0] if message_lines else type(error).__name__
         print(f"checkpoint {path.name} {problem} ({reason}); trying an earlier one", flush=True)
         set_aside(path)
 
@@ -153,6 +166,7 @@ class Checkpoints(L.Callback):
             path.unlink()
 
     def _save(self, trainer: L.Trainer) -> None:
+        """Write a checkpoint of all ranks, and remove all but the newest KEEP."""
         path = self.folder / f"step-{trainer.global_step:09d}.ckpt"
         trainer.save_checkpoint(path)
         # Lightning reports success even if it could not write anything.
@@ -164,6 +178,17 @@ class Checkpoints(L.Callback):
                 old.unlink()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
+        """Handle SIGTERM: save before the next step, then stop."""
         # A second SIGTERM changes nothing: the scheduler, the runner and the cell's first process
         # all pass on the same signal. SIGKILL ends a cell without a checkpoint.
         self.is_stopped = True
+
+
+def _require_readable(path: Path) -> None:
+    """Raise an exception, of any class, if the checkpoint cannot be read completely."""
+    with zipfile.ZipFile(path) as archive:
+        # torch.load compares no checksums: it would take a flipped bit for a weight.
+        damaged_name = archive.testzip()
+    if damaged_name:
+        raise ValueError(f"the checksum of {damaged_name} differs")
+    torch.load(path, map_location="cpu", weights_only=True)
