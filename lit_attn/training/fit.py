@@ -4,10 +4,10 @@ import contextlib
 import logging
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 from lightning.fabric.utilities.logger import _flatten_dict, _sanitize_params
@@ -60,8 +60,10 @@ def fit(
     for message in NOISE:
         warnings.filterwarnings("ignore", message=message)
     run = Attempt(cell, cell_dir, group, limits)
-    task, data = run.parts.task, run.parts.data
-    with _open_trackers(cell, cell_dir, group.is_rank_zero and limits is None) as trackers:
+    task = run.parts.task
+    data = run.parts.data
+    has_trackers = group.is_rank_zero and limits is None
+    with _open_trackers(cell, cell_dir, has_trackers) as trackers:
         trainer = run.make_trainer(trackers)
         try:
             trainer.fit(task, data, ckpt_path=run.resume_from, weights_only=True)
@@ -96,82 +98,115 @@ class Attempt:
     def __init__(
         self, cell: Cell, folder: Path, group: ProcessGroup, limits: Limits | None
     ) -> None:
-        self.cell, self.folder, self.group, self.limits = cell, folder, group, limits
+        self.cell = cell
+        self.folder = folder
+        self.group = group
+        self.limits = limits
         self.parts = build(cell, group.device)
-        training, data = cell.experiment.training, self.parts.data
-        self.total_steps = training.steps(data.steps_per_epoch)
+        training = cell.experiment.training
+        steps_per_epoch = self.parts.data.steps_per_epoch
+        self.total_steps = training.steps(steps_per_epoch)
         self.steps = min(self.total_steps, limits.steps) if limits else self.total_steps
-        self.epochs = math.ceil(self.steps / data.steps_per_epoch)
+        self.epochs = math.ceil(self.steps / steps_per_epoch)
 
-        code, fingerprint = code_hash(cell.parts), cache(data.fingerprint)
-
-        def describe() -> Provenance:
-            # The training can import further modules.
-            modules = collect_modules(cell.parts)
-            return Provenance(code, fingerprint(), package_versions(), modules)
-
-        interval = training.checkpoint_every
-        checkpoints = Checkpoints(folder / "checkpoints", cell.seed, interval, group, describe)
-        self.checkpoints = checkpoints
-        self.resume_from = path = None if limits else checkpoints.find_newest()
-        first_step = int(path.stem.removeprefix("step-")) if path else 0
+        self.checkpoints = Checkpoints(
+            folder / "checkpoints",
+            cell.seed,
+            training.checkpoint_every,
+            group,
+            self._make_description(),
+        )
+        # A short run starts afresh.
+        self.resume_from = self.checkpoints.find_newest() if limits is None else None
         console = Console(self.steps, self.epochs, cell.metric.name)
         clock = make_clock(group.device)
         self.progress = Progress(folder / "progress.json", self.steps, console, clock)
-        self.metrics = MetricsFile(folder / "metrics.csv", lambda: checkpoints.elapsed, console)
-        self.diagnostics = None
-        if (settings := training.diagnostics) is not None:
-            every = training.evaluate_every * data.steps_per_epoch
-            arguments = (folder, settings, every, self.steps, self.metrics)
-            self.diagnostics = DiagnosticsCallback(*arguments)
-        self.stopping = None
-        if (stop := training.stop) is not None and limits is None:
-            goal = MetricChoice(name=stop.metric).resolve(cell.experiment).goal
-            if "val" not in data.splits:
-                raise ConfigError("training.stop: this data has no split val")
-            self.parts.task.monitored = stop.metric
-            # Without `check_finite=False` the first NaN would end the training as if it were done.
-            self.stopping = EarlyStopping(
-                stop.metric,
-                patience=stop.patience,
-                mode=goal,
-                check_finite=False,
-                check_on_train_epoch_end=False,
-            )
-        for record in (self.metrics, self.diagnostics):
-            if record is not None and group.is_rank_zero:
-                record.start(first_step)
+        self.metrics = MetricsFile(
+            folder / "metrics.csv", lambda: self.checkpoints.elapsed, console
+        )
+        self.diagnostics = self._make_diagnostics()
+        self.stopping = self._make_stopping()
+        if group.is_rank_zero:
+            self._start_records()
+
+    def _make_description(self) -> Callable[[], Provenance]:
+        """Return the function that describes the code and the data of this attempt."""
+        # The code that runs is that of now; the hash of the data is only computed if it is needed.
+        parts = self.cell.parts
+        code = code_hash(parts)
+        fingerprint = cache(self.parts.data.fingerprint)
+
+        def describe() -> Provenance:
+            # The training can import further modules.
+            modules = collect_modules(parts)
+            return Provenance(code, fingerprint(), package_versions(), modules)
+
+        return describe
+
+    def _make_diagnostics(self) -> DiagnosticsCallback | None:
+        """Return the callback that records diagnostics, if the configuration has any."""
+        training = self.cell.experiment.training
+        if training.diagnostics is None:
+            return None
+        interval = training.evaluate_every * self.parts.data.steps_per_epoch
+        return DiagnosticsCallback(
+            self.folder, training.diagnostics, interval, self.steps, self.metrics
+        )
+
+    def _make_stopping(self) -> EarlyStopping | None:
+        """Return the callback of early stopping, which runs with limits do not have."""
+        stop = self.cell.experiment.training.stop
+        if stop is None or self.limits is not None:
+            return None
+        goal = MetricChoice(name=stop.metric).resolve(self.cell.experiment).goal
+        if "val" not in self.parts.data.splits:
+            raise ConfigError("training.stop: this data has no split val")
+        self.parts.task.monitored = stop.metric
+        # Without `check_finite=False` the first NaN would end the training as if it were done.
+        return EarlyStopping(
+            stop.metric,
+            patience=stop.patience,
+            mode=goal,
+            check_finite=False,
+            check_on_train_epoch_end=False,
+        )
+
+    def _start_records(self) -> None:
+        """Start the files of metrics and diagnostics, or continue them from the checkpoint."""
+        first_step = 0
+        if self.resume_from is not None:
+            first_step = int(self.resume_from.stem.removeprefix("step-"))
+        self.metrics.start(first_step)
+        if self.diagnostics is not None:
+            self.diagnostics.start(first_step)
 
     def make_trainer(self, trackers: list[Logger]) -> L.Trainer:
         """Return Lightning's trainer with all callbacks and loggers."""
-        training, data, group = self.cell.experiment.training, self.parts.data, self.group
-        limits, steps, device = self.limits, self.steps, group.device
-        precision = Precision()
-        if training.precision != "fp32":
-            # A name alone would make Lightning compute in bf16 for fp16 on a CPU.
-            is_bf16 = training.precision == "bf16"
-            precision = MixedPrecision("bf16-mixed" if is_bf16 else "16-mixed", device.type)
-        # The order matters: a step's time excludes the checkpoint before it, and an evaluation's
-        # time excludes the diagnostics after it.
-        # With early stopping, any evaluation can be the last one.
-        first = steps if self.stopping is None else 0
-        units = UnitRecorder(self.folder / "units.npz", self.cell.metric, first)
-        callbacks = (self.checkpoints, self.progress, units, self.diagnostics, self.stopping)
+        training = self.cell.experiment.training
+        data = self.parts.data
+        group = self.group
+        train_batches: float = 1.0  # A float is a share, an int a number of batches.
+        evaluation_batches: float = 1.0
+        evaluate_every = training.evaluate_every
+        if self.limits is not None:
+            train_batches = data.accumulate * self.limits.steps
+            evaluation_batches = self.limits.evaluation_batches
+            evaluate_every = 1
         return L.Trainer(
-            accelerator=device.type,
+            accelerator=group.device.type,
             devices=group.world_size,
             strategy=choose_strategy(self.parts.task.network, group.world_size),
             # By default Lightning takes any SLURM allocation around the cell for its ranks.
-            plugins=[precision, LightningEnvironment()],
+            plugins=[self._make_precision(), LightningEnvironment()],
             max_epochs=max(training.epochs, self.epochs),
-            max_steps=steps,
-            limit_train_batches=data.accumulate * limits.steps if limits else 1.0,
-            limit_val_batches=limits.evaluation_batches if limits else 1.0,
-            check_val_every_n_epoch=1 if limits else training.evaluate_every,
+            max_steps=self.steps,
+            limit_train_batches=train_batches,
+            limit_val_batches=evaluation_batches,
+            check_val_every_n_epoch=evaluate_every,
             accumulate_grad_batches=data.accumulate,
             gradient_clip_val=training.clip,
             logger=[self.metrics, *trackers],
-            callbacks=[callback for callback in callbacks if callback is not None],
+            callbacks=self._list_callbacks(),
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -180,17 +215,46 @@ class Attempt:
             default_root_dir=self.folder,
         )
 
+    def _make_precision(self) -> Precision:
+        """Return Lightning's plug-in for the precision of the training."""
+        precision = self.cell.experiment.training.precision
+        if precision == "fp32":
+            return Precision()
+        # A name alone would make Lightning compute in bf16 for fp16 on a CPU.
+        name: Literal["16-mixed", "bf16-mixed"]
+        name = "bf16-mixed" if precision == "bf16" else "16-mixed"
+        return MixedPrecision(name, self.group.device.type)
+
+    def _list_callbacks(self) -> list[L.Callback]:
+        """Return the callbacks in their order.
+
+        The order matters: a step's time excludes the checkpoint before it, and an evaluation's time
+        excludes the diagnostics after it.
+        """
+        # With early stopping, any evaluation can be the last one.
+        first_last_step = self.steps if self.stopping is None else 0
+        units = UnitRecorder(self.folder / "units.npz", self.cell.metric, first_last_step)
+        callbacks: list[L.Callback] = [self.checkpoints, self.progress, units]
+        if self.diagnostics is not None:
+            callbacks.append(self.diagnostics)
+        if self.stopping is not None:
+            callbacks.append(self.stopping)
+        return callbacks
+
     def write_outputs(self, result: Result) -> None:
         """Write the weights, and the last values and the settings for TensorBoard."""
-        task, metric, step = self.parts.task, self.cell.metric, result.steps
+        metric_name = self.cell.metric.name
         events = self.metrics.events
-        events.add_scalar(f"result/{metric.name}", result.metrics[metric.name], step)
-        settings = _flatten_dict(_settings(self.cell) | {"ffn_width": result.ffn_width})
+        events.add_scalar(f"result/{metric_name}", result.metrics[metric_name], result.steps)
+        settings = _settings(self.cell)
+        settings["ffn_width"] = result.ffn_width
+        summaries = hparams(_sanitize_params(_flatten_dict(settings)), {})
         # The first summary lists the columns of this cell alone. Without it, TensorBoard's HPARAMS
         # tab has the columns of all cells, first those in which cells differ.
-        for summary in hparams(_sanitize_params(settings), {})[1:]:
-            events._get_file_writer().add_summary(summary, step)
+        for summary in summaries[1:]:
+            events._get_file_writer().add_summary(summary, result.steps)
         events.close()
+        task = self.parts.task
         self.checkpoints.write_weights(task.network)
         if task.average is not None:
             self.checkpoints.write_weights(task.average.module, "averaged.pt")
@@ -206,8 +270,8 @@ def _settings(cell: Cell) -> dict[str, Any]:
 def _open_trackers(cell: Cell, folder: Path, has_trackers: bool) -> Iterator[list[Logger]]:
     """Yield the loggers of the cell's experiment trackers, if it has any, and end their runs."""
     members = cell.experiment.training.loggers if has_trackers else ()
-    study, name = cell.study, f"{cell.variant}/{cell.seed}"
-    loggers = [member.build(study, name, cell.fingerprint, folder) for member in members]
+    name = f"{cell.variant}/{cell.seed}"
+    loggers = [member.build(cell.study, name, cell.fingerprint, folder) for member in members]
     has_succeeded = False
     try:
         yield loggers
