@@ -29,15 +29,20 @@ def choose_device(accelerator: str, rank: int, world_size: int) -> torch.device:
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
         chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         if accelerator == "cpu" and chosen not in NO_GPU and rank == 0:
-            text = "torch finds no such GPU, so this cell trains on the CPU"
-            print(f"warning: CUDA_VISIBLE_DEVICES={chosen}: {text}", flush=True)
+            print(
+                f"warning: CUDA_VISIBLE_DEVICES={chosen}: torch finds no such GPU, "
+                "so this cell trains on the CPU",
+                flush=True,
+            )
     if accelerator == "cuda" and not torch.cuda.is_available():
         raise ConfigError("training.accelerator: torch finds no CUDA device")
     if world_size == 1 or accelerator == "cpu":
         return torch.device(accelerator)
-    if (visible := torch.cuda.device_count()) < world_size:
-        text = f"{world_size} exceeds the {visible} visible CUDA devices"
-        raise ConfigError(f"training.devices: {text}")
+    visible = torch.cuda.device_count()
+    if visible < world_size:
+        raise ConfigError(
+            f"training.devices: {world_size} exceeds the {visible} visible CUDA devices"
+        )
     torch.cuda.set_device(rank)
     return torch.device(accelerator, rank)
 
