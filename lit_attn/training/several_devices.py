@@ -42,10 +42,12 @@ def require_gradients(network: nn.Module, sample: tuple[Tensor, ...], devices: i
     except Exception:  # Code of a user can raise any exception.
         return
     if unused:
-        more = f" and {len(unused) - SHOWN} more" if len(unused) > SHOWN else ""
+        names = ", ".join(unused[:SHOWN])
+        if len(unused) > SHOWN:
+            names += f" and {len(unused) - SHOWN} more"
         raise ConfigError(
             f"training.devices: {devices} devices need a gradient for every parameter, but the "
-            f"model's output does not depend on {', '.join(unused[:SHOWN])}{more}; leave them out, "
+            f"model's output does not depend on {names}; leave them out, "
             "or set the attribute `leaves_parameters_unused = True` of their module"
         )
 
