@@ -67,10 +67,8 @@ class MetricsFile(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         step = step or 0
         epoch = int(metrics.get("epoch", 0))
-        rows = []
-        for name in sorted(metrics):
-            if name != "epoch":
-                rows.append(MetricRow(step, epoch, name, float(metrics[name])))
+        names = sorted(name for name in metrics if name != "epoch")
+        rows = [MetricRow(step, epoch, name, float(metrics[name])) for name in names]
         append(self.path, csv_lines(rows))
         for row in rows:
             self.events.add_scalar(row.name, row.value, row.step)
@@ -85,9 +83,8 @@ def _remove_host_name(events: SummaryWriter) -> None:
     path = Path(writer._file_name)
     # events.out.tfevents.TIME.HOST.PID.NUMBER, where HOST may contain dots.
     words = path.name.split(".")
-    beginning = words[:4]
-    end = words[-2:]
-    renamed = path.with_name(".".join(beginning + ["cell"] + end))
+    words[4:-2] = ["cell"]
+    renamed = path.with_name(".".join(words))
     path.rename(renamed)
     writer._file_name = str(renamed)
     # TensorBoard opens the file by its name for each write.
