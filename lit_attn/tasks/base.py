@@ -3,6 +3,7 @@
 import contextlib
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 import lightning as L
@@ -58,9 +59,10 @@ class TaskModule(L.LightningModule, ABC):
         self.added: list[MetricCollection] = []
         self.added_metrics = MetricCollection({})
         self._extend_metrics()
-        # `training_step` has checked that the loss is finite, and each check makes a GPU wait.
-        names = ("loss", *self.training_values)
-        self.train_means = {name: MeanMetric(nan_strategy="disable") for name in names}
+        self.train_means: dict[str, MeanMetric] = {}
+        for name in ("loss", *self.training_values):
+            # `training_step` has checked that the loss is finite, and each check makes a GPU wait.
+            self.train_means[name] = MeanMetric(nan_strategy="disable")
         self.registered_means = nn.ModuleList(self.train_means.values())
         self.average: ModelEmaV3 | None = None
         self.unaveraged_epochs: int | None = None
@@ -151,12 +153,24 @@ class TaskModule(L.LightningModule, ABC):
         end_step(self.network, distributed.all_reduce if is_shared else None)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_index: int) -> None:
-        if self.average and (batch_index + 1) % self.trainer.accumulate_grad_batches == 0:
-            if self.unaveraged_epochs is not None:
-                epoch, rest = divmod(self.global_step, self.data.steps_per_epoch)
-                earlier = max(0, epoch - 1 - self.unaveraged_epochs)
-                self.average.decay = 1.0 if rest else earlier / (earlier + 1)
-            self.average.update(self.network)
+        is_step_end = (batch_index + 1) % self.trainer.accumulate_grad_batches == 0
+        if self.average is None or not is_step_end:
+            return
+        if self.unaveraged_epochs is not None:
+            self.average.decay = self._decay_of_mean(self.unaveraged_epochs)
+        self.average.update(self.network)
+
+    def _decay_of_mean(self, unaveraged_epochs: int) -> float:
+        """Return the decay that makes the average the mean of the weights after each epoch.
+
+        It is 1 within an epoch, which keeps the average. The first `unaveraged_epochs` do not
+        count.
+        """
+        epochs, steps_of_next = divmod(self.global_step, self.data.steps_per_epoch)
+        if steps_of_next > 0:
+            return 1.0
+        averaged_before = max(0, epochs - 1 - unaveraged_epochs)
+        return averaged_before / (averaged_before + 1)
 
     def on_train_epoch_end(self) -> None:
         """Record the means of the epoch; to record each step would cost more than a step."""
@@ -180,15 +194,11 @@ class TaskModule(L.LightningModule, ABC):
         is_padding = not self.trainer.val_dataloaders[dataloader_idx].has_samples(batch_index)
         if is_padding and batch_index > 0:
             return {}
-        full = torch.autocast(self.device.type, enabled=False)
-        with contextlib.nullcontext() if self.evaluates_as_training else full:
+        with self._evaluation_precision():
             units = {"": self._update(dataloader_idx, batch)}
             if self.average is not None:
-                trained, self.network = self.network, self.average.module
-                try:
+                with self._averaged_network(self.average):
                     units["averaged-"] = self._update(len(self.splits) + dataloader_idx, batch)
-                finally:
-                    self.network = trained
         if is_padding:
             for index in range(dataloader_idx, len(self.metrics), len(self.splits)):
                 clear_states(self.metrics[index])
@@ -196,19 +206,32 @@ class TaskModule(L.LightningModule, ABC):
             return {}
         return units
 
+    @contextlib.contextmanager
+    def _averaged_network(self, average: ModelEmaV3) -> Iterator[None]:
+        """Evaluate the averaged weights in this context."""
+        trained = self.network
+        self.network = average.module
+        try:
+            yield
+        finally:
+            self.network = trained
+
+    def _evaluation_precision(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of an evaluation: float32, or the precision of the training."""
+        if self.evaluates_as_training:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, enabled=False)
+
     def on_validation_epoch_end(self) -> None:
         """Record the metrics of all splits, also NaN; raise Diverged if a loss is not finite."""
-        averaged = [f"{split}/averaged-" for split in self.splits] if self.average else []
+        prefixes = [f"{split}/" for split in self.splits]
+        if self.average is not None:
+            prefixes += [f"{split}/averaged-" for split in self.splits]
         monitored = math.nan
-        for index, prefix in enumerate([f"{split}/" for split in self.splits] + averaged):
-            task_values, added = self.metrics[index].compute(), self.added[index].compute()
-            values = {f"{prefix}{name}": value.item() for name, value in task_values.items()}
-            # A metric of several numbers to predict may have a value for each of them.
-            means = {name: value.double().mean().item() for name, value in added.items()}
-            values |= {f"{prefix}{name}": mean for name, mean in means.items()}
-            self.metrics[index].reset()
-            self.added[index].reset()
-            if not math.isfinite(loss := values[f"{prefix}loss"]):
+        for index, prefix in enumerate(prefixes):
+            values = self._compute_metrics(index, prefix)
+            loss = values[f"{prefix}loss"]
+            if not math.isfinite(loss):
                 raise Diverged(f"{prefix}loss is {loss} after step {self.global_step}")
             self._record(values)
             monitored = values.get(self.monitored, monitored)
@@ -219,11 +242,27 @@ class TaskModule(L.LightningModule, ABC):
             self.log(self.monitored, number, logger=False, sync_dist=True)
         self.evaluated_at = self.global_step
 
+    def _compute_metrics(self, index: int, prefix: str) -> dict[str, float]:
+        """Return the values of the metrics with number `index`, and reset these metrics.
+
+        `prefix` is the beginning of their names: the split, and "averaged-" for averaged weights.
+        """
+        values = {}
+        for name, value in self.metrics[index].compute().items():
+            values[f"{prefix}{name}"] = value.item()
+        for name, value in self.added[index].compute().items():
+            # A metric of several numbers to predict may have a value for each of them.
+            values[f"{prefix}{name}"] = value.double().mean().item()
+        self.metrics[index].reset()
+        self.added[index].reset()
+        return values
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the optimiser; `on_before_optimizer_step` sets its learning rate."""
         # A fused optimiser removes the loss scale itself, which is too late for clipping.
-        scaled = self.trainer.precision == "16-mixed" and self.trainer.gradient_clip_val is not None
-        return self.optimizer.build(self.network, fused=not scaled)
+        has_loss_scale = self.trainer.precision == "16-mixed"
+        is_clipping = self.trainer.gradient_clip_val is not None
+        return self.optimizer.build(self.network, fused=not (has_loss_scale and is_clipping))
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
@@ -236,28 +275,35 @@ class TaskModule(L.LightningModule, ABC):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
             group["lr"] = self.rate(self.global_step)
-            if self.momentum is not None and "betas" in group:
-                group["betas"] = (self.momentum(self.global_step), group["betas"][1])
-            elif self.momentum is not None:
-                group["momentum"] = self.momentum(self.global_step)
+            if self.momentum is None:
+                continue
+            momentum = self.momentum(self.global_step)
+            if "betas" in group:
+                _, beta2 = group["betas"]
+                group["betas"] = (momentum, beta2)
+            else:
+                group["momentum"] = momentum
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the running means of all devices, which Lightning does not save."""
         for name, mean in self.train_means.items():
             if mean.update_called:
                 with mean.sync_context():
-                    state = {n: getattr(mean, n).cpu() for n in ("mean_value", "weight")}
-                checkpoint[f"train_{name}"] = state
+                    checkpoint[f"train_{name}"] = {
+                        "mean_value": mean.mean_value.cpu(),
+                        "weight": mean.weight.cpu(),
+                    }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the running means on the first device and start at zero on the others."""
         for name, mean in self.train_means.items():
             for entry, value in checkpoint.get(f"train_{name}", {}).items():
-                mine = value if self.trainer.is_global_zero else torch.zeros_like(value)
-                setattr(mean, entry, mine.to(self.device))
+                restored = value if self.trainer.is_global_zero else torch.zeros_like(value)
+                setattr(mean, entry, restored.to(self.device))
                 mean._update_count = 1
 
     def _record(self, values: dict[str, float]) -> None:
+        """Write values of the current step to all loggers at once."""
         # `self.log` writes after the hooks that save a checkpoint, so a cell stopped there would
         # lose the row. `current_epoch` is one too large after the last step.
         steps = int(self.trainer.num_training_batches) // self.trainer.accumulate_grad_batches
