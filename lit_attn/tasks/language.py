@@ -23,8 +23,10 @@ class LanguageModelling(TaskModule):
         return TokenLoss(self.data.bytes_per_token(split))
 
     def metric_names(self, split: str) -> list[str]:
-        is_counted = self.data.bytes_per_token(split) is not None
-        return ["loss", "perplexity", *["bits_per_byte"] * is_counted]
+        names = ["loss", "perplexity"]
+        if self.data.bytes_per_token(split) is not None:
+            names.append("bits_per_byte")
+        return names
 
     def chance_levels(self, split: str) -> dict[str, float]:
         """Return the loss of equal probabilities for all ids."""
@@ -46,8 +48,10 @@ class LanguageModelling(TaskModule):
 
     def unit_values(self, *arguments: Tensor) -> Tensor:
         nll, targets, *_ = arguments
-        losses, counts = nll.sum(1).float(), (targets != IGNORED).sum(1).float()
-        return torch.stack([losses, counts, torch.full_like(losses, math.nan)], dim=1)
+        losses = nll.sum(1).float()
+        target_counts = (targets != IGNORED).sum(1).float()
+        uncounted = torch.full_like(losses, math.nan)
+        return torch.stack([losses, target_counts, uncounted], dim=1)
 
     def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return probabilities (N, vocabulary) and the N targets that are to be predicted."""
