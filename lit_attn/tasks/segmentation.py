@@ -33,7 +33,9 @@ class Segmentation(TaskModule):
         return Overlap(self.data.classes)
 
     def metric_names(self, split: str) -> list[str]:
-        return ["mIoU", "mAcc", "aAcc", "loss", *(f"IoU:{name}" for name in self.data.classes)]
+        names = ["mIoU", "mAcc", "aAcc", "loss"]
+        names += [f"IoU:{name}" for name in self.data.classes]
+        return names
 
     def compile_network(self) -> None:
         """Compile the modules that mmsegmentation calls: the encoder and the decoder's layers."""
@@ -45,6 +47,7 @@ class Segmentation(TaskModule):
         """Return the mean over the labelled pixels of the batch on all devices together."""
         prepared = self._prepared(batch, training=True)
         losses = self.network.loss(**prepared)
+        # mmsegmentation returns accuracies beside the losses.
         mean: Tensor = sum(value for name, value in losses.items() if "loss" in name)
         if self.trainer.world_size == 1:
             return mean
@@ -77,13 +80,15 @@ class Segmentation(TaskModule):
     def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return the predicted and the true classes of the labelled pixels."""
         predicted, labels, _ = evaluated
-        return predicted[labels != IGNORED], labels[labels != IGNORED]
+        is_labelled = labels != IGNORED
+        return predicted[is_labelled], labels[is_labelled]
 
     def predict(self, batch: Any) -> list[Any]:
         """Return mmsegmentation's samples with `seg_logits` and `pred_sem_seg`."""
         return self.network.predict(**self._prepared(batch, training=False))
 
     def _prepared(self, batch: Any, training: bool) -> dict[str, Any]:
+        """Return the batch on the device, normalised and padded by mmsegmentation."""
         # mmengine's preprocessor learns its device only from a call of its own method `to`.
         preprocessor = self.network.data_preprocessor.to(self.device)
         return preprocessor(dict(batch), training=training)
@@ -116,7 +121,9 @@ class Overlap(Metric):
 
     def compute(self) -> dict[str, Tensor]:
         confusion = self.confusion.double()
-        correct, labelled, predicted = confusion.diag(), confusion.sum(1), confusion.sum(0)
+        correct = confusion.diag()
+        labelled = confusion.sum(1)
+        predicted = confusion.sum(0)
         union = labelled + predicted - correct
         iou = correct / union
         values = {
