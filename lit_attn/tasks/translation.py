@@ -58,15 +58,21 @@ class Translation(LanguageModelling):
         nll, targets = super().evaluate(batch)
         translations = targets[:, :0]
         if self.is_translating():
-            ids = [torch.tensor(row) for row in translate(self.network, batch[0], self.config)]
-            translations = pad_sequence(ids, batch_first=True, padding_value=IGNORED)
+            source = batch[0]
+            rows = translate(self.network, source, self.config)
+            translations = pad_sequence(
+                [torch.tensor(row) for row in rows], batch_first=True, padding_value=IGNORED
+            )
         return nll, targets, translations.to(targets.device)
 
     def is_translating(self) -> bool:
         """Return True if this evaluation measures BLEU, as every one with early stopping does."""
-        every, epoch = self.config.translate_every, self.global_step // self.data.steps_per_epoch
+        has_early_stopping = bool(self.monitored)
+        is_last = self.global_step >= self.trainer.max_steps
+        every = self.config.translate_every
+        epoch = self.global_step // self.data.steps_per_epoch
         is_due = every is not None and epoch % every == 0
-        return bool(self.monitored) or is_due or self.global_step >= self.trainer.max_steps
+        return has_early_stopping or is_last or is_due
 
 
 class TranslationScores(TokenLoss):
@@ -83,23 +89,32 @@ class TranslationScores(TokenLoss):
         super().update(nll, targets)
         if translations is None or not translations.shape[1]:
             return
-        hypotheses, references = [], []
+        unknown = SPECIAL[UNKNOWN]
+        hypotheses: list[str] = []
+        references: list[list[str]] = []
         for target, ids in zip(targets, translations, strict=True):
-            if (target != IGNORED).any():
-                references.append([self._words(target[target != IGNORED][:-1])])
-                text = self._words(ids[ids != IGNORED])
-                # An unknown character of a translation equals no unknown character of the text.
-                unknown = SPECIAL[UNKNOWN]
-                hypotheses.append(text.replace(unknown, f"<{unknown}>"))
+            target_ids = target[target != IGNORED]
+            if not len(target_ids):
+                continue
+            # The last id ends the sentence.
+            references.append([self._words(target_ids[:-1])])
+            hypothesis = self._words(ids[ids != IGNORED])
+            # An unknown character of a translation equals no unknown character of the text.
+            hypotheses.append(hypothesis.replace(unknown, f"<{unknown}>"))
         self.bleu.update(hypotheses, references)
 
     def _words(self, ids: Tensor) -> str:
+        """Return the text of token ids, with its compounds split if the configuration says so."""
         text = self.encoder.decode(ids.tolist())
-        return COMPOUND.sub(r"\1 ##AT##-##AT## \2", text) if self.split_compounds else text
+        if self.split_compounds:
+            text = COMPOUND.sub(r"\1 ##AT##-##AT## \2", text)
+        return text
 
     def compute(self) -> dict[str, Tensor]:
         values = super().compute()
-        return values | {"bleu": self.bleu.compute()} if self.bleu.update_called else values
+        if self.bleu.update_called:
+            values["bleu"] = self.bleu.compute()
+        return values
 
     def reset(self) -> None:
         super().reset()
