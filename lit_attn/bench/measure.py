@@ -235,15 +235,21 @@ def write_table(table: Table, conditions: dict[str, str], folder: Path | None) -
 def _format_table(title: str, rows: Sequence[Any], conditions: dict[str, str]) -> str:
     """Return a table in Markdown under its title and the conditions of the machine."""
     headings = rows[0]._fields
-    table_rows = [headings, ["---:"] * len(headings)]
-    table_rows += [[format_cell(value) for value in row] for row in rows]
+    alignments = ["---:" for _ in headings]
     lines = [
         title,
         "{date}, {device}, {clock}, torch {torch}, load average {load}.".format(**conditions),
         "",
+        _format_row(headings),
+        _format_row(alignments),
     ]
-    lines += [f"| {' | '.join(row)} |" for row in table_rows]
+    lines += [_format_row([format_cell(value) for value in row]) for row in rows]
     return "\n".join(lines) + "\n"
+
+
+def _format_row(cells: Sequence[str]) -> str:
+    """Return one row of a table in Markdown."""
+    return f"| {' | '.join(cells)} |"
 
 
 def _flatten_row(row: Any) -> dict[str, object]:

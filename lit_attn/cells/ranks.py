@@ -21,7 +21,7 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from lit_attn.cells import failure
 from lit_attn.cells import folder as cell_folder
@@ -261,6 +261,14 @@ def run_cell_process(
     if is_shared:
         os.environ[SHARED_DEVICE] = "1"
 
+    def run_target() -> None:
+        # Imported by the ranks: this process trains nothing.
+        function = load(target)
+        if smoke:
+            function(folder, smoke=True)
+        else:
+            function(folder)
+
     try:
         with leave_no_process():
             die_with_parent(END_SIGNAL)
@@ -274,19 +282,12 @@ def run_cell_process(
                     sys.exit(BUSY)
                 attempt = cell_folder.create_attempt(folder)
                 redirect_output(attempt / "log.txt")
-
-                def run_target() -> None:
-                    # Imported by the ranks: this process trains nothing.
-                    function = load(target)
-                    if smoke:
-                        function(folder, smoke=True)
-                    else:
-                        function(folder)
-
                 code = run_ranks(devices, run_target, attempt, start_heartbeat)
-                if code:
+                if code == failure.LOST_SERVER:
                     # The code of the cell may call sys.exit(-1).
-                    sys.exit(1 if code == failure.LOST_SERVER else code)
+                    sys.exit(1)
+                if code != 0:
+                    sys.exit(code)
     except CellLocked:
         sys.exit(BUSY)
     except LockError:
@@ -294,8 +295,14 @@ def run_cell_process(
         redirect_output(cell_folder.create_attempt(folder) / "log.txt")
         raise
     except OSError as error:
-        # There may be no room for a log with the reason.
-        with contextlib.suppress(OSError):
-            print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
-        is_disk_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        sys.exit(failure.DISK_FULL if is_disk_full else 1)
+        _exit_after(error)
+
+
+def _exit_after(error: OSError) -> NoReturn:
+    """Print an error of the operating system, and exit with the code of a full disk or 1."""
+    # There may be no room for a log with the reason.
+    with contextlib.suppress(OSError):
+        print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        sys.exit(failure.DISK_FULL)
+    sys.exit(1)

@@ -149,8 +149,8 @@ class TaskModule(L.LightningModule, ABC):
     ) -> None:
         """Step the optimiser, then the parts that learn from statistics of the whole batch."""
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        is_shared = self.trainer.world_size > 1
-        end_step(self.network, distributed.all_reduce if is_shared else None)
+        all_reduce = distributed.all_reduce if self.trainer.world_size > 1 else None
+        end_step(self.network, all_reduce)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_index: int) -> None:
         is_step_end = (batch_index + 1) % self.trainer.accumulate_grad_batches == 0

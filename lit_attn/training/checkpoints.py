@@ -91,10 +91,11 @@ class Checkpoints(L.Callback):
         """Add the seconds and the provenance of earlier attempts; report what has changed."""
         self.elapsed_before = state_dict["elapsed"]
         self.earlier_attempts = []
-        for code, data, versions, *modules in state_dict.get("attempts", ()):
+        for values in state_dict.get("attempts", ()):
+            named = dict(zip(Provenance._fields, values, strict=False))
             # Checkpoints of older versions have no modules.
-            attempt = Provenance(code, data, versions, modules[0] if modules else {})
-            self.earlier_attempts.append(attempt)
+            named.setdefault("modules", {})
+            self.earlier_attempts.append(Provenance(**named))
         if not self.earlier_attempts or not self.group.is_rank_zero:
             return
         for change in describe_changes(self.earlier_attempts[-1], self.describe()):

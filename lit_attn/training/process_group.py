@@ -89,12 +89,14 @@ def join_process_group(accelerator: str) -> Iterator[ProcessGroup]:
         return
     # All ranks together use the cores that one process would use.
     torch.set_num_threads(max(1, torch.get_num_threads() // world_size))
+    is_cuda = device.type == "cuda"
+    backend = "nccl" if is_cuda else "gloo"
     distributed.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
+        backend,
         init_method=f"file://{os.environ[RENDEZVOUS]}",
         rank=rank,
         world_size=world_size,
-        device_id=device if device.type == "cuda" else None,
+        device_id=device if is_cuda else None,
     )
     yield ProcessGroup(rank, world_size, device)
     # Not in a `finally`: after an error another rank may still wait in a collective operation, and
