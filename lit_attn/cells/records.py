@@ -237,6 +237,12 @@ class Result(Record):
     is_device_shared: bool = Field(
         False, description="True if the runner may have run another cell on the same GPU"
     )
+    is_compiled: bool | None = Field(
+        None, description="True if torch.compile compiled the model; null in old records"
+    )
+    compile_failure: str = Field(
+        "", description="reason why torch.compile failed, after which the cell trained uncompiled"
+    )
     peak_memory: Integer = Field(description="bytes on the fullest device (CPU: resident set)")
     wall_time: FiniteFloat = Field(description="seconds of all attempts")
     device: str

@@ -19,6 +19,7 @@ from lit_attn.config.schedules import Rate
 from lit_attn.config.training import WeightAverage
 from lit_attn.data.module import DataModule
 from lit_attn.schema.base import require_methods
+from lit_attn.tasks.tf32 import products_in_tf32
 
 
 class TaskModule(L.LightningModule, ABC):
@@ -40,6 +41,9 @@ class TaskModule(L.LightningModule, ABC):
 
     monitored = ""
     """Metric that decides on early stopping, with its split."""
+
+    compile_mode = "default"
+    """Mode of torch.compile in which `compile_network` compiles."""
 
     evaluated_at = -1
     """Step after which the splits were last evaluated."""
@@ -133,11 +137,18 @@ class TaskModule(L.LightningModule, ABC):
         self._extend_metrics()
 
     def compile_network(self) -> None:
-        """Compile the network with torch.compile."""
-        self.network.compile()
+        """Compile the network with torch.compile in `compile_mode`."""
+        self.network.compile(mode=self.compile_mode)
+
+    @property
+    def has_cuda_graphs(self) -> bool:
+        """True if the training steps of the network are replayed as CUDA graphs."""
+        return self.compile_mode == "reduce-overhead"
 
     def training_step(self, batch: Any, batch_index: int) -> Tensor:
         """Return the loss; raise Diverged before the update if it is not finite."""
+        if self.has_cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
         loss = self.loss(batch)
         if not torch.isfinite(loss):
             raise Diverged(f"loss is {loss.item()} at step {self.global_step}")
@@ -194,7 +205,7 @@ class TaskModule(L.LightningModule, ABC):
         is_padding = not self.trainer.val_dataloaders[dataloader_idx].has_samples(batch_index)
         if is_padding and batch_index > 0:
             return {}
-        with self._evaluation_precision():
+        with self._evaluation_context():
             units = {"": self._update(dataloader_idx, batch)}
             if self.average is not None:
                 with self._averaged_network(self.average):
@@ -216,11 +227,17 @@ class TaskModule(L.LightningModule, ABC):
         finally:
             self.network = trained
 
-    def _evaluation_precision(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context of an evaluation: float32, or the precision of the training."""
-        if self.evaluates_as_training:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, enabled=False)
+    @contextlib.contextmanager
+    def _evaluation_context(self) -> Iterator[None]:
+        """Compute in float32 in this context, or in the precision of the training."""
+        with contextlib.ExitStack() as stack:
+            if not self.evaluates_as_training:
+                stack.enter_context(torch.autocast(self.device.type, enabled=False))
+                stack.enter_context(products_in_tf32(False))
+            if self.has_cuda_graphs:
+                # Metrics keep outputs, which the next replay of a graph would overwrite.
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            yield
 
     def on_validation_epoch_end(self) -> None:
         """Record the metrics of all splits, also NaN; raise Diverged if a loss is not finite."""

@@ -37,7 +37,8 @@ class LanguageModelling(TaskModule):
 
         The adaptive head of a GPT selects its computation by the targets, which does not compile.
         """
-        getattr(self.network, "trunk", self.network).compile()
+        compiled = getattr(self.network, "trunk", self.network)
+        compiled.compile(mode=self.compile_mode)
 
     def loss(self, batch: Any) -> Tensor:
         return self.nll(batch).mean()

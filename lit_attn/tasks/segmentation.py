@@ -39,9 +39,9 @@ class Segmentation(TaskModule):
 
     def compile_network(self) -> None:
         """Compile the modules that mmsegmentation calls: the encoder and the decoder's layers."""
-        self.network.backbone.compile()
+        self.network.backbone.compile(mode=self.compile_mode)
         for layer in self.network.decode_head.layers:
-            layer.compile()
+            layer.compile(mode=self.compile_mode)
 
     def loss(self, batch: Any) -> Tensor:
         """Return the mean over the labelled pixels of the batch on all devices together."""

@@ -18,6 +18,7 @@ from lit_attn.models import factory
 from lit_attn.models.batch_norm import synchronise_batch_norms
 from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.tasks.base import TaskModule
+from lit_attn.training.compilation import choose_mode, require_static_steps
 from lit_attn.training.several_devices import require_gradients
 
 
@@ -28,11 +29,16 @@ class Parts(NamedTuple):
     task: TaskModule
     costs: factory.Budget
     inputs: dict[str, str]
+    is_compiled: bool
 
 
-def build(cell: Cell, device: torch.device) -> Parts:
-    """Return the parts of a cell. Raises ConfigError for a configuration that cannot run."""
+def build(cell: Cell, device: torch.device, *, may_compile: bool = True) -> Parts:
+    """Return the parts of a cell, compiled as the configuration says if it `may_compile`.
+
+    Raises ConfigError for a configuration that cannot run.
+    """
     experiment = cell.experiment
+    compile_mode = choose_mode(experiment, device) if may_compile else None
     model = factory.resolve(experiment.model, cell.match_to, experiment.data)
     costs = factory.describe(model, experiment.data)
     L.seed_everything(cell.seed, verbose=False)
@@ -40,9 +46,11 @@ def build(cell: Cell, device: torch.device) -> Parts:
     network = factory.build(model, experiment.data)
     _prepare_for_devices(network, experiment.training.devices)
     task = _build_task(cell, data, network)
-    if experiment.training.compile:
+    if compile_mode is not None:
+        task.compile_mode = compile_mode
         task.compile_network()
-    return Parts(data, task, costs, collect_inputs(cell.parts, experiment.data.input_paths()))
+    inputs = collect_inputs(cell.parts, experiment.data.input_paths())
+    return Parts(data, task, costs, inputs, is_compiled=compile_mode is not None)
 
 
 def _build_data(cell: Cell, device: torch.device) -> DataModule:
@@ -104,6 +112,7 @@ def _build_without_memory(cell: Cell) -> nn.Module:
     model = factory.resolve(experiment.model, cell.match_to, experiment.data)
     network = factory.build(model, experiment.data, "meta")
     _prepare_for_devices(network, devices)
+    require_static_steps(experiment)
     require_gradients(network, experiment.data.signature().sample(), devices)
     return network
 

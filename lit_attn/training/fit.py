@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
+import torch
 from lightning.fabric.utilities.logger import _flatten_dict, _sanitize_params
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers.logger import Logger
@@ -23,8 +24,10 @@ from lit_attn.config.cell import Cell
 from lit_attn.config.metrics import MetricChoice
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.publish import hide_private
+from lit_attn.tasks.tf32 import products_in_tf32, require_tf32
 from lit_attn.training.build import build
 from lit_attn.training.checkpoints import Checkpoints
+from lit_attn.training.compilation import is_compilation_failure, read_reason
 from lit_attn.training.diagnostics import DiagnosticsCallback
 from lit_attn.training.process_group import ProcessGroup
 from lit_attn.training.provenance import Provenance, code_hash, package_versions
@@ -59,33 +62,19 @@ def fit(
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     for message in NOISE:
         warnings.filterwarnings("ignore", message=message)
-    run = Attempt(cell, cell_dir, group, limits)
-    task = run.parts.task
-    data = run.parts.data
-    has_trackers = group.is_rank_zero and limits is None
-    with _open_trackers(cell, cell_dir, has_trackers) as trackers:
-        trainer = run.make_trainer(trackers)
-        try:
-            trainer.fit(task, data, ckpt_path=run.resume_from, weights_only=True)
-        except MISFIT as error:
-            if run.resume_from is None or not run.checkpoints.reject(run.resume_from, error):
-                raise
-            # Half of the checkpoint may have been restored, so everything is built again.
-            return fit(cell, cell_dir, group, limits)
-        has_stopped = trainer.global_step < run.steps
-        if has_stopped and not trainer.should_stop:
-            raise RuntimeError(f"training ended at step {trainer.global_step} of {run.steps}")
-        run.steps = trainer.global_step
-        # `evaluate_every` or `max_steps` can leave the last epoch without an evaluation.
-        if task.evaluated_at < run.steps:
-            trainer.validate(task, datamodule=data, verbose=False)
-        for tracker in trackers:
-            tracker.log_hyperparams(_settings(cell))
-        run.metrics.console.print_line()
-    result = make_result(cell, cell_dir, run.parts, group, run.progress, run.checkpoints, run.steps)
+    is_tf32 = cell.experiment.training.precision == "tf32"
+    if is_tf32:
+        require_tf32(group.device)
+    with products_in_tf32(is_tf32):
+        run = Attempt(cell, cell_dir, group, limits)
+        while not run.train():
+            # Half of a checkpoint may have been restored, so everything is built again.
+            compile_failure = run.compile_failure
+            del run
+            run = Attempt(cell, cell_dir, group, limits, compile_failure)
+    result = run.collect_result()
     if result is None:
         return None
-    result = result.model_copy(update={"stopped_early": has_stopped})
     run.write_outputs(result)
     result.write(cell_dir / "result.json")
     run.checkpoints.clear()
@@ -93,16 +82,25 @@ def fit(
 
 
 class Attempt:
-    """Training and records of a cell, from its newest checkpoint on."""
+    """Training and records of a cell, from its newest checkpoint on.
+
+    `compile_failure` is why torch.compile failed in an attempt before; then nothing is compiled.
+    """
 
     def __init__(
-        self, cell: Cell, folder: Path, group: ProcessGroup, limits: Limits | None
+        self,
+        cell: Cell,
+        folder: Path,
+        group: ProcessGroup,
+        limits: Limits | None,
+        compile_failure: str = "",
     ) -> None:
         self.cell = cell
         self.folder = folder
         self.group = group
         self.limits = limits
-        self.parts = build(cell, group.device)
+        self.compile_failure = compile_failure
+        self.parts = build(cell, group.device, may_compile=not compile_failure)
         training = cell.experiment.training
         steps_per_epoch = self.parts.data.steps_per_epoch
         self.total_steps = training.steps(steps_per_epoch)
@@ -126,6 +124,7 @@ class Attempt:
         )
         self.diagnostics = self._make_diagnostics()
         self.stopping = self._make_stopping()
+        self.has_stopped = False  # True if early stopping ends the training.
         if group.is_rank_zero:
             self._start_records()
 
@@ -180,6 +179,74 @@ class Attempt:
         if self.diagnostics is not None:
             self.diagnostics.start(first_step)
 
+    def train(self) -> bool:
+        """Train and evaluate; return False if another attempt has to start from scratch.
+
+        That is after a checkpoint that does not fit the cell, and after a failed compilation.
+        """
+        task = self.parts.task
+        data = self.parts.data
+        has_trackers = self.group.is_rank_zero and self.limits is None
+        with _open_trackers(self.cell, self.folder, has_trackers) as trackers:
+            trainer = self.make_trainer(trackers)
+            try:
+                trainer.fit(task, data, ckpt_path=self.resume_from, weights_only=True)
+            except MISFIT as error:
+                if not self._can_try_again(error):
+                    raise
+                return False
+            self.has_stopped = trainer.global_step < self.steps
+            if self.has_stopped and not trainer.should_stop:
+                raise RuntimeError(f"training ended at step {trainer.global_step} of {self.steps}")
+            self.steps = trainer.global_step
+            # `evaluate_every` or `max_steps` can leave the last epoch without an evaluation.
+            if task.evaluated_at < self.steps:
+                trainer.validate(task, datamodule=data, verbose=False)
+            for tracker in trackers:
+                tracker.log_hyperparams(_settings(self.cell))
+            self.metrics.console.print_line()
+        return True
+
+    def _can_try_again(self, error: Exception) -> bool:
+        """Return True if another attempt can do without what raised `error`.
+
+        Raises ConfigError if torch.compile failed and the cell may not train without it.
+        """
+        if self.parts.is_compiled and is_compilation_failure(error):
+            reason = read_reason(error)
+            training = self.cell.experiment.training
+            # Several ranks would have to agree, and only one of them may have failed.
+            if training.compile != "auto" or training.devices > 1:
+                raise ConfigError(
+                    f"training.compile: torch.compile failed: {reason}. To train uncompiled, write "
+                    "`compile: false`, which changes no identity."
+                ) from error
+            print(
+                f"training.compile: torch.compile failed: {reason}. This cell trains uncompiled, "
+                "and its result says so.",
+                flush=True,
+            )
+            self.compile_failure = reason
+            torch.compiler.reset()
+            return True
+        return self.resume_from is not None and self.checkpoints.reject(self.resume_from, error)
+
+    def collect_result(self) -> Result | None:
+        """Return the result of the trained cell, or None on ranks other than 0."""
+        result = make_result(
+            self.cell,
+            self.folder,
+            self.parts,
+            self.group,
+            self.progress,
+            self.checkpoints,
+            self.steps,
+        )
+        if result is None:
+            return None
+        changes = {"stopped_early": self.has_stopped, "compile_failure": self.compile_failure}
+        return result.model_copy(update=changes)
+
     def make_trainer(self, trackers: list[Logger]) -> L.Trainer:
         """Return Lightning's trainer with all callbacks and loggers."""
         training = self.cell.experiment.training
@@ -218,7 +285,7 @@ class Attempt:
     def _make_precision(self) -> Precision:
         """Return Lightning's plug-in for the precision of the training."""
         precision = self.cell.experiment.training.precision
-        if precision == "fp32":
+        if precision in ("fp32", "tf32"):
             return Precision()
         # A name alone would make Lightning compute in bf16 for fp16 on a CPU.
         name: Literal["16-mixed", "bf16-mixed"]

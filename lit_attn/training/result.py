@@ -98,6 +98,7 @@ def make_result(
         step_wall_time=progress.steps.wall_time,
         evaluation_time=progress.evaluation_time,
         is_device_shared=SHARED_DEVICE in os.environ,
+        is_compiled=parts.is_compiled,
         peak_memory=peak_memory,
         wall_time=checkpoints.elapsed,
         device=device,

@@ -72,7 +72,8 @@ CELLS: dict[str, tuple[str, Callable[[Path], Cell]]] = {
 
 
 def on_gpu(cell: Cell, precision: str) -> Cell:
-    update = {"accelerator": "cuda", "precision": precision}
+    # Code cannot be compiled for the simulated GPU.
+    update = {"accelerator": "cuda", "precision": precision, "compile": False}
     training = cell.experiment.training.model_copy(update=update)
     changed = cell.experiment.model_copy(update={"training": training})
     return cell.model_copy(update={"experiment": changed})
