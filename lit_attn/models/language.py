@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.cache import Cache
-from lit_attn.attention.precision import wide
 from lit_attn.config.data.text import IGNORED
 from lit_attn.config.models.language import GPTConfig, SequenceClassifierConfig
 from lit_attn.models.layers import AdaptiveSoftmax, Device
 from lit_attn.models.seeded_draws import draw_parameters
+from lit_attn.models.token_loss import token_losses
 from lit_attn.models.trunk import Trunk, initialise
 
 
@@ -66,11 +66,10 @@ class GPT(nn.Module):
     def nll(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return -log p(target) in nats, (B, n), at least float32; 0 where a target is IGNORED."""
         if not isinstance(self.head, AdaptiveSoftmax):
-            logits = wide(self(tokens).flatten(0, 1))
-            flat = F.cross_entropy(
-                logits, targets.flatten(), ignore_index=IGNORED, reduction="none"
-            )
-            return flat.unflatten(0, targets.shape)
+            hidden = self.dropout(self.trunk(tokens)).flatten(0, 1)
+            weight = self.trunk.tokens.weight if self.head is None else self.head.weight
+            assert isinstance(weight, Tensor)
+            return token_losses(hidden, weight, targets.flatten()).unflatten(0, targets.shape)
         hidden = self.dropout(self.trunk(tokens)).flatten(0, 1)
         predicted = targets.flatten() != IGNORED
         predicted_nll = self.head.nll(

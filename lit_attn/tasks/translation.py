@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torchmetrics.text import SacreBLEUScore
 
-from lit_attn.attention.precision import wide
 from lit_attn.config.data.text import IGNORED
 from lit_attn.config.tasks import TranslationConfig
 from lit_attn.data.text.parallel import SPECIAL, UNKNOWN, ParallelData, Subwords
+from lit_attn.models.token_loss import total_loss
 from lit_attn.models.translation import EncoderDecoder, translate
 from lit_attn.tasks.language import LanguageModelling, TokenLoss
 
@@ -42,12 +41,17 @@ class Translation(LanguageModelling):
         Torch spreads its share over all tokens, the target included, so its share is larger.
         """
         source, inputs, targets, mean = batch
-        logits = wide(self.network(source, inputs)).flatten(0, 1)
-        share = self.config.label_smoothing * logits.shape[1] / (logits.shape[1] - 1)
-        total = F.cross_entropy(
-            logits, targets.flatten(), ignore_index=IGNORED, reduction="sum", label_smoothing=share
-        )
+        hidden = self.network.decode(source, inputs).flatten(0, 1)
+        weight = self.network.output_weight
+        vocabulary = len(weight)
+        share = self.config.label_smoothing * vocabulary / (vocabulary - 1)
+        total = total_loss(hidden, weight, targets.flatten(), share)
         return total / mean.sum()
+
+    def compile_network(self) -> None:
+        """Compile the encoder and the decoder; the loss works in chunks, uncompiled."""
+        self.network.encoder.compile(mode=self.compile_mode)
+        self.network.decoder.compile(mode=self.compile_mode)
 
     def inputs(self, batch: Any) -> tuple[Any, ...]:
         source, inputs, *_ = batch

@@ -40,7 +40,7 @@ SET_ADAM = {"kind": "set-adam", "lr": 1e-3}
 def listops_cell() -> Cell:
     sections = yaml.safe_load((EXPERIMENTS / "long_range_arena" / "listops.yaml").read_text())
     sections["data"] |= {"lengths": (5, 40), "depth": 4, "context": 40}
-    sections["data"] |= {"train": 64, "val": 7, "test": 5}
+    sections["data"] |= {"train": 64, "val": 7, "test": 5, "eval_batch_size": 4}
     return Cell(study="t", variant="v", seed=0, experiment=sections)
 
 
