@@ -23,6 +23,11 @@ from lit_attn.training.provenance import Provenance, describe_changes, join_prov
 
 KEEP = 2  # Number of checkpoints kept: a disk may lose the newest one in a power cut.
 
+AGREEMENT_SECONDS = 0.5
+"""Seconds between two agreements of several ranks on saving a checkpoint or stopping."""
+MOST_STEPS = 100
+"""Most steps between two agreements; the time of a step can change."""
+
 # Urgency of the next checkpoint. All ranks follow the most urgent rank.
 LATER, DUE, STOP = range(3)
 
@@ -47,6 +52,9 @@ class Checkpoints(L.Callback):
     saved: float = field(default_factory=time.monotonic, init=False)
     elapsed_before: float = field(default=0.0, init=False)
     is_stopped: bool = field(default=False, init=False)
+    agreed: float = field(default_factory=time.monotonic, init=False)
+    last_agreement: int = field(default=0, init=False)
+    next_agreement: int = field(default=0, init=False)
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         # Replaces Lightning's handler, which exits with success and saves nothing.
@@ -57,12 +65,32 @@ class Checkpoints(L.Callback):
     ) -> None:
         if batch_idx % trainer.accumulate_grad_batches:
             return
-        urgency = self.group.maximum(self._own_urgency())
+        urgency = self._agree(trainer.global_step)
         if urgency > LATER:
             self._save(trainer)
         if urgency == STOP:
             raise Preempted(f"stopped by SIGTERM; saved at step {trainer.global_step}")
         self._seed_step(trainer, module.device)
+
+    def _agree(self, step: int) -> int:
+        """Return the urgency of the next checkpoint for all ranks, before training step `step`.
+
+        To agree makes the ranks wait for each other, so several ranks agree about once in
+        AGREEMENT_SECONDS: at a step that they have chosen together, from the time of a step.
+        """
+        if self.group.world_size == 1:
+            return self._own_urgency()
+        if step < self.next_agreement:
+            return LATER
+        now = time.monotonic()
+        steps_since = max(1, step - self.last_agreement)
+        microseconds = round(1e6 * (now - self.agreed) / steps_since)
+        urgency, slowest = self.group.maxima([self._own_urgency(), microseconds])
+        steps_until = int(1e6 * AGREEMENT_SECONDS / max(1, slowest))
+        self.next_agreement = step + min(max(1, steps_until), MOST_STEPS)
+        self.last_agreement = step
+        self.agreed = time.monotonic()
+        return urgency
 
     def _own_urgency(self) -> int:
         """Return the urgency of the next checkpoint for this rank alone."""

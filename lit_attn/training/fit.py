@@ -262,7 +262,7 @@ class Attempt:
         return L.Trainer(
             accelerator=group.device.type,
             devices=group.world_size,
-            strategy=choose_strategy(self.parts.task.network, group.world_size),
+            strategy=choose_strategy(self.parts.task.network, group.world_size, data.accumulate),
             # By default Lightning takes any SLURM allocation around the cell for its ranks.
             plugins=[self._make_precision(), LightningEnvironment()],
             max_epochs=max(training.epochs, self.epochs),

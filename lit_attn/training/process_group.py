@@ -64,11 +64,16 @@ class ProcessGroup:
 
     def maximum(self, number: int) -> int:
         """Return the largest `number` of all ranks. Every rank must call this."""
+        (largest,) = self.maxima([number])
+        return largest
+
+    def maxima(self, numbers: list[int]) -> list[int]:
+        """Return the largest of all ranks for each of `numbers`. Every rank must call this."""
         if self.gloo is None:
-            return number
-        shared = torch.tensor(number)
+            return numbers
+        shared = torch.tensor(numbers)
         distributed.all_reduce(shared, distributed.ReduceOp.MAX, group=self.gloo)
-        return int(shared)
+        return shared.tolist()
 
     def broadcast(self, path: Path | None) -> Path | None:
         """Return rank 0's `path`. Every rank must call this."""

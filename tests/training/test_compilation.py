@@ -70,7 +70,7 @@ def test_cuda_graphs_need_steps_that_can_be_replayed() -> None:
     cell = text_cell(training=training, data={"accumulate": 1})
     require_static_steps(cell.experiment)
     cell = text_cell(training={**training, "devices": 2}, data={"accumulate": 1})
-    with pytest.raises(ConfigError, match="one device, and .* is 2"):
+    with pytest.raises(ConfigError, match=r"one device, and .* is 2"):
         require_static_steps(cell.experiment)
 
 
