@@ -34,6 +34,7 @@ from lit_attn.training.provenance import Provenance, code_hash, package_versions
 from lit_attn.training.recording import Console, MetricsFile, Progress
 from lit_attn.training.result import FinishedRun, Limits, UnitRecorder, make_result
 from lit_attn.training.several_devices import choose_strategy
+from lit_attn.training.step_values import StepValuesCallback
 from lit_attn.training.timing import make_clock
 
 NOISE = (
@@ -301,7 +302,14 @@ class Attempt:
         # With early stopping, any evaluation can be the last one.
         first_last_step = self.steps if self.stopping is None else 0
         units = UnitRecorder(self.folder / "units.npz", self.cell.metric, first_last_step)
-        callbacks: list[L.Callback] = [self.checkpoints, self.progress, units]
+        step_values = StepValuesCallback(
+            self.metrics,
+            self.progress.clock,
+            self.progress.steps,
+            self.cell.experiment.data.batch_size,
+            self.parts.data.signature.tokens,
+        )
+        callbacks: list[L.Callback] = [self.checkpoints, self.progress, step_values, units]
         if self.diagnostics is not None:
             callbacks.append(self.diagnostics)
         if self.stopping is not None:
