@@ -19,6 +19,7 @@ from lit_attn.config.schedules import Rate
 from lit_attn.config.training import WeightAverage
 from lit_attn.data.module import DataModule
 from lit_attn.schema.base import require_methods
+from lit_attn.tasks.pictures import Pictures
 from lit_attn.tasks.tf32 import products_in_tf32
 
 
@@ -128,6 +129,13 @@ class TaskModule(L.LightningModule, ABC):
         *inputs, _ = batch
         return tuple(inputs)
 
+    def draw_pictures(self, most: int, has_averaged: bool) -> Pictures | None:
+        """Return at most `most` pictures of predictions, or None if the task draws none.
+
+        The averaged weights predict if `has_averaged`, and otherwise the trained ones.
+        """
+        return None
+
     def average_weights(self, chosen: WeightAverage, steps: int) -> None:
         """Keep and evaluate an average of the weights in a training of `steps`."""
         if chosen.epochs is not None:
@@ -205,10 +213,10 @@ class TaskModule(L.LightningModule, ABC):
         is_padding = not self.trainer.val_dataloaders[dataloader_idx].has_samples(batch_index)
         if is_padding and batch_index > 0:
             return {}
-        with self._evaluation_context():
+        with self.evaluation_context():
             units = {"": self._update(dataloader_idx, batch)}
             if self.average is not None:
-                with self._averaged_network(self.average):
+                with self.averaged_network(self.average):
                     units["averaged-"] = self._update(len(self.splits) + dataloader_idx, batch)
         if is_padding:
             for index in range(dataloader_idx, len(self.metrics), len(self.splits)):
@@ -218,7 +226,7 @@ class TaskModule(L.LightningModule, ABC):
         return units
 
     @contextlib.contextmanager
-    def _averaged_network(self, average: ModelEmaV3) -> Iterator[None]:
+    def averaged_network(self, average: ModelEmaV3) -> Iterator[None]:
         """Evaluate the averaged weights in this context."""
         trained = self.network
         self.network = average.module
@@ -228,7 +236,7 @@ class TaskModule(L.LightningModule, ABC):
             self.network = trained
 
     @contextlib.contextmanager
-    def _evaluation_context(self) -> Iterator[None]:
+    def evaluation_context(self) -> Iterator[None]:
         """Compute in float32 in this context, or in the precision of the training."""
         with contextlib.ExitStack() as stack:
             if not self.evaluates_as_training:

@@ -22,6 +22,7 @@ from lit_attn.cells.inputs import collect_modules
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.config.metrics import MetricChoice
+from lit_attn.config.tasks import MOST_PICTURES
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.publish import hide_private
 from lit_attn.tasks.tf32 import products_in_tf32, require_tf32
@@ -29,6 +30,7 @@ from lit_attn.training.build import build
 from lit_attn.training.checkpoints import Checkpoints
 from lit_attn.training.compilation import is_compilation_failure, read_reason
 from lit_attn.training.diagnostics import DiagnosticsCallback
+from lit_attn.training.pictures import write_pictures
 from lit_attn.training.process_group import ProcessGroup
 from lit_attn.training.provenance import Provenance, code_hash, package_versions
 from lit_attn.training.recording import Console, MetricsFile, Progress
@@ -317,7 +319,7 @@ class Attempt:
         return callbacks
 
     def write_outputs(self, result: Result) -> None:
-        """Write the weights, and the last values and the settings for TensorBoard."""
+        """Write weights and pictures, and the last values and the settings for TensorBoard."""
         metric_name = self.cell.metric.name
         events = self.metrics.events
         events.add_scalar(f"result/{metric_name}", result.metrics[metric_name], result.steps)
@@ -328,8 +330,16 @@ class Attempt:
         # tab has the columns of all cells, first those in which cells differ.
         for summary in summaries[1:]:
             events._get_file_writer().add_summary(summary, result.steps)
-        events.close()
         task = self.parts.task
+        most_pictures = MOST_PICTURES if self.limits is None else self.limits.evaluation_batches
+        # Lightning has moved the task to the CPU.
+        pictures = task.to(self.group.device).draw_pictures(
+            most_pictures, self.cell.metric.averaged
+        )
+        task.cpu()
+        if pictures is not None:
+            write_pictures(pictures, self.folder / "pictures", events, result.steps)
+        events.close()
         self.checkpoints.write_weights(task.network)
         if task.average is not None:
             self.checkpoints.write_weights(task.average.module, "averaged.pt")

@@ -75,7 +75,7 @@ def test_the_norm_is_that_of_all_gradients_together() -> None:
 
 
 class LateDevice(DeviceClock):
-    """Device that does a step's work when the host is three steps ahead, and must not be awaited."""
+    """Device that does a step three steps later than the host, which must not wait for it."""
 
     step = 0
 
