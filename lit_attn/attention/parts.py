@@ -328,9 +328,25 @@ class ProjectedConfig(ResidualConfig, kind="projected"):
 
 
 class ValueConfig(ResidualConfig, kind="value"):
-    """V W: attention without attending (Belief2 Fig. 3)."""
+    """V W: attention without attending (Belief2 Fig. 3).
+
+    The output does not depend on the attention weights, so choices of them are refused.
+    """
 
     fast = "residual:Value"
+
+    def check(self, layer: "AttentionSpec") -> None:
+        reason = "has no effect, because `residual: value` does not use the attention weights"
+        if layer.similarity.kind != "dot":
+            raise ValueError(f"similarity: '{layer.similarity.kind}' {reason}; remove it")
+        if layer.zz:
+            raise ValueError(f"zz: {reason}; set `zz: without`")
+        if layer.compose.places():
+            raise ValueError(f"compose: {reason}; set `compose: none`")
+        if layer.normaliser.kind != "softmax":
+            raise ValueError(f"normaliser: '{layer.normaliser.kind}' {reason}; remove it")
+        if layer.window:
+            raise ValueError(f"window: {reason}; remove it")
 
 
 class DiscrepancyConfig(ResidualConfig, kind="discrepancy"):

@@ -101,8 +101,9 @@ class NormalizeConfig(Augmentation, kind="normalize"):
 
     def with_statistics(self, images: ImageFormat) -> ImageFormat:
         """Return `images` with the mean and the deviation of this configuration."""
-        mean, std = list(self.mean or images.mean), list(self.std or images.std)
-        return images._replace(mean=mean, std=std)
+        mean = self.mean or images.mean
+        std = self.std or images.std
+        return images._replace(mean=list(mean), std=list(std))
 
 
 class ErasingConfig(Augmentation, kind="erasing"):

@@ -88,6 +88,21 @@ def label(spec: AttentionSpec) -> str:
     return ",".join(chosen_parts)
 
 
+def nearest_valid(cross: dict[str, Any]) -> AttentionSpec:
+    """Return the specification of a cross, without the part that refuses the others."""
+    # Linear keys form no logits that could be masked or composed.
+    with_logits = {**cross, "similarity": "gaussian"}
+    # V itself does not depend on the attention weights.
+    with_heads = {**cross, "residual": "full"}
+    both = {**with_logits, "residual": "full"}
+    for choices in (cross, with_logits, with_heads):
+        try:
+            return AttentionSpec.model_validate(choices)
+        except ValidationError:
+            continue
+    return AttentionSpec.model_validate(both)
+
+
 def all_specs() -> list[AttentionSpec]:
     """Return presets, every choice of every family, and pairwise crosses of the families."""
     specs = list(PRESETS.values())
@@ -114,10 +129,5 @@ def all_specs() -> list[AttentionSpec]:
             "kv_heads": [None, 1],
         }
     )
-    for cross in crosses:
-        try:
-            specs.append(AttentionSpec.model_validate(cross))
-        except ValidationError:
-            # Linear keys refuse composition, zz and windows.
-            specs.append(AttentionSpec.model_validate({**cross, "similarity": "gaussian"}))
+    specs += [nearest_valid(cross) for cross in crosses]
     return [spec for i, spec in enumerate(specs) if spec not in specs[:i]]

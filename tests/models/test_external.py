@@ -109,7 +109,7 @@ def test_a_mistake_in_a_module_names_its_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "net", raising=False)
-    experiment._refuse_broken.cache_clear()
+    experiment._try_member.cache_clear()
     path = tmp_path / file
     assert before in path.read_text()
     path.write_text(path.read_text().replace(before, after))

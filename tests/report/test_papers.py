@@ -10,8 +10,9 @@ from helpers.paths import EXPERIMENTS, ROOT
 
 from lit_attn.ablate import papers
 from lit_attn.ablate.__main__ import main
+from lit_attn.ablate.axes import combine_axes
 from lit_attn.ablate.plan import expand
-from lit_attn.ablate.variants import expand_axes, resolve
+from lit_attn.ablate.variants import resolve
 from lit_attn.config.papers import PaperSource, Table, find_numbers, read_paper
 from lit_attn.config.study import read_studies
 from lit_attn.schema.errors import ConfigError
@@ -79,7 +80,7 @@ def test_tables_and_figures_need_every_variant_of_the_small_studies() -> None:
         (name, variant.name)
         for name, study in studies.items()
         if name in names or study.family not in families
-        for variant in expand_axes(study)
+        for variant in combine_axes(study)
     }
     assert planned == needed
 
@@ -111,7 +112,7 @@ def test_every_reading_of_a_page_exists_and_every_variant_is_on_a_page(name: str
             planned = {
                 (study, variant.name)
                 for study, _ in variants
-                for variant in expand_axes(studies[study])
+                for variant in combine_axes(studies[study])
             }
             reached = variants & planned
             assert reached or not variants, (number, reading)
@@ -119,7 +120,7 @@ def test_every_reading_of_a_page_exists_and_every_variant_is_on_a_page(name: str
             for study, variant in reached:
                 shown.setdefault(study, set()).add(variant)
     for study, variants_shown in shown.items():
-        assert {variant.name for variant in expand_axes(studies[study])} == variants_shown, study
+        assert {variant.name for variant in combine_axes(studies[study])} == variants_shown, study
 
 
 @pytest.mark.slow

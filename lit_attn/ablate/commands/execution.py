@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from lit_attn.ablate import adopt
 from lit_attn.ablate.commands.options import StudyOptions
 from lit_attn.ablate.display import make_display, write_line
-from lit_attn.ablate.plan import Job, Matrix, require_inputs, set_aside
+from lit_attn.ablate.plan import Job, Matrix, require_inputs
+from lit_attn.ablate.rerun import set_aside
 from lit_attn.ablate.slots import make_slots
 from lit_attn.cells.folder import CellStatus, read_cell
 from lit_attn.cells.inputs import change_finder

@@ -104,6 +104,7 @@ class Scenery(Data):
     @field_validator("augment")
     @classmethod
     def _check_window(cls, steps: tuple[SceneAugmentation, ...]) -> tuple[SceneAugmentation, ...]:
+        """Refuse steps that cut no windows of one size."""
         if not any(step.makes_window for step in steps):
             raise ValueError("needs 'category-crop': all windows of a batch have one size")
         return steps
@@ -160,11 +161,19 @@ class MasksConfig(Scenery, kind="masks"):
 
     @consistency_check
     def _each_class_has_a_colour(self) -> None:
-        if repeated := [name for name in self.classes if self.classes.count(name) > 1]:
-            raise ValueError(f"classes: '{repeated[0]}' stands there twice")
-        if (self.colours or self.void) and len({*self.colours, self.void}) != self.num_classes + 1:
-            text = f"{len(self.colours)} for {len(self.classes)} classes; each class and `void`"
-            raise ValueError(f"colours: {text} need a colour of their own")
+        """Refuse repeated classes, and colours that do not tell all classes and `void` apart."""
+        for name in self.classes:
+            if self.classes.count(name) > 1:
+                raise ValueError(f"classes: '{name}' stands there twice")
+        if not self.colours and not self.void:
+            return
+        # No colour for `void` counts as a colour that no class has.
+        distinct_colours = {*self.colours, self.void}
+        if len(distinct_colours) != self.num_classes + 1:
+            raise ValueError(
+                f"colours: {len(self.colours)} for {len(self.classes)} classes; each class and"
+                " `void` need a colour of their own"
+            )
 
     @property
     def num_classes(self) -> int:
@@ -177,7 +186,9 @@ class MasksConfig(Scenery, kind="masks"):
     @property
     def label_colours(self) -> dict[Colour, int]:
         labels = {colour: number for number, colour in enumerate(self.colours)}
-        return labels | ({} if self.void is None else {self.void: IGNORED})
+        if self.void is not None:
+            labels[self.void] = IGNORED
+        return labels
 
 
 class Scenes(Scenery, kind="scenes"):
