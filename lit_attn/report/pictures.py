@@ -72,13 +72,13 @@ def read_pictures(study: StudyRecord) -> list[CellPictures]:
 
     Pictures that cannot be read are left out with a warning, and so are variants after MOST_PANELS.
     """
-    found = []
+    cells = []
     for variant in study.plan.variants[:MOST_PANELS]:
         for cell in study.variant_cells(variant.name)[:1]:
             pictures = _read_cell(cell)
             if pictures is not None:
-                found.append(pictures)
-    return found
+                cells.append(pictures)
+    return cells
 
 
 def _read_cell(cell: CellRecord) -> CellPictures | None:

@@ -1,5 +1,7 @@
 """Requirements of models that are trained on several devices (DDP)."""
 
+from typing import Any
+
 import torch
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import Tensor, nn
@@ -31,7 +33,7 @@ def choose_strategy(network: nn.Module, world_size: int, accumulate: int) -> Str
     return DDPStrategy(**choose_ddp_options(network, accumulate))
 
 
-def choose_ddp_options(network: nn.Module, accumulate: int) -> dict[str, bool]:
+def choose_ddp_options(network: nn.Module, accumulate: int) -> dict[str, Any]:
     """Return the options of DistributedDataParallel for `network`.
 
     DDP waits for the gradients of all parameters unless it searches the graph of every step for
