@@ -16,7 +16,7 @@ nothing else. CELL stands for runs/<study>/<variant>/<seed>-<identity>:
     CELL/attention.npz             arrays of the last recorded diagnostics
     CELL/units.npz                 loss and correct predictions of each evaluated sample
     CELL/pictures/<k>.png          image | labels | prediction
-    CELL/pictures/legend.json      Legend
+    CELL/pictures/legend.json      Legend (lit_attn.cells.legend)
 """
 
 import contextlib
@@ -404,27 +404,6 @@ class Tuning(Record):
     select: Metric
     keys: dict[str, list[Any]]
     variants: list[TunedVariant]
-
-
-class Legend(Record):
-    """The legend of a cell's pictures, whose predictions are made after the last step."""
-
-    weights: Literal["trained", "averaged"] = Field(description="weights that predict")
-    classes: dict[str, tuple[int, int, int]] = Field(
-        description="colour of every class, and of pixels without a label: red, green, blue"
-    )
-    shown: list[str] = Field(description="entries of `classes` that occur in a picture")
-
-    @model_validator(mode="after")
-    def _shows_classes(self) -> Self:
-        """Refuse names without a colour, and colours that no file of 8 bits has."""
-        for name in self.shown:
-            if name not in self.classes:
-                raise ValueError(f"shown: '{name}' has no colour")
-        for name, colour in self.classes.items():
-            if not all(0 <= part <= 255 for part in colour):
-                raise ValueError(f"classes: {name}: {list(colour)} is no colour")
-        return self
 
 
 class Exit(Record):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from lit_attn.cells.records import Legend
+from lit_attn.cells.legend import Legend
 from lit_attn.report import drawing
 from lit_attn.report.drawing import GREY, MOST_PANELS
 from lit_attn.report.read import LOG, CellRecord, StudyRecord

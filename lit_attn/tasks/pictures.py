@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from lit_attn.cells.records import Legend
+from lit_attn.cells.legend import Legend
 
 Colour = tuple[int, int, int]
 """Red, green and blue from 0 to 255."""

@@ -13,7 +13,7 @@ from torch import Tensor, distributed
 from torch.nn import functional as F
 from torchmetrics import Metric
 
-from lit_attn.cells.records import Legend
+from lit_attn.cells.legend import Legend
 from lit_attn.config.data.segmentation import IGNORED
 from lit_attn.config.tasks import SegmentationConfig
 from lit_attn.data.segmentation import SceneryData

@@ -7,7 +7,8 @@ import pytest
 from helpers.fake_study import result, write_study
 from PIL import Image
 
-from lit_attn.cells.records import Legend, Metric, Plan
+from lit_attn.cells.legend import Legend
+from lit_attn.cells.records import Metric, Plan
 from lit_attn.report import drawing, write_reports
 from lit_attn.report.pictures import draw_pictures, read_panels
 from lit_attn.report.read import StudyRecord, read_studies

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lit_attn.cells.records import Legend
+from lit_attn.cells.legend import Legend
 from lit_attn.tasks.pictures import (
     HEIGHT,
     LEGEND_LINE,

@@ -17,7 +17,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.nn import functional as F
 
 from lit_attn.cells.failure import Preempted
-from lit_attn.cells.records import Legend, Timing, read_diagnostics, read_metrics
+from lit_attn.cells.legend import Legend
+from lit_attn.cells.records import Timing, read_diagnostics, read_metrics
 from lit_attn.config.data.segmentation import IGNORED
 from lit_attn.config.experiment import Experiment
 from lit_attn.data.segmentation import SceneryData
