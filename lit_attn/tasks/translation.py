@@ -4,7 +4,6 @@ Shapes: B pairs, m source tokens, n target tokens, t tokens of a translation. Ta
 padding are IGNORED.
 """
 
-import re
 from typing import Any
 
 import torch
@@ -14,12 +13,10 @@ from torchmetrics.text import SacreBLEUScore
 
 from lit_attn.config.data.text import IGNORED
 from lit_attn.config.tasks import TranslationConfig
-from lit_attn.data.text.parallel import SPECIAL, UNKNOWN, ParallelData, Subwords
+from lit_attn.data.text.parallel import SPECIAL, UNKNOWN, ParallelData
 from lit_attn.models.token_loss import total_loss
 from lit_attn.models.translation import EncoderDecoder, translate
 from lit_attn.tasks.language import LanguageModelling, TokenLoss
-
-COMPOUND = re.compile(r"(\S)-(\S)")
 
 
 class Translation(LanguageModelling):
@@ -30,7 +27,7 @@ class Translation(LanguageModelling):
     network: EncoderDecoder
 
     def build_metrics(self, split: str) -> "TranslationScores":
-        return TranslationScores(self.data.encoder, self.data.split_compounds)
+        return TranslationScores(self.data)
 
     def metric_names(self, split: str) -> list[str]:
         return ["bleu", "loss", "perplexity"]
@@ -82,10 +79,9 @@ class Translation(LanguageModelling):
 class TranslationScores(TokenLoss):
     """Loss in nats per token, perplexity, and BLEU of the words of all translations, if any."""
 
-    def __init__(self, encoder: Subwords, split_compounds: bool = False) -> None:
+    def __init__(self, data: ParallelData) -> None:
         super().__init__()
-        self.encoder = encoder
-        self.split_compounds = split_compounds
+        self.data = data
         self.bleu = SacreBLEUScore(tokenize="none")
 
     def update(self, nll: Tensor, targets: Tensor, translations: Tensor | None = None) -> None:
@@ -97,22 +93,15 @@ class TranslationScores(TokenLoss):
         hypotheses: list[str] = []
         references: list[list[str]] = []
         for target, ids in zip(targets, translations, strict=True):
-            target_ids = target[target != IGNORED]
-            if not len(target_ids):
+            target_ids = target[target != IGNORED].tolist()
+            if not target_ids:
                 continue
             # The last id ends the sentence.
-            references.append([self._words(target_ids[:-1])])
-            hypothesis = self._words(ids[ids != IGNORED])
+            references.append([self.data.words(target_ids[:-1])])
+            hypothesis = self.data.words(ids[ids != IGNORED].tolist())
             # An unknown character of a translation equals no unknown character of the text.
             hypotheses.append(hypothesis.replace(unknown, f"<{unknown}>"))
         self.bleu.update(hypotheses, references)
-
-    def _words(self, ids: Tensor) -> str:
-        """Return the text of token ids, with its compounds split if the configuration says so."""
-        text = self.encoder.decode(ids.tolist())
-        if self.split_compounds:
-            text = COMPOUND.sub(r"\1 ##AT##-##AT## \2", text)
-        return text
 
     def compute(self) -> dict[str, Tensor]:
         values = super().compute()

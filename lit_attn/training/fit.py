@@ -40,7 +40,7 @@ from lit_attn.training.step_values import StepValuesCallback
 from lit_attn.training.timing import make_clock
 
 NOISE = (
-    # The data lies on the device in one piece, so nothing is loaded while training.
+    # The loaders of this project start their workers themselves.
     ".*does not have many workers",
     # Lightning says this on every machine that has SLURM's commands.
     ".*`srun` command is available",
@@ -198,6 +198,9 @@ class Attempt:
                 if not self._can_try_again(error):
                     raise
                 return False
+            finally:
+                # Lightning does not tear the data down after an error.
+                data.stop_workers()
             self.has_stopped = trainer.global_step < self.steps
             if self.has_stopped and not trainer.should_stop:
                 raise RuntimeError(f"training ended at step {trainer.global_step} of {self.steps}")

@@ -11,6 +11,14 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
+from lit_attn.attention.channel_parts import (
+    BiasConfig,
+    GateConfig,
+    HeadGateConfig,
+    ScaleConfig,
+    T5BiasConfig,
+    TransformConfig,
+)
 from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
 from lit_attn.attention.parts import (
     ComposeConfig,
@@ -110,6 +118,10 @@ def all_specs() -> list[AttentionSpec]:
     specs += [AttentionSpec(similarity=similarity) for similarity in members(SimilarityConfig)]
     specs += [AttentionSpec(compose=compose) for compose in members(ComposeConfig)]
     specs += [AttentionSpec(normaliser=normaliser) for normaliser in members(NormaliserConfig)]
+    specs += [AttentionSpec(transform=transform) for transform in members(TransformConfig)]
+    specs += [AttentionSpec(gate=gate) for gate in members(GateConfig)]
+    specs.append(AttentionSpec(gate=HeadGateConfig(columns=5, bias=4.0, init="zeros", factor=2.0)))
+    specs.append(AttentionSpec(bias=T5BiasConfig(buckets=8, max_distance=6)))
     specs.append(AttentionSpec(similarity=MixtureConfig(keys=3, variance=(1, 3, 0.5))))
     specs.append(AttentionSpec(similarity=MixtureConfig(variance="learned")))
     specs.append(AttentionSpec(similarity=LinearConfig(keys=3)))
@@ -125,6 +137,10 @@ def all_specs() -> list[AttentionSpec]:
             "compose": list(ComposeConfig.family),
             "normaliser": list(NormaliserConfig.family),
             "residual": list(ResidualConfig.family),
+            "transform": list(TransformConfig.family),
+            "scale": list(ScaleConfig.family),
+            "bias": list(BiasConfig.family),
+            "gate": list(GateConfig.family),
             "window": [None, 3],
             "kv_heads": [None, 1],
         }
