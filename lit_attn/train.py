@@ -110,7 +110,8 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
     from lit_attn.training.result import SMOKE
 
     with _prepare(cell_dir) as (cell, group):
-        fit(cell, cell_dir, group, SMOKE if smoke else None)
+        limits = SMOKE if smoke else None
+        fit(cell, cell_dir, group, limits)
 
 
 def time_cell(cell_dir: Path) -> None:

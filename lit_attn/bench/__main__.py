@@ -166,6 +166,7 @@ def _add_common_options(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def _add_attention_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark `attention`: shape and modes of the blocks."""
     add = parser.add_argument
     add("--batch", type=from_one, default=128, help="samples")
     add("--tokens", type=from_one, nargs="+", default=[65], help="lengths; a table for each")
@@ -174,6 +175,7 @@ def _add_attention_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_memory_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark `memory`: lengths of the layers."""
     parser.add_argument(
         "--tokens",
         type=from_one,
@@ -183,6 +185,7 @@ def _add_memory_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_decoding_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark `decoding`: size of model and texts."""
     add = parser.add_argument
     add(
         "--windows",
@@ -200,6 +203,7 @@ def _add_decoding_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_data_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark `data`: experiments, workers and steps."""
     add = parser.add_argument
     add("experiments", type=Path, nargs="+", metavar="EXPERIMENT", help="files of experiments")
     add(

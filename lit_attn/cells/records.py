@@ -55,7 +55,6 @@ Integer = Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER)]
 SMOKE = "smoke"
 """Setting in the name of a study whose cells train for one step: STUDY@smoke."""
 
-
 LONGEST_LINE = 100_000
 """Most characters of a line of metrics.csv, clock.csv or diagnostics.csv that is read."""
 
@@ -243,9 +242,7 @@ class Result(Record):
     is_compiled: bool | None = Field(
         None, description="True if torch.compile compiled the model; null in old records"
     )
-    compile_failure: str = Field(
-        "", description="reason why torch.compile failed, after which the cell trained uncompiled"
-    )
+    compile_failure: str = Field("", description="why compiling failed; trained uncompiled")
     peak_memory: Integer = Field(description="bytes on the fullest device (CPU: resident set)")
     wall_time: FiniteFloat = Field(description="seconds of all attempts")
     device: str
@@ -335,9 +332,8 @@ class Seals(Record):
     @property
     def _late_changes(self) -> list[tuple[Seal, Seal]]:
         """Pairs (plan before, plan) for each plan that was sealed after results."""
-        return [
-            (before, plan) for before, plan in itertools.pairwise(self.entries) if plan.results > 0
-        ]
+        pairs = itertools.pairwise(self.entries)
+        return [(before, plan) for before, plan in pairs if plan.results > 0]
 
     @property
     def added_seeds(self) -> list[tuple[int, ...]]:
@@ -469,12 +465,12 @@ class UnreadableImage(NamedTuple):
 
 def read_unreadable(folder: Path) -> list[UnreadableImage]:
     """Return the images that the processes of a cell have left out, each of them once."""
-    found: dict[tuple[str, str], UnreadableImage] = {}
+    images: dict[tuple[str, str], UnreadableImage] = {}
     for path in sorted(folder.glob("unreadable-*.csv")):
         for row in _read_rows(path, str, str, str):
             image = UnreadableImage(*row)
-            found.setdefault((image.split, image.image), image)
-    return [found[key] for key in sorted(found)]
+            images.setdefault((image.split, image.image), image)
+    return [images[key] for key in sorted(images)]
 
 
 def read_integer(text: str) -> int:

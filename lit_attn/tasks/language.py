@@ -67,8 +67,9 @@ class LanguageModelling(TaskModule):
         A network that has a method `nll` computes it itself.
         """
         *inputs, targets = batch
-        if (method := getattr(self.network, "nll", None)) is not None:
-            return method(*inputs, targets)
+        compute_nll = getattr(self.network, "nll", None)
+        if compute_nll is not None:
+            return compute_nll(*inputs, targets)
         logits = wide(self.network(*inputs)).transpose(1, 2)
         return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
 
