@@ -54,11 +54,18 @@ class SceneryData(DataModule):
             self.evaluated[split] = SceneryFiles(data, pairs, augmented=False)
         self.splits: list[str] = list(self.evaluated)
         self.classes = data.class_names
+        self.colours: list[tuple[int, int, int]] = []
+        """Colours of the classes in the files or in mmsegmentation; empty if they have none."""
+        labels = data.label_colours
+        if labels:
+            of_classes = [colour for colour, label in labels.items() if label != IGNORED]
+            self.colours = sorted(of_classes, key=lambda colour: labels[colour])
         if not self.classes:
-            from mmseg.utils import ade_classes
+            from mmseg.utils import ade_classes, ade_palette
 
             # One of ADE20K's names ends in a space.
             self.classes = tuple(name.strip() for name in ade_classes())
+            self.colours = [(red, green, blue) for red, green, blue in ade_palette()]
         self.evaluation_workers = self.make_workers(self.evaluated_batch)
         self.set_epoch(len(training), data.drop_last)
 
@@ -118,6 +125,13 @@ class SceneryData(DataModule):
             # More processes than images: this process evaluates the first one as padding.
             units, batches = [[len(dataset)]], [[(0, 0, True)]]
         return EvaluationLoader(batches, partial(self.read, split), units, len(dataset))
+
+    def sample_images(self, count: int) -> Iterator[Batch]:
+        """Yield at most `count` images, one at a time, spread evenly over the first of `splits`."""
+        dataset = self.evaluated[self.splits[0]]
+        count = min(count, len(dataset))
+        for number in range(count):
+            yield self.collate(dataset, [(number * len(dataset) // count, 0, True)])
 
     def read(self, split: str, batches: Sequence[list[Sample]]) -> Iterator[Batch]:
         """Yield the batches of lists of samples of an evaluated split, in their order."""

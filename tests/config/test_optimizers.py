@@ -110,16 +110,16 @@ def test_muon_equals_its_two_optimisers_alone() -> None:
 
 def test_a_stopped_training_with_muon_goes_on_exactly() -> None:
     torch.manual_seed(0)
-    whole = Hidden()
-    stopped = copy.deepcopy(whole)
-    train(Muon(lr=0.02).build(whole), whole, 4)
+    undisturbed = Hidden()
+    stopped = copy.deepcopy(undisturbed)
+    train(Muon(lr=0.02).build(undisturbed), undisturbed, 4)
     first = Muon(lr=0.02).build(stopped)
     train(first, stopped, 2)
     state = copy.deepcopy(first.state_dict())
     second = Muon(lr=0.02).build(stopped)
     second.load_state_dict(state)
     train(second, stopped, 2)
-    for name, parameter in whole.named_parameters():
+    for name, parameter in undisturbed.named_parameters():
         torch.testing.assert_close(parameter, stopped.get_parameter(name), rtol=0, atol=0)
 
 
