@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+JOINED = "lit_attn.training.joined_optimizer"
+"""Module of the optimiser that joins several; it is loaded at first use, because it needs torch."""
+
+
 class Lion(Optimizer, kind="lion"):
     """Lion (Chen et al. 2023), of timm: steps of the sign of a momentum, decoupled weight decay."""
 
@@ -98,8 +102,6 @@ class Muon(Optimizer, kind="muon"):
         """Raise ConfigError if the network has no matrix of a hidden layer."""
         import torch
 
-        from lit_attn.training.joined_optimizer import JoinedOptimizer, PartialModule
-
         matrices = self.list_matrices(module)
         if not matrices:
             raise ConfigError(
@@ -116,11 +118,12 @@ class Muon(Optimizer, kind="muon"):
             adjust_lr_fn=adjustments[self.adjust],
         )
         chosen = {id(parameter) for parameter in matrices.values()}
-        others = PartialModule(module, chosen)
+        others = load(f"{JOINED}:PartialModule")(module, chosen)
         adamw = AdamW(**dict(self.adamw)).build(others, fused)
         for group in adamw.param_groups:
             group["lr_scale"] = self.adamw.lr / self.lr
-        return JoinedOptimizer([muon, adamw])
+        joined: torch.optim.Optimizer = load(f"{JOINED}:JoinedOptimizer")([muon, adamw])
+        return joined
 
     def list_matrices(self, module: "nn.Module") -> dict[str, "nn.Parameter"]:
         """Return the trainable matrices of hidden layers by name."""
