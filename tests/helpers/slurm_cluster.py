@@ -55,17 +55,17 @@ def missing() -> str:
 
 
 @contextlib.contextmanager
-def cluster(options: str = "") -> Iterator[dict[str, str]]:
+def cluster(options: str = "", partitions: str = "") -> Iterator[dict[str, str]]:
     """Run the daemons and yield the environment variables that SLURM's commands need.
 
-    Its node is this machine. `options` are further lines of slurm.conf.
+    Its node is this machine. `options` and `partitions` are further lines of slurm.conf.
     """
     # The folder of a test would be too long: paths of SLURM's sockets have at most 108 characters.
     with tempfile.TemporaryDirectory(prefix="slurm", ignore_cleanup_errors=True) as folder:
-        yield from _running(Path(folder), options)
+        yield from _running(Path(folder), options, partitions)
 
 
-def _running(folder: Path, options: str) -> Iterator[dict[str, str]]:
+def _running(folder: Path, options: str, partitions: str) -> Iterator[dict[str, str]]:
     names = ["node0"]
     for name in ("state", *(f"spool.{name}" for name in names)):
         (folder / name).mkdir(parents=True)
@@ -77,7 +77,8 @@ def _running(folder: Path, options: str) -> Iterator[dict[str, str]]:
     lines = [NODE.format(name=name, host=host, port=_free_port()) for name in names]
     text = CONF.format(folder=folder, host=host, controller=_free_port())
     head, partition = text.split("PartitionName", 1)
-    conf.write_text(f"{head}{options}{''.join(lines)}PartitionName{partition}")
+    nodes = "".join(lines)
+    conf.write_text(f"{head}{options}{nodes}PartitionName{partition}{partitions}")
     # Only SLURM knows the names of the nodes, so other processes need an address.
     environment = {**os.environ, "PATH": PATH, "SLURM_CONF": str(conf), "MASTER_ADDR": "127.0.0.1"}
     munge = ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket"]
@@ -102,7 +103,7 @@ def _running(folder: Path, options: str) -> Iterator[dict[str, str]]:
         for name in names:
             start("slurmd", "-D", "-N", name)
         idle = ("sinfo", "--noheader", "--Node", "--format=%T")
-        _until(lambda: speak(*idle).split() == ["idle"], folder)
+        _until(lambda: set(speak(*idle).split()) == {"idle"}, folder)
         yield environment
         speak("scancel", "--user=root")
         _until(lambda: not speak("squeue", "--noheader").strip(), folder)
