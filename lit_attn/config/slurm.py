@@ -26,12 +26,13 @@ OWN_KEYS = {
     "qos": "qos",
     "constraint": "constraint",
     "cpus-per-task": "cpus",
+    "nodes": "nodes",
     "time": "time",
 }
 """Options of sbatch that have a key of their own, with this key."""
 MANAGED = {
     *("array", "chdir", "dependency", "error", "export", "export-file", "job-name", "no-requeue"),
-    *("nodes", "ntasks", "ntasks-per-node", "open-mode", "output", "parsable", "requeue"),
+    *("ntasks", "ntasks-per-node", "open-mode", "output", "parsable", "requeue"),
     *("signal", "test-only", "wait", "wrap"),
 }
 """Options of sbatch that the runner sets itself, or that would keep it from finding its jobs."""
@@ -51,6 +52,7 @@ class Slurm(Config):
     account: Word | None = Field(None, description="account to charge; null: the user's default")
     qos: Word | None = Field(None, description="quality of service; null: the user's default")
     constraint: Word | None = Field(None, description="features that a node must have; null: none")
+    nodes: PositiveInt = Field(1, description="nodes of the job, which share a cell's processes")
     gpus: PositiveInt | None = Field(None, description="GPUs of a node; null: no GPUs")
     cpus: PositiveInt = Field(1, description="CPUs of each process of the cell")
     mem: Memory | None = Field(None, description="memory of a node, as 32G; null: the default")

@@ -159,7 +159,8 @@ class Attempt:
         callbacks = (self.checkpoints, self.progress, units, self.diagnostics, self.stopping)
         return L.Trainer(
             accelerator=device.type,
-            devices=group.world_size,
+            devices=group.world_size // group.nodes,
+            num_nodes=group.nodes,
             strategy=choose_strategy(self.parts.task.network, group.world_size),
             # By default Lightning takes any SLURM allocation around the cell for its ranks.
             plugins=[precision, LightningEnvironment()],

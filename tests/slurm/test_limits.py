@@ -130,6 +130,16 @@ def test_a_limit_is_printed_as_sbatch_reads_it(minutes: int, text: str) -> None:
             "slurm.cpus: 1 for 4 processes exceeds the 2 CPUs of a node of the partition 'main'",
         ),
         (
+            Slurm(time="1:00:00", nodes=3),
+            3,
+            "slurm.nodes: 3 exceeds the 2 of the partition 'main'",
+        ),
+        (
+            Slurm(time="1:00:00", nodes=2),
+            8,
+            "slurm.cpus: 1 for 4 processes exceeds the 2 CPUs of a node of the partition 'main'",
+        ),
+        (
             Slurm(time="1:00:00", gpus=8),
             1,
             "slurm.gpus: 8 exceeds the 4 GPUs of a node of the partition 'main'",

@@ -3,6 +3,7 @@
 import os
 import stat
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from helpers import studies
@@ -13,11 +14,12 @@ from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.ablate.slurm.commands import use_clean_environment
 from lit_attn.ablate.slurm.follow import Follower, find_cause
+from lit_attn.ablate.slurm.job import may_retry
 from lit_attn.ablate.slurm.queue import BATCH, NAME, describe_queues, find_tasks
-from lit_attn.ablate.slurm.submit import require_resources
+from lit_attn.ablate.slurm.submit import make_parameters, require_resources
 from lit_attn.cells.folder import create_attempt, read_exit
-from lit_attn.cells.records import Exit
-from lit_attn.config.slurm import parse_minutes
+from lit_attn.cells.records import Exit, FailureClass
+from lit_attn.config.slurm import Slurm, parse_minutes
 from lit_attn.files import write_atomic
 from lit_attn.schema.errors import ConfigError
 
@@ -97,6 +99,78 @@ def test_a_cell_with_more_devices_than_its_job_has_gpus_is_one_error_line(tmp_pa
     with pytest.raises(ConfigError, match=f"^{message}$"):
         require_resources(matrix)
     require_resources(expand_study(tmp_path, "\nset: {training.devices: 2}\nslurm: {gpus: 2}"))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("devices", "slurm", "message"),
+    [
+        (2, "{nodes: 2, gpus: 1}", None),
+        (4, "{nodes: 2}", None),
+        (
+            4,
+            "{nodes: 2, gpus: 1}",
+            "tiny: training.devices: 4 exceeds the 1 GPUs of slurm.gpus on 2 nodes",
+        ),
+        (
+            4,
+            "{nodes: 3}",
+            "tiny: slurm.nodes: 3 nodes cannot share training.devices: 4 evenly;"
+            " write a multiple of 3 devices",
+        ),
+    ],
+)
+def test_nodes_share_the_devices_of_a_cell_evenly(
+    tmp_path: Path, devices: int, slurm: str, message: str | None
+) -> None:
+    body = f"\nset: {{training.devices: {devices}}}\nslurm: {slurm}"
+    matrix = expand_study(tmp_path, body)
+    if message is None:
+        require_resources(matrix)
+        return
+    with pytest.raises(ConfigError) as caught:
+        require_resources(matrix)
+    assert str(caught.value) == message
+
+
+@pytest.mark.process
+def test_the_time_limit_of_a_job_of_several_nodes_warns_the_runner() -> None:
+    """SLURM would warn the ranks alone; the runner is the batch script of the job."""
+    parameters = make_parameters(Slurm(nodes=2, cpus=3, gpus=2), devices=4)
+    assert (parameters["nodes"], parameters["ntasks_per_node"]) == (2, 2)
+    assert (parameters["cpus_per_task"], parameters["gpus_per_node"]) == (3, 2)
+    assert parameters["additional_parameters"] == {"requeue": True, "signal": "B:USR2@120"}
+    alone = make_parameters(Slurm(cpus=3, gpus=4), devices=4)
+    assert "ntasks_per_node" not in alone
+    # One task of 12 CPUs starts the four processes.
+    assert (alone["cpus_per_task"], alone["srun_args"][0]) == (12, "--cpus-per-task=12")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("failures", "expected"),
+    [
+        ([], False),
+        (["killed"], True),
+        (["killed"] * 3, True),
+        (["killed"] * 4, False),
+        (["killed", "killed", "timed-out", "killed", "killed"], True),
+        (["timed-out"] * 2, False),
+        (["error"], False),
+        # Preemption and time limits are no failures of the cell.
+        (["killed", "stopped", "stopped", "stopped", "killed"], True),
+    ],
+)
+def test_a_cell_of_several_nodes_is_retried_as_often_as_on_one(
+    tmp_path: Path, failures: list[FailureClass | Literal["stopped"]], expected: bool
+) -> None:
+    for failure in failures:
+        message = "stopped by SIGTERM; saved at step 3" if failure == "stopped" else "gone"
+        end = Exit(
+            failure="killed" if failure == "stopped" else failure, returncode=1, message=message
+        )
+        end.write(create_attempt(tmp_path) / "exit.json")
+    assert may_retry(tmp_path) == expected
 
 
 @pytest.mark.process

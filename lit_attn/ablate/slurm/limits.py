@@ -238,14 +238,17 @@ def _find_problem(
 def _find_node_problem(slurm: Slurm, devices: int, partition: Partition, cluster: Cluster) -> str:
     """Return what a job needs and no node of a partition has, or "" if nothing."""
     nodes = [node for node in cluster.nodes if node.partition == partition.name]
+    count = _smallest(partition.nodes, len(nodes) or None)
+    if count is not None and slurm.nodes > count:
+        return f"slurm.nodes: {slurm.nodes} exceeds the {count} of the partition '{partition.name}'"
     where = f"of a node of the partition '{partition.name}'"
     memory = _smallest(partition.memory, cluster.memory, *_largest(node.memory for node in nodes))
     if memory is not None and slurm.mem is not None and mebibytes(slurm.mem) > memory:
         return f"slurm.mem: {slurm.mem} exceeds the {memory}M {where}"
     cpus = _smallest(partition.cpus, *_largest(node.cpus for node in nodes))
-    needed = slurm.cpus * devices
-    if cpus is not None and needed > cpus:
-        processes = "1 process" if devices == 1 else f"{devices} processes"
+    on_node = devices // slurm.nodes
+    if cpus is not None and slurm.cpus * on_node > cpus:
+        processes = "1 process" if on_node == 1 else f"{on_node} processes"
         return f"slurm.cpus: {slurm.cpus} for {processes} exceeds the {cpus} CPUs {where}"
     gpus = _smallest(*_largest(node.gpus for node in nodes))
     if gpus is not None and slurm.gpus is not None and slurm.gpus > gpus:

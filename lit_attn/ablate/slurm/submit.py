@@ -2,6 +2,8 @@
 
 import contextlib
 import secrets
+import shlex
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,13 +36,20 @@ class Array:
 
 def require_resources(matrix: Matrix) -> None:
     """Raise ConfigError if the `slurm:` section of a study does not suffice for its cells."""
-    gpus = matrix.source.study.slurm.gpus
-    largest = max(variant.experiment.training.devices for variant in matrix.written)
-    if gpus is not None and gpus < largest:
-        raise ConfigError(
-            f"{matrix.source.name}: training.devices: {largest} exceeds"
-            f" the {gpus} GPUs of slurm.gpus"
-        )
+    slurm = matrix.source.study.slurm
+    numbers = sorted({variant.experiment.training.devices for variant in matrix.written})
+    for devices in numbers:
+        if devices % slurm.nodes:
+            raise ConfigError(
+                f"{matrix.source.name}: slurm.nodes: {slurm.nodes} nodes cannot share"
+                f" training.devices: {devices} evenly; write a multiple of {slurm.nodes} devices"
+            )
+    if slurm.gpus is None or numbers[-1] <= slurm.gpus * slurm.nodes:
+        return
+    gpus = f"the {slurm.gpus} GPUs of slurm.gpus"
+    if slurm.nodes > 1:
+        gpus += f" on {slurm.nodes} nodes"
+    raise ConfigError(f"{matrix.source.name}: training.devices: {numbers[-1]} exceeds {gpus}")
 
 
 def submit_missing(
@@ -137,13 +146,13 @@ def _submit(
     cells = [(job.cell.folder, len(folder.list_attempts(job.folder))) for job in array.jobs]
     write_atomic(batch / code.RECORD, f"{snapshot.name}\n{cluster.name}")
     write_atomic(batch / "batch.json", BATCH.dump_json(cells))
-    parameters = _make_parameters(slurm, array.devices)
+    parameters = make_parameters(slurm, array.devices)
     parameters["setup"] = [*slurm.setup, *code.activation_lines(snapshot)]
     if after is not None:
         parameters["dependency"] = f"afterany:{after}"
     try:
         with use_clean_environment():
-            executor = SlurmExecutor(batch, max_num_timeout=slurm.timeouts)
+            executor = SlurmExecutor(batch, max_num_timeout=slurm.timeouts, python=_python(slurm))
             executor.update_parameters(
                 job_name=NAME + token,
                 array_parallelism=min(at_once or len(array.jobs), len(array.jobs)),
@@ -153,7 +162,7 @@ def _submit(
             submissions = []
             with executor.batch():
                 for job in array.jobs:
-                    submission = replace(cell, folder=job.folder.resolve())
+                    submission = replace(cell, folder=job.folder.resolve(), nodes=slurm.nodes)
                     submissions.append(executor.submit(submission))
     except (FailedJobError, RuntimeError) as error:
         raise ConfigError(f"--launcher slurm: {_find_refusal(str(error))}") from error
@@ -161,10 +170,10 @@ def _submit(
     return job_id.partition("_")[0]
 
 
-def _make_parameters(slurm: Slurm, devices: int) -> dict[str, Any]:
+def make_parameters(slurm: Slurm, devices: int) -> dict[str, Any]:
     """Return the parameters of submitit for cells on `devices` devices."""
-    # One task starts all processes of a cell.
-    cpus = slurm.cpus * devices
+    # On one node, one task starts all processes of a cell.
+    cpus = slurm.cpus * devices if slurm.nodes == 1 else slurm.cpus
     parameters = slurm.model_dump(include={"partition", "account", "qos", "constraint", "mem"})
     parameters |= {"gpus_per_node": slurm.gpus, "cpus_per_task": cpus, "time": slurm.minutes}
     parameters["srun_args"] = [
@@ -174,9 +183,25 @@ def _make_parameters(slurm: Slurm, devices: int) -> dict[str, Any]:
         "--export=ALL",
     ]
     # Some clusters set JobRequeue=0. A cell at its time limit would not be queued again.
-    parameters["additional_parameters"] = {"requeue": True, **slurm.sbatch}
+    options: dict[str, Any] = {"requeue": True, **slurm.sbatch}
+    if slurm.nodes > 1:
+        parameters |= {"nodes": slurm.nodes, "ntasks_per_node": devices // slurm.nodes}
+        # The runner is the batch script itself, and starts each process of a cell as a task.
+        parameters["use_srun"] = False
+        options["signal"] = f"B:USR2@{WARNING}"
+    parameters["additional_parameters"] = options
     # Without a value, the cluster's default applies.
     return {name: value for name, value in parameters.items() if value is not None}
+
+
+def _python(slurm: Slurm) -> str:
+    """Return the shell's words that start Python in a job.
+
+    SLURM signals only the batch script before the time limit of a job of several nodes, so Python
+    replaces the script's shell.
+    """
+    python = shlex.quote(sys.executable)
+    return python if slurm.nodes == 1 else f"exec {python}"
 
 
 def _find_refusal(output: str) -> str:
