@@ -222,9 +222,9 @@ class _NodeWatch:
                     self.names.add(_node_name(path))
         # The ranks of a node whose file has gone have ended.
         self.changes = {path: change for path, change in self.changes.items() if path in present}
-        seen = [when for _, when in self.changes.values()]
+        newest = max((when for _, when in self.changes.values()), default=now)
         for path, (_, when) in self.changes.items():
-            if now - when > SILENCE and now - max(seen) < SILENCE / 2:
+            if now - when > SILENCE and now - newest < SILENCE / 2:
                 return _node_name(path)
         return ""
 
