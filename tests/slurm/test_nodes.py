@@ -4,12 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from helpers import slurm_cluster, studies
-from helpers.runs import wait_until
+from helpers.runs import TIMEOUT, count_runs, make_body, start_cli, wait_until
 
 from lit_attn.ablate.plan import Job, expand
 from lit_attn.cells import folder
@@ -94,26 +95,63 @@ def processes_of(node: str) -> list[int]:
     return pids
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[dict[str, str]]:
+    with slurm_cluster.cluster(SETTINGS, nodes=3) as environment:
+        yield environment
+
+
 @needs_slurm
-def test_two_nodes_give_the_metrics_of_one_and_a_lost_node_is_replaced(tmp_path: Path) -> None:
+def test_the_time_limit_and_a_failed_rank_are_as_on_one_node(
+    tmp_path: Path, cluster: dict[str, str]
+) -> None:
+    """SLURM warns the batch script alone; the runner passes the warning on to the ranks."""
+    body = "set: {training.devices: 2}\n" + make_body("hangonce", "rankcrash")
+    studies.write(tmp_path, body + "\nslurm: {nodes: 2, time: 1:00:00}")
+    command = ("--launcher", "slurm", "--seeds", "0,")
+    with start_cli(tmp_path, *command, environment=cluster) as process:
+        wait_until(lambda: list((tmp_path / "runs").glob("*/hangonce/*/child.pid")))
+        jobs = ["squeue", "--noheader", "--array", "--states=RUNNING", "--format=%i"]
+        running = subprocess.run(jobs, env=cluster, capture_output=True, text=True, check=True)
+        (hanging,) = [job for job in running.stdout.split() if job.endswith("_0")]
+        warn = ["scancel", "--batch", "--signal=USR2", hanging]
+        subprocess.run(warn, env=cluster, check=True)
+        output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 1, output
+    assert "done     tiny/hangonce/0" in output, output + read_logs(tmp_path)
+    assert count_runs(tmp_path)["hangonce/0"] == 2
+    (stopped,) = (tmp_path / "runs").glob("*/hangonce/*/attempts/1")
+    end = folder.read_exit(stopped)
+    assert end is not None
+    assert (end.failure, end.message) == ("timed-out", "the time limit of its job was reached")
+    (crashed,) = (tmp_path / "runs").glob("*/rankcrash/*/attempts/1")
+    end = folder.read_exit(crashed)
+    assert end is not None
+    assert (end.failure, end.rank) == ("error", 1), read_logs(tmp_path)
+    cause, _, node = end.message.rpartition(" on ")
+    assert cause == "[rank1]: ValueError: this rank alone (rank 1"
+    assert node in ("node1)", "node2)")
+
+
+@needs_slurm
+def test_two_nodes_give_the_metrics_of_one_and_a_lost_node_is_replaced(
+    tmp_path: Path, cluster: dict[str, str]
+) -> None:
     """The daemon of a node and its rank are killed in the middle of the training.
 
     The next run of the job is on the third node.
     """
-    job = write_cell(tmp_path, epochs=16)
+    job = write_cell(tmp_path, epochs=10)
     one = copy_cell(job, tmp_path / "one-node")
     train(one, sys.executable)
-    with slurm_cluster.cluster(SETTINGS, nodes=3) as cluster:
-        process = start(tmp_path, cluster)
-        wait_until(
-            lambda: list(job.folder.glob("checkpoints/step-*")) or process.poll() is not None
-        )
-        assert process.poll() is None, process.communicate()[0] + read_logs(tmp_path)
-        for pid in processes_of("node1"):
-            os.kill(pid, signal.SIGKILL)
-        output, _ = process.communicate(timeout=200)
-        logs = read_logs(tmp_path)
-        assert process.returncode == 0, output + logs
+    process = start(tmp_path, cluster)
+    wait_until(lambda: list(job.folder.glob("checkpoints/step-*")) or process.poll() is not None)
+    assert process.poll() is None, process.communicate()[0] + read_logs(tmp_path)
+    for pid in processes_of("node1"):
+        os.kill(pid, signal.SIGKILL)
+    output, _ = process.communicate(timeout=200)
+    logs = read_logs(tmp_path)
+    assert process.returncode == 0, output + logs
     result = Result.model_validate_json((job.folder / "result.json").read_bytes())
     assert (result.devices, result.attempts) == (2, 2)
     assert untimed(job.folder) == untimed(one)
@@ -125,7 +163,8 @@ def test_two_nodes_give_the_metrics_of_one_and_a_lost_node_is_replaced(tmp_path:
     for attempt in (first, second):
         assert sorted(path.name for path in attempt.glob("log*")) == ["log.rank1.txt", "log.txt"]
         assert not list(attempt.glob("node*")), "a file of a heartbeat is left"
-    assert not (job.folder / "lock").exists()
+    # The runner in the job ends after the result.
+    wait_until(lambda: not (job.folder / "lock").exists())
 
 
 def test_torchrun_gives_the_metrics_of_one_command(tmp_path: Path) -> None:

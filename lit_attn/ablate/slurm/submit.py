@@ -70,7 +70,7 @@ def submit_missing(
         cluster = limits.read_cluster()
     except OSError as error:
         raise ConfigError(f"--launcher slurm: {error}") from error
-    arrays = []
+    arrays: list[Array] = []
     for matrix in matrices:
         study_jobs = [job for job in jobs if job.cell.study == matrix.name]
         arrays += _split(matrix, study_jobs, min(MAX_ARRAY, cluster.max_array))
