@@ -80,7 +80,9 @@ def submit_missing(
         limits.check(where, slurm, array.devices, len(array.jobs), cluster)
     out = matrices[0].folder.parent
     with one_at_a_time(out / code.STORE, "code"):
-        parts = [part for matrix in matrices for part in matrix.source.parts]
+        parts: list[Path] = []
+        for matrix in matrices:
+            parts += matrix.source.parts
         snapshot = code.take_snapshot(out, parts)
         _submit_all(arrays, cell, at_once, snapshot, cluster)
         # If SLURM or the disk does not answer, the next submission removes them.
