@@ -19,8 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from lit_attn.cells.failure import Diverged, Preempted
 from lit_attn.cells.folder import read_result, require_no_links, set_aside
+from lit_attn.cells.launched import (
+    RENDEZVOUS,
+    is_started_by_torchrun,
+    let_first_failure_end_first,
+)
 from lit_attn.cells.lock import BUSY, CellLocked, hold_lock
-from lit_attn.cells.ranks import redirect_output, run_ranks
+from lit_attn.cells.process import die_with_parent, redirect_output
+from lit_attn.cells.ranks import run_ranks
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError, OneLineParser, command, program
 from lit_attn.schema.sources import freeze_package
@@ -62,6 +68,8 @@ def _train(folder: Path) -> int:
         return 0
     print(f"{folder}: reading the data and building the model", flush=True)
     devices = cell.experiment.training.devices
+    if is_started_by_torchrun():
+        return _run_launched_rank(folder, devices)
     if devices == 1:
         with hold_lock(folder):
             return _run_and_report(folder)
@@ -71,6 +79,20 @@ def _train(folder: Path) -> int:
         print(f"{folder}: a process ended before the cell had a result", file=sys.stderr)
         return 1
     return code
+
+
+def _run_launched_rank(folder: Path, devices: int) -> int:
+    """Run this process's rank of a cell that torchrun has started; rank 0 holds the lock."""
+    world = int(os.environ["WORLD_SIZE"])
+    if world != devices:
+        raise ConfigError(
+            f"{folder / 'config.yaml'}: training.devices: {devices}, but torchrun has started"
+            f" {world} processes; --nnodes times --nproc-per-node must be {devices}"
+        )
+    os.environ[RENDEZVOUS] = "env://"
+    is_first = os.environ["RANK"] == "0"
+    with hold_lock(folder) if is_first else contextlib.nullcontext(), let_first_failure_end_first():
+        return _run_and_report(folder)
 
 
 def _run_rank(folder: Path) -> None:
@@ -132,8 +154,6 @@ def time_cell(cell_dir: Path) -> None:
 
 def check_cells(cells: list[dict[str, Any]], sender: "Connection", has_data: bool) -> None:
     """Send the first of `cells` that cannot run (number and error, or None), and all warnings."""
-    # Imported here because importing this module ties the importing process to its parent.
-    from lit_attn.cells.fork_server import die_with_parent
     from lit_attn.data.log import collect_warnings
     from lit_attn.training.build import find_mistake
 
@@ -161,7 +181,7 @@ def _prepare(cell_dir: Path) -> Iterator[tuple[Cell, "ProcessGroup"]]:
     cell = _read_cell(cell_dir)
     from lit_attn.training.process_group import join_process_group, read_ranks
 
-    rank, _ = read_ranks()
+    rank = read_ranks().rank
     require_no_links(cell_dir)
     if rank == 0:
         _clean(cell_dir, cell.fingerprint)

@@ -1,11 +1,12 @@
 """Status and logs of cells, as the commands `status` and `logs` print them.
 
-They only read the folders of the cells, so they work at any time on any machine with the disk.
+They read the folders of the cells, so they work at any time on any machine with the disk. On a
+machine with SLURM, `status` also asks for what the waiting jobs of a study wait.
 """
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -133,8 +134,11 @@ def read_cells(plan: Plan, place: Path) -> list[StudyCell]:
     return cells
 
 
-def describe(plan: Plan, cells: list[StudyCell]) -> str:
-    """Return counts, the time left, the running cells, and the failed cells with advice."""
+def describe(plan: Plan, cells: list[StudyCell], queue: Iterable[str] = ()) -> str:
+    """Return counts, the time left, the running cells, and the failed cells with advice.
+
+    `queue` are lines about jobs of the study that wait.
+    """
     states = [cell.status.state for cell in cells]
     at_once = max(1, states.count("running"))
     counts = folder.count_states(states)
@@ -144,6 +148,7 @@ def describe(plan: Plan, cells: list[StudyCell]) -> str:
     lines = [f"{plan.study}: {plan.title}", f"  {counts}"]
     running = [cell for cell in cells if cell.status.state == "running"]
     lines += [f"  running  {cell.name}  {_describe_progress(cell)}" for cell in running]
+    lines += [f"  {line}" for line in queue]
     failed = [cell for cell in cells if cell.status.state in ADVICE]
     for cell in failed[:MAX_FAILED]:
         lines += _describe_failure(cell)

@@ -43,7 +43,7 @@ LOST_PEER = re.compile(
 )
 # The line of a cell's log before the end of the log of the rank that failed first.
 FIRST_FAILED = "rank {} was the first to fail: "
-QUOTED = re.compile(FIRST_FAILED.format(r"(\d+)") + "(.*)")
+QUOTED = re.compile(FIRST_FAILED.format(r"(\d+)(?: on (\S+))?") + "(.*)")
 QUOTED_LINES = 40
 CRASH_LINES = 10  # Last lines of a log in which the cause of a crash in native code is searched.
 
@@ -52,6 +52,7 @@ STOP_SIGNALS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, si
 TIME_LIMIT_SIGNALS = {signal.SIGXCPU, signal.SIGALRM}
 LOST_SERVER = 255
 """Exit code in multiprocessing of a process whose fork server has ended. No cell exits with it."""
+LOST_NODE = 68  # Exit code of a cell that has lost a node of its SLURM job (EX_NOHOST).
 DISK_FULL = 74  # Exit code of a cell on a full disk, perhaps without a log (EX_IOERR).
 
 
@@ -77,7 +78,7 @@ def classify_failure(returncode: int, tail: str) -> FailureClass:
     if returncode == DISK_FULL:
         # The log may have had room for only half of the line with the reason.
         return "no-space"
-    if returncode == LOST_SERVER:
+    if returncode in (LOST_SERVER, LOST_NODE):
         return "killed"
     if received is not None:
         # A crash in native code. An exception in the log is older, and was not the end.
@@ -110,6 +111,8 @@ def describe_failure(returncode: int, tail: str) -> str:
         return f"ended by {received.name} after {line}" if line else f"ended by {received.name}"
     if returncode == LOST_SERVER:
         return "ended with the server that it was forked from"
+    if returncode == LOST_NODE:
+        return tail.strip().rpartition("\n")[2]
     if line:
         return OWN_EXCEPTION.sub(r"\1", line) + _worker_detail(line, tail)
     if returncode == DISK_FULL:
@@ -131,13 +134,16 @@ def _worker_detail(line: str, tail: str) -> str:
 
 def describe_end(returncode: int, tail: str, overdue: str = "") -> Exit:
     """Return the record of an attempt without a result; `overdue` names a limit it exceeded."""
+    rank = first_failed_rank(tail)
     if overdue:
         kind: FailureClass = "timed-out"
         message = overdue
     else:
         kind = classify_failure(returncode, tail)
         message = describe_failure(returncode, tail)
-    rank = first_failed_rank(tail)
+        node = first_failed_node(tail)
+        if node:
+            message += f" (rank {rank} on {node})"
     return Exit(failure=kind, returncode=returncode, message=message, rank=rank)
 
 
@@ -147,15 +153,22 @@ def first_failed_rank(tail: str) -> int:
     return int(quotes[-1][0]) if quotes else 0
 
 
+def first_failed_node(tail: str) -> str:
+    """Return the node of the rank that failed first, or "" for a cell on one node."""
+    quotes = QUOTED.findall(tail)
+    return quotes[-1][1] if quotes else ""
+
+
 def is_echo(returncode: int, tail: str) -> bool:
     """Return True if this rank failed only because another rank failed first."""
     line = _last_exception(tail)
     return returncode > 0 and line is not None and LOST_PEER.search(line) is not None
 
 
-def quote_rank_log(rank: int, returncode: int, tail: str) -> str:
-    """Return what the cell's log says about the rank that failed first."""
-    lines = [FIRST_FAILED.format(rank) + describe_failure(returncode, tail)]
+def quote_rank_log(rank: int, returncode: int, tail: str, node: str = "") -> str:
+    """Return what the cell's log says about the rank that failed first, on `node`."""
+    name = f"{rank} on {node}" if node else str(rank)
+    lines = [FIRST_FAILED.format(name) + describe_failure(returncode, tail)]
     lines += [f"[rank{rank}]: {line}" for line in tail.splitlines()[-QUOTED_LINES:]]
     return "\n".join(lines)
 

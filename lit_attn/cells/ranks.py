@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import errno
 import faulthandler
+import json
 import multiprocessing
 import os
 import signal
@@ -25,11 +26,12 @@ from typing import NamedTuple, NoReturn
 
 from lit_attn.cells import failure
 from lit_attn.cells import folder as cell_folder
+from lit_attn.cells.launched import RENDEZVOUS, set_ranks
 from lit_attn.cells.lock import BUSY, CellLocked, LockError, ProcessIdentity, hold_lock
+from lit_attn.cells.nodes import count_nodes, run_on_nodes
+from lit_attn.cells.process import die_with_parent, redirect_output
 from lit_attn.schema.base import load
 
-RENDEZVOUS = "LIT_ATTN_RENDEZVOUS"
-"""Environment variable of a rank, beside LOCAL_RANK and WORLD_SIZE: the file where ranks meet."""
 SHARED_DEVICE = "LIT_ATTN_SHARED_DEVICE"
 """Environment variable that is set if the runner may run other cells on the GPU of this one."""
 SETTLE = 3.0  # Seconds that the other ranks have to end after one has failed.
@@ -171,22 +173,12 @@ def leave_no_process() -> Iterator[None]:
         _kill_descendants()
 
 
-def redirect_output(log: Path) -> None:
-    """Redirect stdout and stderr of this process, and of all processes it starts, to `log`."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
-
-
 def _run_rank(
     rank: int, count: int, parent: int, rendezvous: str, attempt: Path | None, body: Body
 ) -> None:
     """Run `body` in the new process of a rank, and exit with COMPLETE when it has returned."""
     # Imported here because importing this module ties the importing process to its parent.
-    from lit_attn.cells.fork_server import die_with_parent, restore_signals
+    from lit_attn.cells.fork_server import restore_signals
 
     die_with_parent()
     restore_signals()
@@ -197,8 +189,7 @@ def _run_rank(
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
     if count > 1:
-        os.environ["LOCAL_RANK"] = str(rank)
-        os.environ["WORLD_SIZE"] = str(count)
+        set_ranks(rank, count, local_rank=rank)
         os.environ[RENDEZVOUS] = rendezvous
     if attempt is not None:
         redirect_output(attempt / cell_folder.log_name(rank))
@@ -252,7 +243,7 @@ def run_cell_process(
     # Ctrl-C goes to the terminal's process group. A cell must finish while the runner drains.
     os.setsid()
     # Imported here because importing this module ties the importing process to its parent.
-    from lit_attn.cells.fork_server import die_with_parent, restore_signals
+    from lit_attn.cells.fork_server import restore_signals
 
     folder = folder.absolute()
     restore_signals()
@@ -261,13 +252,12 @@ def run_cell_process(
     if is_shared:
         os.environ[SHARED_DEVICE] = "1"
 
+    options = {"smoke": True} if smoke else {}
+
     def run_target() -> None:
         # Imported by the ranks: this process trains nothing.
         function = load(target)
-        if smoke:
-            function(folder, smoke=True)
-        else:
-            function(folder)
+        function(folder, **options)
 
     try:
         with leave_no_process():
@@ -282,7 +272,12 @@ def run_cell_process(
                     sys.exit(BUSY)
                 attempt = cell_folder.create_attempt(folder)
                 redirect_output(attempt / "log.txt")
-                code = run_ranks(devices, run_target, attempt, start_heartbeat)
+                nodes = count_nodes()
+                if nodes > 1:
+                    program = [target, str(folder), str(attempt), json.dumps(options)]
+                    code = run_on_nodes(nodes, devices, program, attempt, start_heartbeat)
+                else:
+                    code = run_ranks(devices, run_target, attempt, start_heartbeat)
                 if code == failure.LOST_SERVER:
                     # The code of the cell may call sys.exit(-1).
                     sys.exit(1)

@@ -267,7 +267,8 @@ class Attempt:
             evaluate_every = 1
         return L.Trainer(
             accelerator=group.device.type,
-            devices=group.world_size,
+            devices=group.world_size // group.nodes,
+            num_nodes=group.nodes,
             strategy=choose_strategy(self.parts.task.network, group.world_size, data.accumulate),
             # By default Lightning takes any SLURM allocation around the cell for its ranks.
             plugins=[self._make_precision(), LightningEnvironment()],

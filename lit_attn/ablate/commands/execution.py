@@ -78,7 +78,7 @@ def run_cells(
 
 def cancel_jobs(matrices: list[Matrix], options: StudyOptions) -> int:
     """Cancel the SLURM jobs of the studies, print their number, and return the exit code."""
-    from lit_attn.ablate.slurm import cancel
+    from lit_attn.ablate.slurm.queue import cancel
 
     count = cancel(matrices, options.cancel_removed)
     print(f"{plural(count, 'job')} cancelled")
@@ -232,7 +232,9 @@ def _prepare_local(matrices: list[Matrix], options: StudyOptions, launcher: "Lau
 
 def _prepare_slurm(matrices: list[Matrix], options: StudyOptions, launcher: "Launcher") -> "Start":
     """Return the function that runs cells as SLURM jobs. Raises ConfigError for wrong resources."""
-    from lit_attn.ablate.slurm import Follower, SlurmCell, require_resources, submit_missing
+    from lit_attn.ablate.slurm.follow import Follower
+    from lit_attn.ablate.slurm.job import SlurmCell
+    from lit_attn.ablate.slurm.submit import require_resources, submit_missing
 
     for matrix in matrices:
         require_resources(matrix)

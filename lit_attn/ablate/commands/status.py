@@ -1,8 +1,9 @@
-"""Commands `status` and `logs`, which only read the folders of the cells."""
+"""Commands `status` and `logs`, which read the folders of the cells, and SLURM's queue."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from lit_attn.ablate.slurm.queue import describe_queues
 from lit_attn.ablate.status import describe, print_log, read_cells, read_plans, watch
 from lit_attn.schema.commands import Command
 
@@ -38,8 +39,10 @@ class Status(Command):
         if options.watch:
             watch(options.where)
             return 0
-        for plan, folder in read_plans(options.where):
-            print(describe(plan, read_cells(plan, folder)))
+        plans = read_plans(options.where)
+        queues = describe_queues([folder for _, folder in plans])
+        for plan, folder in plans:
+            print(describe(plan, read_cells(plan, folder), queues.get(folder, ())))
         return 0
 
 
