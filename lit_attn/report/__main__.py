@@ -8,10 +8,14 @@ folder `runs` if no other one is given.
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lit_attn.config.papers import SIZES, read_paper
 from lit_attn.files import require_writable
 from lit_attn.schema.errors import OneLineParser, command, program
+
+if TYPE_CHECKING:
+    from lit_attn.report.read import Outcome
 
 
 @command
@@ -49,6 +53,11 @@ def _make_parser() -> OneLineParser:
         nargs="+",
         metavar="COLUMN[:min|:max]",
         help="with --csv: metric columns and their goals (default: all numeric columns)",
+    )
+    add(
+        "--json",
+        action="store_true",
+        help="print what was written as JSON (lit_attn/report/schemas/report.json)",
     )
     add("--paper", metavar="NAME", help="write the tables and figures of a paper as printed")
     sizes = parser.add_mutually_exclusive_group()
@@ -92,7 +101,10 @@ def _report_paper(options: argparse.Namespace) -> int:
 
     source = read_paper(options.paper, options.small)
     outcome = write_parts(source, options.runs or Path("runs"), options.reports)
-    print(*outcome.written)
+    if options.json:
+        _print_answer(outcome, index=None)
+    else:
+        print(*outcome.written)
     return 1 if outcome.skipped else 0
 
 
@@ -103,7 +115,10 @@ def _report_across(options: argparse.Namespace) -> int:
 
     records = list(read_studies(options.runs, options.across))
     outcome = write_across(records, options.reports)
-    print(*outcome.written)
+    if options.json:
+        _print_answer(outcome, index=None)
+    else:
+        print(*outcome.written)
     has_skipped = outcome.skipped or len(records) < len(options.across)
     return 1 if has_skipped else 0
 
@@ -123,11 +138,39 @@ def _report_studies(options: argparse.Namespace) -> int:
         planned_count = len(options.study or list(options.runs.glob("*/plan.json")))
         studies = read_studies(options.runs, options.study)
         outcome = write.write_reports(studies, options.reports)
-    for folder in outcome.written:
-        print(folder / "table.html")
-    print(options.reports / "index.html")
+    index = options.reports / "index.html"
+    if options.json:
+        _print_answer(outcome, index)
+    else:
+        for folder in outcome.written:
+            print(folder / "table.html")
+        print(index)
     has_skipped = outcome.skipped or len(outcome.written) < planned_count
     return 1 if has_skipped else 0
+
+
+def _print_answer(outcome: "Outcome", index: Path | None) -> None:
+    """Print the folders or pages that were written, and the names that were skipped, as JSON."""
+    from lit_attn.report.answers import ReportAnswer, WrittenReport, write_answer
+
+    reports = []
+    for path in outcome.written:
+        page = path / "table.html" if path.is_dir() else path
+        table = page.with_suffix(".csv")
+        # The page of a study or of a paper stands in a folder with its name.
+        is_across = page.stem == "across"
+        report = WrittenReport(
+            name=page.stem if is_across else page.parent.name,
+            page=str(page),
+            table=str(table) if table.exists() else None,
+        )
+        reports.append(report)
+    answer = ReportAnswer(
+        reports=reports,
+        skipped=outcome.skipped,
+        index=None if index is None else str(index),
+    )
+    print(write_answer(answer))
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def command(function: Callable[P, int]) -> Callable[P, int]:
     return run
 
 
-MODULES = {name: f"ablate {name}" for name in ("logs", "rerun", "seal", "status")}
+MODULES = {name: f"ablate {name}" for name in ("judge", "logs", "rerun", "seal", "status")}
 MODULES |= {"": "ablate", "run": "ablate", "prepare": "data.prepare"}
 
 

@@ -3,7 +3,7 @@
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from lit_attn.ablate.status import describe, print_log, read_cells, read_plans
+from lit_attn.ablate.status import describe, make_answer, print_log, read_cells, read_plans
 from lit_attn.schema.commands import Command
 
 
@@ -23,9 +23,17 @@ class Status(Command):
             default=Path("runs"),
             help="Folder of runs (default: runs), or of one study in it.",
         )
+        parser.add_argument(
+            "--json",
+            action="store_true",
+            help="Print JSON (schema: lit_attn/report/schemas/status.json).",
+        )
 
     def run(self, options: Namespace) -> int:
         """Print the status. Raises ConfigError without a study."""
+        if options.json:
+            print(make_answer(read_plans(options.where)))
+            return 0
         for plan, folder in read_plans(options.where):
             print(describe(plan, read_cells(plan, folder)))
         return 0
