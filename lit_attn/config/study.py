@@ -76,7 +76,9 @@ class Latex(Config):
     """LaTeX table of a study."""
 
     columns: tuple[str, ...] | None = Field(
-        None, description="keys of columns in lit_attn/report/assets/columns.yaml; null: six keys"
+        None,
+        description="keys of columns in lit_attn/report/assets/columns.yaml; null: those of the "
+        "key `columns` of the study",
     )
 
 
@@ -122,6 +124,11 @@ class StudyConfig(Config):
         "`sampler` and `trials` of the search",
     )
     contrast: str | None = Field(None, description="another study with which leads are compared")
+    columns: tuple[str, ...] | None = Field(
+        None,
+        description="keys of the columns of tables in lit_attn/report/assets/columns.yaml; null: "
+        "variant, value, n, difference, p and step_time",
+    )
     latex: Latex = Field(Latex(), description="LaTeX table of the report")
     slurm: Slurm = Field(Slurm(), description="resources of a cell's job, for `--launcher slurm`")
 

@@ -9,7 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lit_attn.cells.records import Plan, Seals
 from lit_attn.report import stats
@@ -26,7 +26,13 @@ from lit_attn.report.answers import (
     SeedCounts,
     Verdict,
 )
-from lit_attn.report.comparison import ALPHA, POWERS, Comparisons, compare_variants
+from lit_attn.report.comparison import (
+    ALPHA,
+    POWERS,
+    Comparisons,
+    compare_variants,
+    find_verdict,
+)
 from lit_attn.report.labels import find_labels
 from lit_attn.report.read import CellRecord, StudyRecord
 from lit_attn.report.results import describe_records
@@ -39,13 +45,19 @@ MakeCommand = Callable[..., str | None]
 """Function that returns the command line of further words, None if the file is unknown."""
 
 
-def judge_study(study: StudyRecord, make_command: MakeCommand = lambda *_: None) -> JudgedStudy:
+def judge_study(
+    study: StudyRecord,
+    make_command: MakeCommand = lambda *_: None,
+    comparisons: Comparisons | None = None,
+) -> JudgedStudy:
     """Return the verdict of every variant but the baseline, and the next action.
 
-    `make_command("run", "--seeds", 20)` returns the command line of an action.
+    `make_command("run", "--seeds", 20)` returns the command line of an action. `comparisons` are
+    those of `study`, if they are known already.
     """
     plan = study.plan
-    comparisons = compare_variants(study)
+    if comparisons is None:
+        comparisons = compare_variants(study)
     labels = find_labels(plan)
     metric = plan.metric
     _, warnings = describe_records(study)
@@ -109,7 +121,8 @@ def _judge_variant(
     cells = study.variant_cells(name)
     pairs = record["pairs"]
     differences = _pair_differences(study, name)
-    verdict = find_verdict(record, study.plan)
+    # A variant without pairs is undecided.
+    verdict = cast("Verdict", find_verdict(record, study.plan) or "undecided")
     needed = stats.seeds_needed_range(differences)
     forecast = None
     if verdict == "undecided" and not record["failed"]:
@@ -134,21 +147,6 @@ def _judge_variant(
         pairs_for_verdict=forecast,
         cost=_measure_cost(study.finished_cells(name)),
     )
-
-
-def find_verdict(record: dict[str, Any], plan: Plan) -> Verdict:
-    """Return the verdict of the table of results.
-
-    With a margin it is the table's own verdict. Without one a star decides between better and
-    worse, and every other variant is undecided.
-    """
-    if plan.metric.margin is not None:
-        verdict: Verdict | None = record["verdict"]
-        return verdict or "undecided"
-    if not record["significant"]:
-        return "undecided"
-    is_larger = record["difference"] > 0
-    return "better" if is_larger == (plan.metric.goal == "max") else "worse"
 
 
 def _pair_differences(study: StudyRecord, name: str) -> list[float]:

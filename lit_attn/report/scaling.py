@@ -296,8 +296,8 @@ def make_scaling_files(studies: list[StudyRecord]) -> dict[str, str | bytes]:
         image = drawing.render(draw_scaling(points, plan))
     files: dict[str, str | bytes] = {
         "scaling.csv": formats.to_csv(pd.DataFrame(points), studies[0].names),
-        "scaling.md": formats.to_markdown(table),
-        "scaling.tex": formats.to_latex(table, f"{plan.family}-scaling"),
+        **formats.make_markdown_files(table, "scaling"),
+        "scaling.tex": formats.to_latex(table, f"{plan.family}-scaling", "scaling.full.md"),
         **{f"scaling.{kind}": content for kind, content in image.items()},
     }
     caption = " ".join([read_asset("tables.yaml")["scaling"]["figure"], *setup])

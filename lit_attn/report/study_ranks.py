@@ -10,7 +10,7 @@ from lit_attn.files import write_atomic
 from lit_attn.report import stats
 from lit_attn.report.columns import NOTHING, format_p, format_spread, make_scale
 from lit_attn.report.comparison import ALPHA, compare_variants
-from lit_attn.report.formats import Cell, Table, named_table, to_csv, to_latex, to_markdown
+from lit_attn.report.formats import Cell, Table, make_markdown_files, named_table, to_csv, to_latex
 from lit_attn.report.labels import find_labels
 from lit_attn.report.numbers import fill, round_number, write_number
 from lit_attn.report.page import Section, render_page
@@ -52,8 +52,9 @@ def write_across(studies: Iterable[StudyRecord], reports: Path) -> Outcome:
     section = Section(tables=[table])
     html = render_page(table.title.rstrip("."), [section], [], warnings=table.warnings)
     write_atomic(page.with_suffix(".csv"), to_csv(means.rename_axis("variant").reset_index()))
-    write_atomic(page.with_suffix(".md"), to_markdown(table))
-    write_atomic(page.with_suffix(".tex"), to_latex(table, "across"))
+    for name, content in make_markdown_files(table, "across").items():
+        write_atomic(reports / name, content)
+    write_atomic(page.with_suffix(".tex"), to_latex(table, "across", "across.full.md"))
     write_atomic(page, html)
     return Outcome([page], skipped)
 

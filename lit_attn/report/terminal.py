@@ -35,6 +35,15 @@ def _align(texts: Sequence[str], widths: Sequence[int]) -> str:
     return GAP.join([first, *others]).rstrip()
 
 
+def draw_results(table: Table, verdicts: str) -> str:
+    """Return the brief table of results with its title, its warnings and the verdicts in words."""
+    brief = table.brief()
+    parts = [table.title.rstrip("."), draw_table(brief)]
+    parts += [_wrap(f"Warning: {warning}") for warning in table.warnings]
+    parts.append(_wrap(verdicts))
+    return "\n".join(parts) + "\n"
+
+
 def draw_judgement(study: JudgedStudy) -> str:
     """Return the verdicts of a study as a table and a sentence, and the next action."""
     rows = []
