@@ -10,13 +10,17 @@ from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING
 
 from lit_attn import train
-from lit_attn.ablate.display import write_line
+from lit_attn.ablate.display import format_seconds, write_line
 from lit_attn.ablate.plan import Job, Matrix, find_variants
 from lit_attn.ablate.slots import Slot, count_cores, make_slots
 from lit_attn.cells import folder, lock, ranks
 from lit_attn.schema.errors import plural
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 # Modules that the fork server imports once for all cells. mmsegmentation is not one of them: it is
 # optional, and would cost the server of every run 0.4 s of CPU and 60 MB (2026-11-21).
@@ -41,6 +45,10 @@ SOCKET_FOLDER = "/dev/shm"
 characters, and TMPDIR may be longer or may be cleaned while cells run."""
 
 CHECK_LIMIT = 1800.0  # Seconds of a check after which cells start without it.
+PROGRESS_SECONDS = 10.0  # Seconds without news after which a check says how far it is.
+
+CheckAnswer = tuple[tuple[int, str] | None, list[str]]
+"""Index of the variant that cannot run with its error, or None, and all warnings."""
 
 
 class CellProcess:
@@ -201,8 +209,10 @@ class Launcher:
                 # Index of a variant and its error.
                 mistake: tuple[int, str] | None = None
                 warnings: list[str] = []
-                if receiver.poll(CHECK_LIMIT):
-                    mistake, warnings = receiver.recv()
+                names = [variant.name for _, variant, _ in variants]
+                answer = _await_check(receiver, names)
+                if answer is not None:
+                    mistake, warnings = answer
                 # A killed process would leave the semaphores of its libraries behind.
                 process.join(10)
             finally:
@@ -214,6 +224,26 @@ class Launcher:
                 index, message = mistake
                 study, variant, _ = variants[index]
                 raise variant.error(study, message)
+
+
+def _await_check(receiver: "Connection", names: list[str]) -> CheckAnswer | None:
+    """Return what the process of the check sends last, None after CHECK_LIMIT seconds.
+
+    A check that takes long names the variant that it has reached, every PROGRESS_SECONDS.
+    """
+    start = time.monotonic()
+    reached = 0
+    while time.monotonic() - start < CHECK_LIMIT:
+        if not receiver.poll(PROGRESS_SECONDS):
+            seconds = format_seconds(time.monotonic() - start)
+            write_line(f"  {reached + 1} of {len(names)}: {names[reached]} ({seconds})")
+            continue
+        message = receiver.recv()
+        if not isinstance(message, int):
+            answer: CheckAnswer = message
+            return answer
+        reached = message
+    return None
 
 
 def _start_server() -> None:

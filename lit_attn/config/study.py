@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
@@ -84,6 +84,30 @@ class Latex(Config):
 
 class StudyConfig(Config):
     """A comparison of variants of one experiment with a baseline, over seeds."""
+
+    synonyms: ClassVar[dict[str, str]] = {
+        "variants": "cells",
+        "variant": "cells",
+        "arms": "cells",
+        "treatments": "cells",
+        "control": "baseline",
+        "reference": "baseline",
+        "grid": "axes",
+        "sweep": "axes",
+        "factors": "axes",
+        "repeats": "seeds",
+        "replicates": "seeds",
+        "overrides": "set",
+        "defaults": "set",
+        "label": "labels",
+        "names": "labels",
+        "hyperparameters": "tune",
+        "search": "tune",
+        "config": "experiment",
+        "plugins": "parts",
+        "imports": "parts",
+        "equal": "match",
+    }
 
     title: str = Field(description="title of the table, one line")
     source: str = Field("", description="paper and tables that the study reproduces")

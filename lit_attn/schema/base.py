@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 from abc import ABC
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, cached_property, wraps
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
@@ -48,6 +48,9 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    synonyms: ClassVar[Mapping[str, str]] = {}
+    """Keys by words of other programs, for the message about an unknown key."""
+
     @model_validator(mode="before")
     @classmethod
     def _check_keys(cls, value: Any) -> Any:
@@ -55,7 +58,9 @@ class Config(BaseModel):
             keys = [field.alias or name for name, field in cls.model_fields.items()]
             for key, item in value.items():
                 if key not in cls.model_fields and key not in keys:
-                    raise key_error(key, f"unknown key '{key}'{suggest(str(key), keys)}")
+                    meant = cls.synonyms.get(str(key))
+                    hint = suggest(str(key), keys) if meant is None else f"; write '{meant}'"
+                    raise key_error(key, f"unknown key '{key}'{hint}")
                 items = item if isinstance(item, list | tuple) else [item]
                 if key in _number_keys(cls) and any(isinstance(i, bool) for i in items):
                     raise key_error(key, "needs a number, not true or false")
