@@ -15,6 +15,7 @@ from lit_attn.ablate.status import StudyCell, make_cell_answers
 from lit_attn.cells.folder import State, count_states, read_cell
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import PlannedCell, Timing
+from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError, plural
 
 TIMING_TARGET = "lit_attn.train:time_cell"
@@ -135,7 +136,9 @@ def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
     from lit_attn.ablate.runner import Runner
 
     slots = make_slots(jobs)
-    cells = [job.cell for matrix in matrices for job in (*matrix.trials, *matrix.jobs)]
+    cells: list[Cell] = []
+    for matrix in matrices:
+        cells += [job.cell for job in (*matrix.trials, *matrix.jobs)]
     slots.check(cells)
     launcher = Launcher(TIMING_TARGET)
     launcher.share_cores(slots.at_once(cells))

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lit_attn import train
 from lit_attn.ablate.display import format_seconds, write_line
 from lit_attn.ablate.plan import Job, Matrix, find_variants
 from lit_attn.ablate.slots import Slot, count_cores, make_slots
 from lit_attn.cells import folder, lock, ranks
+from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import plural
 
 if TYPE_CHECKING:
@@ -46,9 +47,6 @@ characters, and TMPDIR may be longer or may be cleaned while cells run."""
 
 CHECK_LIMIT = 1800.0  # Seconds of a check after which cells start without it.
 PROGRESS_SECONDS = 10.0  # Seconds without news after which a check says how far it is.
-
-CheckAnswer = tuple[tuple[int, str] | None, list[str]]
-"""Index of the variant that cannot run with its error, or None, and all warnings."""
 
 
 class CellProcess:
@@ -188,46 +186,62 @@ class Launcher:
         for study, variant, cell in find_variants(matrices, jobs):
             if (study, variant.name) not in self.checked:
                 variants.append((study, variant, cell))
-        self.checked.update((study, variant.name) for study, variant, _ in variants)
+                self.checked.add((study, variant.name))
         if self.module != train.__name__ or not variants:
             return
         write_line(f"checking the models and data of {plural(len(variants), 'variant')}")
-        start: Callable[..., BaseProcess] = multiprocessing.get_context("spawn").Process
+        create_process: Callable[..., BaseProcess] = multiprocessing.get_context("spawn").Process
         if is_local:
             self.share_cores(make_slots(limit).at_once(job.cell for job in jobs))
             _start_server()
-            start = self.context.Process
-        receiver, sender = self.context.Pipe(duplex=False)
-        # Not in files, which a killed runner could not remove.
-        cells = [cell.model_dump(mode="json") for _, _, cell in variants]
-        with contextlib.suppress(EOFError, OSError):
-            process = start(target=train.check_cells, args=(cells, sender, is_local))
-            with _block_interrupts():
-                process.start()
-            sender.close()
-            try:
-                # Index of a variant and its error.
-                mistake: tuple[int, str] | None = None
-                warnings: list[str] = []
-                names = [variant.name for _, variant, _ in variants]
-                answer = _await_check(receiver, names)
-                if answer is not None:
-                    mistake, warnings = answer
-                # A killed process would leave the semaphores of its libraries behind.
-                process.join(10)
-            finally:
-                process.kill()
-                process.join()
-            for warning in warnings:
-                write_line(f"warning: {warning}")
-            if mistake is not None:
-                index, message = mistake
-                study, variant, _ = variants[index]
-                raise variant.error(study, message)
+            create_process = self.context.Process
+        cells = [cell for _, _, cell in variants]
+        names = [variant.name for _, variant, _ in variants]
+        check = _check_cells(create_process, cells, names, is_local)
+        for warning in check.warnings:
+            write_line(f"warning: {warning}")
+        if check.mistake is not None:
+            index, message = check.mistake
+            study, variant, _ = variants[index]
+            raise variant.error(study, message)
 
 
-def _await_check(receiver: "Connection", names: list[str]) -> CheckAnswer | None:
-    """Return what the process of the check sends last, None after CHECK_LIMIT seconds.
+class Check(NamedTuple):
+    """Result of a check of cells: the index and the error of a wrong cell, and all warnings."""
+
+    mistake: tuple[int, str] | None
+    warnings: list[str]
+
+
+def _check_cells(
+    create_process: Callable[..., BaseProcess], cells: list[Cell], names: list[str], is_local: bool
+) -> Check:
+    """Check cells in another process; return an empty result if it dies or needs too long.
+
+    `names` are those of the variants of the cells. `is_local`: the data of the cells are on this
+    machine.
+    """
+    check = Check(None, [])
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    # Not in files, which a killed runner could not remove.
+    contents = [cell.model_dump(mode="json") for cell in cells]
+    with contextlib.suppress(EOFError, OSError):
+        process = create_process(target=train.check_cells, args=(contents, sender, is_local))
+        with _block_interrupts():
+            process.start()
+        sender.close()
+        try:
+            check = _await_check(receiver, names)
+            # A killed process would leave the semaphores of its libraries behind.
+            process.join(10)
+        finally:
+            process.kill()
+            process.join()
+    return check
+
+
+def _await_check(receiver: "Connection", names: list[str]) -> Check:
+    """Return what the process of the check sends last, an empty result after CHECK_LIMIT seconds.
 
     A check that takes long names the variant that it has reached, every PROGRESS_SECONDS.
     """
@@ -240,10 +254,9 @@ def _await_check(receiver: "Connection", names: list[str]) -> CheckAnswer | None
             continue
         message = receiver.recv()
         if not isinstance(message, int):
-            answer: CheckAnswer = message
-            return answer
+            return Check(*message)
         reached = message
-    return None
+    return Check(None, [])
 
 
 def _start_server() -> None:

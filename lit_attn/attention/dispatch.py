@@ -72,8 +72,8 @@ def choose_path(
     """Return the path that computes a layer with these properties in little memory and fast.
 
     `keys` is M. `is_hard`: the largest of a token's M logits counts. `normaliser` is its kind.
-    `mask` is "none", "causal" or "other": any other mask, a window, a cache that is not empty, or
-    cross-attention.
+    `mask` is "none", "causal" or "other": any other mask, a bias, a factor of each query, a window,
+    a cache that is not empty, or cross-attention.
     """
     # Dropout has to drop a pair of tokens with all of its keys.
     if is_hard or is_composed or normaliser != "softmax" or (keys > 1 and dropout > 0):
@@ -141,7 +141,8 @@ def weights(inputs: Inputs, features: Features) -> Tensor:
 
 def _path_of_call(inputs: Inputs, features: Features) -> Path:
     """Return the path for the properties of this call."""
-    if not inputs.masks.is_causal_only:
+    if not inputs.masks.is_causal_only or inputs.factor is not None:
+        # A merged call has one z for queries and keys, and a factor is that of the queries alone.
         mask = "other"
     elif inputs.masks.is_causal:
         mask = "causal"
@@ -181,6 +182,8 @@ def with_z(features: Features, inputs: Inputs, all_z: Tensor | None) -> Features
         return features
     if inputs.temperature is not None:
         z = z * inputs.temperature.exp()
+    if inputs.factor is not None:
+        z = (z * inputs.factor).to(z.dtype)
     z_of_keys = all_z.unsqueeze(2).expand(*features.k.shape[:-1], -1)
     return features._replace(
         q=torch.cat([features.q, z], -1), k=torch.cat([features.k, z_of_keys], -1)

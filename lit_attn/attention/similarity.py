@@ -67,14 +67,15 @@ class Similarity(Learner):
         features = self._scaled_features(inputs, tokens.keys, tokens.first)
         if is_observed:
             observe_once(self.observe, features.q, features.k, features.scale, inputs.masks)
-        out = dispatch.attend(inputs, tokens, features)
+        out = dispatch.attend(inputs, tokens, _with_factor(features, inputs.factor))
         if is_observed:
             end_step_after_backward(self, out)
         return out
 
     def weights(self, inputs: Inputs) -> Tensor | None:
         """Return the weights (B, H, n, n), or None if the similarity never forms them."""
-        return dispatch.weights(inputs, self._scaled_features(inputs, inputs.keys, 0))
+        features = self._scaled_features(inputs, inputs.keys, 0)
+        return dispatch.weights(inputs, _with_factor(features, inputs.factor))
 
     def _scaled_features(self, inputs: Inputs, keys: Tensor, first: int) -> Features:
         """Return the features of the call's queries and of `keys`, the first at position `first`.
@@ -105,6 +106,13 @@ class Similarity(Learner):
     def extra_key_weights(self) -> Tensor | None:
         """Return the projections of the second and further keys, (M - 1) H' D x d, or None."""
         return None
+
+
+def _with_factor(features: Features, factor: Tensor | None) -> Features:
+    """Return features whose logits have the factor (B or 1, H, n, 1) of their query."""
+    if factor is None:
+        return features
+    return features._replace(q=(features.q * factor).to(features.q.dtype))
 
 
 class DotProduct(Similarity):

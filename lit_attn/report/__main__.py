@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_attn.config.papers import SIZES, read_paper
+from lit_attn.config.papers import add_size_options, read_paper
 from lit_attn.files import require_writable
 from lit_attn.schema.errors import OneLineParser, command, program
 
@@ -60,16 +60,7 @@ def _make_parser() -> OneLineParser:
         help="print what was written as JSON (lit_attn/report/schemas/report.json)",
     )
     add("--paper", metavar="NAME", help="write the tables and figures of a paper as printed")
-    sizes = parser.add_mutually_exclusive_group()
-    for flag, size in SIZES.items():
-        sizes.add_argument(
-            flag,
-            dest="small",
-            action="store_const",
-            const=size,
-            default="",
-            help="with --paper: the results of small models",
-        )
+    add_size_options(parser, "with --paper: the results of small models on {data} data")
     return parser
 
 

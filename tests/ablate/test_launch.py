@@ -236,6 +236,6 @@ def test_a_check_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(launch, "CHECK_LIMIT", 0.02)
     monkeypatch.setattr(launch, "PROGRESS_SECONDS", 0.01)
     receiver, sender = multiprocessing.Pipe(duplex=False)
-    assert launch._await_check(receiver, ["standard"]) is None
+    assert launch._await_check(receiver, ["standard"]) == (None, [])
     sender.close()
     receiver.close()
