@@ -28,8 +28,12 @@ def main(arguments: list[str] | None = None) -> int:
     # These functions import pandas, which --help does not need.
     if options.paper:
         return _report_paper(options)
+    if options.across and options.checklist:
+        parser.error("--checklist: describes single studies; leave out --across")
     if options.across:
         return _report_across(options)
+    if options.checklist:
+        return _report_checklist(options)
     return _report_studies(options)
 
 
@@ -59,6 +63,7 @@ def _make_parser() -> OneLineParser:
         action="store_true",
         help="print what was written as JSON (lit_attn/report/schemas/report.json)",
     )
+    add("--checklist", metavar="NAME", help="fill a checklist from the records (neurips)")
     add("--paper", metavar="NAME", help="write the tables and figures of a paper as printed")
     add_size_options(parser, "with --paper: the results of small models on {data} data")
     return parser
@@ -78,6 +83,7 @@ def _check_options(parser: OneLineParser, options: argparse.Namespace) -> None:
         "metric": "--csv",
         "study": "a folder of runs",
         "across": "a folder of runs",
+        "checklist": "a folder of runs",
     }
     for name, source in needed_sources.items():
         if getattr(options, name) and not sources[source]:
@@ -112,6 +118,20 @@ def _report_across(options: argparse.Namespace) -> int:
         print(*outcome.written)
     has_skipped = outcome.skipped or len(records) < len(options.across)
     return 1 if has_skipped else 0
+
+
+def _report_checklist(options: argparse.Namespace) -> int:
+    """Write a checklist about the studies and return the exit code."""
+    from lit_attn.report.checklist import write_checklist
+    from lit_attn.report.read import read_studies
+
+    studies = read_studies(options.runs, options.study)
+    outcome = write_checklist(options.checklist, studies, options.reports)
+    if options.json:
+        _print_answer(outcome, index=None)
+    else:
+        print(*outcome.written)
+    return 0
 
 
 def _report_studies(options: argparse.Namespace) -> int:
@@ -149,9 +169,9 @@ def _print_answer(outcome: "Outcome", index: Path | None) -> None:
         page = path / "table.html" if path.is_dir() else path
         table = page.with_suffix(".csv")
         # The page of a study or of a paper stands in a folder with its name.
-        is_across = page.stem == "across"
+        is_single = page.name not in ("table.html", "index.html")
         report = WrittenReport(
-            name=page.stem if is_across else page.parent.name,
+            name=page.stem if is_single else page.parent.name,
             page=str(page),
             table=str(table) if table.exists() else None,
         )

@@ -177,8 +177,10 @@ def _make_range(needed: tuple[int, int | None] | None, done: int) -> Range | Non
     if needed is None:
         return None
     low, high = needed
-    has_limit = high is not None and high <= MOST_PAIRS
-    return Range(low=max(0, low - done), high=max(0, high - done) if has_limit else None)
+    missing_high = None
+    if high is not None and high <= MOST_PAIRS:
+        missing_high = max(0, high - done)
+    return Range(low=max(0, low - done), high=missing_high)
 
 
 def _measure_cost(cells: list[CellRecord]) -> Cost:

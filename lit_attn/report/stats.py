@@ -242,10 +242,10 @@ def seeds_needed(differences: Sequence[float]) -> tuple[int, int] | None:
     None if that interval contains 0, with fewer than two pairs, or without variation.
     """
     needed = seeds_needed_range(differences)
-    if needed is None or needed[1] is None:
+    if needed is None:
         return None
     low, high = needed
-    return low, high
+    return None if high is None else (low, high)
 
 
 def seeds_needed_range(differences: Sequence[float]) -> tuple[int, int | None] | None:
