@@ -82,8 +82,8 @@ def write_across(studies: Iterable[StudyRecord], reports: Path) -> Outcome:
     for kind, content in images.get("across", {}).items():
         write_atomic(page.with_suffix(f".{kind}"), content)
     write_atomic(page.with_suffix(".csv"), to_csv(means.rename_axis("variant").reset_index()))
-    for name, content in make_markdown_files(table, "across").items():
-        write_atomic(reports / name, content)
+    for name, text in make_markdown_files(table, "across").items():
+        write_atomic(reports / name, text)
     write_atomic(page.with_suffix(".tex"), to_latex(table, "across", "across.full.md"))
     write_atomic(page, html)
     return Outcome([page], skipped)
