@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from lit_attn.cells.records import Metric
 from lit_attn.report import drawing
@@ -14,6 +13,9 @@ from lit_attn.report.columns import NOTHING, choose_digits, format_difference, f
 from lit_attn.report.drawing import COLOURS, GREY
 from lit_attn.report.formats import Cell, Table, named_table
 from lit_attn.report.stats import student_quantile
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class StudyEffect(NamedTuple):
@@ -105,7 +107,7 @@ def _choose_digits(effects: dict[str, list[StudyEffect]]) -> int:
 
 def draw_forest(
     effects: dict[str, list[StudyEffect]], labels: dict[str, str], metric: Metric
-) -> Figure:
+) -> "Figure":
     """Draw the difference of each study, and below them the combined one of the variant."""
     rows: list[tuple[str, StudyEffect | Combined | None]] = []
     for variant, by_study in effects.items():

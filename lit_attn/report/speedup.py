@@ -7,10 +7,9 @@ needs m (t0 / f0) / (t / f) times the variant's training time.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from lit_attn.cells.records import Plan
 from lit_attn.report import drawing, stats
@@ -18,6 +17,9 @@ from lit_attn.report.columns import NOTHING, format_number
 from lit_attn.report.drawing import COLOURS, GREY
 from lit_attn.report.formats import Cell, Table, named_table
 from lit_attn.report.read import StudyRecord
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Multipliers = Mapping[tuple[str, str], Mapping[int, float]]
 """Compute multipliers of each seed, by variant and level."""
@@ -141,7 +143,7 @@ def _format(speedup: SpeedUp | None) -> str:
     return f"{text} [{format_number(speedup.low, '.2f')}, {format_number(speedup.high, '.2f')}]"
 
 
-def draw_speedups(speedups: Sequence[SpeedUp]) -> Figure | None:
+def draw_speedups(speedups: Sequence[SpeedUp]) -> "Figure | None":
     """Draw the multipliers of at most seven variants over the levels, a panel for each kind."""
     variants = list(dict.fromkeys(speedup.variant for speedup in speedups))[: len(COLOURS)]
     kinds = [kind for kind in PANELS if any(speedup.kind == kind for speedup in speedups)]
