@@ -440,12 +440,12 @@ class UnreadableImage(NamedTuple):
 
 def read_unreadable(folder: Path) -> list[UnreadableImage]:
     """Return the images that the processes of a cell have left out, each of them once."""
-    found: dict[tuple[str, str], UnreadableImage] = {}
+    images: dict[tuple[str, str], UnreadableImage] = {}
     for path in sorted(folder.glob("unreadable-*.csv")):
         for row in _read_rows(path, str, str, str):
             image = UnreadableImage(*row)
-            found.setdefault((image.split, image.image), image)
-    return [found[key] for key in sorted(found)]
+            images.setdefault((image.split, image.image), image)
+    return [images[key] for key in sorted(images)]
 
 
 def read_integer(text: str) -> int:

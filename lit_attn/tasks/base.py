@@ -235,10 +235,11 @@ class TaskModule(L.LightningModule, ABC):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
-            group["lr"] = self.rate(self.global_step)
+            # Optimisers of different parameters can have different rates.
+            group["lr"] = self.rate(self.global_step) * group.get("lr_scale", 1.0)
             if self.momentum is not None and "betas" in group:
                 group["betas"] = (self.momentum(self.global_step), group["betas"][1])
-            elif self.momentum is not None:
+            elif self.momentum is not None and "momentum" in group:
                 group["momentum"] = self.momentum(self.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
