@@ -153,7 +153,10 @@ def time_cell(cell_dir: Path) -> None:
 
 
 def check_cells(cells: list[dict[str, Any]], sender: "Connection", has_data: bool) -> None:
-    """Send the first of `cells` that cannot run (number and error, or None), and all warnings."""
+    """Send the first of `cells` that cannot run (number and error, or None), and all warnings.
+
+    Before that, the number of each cell is sent when its check starts.
+    """
     from lit_attn.data.log import collect_warnings
     from lit_attn.training.build import find_mistake
 
@@ -161,7 +164,7 @@ def check_cells(cells: list[dict[str, Any]], sender: "Connection", has_data: boo
     # The cells write to their logs.
     redirect_output(Path(os.devnull))
     with collect_warnings() as warnings:
-        mistake = find_mistake(cells, has_data)
+        mistake = find_mistake(cells, has_data, sender.send)
     sender.send((mistake, warnings))
 
 

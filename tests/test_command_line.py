@@ -146,6 +146,18 @@ def test_init_writes_a_study_that_expands_and_replaces_no_file(
     assert (tmp_path / "ablations.yaml").read_bytes() == before
 
 
+def test_init_says_how_to_enter_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "my study"]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last == "Next: cd 'my study', then lit-attn run --dry-run, then lit-attn run"
+    assert main(["init"]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last == "Next: lit-attn run --dry-run, then lit-attn run"
+
+
 def test_init_names_a_folder_that_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

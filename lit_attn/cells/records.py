@@ -174,6 +174,7 @@ class Plan(Record):
     best_test_epoch: bool = Field(False, description="True to show the best test epoch")
     parity: str = Field("", description="agreement with released code")
     contrast: str | None = Field(None, description="study whose leads are compared with these")
+    columns: list[str] | None = Field(None, description="columns of the tables, by key")
     latex: list[str] | None = Field(None, description="columns of the LaTeX table, by key")
 
     @field_validator("family", "contrast")

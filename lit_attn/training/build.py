@@ -1,6 +1,6 @@
 """Build what Lightning trains from a cell: the data, the task, and the cost of the model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -66,15 +66,20 @@ def _build_data(cell: Cell, device: torch.device) -> DataModule:
     return data
 
 
-def find_mistake(cells: Sequence[Any], has_data: bool = True) -> tuple[int, str] | None:
+def find_mistake(
+    cells: Sequence[Any],
+    has_data: bool = True,
+    start_cell: Callable[[int], None] = lambda number: None,
+) -> tuple[int, str] | None:
     """Return the number and the ConfigError of the first of `cells` that cannot run.
 
     `cells` has the content of each config.yaml. The networks have no memory. The logs of the cells
     will show other exceptions. Unless this machine `has_data`, only the model of a cell whose files
-    are missing is checked.
+    are missing is checked. `start_cell` is called with the number of each cell before its check.
     """
     loaded = LoadedData()
     for number, written in enumerate(cells):
+        start_cell(number)
         try:
             cell = Cell.parse(written, "config.yaml")
             network = _build_without_memory(cell)

@@ -199,7 +199,8 @@ def write_reports(runs: Path, reports: Path, studies: list[str]) -> list[Path]:
     for study in studies:
         (reports / study).mkdir(parents=True, exist_ok=True)
         text = f"the table of {study}: 1 ± 0\n"
-        (reports / study / "table.md").write_text(text, encoding="utf-8")
+        for name in ("table.md", "table.txt"):
+            (reports / study / name).write_text(text, encoding="utf-8")
     return [reports / study for study in studies]
 
 

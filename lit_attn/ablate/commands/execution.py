@@ -194,7 +194,7 @@ def _tune(
 
 
 def _write_tables(matrices: list[Matrix], options: StudyOptions) -> None:
-    """Write the plans and the reports, and print the tables."""
+    """Write the plans and the reports, and print a short table of each study."""
     # Imported here, because a dry run needs no reports.
     from lit_attn.report import write_reports
 
@@ -205,8 +205,8 @@ def _write_tables(matrices: list[Matrix], options: StudyOptions) -> None:
             matrix.write_plan()
     names = [matrix.name for matrix in matrices]
     for folder in write_reports(options.out, options.reports, names):
-        table = (folder / "table.md").read_text(encoding="utf-8")
-        write_line(f"\n{table}")
+        table = (folder / "table.txt").read_text(encoding="utf-8")
+        write_line(f"\n{table}{folder / 'table.html'}")
     write_line(f"{options.reports / 'index.html'}")
     if options.paper is not None:
         from lit_attn.report.papers_page import write_paper
