@@ -22,9 +22,8 @@ from lit_attn.attention.projections import multiply_together
 # Added to the mean square in the RMSNorm of w1 over the heads.
 EPS = 1e-6
 
-# Heads up to which compiled code mixes heads one by one, because matrix products then take longer:
-# by the maps of tokens on a CPU, and by a learned matrix or on a GPU.
-UNROLLED_ON_CPU, UNROLLED = 16, 8
+# Heads up to which compiled code mixes heads one by one, because matrix products then take longer.
+UNROLLED = 16
 
 
 class Maps(NamedTuple):
@@ -94,8 +93,7 @@ class HeadMaps(Composer):
         return maps
 
     def forward(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
-        limit = UNROLLED_ON_CPU if a.device.type == "cpu" else UNROLLED
-        if torch.compiler.is_compiling() and self.heads <= limit:
+        if torch.compiler.is_compiling() and self.heads <= UNROLLED:
             return self._unrolled(a, query, key)
         terms = [a] if self.has_identity else []
         if self.matrix is not None:
@@ -125,11 +123,7 @@ class HeadMaps(Composer):
         matrices = matrices.to(a.dtype)
         if token == "c":
             return torch.einsum("bhcm,bcgh->bgcm", a, matrices)
-        # A CPU's batched product copies matrices that are not contiguous one by one.
-        product = matrices @ a.permute(0, 3, 1, 2).contiguous()
-        if product.requires_grad and not torch.compiler.is_compiling():
-            product.register_hook(_contiguous)
-        return product.permute(0, 2, 3, 1)
+        return torch.einsum("bhcm,bmgh->bgcm", a, matrices)
 
     def _map_one_query(self, a: Tensor, maps: Maps) -> Tensor:
         """Return the product of `_map` for one query, as in decoding: a is (B, H, 1, m).
@@ -157,10 +151,7 @@ class HeadMaps(Composer):
         composed = list(heads) if self.has_identity else [torch.zeros_like(heads[0])] * self.heads
         if self.matrix is not None:
             matrix = self.matrix.to(a.dtype)
-            if self.heads <= UNROLLED:
-                terms = [_weighted_sum(row.unbind(), heads) for row in matrix]
-            else:
-                terms = list(torch.einsum("gh,bhcm->gbcm", matrix, a))
+            terms = [_weighted_sum(row.unbind(), heads) for row in matrix]
             composed = [total + term for total, term in zip(composed, terms, strict=True)]
         if query is not None:
             composed = _add_map(composed, heads, query, axis_of_others=-1)
@@ -194,11 +185,6 @@ def _add_map(
 def _beside_heads(part: Tensor, head: Tensor, axis_of_others: int) -> Tensor:
     """Return a map (B, n, ...) as (B, ..., n, 1) or (B, ..., 1, n), in the precision of `head`."""
     return part.movedim(1, -1).unsqueeze(axis_of_others).to(head.dtype)
-
-
-def _contiguous(gradient: Tensor | None) -> Tensor | None:
-    """Return the gradient with contiguous memory."""
-    return None if gradient is None else gradient.contiguous()
 
 
 class TokenMaps(nn.Module):

@@ -55,7 +55,7 @@ class Path(Enum):
 
     ONE_CALL = "one call of torch's attention on all M n keys; in a window, one for each chunk"
     MERGED = "one kernel call for each of the M keys and slice of the batch, merged"
-    FORMED = "weights formed in pieces, and formed again in the backward pass"
+    FORMED = "weights formed in chunks, and formed again in the backward pass"
 
 
 def choose_path(

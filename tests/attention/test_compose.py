@@ -1,12 +1,9 @@
 """The unrolled composition gives the values and gradients of the matrix products."""
 
-from functools import partial
-
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounter
 
-from lit_attn.attention import compose, formed
+from lit_attn.attention import compose
 from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.parts import QueryKeyComposeConfig
 from lit_attn.attention.spec import AttentionSpec
@@ -51,28 +48,3 @@ def test_the_compiled_composition_is_unrolled(monkeypatch: pytest.MonkeyPatch) -
     out = torch.compile(layer, backend="aot_eager")(x)
     assert calls
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
-
-
-# PyTorch's compiler ignores this warning, and pytest makes it an error again.
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
-def test_chunks_and_layers_share_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The code that is compiled for 19 tokens computes 43 tokens and another layer too."""
-    monkeypatch.setattr(formed, "ONE_CHUNK_UP_TO", 0)
-    monkeypatch.setattr(formed, "CHUNK", 4)
-    counter, original = CompileCounter(), torch.compile
-    monkeypatch.setattr(torch, "compile", partial(original, backend=counter))
-    torch.compiler.reset()
-    torch.manual_seed(0)
-    counts = []
-    for n in (19, 43, 43):
-        layer, x = attn_layer("dcmha")(24, 4).double(), torch.randn(2, n, 24, dtype=torch.double)
-        results = []
-        for call in (layer, original(layer, backend="eager")):
-            y = x.clone().requires_grad_()
-            out = call(y, is_causal=True)
-            results.append((out, *torch.autograd.grad(out.square().sum(), [y, layer.qkv.weight])))
-        torch.testing.assert_close(results[1], results[0])
-        counts.append(counter.frame_count)
-    # One for the forward and one for the backward pass. The chunks are 5 of 19 tokens and 11 of 43.
-    assert counts == [2, 2, 2]
