@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from lit_attn.attention.dispatch import bias_in_columns
 from lit_attn.attention.masks import CHUNK, Masks, in_chunks
 from lit_attn.attention.mixture_parts import MixedKeysConfig, MixtureConfig
 from lit_attn.attention.parts import LayerShape
@@ -75,7 +76,7 @@ class MixedKeys(Similarity):
     def keys(self, x: Tensor, k: Tensor) -> Tensor:
         if self.part.source == "shifted":
             return k.unsqueeze(2) + self.shift
-        if self.part.keys == 1:
+        if self.more is None:
             return k.unsqueeze(2)
         heads, width = k.shape[-2:]
         more = self.more(x).unflatten(-1, (self.part.keys - 1, heads, width))
@@ -106,9 +107,6 @@ class MixedKeys(Similarity):
         assert isinstance(log_prior, Tensor)
         return log_prior.exp().mean(-1)
 
-    def extra_key_weights(self) -> Tensor | None:
-        return self.more.weight if hasattr(self, "more") else None
-
 
 class Mixture(MixedKeys):
     """s_ijr of a Gaussian or dot kernel, with log pi_r where the assignment is soft."""
@@ -135,6 +133,7 @@ class Mixture(MixedKeys):
         keys_differ = learns_variances or len(set(self.fixed_variances)) > 1
         needs_square = self.needs_row_terms or keys_differ
         self.query_matters = part.kernel == "gaussian" and needs_square
+        self.varies = learns_variances or set(self.fixed_variances) != {1.0}
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -148,32 +147,45 @@ class Mixture(MixedKeys):
         return torch.cat(values)
 
     def features(self, q: Tensor, keys: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
-        """Return [q | factors | |q|^2 terms] and [k / sigma^2 | offset terms | factors / sigma^2].
+        """Return `biased_features` with the bias in further columns of the features."""
+        return bias_in_columns(*self.biased_features(q, keys, first))
 
-        The offset of a key, sqrt(D) log pi - |k|^2 / (2 sigma^2), is one further column of the
-        keys, or several in half precision. So is -|q|^2 / 2 of the queries, where it matters.
+    def biased_features(
+        self, q: Tensor, keys: Tensor, first: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return [q | |q|^2 terms], [k / sigma^2 | factors / sigma^2] and the offset of each key.
+
+        The offset is sqrt(D) log pi - |k|^2 / (2 sigma^2). Where -|q|^2 / 2 matters, it is one
+        further column of the features, or several in half precision.
         """
         q = as_multiplied(q)
         keys = as_multiplied(keys)
-        ones = torch.ones_like(q[..., :1])
-        variances = self.variances(keys)
-        variance = variances.view(-1, 1, 1).to(keys.dtype)
-        offset = torch.zeros_like(wide(keys[..., 0]))
+        offset: Tensor | float = 0.0
         if not self.hard:
-            offset = offset + self.unit * self.log_prior(keys.shape[-2], first)
+            offset = self.unit * self.log_prior(keys.shape[-2], first)
+        variance: Tensor | None = None
+        if self.varies:
+            variance = self.variances(keys).view(-1, 1, 1)
         if self.part.kernel == "gaussian":
-            offset = offset - square(keys).squeeze(-1) / (2 * variances.view(-1, 1))
-            keys = keys / variance
+            half_square = square(keys) / 2
+            if variance is not None:
+                half_square = half_square / variance
+                keys = keys / variance.to(keys.dtype)
+            offset = offset - half_square.squeeze(-1)
+        if not isinstance(offset, Tensor):
+            offset = torch.full_like(wide(keys[..., 0]), offset)
+        offset = offset.expand(keys.shape[:-1])
+        if not self.query_matters:
+            return q, keys, offset
         q_parts = [q]
         k_parts = [keys]
-        for factor, term in rounded_terms(offset.unsqueeze(-1), keys):
-            q_parts.append(factor * ones)
-            k_parts.append(term)
-        if self.query_matters:
-            for factor, term in rounded_terms(-square(q) / 2, q):
-                q_parts.append(term)
-                k_parts.append((factor / variance).expand_as(keys[..., :1]))
-        return torch.cat(q_parts, -1), torch.cat(k_parts, -1)
+        factors = torch.ones_like(keys[..., :1])
+        if variance is not None:
+            factors = factors / variance.to(keys.dtype)
+        for factor, term in rounded_terms(-square(q) / 2, q):
+            q_parts.append(term)
+            k_parts.append(factor * factors)
+        return torch.cat(q_parts, -1), torch.cat(k_parts, -1), offset
 
     @property
     def has_statistics(self) -> bool:
