@@ -9,7 +9,6 @@ Shapes: B batch, n tokens, d width, H heads, R rank; a: (B, H, c, m), of c queri
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,13 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.parts import DynamicConfig, LayerShape, StaticConfig
+from lit_attn.attention.precision import without_autocast
 from lit_attn.attention.projections import multiply_together
 
 # Added to the mean square in the RMSNorm of w1 over the heads.
 EPS = 1e-6
-
-# Heads up to which compiled code mixes heads one by one, because matrix products then take longer.
-UNROLLED = 16
 
 
 class Maps(NamedTuple):
@@ -93,16 +90,18 @@ class HeadMaps(Composer):
         return maps
 
     def forward(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
-        if torch.compiler.is_compiling() and self.heads <= UNROLLED:
-            return self._unrolled(a, query, key)
-        terms = [a] if self.has_identity else []
-        if self.matrix is not None:
-            terms.append(torch.einsum("gh,bhcm->bgcm", self.matrix.to(a.dtype), a))
-        if query is not None:
-            terms.append(self._map(a, query, "c"))
-        if key is not None:
-            terms.append(self._map(a, key, "m"))
-        return functools.reduce(torch.add, terms)
+        # Autocast would compute the sums over heads, which are as large as a, in float32.
+        with without_autocast(a):
+            terms = [a] if self.has_identity else []
+            if self.matrix is not None:
+                # With the pairs of tokens in one axis, this product needs no copies.
+                product = self.matrix.to(a.dtype) @ a.flatten(2)
+                terms.append(product.view_as(a))
+            if query is not None:
+                terms.append(self._map(a, query, "c"))
+            if key is not None:
+                terms.append(self._map(a, key, "m"))
+            return functools.reduce(torch.add, terms)
 
     def _map(self, a: Tensor, maps: Maps, token: str) -> Tensor:
         """Return (w2 w1^T + diag(gate)) a for the maps of the queries ("c") or the keys ("m") of a.
@@ -115,76 +114,38 @@ class HeadMaps(Composer):
             assert gate is not None
             axis_of_others = -1 if token == "c" else -2
             return a * gate.to(a.dtype).transpose(1, 2).unsqueeze(axis_of_others)
-        if a.shape[-2] == 1:
-            return self._map_one_query(a, maps)
-        matrices = torch.einsum("bnrg,bnrh->bngh", up, down)
+        if a.shape[-2] == 1 or torch.compiler.is_compiling():
+            return _low_rank(a, maps, -1 if token == "c" else -2)
+        matrices = torch.einsum("bnrg,bnrh->bngh", up.to(a.dtype), down.to(a.dtype))
         if gate is not None:
-            matrices = matrices + torch.diag_embed(gate)
-        matrices = matrices.to(a.dtype)
+            matrices = matrices + torch.diag_embed(gate.to(a.dtype))
         if token == "c":
             return torch.einsum("bhcm,bcgh->bgcm", a, matrices)
         return torch.einsum("bhcm,bmgh->bgcm", a, matrices)
 
-    def _map_one_query(self, a: Tensor, maps: Maps) -> Tensor:
-        """Return the product of `_map` for one query, as in decoding: a is (B, H, 1, m).
 
-        Forming a matrix for each key takes longer than low-rank products. A cache stores the maps
-        with their tokens last in memory, so that sums over heads add contiguous rows.
-        """
-        assert maps.down is not None
-        assert maps.up is not None
-        down = maps.down.to(a.dtype).permute(0, 2, 3, 1)
-        up = maps.up.to(a.dtype).permute(0, 2, 3, 1)
-        heads = a.squeeze(2)
-        low = (heads.unsqueeze(1) * down).sum(2, keepdim=True)
-        out = (low * up).sum(1)
-        if maps.gate is not None:
-            out = out + heads * maps.gate.to(a.dtype).transpose(1, 2)
-        return out.unsqueeze(2)
+def _low_rank(a: Tensor, maps: Maps, axis_of_others: int) -> Tensor:
+    """Return (w2 w1^T + diag(gate)) a for a (B, H, c, m), by sums over the heads.
 
-    def _unrolled(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
-        """Return the composition of a, head by head: the sum of `forward`'s terms.
-
-        Compiled, it is one pass over a without intermediate tensors.
-        """
-        heads = a.unbind(1)
-        composed = list(heads) if self.has_identity else [torch.zeros_like(heads[0])] * self.heads
-        if self.matrix is not None:
-            matrix = self.matrix.to(a.dtype)
-            terms = [_weighted_sum(row.unbind(), heads) for row in matrix]
-            composed = [total + term for total, term in zip(composed, terms, strict=True)]
-        if query is not None:
-            composed = _add_map(composed, heads, query, axis_of_others=-1)
-        if key is not None:
-            composed = _add_map(composed, heads, key, axis_of_others=-2)
-        return torch.stack(composed, 1)
-
-
-def _add_map(
-    composed: list[Tensor], heads: Sequence[Tensor], maps: Maps, axis_of_others: int
-) -> list[Tensor]:
-    """Return the heads `composed`, each with the sum that `maps` adds to it.
-
-    Heads are (B, c, m). `axis_of_others` is the axis of the tokens that the maps do not depend on:
-    m for the maps of queries, and c for those of keys.
+    `axis_of_others` is the axis of the tokens that the maps do not depend on: m for the maps of
+    queries, and c for those of keys. Compiled, each rank reads a once and writes one head.
     """
-    if maps.down is not None and maps.up is not None:
-        down = _beside_heads(maps.down, heads[0], axis_of_others)
-        up = _beside_heads(maps.up, heads[0], axis_of_others)
-        for r in range(down.shape[1]):
-            low = _weighted_sum(down[:, r].unbind(1), heads)
-            weights = up[:, r].unbind(1)
-            composed = [out + w * low for out, w in zip(composed, weights, strict=True)]
+    assert maps.down is not None
+    assert maps.up is not None
+    down = _beside_pairs(maps.down, a, axis_of_others)
+    up = _beside_pairs(maps.up, a, axis_of_others)
+    out = torch.zeros_like(a)
+    for r in range(down.shape[1]):
+        low = (a * down[:, r]).sum(1, keepdim=True)
+        out = out + low * up[:, r]
     if maps.gate is not None:
-        gates = _beside_heads(maps.gate, heads[0], axis_of_others).unbind(1)
-        terms = zip(composed, gates, heads, strict=True)
-        composed = [out + gate * head for out, gate, head in terms]
-    return composed
+        out = out + a * _beside_pairs(maps.gate, a, axis_of_others)
+    return out
 
 
-def _beside_heads(part: Tensor, head: Tensor, axis_of_others: int) -> Tensor:
-    """Return a map (B, n, ...) as (B, ..., n, 1) or (B, ..., 1, n), in the precision of `head`."""
-    return part.movedim(1, -1).unsqueeze(axis_of_others).to(head.dtype)
+def _beside_pairs(part: Tensor, a: Tensor, axis_of_others: int) -> Tensor:
+    """Return a map (B, n, ...) as (B, ..., n, 1) or (B, ..., 1, n), in the precision of a."""
+    return part.movedim(1, -1).unsqueeze(axis_of_others).to(a.dtype)
 
 
 class TokenMaps(nn.Module):
@@ -224,9 +185,3 @@ class TokenMaps(nn.Module):
         if gate is not None:
             gate = torch.tanh(gate)
         return Maps(down=down, up=up, gate=gate)
-
-
-def _weighted_sum(weights: Sequence[Tensor], heads: Sequence[Tensor]) -> Tensor:
-    """Return the sum of weight * head."""
-    terms = [weight * head for weight, head in zip(weights, heads, strict=True)]
-    return functools.reduce(torch.add, terms)

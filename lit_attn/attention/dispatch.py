@@ -131,7 +131,7 @@ def attend(inputs: Inputs, tokens: Tokens, features: Features) -> Tensor:
     if path is not Path.FLEX or tokens.caches_features:
         joined = with_bias_in_columns(joined)
     # A merged call joins features and z slice by slice; only a cache needs them joined.
-    own = joined
+    of_this_call = joined
     if path is not Path.MERGED or tokens.caches_features:
         joined = with_z(joined, inputs, tokens.z)
     if tokens.caches_features:
@@ -139,7 +139,7 @@ def attend(inputs: Inputs, tokens: Tokens, features: Features) -> Tensor:
         joined = joined._replace(k=inputs.cache.extend("keys", joined.k))
 
     if path is Path.MERGED:
-        return _merged_calls(inputs, own, tokens.values)
+        return _merged_calls(inputs, of_this_call, tokens.values)
     if path is Path.FLEX:
         return _flex_call(inputs, joined, tokens.values)
     if path is Path.ONE_CALL:

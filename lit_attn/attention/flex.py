@@ -203,8 +203,10 @@ def _score_mod(scores: Scores, seed: Tensor | None) -> ScoreMod:
     of_keys = None
     if scores.key_bias is not None:
         of_keys = wide(scores.key_bias).transpose(2, 3).flatten(2, 3)
-    bias = None if scores.masks.bias is None else _Pairs.of(wide(scores.masks.bias))
-    visibility = None if scores.masks.visibility is None else _Pairs.of(scores.masks.visibility)
+    bias = None if scores.masks.bias is None else _Pairs.from_mask(wide(scores.masks.bias))
+    visibility = (
+        None if scores.masks.visibility is None else _Pairs.from_mask(scores.masks.visibility)
+    )
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, key: Tensor) -> Tensor:
         j = key // m
@@ -229,7 +231,7 @@ class _Pairs(NamedTuple):
     axes: tuple[int, ...]
 
     @classmethod
-    def of(cls, mask: Tensor) -> "_Pairs":
+    def from_mask(cls, mask: Tensor) -> "_Pairs":
         """Return the mask for look-ups: the axes of size 1 would need copies to be indexed."""
         mask = mask[(None,) * (4 - mask.ndim)]
         axes = tuple(axis for axis in range(4) if mask.shape[axis] > 1)

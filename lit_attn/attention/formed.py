@@ -20,14 +20,17 @@ from torch.utils.checkpoint import checkpoint, get_device_states, set_device_sta
 from lit_attn.attention.derivatives import refuse_forward_mode, refuse_second_derivatives
 from lit_attn.attention.masks import CHUNK, Masks, differs_between_heads, in_chunks
 from lit_attn.attention.normaliser import Normaliser
-from lit_attn.attention.precision import keeps_range, multiply, wide, without_autocast
+from lit_attn.attention.precision import keeps_range, multiply, wide
 
 # Number of keys up to which all queries are one chunk: keeping its weights is then cheaper than
 # computing them twice.
 ONE_CHUNK_UP_TO = 384
 
-# Bytes of the weights of a chunk in compiled code.
-COMPILED_CHUNK = 1 << 28
+# Bytes of the weights of a chunk on a GPU and in compiled code: few for the memory of a GPU.
+FEW_BYTES = 1 << 28
+
+# Chunks of a causal layer in compiled code. Each chunk needs the keys up to its last query only.
+CAUSAL_CHUNKS = 4
 
 
 class Formed(NamedTuple):
@@ -66,12 +69,13 @@ def attend_in_pieces(formed: Formed, v: Tensor) -> Tensor:
 def _attend_recomputed(formed: Formed, v: Tensor) -> Tensor:
     """Return all sums in one graph; the backward pass forms the weights of each chunk again.
 
-    Every chunk is compiled anew, so there are few of them: as many as `COMPILED_CHUNK` bytes of
-    weights require.
+    Every chunk is compiled anew, so there are few of them: as many as `FEW_BYTES` of weights
+    require, and in causal order four, which leave out three of eight pairs of tokens.
     """
-    b, heads, n = formed.q.shape[:3]
-    bytes_of_a_query = b * heads * formed.k.shape[-2] * v.element_size()
-    size = max(CHUNK, COMPILED_CHUNK // bytes_of_a_query)
+    n = formed.q.shape[-2]
+    size = _large_chunk(formed, v)
+    if formed.masks.is_causal:
+        size = min(size, max(CHUNK, -(-n // CAUSAL_CHUNKS)))
     sums = []
     for rows in in_chunks(n, size):
         chunk = functools.partial(_attend_chunk, formed, v, rows.start, rows.stop)
@@ -81,8 +85,19 @@ def _attend_recomputed(formed: Formed, v: Tensor) -> Tensor:
     return torch.cat(sums, -2)
 
 
+def _large_chunk(formed: Formed, v: Tensor) -> int:
+    """Return the number of queries with FEW_BYTES of weights, or CHUNK if that is more."""
+    b, heads = formed.q.shape[:2]
+    bytes_of_a_query = b * heads * formed.k.shape[-2] * v.element_size()
+    return max(CHUNK, FEW_BYTES // bytes_of_a_query)
+
+
 def _attend_in_turn(formed: Formed, v: Tensor) -> Tensor:
-    """Return all sums, from chunks of CHUNK queries that autograd does not keep."""
+    """Return all sums, from chunks of queries that autograd does not keep.
+
+    On a GPU a chunk has FEW_BYTES of weights: every chunk needs the same number of kernels, however
+    many queries it has.
+    """
     leaves, structure = pytree.tree_flatten(
         (formed.q, formed.k, v, formed.maps, formed.masks.visibility, formed.masks.bias)
     )
@@ -110,7 +125,8 @@ def _attend_in_turn(formed: Formed, v: Tensor) -> Tensor:
         )
         return _attend_chunk(chunk, values, rows.start, rows.stop)
 
-    chunks = in_chunks(formed.q.shape[-2], CHUNK)
+    size = CHUNK if v.device.type == "cpu" else _large_chunk(formed, v)
+    chunks = in_chunks(formed.q.shape[-2], size)
     parameters = [*composers.parameters(), *normaliser.parameters()]
     refuse_forward_mode(*leaves, *parameters)
     is_random = dropout > 0
@@ -253,13 +269,7 @@ def _logits(formed: Formed, rows: slice, columns: slice) -> Tensor:
     if "pre" not in formed.composers:
         return logits
     a = logits.squeeze(3) if logits.shape[3] == 1 else logits.logsumexp(3)
-    if keeps_range(q):
-        composed = _compose("pre", formed, a, rows, columns)
-    else:
-        # Autocast would compose the logits, which are in float32, in half precision.
-        with without_autocast(q):
-            composed = _compose("pre", formed, a, rows, columns)
-    return composed.unsqueeze(3)
+    return _compose("pre", formed, a, rows, columns).unsqueeze(3)
 
 
 def _largest(components: Sequence[Tensor]) -> Tensor:

@@ -27,7 +27,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(formed, "ONE_CHUNK_UP_TO", 0)
     monkeypatch.setattr(formed, "CHUNK", 4)
-    monkeypatch.setattr(formed, "COMPILED_CHUNK", 1)
+    monkeypatch.setattr(formed, "FEW_BYTES", 1)
     monkeypatch.setattr(formed, "in_chunks", in_chunks)
     return requested
 

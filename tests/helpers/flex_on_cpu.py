@@ -76,9 +76,7 @@ def flex_of_torch(
     out, lse_to_base_2, _ = operator(q, k, v, score_mod, block_mask.as_tuple(), scale, options)
     if return_aux is None:
         return out
-    return out, AuxOutput(
-        lse=lse_to_base_2 * torch.log(torch.tensor(2.0, dtype=lse_to_base_2.dtype))
-    )
+    return out, AuxOutput(lse=lse_to_base_2 * math.log(2))
 
 
 def use_flex(patch: pytest.MonkeyPatch, function: Any, compiled: Any) -> list[flex.Scores]:
