@@ -92,40 +92,51 @@ class HeadMaps(Composer):
     def forward(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
         # Autocast would compute the sums over heads, which are as large as a, in float32.
         with without_autocast(a):
-            terms = [a] if self.has_identity else []
+            is_open = self.has_identity
+            terms = []
             if self.matrix is not None:
                 # With the pairs of tokens in one axis, this product needs no copies.
                 product = self.matrix.to(a.dtype) @ a.flatten(2)
                 terms.append(product.view_as(a))
             if query is not None:
-                terms.append(self._map(a, query, "c"))
+                terms.append(_map(a, query, "c", is_open))
+                is_open = False
             if key is not None:
-                terms.append(self._map(a, key, "m"))
+                terms.append(_map(a, key, "m", is_open))
+                is_open = False
+            if is_open:
+                terms.append(a)
             return functools.reduce(torch.add, terms)
 
-    def _map(self, a: Tensor, maps: Maps, token: str) -> Tensor:
-        """Return (w2 w1^T + diag(gate)) a for the maps of the queries ("c") or the keys ("m") of a.
 
-        It is one product with every token's H x H matrix. The low-rank products and the gate would
-        read a tensor of a's size three times, which takes 1.3 times as long at 6 heads and rank 2.
-        """
-        down, up, gate = maps
-        if down is None or up is None:
-            assert gate is not None
-            axis_of_others = -1 if token == "c" else -2
-            return a * gate.to(a.dtype).transpose(1, 2).unsqueeze(axis_of_others)
-        if a.shape[-2] == 1 or torch.compiler.is_compiling():
-            return _low_rank(a, maps, -1 if token == "c" else -2)
-        matrices = torch.einsum("bnrg,bnrh->bngh", up.to(a.dtype), down.to(a.dtype))
-        if gate is not None:
-            matrices = matrices + torch.diag_embed(gate.to(a.dtype))
-        if token == "c":
-            return torch.einsum("bhcm,bcgh->bgcm", a, matrices)
-        return torch.einsum("bhcm,bmgh->bgcm", a, matrices)
+def _map(a: Tensor, maps: Maps, token: str, adds_identity: bool) -> Tensor:
+    """Return (w2 w1^T + diag(gate)) a for the maps of the queries ("c") or the keys ("m") of a.
+
+    With `adds_identity` it is added to a. Uncompiled it is one product with every token's H x H
+    matrix. The low-rank products and the gate would read a tensor of a's size three times, which
+    takes 1.3 times as long at 6 heads and rank 2.
+    """
+    down, up, gate = maps
+    axis_of_others = -1 if token == "c" else -2
+    if down is None or up is None:
+        assert gate is not None
+        factor = gate + 1 if adds_identity else gate
+        return a * _beside_pairs(factor, a, axis_of_others)
+    if a.shape[-2] == 1 or torch.compiler.is_compiling():
+        return _low_rank(a, maps, axis_of_others, adds_identity)
+    matrices = torch.einsum("bnrg,bnrh->bngh", up.to(a.dtype), down.to(a.dtype))
+    diagonal = None if gate is None else gate.to(a.dtype)
+    if adds_identity:
+        diagonal = a.new_ones(a.shape[1]) if diagonal is None else diagonal + 1
+    if diagonal is not None:
+        matrices = matrices + torch.diag_embed(diagonal)
+    if token == "c":
+        return torch.einsum("bhcm,bcgh->bgcm", a, matrices)
+    return torch.einsum("bhcm,bmgh->bgcm", a, matrices)
 
 
-def _low_rank(a: Tensor, maps: Maps, axis_of_others: int) -> Tensor:
-    """Return (w2 w1^T + diag(gate)) a for a (B, H, c, m), by sums over the heads.
+def _low_rank(a: Tensor, maps: Maps, axis_of_others: int, adds_identity: bool) -> Tensor:
+    """Return the result of `_map` for a (B, H, c, m), by sums over the heads.
 
     `axis_of_others` is the axis of the tokens that the maps do not depend on: m for the maps of
     queries, and c for those of keys. Compiled, each rank reads a once and writes one head.
@@ -134,7 +145,7 @@ def _low_rank(a: Tensor, maps: Maps, axis_of_others: int) -> Tensor:
     assert maps.up is not None
     down = _beside_pairs(maps.down, a, axis_of_others)
     up = _beside_pairs(maps.up, a, axis_of_others)
-    out = torch.zeros_like(a)
+    out = a if adds_identity else torch.zeros_like(a)
     for r in range(down.shape[1]):
         low = (a * down[:, r]).sum(1, keepdim=True)
         out = out + low * up[:, r]
@@ -181,7 +192,9 @@ class TokenMaps(nn.Module):
             hidden = F.gelu(into, approximate=approximate)
             weights = (hidden @ self.out).unflatten(-1, (2 * self.part.rank, self.heads))
             down, up = weights.chunk(2, dim=-2)
-            down = F.rms_norm(down, (self.heads,), eps=EPS)
+            # The norm adds squares in float32 in any case; autocast would convert its input too.
+            with without_autocast(down):
+                down = F.rms_norm(down, (self.heads,), eps=EPS)
         if gate is not None:
             gate = torch.tanh(gate)
         return Maps(down=down, up=up, gate=gate)

@@ -178,7 +178,7 @@ class _InTurn(torch.autograd.Function):
         # The first four arguments of `forward` are not tensors.
         needed = ctx.needs_input_grad[4:]
         wanted = [i for i, is_needed in enumerate(needed) if is_needed]
-        totals = {i: torch.zeros_like(tensors[i]) for i in wanted}
+        totals: dict[int, Tensor] = {}
         with _as_in_forward(ctx.random, ctx.autocast):
             for rows in ctx.chunks:
                 parts = [None if x is None else x.detach() for x in tensors[:count]]
@@ -189,8 +189,12 @@ class _InTurn(torch.autograd.Function):
                     out, wanted_inputs, gradient[:, :, rows], allow_unused=True
                 )
                 for i, chunk_gradient in zip(wanted, chunk_gradients, strict=True):
-                    if chunk_gradient is not None:
+                    if chunk_gradient is None:
+                        continue
+                    if i in totals:
                         totals[i].add_(chunk_gradient)
+                    else:
+                        totals[i] = chunk_gradient
         gradients = [totals.get(i) for i in range(len(tensors))]
         guarded = refuse_second_derivatives(gradients, [gradient, *tensors])
         return None, None, None, None, *guarded
@@ -238,18 +242,19 @@ def form_weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype
     bias = masks.bias_of_chunk(rows, columns, keys)
     if bias is not None:
         logits = wide(logits) + wide(bias).unsqueeze(-2)
-    if visible is not None:
-        logits = logits.masked_fill(~visible.unsqueeze(-2), torch.finfo(logits.dtype).min)
+    hidden = None if visible is None else ~visible
+    if hidden is not None:
+        logits = logits.masked_fill(hidden.unsqueeze(-2), torch.finfo(logits.dtype).min)
     a = formed.normaliser.over_keys(logits, visible).to(dtype)
     if "post" in formed.composers:
-        if visible is not None and differs_between_heads(visible):
+        if hidden is not None and differs_between_heads(hidden):
             # The softmax of a head that sees no key is uniform; other heads must not take it over.
-            a = a.masked_fill(~visible, 0)
+            a = a.masked_fill(hidden, 0)
         a = _compose("post", formed, a, rows, columns)
-    if visible is None:
+    if hidden is None:
         return a
     # Composition fills masked positions again, and a query that sees no key gets zero.
-    return a.masked_fill(~visible, 0)
+    return a.masked_fill(hidden, 0)
 
 
 def _logits(formed: Formed, rows: slice, columns: slice) -> Tensor:

@@ -11,7 +11,10 @@ from lit_attn.attention.spec import AttentionSpec
 
 @pytest.mark.parametrize("side", ["query", "key"])
 @pytest.mark.parametrize("choices", [{}, {"gate": False}, {"rank": 3}], ids=str)
-def test_value_and_gradient_equal_the_products(side: str, choices: dict[str, object]) -> None:
+@pytest.mark.parametrize("adds_identity", [False, True])
+def test_value_and_gradient_equal_the_products(
+    side: str, choices: dict[str, object], adds_identity: bool
+) -> None:
     torch.manual_seed(0)
     spec = AttentionSpec(compose=QueryKeyComposeConfig(**choices))
     composer = attn_layer(spec)(20, 5).double().composers["pre"]
@@ -23,12 +26,8 @@ def test_value_and_gradient_equal_the_products(side: str, choices: dict[str, obj
     axis = {"query": -1, "key": -2}[side]
     token = {"query": "c", "key": "m"}[side]
     results = []
-    for is_compiled in (False, True):
-        maps = composer.maps(x)[side]
-        if is_compiled:
-            out = compose._low_rank(a, maps, axis)
-        else:
-            out = composer._map(a, maps, token)
+    for compute, place in ((compose._map, token), (compose._low_rank, axis)):
+        out = compute(a, composer.maps(x)[side], place, adds_identity)
         weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
         results.append((out, *torch.autograd.grad((out * weights).sum(), (a, x))))
     torch.testing.assert_close(results[1], results[0])
