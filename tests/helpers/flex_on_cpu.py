@@ -1,4 +1,4 @@
-"""flex_attention on a CPU with gradients, where PyTorch's own function refuses them."""
+"""flex_attention without a GPU, with gradients, where PyTorch's own function refuses them."""
 
 import math
 from typing import Any
@@ -28,7 +28,7 @@ def flex_by_formula(
     dtype = torch.promote_types(q.dtype, torch.float32)
     logits = (q.to(dtype) @ k.to(dtype).mT) * scale
     # The numbers of batch, head, query and key, broadcastable to the logits.
-    places = [torch.arange(size) for size in logits.shape]
+    places = [torch.arange(size, device=q.device) for size in logits.shape]
     indices = [place.view(-1, *[1] * (3 - axis)) for axis, place in enumerate(places)]
     logits = score_mod(logits, *indices)
     if block_mask is not None:
