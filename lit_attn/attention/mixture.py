@@ -11,14 +11,16 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lit_attn.attention.dispatch import bias_in_columns
+from lit_attn.attention.formed import CAUSAL_CHUNKS, FEW_BYTES
 from lit_attn.attention.masks import CHUNK, Masks, in_chunks
 from lit_attn.attention.mixture_parts import MixedKeysConfig, MixtureConfig
 from lit_attn.attention.parts import LayerShape
 from lit_attn.attention.precision import as_multiplied, multiply, rounded_terms, square, wide
 from lit_attn.attention.similarity import Similarity
-from lit_attn.attention.statistics import Reduce
+from lit_attn.attention.statistics import Reduce, one_unless_repeated
 
 # Added to the divisors of the responsibilities of Soft-E, as in MGK's code.
 RESPONSIBILITY_OFFSET = 1e-6
@@ -112,6 +114,7 @@ class Mixture(MixedKeys):
     """s_ijr of a Gaussian or dot kernel, with log pi_r where the assignment is soft."""
 
     part: MixtureConfig
+    observes_compiled = True
 
     def __init__(self, part: MixtureConfig, shape: LayerShape) -> None:
         self.hard = part.assignment == "hard"
@@ -198,48 +201,65 @@ class Mixture(MixedKeys):
         The sums are over the batch, over the pairs of tokens that attend, and over everything that
         shares a pi. Queries that are padding do not count.
         """
-        assigned = torch.zeros((), device=q.device)
-        pairs = torch.zeros((), device=q.device)
-        for rows in in_chunks(q.shape[-2], CHUNK):
+        keys = k.shape[-2]
+        assigned: Tensor | float = 0.0
+        pairs: Tensor | float = 0.0
+        for rows in in_chunks(q.shape[-2], self._chunk_size(q, k, masks)):
+            columns = masks.visible(rows, keys)
             # Each chunk needs the memory of the one before it: its tensors are local to `_count`.
-            assigned_in_chunk, pairs_in_chunk = self._count(q[:, :, rows], k, scale, masks, rows)
-            assigned = assigned + assigned_in_chunk
-            pairs = pairs + pairs_in_chunk
+            counts = self._count(q, k, scale, masks, rows, columns)
+            hidden = (columns.start, keys - columns.stop)
+            assigned = assigned + F.pad(counts[0], hidden)
+            pairs = pairs + F.pad(counts[1], hidden)
+        assert isinstance(assigned, Tensor)
+        assert isinstance(pairs, Tensor)
         axes = AXES_WITH_ONE_PRIOR[self.part.prior_scope]
         if axes:
             assigned = assigned.sum(axes, keepdim=True)
             pairs = pairs.sum(axes, keepdim=True)
-        if self.sums is None:
-            count, heads, positions = self.prior.shape
-            self.sums = assigned.new_zeros(heads, count + 1, positions)
+        sums = torch.cat([assigned, pairs], dim=1)
+        if torch.compiler.is_compiling():
+            sums = sums * one_unless_repeated(sums)
         # There can be fewer keys than positions with a prior.
-        self.sums[..., : assigned.shape[-1]] += torch.cat([assigned, pairs], dim=1)
+        sums = F.pad(sums, (0, self.prior.shape[-1] - sums.shape[-1]))
+        self.sums = sums if self.sums is None else self.sums + sums
+
+    def _chunk_size(self, q: Tensor, k: Tensor, masks: Masks) -> int:
+        """Return the number of queries whose responsibilities are computed at once."""
+        is_compiling = torch.compiler.is_compiling()
+        if q.device.type == "cpu" and not is_compiling:
+            return CHUNK
+        batch, heads, m, keys = k.shape[:4]
+        size = max(CHUNK, FEW_BYTES // (batch * heads * m * keys * q.element_size()))
+        if is_compiling and masks.is_causal:
+            size = min(size, max(CHUNK, -(-q.shape[-2] // CAUSAL_CHUNKS)))
+        return size
 
     def _count(
-        self, q: Tensor, k: Tensor, scale: float, masks: Masks, rows: slice
+        self, q: Tensor, k: Tensor, scale: float, masks: Masks, rows: slice, columns: slice
     ) -> tuple[Tensor, Tensor]:
-        """Return sums over the batch and the queries `rows`, whose features are q (B, H, c, E).
+        """Return sums over the batch and the queries `rows` of q (B, H, n, E).
 
-        They are the responsibilities of every key, (H, M, n'), and the numbers of queries that
-        attend to it, (H, 1, n').
+        They are the responsibilities of the keys `columns`, (H, M, m), and the numbers of queries
+        that attend to them, (H, 1, m).
         """
         keys = k.shape[-2]
-        logits = wide(multiply("bhce,bhrme->bhcrm", q, k, scale))
+        q = q[:, :, rows]
+        logits = wide(multiply("bhce,bhrme->bhcrm", q, k[..., columns, :], scale))
         if self.part.kernel == "gaussian" and not self.query_matters:
             # With the offset, |q_i|^2 does not cancel in the responsibilities.
             half_square = square(q[..., : self.width]).unsqueeze(-1) / 2
-            logits -= scale * half_square / self.fixed_variances[0]
+            logits = logits - scale * half_square / self.fixed_variances[0]
         total = logits.logsumexp(3, keepdim=True) - math.log(RESPONSIBILITY_OFFSET)
-        responsibility = logits.softmax(3).mul_(torch.sigmoid(total))
-        visible = masks.chunk(rows, slice(0, keys), keys, q.device)
+        responsibility = logits.softmax(3) * torch.sigmoid(total)
+        visible = masks.chunk(rows, columns, keys, q.device)
         weight = torch.ones_like(responsibility[:, :, :, :1])
         if visible is not None:
             weight = weight * visible.unsqueeze(-2)
         present = masks.present_queries(rows)
         if present is not None:
             weight = weight * present.unsqueeze(-2)
-        assigned = responsibility.mul_(weight).sum((0, 2))
-        return assigned, weight.sum((0, 2))
+        return (responsibility * weight).sum((0, 2)), weight.sum((0, 2))
 
     @torch.no_grad()
     def end_step(self, reduce: Reduce | None = None) -> None:

@@ -7,6 +7,7 @@ Shapes: B batch, n tokens, d width, H heads, H' key heads, D head width, M keys 
 width of the features.
 """
 
+import torch
 from torch import Tensor, nn
 
 from lit_attn.attention import dispatch
@@ -79,9 +80,12 @@ class Similarity(Learner):
         features = self._scaled_features(inputs, tokens.keys, tokens.first)
         if is_observed:
             q, k, _, scale, _ = dispatch.with_bias_in_columns(features)
-            observe_once(self.observe, q, k, scale, inputs.masks)
+            if torch.compiler.is_compiling() and self.observes_compiled:
+                self.observe(q, k, scale, inputs.masks)
+            else:
+                observe_once(self.observe, q, k, scale, inputs.masks)
         out = dispatch.attend(inputs, tokens, features)
-        if is_observed:
+        if is_observed and self.ends_steps:
             end_step_after_backward(self, out)
         return out
 
