@@ -126,9 +126,11 @@ class Study:
 
     def __repr__(self) -> str:
         matrix = self._expand()
-        states = count_states(job.state() for job in (*matrix.trials, *matrix.jobs))
-        product = f"{plural(len(matrix.written), 'variant')} x {plural(len(matrix.seeds), 'seed')}"
-        return f"Study({self.name!r}: {product}; {states})"
+        jobs = matrix.trials + matrix.jobs
+        states = count_states(job.state() for job in jobs)
+        variants = plural(len(matrix.written), "variant")
+        seeds = plural(len(matrix.seeds), "seed")
+        return f"Study({self.name!r}: {variants} x {seeds}; {states})"
 
     def expand(self) -> list[Cell]:
         """Return the cells of the study: all variants of a seed, then those of the next seed."""
@@ -151,7 +153,14 @@ class Study:
             "--limit": limit,
         }
         words = [f"{name}={value}" for name, value in options.items() if value is not None]
-        command = [sys.executable, "-m", "lit_attn.ablate", str(self.path), *words]
+        exit_code = self._call_runner([str(self.path), *words])
+        if exit_code not in (0, 1):
+            raise ConfigError(f"study {self.name} stopped with exit code {exit_code}")
+        return exit_code == 0
+
+    def _call_runner(self, words: list[str]) -> int:
+        """Call the runner, show its output and the status, and return its exit code."""
+        command = [sys.executable, "-m", "lit_attn.ablate", *words]
         show = open_notebook_display()
         with tempfile.NamedTemporaryFile() as log, Path(log.name).open(errors="replace") as output:
             # On a terminal the runner draws its live table itself.
@@ -167,9 +176,7 @@ class Study:
                     runner.send_signal(signal.SIGINT)
                     runner.wait()
                     raise
-        if runner.returncode not in (0, 1):
-            raise ConfigError(f"study {self.name} stopped with exit code {runner.returncode}")
-        return runner.returncode == 0
+        return runner.returncode
 
     def status(self) -> "pd.DataFrame":
         """Return one row for each cell: variant, seed, state, what makes it stale, and folder."""
@@ -202,14 +209,14 @@ class Study:
             result = read_result(job.folder, job.identity)
             if result is None:
                 continue
-            keys = pd.json_normalize(job.cell.experiment.model_dump(mode="json")).iloc[0]
-            keys = keys.map(lambda value: json.dumps(value) if isinstance(value, list) else value)
+            settings = pd.json_normalize(job.cell.experiment.model_dump(mode="json")).iloc[0]
+            settings = settings.map(_list_to_json)
             costs = {}
             for name in COSTS:
                 value = getattr(result, name)
                 # The record of a time has several statistics, of which this is the median.
                 costs[name] = getattr(value, "median", value)
-            row = {"variant": job.cell.variant, "seed": job.cell.seed, **keys}
+            row = {"variant": job.cell.variant, "seed": job.cell.seed, **settings}
             rows.append(row | result.metrics | costs)
         if not rows:
             return pd.DataFrame([], columns=["variant", "seed"])
@@ -236,6 +243,7 @@ class Study:
         return "starting" if plan is None else describe(plan, read_cells(plan, folder))
 
     def _write_report(self) -> Path:
+        """Write the report of the finished cells, and return its folder."""
         from lit_attn.report import write_reports
 
         self._expand().write_plan()
@@ -244,8 +252,15 @@ class Study:
 
 
 def _to_yaml(path: Path, value: dict[str, Any]) -> str:
-    """Return a mapping as YAML, through JSON because values can be paths; refuse other files."""
+    """Return a mapping as YAML for `path`; ConfigError if another file exists there."""
     if path.exists() and WRITTEN.encode() not in path.read_bytes():
         raise ConfigError(f"{path}: was not written by Study; choose another name or folder")
-    text = yaml.safe_dump(json.loads(json.dumps(value, default=str)), sort_keys=False)
-    return f"{WRITTEN}\n{text}"
+    # Values can be paths and tuples, which YAML does not have.
+    plain_value = json.loads(json.dumps(value, default=str))
+    content = yaml.safe_dump(plain_value, sort_keys=False)
+    return f"{WRITTEN}\n{content}"
+
+
+def _list_to_json(value: Any) -> Any:
+    """Return a list as JSON, which fits into a cell of a table, and other values as they are."""
+    return json.dumps(value) if isinstance(value, list) else value

@@ -16,7 +16,7 @@ import pytest
 from helpers.paths import ROOT
 
 from lit_attn.__main__ import COMMANDS, find_studies, main
-from lit_attn.config.overrides import normalize
+from lit_attn.config.overrides import spell_out_experiment
 from lit_attn.config.source import Where, load
 from lit_attn.schema.errors import ConfigError, program
 
@@ -192,9 +192,10 @@ def test_data_of_shipped_studies_is_in_the_working_directory(
     path.parent.mkdir(parents=True)
     path.write_text("data: {kind: labelled-text, folder: ../data/imdb}\n")
     monkeypatch.chdir(tmp_path)
-    assert normalize(load(path))["data"]["folder"] == str(path.parents[1] / "data" / "imdb")
+    folder = path.parents[1] / "data" / "imdb"
+    assert spell_out_experiment(load(path))["data"]["folder"] == str(folder)
     monkeypatch.setattr("lit_attn.config.source.SHIPPED", path.parents[1])
-    assert normalize(load(path))["data"]["folder"] == str(tmp_path / "data" / "imdb")
+    assert spell_out_experiment(load(path))["data"]["folder"] == str(tmp_path / "data" / "imdb")
     assert Where("--set x").folder == Path()
 
 

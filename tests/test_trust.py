@@ -97,7 +97,7 @@ def executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr("sys.stdin", io.StringIO())
     before = set(sys.modules)
     yield mark
-    experiment._refuse_broken.cache_clear()
+    experiment._try_member.cache_clear()
     for name in set(sys.modules) - before:
         if "vil" in name or name == "pkg":
             del sys.modules[name]

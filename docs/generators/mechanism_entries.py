@@ -19,6 +19,18 @@ LINKS = {
     "sigmoid": "[Theory, Analysis, and Best Practices for Sigmoid Self-Attention]"
     "(https://arxiv.org/abs/2409.04431)",
     "differential": "[Differential Transformer](https://arxiv.org/abs/2410.05258)",
+    "gated": "[Gated Attention for Large Language Models](https://arxiv.org/abs/2505.06708)",
+    "gated XSA": "[modded-nanogpt, pull request 264]"
+    "(https://github.com/KellerJordan/modded-nanogpt/pull/264)",
+    "off-by-one": "[Attention Is Off By One](https://www.evanmiller.org/attention-is-off-by-one.html)",
+    "sink": "[gpt-oss-120b & gpt-oss-20b Model Card](https://arxiv.org/abs/2508.10925)",
+    "softpick": "[Softpick](https://arxiv.org/abs/2504.20966)",
+    "capped": "[Gemma 2](https://arxiv.org/abs/2408.00118)",
+    "ssmax": "[Scalable-Softmax Is Superior for Attention](https://arxiv.org/abs/2501.19399)",
+    "forgetting": "[Forgetting Transformer](https://arxiv.org/abs/2503.02130)",
+    "alibi": "[Train Short, Test Long](https://arxiv.org/abs/2108.12409)",
+    "t5": "[Exploring the Limits of Transfer Learning](https://arxiv.org/abs/1910.10683)",
+    "knocking heads": "[Knocking-Heads Attention](https://arxiv.org/abs/2510.23052)",
 }
 
 
@@ -299,7 +311,7 @@ ENTRIES: dict[str, Entry] = {
         TABLE9,
         dynamic("i", "j"),
         "As `dcmha`, after the softmax alone.",
-        "{preset: dcmha-post, residual: value}",
+        "{preset: dcmha-post, residual: discrepancy}",
     ),
     "dcmha-rank-1": Entry(
         "DCMHA of rank 1",
@@ -317,40 +329,142 @@ ENTRIES: dict[str, Entry] = {
         "As `dcmha`, with r = 1 to 4.",
         "{preset: dcmha-rank-4, compose: {gate: false}}",
     ),
+    # What people compare with the five papers' mechanisms in 2026.
+    "gated": Entry(
+        "Gated attention, in each element",
+        "gated",
+        "section 2.2, position G1",
+        r"x_i \leftarrow x_i + (\mathrm{MH}_i \odot \sigma(x_i W_g)) W",
+        "A gate from the layer's input multiplies each element of the attention output.",
+        "{preset: gated, residual: perpendicular}",
+    ),
+    "gated-heads": Entry(
+        "Gated attention, in each head",
+        "gated",
+        "section 2.2, position G1, head-wise",
+        r"x_i \leftarrow x_i + \mathrm{concat}_m(h_i\, \sigma(x_i \cdot w_m)) W",
+        "As `gated`, with one gate for each head.",
+        "{preset: gated-heads, zz: with}",
+    ),
+    "gated-xsa": Entry(
+        "Exclusive Self Attention (XSA) with a learned strength",
+        "gated XSA",
+        "the merged record of gated XSA",
+        rf"x_i \leftarrow x_i + \mathrm{{concat}}_m(h_i - \tanh(a_m) \beta_i v_i) W, \qquad {BETA}",
+        "As `xsa`, with a strength of each head that starts at 0, where the layer is the standard "
+        "one.",
+        "{preset: gated-xsa, gate: head}",
+    ),
+    "sigmoid": Entry(
+        "Sigmoid attention",
+        "sigmoid",
+        "section 2",
+        r"a_{ij} = \frac{1}{1 + e^{-(s_{ij} + b)}}, \qquad b = -\log n",
+        "Weights of a query need not add up to 1. n is the number of keys that the query sees.",
+        "{preset: sigmoid, zz: with}",
+    ),
+    "off-by-one": Entry(
+        "Off-by-one softmax",
+        "off-by-one",
+        "the equation of softmax one",
+        r"a_{ij} = \frac{e^{s_{ij}}}{1 + \sum_l e^{s_{il}}}",
+        "A query can attend to nothing.",
+        "{preset: off-by-one, residual: perpendicular}",
+    ),
+    "sink": Entry(
+        "Learned attention sink",
+        "sink",
+        "section 2.3",
+        r"a_{ij} = \frac{e^{s_{ij}}}{e^{b_m} + \sum_l e^{s_{il}}}",
+        "As `off-by-one`, with a learned number of each head instead of 1.",
+        "{preset: sink, compose: query}",
+    ),
+    "softpick": Entry(
+        "Softpick",
+        "softpick",
+        "eq. 3",
+        r"a_{ij} = \frac{\max(e^{s_{ij}} - 1, 0)}{\sum_l |e^{s_{il}} - 1|}",
+        "Weights can be exactly 0, and their sum can be less than 1.",
+        "{preset: softpick, zz: with}",
+    ),
+    "capped": Entry(
+        "Softmax of capped logits",
+        "capped",
+        "section 2, with c = 50",
+        r"a_{ij} = \frac{e^{c \tanh(s_{ij} / c)}}{\sum_l e^{c \tanh(s_{il} / c)}}",
+        "No logit exceeds c.",
+        "{preset: capped, normaliser: {cap: 30.0}}",
+    ),
+    "differential": Entry(
+        "Differential attention",
+        "differential",
+        "eq. 1-3, with lambda_init of section 2.1",
+        r"a_{ij} = \mathrm{softmax}_j(s^{2m}_{ij}) - \lambda\, \mathrm{softmax}_j(s^{2m+1}_{ij}), "
+        r"\qquad \lambda_{init} = 0.8 - 0.6\, e^{-0.3\, l}",
+        "The weights of two heads are subtracted; l is the number of the layer, from 0. The norm "
+        "of a pair of heads has learned weights, as in the released code.",
+        "{preset: differential, zz: with}",
+    ),
+    "ssmax": Entry(
+        "Scalable softmax (SSMax)",
+        "ssmax",
+        "eq. 2",
+        r"s_{ij} = c_m \log(n_i)\, \frac{q_i \cdot k_j}{\sqrt D}",
+        "Logits grow with the number n_i of keys that a query sees, by a learned factor of each "
+        "head.",
+        "{preset: ssmax, similarity: mixture}",
+    ),
+    "forgetting": Entry(
+        "Forgetting attention",
+        "forgetting",
+        "eq. 5-7, without rotary positions",
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt D} "
+        r"+ \sum_{t=j+1}^{i} \log \sigma(x_t \cdot w_m + b_m)",
+        "A gate of each token lowers the logits of all keys before it.",
+        "{preset: forgetting, gate: element}",
+    ),
+    "alibi": Entry(
+        "Attention with linear biases (ALiBi)",
+        "alibi",
+        "section 3",
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt D} - \mu_m |i - j|",
+        "A fixed slope of each head lowers the logits of distant keys.",
+        "{preset: alibi, residual: split}",
+    ),
+    "t5": Entry(
+        "T5's relative position bias",
+        "t5",
+        "section 2.1",
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt D} + b_{m, \mathrm{bucket}(j - i)}",
+        "A learned number for each head and bucket of distances. Every layer has its own table.",
+        "{preset: t5, bias: {direction: before}}",
+    ),
+    "knocking-heads": Entry(
+        "Knocking heads, linear",
+        "knocking heads",
+        "KHA-Linear",
+        r"q_i \leftarrow q_i T_Q, \qquad k_i \leftarrow k_i T_K, \qquad v_i \leftarrow v_i T_V",
+        "All heads share three D x D maps that start as the identity.",
+        "{preset: knocking-heads, transform: {maps: v}}",
+    ),
+    "knocking-heads-mlp": Entry(
+        "Knocking heads, MLP",
+        "knocking heads",
+        "KHA-MLP",
+        r"v_i \leftarrow 2\, (v_i W_{up} \odot \sigma(v_i W_{gate}))\, W_{down}",
+        "All heads share a gated map of the values that starts as the identity.",
+        "{preset: knocking-heads-mlp, residual: perpendicular}",
+    ),
 }
 
 NORMALISERS = rf"""
-## Normalisers
+## Offset softmax
 
-A normaliser turns logits into weights; the key is `normaliser`. They have no preset and no row in
-the committed benchmark. Modules: `Softmax`, `Sigmoid`, `OffsetSoftmax` and `Differential`
-in
-[attention/normaliser.py](../lit_attn/attention/normaliser.py); formulas: `softmax`, `sigmoid`,
-`offset_softmax`, `differential` and `differential_heads` in
-[attention/reference.py](../lit_attn/attention/reference.py).
-
-**Sigmoid attention** ({LINKS["sigmoid"]}, section 2):
-
-$$a_{{ij}} = \frac{{1}}{{1 + e^{{-(s_{{ij}} + b)}}}}, \qquad b = -\log n .$$
-
-Weights of a query need not add up to 1. n is the number of keys that the query may attend to.
-Added parameters: none. Crossing: `attention: {{normaliser: sigmoid, zz: with}}`.
-
-**Offset softmax** ({LINKS["MGK"]}, released language models): the softmax with `offset`, 1e-6 by
-default, added to the sum over keys,
+`normaliser: offset-softmax` ({LINKS["MGK"]}, released language models) is the softmax with
+`offset`, 1e-6 by default, added to the sum over keys,
 
 $$a_{{ij}} = \frac{{e^{{s_{{ij}}}}}}{{\epsilon + \sum_j e^{{s_{{ij}}}}}} .$$
 
-It matters only where all Gaussian logits of a query are far below zero. Added parameters: none.
-
-**Differential attention** ({LINKS["differential"]}, eq. 1-3), for heads $2m$ and $2m + 1$:
-
-$$a_{{ij}} = \mathrm{{softmax}}_j(s^{{2m}}_{{ij}}) - \lambda\,
-\mathrm{{softmax}}_j(s^{{2m+1}}_{{ij}}), \qquad
-\lambda = e^{{\lambda_{{q1}} \cdot \lambda_{{k1}}}} - e^{{\lambda_{{q2}} \cdot \lambda_{{k2}}}} +
-\lambda_{{init}} .$$
-
-Both heads use these weights for their values. Their outputs, side by side, are normalised
-(RMSNorm) and multiplied by $1 - \lambda_{{init}}$. Added parameters: 4 D, the vectors of lambda.
-The number of heads must be even. Crossing: `attention: {{normaliser: differential, zz: with}}`.
+With the default it matters only where all Gaussian logits of a query are far below zero;
+`off-by-one` has an offset of 1. Added parameters: none.
 """

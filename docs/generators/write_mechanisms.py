@@ -14,7 +14,9 @@ from typing import NamedTuple
 from mechanism_entries import ENTRIES, LINKS, NORMALISERS
 from pydantic.alias_generators import to_snake
 
+from lit_attn.attention.channel_parts import ChannelPart
 from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.parts import Part
 from lit_attn.attention.spec import PRESETS
 
 DIM, HEADS = 192, 12
@@ -99,7 +101,8 @@ def write_page(root: Path) -> str:
         entry = ENTRIES[name]
         paper = LINKS[entry.paper].partition("](")[2].removesuffix(")")
         shown = f"[{entry.paper}]({paper})" if paper else entry.paper
-        cells = [f"[{name}](#{name})", entry.name, shown, f"{added[name]:+,}", *costs[name]]
+        cost = costs.get(name, NOT_MEASURED)
+        cells = [f"[{name}](#{name})", entry.name, shown, f"{added[name]:+,}", *cost]
         lines.append(f"| {' | '.join(cells)} |")
     for name in PRESETS:
         entry = ENTRIES[name]
@@ -108,7 +111,7 @@ def write_page(root: Path) -> str:
             f"{entry.name}: {LINKS[entry.paper]}, {entry.where}.\n",
             f"$${entry.formula}$$\n",
             f"{entry.difference}\n",
-            f"- Parameters: {added[name]:+,}. Cost: {costs[name].sentence()}.",
+            f"- Parameters: {added[name]:+,}. Cost: {costs.get(name, NOT_MEASURED).sentence()}.",
             f"- Code: {', '.join(code_of(name))}.",
             f"- Crossing with another part: `attention: {entry.cross}`",
         ]
@@ -123,7 +126,12 @@ class Cost(NamedTuple):
     tokens: str
 
     def sentence(self) -> str:
+        if not self.tokens:
+            return self.time
         return f"{self.time} of timm's time, {self.memory} of its memory at {self.tokens} tokens"
+
+
+NOT_MEASURED = Cost("not measured", "", "")
 
 
 def read_costs(root: Path) -> dict[str, Cost]:
@@ -153,9 +161,15 @@ def code_of(name: str) -> list[str]:
     for family, part in PRESETS[name].parts.items():
         is_own = part.kind != standard[family].kind or name == "standard"
         if is_own and part.kind != "none":
-            formula = to_snake(part.fast.rpartition(":")[2])
-            links += [_link(part.fast), _link(f"reference:{formula}")]
+            links += [_link(part.fast), _link_formula(part)]
     return list(dict.fromkeys(links))
+
+
+def _link_formula(part: Part) -> str:
+    """Return a link to the formula of a part."""
+    if isinstance(part, ChannelPart):
+        return _link(f"channel_formulas:{part.formula}")
+    return _link(f"reference:{to_snake(part.fast.rpartition(':')[2])}")
 
 
 def _link(target: str) -> str:

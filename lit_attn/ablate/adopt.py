@@ -15,7 +15,8 @@ from typing import NamedTuple
 import yaml
 
 from lit_attn.ablate import origin
-from lit_attn.ablate.plan import Job, Matrix, rename_aside
+from lit_attn.ablate.plan import Job, Matrix
+from lit_attn.ablate.rerun import rename_aside
 from lit_attn.cells.folder import read_result
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.lock import CellLocked, LockError, hold_lock, read_holder

@@ -8,30 +8,26 @@ the study do not change.
 
 import contextlib
 import hashlib
-import itertools
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import get_args
 
 from lit_attn.ablate.match import apply_criteria, read_ratios
 from lit_attn.ablate.origin import claim_folder
 from lit_attn.ablate.tune import Point, Search, read_search
 from lit_attn.ablate.variants import Variant, make_label, resolve
 from lit_attn.cells import records
-from lit_attn.cells.folder import State, read_cell, read_result
-from lit_attn.cells.inputs import MAX_FILES, change_finder, collect_data
-from lit_attn.cells.lock import CellLocked, hold_lock
+from lit_attn.cells.folder import State, read_cell
 from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.data.base import Data
 from lit_attn.config.models.base import Model
+from lit_attn.config.published import read_published
 from lit_attn.config.source import Mapping, format_value
-from lit_attn.config.study import StudySource
+from lit_attn.config.study import Published, StudySource
 from lit_attn.config.training import MetricLogger
 from lit_attn.files import one_at_a_time
-from lit_attn.schema.errors import ConfigError, require
+from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.publish import hide_private
 
 SMOKE_NOTE = "smoke run: one step per cell, the numbers mean nothing"
@@ -69,7 +65,8 @@ class Matrix:
     under each criterion of `match`, without those that are not measured or tuned yet. `jobs` are
     the cells of `seeds`, which this command runs. All variants of a seed come before the next seed,
     so a run that stops early still compares all variants. `trials` are the cells of the search of
-    `tune` that have ended or can be run now.
+    `tune` that have ended or can be run now. `published` are the published mean and deviation of
+    variants.
     """
 
     source: StudySource
@@ -82,6 +79,7 @@ class Matrix:
     jobs: list[Job]
     trials: list[Job]
     tuning: records.Tuning | None
+    published: dict[str, Published]
 
     @property
     def baseline(self) -> Variant:
@@ -107,18 +105,14 @@ class Matrix:
     def plan(self) -> records.Plan:
         """Return the plan of all seeds: the study's, this command's, and those with a folder."""
         study = self.source.study
-        others = {*self.seeds, *self._started_seeds()} - set(study.seeds)
-        seeds = (*study.seeds, *sorted(others))
-        # Cells of this command already have their identities.
-        cells = {(job.cell.seed, job.cell.variant): job.cell for job in self.jobs}
-        planned = []
-        for seed, variant in itertools.product(seeds, self.variants):
-            cell = cells.get((seed, variant.cell_name)) or variant.cell(self.name, seed)
-            planned.append(_plan_cell(cell, variant.name))
+        seeds = self._list_seeds()
         family = self.source.family
         if family:
             # A trial is not compared with the study itself.
             family += self.name.removeprefix(self.source.name)
+        latex_columns: list[str] | None = None
+        if study.latex.columns is not None:
+            latex_columns = list(study.latex.columns)
         return records.Plan(
             study=self.name,
             title=self.title,
@@ -128,26 +122,48 @@ class Matrix:
             criteria=list(study.match),
             family=family,
             level=self.source.level,
-            variants=[
-                records.PlannedVariant(
-                    name=variant.name,
-                    variant=variant.written_name,
-                    criterion=variant.criterion,
-                    stretch=variant.stretch,
-                    step_flops=variant.step_flops,
-                    published=study.published.get(variant.name),
-                    label=variant.label(study.labels),
-                )
-                for variant in (*self.variants, *self.untuned)
-            ],
-            seeds=list(seeds),
-            cells=planned,
+            variants=[self._plan_variant(variant) for variant in (*self.variants, *self.untuned)],
+            seeds=seeds,
+            cells=self._plan_cells(seeds),
             trials=[_plan_cell(job.cell, job.cell.variant) for job in self.trials],
             best_test_epoch=study.best_test_epoch,
             parity=study.parity,
             contrast=study.contrast,
-            latex=None if study.latex.columns is None else list(study.latex.columns),
+            latex=latex_columns,
         )
+
+    def _list_seeds(self) -> list[int]:
+        """Return the seeds of the study, then the other seeds in ascending order."""
+        study_seeds = self.source.study.seeds
+        other_seeds = set(self.seeds) | self._started_seeds()
+        other_seeds.difference_update(study_seeds)
+        return [*study_seeds, *sorted(other_seeds)]
+
+    def _plan_variant(self, variant: Variant) -> records.PlannedVariant:
+        """Return the record of a variant in the plan."""
+        study = self.source.study
+        return records.PlannedVariant(
+            name=variant.name,
+            variant=variant.written_name,
+            criterion=variant.criterion,
+            stretch=variant.stretch,
+            step_flops=variant.step_flops,
+            published=self.published.get(variant.name),
+            label=variant.label(study.labels),
+        )
+
+    def _plan_cells(self, seeds: list[int]) -> list[records.PlannedCell]:
+        """Return the records of the cells of all variants, seed by seed."""
+        # Cells of this command already have their identities.
+        known_cells = {(job.cell.seed, job.cell.variant): job.cell for job in self.jobs}
+        planned = []
+        for seed in seeds:
+            for variant in self.variants:
+                cell = known_cells.get((seed, variant.cell_name))
+                if cell is None:
+                    cell = variant.cell(self.name, seed)
+                planned.append(_plan_cell(cell, variant.name))
+        return planned
 
     def write_plan(self) -> None:
         """Write the plan, the record of the search and a changed seal to the study's folder.
@@ -159,12 +175,17 @@ class Matrix:
         plan.write(self.folder / "plan.json")
         if self.tuning is not None:
             self.tuning.write(self.folder / "tuning.json")
+        self._write_seal(plan.seeds)
+
+    def _write_seal(self, seeds: list[int]) -> None:
+        """Append the seal to those of the folder if the decisions have changed."""
         path = self.folder / "seals.json"
         with one_at_a_time(self.folder, "seals"):
             before = records.Seals.read(path)
             entries = [] if before is None else before.entries
-            seal = self.seal(plan.seeds)
-            if not entries or entries[-1].hash != seal.hash:
+            seal = self.seal(seeds)
+            has_changed = not entries or entries[-1].hash != seal.hash
+            if has_changed:
                 # Results of variants that the plan no longer has were seen, too.
                 results = len(list(self.folder.glob("*/*/result.json")))
                 seal = seal.model_copy(update={"results": results})
@@ -172,17 +193,20 @@ class Matrix:
 
     def seal(self, seeds: list[int]) -> records.Seal:
         """Return the decisions with their hash; measured times and tuned values come later."""
-        keys = {"baseline", "match", "tune", "exclude"}
-        decisions = self.source.study.model_dump(include=keys) | {
-            "variants": {v.name: v.cell(self.name, 0).fingerprint for v in self.written},
-            "seeds": seeds,
-            "metric": self.baseline.metric.model_dump(),
-        }
+        study = self.source.study
+        decisions = study.model_dump(include={"baseline", "match", "tune", "exclude"})
         # A seal is published before the results.
-        for key in ("tune", "exclude"):
-            decisions[key] = hide_private(decisions[key])
+        decisions["tune"] = hide_private(decisions["tune"])
+        decisions["exclude"] = hide_private(decisions["exclude"])
+        identities = {}
+        for variant in self.written:
+            identities[variant.name] = variant.cell(self.name, 0).fingerprint
+        decisions["variants"] = identities
+        decisions["seeds"] = seeds
+        decisions["metric"] = self.baseline.metric.model_dump()
         text = json.dumps(decisions, sort_keys=True)
-        return records.Seal(hash=hashlib.sha256(text.encode()).hexdigest()[:16], **decisions)
+        decisions_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return records.Seal(hash=decisions_hash, **decisions)
 
     def _started_seeds(self) -> set[int]:
         """Return the seeds for which the folder of a cell with the same identity exists."""
@@ -190,14 +214,19 @@ class Matrix:
         for variant in self.variants:
             for path in (self.folder / variant.cell_name).glob("*-*"):
                 number = path.name.partition("-")[0]
-                seed = int(number) if number.isdecimal() else -1
-                is_new = 0 <= seed <= LARGEST_SEED and seed not in seeds
-                if is_new and path == self.folder / variant.cell(self.name, seed).folder:
+                if not number.isdecimal():
+                    continue
+                seed = int(number)
+                if seed > LARGEST_SEED or seed in seeds:
+                    continue
+                cell = variant.cell(self.name, seed)
+                if path == self.folder / cell.folder:
                     seeds.add(seed)
         return seeds
 
 
 def _plan_cell(cell: Cell, variant: str) -> records.PlannedCell:
+    """Return the record of a cell in the plan of its study."""
     return records.PlannedCell(
         variant=variant, seed=cell.seed, identity=cell.fingerprint, path=cell.folder
     )
@@ -212,8 +241,8 @@ def expand(
 ) -> Matrix:
     """Return the cells of a study, or of a trial of it, below the folder `out`.
 
-    `changes` come from `--set`, and `seeds` replace those of the study. Raises ConfigError for
-    every mistake in the study.
+    `changes` come from `--set`, and `seeds` replace those of the study. docs/design.md lists the
+    stages from the study's file to its plan. Raises ConfigError for every mistake in the study.
     """
     written = resolve(source, changes)
     if seeds is None:
@@ -221,10 +250,11 @@ def expand(
     name, title = _name_trial(source, written, changes, smoke)
     folder = out / name
     search = read_search(source, seeds, written, changes)
-    tuned = {variant.name: variant for variant in written}
     tuning: records.Tuning | None = None
     trials: list[Job] = []
-    if search is not None:
+    if search is None:
+        tuned = {variant.name: variant for variant in written}
+    else:
         tuning, tuned, trials = _run_search(search, written, name, folder)
     variants = apply_criteria(source, written, folder, tuned)
     count = len(variants) * len(seeds)
@@ -234,13 +264,6 @@ def expand(
             f"{len(variants):,} variants x {len(seeds):,} seeds = {count:,} cells exceed the"
             f" limit of {MAX_CELLS:,}; split the study",
         )
-    # Criteria may share cells.
-    cells: dict[str, Cell] = {}
-    for seed in seeds:
-        for variant in variants:
-            cell = variant.cell(name, seed)
-            cells[cell.folder] = cell
-    jobs = [Job(cell, folder / path) for path, cell in cells.items()]
     return Matrix(
         source=source,
         name=name,
@@ -249,9 +272,10 @@ def expand(
         variants=variants,
         seeds=seeds,
         folder=folder,
-        jobs=jobs,
+        jobs=_make_jobs(name, variants, seeds, folder),
         trials=trials,
         tuning=tuning,
+        published=read_published(source, [variant.name for variant in written]),
     )
 
 
@@ -270,7 +294,27 @@ def _name_trial(
         title += f" ({SMOKE_NOTE})"
     if not settings:
         return source.name, title
-    return f"{source.name}@{make_label(','.join(settings), 80)}", title
+    label = make_label(",".join(settings), 80)
+    return f"{source.name}@{label}", title
+
+
+def _list_settings(source: StudySource, variants: list[Variant], changes: Mapping) -> list[str]:
+    """Return the overrides that change an identity, as `key=value` strings."""
+    identities = _list_identities(variants)
+    needed = changes
+    for key in changes:
+        fewer = needed.copy()
+        del fewer[key]
+        # The study may be incomplete without this override.
+        with contextlib.suppress(ConfigError):
+            if _list_identities(resolve(source, fewer)) == identities:
+                needed = fewer
+    return sorted(f"{key}={format_value(value)}" for key, value in needed.items())
+
+
+def _list_identities(variants: list[Variant]) -> list[str]:
+    """Return the identity of the cell of each variant with seed 0."""
+    return [variant.cell(variant.name, 0).fingerprint for variant in variants]
 
 
 def _run_search(
@@ -280,12 +324,14 @@ def _run_search(
     jobs: dict[Path, Job] = {}
 
     def evaluate(name: str, point: Point, share: float) -> records.TuningTrial | None:
+        """Return the trial of a variant at a point, or None before its end; note its cells."""
         tuned = {name: search.variant(name, point)}
         variants = apply_criteria(search.source, written, folder, tuned)
         if not variants:
             # The step time is not measured yet.
             return None
-        shortened = replace(variants[0], stretch=variants[0].stretch * share)
+        variant = variants[0]
+        shortened = replace(variant, stretch=variant.stretch * share)
         trial_name = f"{name}@{search.label(point, share)}"
         trial_jobs = []
         for seed in search.options.seeds:
@@ -302,6 +348,18 @@ def _run_search(
     tuning, points = search.run([variant.name for variant in written], evaluate)
     tuned = {name: search.variant(name, point) for name, point in points.items()}
     return tuning, tuned, list(jobs.values())
+
+
+def _make_jobs(
+    study: str, variants: list[Variant], seeds: tuple[int, ...], folder: Path
+) -> list[Job]:
+    """Return the cells of all variants, seed by seed, each once: criteria can share cells."""
+    jobs: dict[Path, Job] = {}
+    for seed in seeds:
+        for variant in variants:
+            cell = variant.cell(study, seed)
+            jobs[folder / cell.folder] = Job(cell, folder / cell.folder)
+    return list(jobs.values())
 
 
 def find_variants(matrices: list[Matrix], jobs: list[Job]) -> list[tuple[str, Variant, Cell]]:
@@ -335,103 +393,7 @@ def require_inputs(matrices: list[Matrix], jobs: list[Job]) -> None:
             try:
                 part.check_files()
             except ConfigError as error:
-                has_key = str(error).startswith(f"{section}.")
-                raise variant.error(study, error if has_key else f"{section}: {error}") from error
-
-
-def _list_settings(source: StudySource, variants: list[Variant], changes: Mapping) -> list[str]:
-    """Return the overrides that change an identity, as `key=value` strings."""
-
-    def identities(variants: list[Variant]) -> list[str]:
-        return [variant.cell(variant.name, 0).fingerprint for variant in variants]
-
-    for key in changes:
-        fewer = changes.copy()
-        del fewer[key]
-        # The study may be incomplete without this override.
-        with contextlib.suppress(ConfigError):
-            if identities(resolve(source, fewer)) == identities(variants):
-                changes = fewer
-    return sorted(f"{key}={format_value(value)}" for key, value in changes.items())
-
-
-def select_cells(matrices: list[Matrix], choice: str) -> list[Job]:
-    """Return the stale cells, the failed cells, or the one cell that `choice` names.
-
-    A result is stale if the code, the parts or the data have changed since. Raises ConfigError for
-    an unknown cell, and if the data of a result cannot be read.
-    """
-    jobs = [job for matrix in matrices for job in (*matrix.trials, *matrix.jobs)]
-    if choice == "stale":
-        return list(_find_stale(jobs))
-    if choice == "failed":
-        return [job for job in jobs if job.state() in get_args(records.FailureClass)]
-    named = [job for job in jobs if choice == job.name or Path(choice) == job.folder]
-    if not named:
-        require("rerun: no cell", choice, ["stale", "failed", *(job.name for job in jobs)])
-    return named
-
-
-def set_aside(job: Job) -> None:
-    """Rename the folder of a cell to `aside-<number>-...`, and write its config.yaml to a new one.
-
-    Neither status nor reports read the renamed folder. A SLURM job that waits finds the config.yaml
-    in the new one. Raises ConfigError if the cell is running, and OSError.
-    """
-    if not job.folder.exists():
-        return
-    try:
-        with hold_lock(job.folder):
-            rename_aside(job.folder)
-        job.cell.write(job.folder / "config.yaml")
-    except CellLocked as error:
-        raise ConfigError(f"rerun: {job.name} is running; stop it first") from error
-
-
-def rename_aside(folder: Path) -> None:
-    """Rename the folder of a cell, whose lock this process holds, to `aside-<number>-...`."""
-    number = 1
-    aside = folder.with_name(f"aside-{number}-{folder.name}")
-    while aside.exists():
-        number += 1
-        aside = folder.with_name(f"aside-{number}-{folder.name}")
-    folder.rename(aside)
-    (aside / "lock").unlink(missing_ok=True)
-
-
-def _find_stale(jobs: list[Job]) -> Iterator[Job]:
-    """Yield the cells whose results were computed with other code, parts or data."""
-    # Imported here, because both take long.
-    import torch
-
-    from lit_attn.training.provenance import code_hash
-
-    # Loading the data takes long, so cells with the same data share the hash.
-    hashes: dict[str, str] = {}
-    find_change = change_finder()
-    for job in jobs:
-        result = read_result(job.folder, job.identity)
-        if result is None:
-            continue
-        # A module that only training imports has no other stamp here than the recorded one.
-        code = {name: stamp for name, stamp in result.inputs.items() if name.endswith(".py")}
-        change = find_change(result.model_copy(update={"inputs": code}))
-        data = job.cell.experiment.data
-        stamps = collect_data(data.input_paths())
-        inputs = stamps | code
-        if change or result.code != code_hash(job.cell.parts):
-            yield job
-            continue
-        # Some data have no files, an empty stamp is unknown, and of many files some are recorded.
-        has_all_stamps = 0 < len(stamps) < MAX_FILES and "" not in stamps.values()
-        if inputs == result.inputs and has_all_stamps:
-            continue
-        key = data.model_dump_json()
-        if key not in hashes:
-            hashes[key] = str(data.build(job.cell.seed, torch.device("cpu")).fingerprint())
-        if result.data != hashes[key]:
-            yield job
-        elif inputs != result.inputs:
-            # With the new stamps, status and dry run do not report the cell any more.
-            with contextlib.suppress(OSError):
-                result.model_copy(update={"inputs": inputs}).write(job.folder / "result.json")
+                message = str(error)
+                if not message.startswith(f"{section}."):
+                    message = f"{section}: {message}"
+                raise variant.error(study, message) from error

@@ -103,6 +103,8 @@ class KeyValues(Cache):
         super().__init__()
         self.limit = None if window is None else window - 1
         self.buffers: dict[str, Buffer] = {}
+        # Sums over all earlier tokens by name, with the batch first; they need no window.
+        self.totals: dict[str, Tensor] = {}
 
     def extend(self, name: str, new: Tensor, axis: int = -2) -> Tensor:
         """Append `new` to the stored tensor `name` along the token axis and return the result."""
@@ -125,7 +127,7 @@ class KeyValues(Cache):
                 buffer.drop(self.limit)
 
     def tensors(self) -> list[Tensor]:
-        return [buffer.tokens for buffer in self.buffers.values()]
+        return [*(buffer.tokens for buffer in self.buffers.values()), *self.totals.values()]
 
 
 class RunningSums(Cache):

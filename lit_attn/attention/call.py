@@ -20,7 +20,8 @@ class Inputs(NamedTuple):
 
     x (B, n, d), q (B, H, n, D), keys (B, H', M, n, D), v (B, n, H', D), z (B, H, n, D). Keys and
     values are those of `memory`: x itself, or in cross-attention m other tokens (B, m, d).
-    `temperature` is the logarithm of the logits' learned factor. `cache` holds the tokens before x.
+    `temperature` is the logarithm of the logits' learned factor, and `factor` (B or 1, H, n, 1) a
+    factor of the logits of each query. `cache` holds the tokens before x.
     """
 
     x: Tensor
@@ -33,6 +34,7 @@ class Inputs(NamedTuple):
     composers: nn.ModuleDict
     normaliser: Normaliser
     temperature: Tensor | None = None
+    factor: Tensor | None = None
     dropout: float = 0.0
     cache: Cache | None = None
 

@@ -77,9 +77,9 @@ def choose_path(
 
     `keys` is M. `is_hard`: the largest of a token's M logits counts. `has_bias`: the logits have a
     term of each key. `normaliser` is its kind. `mask` is "none"; "causal"; "order" for a window or
-    local self-attention, without another mask; or "other" for any other mask, a cache that is not
-    empty, or cross-attention. `device` is "flex" on a GPU where flex_attention supports the type
-    and the widths, else the device's type.
+    local self-attention, without another mask; or "other" for any other mask, a bias of pairs, a
+    factor of each query, a cache that is not empty, or cross-attention. `device` is "flex" on a GPU
+    where flex_attention supports the type and the widths, else the device's type.
     """
     if is_hard or is_composed or normaliser not in ("softmax", "offset-softmax"):
         return Path.FORMED
@@ -165,6 +165,10 @@ def _path_of_call(inputs: Inputs, tokens: Tokens, features: Features) -> Path:
         width += inputs.z.shape[-1]
     if flex.supports(as_multiplied(features.q), width, tokens.values.shape[-1]):
         device = "flex"
+    mask = _kind_of_masks(inputs.masks)
+    if inputs.factor is not None:
+        # A merged call has one z for queries and keys, and a factor is that of the queries alone.
+        mask = "other"
     return choose_path(
         keys=features.k.shape[2],
         is_hard=features.hard,
@@ -172,7 +176,7 @@ def _path_of_call(inputs: Inputs, tokens: Tokens, features: Features) -> Path:
         has_z=inputs.z is not None,
         is_composed=len(inputs.composers) > 0,
         normaliser=inputs.normaliser.part.kind,
-        mask=_kind_of_masks(inputs.masks),
+        mask=mask,
         dropout=inputs.dropout,
         device=device,
     )
@@ -233,6 +237,8 @@ def with_z(features: Features, inputs: Inputs, all_z: Tensor | None) -> Features
         return features
     if inputs.temperature is not None:
         z = z * inputs.temperature.exp()
+    if inputs.factor is not None:
+        z = (z * inputs.factor).to(z.dtype)
     z_of_keys = all_z.unsqueeze(2).expand(*features.k.shape[:-1], -1)
     return features._replace(
         q=torch.cat([features.q, z], -1), k=torch.cat([features.k, z_of_keys], -1)

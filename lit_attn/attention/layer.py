@@ -19,9 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_attn.attention.bias import Bias
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.call import Inputs
 from lit_attn.attention.compose import Composer
+from lit_attn.attention.gate import Gate
 from lit_attn.attention.masks import Masks, split_mask
 from lit_attn.attention.normaliser import Normaliser
 from lit_attn.attention.parts import LayerShape, Part
@@ -29,12 +31,25 @@ from lit_attn.attention.precision import without_autocast
 from lit_attn.attention.projections import is_plain, split_outputs
 from lit_attn.attention.residual import Residual
 from lit_attn.attention.rotary import Rotary, rotate
+from lit_attn.attention.scale import Scale
 from lit_attn.attention.similarity import Similarity
 from lit_attn.attention.spec import AttentionSpec, attention_spec
+from lit_attn.attention.transform import Transform
 from lit_attn.schema.errors import ConfigError
 
 # Names of the children that the standard layer does not have.
-EXTRA = ("composers", "normaliser", "residual", "similarity", "z", "z_norm")
+EXTRA = (
+    "bias",
+    "composers",
+    "gate",
+    "normaliser",
+    "residual",
+    "scale",
+    "similarity",
+    "transform",
+    "z",
+    "z_norm",
+)
 
 
 class LayerRecord(NamedTuple):
@@ -130,6 +145,10 @@ class Attention(nn.Module):
             self.composers[place] = _build(self.spec.compose, shape, Composer)
         self.similarity: Similarity = _build(self.spec.similarity, shape, Similarity)
         self.normaliser: Normaliser = _build(self.spec.normaliser, shape, Normaliser)
+        self.transform: Transform = _build(self.spec.transform, shape, Transform)
+        self.scale: Scale = _build(self.spec.scale, shape, Scale)
+        self.bias: Bias = _build(self.spec.bias, shape, Bias)
+        self.gate: Gate = _build(self.spec.gate, shape, Gate)
         self.z = nn.Linear(dim, inner, bias=False, **options) if self.spec.zz else None
         self.z_norm = head_norm() if self.spec.zz == "like-k" else nn.Identity()
         self.temperature = None
@@ -180,7 +199,11 @@ class Attention(nn.Module):
         if cache is not None:
             cache.advance(inputs.memory.shape[1])
         values = inputs.shared(inputs.v, 2)
-        return self.proj_drop(self.residual(x, heads.transpose(1, 2), values, self.proj))
+        return self.proj_drop(self.output(x, heads.transpose(1, 2), values))
+
+    def output(self, x: Tensor, heads: Tensor, values: Tensor) -> Tensor:
+        """Return the output (B, n, d) of the residual part, for heads and values (B, n, H, D)."""
+        return self.residual(x, heads, values, self.gate(x, self.proj))
 
     def record(
         self,
@@ -232,13 +255,15 @@ class Attention(nn.Module):
             self.similarity,
             self.composers,
             self.normaliser,
+            self.scale,
+            self.bias,
             self.q_norm,
             self.k_norm,
             self.z_norm,
         ]
         if self.z is not None:
             modules.append(self.z)
-        parameters: list[Tensor] = []
+        parameters = self.transform.parameters_of_weights()
         for module in modules:
             parameters.extend(module.parameters())
         if self.temperature is not None:
@@ -286,6 +311,7 @@ class Attention(nn.Module):
             offset=offset,
             is_cross=is_cross,
         )
+        masks = masks.with_bias(self.bias(x, masks, cache))
         call = Inputs(
             x=x,
             memory=memory,
@@ -297,6 +323,7 @@ class Attention(nn.Module):
             composers=self.composers,
             normaliser=self.normaliser,
             temperature=self.temperature,
+            factor=self.scale(masks, x.shape[1], masks.offset + x.shape[1], x.device),
             dropout=self.attn_drop if self.training else 0.0,
             cache=cache,
         )
@@ -325,6 +352,7 @@ class Attention(nn.Module):
             q, keys_and_values = split_outputs(self.qkv, x, memory, rows_of_q)
             k, v = keys_and_values.chunk(2, dim=-1)
             q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
+        q, k, v = self.transform(q, k, v)
         z = None
         if self.z is not None:
             z = self.z(x).unflatten(-1, (self.num_heads, self.head_dim))
@@ -333,7 +361,8 @@ class Attention(nn.Module):
     def _can_project_together(self) -> bool:
         """Return True if the layer has several plain projections of x."""
         further = [part for part in (self.similarity.more, self.z) if part is not None]
-        return len(further) > 0 and all(is_plain(part) for part in [self.qkv, *further])
+        has_plain_parts = all(is_plain(part) for part in [self.qkv, *further])
+        return len(further) > 0 and has_plain_parts and self.transform.is_identity
 
     def _project_together(self, x: Tensor) -> "Projected":
         """Return all projections of x from one product, whose parts need no copies."""
@@ -369,6 +398,10 @@ class Attention(nn.Module):
             keys = all_keys.unflatten(-2, (-1, self.key_heads))
         return Projected(q=q, keys=keys, v=v, z=rest[0] if rest else None)
 
+    def set_depth(self, layer: int) -> None:
+        """Tell the parts that depend on it the number of the layer, which counts from 0."""
+        self.normaliser.set_depth(layer)
+
     def copy_projection(self) -> None:
         """Set the residual part's parameters that start as a copy of W (Belief2, Proposition 1).
 
@@ -390,6 +423,13 @@ def attn_layer(
     al. 2021, https://arxiv.org/abs/2112.13492, eq. 4-5). Other values raise ConfigError.
     """
     return _chosen_class(attention_spec(chosen, "attn_layer"), local_self_attention)
+
+
+def number_layers(network: nn.Module) -> None:
+    """Give every layer of `network` its number, in the order of the network's modules."""
+    layers = [module for module in network.modules() if isinstance(module, Attention)]
+    for number, layer in enumerate(layers):
+        layer.set_depth(number)
 
 
 class _Chosen(type):

@@ -77,6 +77,12 @@ class Masks(NamedTuple):
             return None
         return functools.reduce(torch.logical_and, conditions)
 
+    def with_bias(self, bias: Tensor | None) -> "Masks":
+        """Return the masks with a further bias, broadcastable to (B, H, queries, n), or None."""
+        if bias is None:
+            return self
+        return self._replace(bias=bias if self.bias is None else self.bias + bias)
+
     def present_queries(self, rows: slice) -> Tensor | None:
         """Return (B, H, c, 1) or smaller, False where a query of `rows` is padding.
 
@@ -89,6 +95,29 @@ class Masks(NamedTuple):
         if present.shape[-2] == 1:
             return present
         return present[..., rows, :]
+
+    def present_keys(self) -> Tensor | None:
+        """Return (B, H, n) or smaller, False where a key is hidden from all queries, or None."""
+        if self.visibility is None or self.visibility.ndim < 2:
+            return None
+        return self.visibility.any(-2)
+
+    def count_visible(self, queries: int, n: int, device: torch.device) -> Tensor:
+        """Return how many keys each query sees, at least 1: (B, H, queries, 1) or smaller."""
+        if self.visibility is None and not self.without_self:
+            position = torch.arange(self.offset, self.offset + queries, device=device)
+            first = torch.zeros_like(position)
+            last = torch.full_like(position, n - 1)
+            if self.window is not None:
+                first = (position - self.window + 1).clamp_min(0)
+                last = torch.minimum(last, position + self.window - 1)
+            if self.is_causal:
+                last = torch.minimum(last, position)
+            return (last - first + 1).unsqueeze(-1)
+        visible = self.chunk(slice(0, queries), slice(0, n), n, device)
+        assert visible is not None
+        shown = visible.expand(*visible.shape[:-1], n)
+        return shown.sum(-1, keepdim=True).clamp_min(1)
 
     def bias_of_chunk(self, rows: slice, columns: slice, n: int) -> Tensor | None:
         """Return the finite bias of a chunk, or None."""

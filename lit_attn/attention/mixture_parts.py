@@ -158,3 +158,7 @@ class LinearConfig(MixedKeysConfig, kind="linear"):
             raise ValueError(f"zz: {reason} to which it would add z_i.z_j")
         if layer.window:
             raise ValueError(f"window: {reason} that it would mask")
+        if layer.scale.kind != "none":
+            raise ValueError(f"scale: {reason} that '{layer.scale.kind}' would multiply")
+        if layer.bias.kind != "none":
+            raise ValueError(f"bias: {reason} to which '{layer.bias.kind}' would add")

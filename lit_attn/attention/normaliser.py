@@ -5,6 +5,9 @@
   Self-Attention", https://arxiv.org/abs/2409.04431, section 2.
 - Differential attention: Ye et al. 2024, "Differential Transformer",
   https://arxiv.org/abs/2410.05258, eq. 1-3.
+- Attention sink: OpenAI 2025, gpt-oss, https://arxiv.org/abs/2508.10925, section 2.3.
+- Softpick: Zuhri et al. 2025, https://arxiv.org/abs/2504.20966, eq. 3.
+- Logit cap: Gemma Team 2024, "Gemma 2", https://arxiv.org/abs/2408.00118, section 2.
 - Offset softmax: the released language models of Nguyen et al. 2022 (MGK), rows + 1e-6;
   github.com/minhtannguyen/transformer-mgk.
 
@@ -24,6 +27,9 @@ from lit_attn.attention.precision import wide
 
 # Added to the mean square in the RMSNorm of differential heads (the released code's value).
 EPS = 1e-5
+
+# Added to the divisor of Softpick, after both sides were divided by e^largest (its released code).
+SOFTPICK_EPS = 1e-8
 
 
 class Normaliser(nn.Module):
@@ -47,6 +53,9 @@ class Normaliser(nn.Module):
     def finish(self, heads: Tensor) -> Tensor:
         """Return the heads' weighted sums (B, H, n, D) after what follows them; unchanged here."""
         return heads
+
+    def set_depth(self, layer: int) -> None:
+        """Use the number of the layer, which counts from 0; ignored here."""
 
 
 class Softmax(Normaliser):
@@ -82,6 +91,47 @@ class OffsetSoftmax(Normaliser):
         return logits.softmax(-1) * share
 
 
+class Sink(Normaliser):
+    """a_ij = exp(s_ij) / (exp(b_m) + sum_j exp(s_ij))."""
+
+    def __init__(self, part: Any, shape: LayerShape) -> None:
+        super().__init__(part, shape)
+        self.logit = nn.Parameter(torch.empty(shape.heads, **shape.options))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.logit, self.part.start)
+
+    def forward(self, logits: Tensor, visible: Tensor | None) -> Tensor:
+        sink = wide(self.logit).view(-1, 1, 1)
+        share = torch.sigmoid(logits.logsumexp(-1, keepdim=True) - sink)
+        return logits.softmax(-1) * share
+
+
+class Softpick(Normaliser):
+    """a_ij = max(e^s_ij - 1, 0) / (sum_j |e^s_ij - 1| + 1e-8)."""
+
+    def forward(self, logits: Tensor, visible: Tensor | None) -> Tensor:
+        # Both sides are divided by e^largest. Without a positive logit every weight is 0.
+        largest = logits.detach().amax(-1, keepdim=True).clamp_min(0)
+        rectified = torch.exp(logits - largest) - torch.exp(-largest)
+        if visible is not None:
+            rectified = rectified.masked_fill(~visible, 0)
+        total = rectified.abs().sum(-1, keepdim=True) + SOFTPICK_EPS
+        return rectified.relu() / total
+
+
+class CappedSoftmax(Normaliser):
+    """Softmax of c tanh(s_ij / c)."""
+
+    def forward(self, logits: Tensor, visible: Tensor | None) -> Tensor:
+        cap = self.part.cap
+        capped = cap * torch.tanh(logits / cap)
+        if visible is not None:
+            capped = capped.masked_fill(~visible, torch.finfo(capped.dtype).min)
+        return capped.softmax(-1)
+
+
 class Differential(Normaliser):
     """softmax(s_2m) - lambda softmax(s_2m+1) for both heads 2m and 2m + 1.
 
@@ -95,11 +145,25 @@ class Differential(Normaliser):
         super().__init__(part, shape)
         # Rows: q1, q2, k1, k2.
         self.vectors = nn.Parameter(torch.empty(4, shape.head_dim, **shape.options))
+        self.weight = None
+        if part.weight:
+            self.weight = nn.Parameter(torch.empty(2 * shape.head_dim, **shape.options))
+        self.lambda_init = 0.0
+        self.set_depth(0)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the vectors from N(0, 0.1^2), as in the released code."""
+        """Draw the vectors from N(0, 0.1^2), as in the released code; set the weights to 1."""
         nn.init.normal_(self.vectors, std=0.1)
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+
+    def set_depth(self, layer: int) -> None:
+        """Set lambda_init of this layer (section 2.1 of the paper)."""
+        if self.part.lambda_init == "depth":
+            self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * layer)
+        else:
+            self.lambda_init = self.part.lambda_init
 
     def forward(self, logits: Tensor, visible: Tensor | None) -> Tensor:
         weights = logits.softmax(-1)
@@ -109,12 +173,13 @@ class Differential(Normaliser):
         first, second = weights.unflatten(1, (-1, 2)).unbind(2)
         q, k = wide(self.vectors).chunk(2)
         lambda_1, lambda_2 = (q * k).sum(-1).exp()
-        factor = lambda_1 - lambda_2 + self.part.lambda_init
+        factor = lambda_1 - lambda_2 + self.lambda_init
         return (first - factor * second).repeat_interleave(2, 1)
 
     def finish(self, heads: Tensor) -> Tensor:
         """Return (1 - lambda_init) RMSNorm of each pair of heads, side by side."""
         pairs = wide(heads).unflatten(1, (-1, 2)).transpose(2, 3)
-        normed = F.rms_norm(pairs.flatten(-2), (2 * heads.shape[-1],), eps=EPS)
-        normed = (1 - self.part.lambda_init) * normed.unflatten(-1, (2, -1)).transpose(2, 3)
+        weight = None if self.weight is None else wide(self.weight)
+        normed = F.rms_norm(pairs.flatten(-2), (2 * heads.shape[-1],), weight, eps=EPS)
+        normed = (1 - self.lambda_init) * normed.unflatten(-1, (2, -1)).transpose(2, 3)
         return normed.flatten(1, 2).to(heads.dtype)

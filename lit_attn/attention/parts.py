@@ -8,7 +8,7 @@ the head's weighted sum of v; MH = concat of H_m and V = concat of v over heads,
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, PositiveFloat
 from pydantic.alias_generators import to_snake
@@ -261,18 +261,55 @@ class OffsetSoftmaxConfig(NormaliserConfig, kind="offset-softmax"):
     offset: PositiveFloat = Field(1e-6, description="term added to the sum over keys")
 
 
+class SinkConfig(NormaliserConfig, kind="sink"):
+    """a_ij = exp(s_ij) / (exp(b_m) + sum_j exp(s_ij)), with a learned b_m of each head.
+
+    The learned attention sink of gpt-oss (OpenAI 2025, https://arxiv.org/abs/2508.10925, section
+    2.3): a key without a value, which no mask hides.
+    """
+
+    fast = "normaliser:Sink"
+    start: float = Field(0.0, description="initial b_m")
+
+
+class SoftpickConfig(NormaliserConfig, kind="softpick"):
+    """a_ij = max(e^s_ij - 1, 0) / (sum_j |e^s_ij - 1| + 1e-8).
+
+    Zuhri et al. 2025, "Softpick: No Attention Sink, No Massive Activations with Rectified Softmax",
+    https://arxiv.org/abs/2504.20966, eq. 3.
+    """
+
+    fast = "normaliser:Softpick"
+
+
+class CappedSoftmaxConfig(NormaliserConfig, kind="capped-softmax"):
+    """Softmax of c tanh(s_ij / c), so that no logit exceeds c (Gemma 2).
+
+    Gemma Team 2024, "Gemma 2", https://arxiv.org/abs/2408.00118, section 2. Biases are added before
+    the cap and masks act after it.
+    """
+
+    fast = "normaliser:CappedSoftmax"
+    cap: PositiveFloat = Field(50.0, description="c, the largest logit")
+
+
 class DifferentialConfig(NormaliserConfig, kind="differential"):
     """softmax(s_1) - lambda softmax(s_2) of each pair of heads (Ye et al. 2024, eq. 1-3).
 
     Heads 2m and 2m + 1 have the queries and keys 1 and 2 of the paper's head m; their values, side
     by side, are its values of width 2 D. Each head m is then normalised (RMSNorm without weights)
-    and multiplied by 1 - lambda_init. The paper varies lambda_init with the depth of a layer or
-    sets it to 0.8 everywhere; here it is the same in all layers.
+    and multiplied by 1 - lambda_init. `lambda_init: depth` is 0.8 - 0.6 exp(-0.3 l) in layer l,
+    which counts from 0, as in the released code; the paper also tries 0.8 in all layers.
     """
 
     ignores_row_terms = True
     fast = "normaliser:Differential"
-    lambda_init: float = Field(0.8, gt=0, lt=1, description="initial lambda, for all layers")
+    lambda_init: Annotated[float, Field(gt=0, lt=1)] | Literal["depth"] = Field(
+        0.8, description="initial lambda of all layers, or depth: it grows with the layer"
+    )
+    weight: bool = Field(
+        False, description="learned weights of the norm, shared by the heads, as in released code"
+    )
 
     def stacked_vectors(self) -> tuple[str, ...]:
         return ("vectors",)
@@ -316,6 +353,16 @@ class PerpendicularConfig(ResidualConfig, kind="perpendicular"):
         description="projection over all heads (global), in each head (head), or both added (both)",
     )
     bias: bool = Field(True, description="give W^l the bias that W has, for `scope: both`")
+    strength: Literal["fixed", "tanh"] = Field(
+        "fixed",
+        description="factor of the removed part; tanh: tanh(a_m), learned by each head from 0, for "
+        "`scope: head`",
+    )
+
+    @consistency_check
+    def _has_strength_in_heads(self) -> None:
+        if self.strength == "tanh" and self.scope != "head":
+            raise ValueError("strength: `tanh` is learned by each head; set `scope: head`")
 
 
 class ProjectedConfig(ResidualConfig, kind="projected"):
@@ -328,9 +375,29 @@ class ProjectedConfig(ResidualConfig, kind="projected"):
 
 
 class ValueConfig(ResidualConfig, kind="value"):
-    """V W: attention without attending (Belief2 Fig. 3)."""
+    """V W: attention without attending (Belief2 Fig. 3).
+
+    The output does not depend on the attention weights, so choices of them are refused.
+    """
 
     fast = "residual:Value"
+
+    def check(self, layer: "AttentionSpec") -> None:
+        reason = "has no effect, because `residual: value` does not use the attention weights"
+        if layer.similarity.kind != "dot":
+            raise ValueError(f"similarity: '{layer.similarity.kind}' {reason}; remove it")
+        if layer.zz:
+            raise ValueError(f"zz: {reason}; set `zz: without`")
+        if layer.compose.places():
+            raise ValueError(f"compose: {reason}; set `compose: none`")
+        if layer.normaliser.kind != "softmax":
+            raise ValueError(f"normaliser: '{layer.normaliser.kind}' {reason}; remove it")
+        for family in ("scale", "bias"):
+            part = layer.parts[family]
+            if part.kind != "none":
+                raise ValueError(f"{family}: '{part.kind}' {reason}; remove it")
+        if layer.window:
+            raise ValueError(f"window: {reason}; remove it")
 
 
 class DiscrepancyConfig(ResidualConfig, kind="discrepancy"):

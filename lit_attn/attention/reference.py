@@ -18,6 +18,7 @@ from lit_attn.attention.layer import Attention
 from lit_attn.attention.linear import LINEAR_OFFSET
 from lit_attn.attention.masks import HIDES_FROM
 from lit_attn.attention.normaliser import EPS as DIFFERENTIAL_EPS
+from lit_attn.attention.normaliser import SOFTPICK_EPS
 from lit_attn.attention.residual import FLOOR
 from lit_attn.attention.rotary import Rotary
 
@@ -40,9 +41,13 @@ def attention(
         visible = visible & mask_shows(attn_mask)
     a = parts.similarity.reference_weights(layer.similarity, q, keys, visible, is_causal)
     if a is None:
-        a = weights(layer, x, q, keys, visible, attn_mask, rotary, memory)
+        a = weights(layer, x, q, keys, visible, attn_mask, rotary, memory, is_causal)
     h = parts.normaliser.reference_heads(layer.normaliser, a @ v)
-    out: Tensor = parts.residual.reference(layer.residual, x, h, v, layer.proj)
+
+    def project_gated(signal: Tensor) -> Tensor:
+        return layer.proj(parts.gate.reference(layer.gate, x, signal))
+
+    out: Tensor = parts.residual.reference(layer.residual, x, h, v, project_gated)
     return out
 
 
@@ -55,12 +60,14 @@ def weights(
     attn_mask: Tensor | None,
     rotary: Rotary | None = None,
     memory: Tensor | None = None,
+    is_causal: bool = False,
 ) -> Tensor:
     """Return the weights (B, H, n, n) of the results of `project` and `may_attend`."""
     # The learned temperature replaces 1 / sqrt(D) in the logits.
     tau: Tensor | float = 1.0
     if layer.temperature is not None:
         tau = math.sqrt(layer.head_dim) * layer.temperature.exp()
+    tau = tau * layer.spec.scale.reference(layer.scale, visible, keys[0].shape[-2])
     logits = layer.spec.similarity.reference(layer.similarity, q, keys, tau)
     if layer.z is not None:
         z = layer.z_norm(split_heads(layer.z(x), layer.num_heads))
@@ -72,6 +79,11 @@ def weights(
         logits = layer.spec.compose.reference(layer.composers["pre"], x, logits, *more_inputs)
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         logits = logits + attn_mask.to(logits.dtype).masked_fill(~mask_shows(attn_mask), 0)
+    if memory is None:
+        present = None
+        if attn_mask is not None:
+            present = mask_shows(attn_mask).broadcast_to(logits.shape).any(-2)
+        logits = logits + layer.spec.bias.reference(layer.bias, x, is_causal, present)
     # A finite number gives a query that sees no key weights without NaN; they become zero.
     logits = logits.masked_fill(~visible, -1e300)
     a = layer.spec.normaliser.reference(layer.normaliser, logits, visible).masked_fill(~visible, 0)
@@ -89,6 +101,13 @@ def project(
     sizes = [heads * layer.head_dim, shared * layer.head_dim, shared * layer.head_dim]
     q, _, _ = layer.qkv(x).split(sizes, dim=-1)
     _, k, v = layer.qkv(memory).split(sizes, dim=-1)
+    mapped = layer.spec.transform.reference(
+        layer.transform,
+        q.unflatten(-1, (heads, -1)),
+        k.unflatten(-1, (shared, -1)),
+        v.unflatten(-1, (shared, -1)),
+    )
+    q, k, v = (vectors.flatten(-2) for vectors in mapped)
     keys = layer.spec.similarity.reference_keys(layer.similarity, memory, k)
 
     def head_of_group(t: Tensor) -> Tensor:
@@ -258,10 +277,30 @@ def offset_softmax(form: Any, logits: Tensor, visible: Tensor) -> Tensor:
     return exponentials / (exponentials.sum(-1, keepdim=True) + form.part.offset)
 
 
+def sink(form: Any, logits: Tensor, visible: Tensor) -> Tensor:
+    """gpt-oss: exp(s_ij) / (exp(b_m) + sum_j exp(s_ij))."""
+    exponentials = torch.exp(logits)
+    return exponentials / (form.logit.exp().view(-1, 1, 1) + exponentials.sum(-1, keepdim=True))
+
+
+def softpick(form: Any, logits: Tensor, visible: Tensor) -> Tensor:
+    """Zuhri et al. 2025, eq. 3, with the scaled epsilon of its released code."""
+    largest = logits.detach().amax(-1, keepdim=True).clamp_min(0)
+    difference = (torch.exp(logits) - 1).masked_fill(~visible, 0)
+    total = difference.abs().sum(-1, keepdim=True) + SOFTPICK_EPS * largest.exp()
+    return difference.clamp_min(0) / total
+
+
+def capped_softmax(form: Any, logits: Tensor, visible: Tensor) -> Tensor:
+    """Gemma 2, section 2: softmax of c tanh(s / c) over the visible keys."""
+    capped = form.part.cap * torch.tanh(logits / form.part.cap)
+    return torch.softmax(capped.masked_fill(~visible, -1e300), dim=-1)
+
+
 def differential(form: Any, logits: Tensor, visible: Tensor) -> Tensor:
     """Ye et al. 2024, eq. 1 and 2: the weights of a pair of heads, for both of them."""
     q1, q2, k1, k2 = form.vectors
-    factor = torch.exp(q1 @ k1) - torch.exp(q2 @ k2) + form.part.lambda_init
+    factor = torch.exp(q1 @ k1) - torch.exp(q2 @ k2) + form.lambda_init
     # A head that sees no key has no weights.
     a = torch.softmax(logits, dim=-1).masked_fill(~visible, 0)
     weights = []
@@ -276,7 +315,9 @@ def differential_heads(form: Any, h: Tensor) -> Tensor:
     for m in range(0, h.shape[1], 2):
         head = torch.cat([h[:, m], h[:, m + 1]], dim=-1)
         head = head / (head.square().mean(-1, keepdim=True) + DIFFERENTIAL_EPS).sqrt()
-        heads += list(((1 - form.part.lambda_init) * head).chunk(2, dim=-1))
+        if form.weight is not None:
+            head = head * form.weight
+        heads += list(((1 - form.lambda_init) * head).chunk(2, dim=-1))
     return torch.stack(heads, dim=1)
 
 
@@ -295,7 +336,11 @@ def full(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tens
 
 def perpendicular(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
     """Return the perpendicular part (BeliefFormer eq. 12), or both scopes (eq. 15)."""
-    across = concat(h) - along_values(h, v, "head")
+    along = along_values(h, v, "head")
+    if form.part.strength == "tanh":
+        strengths = torch.tanh(form.strength).repeat_interleave(h.shape[-1])
+        return project(concat(h) - strengths * along)
+    across = concat(h) - along
     if form.part.scope == "head":
         return project(across)
     out = project(concat(h) - along_values(h, v, "global"))

@@ -70,15 +70,31 @@ class Full(Residual):
 
 
 class Perpendicular(Residual):
-    """(MH - alpha V) W, and with scope both + (H_m - beta_m v_m) W^l."""
+    """(MH - alpha V) W, and with scope both + (H_m - beta_m v_m) W^l.
+
+    With a learned strength in each head: (H_m - tanh(a_m) beta_m v_m) W. a_m starts at 0, where
+    the layer is the standard one (modded-nanogpt, pull request 264, gated XSA).
+    """
 
     def __init__(self, part: PerpendicularConfig, shape: LayerShape) -> None:
         super().__init__(part, shape)
         self.local = another_projection(shape, part.bias) if part.scope == "both" else None
+        self.strength = None
+        if part.strength == "tanh":
+            self.strength = nn.Parameter(torch.zeros(shape.heads, **shape.options))
+
+    def reset_parameters(self) -> None:
+        """Set the learned strengths to 0."""
+        if self.strength is not None:
+            nn.init.zeros_(self.strength)
 
     def forward(self, x: Tensor, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
         scope = "head" if self.part.scope == "head" else "global"
-        across = heads - projected(heads, values, scope)
+        along = projected(heads, values, scope)
+        if self.strength is not None:
+            strength = torch.tanh(wide(self.strength)).unsqueeze(-1)
+            along = (strength * along).to(along.dtype)
+        across = heads - along
         if self.local is None:
             return project(across.flatten(-2))
         across_in_heads = heads - projected(heads, values, "head")

@@ -84,14 +84,15 @@ class Similarity(Learner):
                 self.observe(q, k, scale, inputs.masks)
             else:
                 observe_once(self.observe, q, k, scale, inputs.masks)
-        out = dispatch.attend(inputs, tokens, features)
+        out = dispatch.attend(inputs, tokens, _with_factor(features, inputs.factor))
         if is_observed and self.ends_steps:
             end_step_after_backward(self, out)
         return out
 
     def weights(self, inputs: Inputs) -> Tensor | None:
         """Return the weights (B, H, n, n), or None if the similarity never forms them."""
-        return dispatch.weights(inputs, self._scaled_features(inputs, inputs.keys, 0))
+        features = self._scaled_features(inputs, inputs.keys, 0)
+        return dispatch.weights(inputs, _with_factor(features, inputs.factor))
 
     def _scaled_features(self, inputs: Inputs, keys: Tensor, first: int) -> Features:
         """Return the features of the call's queries and of `keys`, the first at position `first`.
@@ -125,6 +126,15 @@ class Similarity(Learner):
     def extra_key_weights(self) -> Tensor | None:
         """Return the projections of the second and further keys, (M - 1) H' D x d, or None."""
         return None if self.more is None else self.more.weight
+
+
+def _with_factor(features: Features, factor: Tensor | None) -> Features:
+    """Return features whose logits have the factor (B or 1, H, n, 1) of their query."""
+    if factor is None:
+        return features
+    # The factor is that of the terms of the keys too.
+    features = dispatch.with_bias_in_columns(features)
+    return features._replace(q=(features.q * factor).to(features.q.dtype))
 
 
 class DotProduct(Similarity):

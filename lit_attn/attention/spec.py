@@ -3,8 +3,8 @@
 A layer is a product of independent choices (docs/design.md, section 2), one part of every family in
 lit_attn.attention.parts:
 
-    x -> similarity (logits) -> compose (heads) -> normaliser (weights) -> compose (heads)
-      -> weighted sum of V -> residual -> + x
+    x -> transform (q, k, v) -> similarity (logits) -> scale -> compose (heads) -> bias
+      -> normaliser (weights) -> compose (heads) -> weighted sum of V -> residual -> gate -> + x
 """
 
 from pathlib import Path
@@ -14,11 +14,11 @@ import yaml
 from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
 
 # Importing these modules registers the members of the families.
-from lit_attn.attention import mixture_parts, parts
+from lit_attn.attention import channel_parts, mixture_parts, parts
 from lit_attn.schema.base import Config, Kind, consistency_check
 from lit_attn.schema.errors import explain, find_nearest_divisor, key_error, suggest
 
-MEMBERS = (parts, mixture_parts)
+MEMBERS = (parts, mixture_parts, channel_parts)
 """Modules with the parts of this package."""
 
 
@@ -44,6 +44,18 @@ class AttentionSpec(Config):
     residual: parts.ResidualConfig = Field(
         parts.FullConfig(),
         description="part that goes through the output projection to the skip connection",
+    )
+    transform: channel_parts.TransformConfig = Field(
+        channel_parts.NoTransformConfig(), description="maps of each head's q, k and v"
+    )
+    scale: channel_parts.ScaleConfig = Field(
+        channel_parts.NoScaleConfig(), description="factor of all logits of a query"
+    )
+    bias: channel_parts.BiasConfig = Field(
+        channel_parts.NoBiasConfig(), description="number added to the logit of a pair of tokens"
+    )
+    gate: channel_parts.GateConfig = Field(
+        channel_parts.NoGateConfig(), description="factor of the output projection's input"
     )
     window: PositiveInt | None = Field(
         None,

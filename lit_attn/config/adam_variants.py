@@ -27,9 +27,15 @@ class SetAdam(Adaptive, kind="set-adam"):
     tau: Share = Field(0.5, description="share of a tensor's smallest divisor to subtract")
 
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
-        choices = (self.lr, self.betas, self.eps, self.tau, self.weight_decay)
-        optimizer: torch.optim.Optimizer = load(self.target)(self.parameters(module), *choices)
-        return optimizer
+        optimizer_class: type[torch.optim.Optimizer] = load(self.target)
+        settings: dict[str, Any] = {
+            "lr": self.lr,
+            "betas": self.betas,
+            "eps": self.eps,
+            "tau": self.tau,
+            "weight_decay": self.weight_decay,
+        }
+        return optimizer_class(self.parameters(module), **settings)
 
 
 class JaxAdamW(AdamW, kind="jax-adamw"):
@@ -60,21 +66,26 @@ class JaxAdamW(AdamW, kind="jax-adamw"):
 
         rounded = {id(parameter) for parameter in self.rounded(module)}
         groups = super().parameters(module)
-        for group in list(groups):
+        rounded_groups = []
+        for group in groups:
+            parameters = group["params"]
+            group["params"] = [p for p in parameters if id(p) not in rounded]
             decay = group.get("weight_decay", self.weight_decay)
-            coarse = [p for p in group["params"] if id(p) in rounded]
-            group["params"] = [p for p in group["params"] if id(p) not in rounded]
-            decay = torch.tensor(decay).bfloat16().item()
-            groups.append({"params": coarse, "weight_decay": decay})
-        return groups
+            rounded_groups.append(
+                {
+                    "params": [p for p in parameters if id(p) in rounded],
+                    "weight_decay": torch.tensor(decay).bfloat16().item(),
+                }
+            )
+        return groups + rounded_groups
 
     def rounded(self, module: "nn.Module") -> "list[nn.Parameter]":
         """Return the parameters that are stored in bfloat16."""
-        return [
-            parameter
-            for name, parameter in module.named_parameters()
-            if any(fnmatch(name, pattern) for pattern in self.bfloat16)
-        ]
+        rounded = []
+        for name, parameter in module.named_parameters():
+            if any(fnmatch(name, pattern) for pattern in self.bfloat16):
+                rounded.append(parameter)
+        return rounded
 
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
         import torch
@@ -93,11 +104,13 @@ class JaxAdamW(AdamW, kind="jax-adamw"):
             for parameter in rounded:
                 parameter.copy_(parameter.bfloat16())
             if self.moment == "bfloat16":
-                decay = torch.tensor(self.betas[0]).bfloat16()
+                beta1 = self.betas[0]
+                decay = torch.tensor(beta1).bfloat16()
                 for state in optimizer.state.values():
-                    kept = (state["exp_avg"].bfloat16() * decay.to(state["exp_avg"].device)).float()
+                    moment = state["exp_avg"]
+                    decayed = (moment.bfloat16() * decay.to(moment.device)).float()
                     # The next step multiplies by the exact beta1.
-                    state["exp_avg"].copy_(kept / self.betas[0])
+                    moment.copy_(decayed / beta1)
 
         store()
         optimizer.register_step_pre_hook(round_gradients)

@@ -49,10 +49,12 @@ class Cell(Config):
     def _complete_metric(cls, value: Any, info: ValidationInfo) -> Any:
         """Take label, goal and scale that are not written from the metric itself."""
         experiment: Experiment | None = info.data.get("experiment")
-        if isinstance(value, dict) and experiment is not None:
-            written = {"label", "goal", "scale"} <= value.keys()
-            return value if written else MetricChoice.model_validate(value).resolve(experiment)
-        return value
+        if not isinstance(value, dict) or experiment is None:
+            return value
+        is_complete = {"label", "goal", "scale"} <= value.keys()
+        if is_complete:
+            return value
+        return MetricChoice.model_validate(value).resolve(experiment)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -60,9 +62,10 @@ class Cell(Config):
 
         The names of study and variant, paths, devices and written-out defaults do not change it.
         """
+        # The JSON text of a list. Its parts are texts that all seeds of a variant share.
+        experiment = self.experiment.identity_json()
         match_to = "null" if self.match_to is None else self.match_to.identity_json()
-        computed = f"{self.experiment.identity_json()}, {match_to}"
-        return _hash(f'[{computed}, "{self.metric.selection}", {self.seed}]')
+        return _hash(f'[{experiment}, {match_to}, "{self.metric.selection}", {self.seed}]')
 
     @cached_property
     def kind(self) -> str:
@@ -110,9 +113,14 @@ class Cell(Config):
 
         Raises ConfigError if there is no such file, or if it is not YAML or JSON.
         """
-        folder = path.parent
-        if not path.exists() and (near := sorted(folder.parent.glob(f"{folder.name}-*"))):
-            raise ConfigError(f"{folder}: is not the folder of a cell; did you mean '{near[0]}'?")
+        if not path.exists():
+            folder = path.parent
+            # The user may have written the seed without the identity.
+            neighbours = sorted(folder.parent.glob(f"{folder.name}-*"))
+            if neighbours:
+                raise ConfigError(
+                    f"{folder}: is not the folder of a cell; did you mean '{neighbours[0]}'?"
+                )
         parse = parse_json if path.suffix == ".json" else parse_yaml
         return parse(read_text(path), str(path))
 
@@ -134,4 +142,5 @@ class Cell(Config):
 
 
 def _hash(text: str) -> str:
+    """Return the first ten hexadecimal digits of the SHA-256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:10]

@@ -54,61 +54,82 @@ class Experiment(Config):
         A task was a plain string before it had keys, and identities must not change. The parameters
         that the rule of weight decay exempts, and that earlier versions decayed, are named.
         """
-        identity = super().identity()
-        if exempt := find_exempt(self.model, getattr(self.optimizer, "decay", "all")):
-            identity |= {"no_weight_decay": exempt}
+        # A copy, because the identity of the base class is cached.
+        identity = dict(super().identity())
+        rule = getattr(self.optimizer, "decay", "all")
+        exempt = find_exempt(self.model, rule)
+        if exempt:
+            identity["no_weight_decay"] = exempt
         if identity.get("task") == {"kind": self.task.kind}:
-            return identity | {"task": self.task.kind}
+            identity["task"] = self.task.kind
         return identity
 
     @consistency_check
     def _outside_members_work(self) -> None:
+        """Try out every member that needs code from outside the package."""
         for name, value in self:
-            if isinstance(value, Kind) and value.needs_foreign_code:
-                # A task from outside the package may need another output of the network.
-                is_checked = name == "model" and not self.task.needs_foreign_code
-                arguments = (type(value), value.model_dump_json(), self.data.signature())
-                if problem := _refuse_broken(*arguments, is_checked):
-                    raise ValueError(f"{name}: {problem}")
+            if not isinstance(value, Kind) or not value.needs_foreign_code:
+                continue
+            # A task from outside the package may need another output of the network.
+            is_output_checked = name == "model" and not self.task.needs_foreign_code
+            signature = self.data.signature()
+            failure = _try_member(
+                type(value), value.model_dump_json(), signature, is_output_checked
+            )
+            if failure:
+                raise ValueError(f"{name}: {failure}")
 
     @consistency_check
     def _measures_stopping(self) -> None:
-        if (stop := self.training.stop) is not None:
-            if "val" not in self.data.splits:
-                raise ValueError("training.stop: needs a validation split: set data.validation")
-            try:
-                MetricChoice(name=stop.metric).resolve(self)
-            except ValueError as error:
-                raise ValueError(f"training.stop.metric: {error}") from error
+        """Refuse early stopping by a metric that is not measured on validation data."""
+        stop = self.training.stop
+        if stop is None:
+            return
+        if "val" not in self.data.splits:
+            raise ValueError("training.stop: needs a validation split: set data.validation")
+        try:
+            MetricChoice(name=stop.metric).resolve(self)
+        except ValueError as error:
+            raise ValueError(f"training.stop.metric: {error}") from error
 
     @field_validator("data")
     @classmethod
     def _task_takes_data(cls, data: Data, info: ValidationInfo) -> Data:
+        """Refuse data that the task does not take."""
         task: Task | None = info.data.get("task")
         if task is None or isinstance(data.signature(), task.takes):
             return data
-        kinds = [kind for kind, member in Data.family.items() if is_fit(member, type(task))]
-        tasks = [f"`task: {k}`" for k, member in Task.family.items() if is_fit(type(data), member)]
-        text = f"choose from {', '.join(sorted(kinds))}, or set {' or '.join(tasks)}"
-        raise ValueError(f"'{data.kind}' does not go with `task: {task.kind}`; {text}")
+        data_kinds = [kind for kind, member in Data.family.items() if is_fit(member, type(task))]
+        tasks = []
+        for kind, member in Task.family.items():
+            if is_fit(type(data), member):
+                tasks.append(f"`task: {kind}`")
+        raise ValueError(
+            f"'{data.kind}' does not go with `task: {task.kind}`;"
+            f" choose from {', '.join(sorted(data_kinds))}, or set {' or '.join(tasks)}"
+        )
 
     @field_validator("model")
     @classmethod
     def _model_takes_data(cls, model: Model, info: ValidationInfo) -> Model:
+        """Refuse a model that does not take the data, or that fails its own check of them."""
         data: Data | None = info.data.get("data")
         if data is None:
             return model
         signature = data.signature()
         if not isinstance(signature, model.takes):
             kinds = [kind for kind, member in Model.family.items() if is_fit(type(data), member)]
-            text = f"does not go with `data: {data.kind}`; choose from {', '.join(sorted(kinds))}"
-            raise ValueError(f"'{model.kind}' {text}")
+            raise ValueError(
+                f"'{model.kind}' does not go with `data: {data.kind}`;"
+                f" choose from {', '.join(sorted(kinds))}"
+            )
         model.check(signature)
         return model
 
     @field_validator("loss")
     @classmethod
     def _task_uses_loss(cls, loss: Loss, info: ValidationInfo) -> Loss:
+        """Refuse a loss that is not the default if the task has its own."""
         task: Task | None = info.data.get("task")
         if task is not None and not task.uses_loss and loss != CrossEntropyLoss():
             raise ValueError(f"`task: {task.kind}` has a loss of its own; remove `loss`")
@@ -119,37 +140,49 @@ class Experiment(Config):
     def _metrics_fit_task(
         cls, metrics: tuple[AddedMetric, ...], info: ValidationInfo
     ) -> tuple[AddedMetric, ...]:
-        task, data = info.data.get("task"), info.data.get("data")
-        if metrics and task is not None and data is not None:
-            signature = data.signature()
-            names = [metric.name for metric in task.metrics(signature)]
-            for metric in metrics:
-                name = metric.info(task.outputs(signature)).name
-                if name in names:
-                    raise ValueError(f"'{name}' is measured twice; set `record_as`")
-                names.append(name)
+        """Refuse metrics that the task cannot measure, and names that occur twice."""
+        task: Task | None = info.data.get("task")
+        data: Data | None = info.data.get("data")
+        if not metrics or task is None or data is None:
+            return metrics
+        signature = data.signature()
+        names = [metric.name for metric in task.metrics(signature)]
+        for metric in metrics:
+            name = metric.info(task.outputs(signature)).name
+            if name in names:
+                raise ValueError(f"'{name}' is measured twice; set `record_as`")
+            names.append(name)
         return metrics
 
     @field_validator("training")
     @classmethod
     def _training_fits_schedule_and_data(cls, training: Training, info: ValidationInfo) -> Training:
+        """Refuse fewer epochs than the ramps take, and devices that cannot share a batch."""
         schedule: Schedule | None = info.data.get("schedule")
-        ramps = {} if schedule is None else schedule.ramps()
-        if (needed := sum(ramps.values())) > training.epochs:
-            names = " + ".join(f"schedule.{name}" for name in ramps)
-            text = f"{names} needs {needed:g}; choose at least {math.ceil(needed)}"
-            hint = "(training.max_steps stops a trial before its last epoch)"
-            raise ValueError(f"epochs: {training.epochs}, but {text} {hint}")
+        if schedule is not None:
+            ramps = schedule.ramps()
+            needed_epochs = sum(ramps.values())
+            if needed_epochs > training.epochs:
+                names = " + ".join(f"schedule.{name}" for name in ramps)
+                raise ValueError(
+                    f"epochs: {training.epochs}, but {names} needs {needed_epochs:g};"
+                    f" choose at least {math.ceil(needed_epochs)}"
+                    " (training.max_steps stops a trial before its last epoch)"
+                )
         data: Data | None = info.data.get("data")
-        if data is not None and (data.batch_size // data.micro_batches) % training.devices:
-            parts = f" in {data.micro_batches} parts" if data.micro_batches > 1 else ""
-            text = f"cannot share a batch of {data.batch_size}{parts} evenly"
-            raise ValueError(f"devices: {training.devices} {text}")
+        if data is not None:
+            micro_batch_size = data.batch_size // data.micro_batches
+            if micro_batch_size % training.devices:
+                parts = f" in {data.micro_batches} parts" if data.micro_batches > 1 else ""
+                raise ValueError(
+                    f"devices: {training.devices} cannot share a batch of"
+                    f" {data.batch_size}{parts} evenly"
+                )
         return training
 
 
 @cache
-def _refuse_broken(
+def _try_member(
     member: type[Kind], text: str, signature: Signature, is_output_checked: bool
 ) -> str:
     """Return why the member with the JSON `text` cannot be used, or an empty string."""
@@ -183,4 +216,5 @@ def find_exempt(model: Model, rule: str) -> list[str]:
 
 def is_fit(data: Any, other: Any) -> bool:
     """Return True if a class of data goes with a class of models or of tasks."""
-    return issubclass(get_type_hints(data.signature)["return"], other.takes)
+    signature_class = get_type_hints(data.signature)["return"]
+    return issubclass(signature_class, other.takes)

@@ -26,16 +26,25 @@ if TYPE_CHECKING:
     from lit_attn.config.experiment import Experiment
 
 SAMPLE_CLASSES = 100  # Largest number of classes with which a metric is tried before a run.
-PACKAGES = "", "classification", "clustering", "nominal", "regression", "segmentation", "text"
+PACKAGES = (
+    "torchmetrics",
+    "torchmetrics.classification",
+    "torchmetrics.clustering",
+    "torchmetrics.nominal",
+    "torchmetrics.regression",
+    "torchmetrics.segmentation",
+    "torchmetrics.text",
+)
 SHARE = re.compile(
     "Accuracy|AUROC|CalibrationError|Dice|EER|ErrorRate|ExactMatch|F1|FBeta|Hamming|HitRate|IoU|"
     "Jaccard|Precision|PredictiveValue|RankingLoss|Recall|Sensitivity|Specificity"
 )
 """Names of the classes of torchmetrics that compute a share; others have its bounds, too."""
 Goal = Literal["max", "min"]
-GOALS: dict[Any, Goal] = {True: "max", False: "min"}
-GOALS |= {"DaviesBouldinScore": "min", "WordInfoPreserved": "max"}
-"""Direction by `higher_is_better`, and by the names of metrics for which torchmetrics is wrong."""
+GOALS: dict[bool | None, Goal] = {True: "max", False: "min"}
+"""Better direction by `higher_is_better` of a metric."""
+GOAL_CORRECTIONS: dict[str, Goal] = {"DaviesBouldinScore": "min", "WordInfoPreserved": "max"}
+"""Better direction of the metrics for which `higher_is_better` of torchmetrics is wrong."""
 
 
 class MetricInfo(NamedTuple):
@@ -53,10 +62,14 @@ class MetricInfo(NamedTuple):
 
     def match(self, name: str) -> "MetricInfo | None":
         """Return this metric with the label for `name`, or None if `name` is another metric."""
+        if name == self.name:
+            return self
         prefix = self.name.removesuffix("*")
-        if prefix == self.name or not name.startswith(prefix):
-            return self if name == self.name else None
-        return self._replace(name=name, label=self.label.replace("*", name.removeprefix(prefix)))
+        is_pattern = prefix != self.name
+        if not is_pattern or not name.startswith(prefix):
+            return None
+        label = self.label.replace("*", name.removeprefix(prefix))
+        return self._replace(name=name, label=label)
 
 
 def percent(name: str, label: str, goal: Goal | None = "max") -> MetricInfo:
@@ -139,22 +152,38 @@ class TorchMetric(AddedMetric, kind="torchmetrics"):
     def build(self, outputs: Outputs | None) -> "torchmetrics.Metric":
         metric_class = _find_class(self.name)
         arguments = dict(self.arguments)
-        if outputs is not None and outputs.form != "values":
-            constructors = (metric_class.__init__, metric_class.__new__)
-            if any("num_classes" in inspect.signature(c).parameters for c in constructors):
-                arguments.setdefault("num_classes", outputs.size)
+        has_classes = outputs is not None and outputs.form != "values"
+        if outputs is not None and has_classes and _takes_num_classes(metric_class):
+            arguments.setdefault("num_classes", outputs.size)
         return metric_class(**arguments)
 
     def info(self, outputs: Outputs | None) -> MetricInfo:
         return _describe(type(self), self.model_dump_json(), outputs)
 
 
+def _takes_num_classes(metric_class: Any) -> bool:
+    """Return True if the constructor of a metric has the argument `num_classes`."""
+    for constructor in (metric_class.__init__, metric_class.__new__):
+        if "num_classes" in inspect.signature(constructor).parameters:
+            return True
+    return False
+
+
 @cache
 def _describe(member: type[TorchMetric], text: str, outputs: Outputs | None) -> MetricInfo:
     """Return the info of the member with the JSON `text`; cached, because it builds the metric."""
     config = member.model_validate_json(text)
-    name = config.record_as or config.name.rpartition(":")[2]
     _find_class(config.name)
+    metric = _build_and_try(config, outputs)
+    name = config.record_as or config.name.rpartition(":")[2]
+    goal = _find_goal(metric)
+    if _is_share(metric):
+        return percent(name, name, goal)
+    return MetricInfo(name, name, goal=goal)
+
+
+def _build_and_try(config: TorchMetric, outputs: Outputs | None) -> Any:
+    """Return the metric after an update with a sample of `outputs`; ValueError if it fails."""
     if outputs is not None and outputs.form != "values":
         outputs = outputs._replace(size=min(outputs.size, SAMPLE_CLASSES))
     try:
@@ -163,23 +192,43 @@ def _describe(member: type[TorchMetric], text: str, outputs: Outputs | None) -> 
             warnings.simplefilter("ignore")
             metric = config.build(outputs)
             if outputs is not None:
-                if metric.__module__.startswith("torchmetrics.segmentation."):
-                    raise ValueError("needs whole masks; JaccardIndex is mIoU, and F1Score Dice")
-                metric.update(*outputs.sample())
-                values = outputs.size if outputs.form == "values" else 1
-                if (count := metric.compute().numel()) not in (1, values):
-                    raise ValueError(f"it computes {count} numbers; choose an average")
+                _try_metric(metric, outputs)
     except Exception as error:
         # A metric can raise any exception for arguments or predictions that do not suit it.
         form = "" if outputs is None else f" for predictions in the form of {outputs.form}"
         reason = " ".join(str(error).split())
         raise ValueError(f"{config.name} cannot be used{form}: {reason}") from error
-    goal = GOALS.get(type(metric).__name__, GOALS.get(metric.higher_is_better))
-    source = next(cls for cls in type(metric).__mro__ if "plot_upper_bound" in vars(cls))
-    is_share = not source.__module__.startswith("torchmetrics.") or SHARE.search(source.__name__)
-    if is_share and (metric.plot_lower_bound, metric.plot_upper_bound) == (0, 1):
-        return percent(name, name, goal)
-    return MetricInfo(name, name, goal=goal)
+    return metric
+
+
+def _try_metric(metric: Any, outputs: Outputs) -> None:
+    """Update a metric with a sample; ValueError if it does not compute one number."""
+    if metric.__module__.startswith("torchmetrics.segmentation."):
+        raise ValueError("needs whole masks; JaccardIndex is mIoU, and F1Score Dice")
+    metric.update(*outputs.sample())
+    count = metric.compute().numel()
+    # A metric of values can have one number for each value.
+    largest_count = outputs.size if outputs.form == "values" else 1
+    if count not in (1, largest_count):
+        raise ValueError(f"it computes {count} numbers; choose an average")
+
+
+def _find_goal(metric: Any) -> Goal | None:
+    """Return the better direction of a metric, or None if it does not say."""
+    class_name = type(metric).__name__
+    if class_name in GOAL_CORRECTIONS:
+        return GOAL_CORRECTIONS[class_name]
+    return GOALS.get(metric.higher_is_better)
+
+
+def _is_share(metric: Any) -> bool:
+    """Return True if the values of a metric are shares from 0 to 1, printed in percent."""
+    if (metric.plot_lower_bound, metric.plot_upper_bound) != (0, 1):
+        return False
+    # The class that sets the bounds. Those of torchmetrics can be wrong.
+    owner = next(cls for cls in type(metric).__mro__ if "plot_upper_bound" in vars(cls))
+    is_own = not owner.__module__.startswith("torchmetrics.")
+    return is_own or SHARE.search(owner.__name__) is not None
 
 
 def _is_own_class(name: object) -> bool:
@@ -191,9 +240,13 @@ def _find_class(name: str) -> Any:
     """Return a class of torchmetrics, or the class `file:Class`; ValueError with the nearest."""
     if _is_own_class(name):
         return import_class(name, "torchmetrics:Metric")
-    modules = [import_module(f"torchmetrics.{package}".rstrip(".")) for package in PACKAGES]
-    members = {name: getattr(module, name) for module in modules for name in module.__all__}
-    classes = {name: member for name, member in members.items() if isinstance(member, type)}
+    classes = {}
+    for package in PACKAGES:
+        module = import_module(package)
+        for member_name in module.__all__:
+            member = getattr(module, member_name)
+            if isinstance(member, type):
+                classes[member_name] = member
     if name not in classes:
         raise ValueError(f"'{name}' is not a metric of torchmetrics{suggest(name, classes)}")
     return classes[name]
@@ -231,25 +284,33 @@ class MetricChoice(Config):
         """
         metrics = available(experiment)
         splits = experiment.data.splits
-        info = next((match for info in metrics if (match := info.match(self.name))), None)
         split, _, name = self.name.partition("/")
         is_evaluated = split in splits
         if is_evaluated and name.startswith("averaged-") and experiment.training.average is None:
             raise ValueError(f"'{self.name}' measures averaged weights; set training.average")
-        if info is None:
-            names = [info.name for info in metrics if "*" not in info.name]
-            if "name" not in self.model_fields_set:
-                raise ValueError(f"the default '{self.name}' is not measured{suggest('', names)}")
-            raise ValueError(f"'{self.name}' is not measured{suggest(self.name, names)}")
+        info = self._find_info(metrics)
         if self.selection == "best-validation" and not is_evaluated:
             raise ValueError(f"'{self.name}' is not evaluated on a split; set `selection: last`")
         if self.selection == "best-validation" and "val" not in splits:
             raise ValueError("best-validation needs a validation split: set data.validation")
-        chosen = {"label": info.label, "goal": info.goal, "scale": info.scale}
-        chosen |= self.model_dump(exclude_none=True)
-        if chosen["goal"] is None:
+        values = {"label": info.label, "goal": info.goal, "scale": info.scale}
+        # What the study writes counts before what the metric says.
+        values |= self.model_dump(exclude_none=True)
+        if values["goal"] is None:
             raise ValueError(f"'{self.name}' does not say which direction is better; set goal")
-        return Metric.model_validate(chosen)
+        return Metric.model_validate(values)
+
+    def _find_info(self, metrics: list[MetricInfo]) -> MetricInfo:
+        """Return the metric with the name of this choice; ValueError if none has it."""
+        for info in metrics:
+            match = info.match(self.name)
+            if match is not None:
+                return match
+        names = [info.name for info in metrics if "*" not in info.name]
+        is_default = "name" not in self.model_fields_set
+        if is_default:
+            raise ValueError(f"the default '{self.name}' is not measured{suggest('', names)}")
+        raise ValueError(f"'{self.name}' is not measured{suggest(self.name, names)}")
 
 
 def available(experiment: "Experiment") -> list[MetricInfo]:
@@ -259,19 +320,22 @@ def available(experiment: "Experiment") -> list[MetricInfo]:
     """
     signature = experiment.data.signature()
     outputs = experiment.task.outputs(signature)
-    added = (metric.info(outputs) for metric in experiment.metrics)
-    metrics = [*experiment.task.metrics(signature), *added]
-    suffixes = {"": "", "averaged-": ", averaged weights"}
-    if experiment.training.average is None:
-        del suffixes["averaged-"]
-    evaluated = [
-        info._replace(
-            name=f"{split}/{prefix}{info.name}",
-            label=f"{'validation ' * (split == 'val')}{info.label}{suffix}",
-        )
-        for split in experiment.data.splits
-        for prefix, suffix in suffixes.items()
-        for info in metrics
-    ]
-    tokens = [] if signature.tokens is None else [TOKENS]
-    return [*evaluated, *TRAINING, *experiment.task.training_metrics, *tokens, EVALUATION]
+    evaluated = list(experiment.task.metrics(signature))
+    evaluated += [metric.info(outputs) for metric in experiment.metrics]
+    metrics: list[MetricInfo] = []
+    for split in experiment.data.splits:
+        label_prefix = "validation " if split == "val" else ""
+        for info in evaluated:
+            name = f"{split}/{info.name}"
+            metrics.append(info._replace(name=name, label=f"{label_prefix}{info.label}"))
+        if experiment.training.average is not None:
+            for info in evaluated:
+                name = f"{split}/averaged-{info.name}"
+                label = f"{label_prefix}{info.label}, averaged weights"
+                metrics.append(info._replace(name=name, label=label))
+    metrics += TRAINING
+    metrics += experiment.task.training_metrics
+    if signature.tokens is not None:
+        metrics.append(TOKENS)
+    metrics.append(EVALUATION)
+    return metrics

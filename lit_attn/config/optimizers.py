@@ -28,7 +28,8 @@ class Optimizer(Kind):
 
     def clip(self, module: "nn.Module", norm: float) -> None:
         """Scale the gradients of all parameters to a joint norm of at most `norm`."""
-        load("torch.nn.utils:clip_grad_norm_")(module.parameters(), norm)
+        clip_grad_norm = load("torch.nn.utils:clip_grad_norm_")
+        clip_grad_norm(module.parameters(), norm)
 
     def try_out(self, signature: Any) -> None:
         import torch
@@ -50,8 +51,14 @@ class SGD(Optimizer, kind="sgd"):
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
         import torch
 
-        choices = (self.lr, self.momentum, 0, self.weight_decay, True)
-        return torch.optim.SGD(self.parameters(module), *choices, fused=fused)
+        return torch.optim.SGD(
+            self.parameters(module),
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            nesterov=True,
+            fused=fused,
+        )
 
 
 class Adaptive(Optimizer):
@@ -66,8 +73,15 @@ class Adaptive(Optimizer):
     eps: PositiveFloat = Field(1e-8, description="added to the root of the mean square")
 
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
-        choices = (self.parameters(module), self.lr, self.betas, self.eps, self.weight_decay)
-        return load(self.target)(*choices, fused=fused)
+        optimizer_class = load(self.target)
+        return optimizer_class(
+            self.parameters(module),
+            lr=self.lr,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            fused=fused,
+        )
 
 
 class Adam(Adaptive, kind="adam"):
@@ -94,7 +108,8 @@ class AdamW(Adaptive, kind="adamw"):
         exempt = find_declared(module, "stacked_vectors")
         if self.decay == "weights":
             exempt |= find_declared(module, "no_weight_decay")
-        matrices, vectors = [], []
+        matrices = []
+        vectors = []
         for name, parameter in module.named_parameters():
             if not parameter.requires_grad:
                 continue

@@ -1,6 +1,6 @@
 """Overrides: the changes that a variant makes to an experiment (docs/studies.md has all forms).
 
-`spell_out` turns an override into a change of the experiment's own keys, and `merge` applies a
+`spell_out` returns an override as a change in the experiment's own keys, and `merge` applies a
 change. The order of the keys does not matter: the shorter path is applied first, so `residual`
 refines `attention` wherever it stands. A mapping changes the keys that it names. A part that is
 given by its name, or with another `kind`, replaces the complete part.
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, get_args
 
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.source import Mapping
+from lit_attn.config.source import Mapping, Where
 from lit_attn.schema.base import Config
 from lit_attn.schema.errors import ConfigError, require, suggest
 
@@ -44,34 +44,52 @@ def spell_out(override: Mapping, context: str) -> Change:
     Raises ConfigError, which contains `context`, for a key that is unknown or written twice.
     """
     match = None
-    entries = []
+    written_keys: dict[tuple[str, ...], list[str]] = {}
     for key, value in override.items():
-        where = override.where[key]
+        place = f"{override.where[key]}: {context}"
         if key == "match":
-            require(f"{where}: {context}: match: unknown", match := str(value), MATCHES)
-            continue
-        first, *subkeys = key.split(".")
-        if first not in SHORTHANDS and first not in Experiment.model_fields:
-            raise ConfigError(f"{where}: {context}: unknown key '{key}'{_suggest_key(key)}")
-        entries.append(((*SHORTHANDS.get(first, (first,)), *subkeys), value, key))
-
-    changes = Mapping(override.at)
-    written: dict[tuple[str, ...], str] = {}
-    for path, value, key in sorted(entries, key=lambda entry: len(entry[0])):
-        where = override.where[key]
-        if path in written:
-            raise ConfigError(f"{where}: {context}: '{key}' and '{written[path]}' are the same key")
-        written[path] = key
-        nested = value
-        for name in reversed(path):
-            nested = Mapping(where, {name: nested})
-        changes = merge(changes, _expand_model(nested))
-    return Change(_make_paths_absolute(changes), match)
+            match = str(value)
+            require(f"{place}: match: unknown", match, MATCHES)
+        else:
+            path = _find_path(key, place)
+            written_keys.setdefault(path, []).append(key)
+    experiment = Mapping(override.at)
+    for path in sorted(written_keys, key=len):
+        first, *others = written_keys[path]
+        if others:
+            raise ConfigError(
+                f"{override.where[others[0]]}: {context}:"
+                f" '{others[0]}' and '{first}' are the same key"
+            )
+        nested = _nest(path, override[first], override.where[first])
+        experiment = merge(experiment, _spell_out_words(nested))
+    return Change(_make_paths_absolute(experiment), match)
 
 
-def normalize(experiment: Mapping) -> Mapping:
+def spell_out_experiment(experiment: Mapping) -> Mapping:
     """Return an experiment with absolute paths, and with the name of a preset as a mapping."""
-    return _make_paths_absolute(_expand_model(experiment))
+    return _make_paths_absolute(_spell_out_words(experiment))
+
+
+def _find_path(key: str, place: str) -> tuple[str, ...]:
+    """Return the keys in an experiment for the key of an override: `ffn` is model, ffn.
+
+    Raises ConfigError, which begins with `place`, for an unknown key.
+    """
+    first, *subkeys = key.split(".")
+    if first in SHORTHANDS:
+        return (*SHORTHANDS[first], *subkeys)
+    if first in Experiment.model_fields:
+        return (first, *subkeys)
+    raise ConfigError(f"{place}: unknown key '{key}'{_suggest_key(key)}")
+
+
+def _nest(path: tuple[str, ...], value: Any, where: Where) -> Mapping:
+    """Return the mapping that has `value` at the keys `path`, all of them in the line `where`."""
+    nested = value
+    for key in reversed(path):
+        nested = Mapping(where, {key: nested})
+    return nested
 
 
 def merge(base: Any, change: Any) -> Any:
@@ -85,41 +103,53 @@ def merge(base: Any, change: Any) -> Any:
         return change
     if isinstance(base, str) and "kind" not in change:
         base = Mapping(change.at, {"kind": base})
-    if not isinstance(base, Mapping) or change.get("kind", base.get("kind")) != base.get("kind"):
+    if not isinstance(base, Mapping):
+        return change
+    has_another_kind = "kind" in change and change["kind"] != base.get("kind")
+    if has_another_kind:
         return change
     merged = base.copy()
     for key, value in change.items():
-        tree = base if isinstance(value, Mapping) and isinstance(base.get(key), Mapping) else change
-        merged.put(key, merge(base[key], value) if key in base else value, tree.where[key])
+        is_part_of_base = isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
+        where = base.where[key] if is_part_of_base else change.where[key]
+        merged_value = merge(base[key], value) if key in base else value
+        merged.put(key, merged_value, where)
     return merged
 
 
-def _expand_model(changes: Mapping) -> Mapping:
-    """Return `changes` with the name of a preset and the words for the FFN as values.
+def _spell_out_words(experiment: Mapping) -> Mapping:
+    """Return an experiment with mappings for the name of a preset and the words for the FFN.
 
     An empty mapping keeps an FFN as it is, and is an error without one: it has no width.
     """
-    model = changes.get("model")
+    model = experiment.get("model")
     if not isinstance(model, Mapping):
-        return changes
-    changes, model = changes.copy(), model.copy()
-    changes["model"] = model
-    if isinstance(name := model.get("attention"), str):
-        model["attention"] = Mapping(model.where["attention"], {"preset": name})
-    if (word := model.get("ffn")) in ("with", "without", "none"):
-        model["ffn"] = Mapping(model.where["ffn"]) if word == "with" else None
-    return changes
+        return experiment
+    model = model.copy()
+    attention = model.get("attention")
+    if isinstance(attention, str):
+        model["attention"] = Mapping(model.where["attention"], {"preset": attention})
+    ffn = model.get("ffn")
+    if ffn == "with":
+        model["ffn"] = Mapping(model.where["ffn"])
+    elif ffn in ("without", "none"):
+        model["ffn"] = None
+    spelled = experiment.copy()
+    spelled["model"] = model
+    return spelled
 
 
 def _make_paths_absolute(tree: Mapping, prefix: tuple[str, ...] = ()) -> Mapping:
-    resolved = tree.copy()
+    """Return the experiment, or its part at the keys `prefix`, with absolute paths."""
+    absolute = tree.copy()
     for key, value in tree.items():
         keys = (*prefix, key)
         if isinstance(value, Mapping):
-            resolved[key] = _make_paths_absolute(value, keys)
+            absolute[key] = _make_paths_absolute(value, keys)
         elif isinstance(value, str) and keys in _path_keys():
-            resolved[key] = str((tree.where[key].folder / value).resolve())
-    return resolved
+            path = tree.where[key].folder / value
+            absolute[key] = str(path.resolve())
+    return absolute
 
 
 @cache
@@ -131,11 +161,17 @@ def _path_keys() -> set[tuple[str, ...]]:
 def _walk(config: type[Config]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the keys and the types of all fields below `config`, for every member of a family."""
     for name, field in config.model_fields.items():
-        for annotation in get_args(field.annotation) or (field.annotation,):
+        annotations = get_args(field.annotation) or (field.annotation,)
+        for annotation in annotations:
             yield (name,), annotation
-            if isinstance(annotation, type) and issubclass(annotation, Config):
-                for member in getattr(annotation, "family", {}).values() or [annotation]:
-                    yield from (((name, *keys), child) for keys, child in _walk(member))
+            is_config = isinstance(annotation, type) and issubclass(annotation, Config)
+            if not is_config:
+                continue
+            # A class without a family, or without members, has its own fields only.
+            members = getattr(annotation, "family", {}).values() or [annotation]
+            for member in members:
+                for keys, child_annotation in _walk(member):
+                    yield (name, *keys), child_annotation
 
 
 def _suggest_key(key: str) -> str:
@@ -143,12 +179,26 @@ def _suggest_key(key: str) -> str:
     if key in ("set", "overrides"):
         return "; write the key itself, as `optimizer.lr: 1e-4`, beside `attention`"
     top_keys = (*SHORTHANDS, "match", *Experiment.model_fields)
-    # Keys by the word that a user may have written. The items of `metrics` have no dotted keys.
-    dotted = {keys: ".".join(keys) for keys, _ in _walk(Experiment) if keys[0] != "metrics"}
-    words = {keys[1]: text for keys, text in reversed(dotted.items()) if len(keys) == 2}
-    words.pop("kind")
-    words |= {word: word for word in top_keys}
-    for word in (key.split(".")[-1], key):
-        if close := difflib.get_close_matches(word, words, n=1, cutoff=0.5):
-            return f"; did you mean '{words[close[0]]}'?"
+    # The key for each word that a user may have written: `lr` for optimizer.lr. If two sections
+    # have the word, the first section counts, and a top key counts before both.
+    keys_by_word: dict[str, str] = {}
+    for path in _list_second_keys():
+        keys_by_word[path[1]] = ".".join(path)
+    keys_by_word |= {top_key: top_key for top_key in top_keys}
+    last_word = key.split(".")[-1]
+    for word in (last_word, key):
+        nearest = difflib.get_close_matches(word, keys_by_word, n=1, cutoff=0.5)
+        if nearest:
+            return f"; did you mean '{keys_by_word[nearest[0]]}'?"
     return suggest("", top_keys)
+
+
+def _list_second_keys() -> list[tuple[str, ...]]:
+    """Return all paths SECTION.KEY in an experiment, the last section first, each once."""
+    paths: dict[tuple[str, ...], None] = {}
+    for path, _ in _walk(Experiment):
+        # The items of `metrics` have no dotted keys, and `kind` is no key to be guessed.
+        has_dotted_keys = path[0] != "metrics"
+        if len(path) == 2 and has_dotted_keys and path[1] != "kind":
+            paths[path] = None
+    return list(reversed(paths))

@@ -4,11 +4,10 @@ A published cell is a text, exactly as the paper prints it; a bar separates the 
 paper merges a cell ^ with the one above it, and a cell < with the one on its left.
 """
 
-import itertools
 import math
 import re
 from abc import abstractmethod
-from collections import ChainMap
+from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,23 @@ COSTS = ("parameters", "flops", "step_time", "epoch_time", "evaluation_time", "p
 """Values that every cell records: counts, FLOPs of one sample, seconds, bytes."""
 AXES = {"seconds": "wall-clock time (s)", "compute": "training FLOPs", "variant": ""}
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
+
+
+def add_size_options(parser: ArgumentParser, help: str) -> None:
+    """Add the options of SIZES, of which one can be chosen; `small` is its data, or empty.
+
+    `help` is the help of each, with {data} for its data.
+    """
+    sizes = parser.add_mutually_exclusive_group()
+    for option, data in SIZES.items():
+        sizes.add_argument(
+            option,
+            dest="small",
+            action="store_const",
+            const=data,
+            default="",
+            help=help.format(data=data),
+        )
 
 
 class Reference(NamedTuple):
@@ -70,12 +86,19 @@ class FileError(Config):
             return number
         if self.samples:
             return math.sqrt(value * (1 - value) / number) if number > 0 else None
-        return math.sqrt(math.pi / 2) * number / 1.349 / math.sqrt(rounds) if rounds > 1 else None
+        if rounds <= 1:
+            return None
+        error_of_one_round = math.sqrt(math.pi / 2) * number / 1.349
+        return error_of_one_round / math.sqrt(rounds)
 
     @consistency_check
     def _check_one(self) -> None:
-        choices = [self.standard_error, self.samples, self.iqr, self.exact or None]
-        if sum(entry is not None for entry in choices) != 1:
+        """Refuse none or several sources of the error."""
+        columns = [self.standard_error, self.samples, self.iqr]
+        count = sum(column is not None for column in columns)
+        if self.exact:
+            count += 1
+        if count != 1:
             raise ValueError("needs one of standard_error, samples, iqr and exact")
 
 
@@ -165,28 +188,45 @@ class Layout(Config):
     def variants(self, reading: Reading = "*", is_small: bool = False) -> dict[Place, str]:
         """Return STUDY/VARIANT by row and column; `is_small` leaves out what small models lack."""
         columns, rows = self.grid()
-        patterns = {
-            heading: f"{column.study}/{column.variant}".removeprefix("/")
-            for heading, column in columns.items()
-            if column.study is not None and (column.small or not is_small)
-        }
+        patterns = {}
+        for heading, column in columns.items():
+            is_measured = column.study is not None and (column.small or not is_small)
+            if is_measured:
+                # The study of a figure is empty: its lines name study and variant.
+                patterns[heading] = f"{column.study}/{column.variant}".removeprefix("/")
         lines: dict[Place, str] = {}
         for name, row in rows.items():
-            study, slash, variant = (row.variant or "").rpartition("/")
-            variants = reading if isinstance(reading, dict) else {name: reading}
-            if row.variant and name in variants:
-                line = f"{study}{slash}{variants[name].replace('*', variant)}"
-                lines |= {(name, h): pattern.replace("{}", line) for h, pattern in patterns.items()}
+            line = _read_row(name, row, reading)
+            if line is not None:
+                for heading, pattern in patterns.items():
+                    lines[name, heading] = pattern.replace("{}", line)
         return lines
 
     @consistency_check
     def _check_rows(self) -> None:
+        """Refuse claims and readings that name no row or column."""
         columns, rows = self.grid()
-        claimed = [name for claim in self.claims for name in (claim.row, claim.against)]
-        for name in itertools.chain(claimed, *(r for r in self.readings if isinstance(r, dict))):
-            require("no row or line", name, rows)
-        for name in filter(None, (claim.column for claim in self.claims)):
-            require("no column", name, columns)
+        for claim in self.claims:
+            require("no row or line", claim.row, rows)
+            require("no row or line", claim.against, rows)
+        for reading in self.readings:
+            names = reading if isinstance(reading, dict) else ()
+            for name in names:
+                require("no row or line", name, rows)
+        for claim in self.claims:
+            if claim.column:
+                require("no column", claim.column, columns)
+
+
+def _read_row(name: str, row: Row, reading: Reading) -> str | None:
+    """Return the variant, or STUDY/VARIANT, of a row under a reading; None if it has none."""
+    if not row.variant:
+        return None
+    pattern = reading.get(name) if isinstance(reading, dict) else reading
+    if pattern is None:
+        return None
+    study, slash, variant = row.variant.rpartition("/")
+    return f"{study}{slash}{pattern.replace('*', variant)}"
 
 
 class Table(Layout):
@@ -211,14 +251,28 @@ class Table(Layout):
 
     @consistency_check
     def _check_names(self) -> None:
+        """Refuse rows of another length, and keys that name no row or column."""
         for name, row in self.rows.items():
-            if (count := len(row.cells)) != len(self.columns):
+            count = len(row.cells)
+            if count != len(self.columns):
                 raise ValueError(f"row '{name}': {count} cells for {len(self.columns)} columns")
-            require("no row", row.against or name, self.rows)
-        for name in itertools.chain(*(column.mean for column in self.columns.values())):
-            require("no column", name, self.columns)
-        names, lengths = [*itertools.chain(*self.side_by_side)], {*map(len, self.side_by_side)}
-        if lengths and (len(lengths) > 1 or sorted(filter(None, names)) != sorted(self.rows)):
+            if row.against:
+                require("no row", row.against, self.rows)
+        for column in self.columns.values():
+            for name in column.mean:
+                require("no column", name, self.columns)
+        self._check_lines()
+
+    def _check_lines(self) -> None:
+        """Refuse `side_by_side` if it does not arrange every row once."""
+        if not self.side_by_side:
+            return
+        lengths = {len(line) for line in self.side_by_side}
+        names: list[str] = []
+        for line in self.side_by_side:
+            # An empty name leaves a place free.
+            names += [name for name in line if name]
+        if len(lengths) > 1 or sorted(names) != sorted(self.rows):
             raise ValueError("side_by_side: needs every row once, in lines of the same length")
 
 
@@ -257,17 +311,30 @@ class Figure(Layout):
     last_step: PositiveInt | None = None
 
     def grid(self) -> tuple[dict[str, Column], dict[str, Row]]:
-        lines = ChainMap(*(panel.lines for panel in reversed(self.panels)), self.lines)
-        named = {c.column: Column(study="", value=c.column) for c in self.claims if c.column}
-        rows = {n: Row(variant=line, published="|" * len(named)) for n, line in lines.items()}
-        return {"": Column(study="", file=self.file, where=self.where)} | named, rows
+        columns = {"": Column(study="", file=self.file, where=self.where)}
+        for claim in self.claims:
+            if claim.column:
+                columns[claim.column] = Column(study="", value=claim.column)
+        # A figure prints no numbers, so every published cell is empty.
+        published = "|" * (len(columns) - 1)
+        lines = dict(self.lines)
+        for panel in self.panels:
+            lines.update(panel.lines)
+        rows = {}
+        for name, line in lines.items():
+            rows[name] = Row(variant=line, published=published)
+        return columns, rows
 
     @consistency_check
     def _check_axes(self) -> None:
-        for panel in self.panels if self.file is None else ():
-            require("no axis", panel.x, ["epoch", "step", *AXES])
-        for claim in self.claims if not self.draw else ():
-            require("no column", claim.column or "", ["", *(panel.y for panel in self.panels)])
+        """Refuse axes that no cell records, and claims about values that no panel draws."""
+        if self.file is None:
+            for panel in self.panels:
+                require("no axis", panel.x, ["epoch", "step", *AXES])
+        if not self.draw:
+            drawn_values = [panel.y for panel in self.panels]
+            for claim in self.claims:
+                require("no column", claim.column or "", ["", *drawn_values])
 
 
 class Paper(Config):
@@ -308,24 +375,29 @@ class PaperSource:
 
         Raises ConfigError for a number that the paper does not have.
         """
-        figures = {f"figure-{name}": figure for name, figure in self.paper.figures.items()}
-        items: dict[str, Layout] = {**self.paper.tables, **figures}
+        items: dict[str, Layout] = dict(self.paper.tables)
+        for name, figure in self.paper.figures.items():
+            items[f"figure-{name}"] = figure
         for name in numbers:
             require(f"{self.path}: no table or figure", name, items)
-        return {name: item for name, item in items.items() if not numbers or name in numbers}
+        if not numbers:
+            return items
+        return {name: item for name, item in items.items() if name in numbers}
 
     def locate(self, item: Layout, reading: Reading = "*") -> dict[Place, Reference]:
         """Return the variants that this size measures; the keys are those of `Layout.variants`."""
-        data = self.paper.small_data if self.size == "real" else {}
-        small = self.paper.small | data | item.small
+        small = dict(self.paper.small)
+        if self.size == "real":
+            small.update(self.paper.small_data)
+        small.update(item.small)
+        is_small = self.size != ""
         located = {}
-        for key, line in item.variants(reading, bool(self.size)).items():
+        for place, line in item.variants(reading, is_small).items():
+            if is_small:
+                line = _find_small(line, small)
             study, _, variant = line.partition("/")
-            if self.size:
-                other = small.get(line, f"{small.get(study, '')}/{variant}")
-                study, _, variant = other.partition("/")
             if study:
-                located[key] = Reference(study, variant)
+                located[place] = Reference(study, variant)
         return located
 
     def references(self, item: Layout) -> set[Reference]:
@@ -333,21 +405,37 @@ class PaperSource:
         if item.absent and not self.size:
             return set()
         columns, _ = item.grid()
-        lines = [(line, columns[name]) for (_, name), line in self.locate(item).items()]
-        bases = {line._replace(variant=c.relative) for line, c in lines if c.relative}
-        return bases | {line for line, column in lines if self.size or not column.file}
+        references = set()
+        for (_, heading), reference in self.locate(item).items():
+            column = columns[heading]
+            if column.relative:
+                references.add(Reference(reference.study, column.relative))
+            # Small models have the metric of a study in place of a column of a file.
+            if self.size or not column.file:
+                references.add(reference)
+        return references
 
     def require(self, kind: str, names: Iterable[str], choices: Iterable[str]) -> None:
         """Raise ConfigError at the first line that has the name if one of `names` is no choice."""
         lines = self.path.read_text(encoding="utf-8").splitlines()
         for name in names:
-            number = next((n for n, line in enumerate(lines, start=1) if name in line), 0)
-            require(f"{self.path}:{number}: {kind}", name, choices)
+            numbers = [number for number, line in enumerate(lines, start=1) if name in line]
+            first_number = numbers[0] if numbers else 0
+            require(f"{self.path}:{first_number}: {kind}", name, choices)
+
+
+def _find_small(line: str, small: dict[str, str]) -> str:
+    """Return STUDY/VARIANT of the small size for STUDY/VARIANT; the study is empty if none is."""
+    if line in small:
+        return small[line]
+    study, _, variant = line.partition("/")
+    return f"{small.get(study, '')}/{variant}"
 
 
 def find_numbers(cell: str) -> list[float]:
     """Return the numbers of a published cell: `0.284 (3.6%)` has 0.284 and 3.6."""
-    return [float(text) for text in NUMBER.findall(cell.replace("\N{MINUS SIGN}", "-"))]
+    with_hyphens = cell.replace("\N{MINUS SIGN}", "-")
+    return [float(text) for text in NUMBER.findall(with_hyphens)]
 
 
 def read_paper(name: str, size: str = "", folder: Path = FOLDER) -> PaperSource:
@@ -366,4 +454,6 @@ def read_paper(name: str, size: str = "", folder: Path = FOLDER) -> PaperSource:
     try:
         return PaperSource(name, Paper.model_validate(tree), path, size)
     except ValidationError as error:
-        raise explain(error, str(locate(tree, find_problem(error)[0]))) from error
+        keys, _ = find_problem(error)
+        place = locate(tree, keys)
+        raise explain(error, str(place)) from error

@@ -36,12 +36,17 @@ class Schedule(Kind):
         return None
 
     def try_out(self, signature: Any) -> None:
-        float(self.rate_at(0, 1.0, 10, math.ceil(sum(self.ramps().values())) + 1))
+        ramp_epochs = math.ceil(sum(self.ramps().values()))
+        float(self.rate_at(0, 1.0, 10, ramp_epochs + 1))
 
     def ramps(self) -> dict[str, float]:
         """Return the epochs that the parts of fixed length take, by key; no epochs are left out."""
-        lengths = {name: getattr(self, name, 0.0) for name in ("warmup", "warmdown")}
-        return {name: epochs for name, epochs in lengths.items() if epochs}
+        ramps = {}
+        for name in ("warmup", "warmdown"):
+            epochs = getattr(self, name, 0.0)
+            if epochs:
+                ramps[name] = epochs
+        return ramps
 
     def rising_steps(self, steps_per_epoch: int) -> int:
         """Return the number of steps of the warm-up, after which the rate has its peak."""
@@ -62,8 +67,10 @@ class Schedule(Kind):
         """Return a warning if a training of `epochs` epochs never leaves the warm-up."""
         if epochs != self.ramps().get("warmup"):
             return None
-        text = f"schedule.warmup takes all {epochs} epochs, so the rate only rises"
-        return f"{text}; shorten it or raise training.epochs"
+        return (
+            f"schedule.warmup takes all {epochs} epochs, so the rate only rises;"
+            " shorten it or raise training.epochs"
+        )
 
 
 class Constant(Schedule, kind="constant"):
@@ -81,7 +88,8 @@ class Cosine(Schedule, kind="cosine"):
     end: End = 0.0
 
     def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
-        warmup, total = round(self.warmup * steps_per_epoch), steps_per_epoch * epochs
+        total = steps_per_epoch * epochs
+        warmup = round(self.warmup * steps_per_epoch)
         if step < warmup:
             return self.start + (peak - self.start) * step / warmup
         progress = min(1.0, (step - warmup) / max(1, total - warmup))
@@ -131,12 +139,15 @@ class OneCycle(Schedule, kind="one-cycle"):
     def _triangle(
         self, values: tuple[float, float, float], step: int, steps_per_epoch: int, epochs: int
     ) -> float:
+        """Return the value of a step on the lines through `values`: first, peak and last."""
         first, peak, last = values
-        warmup, total = round(self.warmup * steps_per_epoch), steps_per_epoch * epochs
+        total = steps_per_epoch * epochs
+        warmup = round(self.warmup * steps_per_epoch)
         top = warmup - 1
         if step < top:
             return first + (peak - first) * step / top
-        return peak + (last - peak) * min(1.0, (step - top) / max(1, total - warmup))
+        progress = min(1.0, (step - top) / max(1, total - warmup))
+        return peak + (last - peak) * progress
 
 
 class LaggedCosine(Schedule, kind="lagged-cosine"):
@@ -183,9 +194,10 @@ class Trapezoid(Schedule, kind="trapezoid"):
 
     def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
         total = epochs * steps_per_epoch
-        up, down = (round(length * steps_per_epoch) for length in (self.warmup, self.warmdown))
-        rise = (step + 1) / up if up else 1.0
-        fall = max(0, total - step) / down if down else 1.0
+        rising_steps = round(self.warmup * steps_per_epoch)
+        falling_steps = round(self.warmdown * steps_per_epoch)
+        rise = (step + 1) / rising_steps if rising_steps else 1.0
+        fall = max(0, total - step) / falling_steps if falling_steps else 1.0
         return peak * min(1.0, rise, fall)
 
 
@@ -194,4 +206,6 @@ def stretch(rate: Rate, factor: float) -> Rate:
 
     Step s has the rate of step floor(s / factor) of the original training.
     """
-    return rate if factor == 1 else lambda step: rate(int(step / factor))
+    if factor == 1:
+        return rate
+    return lambda step: rate(int(step / factor))

@@ -38,14 +38,20 @@ class Signature(ABC):
 
     def check_output(self, output: Any) -> None:
         """Raise ConfigError if a network's output for one sample has other sides than `sides`."""
-        needed = [1, *(getattr(self, side) for side in self.sides)]
+        if not self.sides:
+            return
+        sides = [getattr(self, side) for side in self.sides]
+        needed = [1, *sides]
         shape = list(getattr(output, "shape", ()))
-        if "vocabulary" in self.sides:
+        has_vocabulary = "vocabulary" in self.sides
+        if has_vocabulary and shape:
             # The network may have more logits than there are token ids.
-            needed[-1] = max(needed[-1:] + shape[-1:])
-        if self.sides and shape != needed:
-            text = f"must return a tensor of shape {needed} for one sample"
-            raise ConfigError(f"{text}, but returns {shape or type(output).__name__}")
+            needed[-1] = max(needed[-1], shape[-1])
+        if shape != needed:
+            raise ConfigError(
+                f"must return a tensor of shape {needed} for one sample,"
+                f" but returns {shape or type(output).__name__}"
+            )
 
 
 @dataclass(frozen=True)
@@ -208,8 +214,10 @@ class LabelledTokens(PaddedTokens):
 
     @property
     def tokens(self) -> int:
-        return self.context * (2 if self.pairs else 1)
+        return 2 * self.context if self.pairs else self.context
 
     def sample(self) -> "tuple[Tensor, ...]":
-        inputs = super().sample()
-        return tuple(part[:, None].repeat(1, 2, 1) for part in inputs) if self.pairs else inputs
+        tokens, mask = super().sample()
+        if not self.pairs:
+            return tokens, mask
+        return tokens[:, None].repeat(1, 2, 1), mask[:, None].repeat(1, 2, 1)

@@ -35,7 +35,9 @@ class Slurm(Config):
     @field_validator("time", "mem", mode="before")
     @classmethod
     def _number_to_text(cls, value: object) -> object:
-        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        """Return a number without a unit, which YAML reads as an integer, as text."""
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        return str(value) if is_number else value
 
     @property
     def minutes(self) -> int:
@@ -49,8 +51,13 @@ def parse_minutes(time: str) -> int:
         return 0
     days, _, clock = time.rpartition("-")
     numbers = [int(number) for number in clock.split(":")]
-    if days or len(numbers) == 3:
-        hours, minutes, seconds = (*numbers, 0, 0)[:3]
-    else:
-        hours, minutes, seconds = 0, *(*numbers, 0)[:2]
-    return (24 * int(days or 0) + hours) * 60 + minutes + (seconds > 0)
+    begins_with_hours = bool(days) or len(numbers) == 3
+    if not begins_with_hours:
+        numbers.insert(0, 0)
+    while len(numbers) < 3:
+        numbers.append(0)
+    hours, minutes, seconds = numbers
+    if days:
+        hours += 24 * int(days)
+    total = 60 * hours + minutes
+    return total + 1 if seconds > 0 else total

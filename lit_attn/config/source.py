@@ -37,7 +37,9 @@ class Where(NamedTuple):
         SHIPPED name data of the working directory, as if they had been copied there.
         """
         folder = Path(self.file).parent if self.line else Path()
-        return folder.relative_to(SHIPPED) if folder.is_relative_to(SHIPPED) else folder
+        if folder.is_relative_to(SHIPPED):
+            return folder.relative_to(SHIPPED)
+        return folder
 
 
 class Mapping(dict[str, Any]):
@@ -50,6 +52,7 @@ class Mapping(dict[str, Any]):
         self.where = dict.fromkeys(self, at)
 
     def put(self, key: str, value: Any, where: Where) -> None:
+        """Set `key`, in the line `where`."""
         self[key] = value
         self.where[key] = where
 
@@ -69,6 +72,7 @@ class Sequence(list[Any]):
         self.where: list[Where] = []
 
     def put(self, value: Any, where: Where) -> None:
+        """Append an item, in the line `where`."""
         self.append(value)
         self.where.append(where)
 
@@ -82,18 +86,24 @@ def locate(tree: Any, keys: Iterable[str | int], file: str | None = None) -> Whe
     where = tree.at if isinstance(tree, Mapping | Sequence) else None
     for key in keys:
         if isinstance(tree, Mapping) and key in tree:
-            where, tree = tree.where[str(key)], tree[str(key)]
+            name = str(key)
+            where = tree.where[name]
+            tree = tree[name]
         elif isinstance(tree, Sequence) and isinstance(key, int) and key < len(tree):
-            where, tree = tree.where[key], tree[key]
+            where = tree.where[key]
+            tree = tree[key]
         else:
             break
-    where = tree.where.get("kind", where) if isinstance(tree, Mapping) else where
+    if isinstance(tree, Mapping):
+        where = tree.where.get("kind", where)
     return None if file in _files(tree) else where
 
 
 def load(path: Path, text: str | None = None) -> Mapping:
     """Read the mapping in a YAML file or in its `text`; ConfigError if there is no mapping."""
-    tree = _parse(read_text(path) if text is None else text, str(path))
+    if text is None:
+        text = read_text(path)
+    tree = _parse(text, str(path))
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{path}: needs a mapping of keys to values")
     return tree
@@ -107,25 +117,36 @@ def parse_value(text: str, file: str) -> Any:
 def format_value(value: object) -> str:
     """Return a value as in a variant's name: `0.0003`, `split+activation=silu`, `flip+crop`."""
     if isinstance(value, Mapping):
-        names = [str(value[key]) for key in ("kind", "preset") if key in value]
-        keys = [f"{k}={format_value(v)}" for k, v in value.items() if k not in ("kind", "preset")]
-        return "+".join([*names, *keys])
+        # The names of the part come first, and stand without their keys.
+        terms = [str(value[key]) for key in ("kind", "preset") if key in value]
+        for key, item in value.items():
+            if key not in ("kind", "preset"):
+                terms.append(f"{key}={format_value(item)}")
+        return "+".join(terms)
     if isinstance(value, Sequence):
         return "+".join(format_value(item) for item in value)
     if isinstance(value, bool):
         return str(value).lower()
     if value is None:
         return "none"
-    return f"{value:.12g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    return str(value)
 
 
 def _files(tree: Any) -> set[str]:
     """Return the files whose lines a mapping contains."""
-    lines = tree.where.values() if isinstance(tree, Mapping) else ()
-    return {line.file for line in lines}.union(*map(_files, tree.values() if lines else ()))
+    files: set[str] = set()
+    if isinstance(tree, Mapping):
+        for where in tree.where.values():
+            files.add(where.file)
+        for value in tree.values():
+            files |= _files(value)
+    return files
 
 
 def _parse(text: str, file: str, lines: bool = True) -> Any:
+    """Return the value of a YAML text; without `lines` it has no lines."""
     try:
         loader = _Loader(text, file, lines)
         node = loader.get_single_node()
@@ -135,10 +156,13 @@ def _parse(text: str, file: str, lines: bool = True) -> Any:
         problem = " ".join(str(error.problem or error.context).split())
         raise ConfigError(f"{Where(file, line)}: not YAML: {problem}") from error
     except RecursionError as error:
-        text = f"values are nested more than {MAX_DEPTH} levels deep; write a flatter file"
-        raise ConfigError(f"{file}: not YAML: {text}") from error
+        raise ConfigError(
+            f"{file}: not YAML: values are nested more than {MAX_DEPTH} levels deep;"
+            " write a flatter file"
+        ) from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"{file}: not YAML: {problem}") from error
 
 
 class _Loader(yaml.SafeLoader):
@@ -167,13 +191,13 @@ class _Loader(yaml.SafeLoader):
             for item in node.value:
                 items.put(self.build(item, depth + 1), self.where(item))
             return items
-        if not isinstance(node, yaml.MappingNode):
-            return self.build_scalar(node)
-        self.flatten_mapping(node)
-        mapping = Mapping(self.where(node))
-        for key, value in node.value:
-            mapping.put(key.value, self.build(value, depth + 1), self.where(key))
-        return mapping
+        if isinstance(node, yaml.MappingNode):
+            self.flatten_mapping(node)
+            mapping = Mapping(self.where(node))
+            for key, value in node.value:
+                mapping.put(key.value, self.build(value, depth + 1), self.where(key))
+            return mapping
+        return self.build_scalar(node)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Check the keys of a mapping, and replace `<<` by the pairs that it merges."""
@@ -188,16 +212,20 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 raise ConfigError(f"{self.where(key)}: a key must be text")
             if key.value in lines and key.tag != MERGE:
-                first = lines[key.value]
-                message = f"'{key.value}' is written twice, first on line {first}"
-                raise ConfigError(f"{self.where(key)}: {message}")
+                raise ConfigError(
+                    f"{self.where(key)}: '{key.value}' is written twice,"
+                    f" first on line {lines[key.value]}"
+                )
             lines[key.value] = self.where(key).line
         self.flattening.add(node)
         super().flatten_mapping(node)
         self.flattening.remove(node)
         # The merged pairs come first, and the mapping's own pairs replace them. Without this, the
         # pairs of nested merges of aliases would multiply.
-        node.value = list({key.value: (key, value) for key, value in node.value}.values())
+        pairs = {}
+        for key, value in node.value:
+            pairs[key.value] = (key, value)
+        node.value = list(pairs.values())
 
     def build_scalar(self, node: yaml.Node) -> Any:
         """Return the value of a scalar."""
@@ -216,32 +244,53 @@ class _Loader(yaml.SafeLoader):
 
     def where(self, node: yaml.Node) -> Where:
         """Return the line of a node."""
-        return Where(self.file, node.start_mark.line + 1 if self.has_lines else 0)
+        line = node.start_mark.line + 1 if self.has_lines else 0
+        return Where(self.file, line)
 
 
 def _read_bool(text: str) -> bool:
+    """Return a boolean; ValueError for another text, which an explicit tag can have."""
     if text.lower() not in ("true", "false"):
         raise ValueError(f"'{text}' is neither true nor false")
     return text.lower() == "true"
 
 
 def _read_null(text: str) -> None:
+    """Return None; ValueError for another text, which an explicit tag can have."""
     if text.lower() not in ("null", "~", ""):
         raise ValueError(f"'{text}' is not null")
 
 
 MERGE = "tag:yaml.org,2002:merge"
 COLLECTIONS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
+
+
+class _ScalarForm(NamedTuple):
+    """Text form of the scalars of a tag, and the characters with which they can begin."""
+
+    tag: str
+    pattern: str
+    first_characters: list[str]
+
+
+_FORMS = (
+    _ScalarForm("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    _ScalarForm("int", r"[-+]?[0-9]+", list("-+0123456789")),
+    _ScalarForm(
+        "float",
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?",
+        list("-+.0123456789"),
+    ),
+    _ScalarForm("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    _ScalarForm("merge", r"<<", ["<"]),
+)
 _Loader.yaml_implicit_resolvers = {}
-for _tag, _pattern, _first in (
-    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("int", r"[-+]?[0-9]+", "-+0123456789"),
-    ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", "-+.0123456789"),
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("merge", r"<<", "<"),
-):
-    _compiled = re.compile(f"^(?:{_pattern})$")
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _compiled, list(_first))
+for _form in _FORMS:
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_form.tag}",
+        re.compile(f"^(?:{_form.pattern})$"),
+        _form.first_characters,
+    )
 
 _SCALARS: dict[str, Callable[[str], Any]] = {
     "str": str,

@@ -5,7 +5,6 @@
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,57 +18,99 @@ from lit_attn.config.source import Mapping, Sequence, Where, format_value, load,
 from lit_attn.schema.base import Config, must_be
 from lit_attn.schema.errors import ConfigError, find_problem, require, suggest
 
-
-def _are_mappings(values: Iterable[Any]) -> bool:
-    return all(isinstance(value, Mapping) for value in values)
-
-
-CRITERIA = "a list of parameters, flops and time, each once; or none in place of parameters"
-Criteria = Annotated[
-    tuple[Literal["parameters", "flops", "time", "none"], ...],
-    BeforeValidator(lambda value: value if isinstance(value, list) else (value,)),
-    must_be(lambda v: len({*v}) == len(v) > 0 and not {"parameters", "none"} <= {*v}, CRITERIA),
-]
-# These values stay mappings with lines until ablate.variants expands them.
-Overrides = Annotated[Any, must_be(lambda v: isinstance(v, Mapping), "a mapping of keys to values")]
-POINTS = "a list of mappings, as in [{residual: full, zz: with}]"
-Points = Annotated[Any, must_be(lambda v: isinstance(v, Sequence) and _are_mappings(v), POINTS)]
-NAMED = "a mapping of names to mappings, as in {xsa: {attention: xsa}}"
-Named = Annotated[
-    Any, must_be(lambda v: isinstance(v, Mapping) and _are_mappings(v.values()), NAMED)
-]
-
 MOST_SEEDS = 10_000  # A larger number of seeds is probably meant as one seed.
 
 
-def _expand_count(value: Any) -> Any:
+def _list_criteria(value: Any) -> Any:
+    """Return a criterion alone as a tuple of one."""
+    return value if isinstance(value, list) else (value,)
+
+
+def _are_criteria(criteria: tuple[str, ...]) -> bool:
+    """Return True if each criterion stands once, and `none` does not stand beside `parameters`."""
+    has_contradiction = "parameters" in criteria and "none" in criteria
+    is_each_once = len(set(criteria)) == len(criteria)
+    return bool(criteria) and is_each_once and not has_contradiction
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_list_of_mappings(value: Any) -> bool:
+    return isinstance(value, Sequence) and all(_is_mapping(item) for item in value)
+
+
+def _is_mapping_of_mappings(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(_is_mapping(item) for item in value.values())
+
+
+def _list_seeds(value: Any) -> Any:
+    """Return a number of seeds as the tuple of these seeds, and a list of seeds as it is."""
     if isinstance(value, int) and not isinstance(value, bool):
         if not 1 <= value <= MOST_SEEDS:
-            limits = f"from 1 to {MOST_SEEDS:,}; for one seed write [{value}]"
-            raise ValueError(f"{value} is not a number of seeds {limits}")
+            raise ValueError(
+                f"{value} is not a number of seeds from 1 to {MOST_SEEDS:,};"
+                f" for one seed write [{value}]"
+            )
         return tuple(range(value))
     if not isinstance(value, list) or not value:
         raise ValueError("needs a number of seeds, as 5, or a list of seeds, as [0, 50, 100]")
-    if len({str(seed) for seed in value}) < len(value):
+    distinct_seeds = {str(seed) for seed in value}
+    if len(distinct_seeds) < len(value):
         raise ValueError("a seed is written twice")
     return value
 
 
+def _add_deviation(value: Any) -> Any:
+    """Return a number alone as a mean without a deviation."""
+    return value if isinstance(value, list) else (value, None)
+
+
+def _is_one_line(text: str) -> bool:
+    return text != "" and text == text.strip() and text.isprintable()
+
+
+Criteria = Annotated[
+    tuple[Literal["parameters", "flops", "time", "none"], ...],
+    BeforeValidator(_list_criteria),
+    must_be(
+        _are_criteria,
+        "a list of parameters, flops and time, each once; or none in place of parameters",
+    ),
+]
+# These values stay mappings with lines until ablate.axes combines them.
+Overrides = Annotated[Any, must_be(_is_mapping, "a mapping of keys to values")]
+Points = Annotated[
+    Any,
+    must_be(_is_list_of_mappings, "a list of mappings, as in [{residual: full, zz: with}]"),
+]
+Named = Annotated[
+    Any,
+    must_be(
+        _is_mapping_of_mappings, "a mapping of names to mappings, as in {xsa: {attention: xsa}}"
+    ),
+]
 Name = Annotated[str, BeforeValidator(format_value)]
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
-Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_expand_count)]
-# A number alone is a mean without a deviation.
-Published = Annotated[
-    tuple[float, float | None],
-    BeforeValidator(lambda value: value if isinstance(value, list) else (value, None)),
-]
-Label = Annotated[
-    str,
-    BeforeValidator(format_value),
-    must_be(lambda text: text.strip() == text != "" and text.isprintable(), "a text of one line"),
-]
+Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_list_seeds)]
+Published = Annotated[tuple[float, float | None], BeforeValidator(_add_deviation)]
+Label = Annotated[str, BeforeValidator(format_value), must_be(_is_one_line, "a text of one line")]
 EMPTY = Mapping(Where(""))
 NO_POINTS = Sequence(Where(""))
+
+
+class PaperReference(Config):
+    """File of a paper in `experiments/papers`, whose tables publish the values of a study.
+
+    The rows of its tables name the variants of the study. `readings` are further variants, which
+    are alternative readings of a row and show its number: names, or patterns in which * is any
+    text.
+    """
+
+    file: str = Field(description="file of the paper, relative to the study's file")
+    readings: tuple[str, ...] = Field((), description="readings that show the number of their row")
+    value: str = Field("metric", description="`value` of the columns in the paper's file")
 
 
 class Latex(Config):
@@ -108,7 +149,12 @@ class StudyConfig(Config):
         {},
         description="texts of variants in tables and figures, by name; names are names of folders",
     )
-    published: dict[str, Published] = Field({}, description="means and deviations in printed units")
+    paper: PaperReference | None = Field(
+        None, description="paper whose tables publish the numbers of the variants"
+    )
+    published: dict[str, Published] = Field(
+        {}, description="published numbers that no paper's file has, in printed units"
+    )
     metric: MetricChoice = Field(MetricChoice(), description="value that the table compares")
     best_test_epoch: bool = Field(
         False,
@@ -128,6 +174,7 @@ class StudyConfig(Config):
     @field_validator("best_test_epoch")
     @classmethod
     def _needs_a_test_metric(cls, value: bool, info: ValidationInfo) -> bool:
+        """Refuse the best test epoch of a metric that is not measured on the test split."""
         metric = info.data.get("metric")
         if value and metric and not metric.name.startswith("test/"):
             raise ValueError(f"needs a metric of the test split, but metric.name is {metric.name}")
@@ -177,19 +224,25 @@ def read_studies(path: Path, texts: dict[Path, str] | None = None) -> dict[str, 
                     f"{source.tree.at}: {name}: this study is in {sources[name].tree.at.file}, too"
                 )
             sources[name] = source
+    _require_contrasts(sources)
+    return sources
+
+
+def _require_contrasts(sources: dict[str, StudySource]) -> None:
+    """Raise ConfigError if the key `contrast` of a study names no study."""
     for source in sources.values():
         other = source.study.contrast
         if other is not None and other not in sources:
             raise source.error(("contrast",), f"no study '{other}'{suggest(other, sources)}")
-    return sources
 
 
 def read_titles(path: Path) -> dict[str, str]:
     """Return the titles of the studies of `path` and of the files that it names, unchecked."""
     tree = load(path)
     titles = {}
-    for file in [path, *_further_files(path, tree)]:
-        studies = (tree if file == path else load(file)).get("studies")
+    trees = [tree, *(load(further) for further in _further_files(path, tree))]
+    for file_tree in trees:
+        studies = file_tree.get("studies")
         if not isinstance(studies, Mapping):
             continue
         for name, study in studies.items():
@@ -205,7 +258,8 @@ def _read_file(path: Path, tree: Mapping, texts: dict[Path, str]) -> dict[str, S
         raise ConfigError(f"{path}: needs 'studies', a mapping of names to studies")
     sources = {}
     for name in studies:
-        for source in _split(_read(path, name, studies, texts)):
+        written = _read_study(path, name, studies, texts)
+        for source in _split_levels(written):
             sources[source.name] = source
     return sources
 
@@ -236,64 +290,109 @@ def choose(studies: dict[str, StudySource], names: list[str], path: Path) -> lis
 
     The name of a study with `compare_within` chooses the studies of all its levels.
     """
-    families = {source.family for source in studies.values()} - {""}
-    for name in names:
-        require(f"{path}: no study", name, [*studies, *families])
-    chosen = [source for source in studies.values() if {source.name, source.family} & {*names}]
-    if not names:
-        alone = len(studies) == 1
-        chosen = [source for source in studies.values() if source.study.default or alone]
-    if not names and not chosen:
-        text = f"name one with --study: {', '.join(studies)}"
-        raise ConfigError(f"{path}: no study has `default: true`; {text}")
+    if names:
+        return _choose_named(studies, names, path)
+    if len(studies) == 1:
+        return list(studies.values())
+    chosen = [source for source in studies.values() if source.study.default]
+    if not chosen:
+        raise ConfigError(
+            f"{path}: no study has `default: true`; name one with --study: {', '.join(studies)}"
+        )
     return chosen
 
 
-def _read(path: Path, name: str, studies: Mapping, texts: dict[Path, str]) -> StudySource:
-    where, tree = studies.where[name], studies[name]
+def _choose_named(
+    studies: dict[str, StudySource], names: list[str], path: Path
+) -> list[StudySource]:
+    """Return the studies of which the name or the family is one of `names`."""
+    families = {source.family for source in studies.values() if source.family}
+    for name in names:
+        require(f"{path}: no study", name, [*studies, *families])
+    return [source for source in studies.values() if source.name in names or source.family in names]
+
+
+def _read_study(path: Path, name: str, studies: Mapping, texts: dict[Path, str]) -> StudySource:
+    """Read the study `name` and its experiment; ConfigError for a mistake in its keys."""
+    where = studies.where[name]
+    tree = studies[name]
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{where}: studies.{name}: needs a mapping of keys to values")
     try:
         study = StudyConfig.model_validate(tree)
     except ValidationError as error:
         keys, message = find_problem(error)
-        place = locate(tree, keys) if len(keys) > 1 or keys[0] in tree else where
+        # A key that is missing has no line; the line of the study's name stands for it.
+        is_missing = len(keys) == 1 and keys[0] not in tree
+        place = where if is_missing else locate(tree, keys)
         key = ".".join(str(part) for part in ("studies", name, *keys))
         raise ConfigError(f"{place}: {key}: {message}") from error
-    experiment = path.parent / study.experiment
-    if experiment not in texts:
-        experiment = _find_file(tree, name, experiment, "experiment")
-    files = [(path.parent / part).resolve() for part in study.parts]
-    parts = tuple(_find_file(tree, name, f, "parts", number) for number, f in enumerate(files))
-    content = load(experiment, texts.get(experiment))
-    return StudySource(path, name, study, tree, content, experiment, parts)
+    experiment_path = path.parent / study.experiment
+    if experiment_path not in texts:
+        experiment_path = _find_file(tree, name, experiment_path, "experiment")
+    parts = []
+    for number, part in enumerate(study.parts):
+        part_path = (path.parent / part).resolve()
+        parts.append(_find_file(tree, name, part_path, "parts", number))
+    return StudySource(
+        path=path,
+        name=name,
+        study=study,
+        tree=tree,
+        experiment=load(experiment_path, texts.get(experiment_path)),
+        experiment_path=experiment_path,
+        parts=tuple(parts),
+    )
 
 
-def _split(source: StudySource) -> Iterator[StudySource]:
-    """Yield the study, or a study for each combination of the values of `compare_within`."""
-    study, keys = source.study, source.study.compare_within
-    if not keys:
-        yield source
-        return
-    for key in keys:
-        if not isinstance(values := study.axes.get(key), Mapping) or not values:
-            text = f"'{key}' is no axis of named overrides{suggest(key, study.axes)}"
-            raise source.error(("compare_within",), text)
+def _split_levels(source: StudySource) -> list[StudySource]:
+    """Return the study, or a study for each combination of the values of `compare_within`."""
+    study = source.study
+    level_keys = study.compare_within
+    if not level_keys:
+        return [source]
+    _require_levels(source)
+    levels = []
+    for names in itertools.product(*(study.axes[key] for key in level_keys)):
+        level = "-".join(names)
+        axes = study.axes.copy()
+        for key, name in zip(level_keys, names, strict=True):
+            written = study.axes[key]
+            axes[key] = Mapping(axes.where[key])
+            axes[key].put(name, written[name], written.where[name])
+        level_study = study.model_copy(update={"axes": axes, "title": f"{study.title}, {level}"})
+        levels.append(
+            replace(
+                source,
+                name=f"{source.name}-{level}",
+                study=level_study,
+                family=source.name,
+                level=level,
+            )
+        )
+    return levels
+
+
+def _require_levels(source: StudySource) -> None:
+    """Raise ConfigError if the axes of `compare_within` cannot split the study into levels."""
+    study = source.study
+    for key in study.compare_within:
+        values = study.axes.get(key)
+        if not isinstance(values, Mapping) or not values:
+            raise source.error(
+                ("compare_within",),
+                f"'{key}' is no axis of named overrides{suggest(key, study.axes)}",
+            )
         for index, rule in enumerate(study.exclude):
             if key in rule:
-                text = "is an axis of compare_within, and every level has the same variants"
-                raise source.error(("exclude", index, key), text)
+                raise source.error(
+                    ("exclude", index, key),
+                    "is an axis of compare_within, and every level has the same variants",
+                )
     if study.cells:
-        text = "not possible with compare_within; write an axis of named overrides"
-        raise source.error(("cells",), text)
-    for names in itertools.product(*(study.axes[key] for key in keys)):
-        axes, level = study.axes.copy(), "-".join(names)
-        for key, name in zip(keys, names, strict=True):
-            axes[key] = Mapping(axes.where[key])
-            axes[key].put(name, study.axes[key][name], study.axes[key].where[name])
-        changed = study.model_copy(update={"axes": axes, "title": f"{study.title}, {level}"})
-        name = f"{source.name}-{level}"
-        yield replace(source, name=name, study=changed, family=source.name, level=level)
+        raise source.error(
+            ("cells",), "not possible with compare_within; write an axis of named overrides"
+        )
 
 
 def _find_file(tree: Mapping, study: str, path: Path, *keys: str | int) -> Path:
@@ -308,5 +407,5 @@ def _find_file_at(where: Where | None, key: str, path: Path) -> Path:
         path = path.resolve() if ".." in path.parts else path
         if path.is_file():
             return path
-    hint = suggest(path.name, [other.name for other in path.parent.glob(f"*{path.suffix}")])
-    raise ConfigError(f"{where}: {key}: no file {path}{hint}")
+    neighbours = [other.name for other in path.parent.glob(f"*{path.suffix}")]
+    raise ConfigError(f"{where}: {key}: no file {path}{suggest(path.name, neighbours)}")

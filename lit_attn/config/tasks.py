@@ -3,12 +3,12 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, PositiveInt
 
 from lit_attn.config import signatures
-from lit_attn.config.metrics import Form, MetricInfo, Outputs, percent
+from lit_attn.config.metrics import Form, Goal, MetricInfo, Outputs, percent
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Rate
 from lit_attn.schema.base import Kind, OwnClass, Share, load, must_be
@@ -32,7 +32,10 @@ class Loss(Kind):
     def try_out(self, signature: Any) -> None:
         import torch
 
-        self.build()(torch.zeros(2, 3, requires_grad=True), torch.tensor([0, 1])).backward()
+        loss_function = self.build()
+        logits = torch.zeros(2, 3, requires_grad=True)
+        targets = torch.tensor([0, 1])
+        loss_function(logits, targets).backward()
 
 
 class CrossEntropyLoss(Loss, kind="cross-entropy"):
@@ -97,7 +100,10 @@ class Task(Kind):
 
     def outputs(self, signature: Any) -> Outputs | None:
         """Return the form of the predictions that metrics of the experiment get, if it is known."""
-        return self.predicts and Outputs(self.predicts[0], getattr(signature, self.predicts[1]))
+        if self.predicts is None:
+            return None
+        form, size_field = self.predicts
+        return Outputs(form, getattr(signature, size_field))
 
 
 class ClassificationConfig(Task):
@@ -203,6 +209,11 @@ class TranslationConfig(Task, kind="translation"):
         )
 
 
+def _are_measures(names: tuple[str, ...]) -> bool:
+    """Return True if `loss` is among the names and each name stands once."""
+    return "loss" in names and len(set(names)) == len(names)
+
+
 class ModuleTaskConfig(OwnClass, Task, kind="module"):
     """A LightningModule of your own (docs/own-tasks.md).
 
@@ -214,19 +225,23 @@ class ModuleTaskConfig(OwnClass, Task, kind="module"):
     runs_foreign_code = True
     base_class = "lightning:LightningModule"
 
-    measures: Annotated[
-        tuple[str, ...],
-        must_be(lambda m: "loss" in m and len({*m}) == len(m), "'loss', and every name once"),
-    ] = Field(("loss",), description="names that `validation_step` logs")
+    measures: Annotated[tuple[str, ...], must_be(_are_measures, "'loss', and every name once")] = (
+        Field(("loss",), description="names that `validation_step` logs")
+    )
 
     def metrics(self, signature: Any) -> tuple[MetricInfo, ...]:
-        goals: dict[str, Literal["min"]] = {"loss": "min"}
-        return tuple(MetricInfo(name, name, goal=goals.get(name)) for name in self.measures)
+        metrics = []
+        for name in self.measures:
+            # The better direction is known for the loss only.
+            goal: Goal | None = "min" if name == "loss" else None
+            metrics.append(MetricInfo(name, name, goal=goal))
+        return tuple(metrics)
 
     def build(
         self, network: "nn.Module", data: Any, loss: Loss, optimizer: Optimizer, rate: Rate
     ) -> Any:
-        return load("lit_attn.tasks.adapter:Adapter")(self, network, data, optimizer, rate)
+        adapter_class = load("lit_attn.tasks.adapter:Adapter")
+        return adapter_class(self, network, data, optimizer, rate)
 
     def try_out(self, signature: Any) -> None:
         load("lit_attn.tasks.adapter:load_class")(self)
@@ -240,10 +255,13 @@ class SegmentationConfig(Task, kind="segmentation"):
     predicts = ("classes", "classes")
 
     def metrics(self, signature: signatures.ImageMasks) -> tuple[MetricInfo, ...]:
+        # A star stands for the names of classes that only the files know.
+        names = signature.names or ("*",)
+        class_metrics = [percent(f"IoU:{name}", f"IoU of {name}") for name in names]
         return (
             percent("mIoU", "mIoU"),
             percent("mAcc", "mean class accuracy"),
             percent("aAcc", "pixel accuracy"),
             MetricInfo("loss", "loss (nats)"),
-            *(percent(f"IoU:{name}", f"IoU of {name}") for name in signature.names or "*"),
+            *class_metrics,
         )

@@ -1,7 +1,6 @@
 """Length, precision and devices of a cell's training, and what is recorded meanwhile."""
 
 import importlib.util
-import math
 from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -52,8 +51,10 @@ class MetricLogger(Kind):
     def check_files(self) -> None:
         """Raise ConfigError if the tracker's package is not installed."""
         if importlib.util.find_spec(self.package) is None:
-            text = "which is not installed: pip install 'lit_attn[trackers]'"
-            raise ConfigError(f"{self.kind} needs {self.package}, {text}")
+            raise ConfigError(
+                f"{self.kind} needs {self.package}, which is not installed:"
+                " pip install 'lit_attn[trackers]'"
+            )
 
     @abstractmethod
     def build(self, study: str, name: str, identity: str, folder: Path) -> "Logger":
@@ -64,7 +65,8 @@ class MetricLogger(Kind):
 
     def close(self, logger: "Logger", has_succeeded: bool) -> None:
         """End the run at the end of an attempt."""
-        logger.finalize("success" if has_succeeded else "failed")
+        status = "success" if has_succeeded else "failed"
+        logger.finalize(status)
 
 
 class MLflowLogger(MetricLogger, kind="mlflow"):
@@ -89,17 +91,27 @@ class MLflowLogger(MetricLogger, kind="mlflow"):
         from lightning.pytorch.loggers import MLFlowLogger
         from mlflow.tracking import MlflowClient
 
+        if self.uri.startswith("sqlite:///"):
+            shared_path = Path(self.uri.removeprefix("sqlite:///"))
+        else:
+            shared_path = folder.absolute().parents[1]
         # Cells that create the tables of a database, or an experiment, at the same time would fail.
-        path = Path(self.uri.removeprefix("sqlite:///"))
-        shared = path if self.uri.startswith("sqlite:///") else folder.absolute().parents[1]
-        with one_at_a_time(shared.parent, shared.name):
+        with one_at_a_time(shared_path.parent, shared_path.name):
             client = MlflowClient(self.uri)
             experiment = client.get_experiment_by_name(study)
-            tag = f"tags.identity = '{identity}'"
-            runs = experiment and client.search_runs([experiment.experiment_id], tag)
-            options: dict[str, Any] = {"run_id": runs[0].info.run_id if runs else None}
-            options |= {"tracking_uri": self.uri, "tags": {"identity": identity}}
-            logger = MLFlowLogger(study, run_name=name, **options)
+            run_id = None
+            if experiment is not None:
+                tag = f"tags.identity = '{identity}'"
+                runs = client.search_runs([experiment.experiment_id], tag)
+                if runs:
+                    run_id = runs[0].info.run_id
+            logger = MLFlowLogger(
+                study,
+                run_name=name,
+                run_id=run_id,
+                tracking_uri=self.uri,
+                tags={"identity": identity},
+            )
             _ = logger.experiment  # Creates the experiment and the run.
             return logger
 
@@ -127,7 +139,8 @@ class WandbLogger(MetricLogger, kind="wandb"):
         )
 
     def close(self, logger: Any, has_succeeded: bool) -> None:
-        logger.experiment.finish(exit_code=0 if has_succeeded else 1)
+        exit_code = 0 if has_succeeded else 1
+        logger.experiment.finish(exit_code=exit_code)
 
 
 class Stopping(Config):
@@ -147,6 +160,7 @@ class WeightAverage(Config):
 
     @consistency_check
     def _is_of_one_kind(self) -> None:
+        """Refuse both or none of the averages."""
         if (self.decay is None) == (self.epochs is None):
             raise ValueError("set either `decay` or `epochs`")
 
@@ -188,10 +202,13 @@ class Training(Config):
     @classmethod
     def _name_own_records(cls, value: Any) -> Any:
         """Accept the records that every cell writes in the list, and drop them from it."""
-        is_list = isinstance(value, list | tuple)
-        return [item for item in value if item not in ("tensorboard", "csv")] if is_list else value
+        if not isinstance(value, list | tuple):
+            return value
+        return [item for item in value if item not in ("tensorboard", "csv")]
 
     def steps(self, steps_per_epoch: int) -> int:
         """Return the number of training steps."""
-        steps = min(self.epochs * steps_per_epoch, self.max_steps or math.inf)
+        steps = self.epochs * steps_per_epoch
+        if self.max_steps is not None:
+            steps = min(steps, self.max_steps)
         return max(1, round(self.stretch * steps))

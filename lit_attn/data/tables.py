@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from lit_attn.data.rows import Rows, read_csv, read_json
 from lit_attn.data.sets import Split, fit_image, make_split, require_classes
 from lit_attn.data.splits import find_split, warn_of_shared_files
 from lit_attn.data.text.labelled import Sample
+from lit_attn.data.text.tokenizers import Encoder
 from lit_attn.extras import require
 from lit_attn.schema import errors
 from lit_attn.schema.errors import ConfigError, suggest
@@ -34,11 +35,13 @@ def load_rows(data: Table) -> dict[str, Any]:
         for split, path in data.files.items():
             errors.require(f"data.{split}: {path}: no table ends in", path.suffix, READERS)
         warn_of_shared_files(data.files)
-        splits = {split: _read_file(data, split, path) for split, path in data.files.items()}
+        splits = {}
+        for split, path in data.files.items():
+            splits[split] = _read_file(data, split, path)
     for split, rows in splits.items():
+        table = data.files.get(split, data.hub)
         for key, column in data.columns.items():
-            text = f"data.{key}: {data.files.get(split, data.hub)} has no column"
-            errors.require(text, column, rows.column_names)
+            errors.require(f"data.{key}: {table} has no column", column, rows.column_names)
     return splits
 
 
@@ -113,9 +116,12 @@ def _load_hub(data: Table, hub: str) -> dict[str, Any]:
             splits[split] = loaded[name]
         else:
             left_out.append(name)
-    if "train" not in splits or not splits.keys() & {"test", "val"}:
-        text = "needed are train, and test or validation"
-        raise ConfigError(f"data.hub: {hub} has the splits {', '.join(loaded)}; {text}")
+    has_evaluated_split = "val" in splits or "test" in splits
+    if "train" not in splits or not has_evaluated_split:
+        raise ConfigError(
+            f"data.hub: {hub} has the splits {', '.join(loaded)}; needed are train, and test or "
+            "validation"
+        )
     if left_out:
         LOG.warning(
             "data.hub: %s: not read are the splits %s; read are train, validation and test",
@@ -131,15 +137,19 @@ def read_images(data: TableImages | TableTargets) -> dict[str, Split]:
     if "test" not in tables and "val" in tables:
         tables["test"] = tables.pop("val")
     splits: dict[str, Split] = {}
-    for split in [name for name in ("train", "val", "test") if name in tables]:
+    for split in ("train", "val", "test"):
+        if split not in tables:
+            continue
+        table = data.files.get(split, data.hub)
         folder = data.files.get(split, Path()).parent
         images = []
         for row, cell in enumerate(_read_image_cells(tables[split], data.image)):
-            where = f"data.{split}: {data.files.get(split, data.hub)}: row {row}"
+            where = f"data.{split}: {table}: row {row}"
             source = _find_image(cell, folder, where, data.image)
             name = f"{where}: {source}" if isinstance(source, Path) else f"{where}: the image"
             images.append(fit_image(name, source, data))
-        splits[split] = make_split(np.stack(images), data.read_labels(tables, split), data)
+        labels = data.read_labels(tables, split)
+        splits[split] = make_split(np.stack(images), labels, data)
     return splits
 
 
@@ -208,9 +218,15 @@ def read_texts(data: TableText) -> dict[str, list[tuple[str, str]]]:
                 )
             if text:
                 documents[split].append((f"{split} row {number}", text))
-        if empty := len(texts) - len(documents[split]):
-            counts = f"{empty:,} of {len(texts):,} rows are left out"
-            LOG.warning("%s: %s, because the cell of '%s' is empty", source, counts, data.text)
+        empty_rows = len(texts) - len(documents[split])
+        if empty_rows:
+            LOG.warning(
+                "%s: %s of %s rows are left out, because the cell of '%s' is empty",
+                source,
+                f"{empty_rows:,}",
+                f"{len(texts):,}",
+                data.text,
+            )
     return documents
 
 
@@ -229,21 +245,36 @@ def split_row(data: LabelledTable, text: Any, label: Any) -> tuple[list[str], li
     words, classes = list_items(text), list_items(label)
     if not words or len(words) != len(classes):
         raise ValueError(f"{len(words)} words and {len(classes)} classes; one class for each")
-    if not all(word is not None and str(word).strip() for word in words):
-        raise ValueError("a word is empty")
-    numbers = [int(item) if str(item).isdecimal() else item for item in classes]
-    return [f" {word}" for word in words], numbers
+    texts = []
+    numbers = []
+    for word, item in zip(words, classes, strict=True):
+        if word is None or not str(word).strip():
+            raise ValueError("a word is empty")
+        texts.append(f" {word}")
+        numbers.append(int(item) if str(item).isdecimal() else item)
+    return texts, numbers
 
 
 def list_items(cell: Any) -> list[Any]:
     """Return the items of a list. A text is a list as Python writes it, or words."""
     if isinstance(cell, list):
         return cell
-    text = "" if cell is None else str(cell)
-    with contextlib.suppress(SyntaxError, ValueError):
-        if text.startswith("[") and isinstance(items := ast.literal_eval(text), list):
-            return items
+    if cell is None:
+        return []
+    text = str(cell)
+    if text.startswith("["):
+        with contextlib.suppress(SyntaxError, ValueError):
+            items = ast.literal_eval(text)
+            if isinstance(items, list):
+                return items
     return text.split()
+
+
+class LabelledRows(NamedTuple):
+    """Texts and classes of the rows of one split; a row of tags has several of each."""
+
+    texts: list[list[str]]
+    classes: list[list[Any]]
 
 
 def read_samples(data: LabelledTable) -> dict[str, list[Sample]]:
@@ -251,44 +282,73 @@ def read_samples(data: LabelledTable) -> dict[str, list[Sample]]:
 
     Raises ConfigError for a malformed row and for a class that is not one of `data.classes`.
     """
-    rows: dict[str, dict[str, list[Any]]] = {}
+    rows = {}
     for split, table in load_rows(data).items():
-        rows[split] = {data.text: [], data.label: []}
-        source = f"data.{split}: {data.files.get(split, data.hub)}"
-        for row, cells in enumerate(zip(table[data.text], table[data.label], strict=True)):
-            try:
-                texts, classes = split_row(data, *cells)
-            except ValueError as error:
-                raise ConfigError(f"{source}: row {row}: {error}") from error
-            rows[split][data.text].append(texts)
-            rows[split][data.label].append(classes)
-        empty = 0 if data.has_tags else sum(not text for text in table[data.text])
-        if empty:
-            counts = f"{empty:,} of {len(rows[split][data.text]):,} rows"
-            LOG.warning(
-                "%s: %s have an empty cell '%s', which is read as one space",
-                source,
-                counts,
-                data.text,
-            )
-    encode = data.tokenizer.encoder(map(" ".join, rows["train"][data.text]))
+        rows[split] = _read_labelled_rows(data, split, table)
+    # A vocabulary of words is learned from the training texts.
+    encoder = data.tokenizer.encoder(" ".join(texts) for texts in rows["train"].texts)
+    tables = {split: {data.label: split_rows.classes} for split, split_rows in rows.items()}
     samples: dict[str, list[Sample]] = {}
-    for split in [name for name in ("train", "val", "test") if name in rows]:
-        labels, samples[split] = read_classes(data, rows, split), []
+    for split in ("train", "val", "test"):
+        if split not in rows:
+            continue
+        labels = read_classes(data, tables, split)
         require_classes(split, labels, data.classes)
-        numbers = iter(labels.tolist())
-        for texts in rows[split][data.text]:
-            parts = [np.asarray(ids[:-1], np.uint16) for ids in encode.encode(texts)]
-            # Id 0 is padding.
-            ids = np.concatenate(parts) + np.uint16(1)
-            if not data.has_tags:
-                samples[split].append(Sample((ids,), next(numbers)))
-                continue
-            tags = np.zeros_like(ids)
-            tags[np.cumsum([0, *map(len, parts[:-1])])] = [next(numbers) + 1 for _ in parts]
-            samples[split].append(Sample((ids, tags), 0))
+        samples[split] = _make_samples(data, rows[split].texts, labels, encoder)
     evaluated = samples.get("val") or samples.get("test") or []
     return {"val": evaluated, "test": evaluated} | samples
+
+
+def _read_labelled_rows(data: LabelledTable, split: str, table: Any) -> LabelledRows:
+    """Return the texts and classes of every row; warn of empty texts.
+
+    Raises ConfigError, which names the row, for a malformed one.
+    """
+    source = f"data.{split}: {data.files.get(split, data.hub)}"
+    rows = LabelledRows([], [])
+    empty_rows = 0
+    for number, (text, label) in enumerate(zip(table[data.text], table[data.label], strict=True)):
+        try:
+            texts, classes = split_row(data, text, label)
+        except ValueError as error:
+            raise ConfigError(f"{source}: row {number}: {error}") from error
+        rows.texts.append(texts)
+        rows.classes.append(classes)
+        if not data.has_tags and not text:
+            empty_rows += 1
+    if empty_rows:
+        LOG.warning(
+            "%s: %s of %s rows have an empty cell '%s', which is read as one space",
+            source,
+            f"{empty_rows:,}",
+            f"{len(rows.texts):,}",
+            data.text,
+        )
+    return rows
+
+
+def _make_samples(
+    data: LabelledTable, rows: list[list[str]], labels: NDArray[np.int64], encoder: Encoder
+) -> list[Sample]:
+    """Return a sample for each row; `labels` are the classes of all rows, one after another."""
+    samples = []
+    remaining_labels = iter(labels.tolist())
+    for texts in rows:
+        # The last id of a document is its end.
+        parts = [np.asarray(ids[:-1], np.uint16) for ids in encoder.encode(texts)]
+        # Id 0 is padding.
+        ids = np.concatenate(parts) + np.uint16(1)
+        if not data.has_tags:
+            samples.append(Sample((ids,), next(remaining_labels)))
+            continue
+        # The first token of a word has the class of the word, plus 1; the others have 0.
+        tags = np.zeros_like(ids)
+        first_token = 0
+        for part in parts:
+            tags[first_token] = next(remaining_labels) + 1
+            first_token += len(part)
+        samples.append(Sample((ids, tags), 0))
+    return samples
 
 
 def read_classes(
@@ -298,37 +358,47 @@ def read_classes(
 
     A cell has one class or a list of them.
     """
-    trained, cells = (
-        [
-            (row, value)
-            for row, cell in enumerate(tables[name][data.label])
-            for value in (cell if isinstance(cell, list) else [cell])
-        ]
-        for name in ("train", split)
-    )
-    values = [value for _, value in cells]
+    trained = _list_classes(tables["train"][data.label])
+    cells = _list_classes(tables[split][data.label])
     for row, value in cells:
         # Tables of numbers mark a missing number with NaN.
         if value is None or (isinstance(value, float) and math.isnan(value)):
             raise ConfigError(f"data.label: {split} row {row} of '{data.label}' has no class")
     if all(isinstance(value, int) for _, value in trained + cells):
-        return np.asarray(values, np.int64)
+        return np.asarray([value for _, value in cells], np.int64)
     names = sorted({str(value) for _, value in trained})
-    numbers = {name: number for number, name in enumerate(names)}
+    number_of = {name: number for number, name in enumerate(names)}
+    numbers = []
     for row, value in cells:
-        if str(value) not in numbers:
-            text = f"is '{value}', no class of train{suggest(str(value), names)}"
-            raise ConfigError(f"data.label: {split} row {row} of '{data.label}' {text}")
-    return np.asarray([numbers[str(value)] for value in values], np.int64)
+        name = str(value)
+        if name not in number_of:
+            raise ConfigError(
+                f"data.label: {split} row {row} of '{data.label}' is '{value}', no class of train"
+                f"{suggest(name, names)}"
+            )
+        numbers.append(number_of[name])
+    return np.asarray(numbers, np.int64)
+
+
+def _list_classes(cells: Iterable[Any]) -> list[tuple[int, Any]]:
+    """Return the number of the row and the class of every class in a column."""
+    classes: list[tuple[int, Any]] = []
+    for row, cell in enumerate(cells):
+        values = cell if isinstance(cell, list) else [cell]
+        classes.extend((row, value) for value in values)
+    return classes
 
 
 def read_targets(data: TableTargets, tables: dict[str, Any], split: str) -> NDArray[np.float64]:
     """Return the numbers to predict (N, outputs) of `split`."""
     targets = []
-    for row, values in enumerate(zip(*(tables[split][c] for c in data.targets), strict=True)):
+    columns = [tables[split][column] for column in data.targets]
+    for row, values in enumerate(zip(*columns, strict=True)):
         try:
             targets.append([float(value) for value in values])
         except (TypeError, ValueError) as error:
-            text = f"of {', '.join(data.targets)} has a value that is not a number: {values}"
-            raise ConfigError(f"data.targets: {split} row {row} {text}") from error
+            raise ConfigError(
+                f"data.targets: {split} row {row} of {', '.join(data.targets)} has a value that "
+                f"is not a number: {values}"
+            ) from error
     return np.asarray(targets)

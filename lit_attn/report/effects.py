@@ -42,13 +42,16 @@ class Factors(NamedTuple):
     grid: NDArray[np.float64]
 
 
+UNNAMED = "#"  # Beginning of the key of an axis whose name does not stand in variants' names.
+
 Change = dict[int, int]  # Places of changed levels by the place of their axis.
 
 
 def find_effects(study: StudyRecord) -> list[Effect]:
     """Return the main effects of a factorial study and the interactions of pairs of its axes.
 
-    Its variants have names like `residual=full,zz=with`; the baseline has the reference levels.
+    Its variants have names like `residual=full,zz=with,long`, and the baseline has the reference
+    levels.
     Combinations and seeds that lack results are left out, and so is every criterion of `match` but
     the first. p is corrected for all effects (joint sign-flip test). Empty unless two axes vary.
     """
@@ -152,7 +155,8 @@ def _name_change(factors: Factors, change: Change) -> str:
     terms = []
     for place, level in change.items():
         axis = axes[place]
-        terms.append(f"{axis}={factors.levels[axis][level]}")
+        name = factors.levels[axis][level]
+        terms.append(name if axis.startswith(UNNAMED) else f"{axis}={name}")
     return " and ".join(terms)
 
 
@@ -262,14 +266,24 @@ def make_criteria_table(study: StudyRecord, summary: pd.DataFrame, digits: int) 
 
 
 def _levels(name: str) -> dict[str, str]:
-    """Return the level of each axis that a variant's name states, or nothing for other names."""
+    """Return the level of each axis that a variant's name states.
+
+    A value of an axis of named changes has no axis in the name, as "long" in
+    `residual=full,zz=with,long`. The place of the term stands for the axis.
+    """
     levels = {}
-    for term in name.split(","):
+    for place, term in enumerate(name.split(",")):
         axis, equals, level = term.partition("=")
-        if not equals:
-            return {}
-        levels[axis] = level
+        if equals:
+            levels[axis] = level
+        else:
+            levels[_name_axis(place)] = term
     return levels
+
+
+def _name_axis(place: int) -> str:
+    """Return the key of an axis without a name; no axis of a study can have this name."""
+    return f"{UNNAMED}{place}"
 
 
 def describe_pairs(

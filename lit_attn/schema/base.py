@@ -24,10 +24,11 @@ def must_be(is_valid: Callable[[Any], object], wanted: str) -> AfterValidator:
     """Return a validator that raises "needs <wanted>"; the error repeats a value that is text."""
 
     def check(value: Any) -> Any:
-        if not is_valid(value):
-            instead = f", not '{value}'" if isinstance(value, str) else ""
-            raise ValueError(f"needs {wanted}{instead}")
-        return value
+        if is_valid(value):
+            return value
+        if isinstance(value, str):
+            raise ValueError(f"needs {wanted}, not '{value}'")
+        raise ValueError(f"needs {wanted}")
 
     return AfterValidator(check)
 
@@ -51,20 +52,26 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_keys(cls, value: Any) -> Any:
-        if isinstance(value, dict):
-            keys = [field.alias or name for name, field in cls.model_fields.items()]
-            for key, item in value.items():
-                if key not in cls.model_fields and key not in keys:
-                    raise key_error(key, f"unknown key '{key}'{suggest(str(key), keys)}")
-                items = item if isinstance(item, list | tuple) else [item]
-                if key in _number_keys(cls) and any(isinstance(i, bool) for i in items):
-                    raise key_error(key, "needs a number, not true or false")
+        """Refuse keys that are not fields, and booleans in place of numbers."""
+        if not isinstance(value, dict):
+            return value
+        keys = [field.alias or name for name, field in cls.model_fields.items()]
+        for key, item in value.items():
+            is_known = key in cls.model_fields or key in keys
+            if not is_known:
+                raise key_error(key, f"unknown key '{key}'{suggest(str(key), keys)}")
+            if key not in _number_keys(cls):
+                continue
+            items = item if isinstance(item, list | tuple) else [item]
+            if any(isinstance(number, bool) for number in items):
+                raise key_error(key, "needs a number, not true or false")
         return value
 
     def model_copy(self, *, update: Any = None, deep: bool = False) -> Self:
         """Return a copy without cached properties, which belong to the values before `update`."""
         copy = super().model_copy(update=update, deep=deep)
-        for name in copy.__dict__.keys() - type(self).model_fields.keys():
+        cached_names = copy.__dict__.keys() - type(self).model_fields.keys()
+        for name in cached_names:
             del copy.__dict__[name]
         return copy
 
@@ -85,7 +92,9 @@ class Config(BaseModel):
     # A name without an underscore would be a key of `dict(config)` from the first call on.
     @cached_property
     def _needs_foreign_code(self) -> bool:
-        return any(value.needs_foreign_code for _, value in self if isinstance(value, Config))
+        """Return True if a configuration among the values needs code from outside the package."""
+        configs = [value for _, value in self if isinstance(value, Config)]
+        return any(config.needs_foreign_code for config in configs)
 
     def identity(self) -> dict[str, Any]:
         """Return what this configuration computes: its values that differ from the defaults.
@@ -111,6 +120,7 @@ class Config(BaseModel):
 
     @cached_property
     def _identity_json(self) -> str:
+        """JSON text of the identity, written once because cells share their configurations."""
         return json.dumps(self.identity(), sort_keys=True, default=str)
 
 
@@ -182,31 +192,41 @@ class Kind(Config):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Register a class with a kind in its family; ConfigError if it is not complete."""
         kind = cls.model_fields["kind"].default
         if kind == "" or not isinstance(kind, str):
             return
-        constants = {name for name in cls.__class_vars__ if not hasattr(cls, name)}
-        if missing := sorted(cls.__abstractmethods__ | constants):
-            text = f"which every {cls.family_name()} has to define"
-            names = f"{cls.__name__} (kind '{kind}') does not define {', '.join(missing)}"
-            raise ConfigError(f"class {names}, {text}")
-        other = cls.family.setdefault(kind, cls)
-        if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
-            text = f"the name of {other.__module__}.{other.__qualname__}; choose another name"
-            raise ConfigError(f"class {cls.__name__}: kind '{kind}' is already {text}")
+        missing_constants = {name for name in cls.__class_vars__ if not hasattr(cls, name)}
+        missing = sorted(cls.__abstractmethods__ | missing_constants)
+        if missing:
+            raise ConfigError(
+                f"class {cls.__name__} (kind '{kind}') does not define {', '.join(missing)},"
+                f" which every {cls.family_name()} has to define"
+            )
         # A module that is imported again replaces its own members.
+        other = cls.family.get(kind, cls)
+        is_same_class = (
+            other.__module__ == cls.__module__ and other.__qualname__ == cls.__qualname__
+        )
+        if not is_same_class:
+            raise ConfigError(
+                f"class {cls.__name__}: kind '{kind}' is already the name of"
+                f" {other.__module__}.{other.__qualname__}; choose another name"
+            )
         cls.family[kind] = cls
 
     @classmethod
     def __get_pydantic_core_schema__(
         cls, source: type[BaseModel], handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        if "family" not in cls.__dict__:
+        """Return the schema of a member, or for a family one that parses and dumps any member."""
+        is_family = "family" in cls.__dict__
+        if not is_family:
             return handler(source)
-        write = core_schema.plain_serializer_function_ser_schema(
+        dump = core_schema.plain_serializer_function_ser_schema(
             lambda member, info: member.model_dump(mode=info.mode), info_arg=True
         )
-        return core_schema.no_info_plain_validator_function(cls.parse, serialization=write)
+        return core_schema.no_info_plain_validator_function(cls.parse, serialization=dump)
 
     @classmethod
     def parse(cls, value: Any) -> "Kind":
@@ -222,13 +242,21 @@ class Kind(Config):
             raise ValueError(f"needs a kind{suggest('', cls.family)}")
         kind = str(mapping["kind"])
         if kind not in cls.family:
-            hint = suggest(kind, cls.family)
-            if ":" in kind and "module" in cls.family:
-                hint = f"; write {{kind: module, import: '{kind}'}}"
-            elif not difflib.get_close_matches(kind, cls.family, n=1, cutoff=0.75):
-                hint += " (a kind of your own needs its file under `parts`)"
-            raise ValueError(f"'{kind}' is not a known {cls.family_name()}{hint}")
+            raise ValueError(
+                f"'{kind}' is not a known {cls.family_name()}{cls._suggest_kind(kind)}"
+            )
         return cls.family[kind].model_validate(mapping)
+
+    @classmethod
+    def _suggest_kind(cls, kind: str) -> str:
+        """Return the end of the error message about an unknown kind."""
+        if ":" in kind and "module" in cls.family:
+            return f"; write {{kind: module, import: '{kind}'}}"
+        suggestion = suggest(kind, cls.family)
+        is_typo = difflib.get_close_matches(kind, cls.family, n=1, cutoff=0.75) != []
+        if is_typo:
+            return suggestion
+        return f"{suggestion} (a kind of your own needs its file under `parts`)"
 
     @classmethod
     def expand_kind(cls, value: Any) -> Any:
@@ -249,15 +277,23 @@ class Kind(Config):
     def family_name(cls) -> str:
         """Return the name of the family in words, for error messages."""
         family = next(base for base in cls.__mro__ if Kind in base.__bases__)
-        return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", family.__name__.removesuffix("Config")).lower()
+        name = family.__name__.removesuffix("Config")
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
+        return words.lower()
 
 
 def require_methods(cls: type, noun: str) -> None:
     """Raise ConfigError if `cls` lacks an abstract method, unless ABC is one of its bases."""
-    names = [n for n in dir(cls) if getattr(getattr(cls, n, None), "__isabstractmethod__", False)]
-    if names and ABC not in cls.__bases__:
-        text = f"does not define {', '.join(names)}, which every {noun} has to define"
-        raise ConfigError(f"class {cls.__name__} {text}")
+    missing = []
+    for name in dir(cls):
+        method = getattr(cls, name, None)
+        if getattr(method, "__isabstractmethod__", False):
+            missing.append(name)
+    if missing and ABC not in cls.__bases__:
+        raise ConfigError(
+            f"class {cls.__name__} does not define {', '.join(missing)},"
+            f" which every {noun} has to define"
+        )
 
 
 def load(target: str) -> Any:
@@ -266,8 +302,9 @@ def load(target: str) -> Any:
     A configuration class names the code that it builds in this form, because reading a study must
     import neither PyTorch nor a package that is built on top of the configuration.
     """
-    module, _, attribute = target.partition(":")
-    return getattr(import_module(module), attribute)
+    module_name, _, attribute = target.partition(":")
+    module = import_module(module_name)
+    return getattr(module, attribute)
 
 
 @cache
@@ -276,7 +313,8 @@ def _identity_defaults(config: type[Config]) -> dict[str, Any]:
     defaults = {}
     for name, field in config.model_fields.items():
         extra = field.json_schema_extra
-        if not isinstance(extra, dict) or extra.get("identity") is not False:
+        is_outside = isinstance(extra, dict) and extra.get("identity") is False
+        if not is_outside:
             defaults[name] = field.get_default(call_default_factory=True)
     if issubclass(config, Kind) and defaults["kind"] == config.default_kind:
         del defaults["kind"]
@@ -286,8 +324,13 @@ def _identity_defaults(config: type[Config]) -> dict[str, Any]:
 @cache
 def _number_keys(config: type[Config]) -> set[str]:
     """Return the fields that take numbers and no booleans; pydantic would read true as 1."""
-    types = {name: leaf_types(field.annotation) for name, field in config.model_fields.items()}
-    return {name for name, leaves in types.items() if leaves & {int, float} and bool not in leaves}
+    keys = set()
+    for name, field in config.model_fields.items():
+        types = leaf_types(field.annotation)
+        takes_numbers = int in types or float in types
+        if takes_numbers and bool not in types:
+            keys.add(name)
+    return keys
 
 
 def leaf_types(annotation: Any) -> set[Any]:
@@ -295,7 +338,10 @@ def leaf_types(annotation: Any) -> set[Any]:
     arguments = get_args(annotation)
     if not arguments:
         return {annotation if isinstance(annotation, type) else type(annotation)}
-    return set().union(*(leaf_types(argument) for argument in arguments))
+    types: set[Any] = set()
+    for argument in arguments:
+        types |= leaf_types(argument)
+    return types
 
 
 def _to_plain(value: Any) -> Any:

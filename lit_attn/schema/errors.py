@@ -17,20 +17,53 @@ from pydantic_core import PydanticCustomError
 MOST_CHOICES = 20  # Number of choices up to which a message lists all of them.
 FEW_CHOICES = 5  # Number of the nearest choices that a message lists otherwise.
 REFUSALS = {
-    *(errno.EACCES, errno.EPERM, errno.EROFS),  # The user may not write.
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),  # The disk or a limit is full.
-    *(errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG),  # The path is no such file.
-    *(errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO),  # The disk or its server fails.
-    *(errno.ENOTCONN, errno.EHOSTDOWN, errno.ETIMEDOUT, errno.EBUSY, errno.ENOLCK),
-    *(errno.EMFILE, errno.ENFILE),  # Too many files are open.
+    # The user may not write.
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    # The disk or a limit is full.
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    # The path is no such file.
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    # The disk or its server fails.
+    errno.EIO,
+    errno.ESTALE,
+    errno.ENODEV,
+    errno.ENXIO,
+    errno.ENOTCONN,
+    errno.EHOSTDOWN,
+    errno.ETIMEDOUT,
+    errno.EBUSY,
+    errno.ENOLCK,
+    # Too many files are open.
+    errno.EMFILE,
+    errno.ENFILE,
 }
 """Errors of a file that are not mistakes in the code, for example on a full disk."""
 P = ParamSpec("P")
-# Control characters and their visible form. Terminals execute escape sequences.
-CONTROL = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
-# Python keeps the bytes of a file name that are not UTF-8 as these characters, which no stream
-# accepts.
-CONTROL |= {0xDC00 + byte: f"\\x{byte:02x}" for byte in range(128, 256)}
+
+
+def _list_control_characters() -> dict[int, str]:
+    """Return the visible form of each character that `escape_control` replaces, by its number."""
+    characters = {}
+    # Terminals execute escape sequences.
+    for number in range(160):
+        is_control = number < 32 or number >= 127
+        if is_control and chr(number) not in "\n\t":
+            characters[number] = f"\\x{number:02x}"
+    # Python keeps the bytes of a file name that are not UTF-8 as these characters, which no stream
+    # accepts.
+    for byte in range(128, 256):
+        characters[0xDC00 + byte] = f"\\x{byte:02x}"
+    return characters
+
+
+CONTROL = _list_control_characters()
 
 
 class ConfigError(ValueError):
@@ -43,7 +76,7 @@ class ConfigError(ValueError):
 
 def plural(count: int, noun: str) -> str:
     """Return `1 cell` or `1,200 cells`."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+    return f"1 {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def escape_control(text: str) -> str:
@@ -58,14 +91,26 @@ def suggest(word: str, choices: Iterable[str]) -> str:
     The nearest choice is one with two neighbouring letters swapped, if there is one.
     """
     options = [str(choice) for choice in choices]
-    swaps = [word[:i] + word[i : i + 2][::-1] + word[i + 2 :] for i in range(len(word) - 1)]
+    swaps = _swap_neighbours(word)
     swapped = [option for option in options if option in swaps]
-    if close := swapped or difflib.get_close_matches(word, options, n=1, cutoff=0.5):
+    close = swapped or difflib.get_close_matches(word, options, n=1, cutoff=0.5)
+    if close:
         return f"; did you mean '{close[0]}'?"
     if len(options) > MOST_CHOICES:
         nearest = difflib.get_close_matches(word, options, n=FEW_CHOICES, cutoff=0)
         return f"; of {len(options)} the nearest are {', '.join(nearest)}"
     return f"; choose from {', '.join(options)}" if options else ""
+
+
+def _swap_neighbours(word: str) -> list[str]:
+    """Return the words that differ from `word` by one swap of neighbouring letters."""
+    swaps = []
+    for position in range(len(word) - 1):
+        before = word[:position]
+        pair = word[position + 1] + word[position]
+        after = word[position + 2 :]
+        swaps.append(before + pair + after)
+    return swaps
 
 
 def require(message: str, word: str, choices: Iterable[str]) -> None:
@@ -81,8 +126,11 @@ def find_nearest_divisor(number: int, total: int) -> int:
     It is 1 if no divisor is within 10,000 of `number`.
     """
     start = min(number, total)
-    candidates = (start + sign * distance for distance in range(10_000) for sign in (-1, 1))
-    return next((n for n in candidates if 0 < n <= total and total % n == 0), 1)
+    for distance in range(10_000):
+        for candidate in (start - distance, start + distance):
+            if 0 < candidate <= total and total % candidate == 0:
+                return candidate
+    return 1
 
 
 def key_error(key: object, message: str) -> PydanticCustomError:
@@ -104,12 +152,7 @@ def command(function: Callable[P, int]) -> Callable[P, int]:
 
     @functools.wraps(function)
     def run(*arguments: P.args, **keywords: P.kwargs) -> int:
-        for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-            if getattr(sys, name) is None:
-                # It is closed (`>&-`). The next file would get its number, and the output of cells.
-                number = os.open(os.devnull, os.O_RDWR)
-                os.set_inheritable(number, True)
-                setattr(sys, name, os.fdopen(number, mode))
+        _open_closed_streams()
         try:
             return function(*arguments, **keywords)
         except ConfigError as error:
@@ -125,6 +168,7 @@ def command(function: Callable[P, int]) -> Callable[P, int]:
         except OSError as error:
             if error.errno not in REFUSALS:
                 raise
+            # The message of a rename is about its target.
             path = error.filename2 or error.filename or "a file"
             print(ConfigError(f"{path}: {error.strerror}"), file=sys.stderr)
             return 2
@@ -132,17 +176,40 @@ def command(function: Callable[P, int]) -> Callable[P, int]:
     return run
 
 
-MODULES = {name: f"ablate {name}" for name in ("logs", "rerun", "seal", "status")}
-MODULES |= {"": "ablate", "run": "ablate", "prepare": "data.prepare"}
+def _open_closed_streams() -> None:
+    """Open the null device for each standard stream that is closed (`>&-`).
+
+    Otherwise the next file would get the number of the stream, and with it the output of cells.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode))
+
+
+MODULES = {
+    "": "ablate",
+    "run": "ablate",
+    "logs": "ablate logs",
+    "rerun": "ablate rerun",
+    "seal": "ablate seal",
+    "status": "ablate status",
+    "prepare": "data.prepare",
+}
+"""Module of a command, and its first word, where the module has another name than the command."""
 
 
 def program(command: str, *words: object) -> str:
     """Return a command as this process was called, `lit-attn` or `python -m`, and its words."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    is_module = "lit_attn." in ("" if spec is None else spec.name.removesuffix(".__main__"))
-    module = MODULES.get(command, command)
-    name = f"python -m lit_attn.{module}" if is_module else f"lit-attn {command}"
-    return " ".join([name, *(shlex.quote(str(word)) for word in words)]).rstrip()
+    module_name = "" if spec is None else spec.name.removesuffix(".__main__")
+    if "lit_attn." in module_name:
+        name = f"python -m lit_attn.{MODULES.get(command, command)}"
+    else:
+        name = f"lit-attn {command}"
+    quoted_words = [shlex.quote(str(word)) for word in words]
+    return " ".join([name, *quoted_words]).rstrip()
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -163,7 +230,9 @@ def explain(error: ValidationError, where: str) -> ConfigError:
     """Return the first problem that pydantic reports as one line that begins with `where`."""
     keys, message = find_problem(error)
     key = ".".join(str(part) for part in keys)
-    return ConfigError(f"{where}: {key + ': ' if key else ''}{message}")
+    if not key:
+        return ConfigError(f"{where}: {message}")
+    return ConfigError(f"{where}: {key}: {message}")
 
 
 def find_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
@@ -176,7 +245,9 @@ def find_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
             keys = (*keys, str(first["ctx"]["key"]))
         case "literal_error":
             value = str(first["input"])
-            choices = first["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
+            # pydantic lists the choices as "'a', 'b' or 'c'".
+            expected = first["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+            choices = expected.split(", ")
             message = f"'{value}' is not a choice{suggest(value, choices)}"
         case "missing":
             message = "this key is required"
@@ -185,7 +256,8 @@ def find_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
         case "too_short":
             message = f"needs {first['ctx']['min_length']} or more entries"
         case kind if kind != "value_error":
-            text = repr(first["input"])
-            value = text if len(text) <= 60 else f"{text[:57]}..."
+            value = repr(first["input"])
+            if len(value) > 60:
+                value = f"{value[:57]}..."
             message = f"{message[0].lower()}{message[1:]}, not {value}"
     return keys, " ".join(message.split())

@@ -5,7 +5,7 @@ nested more deeply than Python's stack. Such a text is one ConfigError, before a
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import yaml
@@ -44,7 +44,8 @@ def parse_yaml(text: str, place: str) -> Any:
         problem = " ".join(str(error.problem or error.context).split())
         raise ConfigError(f"{place}: not YAML: {line}{problem}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{place}: not YAML: {' '.join(str(error).split())}") from error
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"{place}: not YAML: {problem}") from error
     finally:
         if loader is not None:
             loader.dispose()
@@ -60,8 +61,10 @@ def parse_json(text: str, place: str) -> Any:
         value = dict(pairs)
         if len(value) < len(pairs):
             keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise ConfigError(f"{place}: the key '{twice}' is written twice; remove one of them")
+            repeated_keys = [key for key in keys if keys.count(key) > 1]
+            raise ConfigError(
+                f"{place}: the key '{repeated_keys[0]}' is written twice; remove one of them"
+            )
         return value
 
     def read_integer(digits: str) -> int:
@@ -99,9 +102,12 @@ def check_size(value: Any, place: str) -> None:
         count += len(level)
         if count > MAX_NODES:
             raise beyond_limits(place)
-        level = [child for parent in level for child in _children(parent)]
-        if not level:
+        next_level: list[Any] = []
+        for parent in level:
+            next_level.extend(_children(parent))
+        if not next_level:
             return
+        level = next_level
     raise beyond_limits(place)
 
 
@@ -114,11 +120,13 @@ def beyond_limits(place: str) -> ConfigError:
     )
 
 
-def _children(value: Any) -> Iterator[Any]:
+def _children(value: Any) -> Iterable[Any]:
+    """Return the values in a mapping or a list; none for other values."""
     if isinstance(value, dict):
-        yield from value.values()
-    elif isinstance(value, list | tuple):
-        yield from value
+        return value.values()
+    if isinstance(value, list | tuple):
+        return value
+    return ()
 
 
 class _Container:
@@ -153,6 +161,7 @@ class _Reader:
         self.documents = 0
 
     def read(self) -> Any:
+        """Return the value of the text."""
         while self.loader.check_event():
             event = self.loader.get_event()
             self.line = event.start_mark.line + 1
@@ -174,17 +183,21 @@ class _Reader:
         return self.result
 
     def error(self, problem: str) -> ConfigError:
+        """Return an error in the line of the current event."""
         return ConfigError(f"{self.where()}: {problem}")
 
     def where(self) -> str:
+        """Return the place of the current event."""
         return f"{self.place}:{self.line}"
 
     def add_count(self, number: int) -> None:
+        """Count values; ConfigError beyond MAX_NODES."""
         self.count += number
         if self.count > MAX_NODES:
             raise beyond_limits(self.where())
 
     def read_alias(self, anchor: str) -> None:
+        """Put the value of an anchor in the place of an alias."""
         if any(container.anchor == anchor for container in self.open):
             raise self.error(f"the alias '*{anchor}' stands in the value that it names")
         if anchor not in self.anchors:
@@ -194,17 +207,24 @@ class _Reader:
         self.put(value)
 
     def read_scalar(self, event: Any) -> None:
+        """Put the value of a scalar, or note that the next value is merged after `<<`."""
         self.add_count(1)
         tag = event.tag
         if tag in (None, "!"):
             tag = self.loader.resolve(yaml.ScalarNode, event.value, event.implicit)
         if tag == MERGE:
-            is_key = bool(self.open) and self.open[-1].is_mapping and not self.open[-1].has_key
-            if not is_key:
+            if not self.expects_key():
                 raise self.error("`<<` is not the key of a mapping; write it in quotes")
             self.open[-1].has_key = True
             self.open[-1].is_merge = True
             return
+        value = self.construct_scalar(event, tag)
+        if event.anchor is not None:
+            self.anchors[event.anchor] = (value, 1)
+        self.put(value)
+
+    def construct_scalar(self, event: Any, tag: str) -> Any:
+        """Return the value of a scalar with a tag; ConfigError if it has none."""
         if tag not in SCALARS:
             raise self.error(f"the YAML tag '{tag}' is not supported")
         node = yaml.ScalarNode(tag, event.value, event.start_mark, event.end_mark)
@@ -212,17 +232,21 @@ class _Reader:
             value = self.loader.construct_object(node)
         except (ValueError, OverflowError, KeyError, AttributeError) as error:
             # PyYAML's own exceptions for `!!int x`, `!!bool x` and `!!timestamp x`.
-            raise self.error(f"'{event.value[:40]}' cannot be read as {tag[18:]}") from error
+            type_name = tag.removeprefix("tag:yaml.org,2002:")
+            raise self.error(f"'{event.value[:40]}' cannot be read as {type_name}") from error
         if isinstance(value, int) and abs(value) > MAX_INTEGER:
             raise self.error(f"an integer of {len(event.value)} characters is too large")
-        if event.anchor is not None:
-            self.anchors[event.anchor] = value, 1
-        self.put(value)
+        return value
+
+    def expects_key(self) -> bool:
+        """Return True if the next value is a key of a mapping."""
+        return bool(self.open) and self.open[-1].is_mapping and not self.open[-1].has_key
 
     def start(self, event: Any, tags: set[str | None], *, is_mapping: bool) -> None:
+        """Begin a list or a mapping."""
         if event.tag not in tags:
             raise self.error(f"the YAML tag '{event.tag}' is not supported")
-        if self.open and self.open[-1].is_mapping and not self.open[-1].has_key:
+        if self.expects_key():
             raise self.error("a key must be text")
         if len(self.open) >= MAX_DEPTH:
             raise beyond_limits(self.where())
@@ -230,6 +254,7 @@ class _Reader:
         self.add_count(1)
 
     def end(self) -> None:
+        """End the innermost list or mapping, and put its value."""
         container = self.open.pop()
         value: Any = container.items
         if container.is_mapping:
@@ -239,7 +264,7 @@ class _Reader:
                 value |= mapping
             value |= container.pairs
         if container.anchor is not None:
-            self.anchors[container.anchor] = value, self.count - container.start
+            self.anchors[container.anchor] = (value, self.count - container.start)
         self.put(value)
 
     def put(self, value: Any) -> None:
@@ -256,6 +281,7 @@ class _Reader:
             self.put_value(container, value)
 
     def put_key(self, container: _Container, key: Any) -> None:
+        """Note the key of the next value of a mapping."""
         if isinstance(key, list | dict):
             raise self.error("a key must be text")
         if key in container.pairs:
@@ -264,6 +290,7 @@ class _Reader:
         container.has_key = True
 
     def put_value(self, container: _Container, value: Any) -> None:
+        """Add a value to a mapping: under the last key, or as a mapping to merge."""
         container.has_key = False
         if not container.is_merge:
             container.pairs[container.key] = value

@@ -33,23 +33,27 @@ def import_class(target: str, base: str, takes_functions: bool = False) -> Any:
     if takes_functions and _derives(_read_return_type(value), base_class):
         return value
     base_name = base.replace(":", ".")
-    function = ", or a function with such a return annotation" if takes_functions else ""
+    or_function = ", or a function with such a return annotation" if takes_functions else ""
     raise ConfigError(
         f"import: {target} is not a subclass of {base_name}; it is {_describe(value)}. "
-        f"Name a class that derives from {base_name}{function}."
+        f"Name a class that derives from {base_name}{or_function}."
     )
 
 
 def _import_module(name: str, place: str) -> Any:
-    if not all(name.split(".")):
+    """Import the module `name`; ConfigError, which begins with `place`, if that is not possible."""
+    has_empty_part = "" in name.split(".")
+    if has_empty_part:
         raise ConfigError(f"{place}: is not in the form MODULE:CLASS, as mine:Net")
     try:
         return run_import(lambda: import_module(name), place)
     except ConfigError as error:
         if not isinstance(error.__cause__, ModuleNotFoundError):
             raise
-        text = "write MODULE:CLASS, with the file of the module in `parts`"
-        raise ConfigError(f"{place}: {error.__cause__}; {text}") from error
+        raise ConfigError(
+            f"{place}: {error.__cause__};"
+            " write MODULE:CLASS, with the file of the module in `parts`"
+        ) from error
 
 
 def _derives(value: Any, base_class: type) -> bool:

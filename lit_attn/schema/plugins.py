@@ -47,27 +47,40 @@ def load_parts(files: Iterable[Path]) -> None:
     for file in files:
         path = file.resolve()
         if snapshot:
-            path, folder = locate_copy(file, Path(snapshot)).resolve(), path.parent
+            path = locate_copy(file, Path(snapshot)).resolve()
             # The neighbours are copies too, also if the search path has the folder of the file.
-            sys.path[:] = [str(path.parent) if Path(p).resolve() == folder else p for p in sys.path]
-        if not path.is_file():
-            raise ConfigError(f"{path}: no such file")
-        if path.suffix != ".py":
-            raise ConfigError(f"{path}: is not a Python file, whose name ends in .py")
-        imported = sys.modules.get(path.stem)
-        if imported is None:
-            _import_file(path)
-        elif _origin(imported.__spec__) != path:
-            raise ConfigError(f"{path}: another module is called '{path.stem}'; rename the file")
-        if path not in FILE_HASHES:
-            # The file was imported before its hash could be recorded, or by another loader.
-            FILE_HASHES[path] = hash_source(path.read_bytes())
+            _replace_in_search_path(file.resolve().parent, path.parent)
+        _load_file(path)
         FILE_HASHES[file.resolve()] = FILE_HASHES[path]
+
+
+def _replace_in_search_path(folder: Path, replacement: Path) -> None:
+    """Replace `folder` in `sys.path`, however it is written."""
+    for position, entry in enumerate(sys.path):
+        if Path(entry).resolve() == folder:
+            sys.path[position] = str(replacement)
+
+
+def _load_file(path: Path) -> None:
+    """Import the file at the resolved `path`, once, and record its hash."""
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file")
+    if path.suffix != ".py":
+        raise ConfigError(f"{path}: is not a Python file, whose name ends in .py")
+    imported = sys.modules.get(path.stem)
+    if imported is None:
+        _import_file(path)
+    elif _origin(imported.__spec__) != path:
+        raise _name_conflict(path)
+    if path not in FILE_HASHES:
+        # The file was imported before its hash could be recorded, or by another loader.
+        FILE_HASHES[path] = hash_source(path.read_bytes())
 
 
 def locate_copy(file: Path, snapshot: Path) -> Path:
     """Return the path of a plug-in's copy in `snapshot`, which copies the folder of the plug-in."""
-    return snapshot / hashlib.sha256(str(file.parent).encode()).hexdigest()[:16] / file.name
+    folder_hash = hashlib.sha256(str(file.parent).encode()).hexdigest()[:16]
+    return snapshot / folder_hash / file.name
 
 
 def explain_failure(error: BaseException, source: Path | str) -> str:
@@ -75,9 +88,11 @@ def explain_failure(error: BaseException, source: Path | str) -> str:
     place = _place(error, source)
     if isinstance(error, ValidationError):
         return str(explain(error, place))
+    message = " ".join(str(error).split())
     # A member that is not complete names its class itself.
-    name = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
-    return f"{place}: {name}{' '.join(str(error).split())}"
+    if isinstance(error, ConfigError):
+        return f"{place}: {message}"
+    return f"{place}: {type(error).__name__}: {message}"
 
 
 def run_import(import_code: Callable[[], T], file: Path | str) -> T:
@@ -90,22 +105,28 @@ def run_import(import_code: Callable[[], T], file: Path | str) -> T:
     try:
         imported = import_code()
     except SystemExit as error:
-        hint = 'put the call under `if __name__ == "__main__":`'
-        raise ConfigError(f"{_place(error, file)}: calls sys.exit when imported; {hint}") from error
+        raise ConfigError(
+            f"{_place(error, file)}: calls sys.exit when imported;"
+            ' put the call under `if __name__ == "__main__":`'
+        ) from error
     except Exception as error:
         # Foreign code can raise any exception.
         raise ConfigError(explain_failure(error, file)) from error
     else:
-        if (changed := Path.cwd()) != directory:
-            change = f"changes the working directory to {changed} when imported"
-            raise ConfigError(f"{file}: {change}; remove the call of os.chdir")
-        return imported
+        directory_after = Path.cwd()
     finally:
         os.chdir(directory)
+    if directory_after != directory:
+        raise ConfigError(
+            f"{file}: changes the working directory to {directory_after} when imported;"
+            " remove the call of os.chdir"
+        )
+    return imported
 
 
 @cache
 def _import_installed() -> None:
+    """Import the plug-ins of installed packages, and record their versions and folders."""
     for entry_point in entry_points(group=GROUP):
         package = entry_point.dist
         assert package is not None
@@ -124,7 +145,7 @@ def _import_file(path: Path) -> None:
     importlib.invalidate_caches()
     try:
         if _origin(importlib.util.find_spec(path.stem)) != path:
-            raise ConfigError(f"{path}: another module is called '{path.stem}'; rename the file")
+            raise _name_conflict(path)
         run_import(lambda: importlib.import_module(path.stem), path)
     except ConfigError:
         sys.modules.pop(path.stem, None)
@@ -132,7 +153,12 @@ def _import_file(path: Path) -> None:
         raise
 
 
+def _name_conflict(path: Path) -> ConfigError:
+    return ConfigError(f"{path}: another module is called '{path.stem}'; rename the file")
+
+
 def _origin(spec: ModuleSpec | None) -> Path | None:
+    """Return the resolved file of a module; None if there is no module."""
     return None if spec is None else Path(spec.origin or "").resolve()
 
 
@@ -140,7 +166,9 @@ def _place(error: BaseException, source: Path | str) -> str:
     """Return the last line of plug-ins or of `source` that raised `error`, or else `source`."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
     files = {str(path) for path in (source, *FILE_HASHES)}
-    lines = [f"{frame.filename}:{frame.lineno}" for frame in frames if frame.filename in files]
-    return lines[-1] if lines else str(source)
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        if frame.filename in files:
+            return f"{frame.filename}:{frame.lineno}"
+    return str(source)

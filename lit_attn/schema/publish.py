@@ -17,8 +17,17 @@ PRIVATE_KEYS = {"loggers"}
 """Keys that are left out: the address of an experiment tracker may be private."""
 
 SECRET_WORDS = {
-    *("password", "passwd", "passphrase", "pwd", "secret", "token", "apikey", "credential"),
-    *("credentials", "authorization", "bearer"),
+    "password",
+    "passwd",
+    "passphrase",
+    "pwd",
+    "secret",
+    "token",
+    "apikey",
+    "credential",
+    "credentials",
+    "authorization",
+    "bearer",
 }
 SECRET_PAIRS = {("api", "key"), ("access", "key"), ("private", "key"), ("account", "key")}
 """Words in keys of a mapping, or of the query of an address, whose text is a secret."""
@@ -37,14 +46,16 @@ def hide_private(value: Any) -> Any:
     says which file was used. Names of the hub (`org/name`) stay.
     """
     if isinstance(value, dict):
-        return {
-            hide_in_text(str(key)): _hide_item(str(key), item)
-            for key, item in value.items()
-            if key not in PRIVATE_KEYS
-        }
+        public = {}
+        for key, item in value.items():
+            if key not in PRIVATE_KEYS:
+                public[hide_in_text(str(key))] = _hide_item(str(key), item)
+        return public
     if isinstance(value, list | tuple):
         return [hide_private(item) for item in value]
-    return hide_in_text(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return hide_in_text(value)
+    return value
 
 
 def hide_in_text(text: str) -> str:
@@ -69,20 +80,25 @@ def is_secret_key(key: str) -> bool:
     """Return True if a key such as `api_key` or `hubToken` names a secret."""
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key)
     words = re.split(r"[\W_]+", spaced.lower())
-    return bool(SECRET_WORDS & {*words}) or any(
-        pair in SECRET_PAIRS for pair in itertools.pairwise(words)
-    )
+    has_secret_word = not SECRET_WORDS.isdisjoint(words)
+    has_secret_pair = not SECRET_PAIRS.isdisjoint(itertools.pairwise(words))
+    return has_secret_word or has_secret_pair
 
 
 def _hide_item(key: str, item: Any) -> Any:
-    return REMOVED if isinstance(item, str) and is_secret_key(key) else hide_private(item)
+    """Return the value of a key without private values; nothing of it if it is a secret."""
+    if isinstance(item, str) and is_secret_key(key):
+        return REMOVED
+    return hide_private(item)
 
 
 def _hide_word(word: str) -> str:
+    """Return a word, or the last name of it if it is an address or a path."""
     return _last_name(word) if _is_address(word) else word
 
 
 def _is_address(text: str) -> bool:
+    """Return True for an address, a login, or a path with a folder."""
     has_parent = ".." in re.split(r"[/\\]", text)
     is_login = _LOGIN.match(text) is not None
     return has_parent or is_login or _ADDRESS.match(text) is not None
@@ -94,11 +110,14 @@ def _last_name(address: str) -> str:
     A host, a login and the folder of a user are removed, and a text without a name stays.
     """
     scheme = re.match(r"[A-Za-z][\w+.-]*:(?=/)", address)
-    path = re.split(r"[?#]", address[scheme.end() :] if scheme else address)[0]
+    without_scheme = address[scheme.end() :] if scheme else address
+    path = re.split(r"[?#]", without_scheme)[0]
     names = [name for name in re.split(r"[/\\]", path) if name not in ("", ".", "..", "~")]
     if not names:
         return address
     is_host = path.startswith("//") and len(names) == 1
     is_home = len(names) == 2 and names[0].lower() in ("home", "users") and path[0] in "/\\"
     is_user = len(names) == 1 and (names[0].startswith("~") or "@" in names[0])
-    return REMOVED if is_host or is_home or is_user else names[-1]
+    if is_host or is_home or is_user:
+        return REMOVED
+    return names[-1]

@@ -33,12 +33,18 @@ def hash_source(source: bytes) -> bytes:
     """Return a SHA-256 of the code in a Python file, without comments, docstrings and layout."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(body := getattr(node, "body", None), list):
-            # A statement that is only a string has no effect.
-            for item in [*body]:
-                if isinstance(item, ast.Expr) and isinstance(getattr(item.value, "value", 0), str):
-                    body.remove(item)
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            body[:] = [statement for statement in body if not _is_text(statement)]
     return hashlib.sha256(ast.unparse(tree).encode()).digest()
+
+
+def _is_text(statement: ast.AST) -> bool:
+    """Return True for a statement that is only a string; it has no effect."""
+    if not isinstance(statement, ast.Expr):
+        return False
+    value = getattr(statement.value, "value", None)
+    return isinstance(value, str)
 
 
 def freeze_package() -> None:
@@ -60,9 +66,14 @@ def read_package_file(path: Path) -> bytes:
 
 def list_modules(root: Path = PACKAGE) -> dict[str, bytes]:
     """Return the sources of the modules below `root` by relative path, in alphabetical order."""
-    frozen = [path for path in _FROZEN if path.is_relative_to(root)]
-    paths = [path for path in frozen or root.rglob("*") if path.suffix == ".py"]
-    return {path.relative_to(root).as_posix(): read_package_file(path) for path in sorted(paths)}
+    paths = [path for path in _FROZEN if path.is_relative_to(root)]
+    if not paths:
+        paths = list(root.rglob("*"))
+    sources = {}
+    for path in sorted(paths):
+        if path.suffix == ".py":
+            sources[path.relative_to(root).as_posix()] = read_package_file(path)
+    return sources
 
 
 def hash_imports() -> None:
@@ -90,13 +101,17 @@ class FrozenFinder:
         if package != PACKAGE.name or not parts:
             return None
         folder = PACKAGE.joinpath(*parts)
-        module = folder.with_name(f"{folder.name}.py")
-        if folder / "__init__.py" in _FROZEN:
-            return _make_spec(name, folder / "__init__.py", [str(folder)])
-        return _make_spec(name, module, None) if module in _FROZEN else None
+        package_file = folder / "__init__.py"
+        if package_file in _FROZEN:
+            return _make_spec(name, package_file, [str(folder)])
+        module_file = folder.with_name(f"{folder.name}.py")
+        if module_file in _FROZEN:
+            return _make_spec(name, module_file, None)
+        return None
 
 
 def _make_spec(name: str, file: Path, locations: list[str] | None) -> ModuleSpec | None:
+    """Return the spec of a frozen file; `locations` are the folders of a package."""
     loader = FrozenLoader(name, str(file))
     return importlib.util.spec_from_file_location(
         name, file, loader=loader, submodule_search_locations=locations
@@ -127,8 +142,9 @@ class UserFinder:
     ) -> ModuleSpec | None:
         """Return the spec that Python's own finder returns, with another loader for user code."""
         spec = PathFinder.find_spec(name, path, target)
-        is_source = spec is not None and type(spec.loader) is SourceFileLoader
-        if spec is not None and is_source and is_user_code(Path(str(spec.origin))):
+        if spec is None or type(spec.loader) is not SourceFileLoader:
+            return spec
+        if is_user_code(Path(str(spec.origin))):
             spec.loader = UserLoader(name, str(spec.origin))
         return spec
 

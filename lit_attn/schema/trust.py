@@ -32,38 +32,56 @@ def confirm_code(code: dict[str, Any], place: str) -> None:
         return
     keys = ", ".join(code)
     values = ", ".join(repr(value) for value in code.values())
-    message = f"{place}: {keys}: this run executes the code in {values}."
+    warning = f"{place}: {keys}: this run executes the code in {values}."
     if not sys.stdin.isatty():
-        raise ConfigError(f"{message} If you trust it, add --trust-code.")
-    question = ConfigError(f"{message} Do you trust it? [y/N]")
+        raise ConfigError(f"{warning} If you trust it, add --trust-code.")
+    # A ConfigError shows control characters of foreign values in visible form.
+    question = ConfigError(f"{warning} Do you trust it? [y/N]")
     print(question, end=" ", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    answer = sys.stdin.readline().strip().lower()
+    if answer not in ("y", "yes"):
         raise ConfigError("Nothing was executed.")
 
 
 def _find_code(config: type[Config], written: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the keys, which begin with `path`, and values that name code, as `find_code`."""
     if isinstance(written, list | tuple):
         for index, item in enumerate(written):
             yield from _find_code(config, item, f"{path}.{index}")
         return
-    members: list[type[Config]] = [config]
     if issubclass(config, Kind) and "family" in vars(config):
-        written = config.expand_kind(written)
-        kind = str(written["kind"]) if isinstance(written, dict) and "kind" in written else None
-        # The validation refuses an unknown kind. A mapping without a kind may refine any member.
-        members = [member for name, member in config.family.items() if kind in (None, name)]
-    for member in members:
-        yield from _find_in_member(member, written, path)
+        mapping = config.expand_kind(written)
+        for member in _list_members(config, mapping):
+            yield from _find_in_member(member, mapping, path)
+    else:
+        yield from _find_in_member(config, written, path)
+
+
+def _list_members(family: type[Kind], mapping: Any) -> list[type[Kind]]:
+    """Return the members of a family that a mapping can configure."""
+    if isinstance(mapping, dict) and "kind" in mapping:
+        kind = str(mapping["kind"])
+        # The validation refuses an unknown kind.
+        return [member for name, member in family.family.items() if name == kind]
+    # A mapping without a kind may refine any member.
+    return list(family.family.values())
 
 
 def _find_in_member(member: type[Config], written: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the keys and values in the mapping of a member that name code."""
     if not isinstance(written, dict):
         return
     prefix = f"{path}." if path else ""
     for key, value in member.name_code(written).items():
         yield f"{prefix}{key}", value
     for name, field in member.model_fields.items():
-        for key in {name, field.alias or name} & written.keys():
-            for part in leaf_types(field.annotation):
-                if isinstance(part, type) and issubclass(part, Config):
-                    yield from _find_code(part, written[key], f"{prefix}{key}")
+        names = {name, field.alias or name}
+        for key in names & written.keys():
+            yield from _find_in_field(field.annotation, written[key], f"{prefix}{key}")
+
+
+def _find_in_field(annotation: Any, written: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the keys and values that name code in the value of a field."""
+    for part in leaf_types(annotation):
+        if isinstance(part, type) and issubclass(part, Config):
+            yield from _find_code(part, written, path)

@@ -8,7 +8,8 @@ from helpers import fake_cells, studies
 from helpers.runs import count_runs, jobs, make_body, run_cli
 
 from lit_attn.ablate.__main__ import main
-from lit_attn.ablate.plan import Job, expand, select_cells, set_aside
+from lit_attn.ablate.plan import Job, expand
+from lit_attn.ablate.rerun import select_cells, set_aside
 from lit_attn.cells.folder import read_result
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.lock import hold_lock

@@ -121,7 +121,9 @@ def test_the_memory_of_the_same_tokens_gives_self_attention(spec: AttentionSpec)
 
 def test_presets_that_use_the_own_token_are_refused() -> None:
     refused = [name for name, spec in PRESETS.items() if spec.find_cross_problem()]
-    assert refused == ["belief", "belief-star", "xsa", "attentionx", "belief2"]
+    own_values = ["belief", "belief-star", "xsa", "attentionx", "belief2", "gated-xsa"]
+    positions = ["forgetting", "alibi", "t5"]
+    assert refused == own_values + positions
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ N = 7
 
 SPECS = dict(PRESETS)
 for kind in NormaliserConfig.family:
-    for preset in ("standard", "mgk", "mgk-hard", "belief2", "talking-heads"):
+    for preset in ("standard", "mgk", "mgk-hard", "talking-heads"):
         spec = AttentionSpec.model_validate({"preset": preset, "normaliser": kind})
         if spec not in SPECS.values():
             SPECS[f"{preset}-{kind}"] = spec
@@ -261,7 +261,7 @@ def mixed_masks(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     return torch.where(shown, bias, numbers), shown
 
 
-MIXED = ["standard", "mgk", "belief2", "dcmha-post", "standard-sigmoid", "mgk-offset-softmax"]
+MIXED = ["standard", "mgk", "belief2", "dcmha-post", "sigmoid", "mgk-offset-softmax"]
 MIXED += ["mgk-hard-sigmoid", "standard-differential", "talking-heads-offset-softmax"]
 
 

@@ -227,6 +227,11 @@ def test_more_tokens_than_weights_per_position_are_refused() -> None:
 @pytest.mark.parametrize(
     ("choices", "reason"),
     [
+        ({"preset": "belief2", "residual": "value"}, "zz: has no effect, because `residual: value"),
+        ({"residual": "value", "compose": "key"}, "compose: has no effect"),
+        ({"residual": "value", "window": 4}, "window: has no effect"),
+        ({"residual": "value", "normaliser": "sigmoid"}, "normaliser: 'sigmoid' has no effect"),
+        ({"preset": "mgk", "residual": "value"}, "similarity: 'mixture' has no effect"),
         ({"similarity": "linear", "compose": "static"}, "compose: linear keys never form"),
         ({"similarity": "linear", "zz": "with"}, "zz: linear keys never form"),
         ({"similarity": "linear", "window": 4}, "window: linear keys never form"),

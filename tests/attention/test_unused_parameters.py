@@ -36,8 +36,8 @@ def test_the_strategy_searches_for_unused_parameters_where_there_are_some(
 
 
 def test_frozen_parameters_are_not_missing() -> None:
-    layer = attn_layer({"residual": "value", "zz": "with"})(DIM, HEADS)
+    layer = attn_layer({"residual": "value"})(DIM, HEADS, qk_norm=True, norm_layer=nn.LayerNorm)
     assert layer.leaves_parameters_unused
-    assert layer.z is not None
-    layer.z.requires_grad_(False)
+    layer.q_norm.requires_grad_(False)
+    layer.k_norm.requires_grad_(False)
     assert not layer.leaves_parameters_unused

@@ -7,8 +7,9 @@ from helpers import studies
 from pydantic import TypeAdapter
 
 from lit_attn.ablate import plan
+from lit_attn.ablate.axes import combine_axes
 from lit_attn.ablate.plan import expand
-from lit_attn.ablate.variants import expand_axes, resolve
+from lit_attn.ablate.variants import resolve
 from lit_attn.attention.parts import PerpendicularConfig, SplitConfig
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.optimizers import Adam, AdamW
@@ -203,7 +204,7 @@ def test_a_baseline_is_named_as_axes_name_it(
 ) -> None:
     """A baseline can be a number or a boolean in YAML."""
     study = studies.study(tmp_path, f"baseline: {baseline}\naxes: {{{axis}}}")
-    assert study.study.baseline == expand_axes(study)[0].name == name
+    assert study.study.baseline == combine_axes(study)[0].name == name
 
 
 CELLS = "baseline: a\ncells: {a: {}, b: {attention: belief2}}"

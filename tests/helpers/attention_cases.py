@@ -11,6 +11,14 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
+from lit_attn.attention.channel_parts import (
+    BiasConfig,
+    GateConfig,
+    HeadGateConfig,
+    ScaleConfig,
+    T5BiasConfig,
+    TransformConfig,
+)
 from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
 from lit_attn.attention.parts import (
     ComposeConfig,
@@ -88,6 +96,21 @@ def label(spec: AttentionSpec) -> str:
     return ",".join(chosen_parts)
 
 
+def nearest_valid(cross: dict[str, Any]) -> AttentionSpec:
+    """Return the specification of a cross, without the part that refuses the others."""
+    # Linear keys form no logits that could be masked or composed.
+    with_logits = {**cross, "similarity": "gaussian"}
+    # V itself does not depend on the attention weights.
+    with_heads = {**cross, "residual": "full"}
+    both = {**with_logits, "residual": "full"}
+    for choices in (cross, with_logits, with_heads):
+        try:
+            return AttentionSpec.model_validate(choices)
+        except ValidationError:
+            continue
+    return AttentionSpec.model_validate(both)
+
+
 def all_specs() -> list[AttentionSpec]:
     """Return presets, every choice of every family, and pairwise crosses of the families."""
     specs = list(PRESETS.values())
@@ -95,6 +118,10 @@ def all_specs() -> list[AttentionSpec]:
     specs += [AttentionSpec(similarity=similarity) for similarity in members(SimilarityConfig)]
     specs += [AttentionSpec(compose=compose) for compose in members(ComposeConfig)]
     specs += [AttentionSpec(normaliser=normaliser) for normaliser in members(NormaliserConfig)]
+    specs += [AttentionSpec(transform=transform) for transform in members(TransformConfig)]
+    specs += [AttentionSpec(gate=gate) for gate in members(GateConfig)]
+    specs.append(AttentionSpec(gate=HeadGateConfig(columns=5, bias=4.0, init="zeros", factor=2.0)))
+    specs.append(AttentionSpec(bias=T5BiasConfig(buckets=8, max_distance=6)))
     specs.append(AttentionSpec(similarity=MixtureConfig(keys=3, variance=(1, 3, 0.5))))
     specs.append(AttentionSpec(similarity=MixtureConfig(variance="learned")))
     specs.append(AttentionSpec(similarity=LinearConfig(keys=3)))
@@ -110,14 +137,13 @@ def all_specs() -> list[AttentionSpec]:
             "compose": list(ComposeConfig.family),
             "normaliser": list(NormaliserConfig.family),
             "residual": list(ResidualConfig.family),
+            "transform": list(TransformConfig.family),
+            "scale": list(ScaleConfig.family),
+            "bias": list(BiasConfig.family),
+            "gate": list(GateConfig.family),
             "window": [None, 3],
             "kv_heads": [None, 1],
         }
     )
-    for cross in crosses:
-        try:
-            specs.append(AttentionSpec.model_validate(cross))
-        except ValidationError:
-            # Linear keys refuse composition, zz and windows.
-            specs.append(AttentionSpec.model_validate({**cross, "similarity": "gaussian"}))
+    specs += [nearest_valid(cross) for cross in crosses]
     return [spec for i, spec in enumerate(specs) if spec not in specs[:i]]

@@ -86,8 +86,8 @@ def counted(devices: int) -> Cell:
 
 def values(devices: int) -> Cell:
     """Return a cell that leaves parameters without a gradient."""
-    attention = {"residual": "value", "zz": "with", "compose": "query"}
-    return digits_cell(model=EXACT | {"attention": attention}, training={"devices": devices})
+    model = {"attention": {"residual": "value"}, "qk_norm": True, "dropout": 0.0}
+    return text_cell(model=model, training={"devices": devices})
 
 
 def normed(devices: int) -> Cell:

@@ -265,7 +265,7 @@ KERNELS = {
 
 
 class Order(NamedTuple):
-    """What the formula of flex_attention needs of a mask of blocks."""
+    """Mask of blocks with the part that the formula of flex_attention needs."""
 
     mask_mod: Callable[..., Tensor]
 

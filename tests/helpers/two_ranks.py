@@ -68,12 +68,12 @@ def cases() -> dict[str, Case]:
     residuals = ["full", "perpendicular", "projected", "value"]
     choices = itertools.product(residuals, [True, False], [True, False], ["none", "query", "key"])
     for residual, zz, ffn, compose in choices:
+        if residual == "value" and (zz or compose != "none"):
+            # Refused, because they have no effect.
+            continue
         parts = {"residual": residual, "zz": zz, "compose": compose}
         name = f"residual={residual},zz={zz},ffn={ffn},compose={compose}"
         built[name] = Case(lambda parts=parts, ffn=ffn: transformer(parts, ffn))
-    for normaliser in ("sigmoid", "differential"):
-        parts = {"residual": "value", "normaliser": normaliser, "similarity": "mixture"}
-        built[f"value of {normaliser}"] = Case(lambda parts=parts: transformer(parts))
     position = {"kind": "mixture", "prior": "m-step", "prior_scope": "position", "positions": 20}
     for scope in ("layer", "position"):
         similarity = position | {"prior_scope": scope}

@@ -50,6 +50,22 @@ def test_effects_are_differences_of_means_paired_by_seed(tmp_path: Path) -> None
     assert effects["a=y and b=y"].p <= 0.05 < effects["a=y and b=z"].p
 
 
+def test_an_axis_of_named_changes_has_effects(tmp_path: Path) -> None:
+    """The names of variants do not state this axis: `a=x,long` and `a=x,short`."""
+    design = {
+        "a=x,long": 0.0,
+        "a=x,short": 0.02,
+        "a=y,long": 0.01,
+        "a=y,short": 0.06,
+        # Not a point of the product.
+        "split": 0.05,
+    }
+    effects = by_name(find_effects(read(tmp_path, variants=design, seeds=6)))
+    assert list(effects) == ["a=y", "short", "a=y and short"]
+    assert effects["short"].difference == pytest.approx(3.5, abs=0.5)
+    assert effects["a=y and short"].difference == pytest.approx(3, abs=0.5)
+
+
 def test_missing_combinations_and_seeds_are_left_out(tmp_path: Path) -> None:
     design = factorial()
     del design["a=y,b=z"]

@@ -4,7 +4,8 @@ import argparse
 from typing import Any
 
 from lit_attn.ablate.commands.run import Run
-from lit_attn.ablate.plan import Job, Matrix, select_cells
+from lit_attn.ablate.plan import Job, Matrix
+from lit_attn.ablate.rerun import select_cells
 from lit_attn.schema.errors import ConfigError
 
 

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_type_hints
 
 from pydantic import Field, PositiveInt
 
@@ -30,17 +30,31 @@ class Data(Kind):
     eval_batch_size: PositiveInt = Field(
         512, description="samples of an evaluation batch, over all devices"
     )
+    workers: Annotated[int, Field(ge=0)] | None = outside_identity(
+        None,
+        "processes that prepare batches ahead of the device; 0: the training process; null: by the "
+        "device and the cores of the process",
+    )
+
+    @property
+    def prepares_on_cpu(self) -> bool:
+        """True if samples are decoded or augmented on the CPU, so that worker processes help."""
+        return False
 
     @classmethod
     def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
+        """Register a member; ConfigError without a signature class as annotation."""
         super().__pydantic_init_subclass__(**keywords)
         kind = cls.model_fields["kind"].default
-        if kind in cls.family:
-            annotation = get_type_hints(cls.signature).get("return")
-            if not (isinstance(annotation, type) and issubclass(annotation, Signature)):
-                text = "has to be a signature class, as in `def signature(self) -> ImageLabels`"
-                where = f"class {cls.__name__} (kind '{kind}')"
-                raise ConfigError(f"{where}: the return annotation of `signature` {text}")
+        if kind not in cls.family:
+            return
+        annotation = get_type_hints(cls.signature).get("return")
+        is_signature = isinstance(annotation, type) and issubclass(annotation, Signature)
+        if not is_signature:
+            raise ConfigError(
+                f"class {cls.__name__} (kind '{kind}'): the return annotation of `signature` has"
+                " to be a signature class, as in `def signature(self) -> ImageLabels`"
+            )
 
     @abstractmethod
     def signature(self) -> Signature:
@@ -86,17 +100,23 @@ class Data(Kind):
 
     def require_a_batch(self, samples: int) -> None:
         """Raise ValueError if an epoch of training samples, less those held out, has no batch."""
-        held_out, passes = getattr(self, "validation", 0), getattr(self, "epoch_length", 1)
+        held_out = getattr(self, "validation", 0)
         if held_out >= samples:
             raise ValueError(f"validation: {held_out} of {samples} samples leave none")
-        most = passes * (samples - held_out)
-        if getattr(self, "drop_last", True) and self.batch_size > most:
-            text = f"is more than the {most} samples of an epoch; {most} at most"
-            raise ValueError(f"batch_size: {self.batch_size} {text}")
+        passes = getattr(self, "epoch_length", 1)
+        epoch_samples = passes * (samples - held_out)
+        drops_last_batch = getattr(self, "drop_last", True)
+        if drops_last_batch and self.batch_size > epoch_samples:
+            raise ValueError(
+                f"batch_size: {self.batch_size} is more than the {epoch_samples} samples of an"
+                f" epoch; {epoch_samples} at most"
+            )
 
     @consistency_check
     def _has_a_batch(self) -> None:
-        if (samples := getattr(self, "training_images", None)) is not None:
+        """Refuse a batch that is larger than the training samples of an epoch."""
+        samples = getattr(self, "training_images", None)
+        if samples is not None:
             self.require_a_batch(samples)
 
 
@@ -115,9 +135,11 @@ class TokenData(Data):
 
     @consistency_check
     def _accumulate_divides(self) -> None:
+        """Refuse micro-batches of different sizes."""
         if self.batch_size % self.accumulate:
-            text = f"does not divide the batch of {self.batch_size}"
-            raise ValueError(f"accumulate: {self.accumulate} {text}")
+            raise ValueError(
+                f"accumulate: {self.accumulate} does not divide the batch of {self.batch_size}"
+            )
 
 
 def method(target: str) -> Callable[..., Any]:
@@ -125,13 +147,21 @@ def method(target: str) -> Callable[..., Any]:
 
     The module may need PyTorch; it is imported when the method is called.
     """
-    return lambda data, *arguments, **keywords: load(target)(data, *arguments, **keywords)
+
+    def call(data: Any, *arguments: Any, **keywords: Any) -> Any:
+        function = load(target)
+        return function(data, *arguments, **keywords)
+
+    return call
 
 
 def find_paths(value: Any, key: str = "") -> Iterator[tuple[str, Path]]:
     """Yield the paths in the values of a configuration with their keys, which begin with `key`."""
     if isinstance(value, Path):
         yield key, value
-    elif isinstance(value, dict | list | tuple):
-        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+    elif isinstance(value, dict):
+        for name, item in value.items():
             yield from find_paths(item, f"{key}.{name}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from find_paths(item, f"{key}.{index}")

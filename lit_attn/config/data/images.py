@@ -17,6 +17,8 @@ from lit_attn.schema.base import Config, consistency_check, outside_identity
 
 Count = Annotated[int, Field(ge=0)]
 Range = tuple[PositiveFloat, PositiveFloat]
+ChannelMeans = tuple[float, float, float]
+ChannelDeviations = tuple[PositiveFloat, PositiveFloat, PositiveFloat]
 
 
 class Images(Data):
@@ -35,6 +37,7 @@ class Images(Data):
     @field_validator("augment")
     @classmethod
     def _check_order(cls, steps: tuple[Augmentation, ...]) -> tuple[Augmentation, ...]:
+        """Refuse steps that stand before or after a step whose output they cannot work on."""
         stages = [step.stage for step in steps]
         if stages.count("normalize") != 1:
             raise ValueError(f"needs 'normalize' once, has it {stages.count('normalize')} times")
@@ -43,13 +46,19 @@ class Images(Data):
             if stage == "bytes" and position > normalization:
                 raise ValueError(f"'{step.kind}' works on bytes: put it before normalize")
             if stage in ("normalized", "batch") and position < normalization:
-                text = "works on normalised images: put it after normalize"
-                raise ValueError(f"'{step.kind}' {text}")
+                raise ValueError(
+                    f"'{step.kind}' works on normalised images: put it after normalize"
+                )
             if stage == "batch" and position < len(steps) - 1:
                 raise ValueError(f"'{step.kind}' works on the batch: put it last")
         return steps
 
     build: ClassVar = method("lit_attn.data.images:ImageData")
+
+    @property
+    def prepares_on_cpu(self) -> bool:
+        """True if a step of the augmentation works on bytes, as Pillow does."""
+        return any(step.stage == "bytes" for step in self.augment)
 
     @abstractmethod
     def read_splits(self) -> Any:
@@ -153,6 +162,7 @@ class OwnTargets(OwnImages):
 
     @consistency_check
     def _has_no_classes_to_mix(self) -> None:
+        """Refuse MixUp and CutMix."""
         if any(step.stage == "batch" for step in self.augment):
             raise ValueError("augment: 'mix' mixes classes, and these images have none")
 
@@ -196,6 +206,7 @@ class TimmAugmentation(Config):
 
     @consistency_check
     def _ranges_are_not_empty(self) -> None:
+        """Refuse ranges whose lower end is above the upper one."""
         for name in ("area", "aspect"):
             low, high = getattr(self, name)
             if low > high:
@@ -232,10 +243,10 @@ class ImageFiles(Data):
         1, description="times that an epoch repeats each image (repeated augmentation)"
     )
     validation: Count = Field(0, description="images held out of train, by a fixed split")
-    mean: tuple[float, float, float] = Field(
+    mean: ChannelMeans = Field(
         (0.485, 0.456, 0.406), description="mean of each channel for the normalisation, from 0 to 1"
     )
-    std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = Field(
+    std: ChannelDeviations = Field(
         (0.229, 0.224, 0.225),
         description="standard deviation of each channel for the normalisation, from 0 to 1",
     )
@@ -246,7 +257,13 @@ class ImageFiles(Data):
     augment: TimmAugmentation = Field(
         TimmAugmentation(), description="timm's augmentation of training images"
     )
-    workers: Count = outside_identity(8, "processes that read images; 0: the training process")
+
+    unreadable: Count = outside_identity(
+        0,
+        "images of each split that may be left out because they cannot be read; 0: the first one "
+        "ends the cell",
+    )
+    prepares_on_cpu: ClassVar = True
 
     def signature(self) -> ImageLabels:
         return ImageLabels((3, self.size, self.size), self.classes, self.sizes)
@@ -262,13 +279,16 @@ class ImageFiles(Data):
 
     @consistency_check
     def _mixes_pairs(self) -> None:
+        """Refuse MixUp and CutMix of an odd number of images."""
         if self.augment.is_mixed and self.batch_size % 2:
             raise ValueError(f"batch_size: {self.batch_size} images cannot be mixed in pairs")
 
     def size_in(self, epoch: int) -> int:
         """Return the side length, in pixels, of the images of training epoch 0, 1, ..."""
         stage = epoch // self.epochs_per_size
-        return self.sizes[stage] if stage < len(self.sizes) else self.size
+        if stage < len(self.sizes):
+            return self.sizes[stage]
+        return self.size
 
 
 class ClassFolders(ImageFiles):

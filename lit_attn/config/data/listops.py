@@ -41,11 +41,13 @@ class ListOps(Labelled, kind="listops"):
 
     @consistency_check
     def _has_a_batch(self) -> None:
+        """Refuse a batch that is larger than the training expressions of an epoch."""
         if self.folder is None:
             self.require_a_batch(self.train)
 
     @consistency_check
     def _lengths_are_likely(self) -> None:
+        """Refuse lengths that random trees almost never have."""
         shortest, longest = self.lengths
         if shortest > longest:
             raise ValueError(f"lengths: {shortest} is more than {longest}")
@@ -53,5 +55,7 @@ class ListOps(Labelled, kind="listops"):
         # are found in reasonable time.
         largest = self.arguments ** (self.depth - 1)
         if shortest > largest // 5:
-            text = f"with {self.arguments} arguments almost never reach {shortest} tokens"
-            raise ValueError(f"lengths: trees of depth {self.depth} {text}")
+            raise ValueError(
+                f"lengths: trees of depth {self.depth} with {self.arguments} arguments almost"
+                f" never reach {shortest} tokens"
+            )

@@ -36,14 +36,15 @@ class Table(Config):
     def input_paths(self) -> list[Path]:
         """Return the files, the folder of a local `hub`, or the record of its cached revision."""
         paths = [path for _, path in find_paths(self.model_dump())]
-        if self.hub is not None and (folder := Path(self.hub)).is_dir():
-            paths.append(folder)
-        elif self.hub is not None:
-            from huggingface_hub import constants
+        if self.hub is None:
+            return paths
+        folder = Path(self.hub)
+        if folder.is_dir():
+            return [*paths, folder]
+        from huggingface_hub import constants
 
-            repository = f"datasets--{self.hub.replace('/', '--')}"
-            paths.append(Path(constants.HF_HUB_CACHE, repository, "refs", "main"))
-        return paths
+        repository = f"datasets--{self.hub.replace('/', '--')}"
+        return [*paths, Path(constants.HF_HUB_CACHE, repository, "refs", "main")]
 
     @property
     def columns(self) -> dict[str, str]:
@@ -51,16 +52,22 @@ class Table(Config):
         columns = {}
         for key in self.column_keys:
             value = getattr(self, key)
-            for column in (value,) if isinstance(value, str) else value or ():
-                columns[key if isinstance(value, str) else f"{key}.{column}"] = column
+            if isinstance(value, str):
+                columns[key] = value
+                continue
+            for column in value or ():
+                columns[f"{key}.{column}"] = column
         return columns
 
     @consistency_check
     def _has_one_source(self) -> None:
-        if self.hub is None and (self.train is None or not (self.test or self.val)):
+        """Refuse a table without files and hub, or with both."""
+        has_all_files = self.train is not None and bool(self.test or self.val)
+        if self.hub is None and not has_all_files:
             raise ValueError("train: needs the files `train` and `test` or `val`, or `hub`")
         if self.hub is not None and self.files:
-            raise ValueError(f"hub: with the file `{next(iter(self.files))}`; drop one of them")
+            first_split = next(iter(self.files))
+            raise ValueError(f"hub: with the file `{first_split}`; drop one of them")
 
 
 class TableImages(Table, OwnClasses, kind="table-images"):
@@ -114,10 +121,13 @@ class LabelledTable(Table, OwnLabels):
 
     @consistency_check
     def _has_room_for_padding(self) -> None:
-        if self.vocabulary <= self.tokenizer.vocabulary:
-            count = self.tokenizer.vocabulary
-            text = f"the tokenizer has {count} ids and 0 is padding; choose at least {count + 1}"
-            raise ValueError(f"vocabulary: {self.vocabulary}, but {text}")
+        """Refuse a vocabulary without an id for padding."""
+        count = self.tokenizer.vocabulary
+        if self.vocabulary <= count:
+            raise ValueError(
+                f"vocabulary: {self.vocabulary}, but the tokenizer has {count} ids and 0 is"
+                f" padding; choose at least {count + 1}"
+            )
 
 
 class TableLabels(LabelledTable, Labelled, kind="table-labels"):

@@ -151,14 +151,18 @@ class Tokens(TokenData):
 
     def encoder(self) -> Any:
         """Return the encoder between text and token ids."""
-        training = self.texts()["train"] if self.tokenizer.is_word_level else []
-        return self.tokenizer.encoder(text for _, text in training)
+        if not self.tokenizer.is_word_level:
+            return self.tokenizer.encoder([])
+        training_texts = [text for _, text in self.texts()["train"]]
+        return self.tokenizer.encoder(training_texts)
 
     @consistency_check
     def _scores_all_tokens(self) -> None:
+        """Refuse evaluation windows that leave tokens out."""
         if self.eval_stride is not None and self.eval_stride > self.context:
-            text = f"would skip tokens; choose at most {self.context}"
-            raise ValueError(f"eval_stride: {self.eval_stride} {text}")
+            raise ValueError(
+                f"eval_stride: {self.eval_stride} would skip tokens; choose at most {self.context}"
+            )
 
 
 class PythonText(Tokens, kind="python-text"):
@@ -172,6 +176,7 @@ class PythonText(Tokens, kind="python-text"):
 
     @consistency_check
     def _reads_bytes(self) -> None:
+        """Refuse other tokenizers than bytes."""
         if self.tokenizer.kind != "bytes":
             raise ValueError("tokenizer: this text is read as bytes")
 
@@ -259,9 +264,11 @@ class PaddedText(TokenData):
 
     @consistency_check
     def _makes_sense(self) -> None:
+        """Refuse sequences beyond the context, and batches of val without their order."""
         if self.max_tokens is not None and self.max_tokens > self.context:
-            text = f"tokens do not fit into a context of {self.context}"
-            raise ValueError(f"max_tokens: {self.max_tokens} {text}")
+            raise ValueError(
+                f"max_tokens: {self.max_tokens} tokens do not fit into a context of {self.context}"
+            )
         if self.val_batches is not None and self.order != "endless":
             raise ValueError("val_batches: needs `order: endless`")
 
@@ -325,9 +332,6 @@ class ParallelText(TokenData, kind="parallel-text"):
     )
     batch_size: PositiveInt = Field(
         4096, description="tokens of a step, over all devices: pairs times their longest sentence"
-    )
-    split_compounds: bool = Field(
-        False, description="split words at hyphens before BLEU, as fairseq's compound_split_bleu.sh"
     )
 
     build: ClassVar = method("lit_attn.data.text.parallel:ParallelData")

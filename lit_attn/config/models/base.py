@@ -92,6 +92,7 @@ class Model(Kind):
         return ()
 
     def try_out(self, signature: Any) -> Any:
+        """Return the output of the network for one sample, on the meta device."""
         import torch
 
         # Parameters that the code of a model creates without a device are on meta too.
@@ -108,6 +109,7 @@ class Model(Kind):
     @field_validator("ffn")
     @classmethod
     def _has_activation(cls, ffn: HiddenWidth | None) -> HiddenWidth | None:
+        """Refuse an activation that the model does not have."""
         if isinstance(ffn, FFN):
             require("this model has no activation", ffn.activation, cls.activations)
         return ffn
@@ -115,6 +117,7 @@ class Model(Kind):
     @field_validator("ffn", mode="before")
     @classmethod
     def _read_word(cls, value: Any) -> Any:
+        """Return None for the words that stand for no FFN."""
         if not isinstance(value, str):
             return value
         if value not in ("without", "none"):
@@ -133,15 +136,17 @@ class PackageModel(Model):
     def build(self, signature: Any, device: "torch.device | str | None" = None) -> "nn.Module":
         self.check(signature)
         function, *fields = self.builder
-        values = (getattr(signature, field) for field in fields)
+        values = [getattr(signature, field) for field in fields]
         return load(function)(self, *values, device)
 
 
 def require_division(key: str, noun: str, number: int, total: int, total_name: str) -> None:
     """Raise ValueError, which names the nearest divisor, if `number` does not divide `total`."""
     if total % number:
-        nearest = f"the nearest that do are {find_nearest_divisor(number, total)}"
-        raise ValueError(f"{key}: {number} {noun} do not divide {total_name}; {nearest}")
+        raise ValueError(
+            f"{key}: {number} {noun} do not divide {total_name};"
+            f" the nearest that do are {find_nearest_divisor(number, total)}"
+        )
 
 
 def require_heads(attention: AttentionSpec, heads: int) -> None:
@@ -159,8 +164,10 @@ def require_tiling(
     for height, width in sizes:
         if height % patch or width % patch:
             nearest = find_nearest_divisor(patch, math.gcd(height, width))
-            text = f"do not tile {noun} of {height} x {width}{source}; the nearest that do are of"
-            raise ValueError(f"patch: patches of {patch} {text} {nearest}")
+            raise ValueError(
+                f"patch: patches of {patch} do not tile {noun} of {height} x {width}{source};"
+                f" the nearest that do are of {nearest}"
+            )
 
 
 def require_one_size(kind: str, signature: ImageSignature) -> None:

@@ -34,17 +34,35 @@ class ExternalModel(Model):
 
     ffn: ModelFFN = Field(ModelFFN(), description="FFN of every block, always present")
     arguments: dict[str, Any] = Field({}, description="further arguments of the model")
+    adapters: dict[str, str] = Field(
+        {},
+        description="adapter, such as Hub, by class of attention module, such as `net:MyAttention` "
+        "(docs/own-models.md)",
+    )
+
+    @field_validator("adapters")
+    @classmethod
+    def _names_adapters(cls, value: dict[str, str]) -> dict[str, str]:
+        for module_class, adapter in value.items():
+            if ":" in adapter:
+                raise ValueError(
+                    f"'{adapter}' for '{module_class}' is no name of an adapter; write a name such "
+                    "as Hub, or add a class of your own to ADAPTERS in a file in `parts`"
+                )
+        return value
 
     @field_validator("ffn", mode="before")
     @classmethod
     def _keeps_its_ffn(cls, value: Any) -> Any:
+        """Refuse the words that stand for no FFN."""
         if value in (None, "none", "without"):
             raise ValueError("a model from elsewhere cannot do without its FFN; remove `ffn`")
         return value
 
     def build(self, signature: Any, device: "torch.device | str | None" = None) -> "nn.Module":
         self.check(signature)
-        return load(f"lit_attn.models.external:{self.builder}")(self, signature, device)
+        build_model = load(f"lit_attn.models.external:{self.builder}")
+        return build_model(self, signature, device)
 
     def try_out(self, signature: Any) -> Any:
         try:
@@ -95,6 +113,7 @@ class TransformersConfig(ExternalModel, kind="transformers"):
 
     @consistency_check
     def _has_one_source(self) -> None:
+        """Refuse a model with both or none of architecture and name."""
         if (self.architecture is None) == (self.name is None):
             raise ValueError("needs either `architecture` or `name`")
 

@@ -38,10 +38,8 @@ class TokenTransformer(PackageModel):
     depth: PositiveInt = Field(description="number of blocks")
     heads: PositiveInt = Field(description="attention heads of a block")
     head_dim: PositiveInt | None = Field(None, description="width of a head; null: dim / heads")
-    positions: Literal["learned", "rotary", "sinusoidal", "sinusoidal-reversed", "fairseq"] = Field(
-        "learned",
-        description="sinusoidal-reversed: the sinusoidal position of a token is its distance to "
-        "the last token, as in Transformer-XL's code; fairseq: sinusoidal, from position 2 on",
+    positions: Literal["learned", "rotary", "sinusoidal", "fairseq"] = Field(
+        "learned", description="fairseq: sinusoidal, from position 2 on"
     )
     rotary_share: float = Field(
         1.0, gt=0, le=1, description="share of a head's components that rotary positions rotate"
@@ -73,9 +71,6 @@ class TokenTransformer(PackageModel):
         min_length=1,
         description="windows of the layers in turn, repeated; null keeps that of `attention`",
     )
-    weights: Literal["exact", "e5m2"] = Field(
-        "exact", description="e5m2: the forward pass rounds the blocks' matrices to 8 bits"
-    )
     dropout: Share = Field(0.0, description="dropout rate of embedding, after W, and in the FFN")
     activation_dropout: Share | None = Field(
         None, description="dropout rate after the FFN's activation; null: that of `dropout`"
@@ -104,28 +99,45 @@ class TokenTransformer(PackageModel):
     def attention_of(self, layer: int) -> AttentionSpec:
         """Return the attention of layer `layer`, with the window of that layer."""
         window = self.windows[layer % len(self.windows)]
-        return self.attention.model_copy(update={"window": window}) if window else self.attention
+        if window is None:
+            return self.attention
+        return self.attention.model_copy(update={"window": window})
 
     def check(self, signature: signatures.TokenSignature) -> None:
         limit = self.attention.similarity.max_tokens
         if limit is not None and limit < signature.context:
-            text = f"{limit} are fewer than the {signature.context} tokens of data.context"
-            raise ValueError(f"attention.similarity.positions: {text}")
+            raise ValueError(
+                f"attention.similarity.positions: {limit} are fewer than the"
+                f" {signature.context} tokens of data.context"
+            )
 
     @consistency_check
     def _heads_divide(self) -> None:
+        """Refuse a number of heads that the width or the attention cannot have."""
         if self.head_dim is None:
-            width = f"dim {self.dim}, and there is no head_dim"
-            require_division("heads", "heads", self.heads, self.dim, width)
+            total_name = f"dim {self.dim}, and there is no head_dim"
+            require_division("heads", "heads", self.heads, self.dim, total_name)
         require_heads(self.attention, self.heads)
+
+    @consistency_check
+    def _positions_suit_the_heads(self) -> None:
+        """Refuse rotary positions of heads of odd width, and their options without them."""
+        if self.positions == "rotary":
+            is_odd = self.rotated_width % 2 == 1
+            if is_odd or self.rotated_width == 0:
+                share = "" if self.rotary_share == 1 else f" times rotary_share {self.rotary_share}"
+                raise ValueError(
+                    "positions: rotary needs heads of an even width,"
+                    f" not {self.width_of_heads}{share}"
+                )
+        elif self.rotary_share != 1 or self.rotary_base != 10_000:
+            raise ValueError("rotary_share, rotary_base: need `positions: rotary`")
+
+    @consistency_check
+    def _options_have_an_effect(self) -> None:
+        """Refuse options that the other options exclude."""
         if any(self.windows) and self.attention.similarity.kind == "linear":
             raise ValueError("windows: not supported by linear keys")
-        if self.positions == "rotary" and (self.rotated_width % 2 or not self.rotated_width):
-            share = "" if self.rotary_share == 1 else f" times rotary_share {self.rotary_share}"
-            text = f"positions: rotary needs heads of an even width, not {self.width_of_heads}"
-            raise ValueError(text + share)
-        if self.positions != "rotary" and (self.rotary_share, self.rotary_base) != (1, 10_000):
-            raise ValueError("rotary_share, rotary_base: need `positions: rotary`")
         if not self.qk_norm and self.qk_norm_eps != 1e-6:
             raise ValueError("qk_norm_eps: needs `qk_norm: true`")
         if self.branches == "parallel" and (self.norm_order == "post" or self.ffn is None):
@@ -154,18 +166,23 @@ class GPTConfig(TokenTransformer, kind="gpt"):
 
     @consistency_check
     def _cutoffs_are_for_adaptive(self) -> None:
-        if (self.head == "adaptive") != bool(self.cutoffs):
+        """Refuse cutoffs without an adaptive head, and cutoffs in another order."""
+        is_adaptive = self.head == "adaptive"
+        if is_adaptive != bool(self.cutoffs):
             raise ValueError("cutoffs: `head: adaptive` needs cutoffs, and no other head has them")
         if list(self.cutoffs) != sorted(set(self.cutoffs)):
             raise ValueError("cutoffs: must increase")
-        if self.head == "adaptive" and self.vocabulary_multiple > 1:
+        if is_adaptive and self.vocabulary_multiple > 1:
             raise ValueError("vocabulary_multiple: has no effect with `head: adaptive`")
 
     def check(self, signature: signatures.TokenSignature) -> None:
         super().check(signature)
-        if self.cutoffs and self.cutoffs[-1] >= (size := signature.vocabulary):
-            text = f"is beyond the vocabulary of {size}; {size - 1} at most"
-            raise ValueError(f"cutoffs: {self.cutoffs[-1]} {text}")
+        size = signature.vocabulary
+        if self.cutoffs and self.cutoffs[-1] >= size:
+            raise ValueError(
+                f"cutoffs: {self.cutoffs[-1]} is beyond the vocabulary of {size};"
+                f" {size - 1} at most"
+            )
 
 
 class SequenceClassifierConfig(TokenTransformer, kind="sequence-classifier"):
@@ -177,8 +194,12 @@ class SequenceClassifierConfig(TokenTransformer, kind="sequence-classifier"):
 
     takes = (signatures.LabelledTokens, signatures.TaggedTokens)
     builder = (
-        *("lit_attn.models.language:SequenceClassifier", "vocabulary", "context", "classes"),
-        *("pairs", "are_tagged"),
+        "lit_attn.models.language:SequenceClassifier",
+        "vocabulary",
+        "context",
+        "classes",
+        "pairs",
+        "are_tagged",
     )
 
     pool: Literal["tokens", "zero-padded"] = Field(
@@ -207,11 +228,6 @@ class EncoderDecoderConfig(TokenTransformer, kind="encoder-decoder"):
         description="shared embedding; decoder: of the decoder's input and output; all: also of "
         "the encoder's input; separate: none",
     )
-    # Reversed positions change with every new token, and the encoder would count padding.
-    positions: Literal["learned", "rotary", "sinusoidal", "fairseq"] = Field(
-        "learned", description="positions of both parts"
-    )
-    weights: Literal["exact"] = Field("exact", description="matrices are not rounded")
     branches: Literal["sequential"] = Field("sequential", description="order of the branches")
 
     @property
@@ -221,11 +237,14 @@ class EncoderDecoderConfig(TokenTransformer, kind="encoder-decoder"):
 
     def check(self, signature: signatures.TokenSignature) -> None:
         for spec in (self.attention, self.cross):
-            TokenTransformer.check(self.model_copy(update={"attention": spec}), signature)
+            model = self.model_copy(update={"attention": spec})
+            TokenTransformer.check(model, signature)
 
     @consistency_check
     def _cross_attention_has_a_meaning(self) -> None:
-        key = "attention" if self.cross_attention is None else "cross_attention"
-        if problem := self.cross.find_cross_problem():
-            raise ValueError(f"{key}.{problem}")
+        """Refuse parts of the attention that cross-attention cannot have."""
+        cross_problem = self.cross.find_cross_problem()
+        if cross_problem:
+            key = "attention" if self.cross_attention is None else "cross_attention"
+            raise ValueError(f"{key}.{cross_problem}")
         require_heads(self.cross, self.heads)

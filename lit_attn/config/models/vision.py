@@ -32,6 +32,7 @@ class Transformer(PackageModel):
 
     @consistency_check
     def _heads_divide(self) -> None:
+        """Refuse a number of heads that the width or the attention cannot have."""
         base.require_division("heads", "heads", self.heads, self.dim, f"dim {self.dim}")
         base.require_heads(self.attention, self.heads)
 
@@ -39,8 +40,9 @@ class Transformer(PackageModel):
         """Raise ValueError if the patches do not tile images of every size."""
         if self.has_one_size:
             base.require_one_size(self.kind, signature)
-        sizes = [(n, n) for n in getattr(signature, "training_sizes", ())]
-        base.require_tiling(self.patch, [signature.shape[1:], *sizes])
+        final_size = signature.shape[1:]
+        training_sizes = [(side, side) for side in getattr(signature, "training_sizes", ())]
+        base.require_tiling(self.patch, [final_size, *training_sizes])
 
 
 class ImageViTConfig(Transformer, kind="image-vit"):
@@ -98,10 +100,13 @@ class ViTConfig(Transformer, kind="vit"):
 
     @consistency_check
     def _fits_local_self_attention(self) -> None:
+        """Refuse local self-attention of a similarity without logits."""
         similarity = self.attention.similarity
         if self.local_self_attention and not similarity.has_logits:
-            reason = f"{similarity.kind} keys never form the logits that it would mask"
-            raise ValueError(f"local_self_attention: {reason}")
+            raise ValueError(
+                f"local_self_attention: {similarity.kind} keys never form the logits that it"
+                " would mask"
+            )
 
 
 class SegmenterConfig(Transformer, kind="segmenter"):
@@ -127,6 +132,7 @@ class SegmenterConfig(Transformer, kind="segmenter"):
 
     @consistency_check
     def _checkpoint_has_a_name(self) -> None:
+        """Refuse a file of weights without timm's name of the weights."""
         if self.checkpoint is not None and self.pretrained is None:
             raise ValueError("checkpoint: needs `pretrained`, the name of the weights it holds")
 
@@ -134,8 +140,10 @@ class SegmenterConfig(Transformer, kind="segmenter"):
         crop = signature.shape[1]
         base.require_tiling(self.patch, [signature.shape[1:]], "windows", " (data.crop)")
         if self.stride is not None and self.stride > crop:
-            text = f"leaves gaps between windows of {crop} (data.crop); {crop} at most"
-            raise ValueError(f"stride: {self.stride} {text}")
+            raise ValueError(
+                f"stride: {self.stride} leaves gaps between windows of {crop} (data.crop);"
+                f" {crop} at most"
+            )
 
     def exempt_parameters(self) -> tuple[str, ...]:
         return ("cls_emb", "cls_token", "pos_embed")

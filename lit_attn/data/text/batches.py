@@ -32,23 +32,39 @@ class TextData(TokenDataModule):
         for name, stream in self.streams.items():
             needed = data.context + 1 if name == "train" else 2
             if len(stream) < needed:
-                text = f"{name} has {len(stream):,} tokens, at least {needed:,} needed"
-                raise ConfigError(f"data.context: {text}")
-        tokens, size = len(self.streams["train"]), data.batch_size * data.context
-        files = [len(source.ids) for source in self.streams["train"].sources]
-        # Steps before each file, for `order: files`.
-        self.before_file = np.cumsum([0, *((count - 1) // size for count in files)])
-        others = {
-            "columns": math.ceil((tokens // data.batch_size - 1) / data.context),
-            "files": int(self.before_file[-1]),
-            "records": tokens // (data.context + 1) // data.batch_size,
-        }
-        self.per_pass = others.get(data.order, (tokens - 1) // data.context // data.batch_size)
+                raise ConfigError(
+                    f"data.context: {name} has {len(stream):,} tokens, at least {needed:,} needed"
+                )
+        # Steps before each file, for `order: files`; a step does not cross from one to the next.
+        step_tokens = data.batch_size * data.context
+        sources = self.streams["train"].sources
+        steps_of_files = [(len(source.ids) - 1) // step_tokens for source in sources]
+        self.before_file = np.cumsum([0, *steps_of_files])
+        self.per_pass = self._count_steps_of_a_pass()
         if not self.per_pass and data.order != "random":
-            text = f"are more than the {len(self.streams['train']):,} tokens of train"
-            where = f"data.batch_size: {data.batch_size} sequences of {data.context}"
-            raise ConfigError(f"{where} {text}; `order: random` draws with replacement")
+            raise ConfigError(
+                f"data.batch_size: {data.batch_size} sequences of {data.context} are more than the "
+                f"{len(self.streams['train']):,} tokens of train; `order: random` draws with "
+                "replacement"
+            )
         self.steps_per_epoch = data.epoch_steps or max(1, self.per_pass)
+
+    def _count_steps_of_a_pass(self) -> int:
+        """Return the number of complete steps in one pass over train, in the configured order."""
+        tokens = len(self.streams["train"])
+        context = self.data.context
+        batch_size = self.data.batch_size
+        if self.data.order == "columns":
+            column = tokens // batch_size
+            return math.ceil((column - 1) / context)
+        if self.data.order == "files":
+            return int(self.before_file[-1])
+        if self.data.order == "records":
+            records = tokens // (context + 1)
+            return records // batch_size
+        # The last token is only a target.
+        sequences = (tokens - 1) // context
+        return sequences // batch_size
 
     def fingerprint(self) -> str:
         return "-".join(stream.fingerprint[:6] for stream in self.streams.values())
@@ -64,7 +80,9 @@ class TextData(TokenDataModule):
         def collate(numbers: list[int], rows: int) -> Batch:
             padding = [None] * (rows - len(numbers))
             windows = [self._window(stream, number) for number in (*numbers, *padding)]
-            return self.tensors(*map(np.stack, zip(*windows, strict=True)))
+            inputs = np.stack([window_inputs for window_inputs, _ in windows])
+            targets = np.stack([window_targets for _, window_targets in windows])
+            return self.tensors(inputs, targets)
 
         return self.padded_loader(self._windows(split), collate)
 
@@ -72,7 +90,8 @@ class TextData(TokenDataModule):
         """Return the numbers of the windows of `split` that are evaluated."""
         count = self._window_count(split)
         chosen = min(count, self.data.eval_windows or count)
-        return [(2 * i + 1) * count // (2 * chosen) for i in range(chosen)]
+        # The windows in the middle of `chosen` equal parts.
+        return [(2 * part + 1) * count // (2 * chosen) for part in range(chosen)]
 
     def _window_count(self, split: str) -> int:
         """Return the number of windows that predict all tokens of `split`."""
@@ -93,56 +112,71 @@ class TextData(TokenDataModule):
 
     def bytes_per_token(self, split: str) -> float | None:
         stream = self.evaluated(split)
-        tokens, text_bytes = len(stream) - 1, stream.text_bytes
-        chosen, ids = self._windows(split), None
-        if len(chosen) < self._window_count(split):
-            predicted = np.concatenate([self._window(stream, number)[1] for number in chosen])
-            ids = predicted[predicted != IGNORED]
-            tokens, text_bytes = len(ids), None
-        if text_bytes is None and self.data.tokenizer.is_byte_level:
-            # Of a part of a split every token but an end of a document is a byte.
-            ids = stream.read(0, len(stream)) if ids is None else ids
-            text_bytes = int(np.count_nonzero(ids))
-        return None if text_bytes is None else text_bytes / tokens
+        windows = self._windows(split)
+        if len(windows) == self._window_count(split):
+            # The first token is no target.
+            tokens = len(stream) - 1
+            if stream.text_bytes is not None:
+                return stream.text_bytes / tokens
+            ids = None
+        else:
+            targets = np.concatenate([self._window(stream, number)[1] for number in windows])
+            ids = targets[targets != IGNORED]
+            tokens = len(ids)
+        if not self.data.tokenizer.is_byte_level:
+            return None
+        # In a part of a split every token but an end of a document (id 0) is a byte.
+        if ids is None:
+            ids = stream.read(0, len(stream))
+        return int(np.count_nonzero(ids)) / tokens
 
     def batch(self, step: int) -> Batch:
-        stream, count = self.streams["train"], self.data.context + 1
+        stream = self.streams["train"]
+        count = self.data.context + 1
         starts = self.offsets(step)
-        if self.data.order == "columns":  # The last segment of a pass ends with the columns.
-            count = min(count, len(stream) // self.data.batch_size - int(starts[0]))
-        (rows,) = self.tensors(
-            np.stack([stream.read(int(start), count) for start in self.share(starts)])
-        )
+        if self.data.order == "columns":
+            # The last segment of a pass ends with the columns.
+            column = len(stream) // self.data.batch_size
+            count = min(count, column - int(starts[0]))
+        sequences = [stream.read(int(start), count) for start in self.share(starts)]
+        (rows,) = self.tensors(np.stack(sequences))
         return rows[:, :-1], rows[:, 1:]
 
     def offsets(self, step: int) -> NDArray[np.int64]:
         """Return the first positions of a step's sequences, over all processes; (batch_size,)."""
-        n, size = self.data.context, self.data.batch_size
+        n = self.data.context
+        size = self.data.batch_size
+        stream = self.streams["train"]
         if self.data.order == "random":
             drawn = numpy_generator(self.seed, "batch", step)
-            return drawn.integers(len(self.streams["train"]) - n, size=size)
+            return drawn.integers(len(stream) - n, size=size)
         index = step % self.per_pass
-        places = np.arange(index * size, (index + 1) * size)
-        if self.data.order in ("sequential", "records"):
-            return places * (n if self.data.order == "sequential" else n + 1)
+        if self.data.order == "columns":
+            column = len(stream) // size
+            return np.arange(size) * column + index * n
         if self.data.order == "files":
             file = int(np.searchsorted(self.before_file, index, side="right")) - 1
             first = index - int(self.before_file[file])
-            start = int(self.streams["train"].starts[file])
+            start = int(stream.starts[file])
             return start + np.arange(first * size, (first + 1) * size) * n
-        return np.arange(size) * (len(self.streams["train"]) // size) + index * n
+        numbers = np.arange(index * size, (index + 1) * size)
+        # The last target of a sequence is the first token of the next one, but not of a record.
+        advance = n + 1 if self.data.order == "records" else n
+        return numbers * advance
 
     def _window(
         self, stream: Stream, number: int | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return inputs and targets (n,) of a window, or padding for None; padding is IGNORED."""
         n = self.data.context
-        inputs, targets = np.zeros(n, np.int64), np.full(n, IGNORED, np.int64)
+        inputs = np.zeros(n, np.int64)
+        targets = np.full(n, IGNORED, np.int64)
         if number is None:
             return inputs, targets
         start = number * self._stride
         ids = stream.read(start, min(n + 1, len(stream) - start))
         inputs[: len(ids) - 1] = ids[:-1]
-        new = max(0, n - self._stride) if number else 0
-        targets[new : len(ids) - 1] = ids[1 + new :]
+        # The targets before this place belong to earlier windows.
+        first_new = max(0, n - self._stride) if number else 0
+        targets[first_new : len(ids) - 1] = ids[1 + first_new :]
         return inputs, targets

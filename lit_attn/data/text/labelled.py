@@ -4,6 +4,7 @@ Shapes: B batch, n the context. tokens and present: (B, n), or (B, 2, n) for pai
 labels: (B,). `present` is False where a token is padding.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -48,29 +49,39 @@ class LabelledData(TokenDataModule):
         return np.asarray([sample.label for sample in samples], np.int64)
 
     def fingerprint(self) -> str:
-        return digest(
-            part
-            for split in SPLITS
-            for documents, label in self.samples[split]
-            for part in (
-                *(len(ids).to_bytes(8, "big") + ids.tobytes() for ids in documents),
-                label.to_bytes(8, "big"),
-            )
-        )
+        return digest(self._list_content())
+
+    def _list_content(self) -> Iterator[bytes]:
+        """Yield the ids, with their number before them, and the label of every sample."""
+        for split in SPLITS:
+            for documents, label in self.samples[split]:
+                for ids in documents:
+                    yield len(ids).to_bytes(8, "big") + ids.tobytes()
+                yield label.to_bytes(8, "big")
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
-        samples, size = self.samples[split], self.eval_batch_size
+        samples = self.samples[split]
         if self.data.order == "random":
             return self.padded_loader(samples, self.collate)
+        size = self.eval_batch_size
         if size > len(samples):
-            text = f"is more than the {len(samples)} samples of {split}; {len(samples)} at most"
-            raise ConfigError(f"data.eval_batch_size: {size} {text}")
+            raise ConfigError(
+                f"data.eval_batch_size: {size} is more than the {len(samples)} samples of {split}; "
+                f"{len(samples)} at most"
+            )
+        batches = len(samples) // size
+        if split == "val" and self.data.val_batches:
+            batches = self.data.val_batches
+        count = size * batches
+        # Every evaluation on val goes on where the one before it ended.
         trainer = self.trainer if split == "val" else None
-        count = size * ((split == "val" and self.data.val_batches) or len(samples) // size)
 
         def collate(places: range, rows: int) -> Batch:
-            every = trainer.check_val_every_n_epoch if trainer else None
-            start = trainer.current_epoch // (every or 1) * count if trainer else 0
+            start = 0
+            if trainer is not None:
+                epochs_between = trainer.check_val_every_n_epoch or 1
+                earlier_evaluations = trainer.current_epoch // epochs_between
+                start = earlier_evaluations * count
             chosen = self.read_on(split, start + places.start, len(places))
             return self.collate([samples[place] for place in chosen], rows)
 
@@ -78,13 +89,16 @@ class LabelledData(TokenDataModule):
 
     def read_on(self, split: str, start: int, count: int) -> NDArray[np.int64]:
         """Return the samples `start` to `start + count` (at most one pass) of an endless split."""
+        first_pass, offset = divmod(start, len(self.samples[split]))
+        two_passes = [self._order_pass(split, first_pass), self._order_pass(split, first_pass + 1)]
+        return np.concatenate(two_passes)[offset : offset + count]
+
+    def _order_pass(self, split: str, number: int) -> NDArray[np.int64]:
+        """Return the order of the samples in a pass: that of the file first, then random ones."""
         samples = len(self.samples[split])
-        number, offset = divmod(start, samples)
-        passes = [
-            numpy_generator(self.seed, split, n).permutation(samples) if n else np.arange(samples)
-            for n in (number, number + 1)
-        ]
-        return np.concatenate(passes)[offset : offset + count]
+        if number == 0:
+            return np.arange(samples)
+        return numpy_generator(self.seed, split, number).permutation(samples)
 
     def batch(self, step: int) -> tuple[Tensor, ...]:
         chosen = self.share(self.rows(step, self.draw_order, self.per_pass))
@@ -129,8 +143,11 @@ class TaggedData(LabelledData):
         """
         rows = self.rows(step, self.draw_order, self.per_pass)
         limit = self.data.max_tokens or self.data.context
-        tags = [self.samples["train"][row].documents[1][:limit] for row in rows]
-        mean = np.full(len(rows), sum(map(np.count_nonzero, tags)) / len(rows), np.float32)
+        classes = 0
+        for row in rows:
+            tags = self.samples["train"][row].documents[1][:limit]
+            classes += int(np.count_nonzero(tags))
+        mean = np.full(len(rows), classes / len(rows), np.float32)
         return (*super().batch(step), *self.tensors(self.share(mean)))
 
     def collate(self, samples: list[Sample], rows: int) -> Batch:
@@ -158,6 +175,7 @@ def _read_line(data: LabelledText, where: str, line: str) -> Sample:
     if not label.isdecimal() or int(label) >= data.classes:
         # An escaped label shows characters that have no width.
         raise ConfigError(f"{where}: label {label!r} is not one of 0 to {data.classes - 1}")
+    byte_values = [np.frombuffer(text.encode(), np.uint8) for text in texts]
     # 0 is padding, so a byte's id is one more than the byte.
-    documents = (np.frombuffer(text.encode(), np.uint8).astype(np.uint16) + 1 for text in texts)
-    return Sample(tuple(documents), int(label))
+    documents = tuple(values.astype(np.uint16) + 1 for values in byte_values)
+    return Sample(documents, int(label))

@@ -37,14 +37,19 @@ NESTED = 0.25  # Share of the arguments that are expressions, as in both generat
 
 def read_listops(data: ListOps) -> dict[str, list[Sample]]:
     """Return the samples of every split; raise ConfigError naming a malformed file and line."""
-    if (folder := data.folder) is not None:
-        return {split: _listops(folder / f"basic_{split}.tsv") for split in SPLITS}
-    drawn = generate(GENERATOR_SEED, data.lengths, data.depth, data.arguments)
-    samples = (Sample((np.asarray(ids, dtype=np.uint16),), value) for ids, value in drawn)
-    return {split: list(islice(samples, getattr(data, split))) for split in SPLITS}
+    if data.folder is not None:
+        return {split: _read_file(data.folder / f"basic_{split}.tsv") for split in SPLITS}
+    # The splits follow one another in one sequence of distinct expressions.
+    expressions = generate(GENERATOR_SEED, data.lengths, data.depth, data.arguments)
+    splits: dict[str, list[Sample]] = {}
+    for split in SPLITS:
+        splits[split] = []
+        for ids, value in islice(expressions, getattr(data, split)):
+            splits[split].append(Sample((np.asarray(ids, dtype=np.uint16),), value))
+    return splits
 
 
-def _listops(path: Path) -> list[Sample]:
+def _read_file(path: Path) -> list[Sample]:
     """Read a file of the arena: a heading, then lines `expression<TAB>value`."""
     samples = []
     for number, line in enumerate(read_text(path).splitlines()[1:], start=2):

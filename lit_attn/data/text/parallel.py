@@ -4,6 +4,8 @@ Shapes: B pairs, m source tokens, n target tokens. source: (B, m), inputs and ta
 int64. Sources end with END; inputs begin with END, and targets, one token later, end with it.
 """
 
+import math
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -38,46 +40,68 @@ class ParallelData(TokenDataModule):
 
     def __init__(self, data: ParallelText, seed: int, device: torch.device) -> None:
         super().__init__(data, seed, device)
+        self.data = data
         self.splits = ["val", "test"]
         for language in (0, 1):
             warn_of_shared_files({split: data.files(split)[language] for split in SPLITS})
         texts = {split: read_sides(data, split) for split in SPLITS}
-        self.split_compounds = data.split_compounds
         self.encoder = Subwords(texts["train"], data.vocabulary)
         self.pairs: dict[str, list[Pair]] = {}
         for split in SPLITS:
             sides = [self.encoder.encode(sentences) for sentences in texts[split]]
             self.pairs[split] = list(zip(*sides, strict=True))
+            if split == "train":
+                continue
             for path, side in zip(data.files(split), sides, strict=True):
-                lengths = [len(ids) + 1 for ids in side]
-                if split != "train" and max(lengths) > data.context:
-                    line, most = 1 + int(np.argmax(lengths)), max(lengths)
-                    text = f"set data.context to at least as many, not {data.context}"
-                    raise ConfigError(f"{path}:{line}: has {most:,} subwords with its end; {text}")
-            if split != "train":
-                self.pairs[split].sort(key=lambda pair: len(pair[0]))
-        pairs = self.pairs["train"]
-        sizes = np.array([[len(source) + 1, len(target) + 1] for source, target in pairs])
-        kept = np.flatnonzero(sizes.max(1) <= min(data.context, data.batch_size))
-        kept = numpy_generator(seed, "pairs", 0).permutation(kept)
-        order = kept[np.lexsort(sizes[kept].T[::-1])]
-        self.batches = cut_batches(order, sizes.max(1), data.batch_size)
-        if not self.batches:
-            raise ConfigError("data.context: every pair of train is longer, or than a batch")
-        if left_out := len(pairs) - len(kept):
-            most = min(data.context, data.batch_size)
-            counts = f"{left_out:,} of {len(pairs):,} training pairs are left out"
-            LOG.warning("data.context: %s, because a side exceeds %s subwords", counts, f"{most:,}")
+                _require_context(path, side, data.context)
+            self.pairs[split].sort(key=lambda pair: len(pair[0]))
+        self.batches = self._form_batches()
         self.steps_per_epoch = len(self.batches)
 
+    def _form_batches(self) -> list[list[int]]:
+        """Return the rows of train in each batch, rows of similar lengths together.
+
+        Warns of pairs that are too long for the context or a batch. Raises ConfigError if all are.
+        """
+        pairs = self.pairs["train"]
+        limit = min(self.data.context, self.data.batch_size)
+        # Lengths of source and target (pairs, 2), with the end of each.
+        lengths = np.array([[len(source) + 1, len(target) + 1] for source, target in pairs])
+        longer_sides = lengths.max(1)
+        kept = np.flatnonzero(longer_sides <= limit)
+        # Pairs of equal lengths stay in this random order.
+        kept = numpy_generator(self.seed, "pairs", 0).permutation(kept)
+        source_lengths, target_lengths = lengths[kept].T
+        # The last key of lexsort is the first one to be compared.
+        order = kept[np.lexsort((target_lengths, source_lengths))]
+        batches = cut_batches(order, longer_sides, self.data.batch_size)
+        if not batches:
+            raise ConfigError("data.context: every pair of train is longer, or than a batch")
+        left_out = len(pairs) - len(kept)
+        if left_out:
+            LOG.warning(
+                "data.context: %s of %s training pairs are left out, because a side exceeds %s "
+                "subwords",
+                f"{left_out:,}",
+                f"{len(pairs):,}",
+                f"{limit:,}",
+            )
+        return batches
+
+    def words(self, ids: list[int]) -> str:
+        """Return the text of token ids, whose words BLEU compares."""
+        return self.encoder.decode(ids)
+
     def fingerprint(self) -> str:
-        return digest(
-            part
-            for split in SPLITS
-            for pair in self.pairs[split]
-            for ids in pair
-            for part in (len(ids).to_bytes(8, "big"), ids)
-        )
+        return digest(self._list_content())
+
+    def _list_content(self) -> Iterator[bytes | Ids]:
+        """Yield the ids of every sentence, with their number before them."""
+        for split in SPLITS:
+            for pair in self.pairs[split]:
+                for ids in pair:
+                    yield len(ids).to_bytes(8, "big")
+                    yield ids
 
     def batch(self, step: int) -> tuple[Tensor, ...]:
         """Return source, inputs, targets, and the mean number of targets of a row (B,).
@@ -88,23 +112,27 @@ class ParallelData(TokenDataModule):
         epoch, index = divmod(step, self.steps_per_epoch)
         order = numpy_generator(self.seed, "order", epoch).permutation(len(self.batches))
         pairs = [self.pairs["train"][row] for row in self.batches[order[index]]]
-        rows = len(pairs) + -len(pairs) % (self.world * self.accumulate)
+        # Every micro-batch of every process has the same number of rows.
+        shares = self.world * self.accumulate
+        rows = shares * math.ceil(len(pairs) / shares)
         mean = sum(len(target) + 1 for _, target in pairs) / rows
-        rows //= self.world
-        shared = self.collate(self.share(pairs), rows)
-        return (*shared, *self.tensors(np.full(rows, mean, np.float32)))
+        process_rows = rows // self.world
+        tensors = self.collate(self.share(pairs), process_rows)
+        return (*tensors, *self.tensors(np.full(process_rows, mean, np.float32)))
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
         return self.padded_loader(self.pairs[split], self.collate)
 
     def collate(self, pairs: list[Pair], rows: int) -> tuple[Tensor, ...]:
         """Return source, inputs and targets of `rows` rows; rows without a pair have no target."""
-        m, n = (1 + max((len(pair[side]) for pair in pairs), default=0) for side in (0, 1))
+        m = 1 + max((len(from_ids) for from_ids, _ in pairs), default=0)
+        n = 1 + max((len(to_ids) for _, to_ids in pairs), default=0)
         source = np.full((rows, m), PADDING, np.int64)
         inputs = np.full((rows, n), PADDING, np.int64)
         targets = np.full((rows, n), IGNORED, np.int64)
         # Also a row without a pair has one token, to which others can attend.
-        source[len(pairs) :, 0] = inputs[:, 0] = END
+        source[len(pairs) :, 0] = END
+        inputs[:, 0] = END
         for row, (from_ids, to_ids) in enumerate(pairs):
             source[row, : len(from_ids) + 1] = [*from_ids, END]
             inputs[row, 1 : len(to_ids) + 1] = to_ids
@@ -131,9 +159,11 @@ class Subwords:
         self.tokenizer.train_from_iterator(chain(*sides), trainer)
         # The text may contain the names of the special tokens.
         self.tokenizer.encode_special_tokens = True
-        if (size := self.tokenizer.get_vocab_size()) > vocabulary:
-            text = f"is less than the {size} characters of train"
-            raise ConfigError(f"data.vocabulary: {vocabulary} {text}")
+        size = self.tokenizer.get_vocab_size()
+        if size > vocabulary:
+            raise ConfigError(
+                f"data.vocabulary: {vocabulary} is less than the {size} characters of train"
+            )
 
     def encode(self, sentences: list[str]) -> list[Ids]:
         """Return the ids of every sentence, without its end."""
@@ -145,13 +175,25 @@ class Subwords:
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
+def _require_context(path: Path, sentences: list[Ids], context: int) -> None:
+    """Raise ConfigError if a sentence with its end has more than `context` subwords."""
+    lengths = [len(ids) + 1 for ids in sentences]
+    longest = int(np.argmax(lengths))
+    if lengths[longest] > context:
+        raise ConfigError(
+            f"{path}:{longest + 1}: has {lengths[longest]:,} subwords with its end; set "
+            f"data.context to at least as many, not {context}"
+        )
+
+
 def read_sides(data: ParallelText, split: str) -> list[list[str]]:
     """Return the sources and the targets of `split`, and warn of pairs with an empty sentence.
 
     Raises ConfigError if one side has more lines.
     """
     paths = data.files(split)
-    sources, targets = (_read_sentences(path) for path in paths)
+    sources = _read_sentences(paths[0])
+    targets = _read_sentences(paths[1])
     if len(sources) != len(targets):
         raise ConfigError(
             f"{paths[1]}: has {len(targets):,} lines, and {paths[0].name} has {len(sources):,}"
@@ -185,8 +227,12 @@ def cut_batches(order: NDArray[np.int64], sizes: NDArray[np.int64], limit: int) 
     batch: list[int] = []
     for row in order.tolist():
         while batch and (len(batch) + 1) * max(sizes[[*batch, row]]) > limit:
-            size = len(batch) - len(batch) % MULTIPLE or len(batch)
+            size = len(batch)
+            if size > MULTIPLE:
+                size -= size % MULTIPLE
             batches.append(batch[:size])
             batch = batch[size:]
         batch.append(row)
-    return [*batches, batch] if batch else batches
+    if batch:
+        batches.append(batch)
+    return batches

@@ -37,8 +37,10 @@ def streams(folder: Path, vocabulary: int, dtype: str | None = None) -> dict[str
     """
     meta = read_meta(folder)
     if meta and meta["vocabulary"] != vocabulary:
-        text = f"{meta['vocabulary']} ({meta['tokenizer']}), configured is {vocabulary}"
-        raise ConfigError(f"{folder / META}: its vocabulary is {text}")
+        raise ConfigError(
+            f"{folder / META}: its vocabulary is {meta['vocabulary']} ({meta['tokenizer']}), "
+            f"configured is {vocabulary}"
+        )
     stated = choose_type(dtype, meta, folder)
     counts = meta.get("splits", {})
     splits = {}
@@ -61,14 +63,17 @@ def list_files(folder: Path) -> dict[str, list[Path]]:
 
     Raises ConfigError if train or val has no file, and for a split in two formats.
     """
-    paths = [path for ending in ENDINGS for path in folder.glob(f"*{ending}")]
+    paths: list[Path] = []
+    for ending in ENDINGS:
+        paths.extend(folder.glob(f"*{ending}"))
     groups = group_by_split(paths)
     unnamed = groups.pop(None, [])
     for split in ("train", "val"):
         if split not in groups:
+            if not unnamed:
+                raise ConfigError(f"{folder}: has no {split}.bin")
             names = ", ".join(path.name for path in unnamed[:3])
-            hint = f"; no word in {names} names a split" if unnamed else ""
-            raise ConfigError(f"{folder}: has no {split}.bin{hint}")
+            raise ConfigError(f"{folder}: has no {split}.bin; no word in {names} names a split")
     if unnamed:
         LOG.warning(
             "%s: %s left out, because no word in the name is a split: %s",
@@ -77,11 +82,15 @@ def list_files(folder: Path) -> dict[str, list[Path]]:
             ", ".join(path.name for path in unnamed[:3]),
         )
     files = {}
-    for split in [split for split in SPLITS if split in groups]:
+    for split in SPLITS:
+        if split not in groups:
+            continue
         endings = {path.suffix for path in groups[split]}
         if len(endings) > 1:
-            text = " and ".join(sorted(endings))
-            raise ConfigError(f"{folder}: {split} has {text} files; keep one of the two formats")
+            raise ConfigError(
+                f"{folder}: {split} has {' and '.join(sorted(endings))} files; keep one of the two "
+                "formats"
+            )
         files[split] = groups[split]
     return files
 
@@ -109,8 +118,10 @@ class ShardWriter:
         if (folder / PROGRESS).exists():
             self.progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
             if self.progress["recipe"] != recipe:
-                text = f"was started with {self.progress['recipe']}, not {recipe}"
-                raise ConfigError(f"{folder}: {text}; choose another --out, or delete it")
+                raise ConfigError(
+                    f"{folder}: was started with {self.progress['recipe']}, not {recipe}; choose "
+                    "another --out, or delete it"
+                )
         for partial in folder.glob("*.bin.partial"):
             split = partial.name.removesuffix(".bin.partial")
             counted = self.progress["splits"].get(split, {}).get("tokens", 0)
@@ -140,8 +151,10 @@ class ShardWriter:
         val = self.progress["splits"].get("val", {"tokens": 0})
         if val["tokens"] < self.val_tokens:
             part = [("val", text) for _, text in part]
-        for split in sorted({split for split, _ in part}):
-            texts = [text for name, text in part if name == split]
+        documents: dict[str, list[Any]] = {}
+        for split, text in part:
+            documents.setdefault(split, []).append(text)
+        for split, texts in sorted(documents.items()):
             ids = np.concatenate(self.encoder.encode(texts)).astype(self.dtype)
             with self._partial(split).open("ab") as file:
                 file.write(ids.tobytes())
@@ -158,7 +171,9 @@ class ShardWriter:
         if not self.tokens:
             raise ConfigError(f"{self.folder}: the source has no text")
         for split, counts in self.progress["splits"].items():
-            partial, final = self._partial(split), self.folder / f"{split}.bin"
+            partial = self._partial(split)
+            final = self.folder / f"{split}.bin"
+            # A run that was stopped here has renamed some of the files.
             if partial.exists():
                 partial.replace(final)
             with final.open("rb") as file:

@@ -1,11 +1,11 @@
 """Streams of token ids, one for each split, from memory or from files of any size."""
 
 import hashlib
+import math
 import pydoc_data.topics
 import sysconfig
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,11 +69,16 @@ class Stream:
             offset = start - int(self.starts[number])
             ids = source.ids[offset : offset + count]
             if ids.max() >= self.vocabulary or ids.min() < 0:
-                place = int(np.argmax((ids >= self.vocabulary) | (ids < 0)))
-                text = f"is {ids[place]}, beyond the vocabulary of {self.vocabulary}"
-                raise ConfigError(f"{source.name}: token {offset + place:,} {text}")
+                is_outside = (ids >= self.vocabulary) | (ids < 0)
+                place = int(np.argmax(is_outside))
+                raise ConfigError(
+                    f"{source.name}: token {offset + place:,} is {ids[place]}, beyond the "
+                    f"vocabulary of {self.vocabulary}"
+                )
             parts.append(ids.astype(np.int64))
-            start, count, number = start + len(ids), count - len(ids), number + 1
+            start += len(ids)
+            count -= len(ids)
+            number += 1
         return np.concatenate(parts)
 
     def head(self, count: int) -> "Stream":
@@ -88,11 +93,16 @@ class Stream:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the length, the vocabulary and up to BLOCKS blocks of BLOCK ids."""
-        count = -(-len(self) // BLOCK)
+        return digest(self._list_content())
+
+    def _list_content(self) -> Iterator[str | NDArray[np.int64]]:
+        """Yield what the hash covers."""
+        yield f"{len(self)} {self.vocabulary}"
+        count = math.ceil(len(self) / BLOCK)
         blocks = np.unique(np.linspace(0, count - 1, min(count, BLOCKS)).astype(int))
-        starts = [int(block) * BLOCK for block in blocks]
-        ids = (self.read(start, min(BLOCK, len(self) - start)) for start in starts)
-        return digest(chain([f"{len(self)} {self.vocabulary}"], ids))
+        for block in blocks:
+            start = int(block) * BLOCK
+            yield self.read(start, min(BLOCK, len(self) - start))
 
 
 def encode_texts(data: Tokens, texts: dict[str, list[tuple[str, str]]]) -> dict[str, Stream]:
@@ -138,15 +148,20 @@ def read_python_text(_: PythonText) -> dict[str, list[tuple[str, str]]]:
 
 def read_text_files(data: TextFiles) -> dict[str, list[tuple[str, str]]]:
     """Return (path, text) of every split; without `val`, the end of the training text is it."""
-    files = {split: path for split in SPLITS if (path := getattr(data, split)) is not None}
+    files = {}
+    for split in SPLITS:
+        path = getattr(data, split)
+        if path is not None:
+            files[split] = path
     warn_of_shared_files(files)
     texts = {split: [(str(path), read_text(path))] for split, path in files.items()}
     if data.val is None:
         name, text = texts["train"][0]
-        # Cut after a complete line if there is one.
         share = round(len(text) * (1 - HELD_OUT))
+        # Cut after a complete line if there is one.
         cut = text.rfind("\n", 0, share) + 1 or share
-        texts["train"], texts["val"] = [(name, text[:cut])], [(name, text[cut:])]
+        texts["train"] = [(name, text[:cut])]
+        texts["val"] = [(name, text[cut:])]
     return texts
 
 

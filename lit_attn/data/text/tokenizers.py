@@ -99,13 +99,18 @@ class WordEncoder(Encoder):
         for text in documents:
             counts.update(_words(text))
         if size is not None and len(counts) != size:
-            text = f"{len(counts)} different words, {END_OF_LINE} included"
-            raise ConfigError(f"data.tokenizer.size: {size}, but the training text has {text}")
+            raise ConfigError(
+                f"data.tokenizer.size: {size}, but the training text has {len(counts)} different "
+                f"words, {END_OF_LINE} included"
+            )
         return cls(sorted(counts, key=lambda word: (-counts[word], word)))
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger]]:
-        numbered = ([self._id(word) for word in _words(text)] for text in documents)
-        return [np.asarray(ids, np.uint32) for ids in numbered]
+        encoded: list[NDArray[np.unsignedinteger]] = []
+        for text in documents:
+            ids = [self._id(word) for word in _words(text)]
+            encoded.append(np.asarray(ids, np.uint32))
+        return encoded
 
     def prompt(self, text: str) -> list[int]:
         """Return the ids of `text`, without the end of an unfinished last line.
@@ -113,14 +118,21 @@ class WordEncoder(Encoder):
         Raises ConfigError for an unknown word.
         """
         words = list(_words(text))
-        if unknown := [word for word in words if word not in self.ids]:
-            remedy = f"; write {UNKNOWN} for it" if UNKNOWN in self.ids else ""
-            raise ConfigError(f"'{unknown[0]}' is not one of the {self.vocabulary:,} words{remedy}")
-        return [self.ids[word] for word in (words if text.endswith("\n") else words[:-1])]
+        for word in words:
+            if word not in self.ids:
+                remedy = f"; write {UNKNOWN} for it" if UNKNOWN in self.ids else ""
+                raise ConfigError(f"'{word}' is not one of the {self.vocabulary:,} words{remedy}")
+        if not text.endswith("\n"):
+            # The last word is the <eos> of a line that goes on.
+            words = words[:-1]
+        return [self.ids[word] for word in words]
 
     def decode(self, ids: Iterable[int]) -> str:
-        words = (self.words[number] for number in ids)
-        return " ".join("\n" if word == END_OF_LINE else word for word in words)
+        words = []
+        for number in ids:
+            word = self.words[number]
+            words.append("\n" if word == END_OF_LINE else word)
+        return " ".join(words)
 
     def _id(self, word: str) -> int:
         number = self.ids.get(word, self.ids.get(UNKNOWN))
@@ -161,12 +173,15 @@ def load_subwords(hub_name: str, file: Path | None, key: str, vocabulary: int) -
             tokenizer = library.from_pretrained(hub_name)
         else:
             content = json.loads(file.read_text(encoding="utf-8-sig"))
-            content["added_tokens"] = [t for t in content["added_tokens"] if t["id"] < vocabulary]
+            content["added_tokens"] = [
+                token for token in content["added_tokens"] if token["id"] < vocabulary
+            ]
             tokenizer = library.from_str(json.dumps(content))
     except Exception as error:  # The library raises no other class.
         source = f"{hub_name} cannot be downloaded" if file is None else f"{file} cannot be read"
         reason = str(error).splitlines()[0]
         raise ConfigError(f"data.tokenizer.{key}: {source}: {reason}") from error
-    if (size := tokenizer.get_vocab_size()) > vocabulary:
+    size = tokenizer.get_vocab_size()
+    if size > vocabulary:
         raise ConfigError(f"data.tokenizer.{key}: {file} has {size:,} tokens, not {vocabulary:,}")
     return SubwordEncoder(tokenizer, vocabulary)

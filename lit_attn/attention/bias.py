@@ -1,0 +1,141 @@
+"""Numbers that are added to the logits of pairs of tokens.
+
+- ALiBi: Press et al. 2022, https://arxiv.org/abs/2108.12409, section 3.
+- T5: Raffel et al. 2020, https://arxiv.org/abs/1910.10683, section 2.1, and its released code.
+- Forgetting Transformer: Lin et al. 2025, https://arxiv.org/abs/2503.02130, eq. 5-7.
+
+Shapes: B batch, n queries, m keys (n, and those in the cache), d width, H heads.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_attn.attention.cache import Cache, KeyValues
+from lit_attn.attention.masks import Masks
+from lit_attn.attention.parts import LayerShape
+from lit_attn.attention.precision import wide
+
+LOG_GATES = "log gates"  # Name in a cache of the sums of the logarithms of forgetting gates.
+
+
+class Bias(nn.Module):
+    """Base of the biases: `forward(x, masks, cache)` returns the bias, or None.
+
+    x (B, n, d) are the tokens of this call; the last query is the last key. The bias is
+    broadcastable to (B, H, n, m), in float32 or wider; None adds nothing.
+    """
+
+    def __init__(self, part: Any, shape: LayerShape) -> None:
+        super().__init__()
+        self.part = part
+
+
+class NoBias(Bias):
+    """No bias."""
+
+    def forward(self, x: Tensor, masks: Masks, cache: Cache | None) -> None:
+        return None
+
+
+def distances(n: int, offset: int, device: torch.device) -> Tensor:
+    """Return i - j of the queries i and the keys j, (n, offset + n); the first key is j = 0."""
+    i = torch.arange(offset, offset + n, device=device).unsqueeze(1)
+    j = torch.arange(offset + n, device=device)
+    return i - j
+
+
+def list_slopes(heads: int) -> list[float]:
+    """Return ALiBi's slope of each head."""
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * k / power) for k in range(1, power + 1)]
+    # Further heads have every second slope of twice as many heads.
+    slopes += [2 ** (-8 * (2 * k - 1) / (2 * power)) for k in range(1, heads - power + 1)]
+    return slopes
+
+
+class Alibi(Bias):
+    """-slope_m |i - j|."""
+
+    def __init__(self, part: Any, shape: LayerShape) -> None:
+        super().__init__(part, shape)
+        # Python numbers: a buffer outside the state dict would have no values in a layer that is
+        # built on the meta device and then loads its weights.
+        self.slopes = list_slopes(shape.heads)
+
+    def forward(self, x: Tensor, masks: Masks, cache: Cache | None) -> Tensor:
+        dtype = wide(x).dtype
+        slopes = torch.tensor(self.slopes, dtype=dtype, device=x.device)
+        distance = distances(x.shape[1], masks.offset, x.device).abs().to(dtype)
+        return -slopes.view(-1, 1, 1) * distance
+
+
+class T5Bias(Bias):
+    """A learned number for each head and each bucket of distances."""
+
+    def __init__(self, part: Any, shape: LayerShape) -> None:
+        super().__init__(part, shape)
+        self.width = shape.dim
+        self.table = nn.Parameter(torch.empty(part.buckets, shape.heads, **shape.options))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the table from N(0, 1 / d), as in the released code."""
+        nn.init.normal_(self.table, std=self.width**-0.5)
+
+    def forward(self, x: Tensor, masks: Masks, cache: Cache | None) -> Tensor:
+        distance = distances(x.shape[1], masks.offset, x.device)
+        buckets = self._find_buckets(distance)
+        return wide(self.table)[buckets].permute(2, 0, 1)
+
+    def _find_buckets(self, distance: Tensor) -> Tensor:
+        """Return the bucket of each distance i - j."""
+        count = self.part.buckets
+        first = torch.zeros_like(distance)
+        if self.part.direction == "before":
+            distance = distance.clamp_min(0)
+        else:
+            count //= 2
+            # Keys after the query have the second half of the buckets.
+            first = torch.where(distance < 0, count, 0)
+            distance = distance.abs()
+        exact = count // 2
+        # Beyond `exact`, buckets are evenly spaced in the logarithm of the distance.
+        ratio = math.log(self.part.max_distance / exact)
+        position = torch.log(distance.clamp_min(1).double() / exact) / ratio
+        wide_bucket = exact + (position * (count - exact)).long()
+        wide_bucket = wide_bucket.clamp_max(count - 1)
+        return first + torch.where(distance < exact, distance, wide_bucket)
+
+
+class Forgetting(Bias):
+    """-|c_i - c_j|, with c_t the sum of log sigmoid(x_u w_m + b_m) over u = 0 to t."""
+
+    def __init__(self, part: Any, shape: LayerShape) -> None:
+        super().__init__(part, shape)
+        self.gate = nn.Linear(shape.dim, shape.heads, **shape.options)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw w_m from N(0, 0.02^2), as in the released code."""
+        nn.init.normal_(self.gate.weight, std=0.02)
+        nn.init.constant_(self.gate.bias, self.part.start)
+
+    def forward(self, x: Tensor, masks: Masks, cache: Cache | None) -> Tensor:
+        # (B, H, n)
+        log_gates = F.logsigmoid(wide(self.gate(x))).transpose(1, 2)
+        present = masks.present_keys()
+        if present is not None:
+            log_gates = log_gates.masked_fill(~present[..., -x.shape[1] :], 0)
+        sums = log_gates.cumsum(-1)
+        all_sums = sums
+        if cache is not None:
+            assert isinstance(cache, KeyValues)
+            if LOG_GATES in cache.totals:
+                sums = sums + cache.totals[LOG_GATES]
+            cache.totals[LOG_GATES] = sums[..., -1:].clone()
+            all_sums = cache.extend(LOG_GATES, sums, axis=-1)
+        return -(sums.unsqueeze(-1) - all_sums.unsqueeze(-2)).abs()
