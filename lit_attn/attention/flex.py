@@ -156,6 +156,7 @@ def _with_lse(
         kernel_options=OPTIONS,
         return_aux=AuxRequest(lse=True),
     )
+    assert more.lse is not None
     return out, more.lse
 
 

@@ -66,6 +66,6 @@ def add_outputs(linears: Sequence[nn.Linear], inputs: Sequence[Tensor]) -> Tenso
         outputs = [linear(x) for linear, x in zip(linears, inputs, strict=True)]
         return functools.reduce(torch.add, outputs)
     weight = torch.cat([linear.weight for linear in linears], 1)
-    biases = [linear.bias for linear in linears if linear.bias is not None]
+    biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
     bias = functools.reduce(torch.add, biases) if biases else None
     return F.linear(torch.cat(list(inputs), -1), weight, bias)
