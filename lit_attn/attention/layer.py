@@ -363,9 +363,16 @@ def attn_layer(
     `chosen` is a value of `attention:` in YAML, a preset's name or a mapping such as
     `{"preset": "belief2", "residual": {"activation": "silu"}}`, or a specification. With
     `local_self_attention` the temperature is learned and no token attends to itself (LSA, Lee et
-    al. 2021, https://arxiv.org/abs/2112.13492, eq. 4-5). Other values raise ConfigError.
+    al. 2021, https://arxiv.org/abs/2112.13492, eq. 4-5). Other values raise ConfigError, and so do
+    `layers`: timm builds all layers of a model from one class.
     """
-    return _chosen_class(attention_spec(chosen, "attn_layer"), local_self_attention)
+    spec = attention_spec(chosen, "attn_layer")
+    if spec.layers is not None:
+        raise ConfigError(
+            "attn_layer: attention.layers: one class cannot build layers that differ; "
+            "build the model, and call replace_attention with this choice"
+        )
+    return _chosen_class(spec, local_self_attention)
 
 
 def number_layers(network: nn.Module) -> None:

@@ -207,10 +207,11 @@ def find_exempt(model: Model, rule: str) -> list[str]:
         names.update(model.exempt_parameters())
     specs = [value for _, value in model if isinstance(value, AttentionSpec)]
     for spec in specs:
-        for part in spec.parts.values():
-            names.update(part.stacked_vectors())
-            if rule == "weights":
-                names.update(part.exempt_parameters())
+        for mechanism in spec.mechanisms:
+            for part in mechanism.parts.values():
+                names.update(part.stacked_vectors())
+                if rule == "weights":
+                    names.update(part.exempt_parameters())
     return sorted(names)
 
 

@@ -18,7 +18,7 @@ import torch
 from timm.models.maxxvit import MaxxVit
 from torch import Tensor, nn
 
-from lit_attn.attention.layer import attn_layer
+from lit_attn.attention.layer import attn_layer, number_layers
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config import signatures
 from lit_attn.config.models.external import ModuleConfig, TimmConfig, TransformersConfig
@@ -213,7 +213,14 @@ def build_module(model: ModuleConfig, signature: Any, device: Device) -> nn.Modu
     target = model.load()
     parameters = inspect.signature(target).parameters
     offered = {f.name: getattr(signature, f.name) for f in dataclasses.fields(signature)}
-    offered |= {"signature": signature, "attention": attn_layer(model.attention)}
+    offered["signature"] = signature
+    if "attention" in parameters:
+        if model.attention.layers is not None:
+            raise ValueError(
+                f"attention.layers: {model.target} builds all layers from its parameter "
+                "`attention`; without this parameter its layers are replaced, and can differ"
+            )
+        offered["attention"] = attn_layer(model.attention)
     if model.ffn.width is not None:
         if "ffn_width" not in parameters:
             text = "has no parameter `ffn_width`; add one, or set `match: none` in the study"
@@ -242,6 +249,9 @@ def _build(
     with torch.device(device or torch.get_default_device()), by_shape():
         network = create()
         try:
-            return network if spec is None else replace_attention(network, spec, "attention")
+            if spec is not None:
+                return replace_attention(network, spec, "attention")
         except ConfigError as error:
             raise ValueError(str(error)) from error
+        number_layers(network)
+        return network

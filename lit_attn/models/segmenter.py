@@ -20,7 +20,7 @@ from timm.models import get_pretrained_cfg
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from lit_attn.attention.layer import attn_layer
+from lit_attn.attention.layer import attn_layer, number_layers
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.data.segmentation import IGNORED
 from lit_attn.config.models.vision import ImageViTConfig, SegmenterConfig, Transformer
@@ -175,6 +175,7 @@ class AttentionMaskHead(SegmenterMaskTransformerHead):
                 block.mlp = Mlp(model.dim, model.ffn.width, drop=model.decoder_dropout)
             blocks.append(vit.AttentionBlock(block) if model.ffn is None else block)
         self.layers = ModuleList(blocks)
+        number_layers(self.layers)
 
     def no_weight_decay(self) -> set[str]:
         """Return the parameters without weight decay with `decay: weights`: the class tokens."""

@@ -34,8 +34,8 @@ class EncoderDecoder(nn.Module):
         self.head = None
         if model.embeddings == "separate":
             self.head = nn.Linear(model.dim, vocabulary, bias=False, device=device)
-        similarities = model.attention.similarity, model.cross.similarity
-        self.hides_queries = any(part.counts_queries for part in similarities)
+        specs = (*model.attention.mechanisms, *model.cross.mechanisms)
+        self.hides_queries = any(spec.similarity.counts_queries for spec in specs)
         draw_parameters(self, lambda: self._initialise(model))
 
     @torch.no_grad()

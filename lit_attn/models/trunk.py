@@ -77,13 +77,15 @@ class Block(nn.Module):
             self.attention_scale = (2 * model.depth) ** -0.5
         self.norm1 = norm(model.norm, model.dim, model.norm_eps, device)
         self.attn = build_attention(model, model.attention_of(number), device)
+        self.attn.set_depth(number)
         self.ffn = self.cross = None
         if model.ffn is not None:
             self.norm2 = norm(model.norm, model.dim, model.norm_eps, device)
             self.ffn = FeedForward(model, model.ffn, device)
         if cross is not None:
             self.norm3 = norm(model.norm, model.dim, model.norm_eps, device)
-            self.cross = build_attention(model, cross, device)
+            self.cross = build_attention(model, cross.by_layer(model.depth)[number], device)
+            self.cross.set_depth(number)
         if model.weights == "e5m2":
             quantise(self)
 
@@ -189,8 +191,8 @@ class Trunk(nn.Module):
     def max_tokens(self) -> int | None:
         """Largest number of tokens with learned positions; None if no positions are learned."""
         limits = [] if self.positions is None else [self.context]
-        if (limit := self.model.attention.similarity.max_tokens) is not None:
-            limits.append(limit)
+        similarities = [spec.similarity for spec in self.model.attention.mechanisms]
+        limits += [part.max_tokens for part in similarities if part.max_tokens is not None]
         return min(limits, default=None)
 
     def forward(
