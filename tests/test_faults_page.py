@@ -10,6 +10,7 @@ ABLATE, CELLS, TRAINING = "ablate/test_faults.py", "cells/test_ranks.py", "train
 RUNNER, LOCK, FOLDER = "ablate/test_runner.py", "cells/test_lock.py", "training/test_cell_folder.py"
 INPUTS, CHANGES = "cells/test_inputs.py", "ablate/test_code_changes.py"
 RESUME, DAMAGED = "training/test_resume.py", "report/test_faulty_records.py"
+OUTPUT = "ablate/test_output_faults.py"
 PROCESS, CLI, LAUNCH = "cells/test_cell_process.py", "ablate/test_cli.py", "ablate/test_launch.py"
 
 TESTS: dict[str, list[tuple[str, str]]] = {
@@ -94,11 +95,11 @@ TESTS: dict[str, list[tuple[str, str]]] = {
         (LAUNCH, "test_a_freeze_counts_from_the_start_of_a_cell"),
     ],
     "the terminal or the reader": [
-        (ABLATE, "test_a_run_goes_on_without_a_reader_of_its_output"),
-        (ABLATE, "test_closed_standard_streams_change_no_result"),
-        (ABLATE, "test_a_run_goes_on_when_the_disk_of_its_log_is_full"),
+        (OUTPUT, "test_a_run_goes_on_without_a_reader_of_its_output"),
+        (OUTPUT, "test_closed_standard_streams_change_no_result"),
+        (OUTPUT, "test_a_run_goes_on_when_the_disk_of_its_log_is_full"),
     ],
-    "TMPDIR is cleaned": [(ABLATE, "test_tmpdir_may_be_long_and_may_be_cleaned_during_a_run")],
+    "TMPDIR is cleaned": [(OUTPUT, "test_tmpdir_may_be_long_and_may_be_cleaned_during_a_run")],
     "the machine runs out of memory": [
         (PROCESS, "test_a_rank_is_the_first_victim_of_the_out_of_memory_killer"),
         (PROCESS, "test_the_out_of_memory_killer_ends_the_leaking_cell_alone"),

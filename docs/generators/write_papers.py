@@ -33,8 +33,9 @@ the number n of seeds. A cell that has not run is empty. Alternative readings of
 ([setups.md](setups.md)) stand in a block of their own below their table, and are drawn once more
 below their figure, as soon as one of their variants has a result. Each table and figure names its
 studies and their recorded agreement with the released code ([parity.md](parity.md)). The files
-`experiments/papers/*.yaml` have every published cell exactly as printed; cells that contradict the
-paper's own arithmetic are listed there under `slips`.
+`experiments/papers/*.yaml` have every published cell exactly as printed; cells that contradict
+other cells of the paper are listed there under `slips`. Studies take the published numbers of their
+tables from these files ([studies.md](studies.md), `paper`).
 
 Some tables and figures need no training of ours: counts, the cost of models with random weights,
 and measurements of released weights. A script writes their files. Its command stands in the table

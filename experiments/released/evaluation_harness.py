@@ -136,16 +136,8 @@ class Scorer:
 
         The context loses its first tokens if both are longer than the window.
         """
-        # The model does not read the last token.
-        ids = [*context, *continuation][-self.window - 1 :]
-        start = max(1, len(ids) - len(continuation))
-        places = list(range(start, len(ids)))
-        if not places:
-            return 0.0, True
-        log_p = self.model.log_probabilities(ids, places).double().cpu()
-        targets = [ids[place] for place in places]
-        total = sum(row[target].item() for row, target in zip(log_p, targets, strict=True))
-        return total, log_p.argmax(-1).tolist() == targets
+        log_p, is_greedy = self.model.score(context, continuation, self.window)
+        return float(sum(log_p.tolist())), is_greedy
 
     def score_document(self, text: str) -> float:
         """Return log p of a document, whose first token follows the end of another document.

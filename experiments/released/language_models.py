@@ -6,7 +6,7 @@ A model is the folder of a finished cell (runs/STUDY/VARIANT/SEED-IDENTITY), or 
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from lit_attn.models.language import GPT
 
 WINDOW = 2048  # Tokens that a model without learned positions reads at once, as Pythia does.
+
+
+class Score(NamedTuple):
+    """Log-probabilities (n,) of tokens in float64, and True if greedy decoding writes them all."""
+
+    log_p: "Tensor"
+    is_greedy: bool
 
 
 class LanguageModel(NamedTuple):
@@ -64,6 +71,25 @@ class LanguageModel(NamedTuple):
             logits = self.network.logits(hidden[:, before])[0, :, : self.vocabulary]
         wide = torch.promote_types(logits.dtype, torch.float32)
         return logits.to(wide).log_softmax(-1)
+
+    def score(self, context: Sequence[int], targets: Sequence[int], window: int) -> Score:
+        """Return the score of the tokens `targets` after the tokens `context`.
+
+        The context loses its first tokens if both are longer than `window`. A token without a token
+        before it has no score.
+        """
+        import torch
+
+        # The model does not read the last token.
+        ids = [*context, *targets][-window - 1 :]
+        first = max(1, len(ids) - len(targets))
+        places = list(range(first, len(ids)))
+        if not places:
+            return Score(torch.empty(0, dtype=torch.float64), is_greedy=True)
+        log_p = self.log_probabilities(ids, places).double().cpu()
+        scored = torch.tensor(ids[first:])
+        is_greedy = torch.equal(log_p.argmax(-1), scored)
+        return Score(log_p.gather(1, scored[:, None])[:, 0], is_greedy)
 
 
 def add_model(parser: OneLineParser) -> None:

@@ -148,9 +148,13 @@ def score_documents(model: LanguageModel, documents: Iterable[str], window: int)
     """Yield the loss of every window of the joined documents."""
     if not (texts := list(documents)):
         return
-    ids = [int(token) for part in model.encoder.encode(texts) for token in part]
+    ids: list[int] = []
+    for part in model.encoder.encode(texts):
+        ids += [int(token) for token in part]
     for start in range(0, len(ids) - 1, window):
-        yield score(model, ids[start : start + window + 1], 1)
+        # A window starts with the last token of the one before.
+        targets = ids[start + 1 : start + window + 1]
+        yield measure_loss(model, [ids[start]], targets, window)
 
 
 def score_example(model: LanguageModel, example: Example, window: int) -> Loss:
@@ -159,21 +163,13 @@ def score_example(model: LanguageModel, example: Example, window: int) -> Loss:
     if not context and model.encoder.end is not None:
         context = [model.encoder.end]
     targets = model.encoder.prompt(f" {example.targets}")
-    # The model does not read the last token.
-    ids = [*context, *targets][-window - 1 :]
-    return score(model, ids, max(1, len(ids) - len(targets)))
+    return measure_loss(model, context, targets, window)
 
 
-def score(model: LanguageModel, ids: list[int], start: int) -> Loss:
-    """Return the loss of the tokens from `start` on."""
-    places = list(range(start, len(ids)))
-    if not places:
-        return Loss(0.0, 0)
-    import torch
-
-    log_p = model.log_probabilities(ids, places)
-    targets = torch.tensor(ids[start:], device=log_p.device)[:, None]
-    return Loss(-log_p.gather(1, targets).double().sum().item(), len(places))
+def measure_loss(model: LanguageModel, context: list[int], targets: list[int], window: int) -> Loss:
+    """Return the loss of the tokens `targets` after the tokens `context`."""
+    log_p, _ = model.score(context, targets, window)
+    return Loss(-log_p.sum().item(), len(log_p))
 
 
 if __name__ == "__main__":

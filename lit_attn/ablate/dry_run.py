@@ -13,6 +13,7 @@ from lit_attn.ablate.slots import Slots, make_slots
 from lit_attn.cells.folder import State, count_states, read_cell
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import Timing
+from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError, plural
 
 TIMING_TARGET = "lit_attn.train:time_cell"
@@ -84,7 +85,9 @@ def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
     from lit_attn.ablate.runner import Runner
 
     slots = make_slots(jobs)
-    cells = [job.cell for matrix in matrices for job in (*matrix.trials, *matrix.jobs)]
+    cells: list[Cell] = []
+    for matrix in matrices:
+        cells += [job.cell for job in (*matrix.trials, *matrix.jobs)]
     slots.check(cells)
     launcher = Launcher(TIMING_TARGET)
     launcher.share_cores(slots.at_once(cells))

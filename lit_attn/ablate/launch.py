@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
+from typing import NamedTuple
 
 from lit_attn import train
 from lit_attn.ablate.display import write_line
 from lit_attn.ablate.plan import Job, Matrix, find_variants
 from lit_attn.ablate.slots import Slot, count_cores, make_slots
 from lit_attn.cells import folder, lock, ranks
+from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import plural
 
 # Modules that the fork server imports once for all cells. mmsegmentation is not one of them: it is
@@ -180,40 +182,57 @@ class Launcher:
         for study, variant, cell in find_variants(matrices, jobs):
             if (study, variant.name) not in self.checked:
                 variants.append((study, variant, cell))
-        self.checked.update((study, variant.name) for study, variant, _ in variants)
+                self.checked.add((study, variant.name))
         if self.module != train.__name__ or not variants:
             return
         write_line(f"checking the models and data of {plural(len(variants), 'variant')}")
-        start: Callable[..., BaseProcess] = multiprocessing.get_context("spawn").Process
+        create_process: Callable[..., BaseProcess] = multiprocessing.get_context("spawn").Process
         if is_local:
             self.share_cores(make_slots(limit).at_once(job.cell for job in jobs))
             _start_server()
-            start = self.context.Process
-        receiver, sender = self.context.Pipe(duplex=False)
-        # Not in files, which a killed runner could not remove.
-        cells = [cell.model_dump(mode="json") for _, _, cell in variants]
-        with contextlib.suppress(EOFError, OSError):
-            process = start(target=train.check_cells, args=(cells, sender, is_local))
-            with _block_interrupts():
-                process.start()
-            sender.close()
-            try:
-                # Index of a variant and its error.
-                mistake: tuple[int, str] | None = None
-                warnings: list[str] = []
-                if receiver.poll(CHECK_LIMIT):
-                    mistake, warnings = receiver.recv()
-                # A killed process would leave the semaphores of its libraries behind.
-                process.join(10)
-            finally:
-                process.kill()
-                process.join()
-            for warning in warnings:
-                write_line(f"warning: {warning}")
-            if mistake is not None:
-                index, message = mistake
-                study, variant, _ = variants[index]
-                raise variant.error(study, message)
+            create_process = self.context.Process
+        cells = [cell for _, _, cell in variants]
+        check = _check_cells(create_process, cells, is_local)
+        for warning in check.warnings:
+            write_line(f"warning: {warning}")
+        if check.mistake is not None:
+            index, message = check.mistake
+            study, variant, _ = variants[index]
+            raise variant.error(study, message)
+
+
+class Check(NamedTuple):
+    """Result of a check of cells: the index and the error of a wrong cell, and all warnings."""
+
+    mistake: tuple[int, str] | None
+    warnings: list[str]
+
+
+def _check_cells(
+    create_process: Callable[..., BaseProcess], cells: list[Cell], is_local: bool
+) -> Check:
+    """Check cells in another process; return an empty result if it dies or needs too long.
+
+    `is_local`: the data of the cells are on this machine.
+    """
+    check = Check(None, [])
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    # Not in files, which a killed runner could not remove.
+    contents = [cell.model_dump(mode="json") for cell in cells]
+    with contextlib.suppress(EOFError, OSError):
+        process = create_process(target=train.check_cells, args=(contents, sender, is_local))
+        with _block_interrupts():
+            process.start()
+        sender.close()
+        try:
+            if receiver.poll(CHECK_LIMIT):
+                check = Check(*receiver.recv())
+            # A killed process would leave the semaphores of its libraries behind.
+            process.join(10)
+        finally:
+            process.kill()
+            process.join()
+    return check
 
 
 def _start_server() -> None:

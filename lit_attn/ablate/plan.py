@@ -22,8 +22,9 @@ from lit_attn.cells.folder import State, read_cell
 from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.data.base import Data
 from lit_attn.config.models.base import Model
+from lit_attn.config.published import read_published
 from lit_attn.config.source import Mapping, format_value
-from lit_attn.config.study import StudySource
+from lit_attn.config.study import Published, StudySource
 from lit_attn.config.training import MetricLogger
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
@@ -64,7 +65,8 @@ class Matrix:
     under each criterion of `match`, without those that are not measured or tuned yet. `jobs` are
     the cells of `seeds`, which this command runs. All variants of a seed come before the next seed,
     so a run that stops early still compares all variants. `trials` are the cells of the search of
-    `tune` that have ended or can be run now.
+    `tune` that have ended or can be run now. `published` are the published mean and deviation of
+    variants.
     """
 
     source: StudySource
@@ -77,6 +79,7 @@ class Matrix:
     jobs: list[Job]
     trials: list[Job]
     tuning: records.Tuning | None
+    published: dict[str, Published]
 
     @property
     def baseline(self) -> Variant:
@@ -145,7 +148,7 @@ class Matrix:
             criterion=variant.criterion,
             stretch=variant.stretch,
             step_flops=variant.step_flops,
-            published=study.published.get(variant.name),
+            published=self.published.get(variant.name),
             label=variant.label(study.labels),
         )
 
@@ -272,6 +275,7 @@ def expand(
         jobs=_make_jobs(name, variants, seeds, folder),
         trials=trials,
         tuning=tuning,
+        published=read_published(source, [variant.name for variant in written]),
     )
 
 

@@ -198,26 +198,39 @@ class Runner:
             # A lock of this runner is left if it could not be removed after the last attempt.
             lock.release_lock(job.folder)
             self.queue.append(job)
-        elif state == "done":
+            return False
+        if state == "done":
             self.summary.outcomes.append(Outcome(job, 0.0))
-        elif ended := folder.final_failure_since(job.folder, self.before[job.folder]):
-            self._finish(Outcome(job, 0.0, ended.failure, ended.message))
-        else:
-            job.cell.write(job.folder / "config.yaml")
-            # Only this process has watched the heartbeat of a holder on another machine. If the
-            # lock cannot be removed, the cell itself reports why.
-            with contextlib.suppress(lock.LockError):
-                lock.remove_stale(job.folder)
-            try:
-                cell = self.launcher.start(job, slot, self.before[job.folder])
-            except OSError as error:
-                message = f"could not be started: {error}"
-                stopped = self.urgency > 0
-                self._finish(Outcome(job, 0.0, "killed", message, is_stopped=stopped, is_lost=True))
-                return False
-            self.running[cell.process.sentinel] = cell
-            return True
-        return False
+            return False
+        # Another runner may have tried the cell in the meantime.
+        final = folder.final_failure_since(job.folder, self.before[job.folder])
+        if final is not None:
+            self._finish(Outcome(job, 0.0, final.failure, final.message))
+            return False
+        return self._launch(slot, job)
+
+    def _launch(self, slot: Slot, job: Job) -> bool:
+        """Write the configuration of a cell and start its process. Return True if it started."""
+        job.cell.write(job.folder / "config.yaml")
+        # Only this process has watched the heartbeat of a holder on another machine. If the lock
+        # cannot be removed, the cell itself reports why.
+        with contextlib.suppress(lock.LockError):
+            lock.remove_stale(job.folder)
+        try:
+            cell = self.launcher.start(job, slot, self.before[job.folder])
+        except OSError as error:
+            lost = Outcome(
+                job,
+                0.0,
+                "killed",
+                f"could not be started: {error}",
+                is_stopped=self.urgency > 0,
+                is_lost=True,
+            )
+            self._finish(lost)
+            return False
+        self.running[cell.process.sentinel] = cell
+        return True
 
     def _collect(self) -> None:
         """Wait up to one tick for cells to end, and record the ends."""
@@ -225,24 +238,34 @@ class Runner:
             # The other cells run elsewhere or wait for a retry.
             self._report_foreign_locks()
             time.sleep(TICK)
-        for sentinel in wait(list(self.running), timeout=TICK if self.running else 0):
+        timeout = TICK if self.running else 0
+        for sentinel in wait(list(self.running), timeout):
             assert isinstance(sentinel, int)
-            cell = self.running.pop(sentinel)
-            code = cell.end()
-            self.slots.release(cell.slot)
+            self._end(self.running.pop(sentinel))
+
+    def _end(self, cell: CellProcess) -> None:
+        """Free the slot and the lock of a cell whose process has ended, and record its outcome.
+
+        A cell that another runner has locked in the meantime goes to the end of the queue.
+        """
+        job = cell.job
+        code = cell.end()
+        self.slots.release(cell.slot)
+        outcome = None
+        if code != lock.BUSY:
             try:
-                outcome = None if code == lock.BUSY else self._record(cell, code)
+                outcome = self._record(cell, code)
             except OSError as error:
-                outcome = _os_failure(cell.job, cell.seconds, error)
+                outcome = _os_failure(job, cell.seconds, error)
                 assert outcome.failure is not None
                 end = Exit(failure=outcome.failure, returncode=code, message=outcome.message)
-                self.unrecorded[cell.job.folder] = end
-            with contextlib.suppress(OSError):
-                lock.release_lock(cell.job.folder)
-            if outcome is None:
-                self.queue.append(cell.job)
-            else:
-                self._finish(outcome)
+                self.unrecorded[job.folder] = end
+        with contextlib.suppress(OSError):
+            lock.release_lock(job.folder)
+        if outcome is None:
+            self.queue.append(job)
+        else:
+            self._finish(outcome)
 
     def _report_foreign_locks(self) -> None:
         """Write a line about each cell that this run waits for because another process holds it."""

@@ -274,7 +274,9 @@ def submit_missing(
         return 0
     out = matrices[0].folder.parent
     with one_at_a_time(out / code.STORE, "code"):
-        parts = [part for matrix in matrices for part in matrix.source.parts]
+        parts: list[Path] = []
+        for matrix in matrices:
+            parts += matrix.source.parts
         snapshot = code.take_snapshot(out, parts)
         for matrix in matrices:
             study_jobs = [job for job in jobs if job.cell.study == matrix.name]

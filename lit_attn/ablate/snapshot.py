@@ -125,12 +125,8 @@ def find_modules(parts: Iterable[Path]) -> set[Path]:
     """
     waiting = list(parts)
     folder = waiting[0].parent
+    waiting += _list_imported(folder)
     modules: set[Path] = set()
-    for name, imported in [*sys.modules.items()]:
-        file = Path(getattr(imported, "__file__", None) or os.devnull)
-        if file.is_relative_to(folder):
-            # The folder can contain an environment of Python, whose packages are elsewhere in it.
-            waiting += [path for path in _locate(folder, name) if file.is_relative_to(path)]
     while waiting:
         module = waiting.pop()
         if module in modules or _is_left_out(module):
@@ -141,6 +137,19 @@ def find_modules(parts: Iterable[Path]) -> set[Path]:
             for name in _read_names(file):
                 waiting += _locate(folder, name)
     return modules
+
+
+def _list_imported(folder: Path) -> list[Path]:
+    """Return the files and packages in `folder` that this process has imported."""
+    imported: list[Path] = []
+    # A copy, because another thread can import a module meanwhile.
+    for name, module in list(sys.modules.items()):
+        file = Path(getattr(module, "__file__", None) or os.devnull)
+        if not file.is_relative_to(folder):
+            continue
+        # The folder can contain an environment of Python, whose packages are elsewhere in it.
+        imported += [source for source in _locate(folder, name) if file.is_relative_to(source)]
+    return imported
 
 
 def _locate(folder: Path, name: str) -> list[Path]:

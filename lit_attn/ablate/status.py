@@ -4,6 +4,7 @@ They only read the folders of the cells, so they work at any time on any machine
 """
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,10 @@ from lit_attn.schema.errors import ConfigError, escape_control, program, require
 MAX_FAILED = 10  # Failed and stale cells that are described; further ones are counted.
 LOG_BLOCK = 2**20  # Characters of a log that are printed at once.
 LOG_LINES = 6  # Last lines of a failed cell's log that are shown.
+PAUSE = 3.0  # Seconds between two statuses of `watch`.
+RETRY_TIME = 60.0
+"""Seconds after a failure in which its runner may retry the cell; the longest delay is 40 s."""
+CLEAR_SCREEN = "\x1b[H\x1b[2J"  # Escape sequences of a terminal.
 
 ADVICE: dict[folder.State, str] = {
     "unreadable": "run the same command again; the cell starts again from its last checkpoint",
@@ -45,10 +50,59 @@ class StudyCell(NamedTuple):
         return f"{self.planned.variant}/{self.planned.seed}"
 
 
+def watch(where: Path) -> None:
+    """Print the status of the studies in `where` every few seconds until every cell has ended.
+
+    A terminal shows only the newest status. Other outputs get each status that differs from the one
+    before. Raises ConfigError without a study.
+    """
+    previous = ""
+    while True:
+        plans, unreadable = load_plans(where)
+        studies = []
+        cells: list[StudyCell] = []
+        for plan, place in plans:
+            study_cells = read_cells(plan, place)
+            studies.append(f"{describe(plan, study_cells)}\n")
+            cells += study_cells
+        text = "".join([*studies, *(f"{error} (skipped)\n" for error in unreadable)])
+        if text != previous:
+            start = CLEAR_SCREEN if sys.stdout.isatty() else ""
+            print(start + text, end="", flush=True)
+        if all(has_ended(cell) for cell in cells):
+            return
+        previous = text
+        time.sleep(PAUSE)
+
+
+def has_ended(cell: StudyCell) -> bool:
+    """Return True if a cell has a result, or has failed and its runner does not retry it."""
+    status = cell.status
+    if status.state == "done":
+        return True
+    if status.state not in ADVICE:
+        return False
+    if status.state in folder.FINAL_FAILURES or status.exit is None or status.attempt is None:
+        return True
+    seconds_since_end = time.time() - (status.attempt / "exit.json").stat().st_mtime
+    return seconds_since_end > RETRY_TIME
+
+
 def read_plans(where: Path) -> list[tuple[Plan, Path]]:
     """Return the plans and folders of the studies in the folder `where`, or of the study `where`.
 
     A plan that cannot be read is reported and skipped. Raises ConfigError if there is no other.
+    """
+    plans, unreadable = load_plans(where)
+    for error in unreadable:
+        print(f"{error} (skipped)", file=sys.stderr)
+    return plans
+
+
+def load_plans(where: Path) -> tuple[list[tuple[Plan, Path]], list[ConfigError]]:
+    """Return the plans and folders of the studies in `where`, and the errors of unreadable plans.
+
+    `where` can be the folder of one study. Raises ConfigError if no plan can be read.
     """
     require_folder(where)
     paths = sorted(where.glob("plan.json")) or sorted(where.glob("*/plan.json"))
@@ -67,9 +121,7 @@ def read_plans(where: Path) -> list[tuple[Plan, Path]]:
             errors.append(error)
     if not plans:
         raise errors[0]
-    for unreadable in errors:
-        print(f"{unreadable} (skipped)", file=sys.stderr)
-    return plans
+    return plans, errors
 
 
 def read_cells(plan: Plan, place: Path) -> list[StudyCell]:

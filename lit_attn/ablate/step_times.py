@@ -58,7 +58,10 @@ def measure_step_times(matrix: Matrix, slots: Slots, *, is_noise_allowed: bool) 
 def _run_measurement(matrix: Matrix, variants: list[Variant], slots: Slots) -> StepTimes:
     """Return the step times of `variants`, the baseline first, measured in one process."""
     launcher = Launcher(TARGET)
-    launcher.share_cores(slots.at_once(v.cell("", s) for v in matrix.written for s in matrix.seeds))
+    cells = []
+    for variant in matrix.written:
+        cells += [variant.cell("", seed) for seed in matrix.seeds]
+    launcher.share_cores(slots.at_once(cells))
     with tempfile.TemporaryDirectory(prefix="lit_attn-") as name:
         cell = replace(variants[0], name="step-times").cell(matrix.name, 0)
         job = Job(cell, Path(name) / "cell")

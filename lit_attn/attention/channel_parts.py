@@ -59,7 +59,7 @@ class LinearTransformConfig(TransformConfig, kind="linear"):
     maps: Literal["qkv", "v"] = Field("qkv", description="vectors that have a map")
 
     def exempt_parameters(self) -> tuple[str, ...]:
-        return ("matrices",)
+        return tuple(f"matrices.{name}" for name in self.maps)
 
 
 class MlpTransformConfig(TransformConfig, kind="mlp"):

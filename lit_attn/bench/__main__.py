@@ -3,6 +3,7 @@
 attention   a transformer block, forward + backward, relative to the standard block
 memory      growth of one layer's memory and time with the number of tokens
 decoding    a causal model with its key-value cache, token by token
+data        samples per second of a core, and the wait of a device for its batches
 """
 
 import argparse
@@ -39,9 +40,29 @@ def main(arguments: list[str] | None = None) -> int:
     load_parts(options.parts)
     if options.out is not None:
         require_writable(options.out, "--out")
-    _check(options)
-    _measure(options)
+    if options.rounds < 2:
+        raise ConfigError("--rounds: an interquartile range needs at least 2")
+    if options.command == "data":
+        _measure_data(options)
+    else:
+        _check(options)
+        _measure(options)
     return 0
+
+
+def _measure_data(options: argparse.Namespace) -> None:
+    """Print the table of the preparation of batches and write it to `--out`."""
+    import torch
+
+    from lit_attn.bench import data, measure
+
+    # A worker process has one thread.
+    torch.set_num_threads(1)
+    setup = measure.Setup("cpu", torch.float32, options.rounds)
+    conditions = measure.read_conditions("cpu", setup.clock)
+    for table in data.make_data_tables(options, setup):
+        conditions["load"] += f" to {measure.read_conditions('cpu', setup.clock)['load']}"
+        measure.write_table(table, conditions, options.out)
 
 
 def _measure(options: argparse.Namespace) -> None:
@@ -84,8 +105,6 @@ def _check(options: argparse.Namespace) -> None:
         if name.endswith(WINDOWS):
             choices = dict(PRESETS[name.removesuffix(WINDOWS)])
             attention_spec({**choices, "window": 1}, f"--presets: '{name}'")
-    if options.rounds < 2:
-        raise ConfigError("--rounds: an interquartile range needs at least 2")
     width, rest = divmod(options.dim, options.heads)
     if rest:
         raise ConfigError(f"--heads: {options.heads} heads do not divide a width of {options.dim}")
@@ -132,7 +151,28 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--generate", type=from_one, default=128, help="tokens after the prompt")
     add("--depth", type=from_one, default=6, help="blocks")
     add("--vocabulary", type=from_one, default=50_304, help="token ids")
+
+    add = commands.add_parser("data").add_argument
+    add("experiments", type=Path, nargs="+", metavar="EXPERIMENT", help="files of experiments")
+    text = "training images to use instead of the experiment's (as kind: npz)"
+    add("--images", type=Path, metavar="FILE.npz", help=text)
+    text = "numbers of worker processes; default: 0 2"
+    add("--workers", type=_from_zero, nargs="+", default=[0, 2], help=text)
+    text = "lengths of a step of the device; default: 4 16"
+    add("--step", type=float, nargs="+", default=[4.0, 16.0], metavar="MS", help=text)
+    add("--steps", type=from_one, default=30, help="steps of a round")
+    add("--rounds", type=int, default=5, help="measurements of each row")
+    add("--parts", type=Path, nargs="+", default=[], metavar="FILE", help="plug-ins to import")
+    add("--out", type=Path, metavar="DIR", help="write Markdown and CSV files there")
     return parser
+
+
+def _from_zero(text: str) -> int:
+    """Return a whole number from 0 on."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is negative")
+    return number
 
 
 def _window(text: str) -> int | None:

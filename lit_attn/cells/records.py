@@ -14,6 +14,7 @@ nothing else. CELL stands for runs/<study>/<variant>/<seed>-<identity>:
     CELL/clock.csv                 step,seconds
     CELL/diagnostics.csv           step,layer,head,name,value
     CELL/attention.npz             arrays of the last recorded diagnostics
+    CELL/unreadable-<rank>.csv     split,image,reason of images that were left out
     CELL/units.npz                 loss and correct predictions of each evaluated sample
 """
 
@@ -426,6 +427,24 @@ def read_diagnostics(path: Path) -> list[DiagnosticRow]:
 
     rows = _read_rows(path, read_integer, read_integer, read_head, str, float)
     return [DiagnosticRow(*row) for row in rows]
+
+
+class UnreadableImage(NamedTuple):
+    """Image of a split that could not be read and was left out."""
+
+    split: str
+    image: str
+    reason: str
+
+
+def read_unreadable(folder: Path) -> list[UnreadableImage]:
+    """Return the images that the processes of a cell have left out, each of them once."""
+    found: dict[tuple[str, str], UnreadableImage] = {}
+    for path in sorted(folder.glob("unreadable-*.csv")):
+        for row in _read_rows(path, str, str, str):
+            image = UnreadableImage(*row)
+            found.setdefault((image.split, image.image), image)
+    return [found[key] for key in sorted(found)]
 
 
 def read_integer(text: str) -> int:

@@ -73,17 +73,12 @@ class AutoAugmentConfig(Augmentation, kind="autoaugment"):
 class RandAugmentConfig(Augmentation, kind="randaugment"):
     """RandAugment (Cubuk et al. 2020): `ops` operations, drawn with replacement.
 
-    `flavour: torchvision` is torchvision's. `flavour: blanking` is that of the ViT-small CIFAR
-    set-up: its translations exceed the image's width, so that two draws make 23.4 % of the images
-    black (docs/setups.md).
+    The operations and their ranges are those of torchvision.
     """
 
     stage = "bytes"
     ops: PositiveInt = Field(2, description="operations for each image")
     magnitude: int = Field(14, ge=0, le=30, description="strength of the operations")
-    flavour: Literal["blanking", "torchvision"] = Field(
-        "torchvision", description="source of the operations and their ranges"
-    )
     build: ClassVar = method("lit_attn.data.augment.policies:RandAugment")
 
 

@@ -7,6 +7,7 @@ paper merges a cell ^ with the one above it, and a cell < with the one on its le
 import math
 import re
 from abc import abstractmethod
+from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,23 @@ COSTS = ("parameters", "flops", "step_time", "epoch_time", "evaluation_time", "p
 """Values that every cell records: counts, FLOPs of one sample, seconds, bytes."""
 AXES = {"seconds": "wall-clock time (s)", "compute": "training FLOPs", "variant": ""}
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
+
+
+def add_size_options(parser: ArgumentParser, help: str) -> None:
+    """Add the options of SIZES, of which one can be chosen; `small` is its data, or empty.
+
+    `help` is the help of each, with {data} for its data.
+    """
+    sizes = parser.add_mutually_exclusive_group()
+    for option, data in SIZES.items():
+        sizes.add_argument(
+            option,
+            dest="small",
+            action="store_const",
+            const=data,
+            default="",
+            help=help.format(data=data),
+        )
 
 
 class Reference(NamedTuple):

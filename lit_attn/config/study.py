@@ -100,6 +100,19 @@ EMPTY = Mapping(Where(""))
 NO_POINTS = Sequence(Where(""))
 
 
+class PaperReference(Config):
+    """File of a paper in `experiments/papers`, whose tables publish the values of a study.
+
+    The rows of its tables name the variants of the study. `readings` are further variants, which
+    are alternative readings of a row and show its number: names, or patterns in which * is any
+    text.
+    """
+
+    file: str = Field(description="file of the paper, relative to the study's file")
+    readings: tuple[str, ...] = Field((), description="readings that show the number of their row")
+    value: str = Field("metric", description="`value` of the columns in the paper's file")
+
+
 class Latex(Config):
     """LaTeX table of a study."""
 
@@ -136,7 +149,12 @@ class StudyConfig(Config):
         {},
         description="texts of variants in tables and figures, by name; names are names of folders",
     )
-    published: dict[str, Published] = Field({}, description="means and deviations in printed units")
+    paper: PaperReference | None = Field(
+        None, description="paper whose tables publish the numbers of the variants"
+    )
+    published: dict[str, Published] = Field(
+        {}, description="published numbers that no paper's file has, in printed units"
+    )
     metric: MetricChoice = Field(MetricChoice(), description="value that the table compares")
     best_test_epoch: bool = Field(
         False,

@@ -8,25 +8,27 @@ Shapes: images (B, 3, S, S) float, normalised; labels (B,); mixed targets (B, cl
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from lit_attn.config.data.images import ImageFiles
 from lit_attn.data.augment.timm_mixing import mix_batch
 from lit_attn.data.augment.timm_transform import make_evaluation_transform, make_training_transform
 from lit_attn.data.image_lists import Files, fingerprint
 from lit_attn.data.labels import measure_largest_class, warn_of_missing_labels
-from lit_attn.data.loading import check_samples, read_batches, use_seed
+from lit_attn.data.loading import check_samples, use_seed
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.pictures import read_picture
+from lit_attn.data.unreadable import UnreadableImages
 from lit_attn.schema.errors import ConfigError
 
 Sample = tuple[int, int, int]
@@ -36,7 +38,8 @@ Sample = tuple[int, int, int]
 class ImageFileData(DataModule):
     """Splits of one data set.
 
-    Raises ConfigError for an unreadable image, and if the folders do not match `data`.
+    Raises ConfigError for more unreadable images than `data.unreadable`, and if the folders do not
+    match `data`.
     """
 
     def __init__(self, data: ImageFiles, seed: int, device: torch.device) -> None:
@@ -46,9 +49,13 @@ class ImageFileData(DataModule):
         labels = {split: listed.labels for split, listed in files.items()}
         warn_of_missing_labels(labels, data.classes)
         self.largest_class = measure_largest_class(labels)
-        self.train = Reader(data, files["train"], augmented=True)
+        self.unreadable = UnreadableImages(data.unreadable)
+        self.train = Reader(data, "train", files, self.unreadable)
         self.splits: list[str] = [name for name in ("val", "test") if name in files]
-        self.evaluated = {name: Reader(data, files[name], augmented=False) for name in self.splits}
+        self.evaluated = {}
+        for name in self.splits:
+            self.evaluated[name] = Reader(data, name, files, self.unreadable)
+        self.evaluation_workers = self.make_workers(self.evaluated_batch)
         self._fingerprint = fingerprint(files)
         if data.augment.is_mixed:
             self.inseparable = 2
@@ -61,14 +68,23 @@ class ImageFileData(DataModule):
         """Decode images of every split for a limited time; raise ConfigError for a bad one."""
         super().check()
         for reader in (self.train, *self.evaluated.values()):
-            check_samples(len(reader), reader.open)
+            check_samples(len(reader), reader.try_to_open)
 
     def train_batches(self, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor, int]]:
-        steps = range(start, stop)
-        # An epoch has millions of samples, so they are drawn when they are needed.
-        batches = map(self.samples, steps)
-        for step, batch in zip(steps, self.read(self.train, batches), strict=True):
-            yield *batch, step
+        self._open_record(is_new=start == 0)
+        return super().train_batches(start, stop)
+
+    def _open_record(self, *, is_new: bool) -> None:
+        """Record the unreadable images in the folder of the cell."""
+        if self.trainer is not None and self.unreadable.folder is None:
+            folder = Path(self.trainer.default_root_dir)
+            self.unreadable.open_record(folder, self.rank, is_new=is_new)
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor, int]:
+        """Return this process's images and labels of a training step, and the step."""
+        samples = [self.train.read_or_replace(sample) for sample in self.samples(step)]
+        images, labels = self.train.collate(samples)
+        return images, labels, step
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
         """Return a loader of as many batches on every process; sizes differ by at most one.
@@ -82,7 +98,8 @@ class ImageFileData(DataModule):
         batches = [[(place, 0, self.data.size) for place in part] for part in units]
         if not any(units):
             units, batches = [[len(images)]], [[(0, 0, self.data.size)]]
-        return EvaluationLoader(batches, partial(self.read, images), units, len(images))
+        load = partial(self.read, split, units)
+        return EvaluationLoader(batches, load, units, len(images))
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Return (images, targets); a training batch, which has its step, is mixed here."""
@@ -97,15 +114,44 @@ class ImageFileData(DataModule):
         """Return this process's samples of a training step."""
         pixels = self.data.size_in(step // self.steps_per_epoch)
         rows = self.rows(step, self.draw_order)
-        seeds = numpy_generator(self.seed, "sample", step).integers(2**32, size=len(rows)).tolist()
-        samples = [(row, seed, pixels) for row, seed in zip(rows, seeds, strict=True)]
-        return list(self.share(samples))
+        seeds = numpy_generator(self.seed, "sample", step).integers(2**32, size=len(rows))
+        share = zip(self.share(rows).tolist(), self.share(seeds).tolist(), strict=True)
+        return [(row, seed, pixels) for row, seed in share]
 
-    def read(self, images: "Reader", batches: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches that workers read of `batches`, lists of samples, in their order."""
-        return read_batches(images, batches, images.collate, self.data.workers, pinned=True)
+    def read(
+        self, split: str, units: list[list[int]], batches: Sequence[list[Sample]]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the batches of lists of samples of an evaluated split, in their order.
 
-    def draw_order(self, epoch: int) -> list[int]:
+        Images that cannot be read are left out, of the batch and of its list in `units`. A batch
+        without any other image has one that is padding.
+        """
+        self._open_record(is_new=False)
+        count = len(self.evaluated[split])
+        keys = ((split, samples) for samples in batches)
+        for number, batch in enumerate(self.evaluation_workers.read(keys)):
+            images, labels, is_read = batch
+            if not all(is_read):
+                places = zip(units[number], is_read, strict=True)
+                units[number] = [place for place, is_kept in places if is_kept] or [count]
+            yield images, labels
+
+    def evaluated_batch(self, key: tuple[str, list[Sample]]) -> tuple[Tensor, Tensor, list[bool]]:
+        """Return the images and labels of the readable samples of a split, and which these are."""
+        split, samples = key
+        reader = self.evaluated[split]
+        read = [reader.read(sample) for sample in samples]
+        kept = [sample for sample in read if sample is not None]
+        if samples and not kept:
+            kept = [reader.read_or_replace(samples[0])]
+        images, labels = reader.collate(kept)
+        return images, labels, [sample is not None for sample in read]
+
+    def stop_workers(self) -> None:
+        super().stop_workers()
+        self.evaluation_workers.close()
+
+    def draw_order(self, epoch: int) -> NDArray[np.int64]:
         repeats = self.data.repeats
         sampler = RepeatAugSampler(
             range(len(self.train)),
@@ -116,27 +162,58 @@ class ImageFileData(DataModule):
             selected_round=256 if repeats > 1 else 0,
         )
         sampler.set_epoch(int(numpy_generator(self.seed, "order", epoch).integers(2**63)))
-        return list(sampler)
+        # Every worker keeps the order of an epoch: a list would need four times the memory.
+        return np.fromiter(sampler, np.int64)
 
 
-class Reader(Dataset[Any]):
-    """Data set that reads and transforms the images of a split: `reader[place, seed, size]`."""
+class Reader:
+    """Reader and transform of the images of one split."""
 
-    def __init__(self, data: ImageFiles, files: Files, *, augmented: bool) -> None:
-        self.files = files
-        make_transform = make_training_transform if augmented else make_evaluation_transform
-        sizes = {*data.sizes, data.size} if augmented else {data.size}
+    def __init__(
+        self, data: ImageFiles, split: str, files: Mapping[str, Files], unreadable: UnreadableImages
+    ) -> None:
+        self.split = split
+        self.files = files[split]
+        self.unreadable = unreadable
+        is_augmented = split == "train"
+        make_transform = make_training_transform if is_augmented else make_evaluation_transform
+        sizes = {*data.sizes, data.size} if is_augmented else {data.size}
         self.transforms = {size: make_transform(data, size) for size in sizes}
 
     def __len__(self) -> int:
         return len(self.files.labels)
 
-    def __getitem__(self, sample: Sample) -> tuple[Tensor, int]:
-        """Return image (3, S, S) and label; raise ConfigError if the image is unreadable."""
+    def read(self, sample: Sample) -> tuple[Tensor, int] | None:
+        """Return image (3, S, S) and label; None if the image is left out as unreadable.
+
+        Raises ConfigError as `UnreadableImages.leave_out`.
+        """
         place, seed, size = sample
-        image = self.open(place)
+        image = self.try_to_open(place)
+        if image is None:
+            return None
         with use_seed(seed):
             return self.transforms[size](image), int(self.files.labels[place])
+
+    def read_or_replace(self, sample: Sample) -> tuple[Tensor, int]:
+        """Return a sample, or that of the next place with a readable image.
+
+        Raises ConfigError as `read`, and if no image of the split can be read.
+        """
+        place, seed, size = sample
+        for offset in range(len(self)):
+            read = self.read(((place + offset) % len(self), seed, size))
+            if read is not None:
+                return read
+        raise ConfigError(f"data.path: no image of {self.split} in {self.files.folder} can be read")
+
+    def try_to_open(self, place: int) -> Image.Image | None:
+        """Return the RGB picture of an image; None if it is left out as unreadable."""
+        try:
+            return self.open(place)
+        except ConfigError as error:
+            self.unreadable.leave_out(self.split, self.files.describe(place), error)
+            return None
 
     def open(self, place: int) -> Image.Image:
         """Return the RGB picture of an image; raise ConfigError if it is unreadable."""
@@ -155,7 +232,9 @@ class Reader(Dataset[Any]):
         return read_picture(content, name, "RGB")
 
     def collate(self, samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-        images, labels = [image for image, _ in samples], [label for _, label in samples]
+        """Return the images (B, 3, S, S) and labels (B,) of a batch, which may be empty."""
+        images = [image for image, _ in samples]
+        labels = [label for _, label in samples]
         size = max(self.transforms)
         stacked = torch.stack(images) if images else torch.empty(0, 3, size, size)
         return stacked, torch.tensor(labels, dtype=torch.long)

@@ -1,13 +1,18 @@
-"""Image classification data held on the device and augmented there.
+"""Image classification data held in memory and augmented on the device.
 
-Each of n processes builds the whole batch, because CutMix and MixUp need all images, and trains on
-every n-th image of it.
+With steps that work on bytes, as Pillow does, or with worker processes, the training images are in
+the memory of the CPU, and the steps before the normalisation are applied there. The normalisation
+and later steps are applied on the device in any case, so the bits do not depend on the workers.
+
+Each of n processes trains on every n-th image of a batch. It augments these images and those that
+CutMix or MixUp mixes them with.
 
 Shapes: images (N, C, H, W), uint8 on the device and float to the network; labels (N,).
 """
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,9 +21,17 @@ from torch import Tensor
 
 from lit_attn.config.data.images import Images
 from lit_attn.data import sets
-from lit_attn.data.augment.steps import Batch, Pipeline
+from lit_attn.data.augment.steps import Batch, Pipeline, Plan
 from lit_attn.data.labels import measure_largest_class
 from lit_attn.data.module import DataModule, EvaluationLoader, torch_generator
+
+
+class Prepared(NamedTuple):
+    """Rows of a training batch before the normalisation, and what the later steps need."""
+
+    images: Tensor
+    labels: Tensor
+    plan: Plan
 
 
 class ImageData(DataModule):
@@ -34,12 +47,13 @@ class ImageData(DataModule):
         self.splits: list[str] = [name for name in ("val", "test") if name in splits]
         self._fingerprint = sets.fingerprint(splits)
         # Pillow works on bytes on the CPU; reading them back would wait for the GPU.
-        is_on_host = any(step.stage == "bytes" for step in data.augment)
-        places = {"train": torch.device("cpu") if is_on_host else device}
-        self.tensors: dict[str, tuple[Tensor, ...]] = {}
+        is_on_host = data.prepares_on_cpu or self.workers > 0
+        self.tensors: dict[str, tuple[Tensor, Tensor]] = {}
         for name, split in splits.items():
-            tensors = (torch.from_numpy(np.ascontiguousarray(array)) for array in split)
-            self.tensors[name] = tuple(t.to(places.get(name, device)) for t in tensors)
+            place = torch.device("cpu") if name == "train" and is_on_host else device
+            split_images = torch.from_numpy(np.ascontiguousarray(split.images)).to(place)
+            split_labels = torch.from_numpy(np.ascontiguousarray(split.labels)).to(place)
+            self.tensors[name] = (split_images, split_labels)
         images = splits["train"].images
         self.pipeline = Pipeline(data, *statistics(images), device)
         self.set_epoch(data.epoch_length * len(images), data.drop_last)
@@ -47,18 +61,24 @@ class ImageData(DataModule):
     def fingerprint(self) -> str:
         return self._fingerprint
 
-    def train_batches(self, start: int, stop: int) -> Iterator[Batch]:
+    def batch(self, step: int) -> Prepared:
+        """Return the rows of a step that this process needs, before the normalisation."""
         images, labels = self.tensors["train"]
-        for step in range(start, stop):
-            rows = self.rows(step, self.draw_order).to(images.device)
-            generator = torch_generator(self.seed, "batch", step)
-            augmented, targets = self.pipeline.apply(images[rows], labels[rows], generator)
-            yield self.share(augmented), self.share(targets)
+        order = self.rows(step, self.draw_order)
+        generator = torch_generator(self.seed, "batch", step)
+        plan = self.pipeline.plan(len(order), generator, self.rank, self.world)
+        rows = order[plan.rows].to(images.device)
+        prepared = self.pipeline.prepare(images[rows], plan)
+        return Prepared(prepared, labels[rows], plan._replace(before=[]))
+
+    def finish(self, batch: Prepared) -> list[Batch]:
+        return [self.pipeline.finish(*batch)]
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
         all_images, all_labels = self.tensors[split]
         count = len(all_images)
-        images, labels = self.share(all_images), self.share(all_labels)
+        images = self.share(all_images)
+        labels = self.share(all_labels)
         places: Sequence[int] = self.share(range(count))
         if not places:
             # More processes than images: this process evaluates the first one as padding.
@@ -75,10 +95,13 @@ class ImageData(DataModule):
 
     def draw_order(self, epoch: int) -> Tensor:
         """Return `epoch_length` shuffled passes over the samples, one after the other."""
-        count, passes = len(self.tensors["train"][1]), self.data.epoch_length
-        numbers = range(epoch * passes, (epoch + 1) * passes)
-        generators = (torch_generator(self.seed, "order", number) for number in numbers)
-        return torch.cat([torch.randperm(count, generator=drawn) for drawn in generators])
+        count = len(self.tensors["train"][1])
+        passes = self.data.epoch_length
+        orders = []
+        for number in range(epoch * passes, (epoch + 1) * passes):
+            generator = torch_generator(self.seed, "order", number)
+            orders.append(torch.randperm(count, generator=generator))
+        return torch.cat(orders)
 
 
 def statistics(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
@@ -88,7 +111,8 @@ def statistics(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
     for some in np.array_split(images, math.ceil(len(images) / 1000)):
         for channel in range(len(counts)):
             counts[channel] += np.bincount(some[:, channel].ravel(), minlength=256)
-    shares, levels = counts / counts.sum(1, keepdims=True), np.arange(256) / 255
+    shares = counts / counts.sum(1, keepdims=True)
+    levels = np.arange(256) / 255
     mean = shares @ levels
     std = np.sqrt((shares * (levels - mean[:, None]) ** 2).sum(1))
     std[(counts > 0).sum(1) == 1] = 1

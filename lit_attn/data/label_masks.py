@@ -26,7 +26,8 @@ def list_pairs(root: Path, split: str) -> list[Pair]:
     Raises ConfigError for a missing folder, a split without images, an image without labels, and
     two files with one name.
     """
-    images, annotations = root / "images" / split, root / "annotations" / split
+    images = root / "images" / split
+    annotations = root / "annotations" / split
     for folder in (images, annotations):
         if not folder.is_dir():
             inside = root / "ADEChallengeData2016"
@@ -114,17 +115,23 @@ def _require_size_of_image(sample: dict[str, Any], values: NDArray[Any]) -> None
 
 def _find_numbers(path: Path, values: NDArray[Any], data: Scenery) -> Labels:
     """Return the labels of a file's numbers (h, w); raise ConfigError for an unknown number."""
-    first, last = data.first_label, data.first_label + data.num_classes - 1
-    is_ignored = (values == IGNORED) | ((values >= 0) & (values < first))
+    first = data.first_label
+    last = first + data.num_classes - 1
+    is_ignored = np.isin(values, data.void_numbers) | ((values >= 0) & (values < first))
     is_class = (values >= first) & (values <= last) & ~is_ignored
     unknown = values[~(is_class | is_ignored)]
     if unknown.size:
-        none = f"0 or {IGNORED}" if first else IGNORED
         raise ConfigError(
             f"data.root: {path} has the label {unknown.min()}; labels are {first} to {last} for "
-            f"the classes, and {none} for no class"
+            f"the classes, and {_list_void_numbers(data)} for no class{data.void_hint}"
         )
     return np.where(is_class, values - first, IGNORED).astype(np.uint8)
+
+
+def _list_void_numbers(data: Scenery) -> str:
+    """Return the numbers that mean no class, as "0 or 255"."""
+    numbers = [*range(data.first_label), *data.void_numbers]
+    return " or ".join(str(number) for number in dict.fromkeys(numbers))
 
 
 def _find_colours(path: Path, colours: NDArray[np.uint8], data: Scenery) -> Labels:
@@ -171,8 +178,8 @@ def warn_of_absent_classes(
         remedy = f"give pixels of '{names[absent[0]]}' its colour in data.colours"
     elif counts[-1]:
         remedy = (
-            f"{IGNORED} means no class; give pixels of '{names[absent[0]]}' the number "
-            f"{first_number}"
+            f"{_list_void_numbers(data)} means no class; give pixels of '{names[absent[0]]}' the "
+            f"number {first_number}"
         )
     else:
         remedy = f"give pixels of '{names[absent[0]]}' the number {first_number}"

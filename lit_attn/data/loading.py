@@ -1,4 +1,4 @@
-"""Worker processes that read and augment samples for a cell."""
+"""Worker processes that prepare the batches of a cell ahead of its device."""
 
 import contextlib
 import os
@@ -9,18 +9,35 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from multiprocessing.util import get_temp_dir
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch.utils.data import DataLoader, Dataset
+from torch.multiprocessing.reductions import reduce_tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lit_attn.schema.errors import ConfigError
 
 LONGEST = 107 - len("/listener-xxxxxxxx")
 """Largest length of a process's temporary folder, in characters, below which a socket can be."""
+
+MOST_WORKERS = 8
+"""Most worker processes that a cell starts unless `data.workers` says how many."""
+
+AHEAD = 2
+"""Batches that each worker has ready or in the making."""
+
+SENT_BY_VALUE = 2**19
+"""Most bytes of a tensor that a worker sends through its pipe."""
+
+NUMPY_TYPES = frozenset({torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32})
+"""Types of the tensors that are sent by value."""
+
+SWITCH_SECONDS = 0.0005
+"""Time after which a thread of a worker lets another one run."""
 
 CHECK_SECONDS = 30.0
 """Time after which `check_samples` reads no further samples."""
@@ -40,41 +57,98 @@ def check_samples(count: int, read: Callable[[int], object]) -> int:
     return count
 
 
-def read_batches(
-    dataset: Dataset[Any],
-    batches: Iterable[list[Any]],
-    collate: Callable[[list[Any]], Any],
-    workers: int,
-    prepare: Callable[[], None] | None = None,
-    pinned: bool = False,
-) -> Iterator[Any]:
-    """Yield `collate(samples)` for each list of sample indices.
+def choose_workers(configured: int | None, is_worthwhile: bool, device: torch.device) -> int:
+    """Return the number of worker processes that prepare the batches of one process.
 
-    Each of `workers` processes calls `prepare` first; with 0 workers this process reads. `pinned`
-    batches are copied to a GPU while it computes. Raises the ConfigErrors of the data set, and one
-    if TMPDIR is too long for the sockets of workers: a worker would drop what it cannot send.
+    `configured` is `data.workers`; None chooses by the device, and takes no worker unless the
+    samples are decoded or augmented on the CPU (`is_worthwhile`). A GPU waits for a batch that is
+    late, so all cores of the process but one work ahead of it, at least two. The cores of a process
+    are torch's threads: the machine's cores, divided among the cells and ranks that run at once. On
+    a CPU the cores train, and only a quarter of them prepares batches.
     """
-    if workers and len(get_temp_dir()) > LONGEST:
-        most = f"choose one of at most {LONGEST - len('/pymp-xxxxxxxx')} characters"
-        text = "is too long for the sockets of data.workers"
-        raise ConfigError(f"TMPDIR: {get_temp_dir()} {text}; {most}")
-    loader = _Loader(
-        dataset,
-        batch_sampler=batches,
-        num_workers=workers,
-        collate_fn=collate,
-        worker_init_fn=partial(_start_worker, prepare),
-        # The default in a cell of the runner would import everything again in each worker.
-        multiprocessing_context="fork" if workers else None,
-        pin_memory=pinned and torch.cuda.is_available(),
-        # A loader draws a seed for its workers, which is not used, from the global generator.
-        generator=torch.Generator(),
-    )
-    try:
-        yield from loader
-    except ConfigError as error:
-        # The message of an error in a worker begins with the worker's traceback.
-        raise ConfigError(str(error).rpartition("ConfigError: ")[2].strip()) from error
+    if configured is not None:
+        return configured
+    if not is_worthwhile:
+        return 0
+    cores = torch.get_num_threads()
+    if device.type == "cuda":
+        return min(MOST_WORKERS, max(2, cores - 1))
+    return min(MOST_WORKERS, cores // 4)
+
+
+class BatchWorkers:
+    """Worker processes that make batches ahead of their use, from the first `read` to `close`.
+
+    `make(key)` returns the batch of a key, a picklable value. A worker is a copy of this process at
+    the time of the first read; it calls `prepare` first. With 0 workers this process makes each
+    batch when it is needed. `is_pinned` batches lie in memory from which a GPU copies while it
+    computes.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Any], Any],
+        workers: int,
+        prepare: Callable[[], None] | None = None,
+        *,
+        is_pinned: bool = False,
+    ) -> None:
+        self.make = make
+        self.workers = workers
+        self.prepare = prepare
+        self.is_pinned = is_pinned
+        self._keys = _Keys()
+        self._loader: _Loader | None = None
+
+    def read(self, keys: Iterable[Any]) -> Iterator[Any]:
+        """Yield `make(key)` for each key, in order. A new read abandons the one before it.
+
+        Raises the ConfigErrors of `make`, and one if TMPDIR is too long for the sockets of workers:
+        a worker would drop what it cannot send.
+        """
+        if not self.workers:
+            for key in keys:
+                yield self.make(key)
+            return
+        if self._loader is None:
+            self._loader = self._start()
+        self._keys.values = keys
+        try:
+            yield from self._loader
+        except ConfigError as error:
+            # The message of an error in a worker begins with the worker's traceback.
+            raise ConfigError(str(error).rpartition("ConfigError: ")[2].strip()) from error
+
+    def close(self) -> None:
+        """End the workers. A later read starts new ones."""
+        loader, self._loader = self._loader, None
+        if loader is not None and loader._iterator is not None:
+            # Without this call they end when the last reference to their iterator is gone.
+            loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
+
+    def _start(self) -> "_Loader":
+        """Return a loader whose workers live until it is closed; raise ConfigError."""
+        if len(get_temp_dir()) > LONGEST:
+            most = LONGEST - len("/pymp-xxxxxxxx")
+            raise ConfigError(
+                f"TMPDIR: {get_temp_dir()} is too long for the sockets of data.workers; "
+                f"choose one of at most {most} characters"
+            )
+        return _Loader(
+            _Made(self.make),
+            batch_size=None,
+            sampler=self._keys,
+            num_workers=self.workers,
+            persistent_workers=True,
+            prefetch_factor=AHEAD,
+            collate_fn=_keep,
+            worker_init_fn=partial(_start_worker, self.prepare),
+            # The default in a cell of the runner would import everything again in each worker.
+            multiprocessing_context="fork",
+            pin_memory=self.is_pinned,
+            # A loader draws a seed for its workers, which is not used, from the global generator.
+            generator=torch.Generator(),
+        )
 
 
 @contextlib.contextmanager
@@ -85,6 +159,29 @@ def use_seed(seed: int) -> Iterator[None]:
         np.random.seed(seed)
         torch.default_generator.manual_seed(seed)
         yield
+
+
+class _Keys(Sampler[Any]):
+    """Sampler of the keys of the current read."""
+
+    values: Iterable[Any] = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values)
+
+
+class _Made(Dataset[Any]):
+    """Data set whose item for a key is the batch `make(key)`."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self.make = make
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.make(key)
+
+
+def _keep(batch: Any) -> Any:
+    return batch
 
 
 class _Loader(DataLoader[Any]):
@@ -105,10 +202,27 @@ class _Loader(DataLoader[Any]):
 
 
 def _start_worker(prepare: Callable[[], None] | None, worker: int) -> None:
+    """Prepare a worker process before its first batch."""
+    # Threads of the worker send its batches. While it makes the next one, each of them would wait
+    # up to 5 ms for its turn.
+    sys.setswitchinterval(SWITCH_SECONDS)
+    ForkingPickler.register(torch.Tensor, _send_tensor)
     if sys.platform == "linux":
         threading.Thread(target=_exit_when_the_trainer_signals, daemon=True).start()
     if prepare is not None:
         prepare()
+
+
+def _send_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return how a worker sends a tensor: a small one by value, another one in shared memory.
+
+    A tensor in shared memory costs a connection between the two processes.
+    """
+    is_plain = tensor.layout == torch.strided and tensor.dtype in NUMPY_TYPES
+    if is_plain and tensor.nbytes <= SENT_BY_VALUE:
+        return torch.from_numpy, (tensor.numpy(),)
+    parts: tuple[Any, ...] = reduce_tensor(tensor)
+    return parts
 
 
 def _exit_when_the_trainer_signals() -> None:

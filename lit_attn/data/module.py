@@ -3,14 +3,16 @@
 The batch of training step s is a pure function of (seed, s), so a cell that resumes from a
 checkpoint trains on exactly the batches that it would have trained on. With R processes, the
 process of rank r reads the samples r, r + R, r + 2 R, ... of each batch and of each split.
+
+So the batch of a process is a function of (seed, s, r), and worker processes can prepare it ahead
+of the device (`loading.BatchWorkers`). The same function runs in this process without workers.
 """
 
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import starmap
 from typing import Any
 
 import lightning as L
@@ -19,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from lit_attn.config.data.base import Data
+from lit_attn.data.loading import BatchWorkers, choose_workers
 from lit_attn.schema.base import require_methods
 from lit_attn.schema.errors import ConfigError
 
@@ -50,20 +53,67 @@ class DataModule(L.LightningDataModule, ABC):
 
     def __init__(self, data: Data, seed: int, device: torch.device) -> None:
         super().__init__()
+        self.workers = choose_workers(data.workers, data.prepares_on_cpu, device)
         self.signature: Any = data.signature()
         self.accumulate = data.micro_batches
         self.batch_size = data.batch_size
         self.eval_batch_size = data.eval_batch_size
         self.seed = seed
         self.device = device
+        self.training_workers = self.make_workers(self.batch)
+        self._stream: Iterator[Any] = iter(())
+        self._stream_step: int | None = None
+        self._stream_end = 0
 
     @abstractmethod
     def fingerprint(self) -> str:
         """Return a hash of the data that the cell trains and evaluates on."""
 
     @abstractmethod
+    def batch(self, step: int) -> Any:
+        """Return this process's samples of training step `step`, a function of `step` alone.
+
+        With `data.workers` it is called in worker processes, where `device` is the CPU.
+        """
+
+    def finish(self, batch: Any) -> Iterable[Any]:
+        """Return the micro-batches of a result of `batch`; called in the training process."""
+        return [batch]
+
     def train_batches(self, start: int, stop: int) -> Iterator[Any]:
-        """Yield this process's micro-batches of the training steps from `start` up to `stop`."""
+        """Yield this process's micro-batches of the training steps from `start` up to `stop`.
+
+        The workers do not stop at the end of an epoch: they prepare the next one while the cell is
+        evaluated.
+        """
+        if self._stream_step != start or self._stream_end < stop:
+            self._stream_end = stop if self.trainer is None else max(stop, self.trainer.max_steps)
+            self._stream = self.training_workers.read(range(start, self._stream_end))
+        for step in range(start, stop):
+            # A stream that has raised an error has ended.
+            self._stream_step = None
+            batch = next(self._stream)
+            self._stream_step = step + 1
+            yield from self.finish(batch)
+
+    def make_workers(self, make: Callable[[Any], Any]) -> BatchWorkers:
+        """Return the `data.workers` processes that call `make`, which start at the first read."""
+        is_pinned = self.device.type == "cuda"
+        return BatchWorkers(make, self.workers, self.prepare_worker, is_pinned=is_pinned)
+
+    def prepare_worker(self) -> None:
+        """Set up a worker process before its first batch."""
+        # A forked process cannot use the GPU of its parent.
+        self.device = torch.device("cpu")
+
+    def stop_workers(self) -> None:
+        """End all worker processes of this module. A later read starts new ones."""
+        self.training_workers.close()
+        self._stream_step = None
+
+    def teardown(self, stage: str) -> None:
+        """End the workers after a training or an evaluation; called by Lightning."""
+        self.stop_workers()
 
     def rows(self, step: int, order: Callable[[int], Any], steps: int | None = None) -> Any:
         """Return the rows of a training step in `order(number)` of a pass of `steps` steps.
@@ -80,8 +130,10 @@ class DataModule(L.LightningDataModule, ABC):
         self.last_batch = 0 if drop_last else samples % self.batch_size
         self.steps_per_epoch = samples // self.batch_size + bool(self.last_batch)
         if self.steps_per_epoch < 1:
-            text = f"is more than the {samples} samples of an epoch; {samples} at most"
-            raise ConfigError(f"data.batch_size: {self.batch_size} {text}")
+            raise ConfigError(
+                f"data.batch_size: {self.batch_size} is more than the {samples} samples of an "
+                f"epoch; {samples} at most"
+            )
 
     def bytes_per_token(self, split: str) -> float | None:
         """Return the bytes of text per evaluated token of `split`, or None if they are unknown."""
@@ -115,12 +167,15 @@ class DataModule(L.LightningDataModule, ABC):
         unit = self.world * self.inseparable
         if micro_batch % unit:
             pairs = " in pairs, which MixUp and CutMix need" if self.inseparable > 1 else ""
-            text = f"cannot share a micro-batch of {micro_batch} samples evenly{pairs}; make it"
-            raise ConfigError(f"data.batch_size: {self.world} devices {text} a multiple of {unit}")
+            raise ConfigError(
+                f"data.batch_size: {self.world} devices cannot share a micro-batch of "
+                f"{micro_batch} samples evenly{pairs}; make it a multiple of {unit}"
+            )
         if self.last_batch % self.world:
-            text = f"cannot share the epoch's last batch of {self.last_batch} samples evenly"
-            hint = "set data.drop_last: true"
-            raise ConfigError(f"data.drop_last: {self.world} devices {text}; {hint}")
+            raise ConfigError(
+                f"data.drop_last: {self.world} devices cannot share the epoch's last batch of "
+                f"{self.last_batch} samples evenly; set data.drop_last: true"
+            )
 
     def train_dataloader(self) -> "TrainLoader":
         """Return the loader of the training batches; raise as `require_even_shares`."""
@@ -153,13 +208,18 @@ class DataModule(L.LightningDataModule, ABC):
         """
         size, count = self.eval_batch_size, len(samples)
         rounds = math.ceil(count / (size * self.world))
-        starts = [(number * self.world + self.rank) * size for number in range(rounds)]
-        ranges = [range(start, start + size) for start in starts]
-        parts = [
-            (samples[start : start + size] if start < count else samples[:1], size)
-            for start in starts
-        ]
-        return EvaluationLoader(parts, lambda parts: starmap(collate, parts), ranges, count)
+        parts: list[Sequence[Any]] = []
+        places: list[range] = []
+        for number in range(rounds):
+            start = (number * self.world + self.rank) * size
+            part = samples[start : start + size]
+            parts.append(part if start < count else samples[:1])
+            places.append(range(start, start + size))
+
+        def load(parts: Sequence[Sequence[Any]]) -> Iterator[Any]:
+            return (collate(part, size) for part in parts)
+
+        return EvaluationLoader(parts, load, places, count)
 
 
 class TrainLoader:
@@ -218,16 +278,16 @@ class TokenDataModule(DataModule, ABC):
 
     @abstractmethod
     def batch(self, step: int) -> tuple[torch.Tensor, ...]:
-        """Return this process's samples of training step `step`, on the data's device."""
+        """Return this process's samples of training step `step`, on `device`."""
 
     def tensors(self, *arrays: NDArray[Any]) -> Any:
         """Return `arrays` as tensors on the data's device."""
         return tuple(torch.from_numpy(array).to(self.device) for array in arrays)
 
-    def train_batches(self, start: int, stop: int) -> Iterator[tuple[torch.Tensor, ...]]:
-        for step in range(start, stop):
-            parts = (tensor.chunk(self.accumulate) for tensor in self.batch(step))
-            yield from zip(*parts, strict=True)
+    def finish(self, batch: tuple[torch.Tensor, ...]) -> Iterable[tuple[torch.Tensor, ...]]:
+        """Return the micro-batches of a batch."""
+        parts = [tensor.chunk(self.accumulate) for tensor in batch]
+        return zip(*parts, strict=True)
 
 
 def numpy_generator(seed: int, purpose: str, number: int) -> np.random.Generator:

@@ -4,7 +4,7 @@ A batch is mmsegmentation's: {"inputs": B images (3, h, w) uint8 BGR, "data_samp
 SegDataSample}. mmsegmentation's data preprocessor turns it into tensors.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from lit_attn.data.label_masks import (
     read_labels,
     warn_of_absent_classes,
 )
-from lit_attn.data.loading import check_samples, read_batches, use_seed
+from lit_attn.data.loading import check_samples, use_seed
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.pictures import ENDINGS
 from lit_attn.data.sets import digest, hold_out
@@ -56,6 +56,7 @@ class SceneryData(DataModule):
 
             # One of ADE20K's names ends in a space.
             self.classes = tuple(name.strip() for name in ade_classes())
+        self.evaluation_workers = self.make_workers(self.evaluated_batch)
         self.set_epoch(len(training), data.drop_last)
 
     def fingerprint(self) -> str:
@@ -88,8 +89,8 @@ class SceneryData(DataModule):
     def require_even_shares(self) -> None:
         """Accept every number of processes: `samples` completes the shares of a step."""
 
-    def train_batches(self, start: int, stop: int) -> Iterator[Batch]:
-        return self.load(self.train, [self.samples(step) for step in range(start, stop)])
+    def batch(self, step: int) -> Batch:
+        return self.collate(self.train, self.samples(step))
 
     def samples(self, step: int) -> list[Sample]:
         """Return this process's samples of training step `step`.
@@ -111,16 +112,34 @@ class SceneryData(DataModule):
         if not units:
             # More processes than images: this process evaluates the first one as padding.
             units, batches = [[len(dataset)]], [[(0, 0, True)]]
-        return EvaluationLoader(batches, partial(self.load, dataset), units, len(dataset))
+        return EvaluationLoader(batches, partial(self.read, split), units, len(dataset))
 
-    def load(self, dataset: "SceneryFiles", batches: Iterable[list[Sample]]) -> Iterator[Batch]:
-        """Read `batches` in worker processes; raise ConfigError naming a bad file."""
-        import cv2
+    def read(self, split: str, batches: Sequence[list[Sample]]) -> Iterator[Batch]:
+        """Yield the batches of lists of samples of an evaluated split, in their order."""
+        return self.evaluation_workers.read((split, samples) for samples in batches)
+
+    def evaluated_batch(self, key: tuple[str, list[Sample]]) -> Batch:
+        """Return the batch of some samples of an evaluated split."""
+        split, samples = key
+        return self.collate(self.evaluated[split], samples)
+
+    def collate(self, files: "SceneryFiles", samples: list[Sample]) -> Batch:
+        """Return some samples as a batch of mmsegmentation; raise ConfigError naming a bad file."""
         from mmengine.dataset import pseudo_collate
 
+        batch: Batch = pseudo_collate([files[sample] for sample in samples])
+        return batch
+
+    def prepare_worker(self) -> None:
+        import cv2
+
+        super().prepare_worker()
         # Many workers with several threads of OpenCV each would be slow.
-        prepare = partial(cv2.setNumThreads, 0)
-        return read_batches(dataset, batches, pseudo_collate, self.data.workers, prepare)
+        cv2.setNumThreads(0)
+
+    def stop_workers(self) -> None:
+        super().stop_workers()
+        self.evaluation_workers.close()
 
     def draw_order(self, epoch: int) -> list[int]:
         order = numpy_generator(self.seed, "order", epoch).permutation(len(self.train))

@@ -88,8 +88,10 @@ class Adapter(nn.Module, ABC):
         """
         super().__init__()
         if self.adds_to_logits and not spec.similarity.has_logits:
-            text = "has no logits, to which this module adds a mask or a position bias"
-            raise ValueError(f"'{spec.similarity.kind}' attention {text}")
+            raise ValueError(
+                f"'{spec.similarity.kind}' attention has no logits, to which this module adds "
+                "a mask or a position bias"
+            )
         self.check_options(original)
         with torch.no_grad():
             self.layer = build_layer(self.read(original), spec)
@@ -218,7 +220,11 @@ def read_config_keys(module_class: type) -> list[str]:
     except (OSError, TypeError):
         # A class that was defined interactively has no source.
         return []
-    return list(dict.fromkeys(re.findall(r"self\.config\.(\w+)", source)))
+    keys: list[str] = []
+    for key in re.findall(r"self\.config\.(\w+)", source):
+        if key not in keys:
+            keys.append(key)
+    return keys
 
 
 def is_neutral(value: Any) -> bool:
@@ -244,30 +250,38 @@ def class_name(module: nn.Module) -> str:
 
 def build_layer(source: Projections, spec: AttentionSpec) -> Attention:
     """Return a layer with the modules of `source`; raise ValueError if `spec` does not fit them."""
-    heads, key_heads = source.heads, source.key_heads or source.heads
+    heads = source.heads
+    key_heads = source.key_heads or heads
     if spec.kv_heads not in (None, key_heads):
         raise ValueError(f"kv_heads: {spec.kv_heads}, but the module has {key_heads} key heads")
-    qkv, proj = source.qkv, source.proj
-    shared = key_heads if key_heads != heads else None
-    head_dim = qkv.out_features // (heads + 2 * key_heads)
-    layer = attn_layer(spec.model_copy(update={"kv_heads": shared}))(
-        qkv.in_features,
+    has_groups = key_heads != heads
+    grouped_spec = spec.model_copy(update={"kv_heads": key_heads if has_groups else None})
+    head_dim = source.qkv.out_features // (heads + 2 * key_heads)
+    layer = attn_layer(grouped_spec)(
+        source.qkv.in_features,
         heads,
         attn_head_dim=head_dim,
-        dim_out=proj.out_features,
-        qkv_bias=qkv.bias is not None,
-        proj_bias=proj.bias is not None,
+        dim_out=source.proj.out_features,
+        qkv_bias=source.qkv.bias is not None,
+        proj_bias=source.proj.bias is not None,
         attn_drop=source.attn_drop,
         proj_drop=source.proj_drop,
-        device=qkv.weight.device,
-        dtype=qkv.weight.dtype,
+        device=source.qkv.weight.device,
+        dtype=source.qkv.weight.dtype,
     )
+    layer.qkv = source.qkv
+    layer.proj = source.proj
+    if source.q_norm is not None:
+        layer.q_norm = source.q_norm
+    if source.k_norm is not None:
+        layer.k_norm = source.k_norm
+    # The layer multiplies logits by 1 / sqrt(D), so another scale is a factor of the queries.
     if source.scale is not None and not math.isclose(source.scale, head_dim**-0.5):
-        if not isinstance(source.q_norm, nn.Identity | None):
-            raise ValueError(f"its logits are scaled by {source.scale:g} after a norm of queries")
-        qkv = scale_queries(qkv, heads * head_dim, source.scale * head_dim**0.5)
-    layer.qkv, layer.proj = qkv, proj
-    layer.q_norm, layer.k_norm = source.q_norm or layer.q_norm, source.k_norm or layer.k_norm
+        factor = source.scale * head_dim**0.5
+        if isinstance(layer.q_norm, nn.Identity):
+            layer.qkv = scale_queries(source.qkv, heads * head_dim, factor)
+        else:
+            layer.q_norm = ScaledNorm(layer.q_norm, factor)
     layer.copy_projection()
     return layer
 
@@ -291,20 +305,24 @@ def copy_trainability(layer: Attention, original: nn.Module, names: Iterable[str
     Weights and biases are decided separately. Raises ValueError if only some of them are frozen,
     because the layer has one matrix for all projections.
     """
-    trainable: dict[bool, set[bool]] = {False: set(), True: set()}
+    weight_flags: set[bool] = set()
+    bias_flags: set[bool] = set()
     for name, parameter in original.named_parameters():
-        if any(name == moved or name.startswith(f"{moved}.") for moved in names):
-            trainable[is_bias(name)].add(parameter.requires_grad)
-    if any(len(flags) > 1 for flags in trainable.values()):
+        is_moved = any(name == moved or name.startswith(f"{moved}.") for moved in names)
+        if is_moved:
+            flags = bias_flags if is_bias(name) else weight_flags
+            flags.add(parameter.requires_grad)
+    if len(weight_flags) > 1 or len(bias_flags) > 1:
         raise ValueError(
             "some of its projections are frozen and others are not; "
             "set requires_grad after the replacement"
         )
-    shared = set(original.parameters())
+    original_parameters = set(original.parameters())
     for child in (layer.qkv, layer.proj, layer.q_norm, layer.k_norm):
         for name, parameter in child.named_parameters():
-            flags = trainable[is_bias(name)]
-            if parameter not in shared and flags:
+            flags = bias_flags if is_bias(name) else weight_flags
+            is_copy = parameter not in original_parameters
+            if is_copy and flags:
                 parameter.requires_grad_(flags == {True})
 
 
@@ -313,12 +331,18 @@ def is_bias(name: str) -> bool:
     return name.rpartition(".")[2].endswith("bias")
 
 
+def describe_cross_problem(problem: str) -> str:
+    """Return the reason of `AttentionSpec.find_cross_problem` without its remedy for YAML."""
+    return f"its keys belong to another sequence: {problem.partition(';')[0]}"
+
+
 def join(*parts: nn.Linear) -> nn.Linear:
     """Return a Linear with the outputs of all `parts`: q, k, v, or some of them joined already.
 
     Raises ValueError if some parts have a bias, other than the first and the last one of three.
     """
-    weight, biases = torch.cat([part.weight for part in parts]), [part.bias for part in parts]
+    weight = torch.cat([part.weight for part in parts])
+    biases = [part.bias for part in parts]
     if all(bias is None for bias in biases):
         return linear(weight, None)
     if biases[0] is None or biases[-1] is None:
@@ -330,8 +354,10 @@ def join(*parts: nn.Linear) -> nn.Linear:
 
 def by_head(qkv: nn.Linear, heads: int) -> nn.Linear:
     """Return `qkv`, whose rows are q, k and v of each head in turn, with rows q, k, v."""
-    order = torch.arange(qkv.out_features).view(heads, 3, -1).transpose(0, 1).flatten()
-    return linear(qkv.weight[order], None if qkv.bias is None else qkv.bias[order])
+    rows_by_head = torch.arange(qkv.out_features).view(heads, 3, -1)
+    order = rows_by_head.transpose(0, 1).flatten()
+    bias = None if qkv.bias is None else qkv.bias[order]
+    return linear(qkv.weight[order], bias)
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
@@ -348,11 +374,15 @@ class QueryValueLinear(nn.Linear):
 
     def __init__(self, qkv: nn.Linear, q_bias: nn.Parameter, v_bias: nn.Parameter) -> None:
         super().__init__(qkv.in_features, qkv.out_features, bias=False, device="meta")
-        self.weight, self.q_bias, self.v_bias = qkv.weight, q_bias, v_bias
+        self.weight = qkv.weight
+        self.q_bias = q_bias
+        self.v_bias = v_bias
 
     def forward(self, x: Tensor) -> Tensor:
-        k_bias = self.q_bias.new_zeros(self.out_features - 2 * len(self.q_bias))
-        return F.linear(x, self.weight, torch.cat([self.q_bias, k_bias, self.v_bias]))
+        k_rows = self.out_features - len(self.q_bias) - len(self.v_bias)
+        k_bias = self.q_bias.new_zeros(k_rows)
+        bias = torch.cat([self.q_bias, k_bias, self.v_bias])
+        return F.linear(x, self.weight, bias)
 
 
 class NormedLinear(nn.Linear):
@@ -360,7 +390,32 @@ class NormedLinear(nn.Linear):
 
     def __init__(self, norm: nn.Module, proj: nn.Linear) -> None:
         super().__init__(proj.in_features, proj.out_features, device="meta")
-        self.weight, self.bias, self.norm = proj.weight, proj.bias, norm
+        self.weight = proj.weight
+        self.bias = proj.bias
+        self.norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(self.norm(x), self.weight, self.bias)
+
+
+class ScaledNorm(nn.Module):
+    """Norm of queries whose output is multiplied by a constant, (..., D) -> (..., D)."""
+
+    def __init__(self, norm: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.norm = norm
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x) * self.factor
+
+
+class JointNorm(nn.Module):
+    """Norm over all heads at once, (..., H, D) -> (..., H, D)."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.flatten(-2)).view_as(x)

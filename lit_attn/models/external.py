@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 import torch
@@ -19,10 +19,15 @@ from timm.models.maxxvit import MaxxVit
 from torch import Tensor, nn
 
 from lit_attn.attention.layer import attn_layer, number_layers
-from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config import signatures
-from lit_attn.config.models.external import ModuleConfig, TimmConfig, TransformersConfig
+from lit_attn.config.models.external import (
+    ExternalModel,
+    ModuleConfig,
+    TimmConfig,
+    TransformersConfig,
+)
 from lit_attn.extras import require
+from lit_attn.models.attention_search import AdapterChoice
 from lit_attn.models.factory import count
 from lit_attn.models.ffn_resize import resize_ffns
 from lit_attn.models.layers import Device
@@ -50,26 +55,45 @@ def build_timm(model: TimmConfig, signature: Any, device: Device) -> nn.Module:
     """Return timm's model for images of the signature's size; raise ValueError if it has none."""
     channels, *size = signature.shape
     options = {"num_classes": signature.outputs, "in_chans": channels} | model.arguments
-    width, ratio = model.ffn.width, {}
-    if width is not None:
-        with torch.device("meta"):
-            original = create_timm(model.name, size, options)
-            # A little more than the width, because timm rounds the product with the ratio down.
-            value = (width + 1e-6) / original.feature_info[0]["num_chs"]
-            ratio, parameters = {RATIOS.get(type(original), "mlp_ratio"): value}, count(original)
-            try:
-                matched = create_timm(model.name, size, options | ratio)
-            except ValueError:
-                ratio, matched = {}, resize_ffns(original, width)
-        if model.pretrained and count(matched) != parameters:
-            raise ValueError("ffn.width: pretrained weights have another width; set `match: none`")
+    width = model.ffn.width
+    ratio = {} if width is None else find_ratio(model, size, options, width)
+    has_ratio = bool(ratio)
 
     def create() -> nn.Module:
         is_loaded = model.pretrained and torch.empty(0).device.type != "meta"
-        network = create_timm(model.name, size, options | ratio, is_loaded, model.checkpoint)
-        return network if width is None or ratio else resize_ffns(network, width)
+        network: nn.Module = create_timm(
+            model.name, size, options | ratio, is_loaded, model.checkpoint
+        )
+        if width is not None and not has_ratio:
+            resize_ffns(network, width)
+        return network
 
-    return _build(create, model.attention, device)
+    return _build(create, model, device)
+
+
+def find_ratio(
+    model: TimmConfig, size: Any, options: dict[str, Any], width: int
+) -> dict[str, float]:
+    """Return timm's argument for FFNs of `width` hidden units in the first stage.
+
+    The result is empty if the constructor has no such argument; `resize_ffns` then changes the
+    FFNs. Raises ValueError if pretrained weights have another width.
+    """
+    with torch.device("meta"):
+        original = create_timm(model.name, size, options)
+        # Counted before `resize_ffns` changes it.
+        original_count = count(original)
+        name = RATIOS.get(type(original), "mlp_ratio")
+        # A little more than the width, because timm rounds the product with the ratio down.
+        ratio = {name: (width + 1e-6) / original.feature_info[0]["num_chs"]}
+        try:
+            matched = create_timm(model.name, size, options | ratio)
+        except ValueError:
+            ratio = {}
+            matched = resize_ffns(original, width)
+        if model.pretrained and count(matched) != original_count:
+            raise ValueError("ffn.width: pretrained weights have another width; set `match: none`")
+    return ratio
 
 
 def create_timm(
@@ -89,8 +113,12 @@ def create_timm(
     overlay = None
     if checkpoint is not None:
         # timm's own reader is only for the .npz files of the original release.
-        original = Path(checkpoint).suffix == ".npz"
-        overlay = {"file": str(checkpoint), "custom_load": original, "hf_hub_id": None}
+        is_original_release = Path(checkpoint).suffix == ".npz"
+        overlay = {
+            "file": str(checkpoint),
+            "custom_load": is_original_release,
+            "hf_hub_id": None,
+        }
     create = partial(timm.create_model, name, pretrained, pretrained_cfg_overlay=overlay, **options)
     try:
         try:
@@ -106,65 +134,94 @@ def create_timm(
             raise
         source = "timm's hub" if checkpoint is None else str(checkpoint)
         reason = " ".join(str(error).split())[:200]
-        text = f"cannot load '{name}' from {source}: {reason}; `checkpoint` can name a local file"
-        raise ValueError(f"pretrained: {text}") from error
+        raise ValueError(
+            f"pretrained: cannot load '{name}' from {source}: {reason}; "
+            "`checkpoint` can name a local file"
+        ) from error
 
 
 def build_transformers(model: TransformersConfig, signature: Any, device: Device) -> nn.Module:
     """Return a network that maps what data with `signature` contain to logits."""
     transformers = require("transformers", "model.kind", "transformers")
-    task, call = next(HEADS[t] for t in type(signature).__mro__ if t in HEADS)
-    factory = getattr(transformers, f"AutoModelFor{task}")
-    if hasattr(signature, "shape"):
-        channels, *size = signature.shape
-        values = {"image_size": size, "num_channels": channels, "num_labels": signature.outputs}
-    else:
-        values = {"vocab_size": signature.vocabulary, "max_position_embeddings": signature.context}
-        # BERT and its relatives see the tokens to predict unless they are decoders.
-        values["is_decoder"] = isinstance(signature, signatures.CausalTokens)
-        # The embedding of padding is not trained, and without padding id 0 is a token.
-        values["pad_token_id"] = None if values["is_decoder"] else 0
-        values["num_labels"] = getattr(signature, "classes", 2)
+    head = find_head(signature)
+    factory = getattr(transformers, f"AutoModelFor{head.task}")
+    values = list_config_values(signature)
     if model.name is not None:
-        try:
-            # Code in the folder or repository of the weights is never executed.
-            pretrained = transformers.AutoConfig.from_pretrained(
-                model.name, trust_remote_code=False
-            )
-        except (OSError, ValueError) as error:
-            raise ValueError(f"name: '{model.name}': {str(error).splitlines()[0]}") from error
+        pretrained = read_pretrained_config(transformers, model.name)
         positions = getattr(pretrained, "max_position_embeddings", None)
-        if positions is not None and values.pop("max_position_embeddings", 0) > positions:
+        context = values.pop("max_position_embeddings", 0)
+        if positions is not None and context > positions:
             raise ValueError(f"name: '{model.name}' has {positions} positions, fewer than context")
+        # The vocabulary of the data may be a part of that of the weights.
         values.pop("vocab_size", None)
-        config_class, values = type(pretrained), pretrained.to_diff_dict() | values
+        config_class = type(pretrained)
+        values = pretrained.to_diff_dict() | values
     else:
-        mapping, name = transformers.CONFIG_MAPPING, str(model.architecture)
-        errors.require("architecture: transformers has no", name, mapping.keys())
-        config_class = mapping[name]
+        architecture = str(model.architecture)
+        config_classes = transformers.CONFIG_MAPPING
+        errors.require("architecture: transformers has no", architecture, config_classes.keys())
+        config_class = config_classes[architecture]
         # The defaults are ids of the tokenizer of published weights.
         values |= {"bos_token_id": None, "eos_token_id": None}
     if config_class not in factory._model_mapping:
         raise ValueError(f"transformers has no {factory.__name__} for '{config_class.model_type}'")
+    config = make_config(model, config_class, values)
+
+    def create() -> nn.Module:
+        network: nn.Module
+        if model.name is None or torch.empty(0).device.type == "meta":
+            network = factory.from_config(config, trust_remote_code=False)
+        else:
+            network = factory.from_pretrained(
+                model.name, config=config, ignore_mismatched_sizes=True, trust_remote_code=False
+            )
+        return network
+
+    return Logits(_build(create, model, device), head.call)
+
+
+def list_config_values(signature: Any) -> dict[str, Any]:
+    """Return the values that data with `signature` set in a configuration of transformers."""
+    if hasattr(signature, "shape"):
+        channels, *size = signature.shape
+        return {"image_size": size, "num_channels": channels, "num_labels": signature.outputs}
+    is_decoder = isinstance(signature, signatures.CausalTokens)
+    return {
+        "vocab_size": signature.vocabulary,
+        "max_position_embeddings": signature.context,
+        # BERT and its relatives see the tokens to predict unless they are decoders.
+        "is_decoder": is_decoder,
+        # The embedding of padding is not trained, and without padding id 0 is a token.
+        "pad_token_id": None if is_decoder else 0,
+        "num_labels": getattr(signature, "classes", 2),
+    }
+
+
+def read_pretrained_config(transformers: Any, name: str) -> Any:
+    """Return the configuration of pretrained weights; raise ValueError if it cannot be read."""
+    try:
+        # Code in the folder or repository of the weights is never executed.
+        return transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"name: '{name}': {str(error).splitlines()[0]}") from error
+
+
+def make_config(model: TransformersConfig, config_class: Any, values: dict[str, Any]) -> Any:
+    """Return the configuration of `config_class` with those of `values` that are its keys.
+
+    The arguments of `model` and its FFN width replace them. Raises ValueError for an unknown key.
+    """
     keys = {*config_class.__dataclass_fields__, *config_class.attribute_map, "num_labels"}
     for key in model.arguments:
         errors.require("arguments: unknown key", key, keys)
-    values = {key: value for key, value in values.items() if key in keys} | model.arguments
+    known_values = {key: value for key, value in values.items() if key in keys}
+    known_values |= model.arguments
     if model.ffn.width is not None:
-        width_key = next((key for key in WIDTH_KEYS if key in keys), None)
-        if width_key is None:
+        width_keys = [key for key in WIDTH_KEYS if key in keys]
+        if not width_keys:
             raise ValueError(f"ffn.width: {config_class.__name__} has no key for it")
-        values[width_key] = model.ffn.width
-    config = config_class(**values)
-
-    def create() -> nn.Module:
-        if model.name is None or torch.empty(0).device.type == "meta":
-            return factory.from_config(config, trust_remote_code=False)
-        return factory.from_pretrained(
-            model.name, config=config, ignore_mismatched_sizes=True, trust_remote_code=False
-        )
-
-    return Logits(_build(create, model.attention, device), call)
+        known_values[width_keys[0]] = model.ffn.width
+    return config_class(**known_values)
 
 
 class Logits(nn.Module):
@@ -187,7 +244,13 @@ class Logits(nn.Module):
         return self.call(self.model, *inputs).logits
 
 
+def call_images(model: Any, images: Tensor) -> Any:
+    """Return the output of `model` for images (B, C, H, W)."""
+    return model(pixel_values=images)
+
+
 def call_labelled(model: Any, tokens: Tensor, present: Tensor) -> Any:
+    """Return the output of `model` for tokens (B, n); `present` is False where there is padding."""
     if tokens.is_meta:
         # FLOPs are counted on the meta device, where neither a mask nor padding can be read.
         model.config.pad_token_id = None
@@ -195,24 +258,43 @@ def call_labelled(model: Any, tokens: Tensor, present: Tensor) -> Any:
     return model(input_ids=tokens, attention_mask=present)
 
 
-HEADS: dict[type[signatures.Signature], tuple[str, Callable[..., Any]]] = {
-    signatures.ImageSignature: (
-        "ImageClassification",
-        lambda model, images: model(pixel_values=images),
-    ),
-    signatures.LabelledTokens: ("SequenceClassification", call_labelled),
-    signatures.TaggedTokens: ("TokenClassification", call_labelled),
+def call_causal(model: Any, tokens: Tensor) -> Any:
+    """Return the output of `model` for the tokens (B, n) of a language model."""
     # Without a cache, transformers reads positions, which the meta device does not have.
-    signatures.CausalTokens: ("CausalLM", lambda model, x: model(input_ids=x, use_cache=x.is_meta)),
+    return model(input_ids=tokens, use_cache=tokens.is_meta)
+
+
+class Head(NamedTuple):
+    """End of the name of a class of transformers, and the function that calls its models."""
+
+    task: str
+    call: Callable[..., Any]
+
+
+HEADS: dict[type[signatures.Signature], Head] = {
+    signatures.ImageSignature: Head("ImageClassification", call_images),
+    signatures.LabelledTokens: Head("SequenceClassification", call_labelled),
+    signatures.TaggedTokens: Head("TokenClassification", call_labelled),
+    signatures.CausalTokens: Head("CausalLM", call_causal),
 }
-"""Class of transformers and its call, by the type of the signature."""
+"""Head by the type of the signature."""
+
+
+def find_head(signature: signatures.Signature) -> Head:
+    """Return the head for the nearest base class of `signature`."""
+    for signature_class in type(signature).__mro__:
+        if signature_class in HEADS:
+            return HEADS[signature_class]
+    raise ValueError(f"transformers has no class for {type(signature).__name__}")
 
 
 def build_module(model: ModuleConfig, signature: Any, device: Device) -> nn.Module:
     """Return what the class or function `model.target` returns."""
     target = model.load()
     parameters = inspect.signature(target).parameters
-    offered = {f.name: getattr(signature, f.name) for f in dataclasses.fields(signature)}
+    offered = {
+        field.name: getattr(signature, field.name) for field in dataclasses.fields(signature)
+    }
     offered["signature"] = signature
     if "attention" in parameters:
         if model.attention.layers is not None:
@@ -223,15 +305,18 @@ def build_module(model: ModuleConfig, signature: Any, device: Device) -> nn.Modu
         offered["attention"] = attn_layer(model.attention)
     if model.ffn.width is not None:
         if "ffn_width" not in parameters:
-            text = "has no parameter `ffn_width`; add one, or set `match: none` in the study"
-            raise ValueError(f"ffn.width: {model.target} {text}")
+            raise ValueError(
+                f"ffn.width: {model.target} has no parameter `ffn_width`; "
+                "add one, or set `match: none` in the study"
+            )
         offered["ffn_width"] = model.ffn.width
     arguments = {key: value for key, value in offered.items() if key in parameters}
-    spec = None if "attention" in parameters else model.attention
+    arguments |= model.arguments
+    builds_attention = "attention" in parameters
 
     def create() -> Any:
         try:
-            network = target(**arguments | model.arguments)
+            network = target(**arguments)
         except Exception as error:
             # Code of a user can raise any exception.
             raise ValueError(explain_failure(error, f"arguments: {model.target}")) from error
@@ -239,19 +324,23 @@ def build_module(model: ModuleConfig, signature: Any, device: Device) -> nn.Modu
             raise ValueError(f"import: {model.target} makes {type(network).__name__}, no nn.Module")
         return network
 
-    return _build(create, spec, device)
+    return _build(create, model, device, replaces=not builds_attention)
 
 
 def _build(
-    create: Callable[[], nn.Module], spec: AttentionSpec | None, device: Device
+    create: Callable[[], nn.Module],
+    model: ExternalModel,
+    device: Device,
+    replaces: bool = True,
 ) -> nn.Module:
-    """Return what `create` returns, on `device`, with replaced attention layers if `spec`."""
+    """Return what `create` returns, on `device`, with replaced attention layers if `replaces`."""
     with torch.device(device or torch.get_default_device()), by_shape():
         network = create()
+        if not replaces:
+            number_layers(network)
+            return network
+        adapters = dict[str, AdapterChoice](model.adapters)
         try:
-            if spec is not None:
-                return replace_attention(network, spec, "attention")
+            return replace_attention(network, model.attention, "attention", adapters=adapters)
         except ConfigError as error:
             raise ValueError(str(error)) from error
-        number_layers(network)
-        return network

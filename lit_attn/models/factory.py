@@ -53,11 +53,17 @@ def build(model: Model, data: Data, device: str | torch.device | None = None) ->
     default = contextlib.nullcontext() if device is None else torch.device(device)
     with model_errors(), default:
         network = model.build(data.signature(), device)
-    result = f"model: `build` of kind '{model.kind}' returns {type(network).__name__}, which"
+    returned = type(network).__name__
     if not isinstance(network, nn.Module):
-        raise ConfigError(f"{result} is not a torch.nn.Module")
+        raise ConfigError(
+            f"model: `build` of kind '{model.kind}' returns {returned}, "
+            "which is not a torch.nn.Module"
+        )
     if type(network).forward is nn.Module.forward:
-        raise ConfigError(f"{result} has no method `forward`")
+        raise ConfigError(
+            f"model: `build` of kind '{model.kind}' returns {returned}, "
+            "which has no method `forward`"
+        )
     return network
 
 
@@ -81,37 +87,48 @@ def describe(model: Model, data: Data) -> Budget:
     parameters = count(network)
     # The counter tracks gradient functions of inputs, which an expanded parameter lacks here.
     network.requires_grad_(False)
+    signature = data.signature()
     with torch.no_grad(), model_errors():
-        flops = count_flops(network, data.signature().sample()) // data.signature().sample_count
-    return Budget(parameters, flops, _find_width(model, data, parameters))
+        batch_flops = count_flops(network, signature.sample())
+    sample_flops = batch_flops // signature.sample_count
+    return Budget(parameters, sample_flops, _find_width(model, data, parameters))
 
 
 def describe_decay(model: Model, data: Data, optimizer: Optimizer) -> DecaySplit:
     """Return which parameters of `model` have weight decay, from the groups of the optimiser."""
     network = build(model, data, "meta")
     names = {id(parameter): name for name, parameter in network.named_parameters()}
-    decayed, not_decayed = 0, 0
+    decayed = 0
+    not_decayed = 0
     exempt: set[str] = set()
     for group in optimizer.build(network, fused=False).param_groups:
+        has_decay = bool(group.get("weight_decay", 0.0))
         for parameter in group["params"]:
-            if group.get("weight_decay", 0.0):
+            if has_decay:
                 decayed += parameter.numel()
                 continue
             not_decayed += parameter.numel()
             parts = names.get(id(parameter), "").split(".")
             exempt.add(".".join("*" if part.isdecimal() else part for part in parts))
-    return DecaySplit(decayed, not_decayed, frozenset(exempt if decayed else ()))
+    if not decayed:
+        exempt.clear()
+    return DecaySplit(decayed, not_decayed, frozenset(exempt))
 
 
 def _find_width(model: Model, data: Data, parameters: int) -> int | None:
     """Return the FFN width with which `model` has its `parameters`, or None if there is none."""
-    if model.ffn is not None and model.ffn.width is None:
-        # Only the code of a model from elsewhere has its widths. Pretrained weights fix them.
-        model = model.model_copy(update={"pretrained": False})
-        with contextlib.suppress(ConfigError):
-            matched = resolve(model, model, data)
-            model = matched if count(build(matched, data, "meta")) == parameters else model
-    return None if model.ffn is None else model.ffn.width
+    if model.ffn is None:
+        return None
+    if model.ffn.width is not None:
+        return model.ffn.width
+    # Only the code of a model from elsewhere has its widths. Pretrained weights fix them.
+    random_model = model.model_copy(update={"pretrained": False})
+    with contextlib.suppress(ConfigError):
+        matched = resolve(random_model, random_model, data)
+        is_equal = count(build(matched, data, "meta")) == parameters
+        if is_equal and matched.ffn is not None:
+            return matched.ffn.width
+    return None
 
 
 def count_flops(network: nn.Module, sample: tuple[Tensor, ...]) -> int:
@@ -120,29 +137,46 @@ def count_flops(network: nn.Module, sample: tuple[Tensor, ...]) -> int:
     Models have many equal attention layers of many operations, which take long to count. So the
     first layer is counted, and an equal one returns an empty result and counts as much.
     """
-    counter, repeated = FlopCounterMode(display=False), 0
-    known: dict[tuple[object, ...], int] = {}
-
-    def count_once(
-        layer: Attention, forward: Callable[..., Tensor], x: Tensor, *inputs: Any, **named: Any
-    ) -> Tensor:
-        nonlocal repeated
-        shapes = x.shape, *(parameter.shape for parameter in layer.parameters())
-        key = layer.spec, layer.num_heads, shapes, inputs, *named.items()
-        if key in known:
-            repeated += known[key]
-            return x.new_empty(*x.shape[:-1], layer.proj.out_features)
-        before = counter.get_total_flops()
-        result = forward(x, *inputs, **named)
-        known[key] = counter.get_total_flops() - before
-        return result
-
+    layers = LayerFlops()
     for layer in network.modules():
         if isinstance(layer, Attention):
-            layer.forward = partial(count_once, layer, layer.forward)  # type: ignore[method-assign]
-    with counter:
+            layer.forward = partial(  # type: ignore[method-assign]
+                layers.count_once, layer, layer.forward
+            )
+    with layers.counter:
         network(*sample)
-    return counter.get_total_flops() + repeated
+    return layers.counter.get_total_flops() + layers.repeated
+
+
+class LayerFlops:
+    """Counter of FLOPs that computes one of several equal attention layers.
+
+    `repeated` are the FLOPs of the layers that were not computed.
+    """
+
+    def __init__(self) -> None:
+        self.counter = FlopCounterMode(display=False)
+        self.repeated = 0
+        self.known: dict[tuple[object, ...], int] = {}
+
+    def count_once(
+        self,
+        layer: Attention,
+        forward: Callable[..., Tensor],
+        x: Tensor,
+        *inputs: Any,
+        **named: Any,
+    ) -> Tensor:
+        """Return `forward(x, ...)`, or an empty result if the FLOPs of such a call are known."""
+        shapes = tuple(parameter.shape for parameter in layer.parameters())
+        key = (layer.spec, layer.num_heads, x.shape, shapes, inputs, tuple(named.items()))
+        if key in self.known:
+            self.repeated += self.known[key]
+            return x.new_empty(*x.shape[:-1], layer.proj.out_features)
+        before = self.counter.get_total_flops()
+        result = forward(x, *inputs, **named)
+        self.known[key] = self.counter.get_total_flops() - before
+        return result
 
 
 def resolve(model: Model, match_to: Model | None, data: Data) -> Model:
@@ -156,18 +190,22 @@ def resolve(model: Model, match_to: Model | None, data: Data) -> Model:
     if model.ffn is None:
         raise ConfigError("match: parameters: there is no FFN whose width could be solved for")
     target = count(build(match_to, data, "meta"))
+    at_one = count(build(model.with_width(1), data, "meta"))
     # The second width is large, because some models from elsewhere round their widths.
-    at_one, at_large = (count(build(model.with_width(w), data, "meta")) for w in (1, 1025))
+    at_large = count(build(model.with_width(1025), data, "meta"))
     if at_large == at_one:
-        text = f"the parameter count of '{model.kind}' does not depend on ffn.width"
-        raise ConfigError(f"match: parameters: {text}")
+        raise ConfigError(
+            f"match: parameters: the parameter count of '{model.kind}' does not depend on ffn.width"
+        )
     width = 1 + round(1024 * (target - at_one) / (at_large - at_one))
     if width < 1:
-        text = f"with the narrowest FFN exceed the {target:,} to match; widen the baseline's FFN"
-        raise ConfigError(f"match: parameters: {at_one:,} parameters {text}")
+        raise ConfigError(
+            f"match: parameters: {at_one:,} parameters with the narrowest FFN exceed the "
+            f"{target:,} to match; widen the baseline's FFN"
+        )
     return model.with_width(width)
 
 
 def count(network: nn.Module) -> int:
     """Return the number of trainable scalars."""
-    return sum(p.numel() for p in network.parameters() if p.requires_grad)
+    return sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)

@@ -5,13 +5,20 @@ linear layers, or convolutions of 1 x 1 pixels, with the names `fc1` and `fc2`, 
 depthwise convolution between them.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
-INPUTS, OUTPUTS = ("in_features", "in_channels"), ("out_features", "out_channels")
-"""Attributes of linear layers and convolutions with the numbers of their inputs and outputs."""
+INPUTS = ("in_features", "in_channels")
+"""Attributes of linear layers and convolutions with the number of their inputs."""
+
+OUTPUTS = ("out_features", "out_channels")
+"""Attributes of linear layers and convolutions with the number of their outputs."""
+
+CHANNELS = ("in_channels", "out_channels", "groups")
+"""Attributes of a depthwise convolution with the number of its channels."""
 
 
 def resize_ffns(model: nn.Module, width: int) -> nn.Module:
@@ -26,13 +33,22 @@ def resize_ffns(model: nn.Module, width: int) -> nn.Module:
     factor = width / len(ffns[0].fc1.weight)
     for ffn in ffns:
         hidden = max(1, round(factor * len(ffn.fc1.weight)))
-        between = [(layer, 0, ("in_channels", *OUTPUTS, "groups")) for layer in _depthwise(ffn)]
-        for layer, axis, sizes in [(ffn.fc1, 0, OUTPUTS), *between, (ffn.fc2, 1, INPUTS)]:
-            for name, parameter in layer.named_parameters():
-                if parameter.ndim > axis and parameter.shape[axis] != hidden:
-                    setattr(layer, name, _redraw(parameter, axis, hidden))
-            vars(layer).update(dict.fromkeys(vars(layer).keys() & sizes, hidden))
+        between = _depthwise(ffn)
+        _resize_layer(ffn.fc1, 0, hidden, OUTPUTS)
+        for convolution in between:
+            _resize_layer(convolution, 0, hidden, CHANNELS)
+        _resize_layer(ffn.fc2, 1, hidden, INPUTS)
     return model
+
+
+def _resize_layer(layer: nn.Module, axis: int, size: int, attributes: Iterable[str]) -> None:
+    """Give the parameters of `layer` the `size` along `axis`, and set its `attributes` to it."""
+    for name, parameter in list(layer.named_parameters()):
+        if parameter.ndim > axis and parameter.shape[axis] != size:
+            setattr(layer, name, _redraw(parameter, axis, size))
+    for attribute in attributes:
+        if hasattr(layer, attribute):
+            setattr(layer, attribute, size)
 
 
 def _is_ffn(module: Any) -> bool:
@@ -43,22 +59,30 @@ def _is_ffn(module: Any) -> bool:
     if "mlp" not in type(module).__name__.lower() or not hasattr(module, "fc2"):
         return False
     hidden, inputs = module.fc1.weight.shape[:2]
-    layers = (module.fc1, module.fc2, *_depthwise(module))
-    resized = {parameter for layer in layers for parameter in layer.parameters()}
-    others = (parameter for parameter in module.parameters() if parameter not in resized)
-    is_free = all(hidden not in parameter.shape for parameter in others)
-    return is_free and tuple(module.fc2.weight.shape[:2]) == (inputs, hidden)
+    resized: set[nn.Parameter] = set()
+    for layer in (module.fc1, module.fc2, *_depthwise(module)):
+        resized.update(layer.parameters())
+    for parameter in module.parameters():
+        if parameter not in resized and hidden in parameter.shape:
+            return False
+    return tuple(module.fc2.weight.shape[:2]) == (inputs, hidden)
 
 
 def _depthwise(ffn: Any) -> list[nn.Conv2d]:
     """Return the convolutions that act on each hidden unit alone (PVT v2)."""
     hidden = len(ffn.fc1.weight)
-    return [m for m in ffn.modules() if isinstance(m, nn.Conv2d) and m.groups == hidden]
+    return [
+        module
+        for module in ffn.modules()
+        if isinstance(module, nn.Conv2d) and module.groups == hidden
+    ]
 
 
 def _redraw(parameter: nn.Parameter, axis: int, size: int) -> nn.Parameter:
-    shape = [*parameter.shape]
+    """Return a parameter with `size` entries along `axis`, drawn from the values of `parameter`."""
+    shape = list(parameter.shape)
     shape[axis] = size
+    indices = torch.empty(shape, dtype=torch.long, device=parameter.device)
     # Filled in place, so that the draws of one shape are those of seeded_draws.by_shape.
-    chosen = torch.empty(shape, dtype=torch.long, device=parameter.device)
-    return nn.Parameter(parameter.detach().flatten()[chosen.random_(parameter.numel())])
+    indices.random_(parameter.numel())
+    return nn.Parameter(parameter.detach().flatten()[indices])

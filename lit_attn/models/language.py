@@ -2,7 +2,7 @@
 
 Sources of the shapes that the experiments use:
 - GPT-2: github.com/karpathy/nanoGPT, and the branch `casted` of
-  github.com/KellerJordan/modded-nanogpt
+  github.com/KellerJordan/modded-nanogpt, whose rounded weights are a plug-in of its experiment
 - Transformer++ for DCMHA (arXiv:2405.08553): github.com/Caiyun-AI/DCFormer
 - WikiText-103 and the Long Range Arena (Tay et al. 2021, arXiv:2011.04006) for MGK
   (arXiv:2110.08678): github.com/minhtannguyen/transformer-mgk, whose arena code comes from
@@ -13,7 +13,7 @@ Shapes: B batch, n tokens, d width, V vocabulary. tokens: (B, n) int64 -> logits
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,13 +31,15 @@ from lit_attn.models.trunk import Trunk, initialise
 class GPT(nn.Module):
     """Causal trunk with a tied, untied or adaptive head."""
 
+    trunk_class: ClassVar[type[Trunk]] = Trunk
+
     def __init__(
         self, model: GPTConfig, vocabulary: int, context: int, device: Device = None
     ) -> None:
         """Build a network for at most `context` tokens; initialise it except on "meta"."""
         super().__init__()
         rows = math.ceil(vocabulary / model.vocabulary_multiple) * model.vocabulary_multiple
-        self.trunk = Trunk(model, rows, context, is_causal=True, device=device)
+        self.trunk = self.trunk_class(model, rows, context, is_causal=True, device=device)
         self.dropout = nn.Dropout(model.head_dropout)
         self.head: nn.Module | None = None
         if model.head == "untied":
@@ -65,19 +67,19 @@ class GPT(nn.Module):
 
     def nll(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return -log p(target) in nats, (B, n), at least float32; 0 where a target is IGNORED."""
+        flat_targets = targets.flatten()
         if not isinstance(self.head, AdaptiveSoftmax):
             logits = wide(self(tokens).flatten(0, 1))
-            flat = F.cross_entropy(
-                logits, targets.flatten(), ignore_index=IGNORED, reduction="none"
-            )
-            return flat.unflatten(0, targets.shape)
+            nll = F.cross_entropy(logits, flat_targets, ignore_index=IGNORED, reduction="none")
+            return nll.unflatten(0, targets.shape)
         hidden = self.dropout(self.trunk(tokens)).flatten(0, 1)
-        predicted = targets.flatten() != IGNORED
+        is_predicted = flat_targets != IGNORED
         predicted_nll = self.head.nll(
-            hidden[predicted], targets.flatten()[predicted], self.trunk.tokens.weight
+            hidden[is_predicted], flat_targets[is_predicted], self.trunk.tokens.weight
         )
-        nll = predicted_nll.new_zeros(targets.numel())
-        return nll.masked_scatter(predicted, predicted_nll).unflatten(0, targets.shape)
+        zeros = predicted_nll.new_zeros(targets.numel())
+        nll = zeros.masked_scatter(is_predicted, predicted_nll)
+        return nll.unflatten(0, targets.shape)
 
 
 class SequenceClassifier(nn.Module):
@@ -101,7 +103,8 @@ class SequenceClassifier(nn.Module):
         """Build a network for at most `context` tokens; initialise it except on "meta"."""
         super().__init__()
         self.pool = model.pool
-        self.pairs, self.are_tagged = pairs, are_tagged
+        self.pairs = pairs
+        self.are_tagged = are_tagged
         self.trunk = Trunk(model, vocabulary, context, is_causal=False, device=device)
         features = 4 * model.dim if pairs else model.dim
         self.classifier = nn.Sequential(
@@ -113,7 +116,8 @@ class SequenceClassifier(nn.Module):
 
     def forward(self, tokens: Tensor, present: Tensor) -> Tensor:
         if self.pairs:
-            first, second = (self.document(tokens[:, i], present[:, i]) for i in (0, 1))
+            first = self.document(tokens[:, 0], present[:, 0])
+            second = self.document(tokens[:, 1], present[:, 1])
             features = torch.cat([first, second, first * second, first - second], dim=-1)
         elif self.are_tagged:
             features = self.trunk(tokens, present)
@@ -126,7 +130,9 @@ class SequenceClassifier(nn.Module):
         hidden = self.trunk(tokens, present)
         weights = present.to(hidden.dtype)[..., None]
         total = (hidden * weights).sum(1)
-        return total / (tokens.shape[1] if self.pool == "zero-padded" else weights.sum(1))
+        if self.pool == "zero-padded":
+            return total / tokens.shape[1]
+        return total / weights.sum(1)
 
 
 class Sampling(NamedTuple):
@@ -167,7 +173,9 @@ def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator)
     """Draw one id by its logit, (V,)."""
     if sampling.temperature == 0:
         return int(logits.argmax())
-    kept, ids = logits.topk(min(sampling.top_k or len(logits), len(logits)))
+    count = min(sampling.top_k or len(logits), len(logits))
+    kept, ids = logits.topk(count)
     # Relative to the largest logit, so that nothing overflows at a small temperature.
-    weights = ((kept - kept[0]) / sampling.temperature).softmax(-1)
-    return int(ids[torch.multinomial(weights, 1, generator=generator)])
+    probabilities = ((kept - kept[0]) / sampling.temperature).softmax(-1)
+    place = torch.multinomial(probabilities, 1, generator=generator)
+    return int(ids[place])

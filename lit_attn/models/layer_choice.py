@@ -37,36 +37,46 @@ def choose(layers: list[L], only: Choice, skip: Choice, source: str) -> list[L]:
 
 def find_indices(layers: Sequence[Named], choice: Any, context: str) -> set[int]:
     """Return the indices of the layers that `choice` names; raise ConfigError for other entries."""
-    entries = list(choice) if isinstance(choice, Sequence) else [choice]
-    if isinstance(choice, str):
-        entries = [choice]
+    is_list = isinstance(choice, Sequence) and not isinstance(choice, str)
+    entries = list(choice) if is_list else [choice]
     indices: set[int] = set()
     for entry in entries:
-        if isinstance(entry, bool) or not isinstance(entry, str | int):
+        if isinstance(entry, str):
+            indices |= find_by_path(layers, entry, context)
+        elif isinstance(entry, int) and not isinstance(entry, bool):
+            indices.add(find_by_index(layers, entry, context))
+        else:
             raise ConfigError(
                 f"{context}: {entry!r} is no path, pattern or index of a layer; "
                 "write for example 'blocks.*.attn' or -1"
             )
-        if isinstance(entry, int):
-            if not -len(layers) <= entry < len(layers):
-                raise ConfigError(
-                    f"{context}: the model has {plural(len(layers), 'layer')}, "
-                    f"so there is no layer {entry}; indices start from 0, and -1 is the last layer"
-                )
-            indices.add(entry % len(layers))
-            continue
-        matching = {
-            index
-            for index, layer in enumerate(layers)
-            if any(matches(path, entry) for path in layer.paths)
-        }
-        if not matching:
-            paths = [path for layer in layers for path in layer.paths]
-            raise ConfigError(
-                f"{context}: '{entry}' names no attention layer{suggest(entry, paths)}"
-            )
-        indices |= matching
     return indices
+
+
+def find_by_index(layers: Sequence[Named], index: int, context: str) -> int:
+    """Return the index from the start of a layer whose `index` may be from the end."""
+    if not -len(layers) <= index < len(layers):
+        raise ConfigError(
+            f"{context}: the model has {plural(len(layers), 'layer')}, "
+            f"so there is no layer {index}; indices start from 0, and -1 is the last layer"
+        )
+    return index % len(layers)
+
+
+def find_by_path(layers: Sequence[Named], pattern: str, context: str) -> set[int]:
+    """Return the indices of the layers with a path that `pattern` matches."""
+    matching = set()
+    for index, layer in enumerate(layers):
+        if any(matches(path, pattern) for path in layer.paths):
+            matching.add(index)
+    if not matching:
+        all_paths: list[str] = []
+        for layer in layers:
+            all_paths.extend(layer.paths)
+        raise ConfigError(
+            f"{context}: '{pattern}' names no attention layer{suggest(pattern, all_paths)}"
+        )
+    return matching
 
 
 def matches(path: str, pattern: str) -> bool:

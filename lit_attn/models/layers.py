@@ -1,5 +1,6 @@
-"""Layers that transformers over tokens choose from: norms, e5m2 weights, adaptive softmax."""
+"""Layers that transformers over tokens choose from: norms, positions, adaptive softmax."""
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -33,11 +34,11 @@ def sincos_positions(
     Coordinate k of the dim / 4 frequencies is 10,000^(-k / divisor).
     """
     exponents = torch.arange(dim // 4, device=device, dtype=torch.float64) / divisor
-    y, x = (
-        torch.arange(size, device=device)[:, None] * 10_000.0**-exponents
-        for size in (rows, columns)
-    )
-    x, y = x.repeat(rows, 1), y.repeat_interleave(columns, dim=0)
+    frequencies = 10_000.0**-exponents
+    row_angles = torch.arange(rows, device=device)[:, None] * frequencies
+    column_angles = torch.arange(columns, device=device)[:, None] * frequencies
+    y = row_angles.repeat_interleave(columns, dim=0)
+    x = column_angles.repeat(rows, 1)
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1).float()
 
 
@@ -50,34 +51,6 @@ def norm(kind: str, dim: int, eps: float, device: Device) -> nn.Module:
         "rmsnorm-unweighted": partial(nn.RMSNorm, elementwise_affine=False),
     }
     return makers[kind](dim, eps=eps, device=device)
-
-
-class E5M2Linear(nn.Linear):
-    """Linear layer that computes with its weight rounded to e5m2 (5 exponent, 2 mantissa bits).
-
-    The branch `casted` of github.com/KellerJordan/modded-nanogpt, which BeliefFormer's GPT-2 cites,
-    trains its blocks this way. The parameter itself stays exact.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, e5m2(self.weight), self.bias)
-
-
-def e5m2(weight: Tensor) -> Tensor:
-    """Return `weight` rounded to e5m2 at the scale of its mean magnitude.
-
-    The gradient passes to the exact weight as if nothing were rounded (straight-through).
-    """
-    scale = weight.detach().abs().mean().clamp_min(torch.finfo(weight.dtype).tiny)
-    rounded = (weight.detach() / scale).to(torch.float8_e5m2).to(weight.dtype) * scale
-    return weight + (rounded - weight.detach())
-
-
-def quantise(block: nn.Module) -> None:
-    """Turn every Linear of `block` into an `E5M2Linear`, in place, with the same parameters."""
-    for linear in block.modules():
-        if type(linear) is nn.Linear:
-            linear.__class__ = E5M2Linear
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -102,12 +75,16 @@ class AdaptiveSoftmax(nn.Module):
         """Return -log p(target), (N,) float32. Only classes that have a target are scored."""
         head = self._head(hidden, embedding)
         first = self.edges[0]
-        nll = -head.gather(1, targets.clamp_max(first - 1)[:, None]).squeeze(1)
-        for number, (start, stop) in enumerate(zip(self.edges, self.edges[1:], strict=False)):
-            rows = ((targets >= start) & (targets < stop)).nonzero().squeeze(1)
+        # The values of targets in rarer classes are replaced below.
+        frequent_targets = targets.clamp_max(first - 1)
+        nll = -head.gather(1, frequent_targets[:, None]).squeeze(1)
+        for number, (start, stop) in enumerate(itertools.pairwise(self.edges)):
+            is_in_class = (targets >= start) & (targets < stop)
+            rows = is_in_class.nonzero().squeeze(1)
             within = self._within(hidden[rows], embedding, start, stop)
-            log_p = within.gather(1, (targets[rows] - start)[:, None]).squeeze(1)
-            nll = nll.index_copy(0, rows, -head[rows, first + number] - log_p)
+            log_p_within = within.gather(1, (targets[rows] - start)[:, None]).squeeze(1)
+            log_p_class = head[rows, first + number]
+            nll = nll.index_copy(0, rows, -log_p_class - log_p_within)
         return nll
 
     def log_probabilities(self, hidden: Tensor, embedding: Tensor) -> Tensor:
@@ -115,7 +92,7 @@ class AdaptiveSoftmax(nn.Module):
         head = self._head(hidden, embedding)
         first = self.edges[0]
         parts = [head[:, :first]]
-        for number, (start, stop) in enumerate(zip(self.edges, self.edges[1:], strict=False)):
+        for number, (start, stop) in enumerate(itertools.pairwise(self.edges)):
             within = self._within(hidden, embedding, start, stop)
             parts.append(head[:, first + number, None] + within)
         return torch.cat(parts, dim=1)
@@ -124,8 +101,10 @@ class AdaptiveSoftmax(nn.Module):
         """Return log p of the frequent ids and of the rarer classes."""
         first = self.edges[0]
         frequent = F.linear(hidden, embedding[:first], self.bias[:first])
-        return wide(torch.cat([frequent, self.classes(hidden)], dim=1)).log_softmax(-1)
+        logits = torch.cat([frequent, self.classes(hidden)], dim=1)
+        return wide(logits).log_softmax(-1)
 
     def _within(self, hidden: Tensor, embedding: Tensor, start: int, stop: int) -> Tensor:
         """Return log p(id | class) of the class with ids `start` to `stop` - 1."""
-        return wide(F.linear(hidden, embedding[start:stop], self.bias[start:stop])).log_softmax(-1)
+        logits = F.linear(hidden, embedding[start:stop], self.bias[start:stop])
+        return wide(logits).log_softmax(-1)

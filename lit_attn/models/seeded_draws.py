@@ -29,7 +29,11 @@ def draw_parameters(network: nn.Module, fill: Callable[[], None]) -> None:
 
 def outside_composers(network: nn.Module) -> dict[str, nn.Module]:
     """Return the modules by name; compositions keep the initial values of their own paper."""
-    return {n: module for n, module in network.named_modules() if "composers" not in n.split(".")}
+    return {
+        name: module
+        for name, module in network.named_modules()
+        if "composers" not in name.split(".")
+    }
 
 
 def copy_projections(network: nn.Module) -> None:
@@ -47,11 +51,19 @@ def by_name(network: nn.Module) -> Iterator[None]:
     values that modules drew in their constructors are drawn again first.
     """
     # By storage, since initialisers also fill views, such as a flattened convolution weight.
-    names = {p.untyped_storage().data_ptr(): name for name, p in network.named_parameters()}
-    with _Seeded(lambda tensor: names.get(tensor.untyped_storage().data_ptr())):
+    names = {
+        parameter.untyped_storage().data_ptr(): name
+        for name, parameter in network.named_parameters()
+    }
+
+    def find_name(tensor: torch.Tensor) -> str | None:
+        return names.get(tensor.untyped_storage().data_ptr())
+
+    with _Seeded(find_name):
         # Children first: a module may fill parameters of its children.
         for module in reversed(list(network.modules())):
-            if callable(reset := getattr(module, "reset_parameters", None)):
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset):
                 reset()
         yield
 
@@ -62,7 +74,11 @@ def by_shape() -> AbstractContextManager[object]:
     It is for models whose constructors draw the initial values, before parameters have names. More
     or other parameters then change the values of parameters of their own shape only.
     """
-    return _Seeded(lambda tensor: None if tensor.is_meta else str(tuple(tensor.shape)))
+
+    def find_shape(tensor: torch.Tensor) -> str | None:
+        return None if tensor.is_meta else str(tuple(tensor.shape))
+
+    return _Seeded(find_shape)
 
 
 class _Seeded(TorchDispatchMode):
@@ -78,12 +94,19 @@ class _Seeded(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags and isinstance(args[0], torch.Tensor):
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        if is_random and isinstance(args[0], torch.Tensor):
             key = self.find_key(args[0])
-            if key is not None and any(a.name == "generator" for a in func._schema.arguments):
-                self.fills[key] += 1
-                digest = hashlib.blake2b(f"{self.seed} {key} {self.fills[key]}".encode()).digest()
-                generator = torch.Generator(args[0].device)
-                generator.manual_seed(int.from_bytes(digest[:8]) >> 1)
-                kwargs = {**kwargs, "generator": generator}
+            takes_generator = any(part.name == "generator" for part in func._schema.arguments)
+            if key is not None and takes_generator:
+                kwargs = {**kwargs, "generator": self._next_generator(key, args[0].device)}
         return func(*args, **kwargs)
+
+    def _next_generator(self, key: str, device: torch.device) -> torch.Generator:
+        """Return a new generator for the next fill of `key`."""
+        self.fills[key] += 1
+        text = f"{self.seed} {key} {self.fills[key]}"
+        digest = hashlib.blake2b(text.encode()).digest()
+        # Seeds have 63 bits.
+        seed = int.from_bytes(digest[:8]) >> 1
+        return torch.Generator(device).manual_seed(seed)

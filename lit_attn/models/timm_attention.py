@@ -4,8 +4,6 @@ Shapes: B batch, n tokens, d width, H heads, D head width.
 """
 
 import copy
-import math
-from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -23,7 +21,6 @@ from lit_attn.models.adapter import (
     Projections,
     QueryValueLinear,
     build_layer,
-    by_head,
     check_options,
     check_projections,
     copy_trainability,
@@ -31,29 +28,63 @@ from lit_attn.models.adapter import (
     linear,
 )
 
-QKV = [n.split() for n in ("qkv", "q k v", "q kv", "qk v", "wq wk wv", "q_proj k_proj v_proj")]
+QKV_NAMES = (
+    ("qkv",),
+    ("q", "k", "v"),
+    ("q", "kv"),
+    ("qk", "v"),
+    ("wq", "wk", "wv"),
+    ("q_proj", "k_proj", "v_proj"),
+)
 """Names of the projections to q, k and v in timm's modules."""
-
-EPS = 1e-24  # Square of the 1e-12 with which F.normalize divides.
 
 
 def read(original: Any, **changes: Any) -> Projections:
     """Return the projections under timm's usual names, with `changes`."""
     if getattr(original, "gate", None) is not None:
         raise ValueError("its output is gated")
-    proj, norm = as_linear(original.proj), getattr(original, "norm", None)
-    if norm is not None and not isinstance(norm, nn.Identity):
-        proj = NormedLinear(norm, proj)
-    names = next(n for n in QKV if all(getattr(original, name, None) is not None for name in n))
-    qkv = join(*(as_linear(getattr(original, name)) for name in names))
+    fields: dict[str, Any] = {
+        "heads": getattr(original, "num_heads", None),
+        "qkv": read_qkv(original),
+        "proj": read_proj(original),
+        "scale": getattr(original, "scale", None),
+        "q_norm": getattr(original, "q_norm", None),
+        "k_norm": getattr(original, "k_norm", None),
+        "attn_drop": read_rate(original, "attn_drop"),
+        "proj_drop": read_rate(original, "proj_drop"),
+    }
+    fields |= changes
+    return Projections(**fields)
+
+
+def read_qkv(original: Any) -> nn.Linear:
+    """Return the projection to q, k and v of a module of timm."""
+    parts: list[Any]
+    for names in QKV_NAMES:
+        parts = [getattr(original, name, None) for name in names]
+        if None not in parts:
+            break
+    else:
+        raise ValueError("it has no projections to q, k and v under timm's usual names")
+    qkv = join(*(as_linear(part) for part in parts))
     if getattr(original, "q_bias", None) is not None:
         qkv = QueryValueLinear(qkv, original.q_bias, original.v_bias)
-    optional = ("scale", "q_norm", "k_norm")
-    fields: dict[str, Any] = {name: getattr(original, name, None) for name in optional}
-    fields |= {"heads": getattr(original, "num_heads", None), "qkv": qkv, "proj": proj}
-    for name in ("attn_drop", "proj_drop"):
-        fields[name] = getattr(getattr(original, name, None), "p", 0.0)
-    return Projections(**fields | changes)
+    return qkv
+
+
+def read_proj(original: Any) -> nn.Linear:
+    """Return the output projection of a module of timm, with the norm before it if it has one."""
+    proj = as_linear(original.proj)
+    norm = getattr(original, "norm", None)
+    if norm is None or isinstance(norm, nn.Identity):
+        return proj
+    return NormedLinear(norm, proj)
+
+
+def read_rate(original: Any, name: str) -> float:
+    """Return the rate of the dropout `name` of a module, or 0 if it has none."""
+    rate: float = getattr(getattr(original, name, None), "p", 0.0)
+    return rate
 
 
 def as_linear(module: nn.Linear | nn.Conv2d) -> nn.Linear:
@@ -85,7 +116,23 @@ def mask_units(original: Any, spec: AttentionSpec) -> "MaskUnits | None":
 class TimmAdapter(Adapter):
     """Adapter of a module with timm's usual names."""
 
-    moved = (*Adapter.moved, *chain(*QKV), "q_bias", "k_bias", "v_bias")
+    moved = (
+        *Adapter.moved,
+        "q",
+        "k",
+        "v",
+        "kv",
+        "qk",
+        "wq",
+        "wk",
+        "wv",
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "q_bias",
+        "k_bias",
+        "v_bias",
+    )
     known: ClassVar[tuple[str, ...]] = (
         "attn_dim",
         "dim",
@@ -145,17 +192,30 @@ class Rotated(TimmAdapter):
         source = read(original, key_heads=key_heads)
         if getattr(original, "rotate_half", False):
             return source
-        # timm rotates neighbouring coordinates of q and k, our layer the halves of a head.
-        rows, heads = torch.arange(source.qkv.out_features), original.num_heads + key_heads
-        q_and_k, v = rows.tensor_split([len(rows) * heads // (heads + key_heads)])
-        rows = torch.cat([q_and_k.view(heads, -1, 2).transpose(1, 2).flatten(), v])
+        order = self.order_of_halves(source, original.num_heads + key_heads)
+        permute_rows(source.qkv, order)
         # The norms are the original's modules, which must stay unchanged.
-        norms = [copy.deepcopy(norm) for norm in (source.q_norm, source.k_norm)]
-        for module in (source.qkv, *norms):
-            for name, parameter in () if module is None else module.named_parameters():
-                if name != "v_bias":
-                    parameter.copy_(parameter[rows[: len(parameter)].to(parameter.device)])
-        return source._replace(q_norm=norms[0], k_norm=norms[1])
+        q_norm = copy.deepcopy(source.q_norm)
+        k_norm = copy.deepcopy(source.k_norm)
+        for norm in (q_norm, k_norm):
+            if norm is not None:
+                permute_rows(norm, order)
+        return source._replace(q_norm=q_norm, k_norm=k_norm)
+
+    @staticmethod
+    def order_of_halves(source: Projections, heads: int) -> Tensor:
+        """Return the order of the rows of `qkv` in which our layer rotates what timm rotates.
+
+        timm rotates neighbouring coordinates of q and k, our layer the halves of a head. `heads`
+        counts the heads of q and k.
+        """
+        key_heads = heads - source.heads
+        rows = torch.arange(source.qkv.out_features)
+        head_dim = len(rows) // (heads + key_heads)
+        q_and_k, v = rows.tensor_split([head_dim * heads])
+        pairs = q_and_k.view(heads, -1, 2)
+        halves = pairs.transpose(1, 2).flatten()
+        return torch.cat([halves, v])
 
     def forward(
         self,
@@ -164,136 +224,34 @@ class Rotated(TimmAdapter):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        rotary = None
-        if rope is not None:
-            half = slice(rope.shape[-1] // 4) if self.rotate_half else slice(None, None, 2)
-            sin, cos = (part[..., half] for part in rope.chunk(2, -1))
-            # Class and register tokens are not rotated.
-            before = (0, 0, self.num_prefix_tokens, 0)
-            rotary = Rotary(F.pad(cos, before, value=1.0), F.pad(sin, before))
+        rotary = None if rope is None else self.read_rotary(rope)
         return self.layer(x, attn_mask, is_causal, rotary)
 
+    def read_rotary(self, rope: Tensor) -> Rotary:
+        """Return the rotation of all tokens for timm's `rope`, (n, 2 D): sines, then cosines.
 
-class Beit(TimmAdapter):
-    """BEiT and data2vec: relative position bias of the layer, or one that layers share."""
-
-    known = (
-        *TimmAdapter.known,
-        "num_relative_distance",
-        "qkv_bias_separate",
-        "relative_position_bias_table",
-        "relative_position_index",
-    )
-
-    def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
-        bias = shared_rel_pos_bias
-        if self.relative_position_bias_table is not None:
-            bias = self._get_rel_pos_bias() + (0 if bias is None else bias)
-        return self.attend(x, bias)
+        timm has each angle twice. Class and register tokens, which have no angles, are not rotated.
+        """
+        sin, cos = rope.chunk(2, -1)
+        if self.rotate_half:
+            # The angles of a head's first half are those of its second half.
+            width = rope.shape[-1] // 4
+            sin, cos = sin[..., :width], cos[..., :width]
+        else:
+            sin, cos = sin[..., ::2], cos[..., ::2]
+        prefix = (0, 0, self.num_prefix_tokens, 0)
+        return Rotary(F.pad(cos, prefix, value=1.0), F.pad(sin, prefix))
 
 
-class TinyViT(TimmAdapter):
-    """TinyViT: a norm before the projections, and a bias for each distance."""
+def permute_rows(module: nn.Module, order: Tensor) -> None:
+    """Permute the entries of the parameters of `module`, in place, by the first rows of `order`.
 
-    known = (
-        *TimmAdapter.known,
-        "attention_bias_cache",
-        "attention_bias_idxs",
-        "attention_biases",
-        "attn_ratio",
-        "key_dim",
-        "out_dim",
-        "resolution",
-        "val_dim",
-    )
-
-    def read(self, original: Any) -> Projections:
-        qkv = by_head(original.qkv, original.num_heads)
-        return read(original, qkv=qkv, proj=original.proj)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attend(self.norm(x), self.get_attention_biases(x.device))
-
-
-class RelPos(TimmAdapter):
-    """Relative position bias of a module `rel_pos`, or one that layers share."""
-
-    known = (*TimmAdapter.known, "rel_pos")
-
-    def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
-        rel_pos = self.rel_pos
-        return self.attend(x, shared_rel_pos if rel_pos is None else rel_pos.get_bias())
-
-
-class ChannelsLast(RelPos):
-    """MaxViT and CoAtNet with channels last, (B, h, w, d)."""
-
-    known = (*RelPos.known, "dim_head", "head_first")
-
-    def read(self, original: Any) -> Projections:
-        qkv = as_linear(original.qkv)
-        qkv = by_head(qkv, original.num_heads) if original.head_first else qkv
-        return read(original, qkv=qkv)
-
-
-class Maps(ChannelsLast):
-    """MaxViT and CoAtNet with channels first, (B, d, h, w)."""
-
-    def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
-        return super().forward(x.permute(0, 2, 3, 1), shared_rel_pos).permute(0, 3, 1, 2)
-
-
-class Swin(TimmAdapter):
-    """Swin: relative position bias, and a mask where windows are shifted."""
-
-    known = (
-        *TimmAdapter.known,
-        "relative_position_bias_table",
-        "relative_position_index",
-        "window_area",
-    )
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the output for windows (windows B, n, d) and a mask (windows, n, n)."""
-        bias = self._get_rel_pos_bias()
-        if mask is not None:
-            bias = (bias + mask.unsqueeze(1)).repeat(len(x) // len(mask), 1, 1, 1)
-        return self.attend(x, bias)
-
-
-class SwinV2(Swin):
-    """Swin V2: scaled cosines of queries and keys, and a position bias of a network."""
-
-    moved = (*TimmAdapter.moved, "logit_scale")
-
-    known = (
-        *Swin.known,
-        "cpb_mlp",
-        "pretrained_window_size",
-        "qkv_bias_separate",
-        "relative_coords_table",
-    )
-
-    def read(self, original: Any) -> Projections:
-        width = original.qkv.in_features // original.num_heads
-        norms = (ScaledNorm(width, original.logit_scale), nn.RMSNorm(width, EPS, False))
-        return read(original, q_norm=norms[0], k_norm=norms[1])
-
-    def _get_rel_pos_bias(self) -> Tensor:
-        table = self.cpb_mlp(self.relative_coords_table).flatten(0, -2)
-        return 16 * table[self.relative_position_index].movedim(-1, 0).sigmoid()
-
-
-class ScaledNorm(nn.RMSNorm):
-    """Queries (B, n, H, D) whose logits with keys of length sqrt(D) are scaled cosines."""
-
-    def __init__(self, width: int, logit_scale: nn.Parameter) -> None:
-        super().__init__(width, EPS, elementwise_affine=False)
-        self.logit_scale = logit_scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        scale = self.logit_scale.view(-1, 1).clamp(max=math.log(100)).exp()
-        return super().forward(x) * scale / x.shape[-1] ** 0.5
+    The bias of the values stays.
+    """
+    for name, parameter in module.named_parameters():
+        if name != "v_bias":
+            rows = order[: len(parameter)].to(parameter.device)
+            parameter.copy_(parameter[rows])
 
 
 class ClassToken(Tokens):
@@ -312,9 +270,14 @@ class TalkingHeads(Tokens):
     def __init__(self, original: Any, spec: AttentionSpec) -> None:
         if spec.compose.places():
             raise ValueError(f"compose: '{spec.compose.kind}' would mix heads that it mixes itself")
-        super().__init__(original, spec.model_copy(update={"compose": StaticConfig()}))
-        maps = {"pre": original.proj_l, "post": original.proj_w}
-        self.layer.composers = nn.ModuleDict({p: HeadMap(m, self.layer) for p, m in maps.items()})
+        mixing_spec = spec.model_copy(update={"compose": StaticConfig()})
+        super().__init__(original, mixing_spec)
+        self.layer.composers = nn.ModuleDict(
+            {
+                "pre": HeadMap(original.proj_l, self.layer),
+                "post": HeadMap(original.proj_w, self.layer),
+            }
+        )
 
 
 class HeadMap(Composer):
@@ -339,8 +302,10 @@ class MaskUnits(Tokens):
 
     def forward(self, x: Tensor) -> Tensor:
         units = x.shape[1] // self.window_size if self.use_mask_unit_attn else 1
-        tokens = x.unflatten(1, (-1, units)).transpose(1, 2)
-        return self.attend(tokens.flatten(0, 1)).view_as(tokens).transpose(1, 2).flatten(1, 2)
+        # Neighbouring tokens belong to different units.
+        by_unit = x.unflatten(1, (-1, units)).transpose(1, 2)
+        out = self.attend(by_unit.flatten(0, 1)).view_as(by_unit)
+        return out.transpose(1, 2).flatten(1, 2)
 
 
 class Blocks(Tokens):
@@ -376,10 +341,14 @@ class PooledKeys(TimmAdapter):
         if self.sr is None:
             return self.layer(x)
         grid = x.transpose(1, 2).unflatten(2, size)
-        pool, activation = (getattr(self, name, None) for name in ("pool", "act"))
-        pooled = self.sr(grid if pool is None else pool(grid)).flatten(2).transpose(1, 2)
-        memory = self.norm(pooled)
-        return self.layer(x, memory=memory if activation is None else activation(memory))
+        pool = getattr(self, "pool", None)
+        if pool is not None:
+            grid = pool(grid)
+        memory = self.norm(self.sr(grid).flatten(2).transpose(1, 2))
+        activation = getattr(self, "act", None)
+        if activation is not None:
+            memory = activation(memory)
+        return self.layer(x, memory=memory)
 
 
 class Windows(TimmAdapter):
@@ -390,26 +359,15 @@ class Windows(TimmAdapter):
     known = (*TimmAdapter.known, "ws")
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
-        (height, width), side = size, self.ws
-        grid = F.pad(x.unflatten(1, size), (0, 0, 0, -width % side, 0, -height % side))
+        height, width = size
+        side = self.ws
+        right, bottom = -width % side, -height % side
+        grid = F.pad(x.unflatten(1, size), (0, 0, 0, right, 0, bottom))
+        # (B, rows of windows, columns of windows, side, side, d)
         windows = grid.unflatten(2, (-1, side)).unflatten(1, (-1, side)).transpose(2, 3)
-        grid = self.attend(windows.flatten(0, 2)).view_as(windows).transpose(2, 3)
-        return grid.flatten(3, 4).flatten(1, 2)[:, :height, :width].flatten(1, 2)
-
-
-class SwinV2CR(SwinV2):
-    """Swin V2-CR: the original network computes the position bias, with dropout in training."""
-
-    known = (
-        *SwinV2.known,
-        "in_features",
-        "meta_mlp",
-        "relative_coordinates_log",
-        "sequential_attn",
-    )
-
-    def _get_rel_pos_bias(self) -> Tensor:
-        return self._relative_positional_encodings()
+        attended = self.attend(windows.flatten(0, 2)).view_as(windows)
+        grid = attended.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+        return grid[:, :height, :width].flatten(1, 2)
 
 
 def sam2(original: Any, spec: AttentionSpec) -> Tokens | None:

@@ -15,8 +15,8 @@ from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.rotary import Rotary, rotary
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.models.base import FFN
-from lit_attn.config.models.language import TokenTransformer
-from lit_attn.models.layers import Device, HeadNorm, norm, quantise
+from lit_attn.config.models.language import Init, TokenTransformer
+from lit_attn.models.layers import Device, HeadNorm, norm
 from lit_attn.models.seeded_draws import outside_composers
 
 Memory = tuple[Tensor, Tensor]
@@ -38,19 +38,24 @@ class FeedForward(nn.Module):
 
     def __init__(self, model: TokenTransformer, ffn: FFN, device: Device) -> None:
         super().__init__()
-        dim, bias, inner = model.dim, model.bias != "none", model.activation_dropout
-        gated = ffn.activation == "swiglu"
-        self.gate = nn.Linear(dim, ffn.width, bias=bias, device=device) if gated else None
-        self.up = nn.Linear(dim, ffn.width, bias=bias, device=device)
+        dim = model.dim
+        has_bias = model.bias != "none"
+        self.gate: nn.Linear | None = None
+        if ffn.activation == "swiglu":
+            self.gate = nn.Linear(dim, ffn.width, bias=has_bias, device=device)
+        self.up = nn.Linear(dim, ffn.width, bias=has_bias, device=device)
         self.activation = ACTIVATIONS[ffn.activation]()
-        self.down = nn.Linear(ffn.width, dim, bias=bias, device=device)
+        self.down = nn.Linear(ffn.width, dim, bias=has_bias, device=device)
         self.dropout = nn.Dropout(model.dropout)
-        self.inner_dropout = self.dropout if inner is None else nn.Dropout(inner)
+        self.inner_dropout = self.dropout
+        if model.activation_dropout is not None:
+            self.inner_dropout = nn.Dropout(model.activation_dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.activation(self.up(x) if self.gate is None else self.gate(x))
-        if self.gate is not None:
-            hidden = hidden * self.up(x)
+        if self.gate is None:
+            hidden = self.activation(self.up(x))
+        else:
+            hidden = self.activation(self.gate(x)) * self.up(x)
         return self.dropout(self.down(self.inner_dropout(hidden)))
 
 
@@ -71,14 +76,16 @@ class Block(nn.Module):
     ) -> None:
         """Build the block of layer `number`; layers may have different windows."""
         super().__init__()
-        self.pre, self.parallel = model.norm_order == "pre", model.branches == "parallel"
+        self.pre = model.norm_order == "pre"
+        self.parallel = model.branches == "parallel"
         self.attention_scale = 1.0
         if model.attention_branch == "depth-scaled":
             self.attention_scale = (2 * model.depth) ** -0.5
         self.norm1 = norm(model.norm, model.dim, model.norm_eps, device)
         self.attn = build_attention(model, model.attention_of(number), device)
         self.attn.set_depth(number)
-        self.ffn = self.cross = None
+        self.ffn: FeedForward | None = None
+        self.cross: Attention | None = None
         if model.ffn is not None:
             self.norm2 = norm(model.norm, model.dim, model.norm_eps, device)
             self.ffn = FeedForward(model, model.ffn, device)
@@ -86,8 +93,6 @@ class Block(nn.Module):
             self.norm3 = norm(model.norm, model.dim, model.norm_eps, device)
             self.cross = build_attention(model, cross.by_layer(model.depth)[number], device)
             self.cross.set_depth(number)
-        if model.weights == "e5m2":
-            quantise(self)
 
     def forward(
         self,
@@ -98,23 +103,32 @@ class Block(nn.Module):
         caches: Sequence[Cache] = (),
         memory: Memory | None = None,
     ) -> Tensor:
-        attended = self.attn(
-            self.norm1(x) if self.pre else x, attn_mask, is_causal, rotary, *caches[:1]
-        )
-        block_input, x = x, self._add(x, self.attention_scale * attended, self.norm1)
+        block_input = x
+        attended = self.attn(self._before(x, self.norm1), attn_mask, is_causal, rotary, *caches[:1])
+        x = self._add(x, self.attention_scale * attended, self.norm1)
         if self.cross is not None and memory is not None:
-            cache, (tokens, mask) = caches[1] if caches else None, memory
-            if cache is not None and cache.position:
-                # The cache has the keys and values of the memory since the first call.
-                tokens = tokens[:, :0]
-            normed = self.norm3(x) if self.pre else x
-            attended = self.cross(normed, attn_mask=mask, cache=cache, memory=tokens)
-            x = self._add(x, self.attention_scale * attended, self.norm3)
+            cache = caches[1] if caches else None
+            x = self._attend_to_memory(self.cross, x, memory, cache)
         if self.ffn is None:
             return x
         if self.parallel:
             return x + self.ffn(self.norm2(block_input))
-        return self._add(x, self.ffn(self.norm2(x) if self.pre else x), self.norm2)
+        return self._add(x, self.ffn(self._before(x, self.norm2)), self.norm2)
+
+    def _attend_to_memory(
+        self, cross: Attention, x: Tensor, memory: Memory, cache: Cache | None
+    ) -> Tensor:
+        """Return x after the cross-attention to `memory` and its skip connection."""
+        tokens, mask = memory
+        if cache is not None and cache.position:
+            # The cache has the keys and values of the memory since the first call.
+            tokens = tokens[:, :0]
+        attended = cross(self._before(x, self.norm3), attn_mask=mask, cache=cache, memory=tokens)
+        return self._add(x, self.attention_scale * attended, self.norm3)
+
+    def _before(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """Return the input of a branch: x itself, or its norm with pre-norm."""
+        return norm(x) if self.pre else x
 
     def _add(self, x: Tensor, branch: Tensor, norm: nn.Module) -> Tensor:
         """Return x plus the output of a branch; post-norm normalises the sum."""
@@ -158,8 +172,9 @@ class Trunk(nn.Module):
         self.is_causal = is_causal
         self.embedding_scale = model.dim**0.5 if model.embedding_scale == "sqrt-dim" else 1.0
         self.tokens = nn.Embedding(vocabulary, model.dim, device=device)
-        learned = model.positions == "learned"
-        self.positions = nn.Embedding(context, model.dim, device=device) if learned else None
+        self.positions: nn.Embedding | None = None
+        if model.positions == "learned":
+            self.positions = nn.Embedding(context, model.dim, device=device)
         self.dropout = nn.Dropout(model.dropout)
         self.blocks = nn.ModuleList(
             Block(model, number, device, cross) for number in range(model.depth)
@@ -174,23 +189,23 @@ class Trunk(nn.Module):
     @property
     def can_be_cached(self) -> bool:
         """True if a new token leaves the hidden states of all earlier tokens unchanged."""
-        return self.is_causal and self.model.positions != "sinusoidal-reversed"
+        return self.is_causal
 
     def new_caches(self) -> list[Cache]:
         """Return an empty cache for every attention layer, to decode one batch of sequences with.
 
-        Raises ValueError for a bidirectional model and for reversed positions: a new token changes
-        all earlier ones.
+        Raises ValueError for a bidirectional model: a new token changes all earlier ones.
         """
-        if not self.can_be_cached:
-            kind = "with reversed positions" if self.is_causal else "that is bidirectional"
-            raise ValueError(f"a model {kind} cannot be decoded token by token")
+        if not self.is_causal:
+            raise ValueError("a model that is bidirectional cannot be decoded token by token")
         return [layer.new_cache() for layer in self.modules() if isinstance(layer, Attention)]
 
     @property
     def max_tokens(self) -> int | None:
         """Largest number of tokens with learned positions; None if no positions are learned."""
-        limits = [] if self.positions is None else [self.context]
+        limits = []
+        if self.positions is not None:
+            limits.append(self.context)
         similarities = [spec.similarity for spec in self.model.attention.mechanisms]
         limits += [part.max_tokens for part in similarities if part.max_tokens is not None]
         return min(limits, default=None)
@@ -208,31 +223,34 @@ class Trunk(nn.Module):
         that of cross-attention. Raises ValueError for more tokens than learned positions.
         """
         caches = caches or []
-        before = caches[0].position if caches else 0
-        n, device = before + tokens.shape[1], tokens.device
-        x = self.tokens(tokens) * self.embedding_scale
-        positions = torch.arange(before, n, device=device)
-        turn = None
-        if self.positions is not None:
-            if n > self.context:
-                raise ValueError(
-                    f"{n} tokens are more than the {self.context} positions this model learned"
-                )
-            x = x + self.positions(positions)
-        elif self.model.positions != "rotary":
-            if self.model.positions == "sinusoidal-reversed":
-                positions = positions.flip(0)
-            is_fairseq = self.model.positions == "fairseq"
-            x = x + sinusoids(positions, self.model.dim, is_fairseq).to(x.dtype)
-        else:
-            turn = rotary(positions, self.model.rotated_width, self.model.rotary_base)
+        cached = caches[0].position if caches else 0
+        total = cached + tokens.shape[1]
+        if self.positions is not None and total > self.context:
+            raise ValueError(
+                f"{total} tokens are more than the {self.context} positions this model learned"
+            )
+        positions = torch.arange(cached, total, device=tokens.device)
+        x = self.add_positions(self.tokens(tokens) * self.embedding_scale, positions)
         x = self.dropout(x)
+        turn = None
+        if self.model.positions == "rotary":
+            turn = rotary(positions, self.model.rotated_width, self.model.rotary_base)
         padding = None if present is None else present[:, None, None, :]
-        size = len(caches) // len(self.blocks)
+        caches_per_block = len(caches) // len(self.blocks)
         for number, block in enumerate(self.blocks):
-            layer_caches = caches[number * size : (number + 1) * size]
-            x = block(x, padding, self.is_causal, turn, layer_caches, memory)
+            first = number * caches_per_block
+            block_caches = caches[first : first + caches_per_block]
+            x = block(x, padding, self.is_causal, turn, block_caches, memory)
         return self.norm(x)
+
+    def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return embeddings x (B, n, d) plus those of `positions` (n,), unless they are rotary."""
+        if self.positions is not None:
+            return x + self.positions(positions)
+        if self.model.positions == "rotary":
+            return x
+        is_fairseq = self.model.positions == "fairseq"
+        return x + sinusoids(positions, self.model.dim, is_fairseq).to(x.dtype)
 
 
 def sinusoids(positions: Tensor, dim: int, is_fairseq: bool = False) -> Tensor:
@@ -243,51 +261,67 @@ def sinusoids(positions: Tensor, dim: int, is_fairseq: bool = False) -> Tensor:
     steps = torch.arange((dim + 1) // 2, device=positions.device, dtype=torch.float32)
     # These forms equal those of Transformer-XL's and fairseq's code to the last bit.
     rates = 1 / 10_000.0 ** (steps / (dim / 2))
+    numbers = positions.to(torch.float32)
     if is_fairseq:
         rates = torch.exp(steps * -(math.log(10_000) / max(1, len(steps) - 1)))
-    angles = torch.outer(positions.to(torch.float32) + 2 * is_fairseq, rates)
+        numbers = numbers + 2
+    angles = torch.outer(numbers, rates)
     return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :dim]
 
 
 @torch.no_grad()
 def initialise(network: nn.Module, model: TokenTransformer, tied: bool) -> None:
     """Fill the parameters of a freshly built `network`, in place, as `model.init` says."""
-    init = model.init
     for module in outside_composers(network).values():
-        if isinstance(module, Attention) and init.matrices == "fairseq":
-            _draw_as_fairseq(module)
-        elif isinstance(module, nn.Linear) and not isinstance(init.matrices, str):
-            nn.init.normal_(module.weight, std=init.matrices)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            if init.embedding != "torch":
-                nn.init.normal_(module.weight, std=init.embedding)
-            elif tied:
-                bound = 1 / math.sqrt(module.embedding_dim)
-                nn.init.uniform_(module.weight, -bound, bound)
-        elif isinstance(module, nn.LayerNorm | nn.RMSNorm) and module.weight is not None:
-            nn.init.normal_(module.weight, 1.0, init.norms)
-    for module in network.modules():
-        if isinstance(module, Block) and init.depth_scaled:
-            # The matrices that write to the residual stream: W, W^l or W_p, and the FFN's last.
-            layers = [layer for layer in module.modules() if isinstance(layer, Attention)]
-            residuals = (part for layer in layers for part in layer.residual.modules())
-            matrices = [part for part in residuals if isinstance(part, nn.Linear)]
-            matrices += [
-                *(layer.proj for layer in layers),
-                *([module.ffn.down] if module.ffn else []),
-            ]
-            for projection in matrices:
-                projection.weight.mul_((2 * model.depth) ** -0.5)
+        _initialise_module(module, model.init, tied)
+    if model.init.depth_scaled:
+        for module in network.modules():
+            if isinstance(module, Block):
+                _scale_by_depth(module, model.depth)
+
+
+def _initialise_module(module: nn.Module, init: Init, tied: bool) -> None:
+    """Fill the parameters of one module; modules of other classes keep PyTorch's values."""
+    if isinstance(module, Attention) and init.matrices == "fairseq":
+        _draw_as_fairseq(module)
+    elif isinstance(module, nn.Linear) and not isinstance(init.matrices, str):
+        nn.init.normal_(module.weight, std=init.matrices)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Embedding) and init.embedding != "torch":
+        nn.init.normal_(module.weight, std=init.embedding)
+    elif isinstance(module, nn.Embedding) and tied:
+        bound = 1 / math.sqrt(module.embedding_dim)
+        nn.init.uniform_(module.weight, -bound, bound)
+    elif isinstance(module, nn.LayerNorm | nn.RMSNorm) and module.weight is not None:
+        nn.init.normal_(module.weight, 1.0, init.norms)
+
+
+def _scale_by_depth(block: Block, depth: int) -> None:
+    """Multiply the matrices that write to the residual stream by 1 / sqrt(2 depth).
+
+    They are W, W^l or W_p of every attention layer, and the last matrix of the FFN.
+    """
+    matrices: list[nn.Linear] = []
+    for layer in block.modules():
+        if isinstance(layer, Attention):
+            matrices.append(layer.proj)
+            residual_parts = layer.residual.modules()
+            matrices.extend(part for part in residual_parts if isinstance(part, nn.Linear))
+    if block.ffn is not None:
+        matrices.append(block.ffn.down)
+    for matrix in matrices:
+        matrix.weight.mul_((2 * depth) ** -0.5)
 
 
 def _draw_as_fairseq(layer: Attention) -> None:
     """Draw q, k and v by Xavier's rule with gain 1 / sqrt(2) and W with gain 1; zero W's bias."""
+    # sqrt(6 / (inputs + outputs)) / sqrt(2); q, k and v are one matrix here.
     bound = (3 / (layer.qkv.in_features + layer.proj.in_features)) ** 0.5
-    for weight in (layer.qkv.weight, layer.similarity.extra_key_weights()):
-        if weight is not None:
-            nn.init.uniform_(weight, -bound, bound)
+    nn.init.uniform_(layer.qkv.weight, -bound, bound)
+    extra_keys = layer.similarity.extra_key_weights()
+    if extra_keys is not None:
+        nn.init.uniform_(extra_keys, -bound, bound)
     nn.init.xavier_uniform_(layer.proj.weight)
     if layer.proj.bias is not None:
         nn.init.zeros_(layer.proj.bias)

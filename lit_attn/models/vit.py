@@ -114,7 +114,9 @@ def build_image_vit(
     model: ImageViTConfig, image_shape: Shape, num_classes: int, device: Device = None
 ) -> VisionTransformer:
     """Build the network that `model` describes; initialise it except on the meta device."""
-    activation = GELUTanh if model.ffn and model.ffn.activation == "gelu-tanh" else nn.GELU
+    activation: type[nn.Module] = nn.GELU
+    if model.ffn is not None and model.ffn.activation == "gelu-tanh":
+        activation = GELUTanh
     vit = assemble(
         model,
         image_shape,
@@ -126,14 +128,22 @@ def build_image_vit(
         class_token=model.pool == "token",
         global_pool="token" if model.pool == "token" else "avg",
     )
-    fill = initialise_as_flax if model.init == "flax" else partial(initialise, scheme=model.init)
+    fill: Callable[[VisionTransformer], None] = partial(initialise, scheme=model.init)
+    if model.init == "flax":
+        fill = initialise_as_flax
     draw_parameters(vit, lambda: fill(vit))
     if model.positions == "sincos":
-        # Coordinate k of the d / 4 frequencies is 10,000^(-k / (d / 4 - 1)) (Beyer et al. 2022).
-        positions, last = vit.get_parameter("pos_embed"), max(1, model.dim // 4 - 1)
-        rows, columns = vit.patch_embed.grid_size
-        positions.requires_grad_(False).copy_(sincos_positions(rows, columns, model.dim, last))
+        _fix_positions(vit)
     return vit
+
+
+def _fix_positions(vit: VisionTransformer) -> None:
+    """Set the positions to sines and cosines that are not trained."""
+    rows, columns = vit.patch_embed.grid_size
+    # Coordinate k of the d / 4 frequencies is 10,000^(-k / (d / 4 - 1)) (Beyer et al. 2022).
+    divisor = max(1, vit.embed_dim // 4 - 1)
+    positions = vit.get_parameter("pos_embed").requires_grad_(False)
+    positions.copy_(sincos_positions(rows, columns, vit.embed_dim, divisor))
 
 
 def assemble(
@@ -196,17 +206,17 @@ def initialise(vit: VisionTransformer, scheme: str) -> None:
     """
     if scheme == "timm":
         vit.init_weights("", needs_reset=True)
-    else:
-        for name in ("cls_token", "pos_embed"):
-            nn.init.normal_(vit.get_parameter(name))
-        for module in outside_composers(vit).values():
-            if isinstance(module, nn.Linear | nn.Conv2d | nn.LayerNorm):
-                module.reset_parameters()
-            if scheme == "xavier" and isinstance(module, nn.Linear | nn.Conv2d):
-                # A patch embedding is a matrix on flattened patches, whatever its storage.
-                nn.init.xavier_normal_(module.weight.flatten(1))
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        return
+    for name in ("cls_token", "pos_embed"):
+        nn.init.normal_(vit.get_parameter(name))
+    for module in outside_composers(vit).values():
+        if isinstance(module, nn.Linear | nn.Conv2d | nn.LayerNorm):
+            module.reset_parameters()
+        if scheme == "xavier" and isinstance(module, nn.Linear | nn.Conv2d):
+            # A patch embedding is a matrix on flattened patches, whatever its storage.
+            nn.init.xavier_normal_(module.weight.flatten(1))
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
 
 def separate_matrices(vit: VisionTransformer) -> Iterator[tuple[str, nn.Linear, Tensor]]:
@@ -218,7 +228,8 @@ def separate_matrices(vit: VisionTransformer) -> Iterator[tuple[str, nn.Linear, 
         if isinstance(attention, Attention) and module is attention.qkv:
             shared = attention.key_heads * attention.head_dim
             sizes = (attention.num_heads * attention.head_dim, shared, shared)
-            yield from ((name, module, matrix) for matrix in module.weight.split(sizes))
+            for matrix in module.weight.split(sizes):
+                yield name, module, matrix
         else:
             yield name, module, module.weight
 
@@ -246,4 +257,5 @@ def initialise_as_flax(vit: VisionTransformer) -> None:
         else:
             nn.init.xavier_uniform_(matrix)
         if module.bias is not None:
-            nn.init.normal_(module.bias, std=1e-6 if ".mlp." in name else 0.0)
+            is_of_ffn = ".mlp." in name
+            nn.init.normal_(module.bias, std=1e-6 if is_of_ffn else 0.0)

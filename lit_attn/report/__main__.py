@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lit_attn.config.papers import SIZES, read_paper
+from lit_attn.config.papers import add_size_options, read_paper
 from lit_attn.files import require_writable
 from lit_attn.schema.errors import OneLineParser, command, program
 
@@ -51,16 +51,7 @@ def _make_parser() -> OneLineParser:
         help="with --csv: metric columns and their goals (default: all numeric columns)",
     )
     add("--paper", metavar="NAME", help="write the tables and figures of a paper as printed")
-    sizes = parser.add_mutually_exclusive_group()
-    for flag, size in SIZES.items():
-        sizes.add_argument(
-            flag,
-            dest="small",
-            action="store_const",
-            const=size,
-            default="",
-            help="with --paper: the results of small models",
-        )
+    add_size_options(parser, "with --paper: the results of small models on {data} data")
     return parser
 
 

@@ -3,6 +3,7 @@
 Shapes: S samples, H heads, n tokens.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +18,12 @@ from lit_attn.report.drawing import COLOURS, GREY
 from lit_attn.report.read import Arrays, StudyRecord, read_arrays, read_or_skip
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Floats = NDArray[np.float64]
+Matrices = dict[str, dict[int, NDArray[Any]]]
+"""Matrices (H, rows, columns) by variant and layer."""
 
 RANK_LAYERS = 4  # Layers in the figure of ranks.
 MAP_LAYERS = 3  # Layers in the figure of maps.
@@ -109,20 +115,12 @@ def _draw_ranks(diagnostics: Diagnostics) -> "Figure | None":
     layers = drawing.pick_evenly(sorted(table["layer"].unique()), RANK_LAYERS)
     figure = drawing.new_figure(0.26 * len(variants) + 0.75)
     panels = figure.subplots(1, len(layers), sharey=True, squeeze=False)[0]
-    low, high = table["rank"].min(), table["rank"].max()
-    # At most 40 bins.
-    step = max(1, math.ceil((high - low + 1) / 40))
-    edges = np.arange(low, high + step + 1, step) - 0.5
+    edges = _rank_edges(table["rank"])
     for axes, layer in zip(panels, layers, strict=True):
-        for variant, rows in table[table["layer"] == layer].groupby("variant", sort=False):
+        in_layer = table[table["layer"] == layer]
+        for variant, rows in in_layer.groupby("variant", sort=False):
             if variant in variants:
-                ranks, counts = rows["rank"], rows["matrices"]
-                heights = np.histogram(ranks, edges, weights=counts)[0]
-                bottom = variants.index(variant) + 0.4
-                tops = bottom - 0.8 * heights / heights.max()
-                axes.stairs(tops, edges, baseline=bottom, fill=True, color=COLOURS[0], alpha=0.5)
-                mean = np.average(ranks, weights=counts)
-                axes.vlines(mean, bottom - 0.8, bottom, color="black", linewidth=0.7)
+                _draw_rank_histogram(axes, variants.index(variant), rows, edges)
         axes.set_title(f"layer {layer}")
         axes.set_xlim(edges[0], edges[-1])
         axes.locator_params(axis="x", nbins=4, integer=True)
@@ -130,6 +128,27 @@ def _draw_ranks(diagnostics: Diagnostics) -> "Figure | None":
     panels[0].set_ylim(len(variants) - 0.5, -0.5)
     figure.supxlabel("rank", fontsize=8)
     return figure
+
+
+def _rank_edges(ranks: "pd.Series[int]") -> Floats:
+    """Return the edges of at most 40 bins, which are equally wide and contain all ranks."""
+    low = ranks.min()
+    high = ranks.max()
+    step = max(1, math.ceil((high - low + 1) / 40))
+    return np.arange(low, high + step + 1, step, dtype=np.float64) - 0.5
+
+
+def _draw_rank_histogram(axes: "Axes", row: int, rows: pd.DataFrame, edges: Floats) -> None:
+    """Draw the ranks of one variant and layer as a histogram around y = `row`, with its mean."""
+    ranks = rows["rank"]
+    counts = rows["matrices"]
+    heights, _ = np.histogram(ranks, edges, weights=counts)
+    # The axis points down, and each histogram takes 0.8 of the height of its row.
+    bottom = row + 0.4
+    tops = bottom - 0.8 * heights / heights.max()
+    axes.stairs(tops, edges, baseline=bottom, fill=True, color=COLOURS[0], alpha=0.5)
+    mean = np.average(ranks, weights=counts)
+    axes.vlines(mean, bottom - 0.8, bottom, color="black", linewidth=0.7)
 
 
 def _draw_matrices(diagnostics: Diagnostics, name: str, letter: str) -> "Figure | None":
@@ -141,26 +160,8 @@ def _draw_matrices(diagnostics: Diagnostics, name: str, letter: str) -> "Figure 
     shown = _read_matrices(diagnostics, name)
     if not shown:
         return None
-    recorded_layers = {layer for maps in shown.values() for layer in maps}
-    layers = drawing.pick_evenly(sorted(recorded_layers), MAP_LAYERS)
-    matrices = [matrix for maps in shown.values() for matrix in maps.values()]
-    heads = min(MAP_HEADS, max(len(matrix) for matrix in matrices))
-    height = max(matrix.shape[-2] for matrix in matrices)
-    width = max(matrix.shape[-1] for matrix in matrices)
-    gap = max(1, max(height, width) // 12)
-    columns = [(layer, head) for layer in layers for head in range(heads)]
-    picture = np.full((len(shown) * (height + gap), len(columns) * (width + gap)), np.nan)
-    for down, maps in enumerate(shown.values()):
-        for across, (layer, head) in enumerate(columns):
-            if head >= len(maps.get(layer, ())):
-                continue
-            weights = maps[layer][head]
-            if name == "map":
-                weights = weights.clip(0)
-            top, left = down * (height + gap), across * (width + gap)
-            place = picture[top : top + weights.shape[0], left : left + weights.shape[1]]
-            # Each matrix has the colours of its own largest value.
-            place[:] = weights / max(float(np.abs(weights).max()), 1e-30)
+    grid = _make_grid(shown)
+    picture = _paint_matrices(shown, grid, is_negative_hidden=name == "map")
     names = drawing.short_names(shown, 36)
     # The matrices have the width that the names leave.
     longest_name = max(len(text) for text in names)
@@ -176,22 +177,85 @@ def _draw_matrices(diagnostics: Diagnostics, name: str, letter: str) -> "Figure 
     else:
         axes.imshow(picture, "RdBu_r", vmin=-1, vmax=1, interpolation="antialiased")
         axes.set_aspect("auto")
-    middles = [(height - 1) / 2 + (height + gap) * place for place in range(len(shown))]
+    middles = [(grid.height - 1) / 2 + grid.row_distance * row for row in range(len(shown))]
     axes.set_yticks(middles, names)
-    centres = [(width - 1) / 2 + (width + gap) * place for place in range(len(columns))]
-    axes.set_xticks(centres, [f"L{layer} {letter}{head + 1}" for layer, head in columns])
+    centres = []
+    headings = []
+    for place, (layer, head) in enumerate(grid.columns):
+        centres.append((grid.width - 1) / 2 + grid.column_distance * place)
+        headings.append(f"L{layer} {letter}{head + 1}")
+    axes.set_xticks(centres, headings)
     axes.tick_params(length=0, labeltop=True, labelbottom=False)
     axes.grid(False)
     axes.spines[:].set_visible(False)
     return figure
 
 
-def _read_matrices(diagnostics: Diagnostics, name: str) -> dict[str, dict[int, NDArray[Any]]]:
+class Grid(NamedTuple):
+    """Arrangement of matrices in a picture: layer and head of each column, and sizes in pixels.
+
+    `height` and `width` are those of the largest matrix, `gap` is the space between two matrices.
+    """
+
+    columns: list[tuple[int, int]]
+    height: int
+    width: int
+    gap: int
+
+    @property
+    def row_distance(self) -> int:
+        """Pixels from the top of one row of matrices to the top of the next one."""
+        return self.height + self.gap
+
+    @property
+    def column_distance(self) -> int:
+        """Pixels from the left end of one column of matrices to that of the next one."""
+        return self.width + self.gap
+
+
+def _make_grid(shown: Matrices) -> Grid:
+    """Return the arrangement of some layers and heads of all variants."""
+    recorded_layers: set[int] = set()
+    shapes = []
+    for by_layer in shown.values():
+        recorded_layers |= by_layer.keys()
+        shapes += [matrices.shape for matrices in by_layer.values()]
+    layers = drawing.pick_evenly(sorted(recorded_layers), MAP_LAYERS)
+    heads, height, width = np.max(shapes, axis=0).tolist()
+    columns = list(itertools.product(layers, range(min(MAP_HEADS, heads))))
+    gap = max(1, max(height, width) // 12)
+    return Grid(columns, height, width, gap)
+
+
+def _paint_matrices(shown: Matrices, grid: Grid, is_negative_hidden: bool) -> Floats:
+    """Return the picture of all matrices, in which pixels without a value are NaN.
+
+    Each matrix is divided by its own largest magnitude.
+    """
+    rows = len(shown) * grid.row_distance
+    columns = len(grid.columns) * grid.column_distance
+    picture = np.full((rows, columns), np.nan)
+    for down, by_layer in enumerate(shown.values()):
+        for across, (layer, head) in enumerate(grid.columns):
+            if head >= len(by_layer.get(layer, ())):
+                continue
+            weights = by_layer[layer][head]
+            if is_negative_hidden:
+                weights = weights.clip(0)
+            top = down * grid.row_distance
+            left = across * grid.column_distance
+            height, width = weights.shape
+            largest = max(float(np.abs(weights).max()), 1e-30)
+            picture[top : top + height, left : left + width] = weights / largest
+    return picture
+
+
+def _read_matrices(diagnostics: Diagnostics, name: str) -> Matrices:
     """Return the matrices `name` (H, rows, columns) of the first seed, by variant and layer.
 
     At most MOST_PANELS variants have a row of a figure.
     """
-    matrices: dict[str, dict[int, NDArray[Any]]] = {}
+    matrices: Matrices = {}
     for variant, seeds in diagnostics.arrays.items():
         by_layer = {}
         for key, array in seeds[0].items():

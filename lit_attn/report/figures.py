@@ -197,20 +197,16 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> Figure | None
     shown = [name for name in names if name in values and len(values[name].dropna()) > 2]
     if len(shown) < 2 or shown[0] != study.plan.baseline:
         return None
-    costs: dict[str, list[float | None]] = {
-        "step": [1.0] * len(shown),
-        "training FLOPs": [_step_flops(study, name) for name in shown],
-        "seconds of training": [_comparable_step_time(study, name) for name in shown],
-    }
-    units = {label: scales for label, scales in costs.items() if None not in scales}
+    axes_of_cost = _known_costs(study, shown)
     figure = drawing.new_figure(4.2)
-    grid = figure.subplots(2, len(units), sharex="col", sharey="row", squeeze=False)
+    grid = figure.subplots(2, len(axes_of_cost), sharex="col", sharey="row", squeeze=False)
     key: drawing.Key = {name: (colour, "-") for name, colour in zip(shown, COLOURS, strict=False)}
-    for (top, bottom), (label, scales) in zip(grid.T, units.items(), strict=True):
+    panels = zip(grid[0], grid[1], axes_of_cost.items(), strict=True)
+    for top, bottom, (label, step_costs) in panels:
         curves = {}
-        for name, scale in zip(shown, scales, strict=True):
+        for name, step_cost in step_costs.items():
             rows = values[name].dropna()
-            rows.index = rows.index * float(scale or 1)
+            rows.index = rows.index * step_cost
             curves[name] = rows
         baseline = curves[study.plan.baseline]
         for name, rows in curves.items():
@@ -225,6 +221,23 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> Figure | None
     grid[1][0].set_ylabel(f"difference to {drawing.short_names(shown, 20)[0]}")
     drawing.add_legend(figure, key)
     return figure
+
+
+def _known_costs(study: StudyRecord, variants: list[str]) -> dict[str, dict[str, float]]:
+    """Return the cost of one step by label of the cost and variant.
+
+    A cost that is zero or unknown for one of the variants is left out.
+    """
+    costs: dict[str, dict[str, float]] = {"step": dict.fromkeys(variants, 1.0)}
+    for label, measure in STEP_COSTS.items():
+        step_costs = {}
+        for name in variants:
+            step_cost = measure(study, name)
+            if step_cost:
+                step_costs[name] = step_cost
+        if len(step_costs) == len(variants):
+            costs[label] = step_costs
+    return costs
 
 
 def _interpolate_differences(rows: Any, baseline: Any) -> list["pd.Series[float]"]:
@@ -260,6 +273,10 @@ def _step_flops(study: StudyRecord, variant: str) -> float | None:
     return 3.0 * passes[0] * batches[0]
 
 
+STEP_COSTS = {"training FLOPs": _step_flops, "seconds of training": _comparable_step_time}
+"""Function that returns the cost of one step of a variant, by the label of its axis."""
+
+
 COSTS = {
     "parameters": ("parameters", ""),
     "flops": ("FLOPs per sample, forward", ""),
@@ -276,11 +293,7 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> Figure | None:
     costs are equal or unknown.
     """
     frame = _select_costs(study, summary)
-    costs = []
-    for cost in COSTS:
-        values = frame[cost]
-        if values.count() > 1 and values.max() > 1.01 * values.min():
-            costs.append(cost)
+    costs = [cost for cost in COSTS if _has_range(frame[cost])]
     if not costs:
         return None
     figure = drawing.new_figure(max(2.5, 0.15 * len(frame) + 0.7))
@@ -293,14 +306,20 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> Figure | None:
     markers = itertools.cycle("os^DvPX*")
     labels = drawing.short_names(frame["variant"], 28)
     for label, row in zip(labels, frame.to_dict("records"), strict=True):
-        name, mean, spread = row["variant"], row["mean"], row["sd"]
-        style = {"fmt": next(markers), "color": next(colours), "ms": 4.5}
+        name = row["variant"]
+        mean = row["mean"]
+        spread = row["sd"]
         is_far = not low <= mean <= high
+        style = {
+            "fmt": next(markers),
+            "color": next(colours),
+            "ms": 4.5,
+            "clip_on": not is_far,
+        }
         if is_far:
             # The legend and the page say where a far outlier is; its error bar would lie elsewhere.
             label = f"{label} ({drawing.short(mean)})"
             spread = 0.0
-        style["clip_on"] = not is_far
         height = min(max(mean, low), high)
         for axes, cost in zip(panels, costs, strict=True):
             if math.isnan(row[cost]):
@@ -311,11 +330,7 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> Figure | None:
             legend[name] = (drawn, label)
     for axes, cost in zip(panels, costs, strict=True):
         axes.set_ylim(low, high)
-        axes.margins(x=0.1)
-        description, unit = COSTS[cost]
-        axes.set_xlabel(description)
-        axes.xaxis.set_major_formatter(EngFormatter(unit, sep=" " if unit else ""))
-        axes.locator_params(axis="x", nbins=4)
+        _label_cost(axes, cost)
     panels[0].set_ylabel(study.plan.metric.label)
     figure.legend(
         [artist for artist, _ in legend.values()],
@@ -324,6 +339,20 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> Figure | None:
         fontsize=6.5,
     )
     return figure
+
+
+def _has_range(values: "pd.Series[float]") -> bool:
+    """Return True if the largest value exceeds the smallest one by more than one percent."""
+    return bool(values.count() > 1 and values.max() > 1.01 * values.min())
+
+
+def _label_cost(axes: Axes, cost: str) -> None:
+    """Name a cost below its panel, with prefixes of its unit at a few ticks."""
+    description, unit = COSTS[cost]
+    axes.margins(x=0.1)
+    axes.set_xlabel(description)
+    axes.xaxis.set_major_formatter(EngFormatter(unit, sep=" " if unit else ""))
+    axes.locator_params(axis="x", nbins=4)
 
 
 def _select_costs(study: StudyRecord, summary: pd.DataFrame) -> pd.DataFrame:

@@ -153,20 +153,24 @@ def _latex_column(cells: list[Cell]) -> tuple[str, list[str]]:
     numbers = [match.groupdict("") for match in matches if match]
     if not numbers:
         return _latex_text_type(cells), [_latex_cell(cell) for cell in cells]
-    kind = _latex_number_type(numbers)
     texts = []
     for cell, match in zip(cells, matches, strict=True):
-        if match is None:
-            texts.append(_latex_cell(cell))
-            continue
-        number = match["sign"].replace("\N{MINUS SIGN}", "-") + match["integer"] + match["decimals"]
-        if match["spread"]:
-            number += rf" \pm {match['spread']}"
-        if cell.is_bold:
-            number = rf"\bfseries {number}"
-        rest = _latex_rest(match["rest"]) + _latex_mark(cell)
-        texts.append(f"{number}{{{rest}}}" if rest else number)
-    return kind, texts
+        text = _latex_cell(cell) if match is None else _latex_number(cell, match.groupdict(""))
+        texts.append(text)
+    return _latex_number_type(numbers), texts
+
+
+def _latex_number(cell: Cell, parts: dict[str, str]) -> str:
+    """Return a number for a column of type S, from the parts of the cell's text (see NUMBER)."""
+    sign = parts["sign"].replace("\N{MINUS SIGN}", "-")
+    number = sign + parts["integer"] + parts["decimals"]
+    if parts["spread"]:
+        number += rf" \pm {parts['spread']}"
+    if cell.is_bold:
+        number = rf"\bfseries {number}"
+    # siunitx takes the braces and the text in them as the end of the cell, not as a number.
+    rest = _latex_rest(parts["rest"]) + _latex_mark(cell)
+    return f"{number}{{{rest}}}" if rest else number
 
 
 def _latex_text_type(cells: list[Cell]) -> str:

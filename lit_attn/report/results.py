@@ -8,17 +8,19 @@ from typing import cast
 
 import pandas as pd
 
-from lit_attn.cells.records import Metric, Plan, Seals, StepTimes, Tuning
+from lit_attn.cells.records import Metric, Plan, Seals, StepTimes, Tuning, read_unreadable
 from lit_attn.report import columns, stats
 from lit_attn.report.comparison import ALPHA, Comparisons
 from lit_attn.report.formats import Cell, Table, named_table, read_asset
 from lit_attn.report.numbers import fill, round_number
-from lit_attn.report.read import BUSY, StudyRecord, find_differences
+from lit_attn.report.read import BUSY, StudyRecord, find_differences, read_or_skip
 from lit_attn.report.timing import TIME_MARK
 from lit_attn.schema.errors import plural
 
 SENTENCES: dict[str, str] = read_asset("sentences.yaml")  # Of the caption.
 ALWAYS = ("variant", "value", "n")  # Columns that are printed also if they are empty.
+UNREADABLE_NAMES = 5
+"""Most names of unreadable images of a split that a warning lists."""
 LATEX_COLUMNS = ("variant", "value", "n", "difference", "p", "flops")
 """Columns of the LaTeX table, which fit the text of a one-column page (397 pt)."""
 
@@ -181,21 +183,6 @@ def _template_values(
     """Return the values of the placeholders in the notes of columns.yaml."""
     plan = study.plan
     metric = plan.metric
-    ends = {"last": "last epoch", "best-validation": "best epoch of the validation split"}
-    measure = f"{metric.name} at the {ends[metric.selection]}"
-    if not any(cell.folder for cell in study.cells):
-        measure = f"the column '{metric.name}' of the table of results"
-    # The step of a continuous metric is a rounding error, which needs no mention.
-    largest_sd = max(summary["sd"].dropna(), default=float("inf"))
-    resolution = ""
-    if study.resolution > 0.01 * largest_sd:
-        resolution = fill(SENTENCES["resolution"], step=study.resolution)
-    pairs = max(comparisons.pairs, default=0)
-    smallest_p = min(1.0, 2.0 ** (1 - pairs))
-    floor = fill(SENTENCES["floor"], floor=smallest_p, pairs=plural(pairs, "pair"))
-    has_different_seeds = len(set(comparisons.pairs)) > 1
-    test = "joint_test_of_different_seeds" if has_different_seeds else "joint_test"
-    comparison_count = plural(len(comparisons.pairs), "comparison")
     has_failed = summary["failed"].any()
     failures = {}
     for name, sentence in SENTENCES.items():
@@ -205,20 +192,50 @@ def _template_values(
         **failures,
         "label": metric.label,
         "metric": metric.name,
-        "measure": measure,
+        "measure": _describe_measure(study),
         "direction": "Higher" if metric.goal == "max" else "Lower",
         "planned": len(plan.seeds),
         "seeds": columns.format_seeds(plan.seeds),
         "baseline": plan.baseline,
-        "resolution": resolution,
+        "resolution": _describe_resolution(study, summary),
         "alpha": comparisons.level,
-        "test": fill(SENTENCES[test], comparisons=comparison_count, floor=floor),
+        "test": _describe_test(comparisons),
         "star": fill(SENTENCES["star"], seeds=stats.pairs_for_a_star(1, comparisons.level)),
         "units": f"{summary['units'].max():,}",
         "margin": metric.margin,
         "source": " ".join(plan.source.split()).rstrip(".") or "the study file",
         "step_time": "" if study.step_times else SENTENCES["step_time"],
     }
+
+
+def _describe_measure(study: StudyRecord) -> str:
+    """Return the metric and the epoch of its values, or the column of a table of results."""
+    metric = study.plan.metric
+    has_folders = any(cell.folder for cell in study.cells)
+    if not has_folders:
+        return f"the column '{metric.name}' of the table of results"
+    ends = {"last": "last epoch", "best-validation": "best epoch of the validation split"}
+    return f"{metric.name} at the {ends[metric.selection]}"
+
+
+def _describe_resolution(study: StudyRecord, summary: pd.DataFrame) -> str:
+    """Return the sentence about the step of the metric, or nothing for a continuous metric."""
+    largest_sd = max(summary["sd"].dropna(), default=float("inf"))
+    # The step of a continuous metric is a rounding error, which needs no mention.
+    if study.resolution <= 0.01 * largest_sd:
+        return ""
+    return fill(SENTENCES["resolution"], step=study.resolution)
+
+
+def _describe_test(comparisons: Comparisons) -> str:
+    """Return the words about the joint test and the smallest p that it can have."""
+    pairs = max(comparisons.pairs, default=0)
+    smallest_p = min(1.0, 2.0 ** (1 - pairs))
+    floor = fill(SENTENCES["floor"], floor=smallest_p, pairs=plural(pairs, "pair"))
+    has_different_seeds = len(set(comparisons.pairs)) > 1
+    test = "joint_test_of_different_seeds" if has_different_seeds else "joint_test"
+    comparison_count = plural(len(comparisons.pairs), "comparison")
+    return fill(SENTENCES[test], comparisons=comparison_count, floor=floor)
 
 
 def _describe_plan(study: StudyRecord, level: float) -> list[str]:
@@ -316,6 +333,32 @@ def find_chance_results(study: StudyRecord) -> list[str]:
     return variants
 
 
+def _describe_unreadable(study: StudyRecord) -> str | None:
+    """Return the sentence about images that could not be read; None if there were none."""
+    by_split: dict[str, set[str]] = {}
+    cells = study.finished_cells()
+    affected = 0
+    for cell in cells:
+        images = read_or_skip(read_unreadable, cell.folder) or []
+        affected += bool(images)
+        for image in images:
+            by_split.setdefault(image.split, set()).add(image.image)
+    if not by_split:
+        return None
+    parts = []
+    for split, names in by_split.items():
+        listed = ", ".join(sorted(names)[:UNREADABLE_NAMES])
+        others = len(names) - UNREADABLE_NAMES
+        more = f" and {others} more" if others > 0 else ""
+        parts.append(f"{len(names)} of {split} ({listed}{more})")
+    return fill(
+        SENTENCES["unreadable_images"],
+        images=" and ".join(parts),
+        affected=affected,
+        cells=plural(len(cells), "result"),
+    )
+
+
 def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
     """Return where the results come from, and warnings about results and unreadable files."""
     distinct = {}
@@ -344,6 +387,9 @@ def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
         variants = ", ".join(untrained)
         metric = study.plan.metric.name
         warnings.append(fill(SENTENCES["chance"], variants=variants, metric=metric))
+    left_out = _describe_unreadable(study)
+    if left_out:
+        warnings.append(left_out)
     differing = [name for name in ("versions", "device") if len(distinct[name]) > 1]
     warnings += [SENTENCES[name] for name in [*differing, *study.unreadable]]
     return notes, warnings

@@ -84,22 +84,25 @@ def crossed_interval(sums: Floats, weights: Floats) -> tuple[float, float | None
     mean = float(sums.sum() / n / weights.sum())
     # Linearised ratio: each seed's mean of these values is its value minus the overall mean.
     values = count * (sums - mean * weights) / weights.sum()
-    seeds = values.mean(axis=1)
-    samples = values.mean(axis=0)
-    seed_variance = float((seeds**2).sum()) / max(1, n - 1) / n
-    sample_variance = float((samples**2).sum()) / max(1, count - 1) / count
+    seed_means = values.mean(axis=1)
+    sample_means = values.mean(axis=0)
+    seed_variance = float((seed_means**2).sum()) / max(1, n - 1) / n
+    sample_variance = float((sample_means**2).sum()) / max(1, count - 1) / count
+    standard_error = math.sqrt(sample_variance)
     if min(n, count) < 2:
-        return math.sqrt(sample_variance), None, None
-    residuals = values - seeds[:, None] - samples
+        return standard_error, None, None
+
+    residuals = values - seed_means[:, None] - sample_means
     interaction = float((residuals**2).sum()) / ((n - 1) * (count - 1) * n * count)
-    variance = max(seed_variance + sample_variance - interaction, seed_variance, sample_variance)
-    parts = seed_variance**2 / (n - 1) + sample_variance**2 / (count - 1)
-    freedom = variance**2 / parts if parts else 1.0
-    # The second interval is Student's over the seeds alone.
-    freedoms = np.array([freedom, n - 1])
-    variances = np.array([variance, seed_variance])
-    half = float((special.stdtrit(freedoms, 0.975) * np.sqrt(variances)).max())
-    return math.sqrt(sample_variance), mean - half, mean + half
+    crossed_variance = seed_variance + sample_variance - interaction
+    variance = max(crossed_variance, seed_variance, sample_variance)
+    satterthwaite = seed_variance**2 / (n - 1) + sample_variance**2 / (count - 1)
+    freedom = variance**2 / satterthwaite if satterthwaite else 1.0
+
+    crossed_half = float(special.stdtrit(freedom, 0.975)) * math.sqrt(variance)
+    student_half = float(special.stdtrit(n - 1, 0.975)) * math.sqrt(seed_variance)
+    half = max(crossed_half, student_half)
+    return standard_error, mean - half, mean + half
 
 
 def find_resolution(values: Iterable[float]) -> float:

@@ -4,7 +4,6 @@ Shapes: B pairs, m source tokens, n target tokens, t tokens of a translation. Ta
 padding are IGNORED.
 """
 
-import re
 from typing import Any
 
 import torch
@@ -16,11 +15,9 @@ from torchmetrics.text import SacreBLEUScore
 from lit_attn.attention.precision import wide
 from lit_attn.config.data.text import IGNORED
 from lit_attn.config.tasks import TranslationConfig
-from lit_attn.data.text.parallel import SPECIAL, UNKNOWN, ParallelData, Subwords
+from lit_attn.data.text.parallel import SPECIAL, UNKNOWN, ParallelData
 from lit_attn.models.translation import EncoderDecoder, translate
 from lit_attn.tasks.language import LanguageModelling, TokenLoss
-
-COMPOUND = re.compile(r"(\S)-(\S)")
 
 
 class Translation(LanguageModelling):
@@ -31,7 +28,7 @@ class Translation(LanguageModelling):
     network: EncoderDecoder
 
     def build_metrics(self, split: str) -> "TranslationScores":
-        return TranslationScores(self.data.encoder, self.data.split_compounds)
+        return TranslationScores(self.data)
 
     def metric_names(self, split: str) -> list[str]:
         return ["bleu", "loss", "perplexity"]
@@ -72,10 +69,9 @@ class Translation(LanguageModelling):
 class TranslationScores(TokenLoss):
     """Loss in nats per token, perplexity, and BLEU of the words of all translations, if any."""
 
-    def __init__(self, encoder: Subwords, split_compounds: bool = False) -> None:
+    def __init__(self, data: ParallelData) -> None:
         super().__init__()
-        self.encoder = encoder
-        self.split_compounds = split_compounds
+        self.data = data
         self.bleu = SacreBLEUScore(tokenize="none")
 
     def update(self, nll: Tensor, targets: Tensor, translations: Tensor | None = None) -> None:
@@ -86,16 +82,12 @@ class TranslationScores(TokenLoss):
         hypotheses, references = [], []
         for target, ids in zip(targets, translations, strict=True):
             if (target != IGNORED).any():
-                references.append([self._words(target[target != IGNORED][:-1])])
-                text = self._words(ids[ids != IGNORED])
+                references.append([self.data.words(target[target != IGNORED][:-1].tolist())])
+                text = self.data.words(ids[ids != IGNORED].tolist())
                 # An unknown character of a translation equals no unknown character of the text.
                 unknown = SPECIAL[UNKNOWN]
                 hypotheses.append(text.replace(unknown, f"<{unknown}>"))
         self.bleu.update(hypotheses, references)
-
-    def _words(self, ids: Tensor) -> str:
-        text = self.encoder.decode(ids.tolist())
-        return COMPOUND.sub(r"\1 ##AT##-##AT## \2", text) if self.split_compounds else text
 
     def compute(self) -> dict[str, Tensor]:
         values = super().compute()

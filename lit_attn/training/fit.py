@@ -34,7 +34,7 @@ from lit_attn.training.several_devices import choose_strategy
 from lit_attn.training.timing import make_clock
 
 NOISE = (
-    # The data lies on the device in one piece, so nothing is loaded while training.
+    # The loaders of this project start their workers themselves.
     ".*does not have many workers",
     # Lightning says this on every machine that has SLURM's commands.
     ".*`srun` command is available",
@@ -70,6 +70,9 @@ def fit(
                 raise
             # Half of the checkpoint may have been restored, so everything is built again.
             return fit(cell, cell_dir, group, limits)
+        finally:
+            # Lightning does not tear the data down after an error.
+            data.stop_workers()
         has_stopped = trainer.global_step < run.steps
         if has_stopped and not trainer.should_stop:
             raise RuntimeError(f"training ended at step {trainer.global_step} of {run.steps}")

@@ -5,11 +5,7 @@ import errno
 import os
 import random
 import resource
-import shlex
-import shutil
 import signal
-import subprocess
-import sys
 import time
 import traceback
 from collections import Counter
@@ -18,7 +14,6 @@ from pathlib import Path
 import pytest
 from helpers import fake_cells, studies
 from helpers.runs import (
-    SCRIPT,
     TIMEOUT,
     count_runs,
     expire_hangs,
@@ -447,75 +442,6 @@ def test_a_frozen_runner_does_not_take_its_cells_for_hangs(
     assert not any("no step" in text for text in display.events)
     assert summary.outcomes[0].seconds < STALL
     assert count_runs(tmp_path) == {"gated/0": 1}
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("name", ["tmp", "x" * 100])
-def test_tmpdir_may_be_long_and_may_be_cleaned_during_a_run(tmp_path: Path, name: str) -> None:
-    studies.write(tmp_path, make_body("gated", "ok"))
-    folder = tmp_path / name
-    folder.mkdir()
-    environment = os.environ | {"TMPDIR": str(folder)}
-    with start_cli(tmp_path, "--jobs", "1", "--seeds", "0,", environment=environment) as process:
-        wait_until(lambda: list_holders(tmp_path))
-        shutil.rmtree(folder)
-        (tmp_path / "runs" / "tiny" / "go").touch()
-        output, _ = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 0, output
-    assert count_runs(tmp_path) == {"gated/0": 1, "ok/0": 1}
-
-
-@pytest.mark.process
-def test_a_run_goes_on_without_a_reader_of_its_output(tmp_path: Path) -> None:
-    studies.write(tmp_path, make_body("gated", "ok"))
-    with start_cli(tmp_path, "--jobs", "1") as process:
-        wait_until(lambda: list_holders(tmp_path))
-        assert process.stdout is not None
-        process.stdout.close()
-        (tmp_path / "runs" / "tiny" / "go").touch()
-        assert process.wait(TIMEOUT) == 0
-    assert count_runs(tmp_path) == {"gated/0": 1, "gated/1": 1, "ok/0": 1, "ok/1": 1}
-
-
-@pytest.mark.process
-def test_closed_standard_streams_change_no_result(tmp_path: Path) -> None:
-    """A service or `>&-` can start a command without them; another file would get their number."""
-    studies.write(tmp_path, make_body("ok", "crash"))
-    command = (sys.executable, str(SCRIPT), "ablations.yaml", "--seeds", "0,")
-    shell = ["sh", "-c", f"exec {shlex.join(command)} <&- >&- 2>&-"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(shell, cwd=tmp_path, env=environment, timeout=TIMEOUT, check=False)
-    assert done.returncode == 1
-    assert [path.parts[-3] for path in tmp_path.glob("runs/*/*/*/result.json")] == ["ok"]
-    (log,) = tmp_path.glob("runs/*/crash/*/attempts/1/log.txt")
-    assert "the reactor is on fire" in log.read_text()
-    assert (tmp_path / "reports" / "tiny" / "table.md").exists()
-
-
-@pytest.mark.process
-def test_a_run_goes_on_when_the_disk_of_its_log_is_full(tmp_path: Path, small_disk: Path) -> None:
-    studies.write(tmp_path, make_body("gated", "ok"))
-    with (small_disk / "log").open("w") as log, start_cli(tmp_path, stdout=log) as process:
-        wait_until(lambda: list_holders(tmp_path))
-        with pytest.raises(OSError, match="No space left"):
-            (small_disk / "ballast").write_bytes(bytes(2**21))
-        with contextlib.suppress(OSError):
-            while True:
-                os.write(log.fileno(), bytes(100))
-        (tmp_path / "runs" / "tiny" / "go").touch()
-        process.wait(TIMEOUT)
-    assert process.returncode == 0
-    assert count_runs(tmp_path) == {"gated/0": 1, "gated/1": 1, "ok/0": 1, "ok/1": 1}
-
-
-@pytest.mark.process
-def test_an_ascii_terminal_gets_the_tables(tmp_path: Path) -> None:
-    studies.write(tmp_path, make_body("ok"))
-    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    with start_cli(tmp_path, environment=environment) as process:
-        output, _ = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 0, output
-    assert "the table of tiny: 1 \\xb1 0" in output
 
 
 @pytest.mark.process

@@ -271,7 +271,9 @@ def test_a_log_larger_than_the_memory_is_shown(tmp_path: Path) -> None:
 def test_status_imports_no_torch(tmp_path: Path) -> None:
     write_study(tmp_path / "runs")
     code = (
-        "import sys; from lit_attn.ablate.__main__ import main; main(['status', sys.argv[1]])\n"
+        "import sys; from lit_attn.ablate.__main__ import main\n"
+        "main(['status', sys.argv[1]])\n"
+        "main(['status', '--watch', sys.argv[1]])\n"
         "heavy = {'torch', 'lightning', 'pandas', 'rich', 'multiprocessing'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )

@@ -44,7 +44,7 @@ def test_record_equals_the_reference_and_the_forward_pass(
     torch.testing.assert_close(record.heads, heads, rtol=1e-9, atol=1e-10)
     _, _, v = reference.project(layer, x, None)
     torch.testing.assert_close(record.values, v.transpose(1, 2))
-    out = layer.residual(x, record.heads, record.values, layer.proj)
+    out = layer.output(x, record.heads, record.values)
     torch.testing.assert_close(out, layer(x, is_causal=is_causal), rtol=1e-9, atol=1e-10)
 
 
@@ -57,7 +57,7 @@ def test_record_equals_the_forward_pass_with_padding(name: str) -> None:
     weights = expected(layer, x, present)
     torch.testing.assert_close(record.weights, weights, rtol=1e-9, atol=1e-10)
     assert not record.weights[1, ..., 6:].any()
-    out = layer.residual(x, record.heads, record.values, layer.proj)
+    out = layer.output(x, record.heads, record.values)
     torch.testing.assert_close(out, layer(x, present), rtol=1e-9, atol=1e-10)
 
 
@@ -65,7 +65,7 @@ def test_record_equals_the_forward_pass_beyond_one_chunk() -> None:
     """The forward pass computes so many tokens in chunks."""
     layer, x = make(PRESETS["dcmha"]), tokens(400, batch=1)
     record = layer.record(x, is_causal=True)
-    out = layer.residual(x, record.heads, record.values, layer.proj)
+    out = layer.output(x, record.heads, record.values)
     torch.testing.assert_close(out, layer(x, is_causal=True), rtol=1e-8, atol=1e-9)
 
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from helpers import attention_cases
 from helpers.attention_checks import DIM, make, tokens
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.models.layers import E5M2Linear
 
 SPECS = [*PRESETS.values(), AttentionSpec(zz=True)]
 SPECS += [spec for spec in attention_cases.all_specs() if spec.compose.kind == "query+key"]
@@ -20,8 +20,15 @@ SPECS = [spec for number, spec in enumerate(SPECS) if spec not in SPECS[:number]
 every_spec = pytest.mark.parametrize("spec", SPECS, ids=attention_cases.label)
 
 
+class RoundedLinear(nn.Linear):
+    """Linear layer that computes with its weight rounded to one decimal."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.round(decimals=1), self.bias)
+
+
 def round_weight(linear: nn.Linear) -> None:
-    linear.__class__ = E5M2Linear
+    linear.__class__ = RoundedLinear
 
 
 def scale_output(linear: nn.Linear) -> None:
@@ -55,7 +62,7 @@ WRAPPERS: dict[str, Callable[[nn.Linear], object]] = {
     "parametrised spectral norm": parametrizations.spectral_norm,
     "weight norm": change_length,
     "parametrised weight norm": change_parametrised_length,
-    "e5m2": round_weight,
+    "rounded": round_weight,
     "hook of the output": scale_output,
     "hook of the input": scale_input,
     "replaced call": replace_call,

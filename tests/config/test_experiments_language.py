@@ -72,6 +72,7 @@ def train(cell: Cell, root: Path) -> dict[str, float]:
 )
 def test_language_models_train(name: str, vocabulary: int, tmp_path: Path) -> None:
     shards(tmp_path, vocabulary)
+    load_parts([ROOT / "experiments" / "gpt2" / "e5m2_weights.py"])
     model = {**MODEL, "ffn": {"width": 16, "activation": "gelu"}}
     if name == "pile_dcmha/405m":
         model["ffn"] = {"width": 16, "activation": "swiglu"}
@@ -95,7 +96,8 @@ def test_the_model_of_wikitext_trains(tmp_path: Path) -> None:
     data = {**STREAM, "tokenizer": {"kind": "words", "size": 60}}
     model = {**MODEL, "head_dim": 4, "ffn": {"width": 16, "activation": "relu"}}
     model["cutoffs"] = [20, 40]
-    load_parts([ROOT / "experiments" / "wikitext103_mgk" / "transformer_xl_schedule.py"])
+    recipe = ROOT / "experiments" / "wikitext103_mgk"
+    load_parts([recipe / "transformer_xl_schedule.py", recipe / "reversed_positions.py"])
     cell = tiny("wikitext103_mgk/experiment.yaml", tmp_path, data=data, model=model)
     assert cell.experiment.data.eval_stride == 1
     # One of 20 words and two classes, and in two thirds of the cases one of the class's 20 words.

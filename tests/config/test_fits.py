@@ -90,7 +90,9 @@ def test_an_error_names_the_line_of_the_key(tmp_path: Path) -> None:
 def test_models_and_data_that_do_not_fit_are_refused(
     experiment: str, section: str, changes: dict[str, object], message: str
 ) -> None:
-    load_parts([EXPERIMENTS / "imagenet_local_vit" / "imagenet_local_vit.py"])
+    wikitext = EXPERIMENTS / "wikitext103_mgk"
+    parts = [wikitext / "transformer_xl_schedule.py", wikitext / "reversed_positions.py"]
+    load_parts([EXPERIMENTS / "imagenet_local_vit" / "imagenet_local_vit.py", *parts])
     sections = load(EXPERIMENTS / f"{experiment}.yaml")
     for key, value in changes.items():
         sections[section][key] = value

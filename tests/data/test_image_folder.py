@@ -16,12 +16,14 @@ from timm.data import auto_augment
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch import Tensor
 
+from lit_attn.cells.records import read_unreadable
 from lit_attn.config.data.images import ImageFolder, ImageNet, TimmAugmentation
 from lit_attn.config.signatures import ImageLabels
 from lit_attn.data import loading
 from lit_attn.data.augment.timm_transform import crop_centre, posterize
 from lit_attn.data.image_files import ImageFileData, Reader
 from lit_attn.data.image_lists import list_folders
+from lit_attn.data.unreadable import UnreadableImages
 from lit_attn.schema.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -127,7 +129,7 @@ def test_repeated_augmentation_equals_that_of_timm(folders: Path) -> None:
 def test_without_repeats_an_epoch_is_a_permutation(folders: Path) -> None:
     data = at(config(folders, batch_size=10))
     assert data.steps_per_epoch == 6
-    orders = [data.draw_order(epoch) for epoch in (0, 1)]
+    orders = [data.draw_order(epoch).tolist() for epoch in (0, 1)]
     assert all(sorted(order) == list(range(64)) for order in orders)
     assert orders[0] != orders[1]
 
@@ -157,10 +159,13 @@ def test_evaluation_is_resized_cropped_and_normalised(folders: Path) -> None:
 def test_a_centre_crop_draws_nothing_but_the_flip(folders: Path) -> None:
     data = config(folders, augment=TimmAugmentation(crop="centre", flip=0), crop_share=1.0)
     files = list_folders(data)
-    train, plain = (Reader(data, files["train"], augmented=a) for a in (True, False))
+    files |= {"test": files["train"]}
+    train = Reader(data, "train", files, UnreadableImages(0))
+    plain = Reader(data, "test", files, UnreadableImages(0))
     for place in range(6):
         for seed in range(3):
-            one, other = train[place, seed, 16][0], plain[place, 0, 16][0]
+            one, _ = train.read_or_replace((place, seed, 16))
+            other, _ = plain.read_or_replace((place, 0, 16))
             assert torch.equal(one, other)
 
 
@@ -209,6 +214,92 @@ def test_an_unreadable_image_is_one_line(broken: Path, workers: int) -> None:
         batches(data)
     assert "\n" not in str(e.value)
     with pytest.raises(ConfigError, match=r"^data\.path: .*val/n2/0\.JPEG is not a readable image"):
+        list(data.val_dataloader()[0])
+
+
+LEFT_OUT = {("train", "1.png"), ("train", "2.JPEG"), ("test", "0.JPEG")}
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.process)])
+def test_unreadable_images_are_left_out_and_recorded(
+    broken: Path, workers: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Training takes the next image that can be read; an evaluation covers the others only."""
+    folder = tmp_path_factory.mktemp("cell")
+    (folder / "unreadable-0.csv").write_text("train,old.png,repaired since then\n")
+    data = at(config(broken, batch_size=24, unreadable=2, workers=workers))
+    data.trainer.default_root_dir = folder
+    for _ in range(2):
+        ((images, labels),) = batches(data)
+        # Image 3 of its class also takes the places of the images 1 and 2.
+        assert len(images) == 24
+        assert labels.bincount().tolist() == [6, 6, 6, 6]
+        (loader,) = data.val_dataloader()
+        evaluated = torch.cat([labels for _, labels in loader])
+        assert evaluated.bincount().tolist() == [3, 3, 2, 3]
+        places = [place for unit in loader.units for place in unit]
+        assert sorted(places) == [0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
+        assert data.evaluated["test"].files.labels[places].tolist() == evaluated.tolist()
+    data.stop_workers()
+    left_out = read_unreadable(folder)
+    assert {(entry.split, Path(entry.image).name) for entry in left_out} == LEFT_OUT
+    assert "it is empty (0 bytes)" in next(e.reason for e in left_out if "2.JPEG" in e.image)
+
+
+def test_a_replaced_image_has_its_own_label(broken: Path) -> None:
+    """The last image of a class is replaced by the first one of the next class."""
+    last = broken / "train/n0/5.png"
+    last.write_bytes(b"")
+    reader = ImageFileData(config(broken, unreadable=9), 0, CPU).train
+    names = [Path(name.decode()).name for name in reader.files.names]
+    assert reader.read_or_replace((names.index("5.png"), 0, 16))[1] == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_processes_count_unreadable_images_together(
+    broken: Path, ranks: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("cell")
+
+    def read_all() -> None:
+        for rank in range(ranks):
+            data = on_rank(ImageFileData(config(broken, unreadable=1), 0, CPU), rank, ranks)
+            data.trainer.default_root_dir = folder
+            data.train_batches(0, 1)
+            for place in range(rank, 24, ranks):
+                data.train.read_or_replace((place, 0, 16))
+
+    with pytest.raises(
+        ConfigError,
+        match=r"^data\.unreadable: 2 images of train cannot be read, and the limit is 1; the last "
+        r"one: .*n0/[12]\..* is not a readable image",
+    ):
+        read_all()
+
+
+def test_the_check_before_the_first_cell_counts_unreadable_images(
+    broken: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ImageFileData(config(broken, unreadable=2), 0, CPU).check()
+    assert len([line for line in caplog.messages if line.startswith("data.unreadable: left")]) == 3
+    with pytest.raises(ConfigError, match=r"^data\.unreadable: 2 images of train"):
+        ImageFileData(config(broken, unreadable=1), 0, CPU).check()
+
+
+def test_a_batch_of_unreadable_images_is_padding(broken: Path) -> None:
+    data = at(config(broken, eval_batch_size=1, unreadable=2))
+    data.trainer.default_root_dir = broken
+    (loader,) = data.val_dataloader()
+    assert [len(labels) for _, labels in loader] == [1] * 12
+    assert [number for number in range(12) if not loader.has_samples(number)] == [6]
+
+
+def test_a_split_without_a_readable_image_is_an_error(broken: Path) -> None:
+    for path in (broken / "val").rglob("*.*"):
+        path.write_bytes(b"")
+    data = at(config(broken, unreadable=99))
+    data.trainer.default_root_dir = broken
+    with pytest.raises(ConfigError, match=r"^data\.path: no image of test in .*val can be read"):
         list(data.val_dataloader()[0])
 
 
@@ -313,7 +404,8 @@ def test_imagenet_has_a_thousand_classes_and_224_pixels() -> None:
 def test_policies_posterise_to_black_where_pillow_refuses(policy: str, folders: Path) -> None:
     """timm asks for 0 bits at the largest magnitude, for which Pillow raises since version 12."""
     data = config(folders, augment=TimmAugmentation(policy=policy))
-    transform = Reader(data, list_folders(data)["train"], augmented=True).transforms[16]
+    reader = Reader(data, "train", list_folders(data), UnreadableImages(0))
+    transform = reader.transforms[16]
     assert posterize not in auto_augment.NAME_TO_OP.values()
     (step,) = [
         step

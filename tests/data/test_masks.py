@@ -60,6 +60,48 @@ def test_colours_are_classes(tmp_path: Path) -> None:
     assert read_labels(config) == [[0, 1, 255, 1]] * 4
 
 
+@pytest.mark.parametrize("void", [2, 11, 254, 300, -1])
+def test_void_is_a_number_without_a_class(void: int, tmp_path: Path) -> None:
+    """255 stays a number without a class."""
+    labels = np.array([[0, 1, void, 255]] * 4)
+    write(tmp_path, np.zeros((4, 4)))
+    for split in ("training", "validation"):
+        path = tmp_path / f"annotations/{split}/a.png"
+        path.unlink()
+        stored = labels.astype(np.int32 if void < 0 or void > 255 else np.uint8)
+        Image.fromarray(stored).save(path.with_suffix(".tif"))
+    data = make_config(tmp_path, void=void)
+    assert read_labels(data) == [[0, 1, 255, 255]] * 4
+    module = data.build(0, CPU)
+    module.check()
+    (trained,) = next(iter(module.train_dataloader()))["data_samples"]
+    assert trained.gt_sem_seg.data[0].tolist() == [[0, 1, 255, 255]] * 4
+    if void != 2:
+        with pytest.raises(
+            ConfigError, match=rf"label {void}; .* 0 to 1 .* 255 for no class \(data"
+        ):
+            make_config(tmp_path).build(0, CPU).check()
+        with pytest.raises(ConfigError, match=rf"label {void}; .* and 2 or 255 for no class"):
+            make_config(tmp_path, void=2).build(0, CPU).check()
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"void": 1}, "void: 1 is the number of the class 'dog'; the numbers 0 to 1 are"),
+        ({"void": [0, 0, 0]}, r"void: \[0, 0, 0\] is a colour, and label files have numbers"),
+        ({**COLOURS, "void": 11}, "void: 11 is a number, and label files have `colours`"),
+        ({"void": True}, "void"),
+        ({"void": 1.5}, "void"),
+    ],
+)
+def test_a_void_that_does_not_fit_is_refused(
+    choices: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_config(tmp_path, **choices)
+
+
 @pytest.mark.parametrize("mode", ["P", "RGBA"])
 def test_colours_of_a_palette_count_and_not_its_numbers(mode: str, tmp_path: Path) -> None:
     colours = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 0], [0, 255, 0]]] * 4)
@@ -151,7 +193,7 @@ def test_every_class_has_a_colour_of_its_own(colours: list[list[int]], tmp_path:
 
 
 def test_classes_without_a_name_or_a_colour_of_their_own_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="colours: 0 for 2 classes"):
+    with pytest.raises(ValidationError, match=r"void: \[0, 0, 0\] is a colour"):
         make_config(tmp_path, void=[0, 0, 0])
     with pytest.raises(ValidationError, match="classes: 'cat' stands there twice"):
         make_config(tmp_path, classes=["cat", "dog", "cat"])

@@ -16,6 +16,8 @@ def on_rank(
     class Trainer:
         global_rank, world_size, global_step = rank, world, step
         current_epoch, check_val_every_n_epoch = epoch, every
+        max_steps = -1
+        default_root_dir = "missing"
 
     attached: Any = module
     attached.trainer = Trainer()

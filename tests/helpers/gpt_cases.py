@@ -16,7 +16,6 @@ CHOICES: dict[str, dict[str, Any]] = {
         "positions": "rotary",
         "norm": "rmsnorm-unweighted",
         "attention_branch": "depth-scaled",
-        "weights": "e5m2",
         "init": Init(matrices="torch", embedding="torch", depth_scaled=False),
     },
     "transformer++": {

@@ -301,6 +301,41 @@ def test_a_class_can_build_its_attention_layers_itself(
     model.try_out(IMAGES)
 
 
+class NamedAttention(nn.Module):
+    """Attention with the names and options of Llama's, but without positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_dim, self.scaling = 4, 0.5
+        self.attention_dropout, self.is_causal = 0.0, False
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            setattr(self, name, nn.Linear(8, 8))
+
+    def forward(self, hidden_states: Any) -> Any:
+        raise NotImplementedError
+
+
+class WithNamedAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.head = NamedAttention(), nn.Linear(8, 10)
+
+    def forward(self, images: Any) -> Any:
+        return self.head(self.mix(images.flatten(1, 2))[0].mean(1))
+
+
+def test_an_adapter_is_chosen_by_name_in_yaml() -> None:
+    values = {"target": f"{__name__}:WithNamedAttention"}
+    values |= {"adapters": {f"{__name__}:NamedAttention": "Hub"}}
+    network = ModuleConfig.model_validate(values).build(IMAGES)
+    assert isinstance(network.mix.layer, Attention)
+    assert network(torch.randn(2, 1, 8, 8)).shape == (2, 10)
+    with pytest.raises(ValueError, match="'os:system' for 'a:B' is no name of an adapter; write"):
+        ModuleConfig.model_validate(values | {"adapters": {"a:B": "os:system"}})
+    with pytest.raises(ValueError, match=r"^adapters: WithNamed.* has no module of class 'a:B'"):
+        ModuleConfig.model_validate(values | {"adapters": {"a:B": "Hub"}}).try_out(IMAGES)
+
+
 def test_bert_does_not_see_the_tokens_that_it_predicts() -> None:
     network = make_hub("bert").build(TEXT).eval()
     tokens = torch.randint(0, 50, (2, 16))

@@ -1,10 +1,9 @@
-"""Tests of language models and classifiers: causality, windows, heads, initial values, e5m2."""
+"""Tests of language models and classifiers: causality, windows, heads, initial values."""
 
 import pytest
 import torch
 from helpers import gpt_cases
 from pydantic import ValidationError
-from torch import Tensor
 from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention
@@ -17,8 +16,6 @@ from lit_attn.config.models.language import GPTConfig, Init, SequenceClassifierC
 from lit_attn.config.models.vision import ViTConfig
 from lit_attn.config.signatures import TokenStream
 from lit_attn.models import language
-from lit_attn.models.layers import E5M2Linear, e5m2
-from lit_attn.models.trunk import sinusoids
 
 every_choice = pytest.mark.parametrize("name", gpt_cases.CHOICES)
 
@@ -155,34 +152,6 @@ def test_copied_projection_survives_initialisation() -> None:
     torch.testing.assert_close(split(gpt_cases.tokens()), standard(gpt_cases.tokens()))
 
 
-def test_e5m2_values_equal_a_computation_by_hand() -> None:
-    """The mean magnitude is 2; values / 2 are rounded to 1, 1.25, 1.5 or 1.75 times powers of 2."""
-    weight = torch.tensor([2.0, -2.2, 3.4, 0.4], requires_grad=True)
-    rounded = e5m2(weight)
-    torch.testing.assert_close(rounded, torch.tensor([2.0, -2.0, 3.5, 0.375]))
-    rounded.sum().backward()
-    torch.testing.assert_close(weight.grad, torch.ones(4))
-
-
-def test_e5m2_of_zeros_is_zero() -> None:
-    assert (e5m2(torch.zeros(3)) == 0).all()
-
-
-def test_only_the_blocks_are_rounded_and_no_name_changes() -> None:
-    rounded = gpt_cases.network("casted", attention=PRESETS["belief-star"], head="untied")
-    exact = gpt_cases.network(
-        "casted", attention=PRESETS["belief-star"], head="untied", weights="exact"
-    )
-    assert rounded.state_dict().keys() == exact.state_dict().keys()
-    kinds = {type(module) for module in rounded.trunk.blocks.modules()}
-    assert torch.nn.Linear not in kinds
-    assert E5M2Linear in kinds
-    assert type(rounded.head) is torch.nn.Linear
-    exact.load_state_dict(rounded.state_dict())
-    difference = (rounded(gpt_cases.tokens()) - exact(gpt_cases.tokens())).abs().max()
-    assert 1e-4 < difference < 1
-
-
 def test_depth_scaled_attention_branch() -> None:
     network = gpt_cases.network("casted", ffn=None, depth=1)
     block = network.trunk.blocks[0]
@@ -280,21 +249,6 @@ def test_padding_counts_as_zero_vectors_or_is_ignored(pool: str) -> None:
     alone = network.document(tokens[:, :6], present[:, :6])
     share = 6 / 9 if pool == "zero-padded" else 1.0
     torch.testing.assert_close(padded, alone * share)
-
-
-def test_reversed_positions_are_distances_to_the_last_token() -> None:
-    """In MGK's and Transformer-XL's code the position of token i of n is n - 1 - i."""
-    network = gpt_cases.network("wikitext", positions="sinusoidal-reversed")
-    tokens = gpt_cases.tokens(n=9)
-    embedded: list[Tensor] = []
-    network.trunk.blocks[0].register_forward_pre_hook(lambda _, inputs: embedded.append(inputs[0]))
-    network(tokens)
-    words = network.trunk.tokens(tokens) * network.trunk.embedding_scale
-    distances = torch.arange(8, -1, -1)
-    expected = sinusoids(distances, words.shape[-1]).to(words.dtype)
-    torch.testing.assert_close(embedded[0] - words, expected.expand_as(words))
-    with pytest.raises(ValueError, match="reversed positions cannot be decoded"):
-        network.trunk.new_caches()
 
 
 def test_pairs_are_classified_by_four_features() -> None:

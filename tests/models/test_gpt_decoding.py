@@ -118,15 +118,6 @@ def test_computed_positions_decode_beyond_the_trained_context() -> None:
     )
 
 
-def test_reversed_positions_are_continued_without_a_cache() -> None:
-    network = gpt_cases.network("wikitext", positions="sinusoidal-reversed")
-    tokens = [1, 2, 3]
-    for token in continuation(network, tokens, 5, VOCABULARY, Sampling(temperature=0)):
-        logits = network(torch.tensor([tokens]))[0, -1, :VOCABULARY]
-        assert token == int(logits.argmax())
-        tokens = [*tokens, token]
-
-
 def test_a_bidirectional_model_is_refused() -> None:
     model = SequenceClassifierConfig(dim=8, depth=1, heads=2, ffn=FFN(width=8))
     classifier = language.SequenceClassifier(model, VOCABULARY, CONTEXT, classes=2)

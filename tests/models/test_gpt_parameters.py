@@ -19,7 +19,6 @@ CASTED = GPTConfig(
     positions="rotary",
     norm="rmsnorm-unweighted",
     attention_branch="depth-scaled",
-    weights="e5m2",
     init=Init(matrices="torch", embedding="torch", depth_scaled=False),
 )
 TRANSFORMER_PP = GPTConfig(

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoModelForImageClassification,
-    AutoModelForSequenceClassification,
 )
 
 from lit_attn import replace_attention
@@ -288,52 +286,6 @@ def test_a_static_cache_is_refused() -> None:
             pad_token_id=0,
             disable_compile=True,
         )
-
-
-@pytest.mark.parametrize("kind", DECODERS)
-def test_a_decoder_computes_the_same_with_large_weights(kind: str) -> None:
-    model, tokens = make_decoder(kind), torch.randint(0, 50, (2, 11))
-    if "num_experts" not in DECODERS[kind] and "num_local_experts" not in DECODERS[kind]:
-        # PyTorch multiplies the matrices of experts in single precision only.
-        model.double()
-    with torch.no_grad():
-        small = model(tokens, use_cache=False).logits
-        expected = enlarge(model)(tokens, use_cache=False).logits
-        assert not torch.allclose(small, expected, rtol=0.01)
-        assert_close(replace_attention(model, "standard")(tokens, use_cache=False).logits, expected)
-
-
-def test_encoders_of_transformers_compute_the_same() -> None:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_labels": 3}
-    sizes["intermediate_size"] = 48
-    torch.manual_seed(0)
-    vit = AutoConfig.for_model("vit", image_size=16, patch_size=4, **sizes)
-    model = disturb(AutoModelForImageClassification.from_config(vit))
-    images = torch.randn(2, 3, 16, 16)
-    expected = model(images).logits
-    assert_close(replace_attention(model, "standard")(images).logits, expected)
-    large = enlarge(disturb(AutoModelForImageClassification.from_config(vit)))
-    expected = large(images).logits
-    assert_close(replace_attention(large, "standard")(images).logits, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-@pytest.mark.parametrize("kind", ["bert", "electra", "roberta"])
-def test_encoders_of_texts_compute_the_same(kind: str, implementation: str) -> None:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_labels": 3}
-    sizes |= {"intermediate_size": 48, "vocab_size": 50, "pad_token_id": 0}
-    config = AutoConfig.for_model(kind, **sizes)
-    tokens, present = torch.randint(1, 50, (2, 9)), torch.ones(2, 9, dtype=torch.long)
-    present[1, 6:] = 0
-    for change in (disturb, lambda model: enlarge(disturb(model))):
-        torch.manual_seed(0)
-        factory = AutoModelForSequenceClassification
-        model = change(factory.from_config(config, attn_implementation=implementation))
-        expected = model(tokens, attention_mask=present).logits
-        replace_attention(model, "standard")
-        assert_close(model(tokens, attention_mask=present).logits, expected)
-        assert len(layers(model)) == 2
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

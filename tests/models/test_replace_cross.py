@@ -9,7 +9,6 @@ from transformers import AutoConfig, AutoModel, EncoderDecoderConfig, EncoderDec
 
 from lit_attn import replace_attention
 from lit_attn.attention.layer import Attention
-from lit_attn.extras import require_mmseg
 from lit_attn.schema.errors import ConfigError
 
 SIZES = {"d_model": 16, "nhead": 2, "num_encoder_layers": 2, "num_decoder_layers": 2}
@@ -174,64 +173,3 @@ def test_decoders_of_transformers_are_refused_with_their_path() -> None:
         ConfigError, match=r"crossattention \(GPT2Attention\): it is cross-attention"
     ):
         replace_attention(AutoModel.from_config(gpt2), "standard")
-
-
-def make_mmseg(name: str, **options: Any) -> nn.Module:
-    pytest.importorskip("mmseg")
-    require_mmseg("tests")
-    from mmseg.registry import MODELS
-
-    torch.manual_seed(0)
-    return disturb(MODELS.build({"type": f"mmseg.{name}", **options}), 0.05)
-
-
-VIT = {"img_size": 32, "patch_size": 8, "embed_dims": 16, "num_layers": 2, "num_heads": 2}
-VIT |= {"out_indices": [1]}
-MIT = {"embed_dims": 8, "num_layers": [1, 1, 1, 1], "num_heads": [1, 2, 4, 8]}
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("VisionTransformer", VIT), ("MixVisionTransformer", MIT | {"sr_ratios": [8, 4, 2, 1]})],
-)
-def test_a_backbone_of_mmsegmentation_computes_the_same(name: str, options: Any) -> None:
-    """mmcv passes transposed views of one tensor; a reduced map of keys is cross-attention."""
-    model, images = make_mmseg(name, **options), torch.randn(1, 3, 32, 32)
-    images = images if name == "VisionTransformer" else torch.randn(1, 3, 64, 64)
-    for is_tracked in (True, False):
-        torch.manual_seed(1)
-        with torch.set_grad_enabled(is_tracked):
-            expected = make_mmseg(name, **options)(images)
-            ours = replace_attention(make_mmseg(name, **options), "standard")(images)
-        for a, b in zip(ours, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-    assert layers(replace_attention(model, "mgk"))
-    assert all(out.isfinite().all() for out in model(images))
-
-
-def test_a_backbone_of_mmsegmentation_that_does_not_fit_is_refused_with_its_path() -> None:
-    vit, images = make_mmseg("VisionTransformer", **VIT), torch.randn(1, 3, 32, 32)
-    assert replace_attention(vit, "belief2")(images)[0].isfinite().all()
-    mit = make_mmseg("MixVisionTransformer", **MIT, sr_ratios=[8, 4, 2, 1])
-    with pytest.raises(ConfigError, match=rf"layers\.0\.1\.0\.attn\.attn \(.*\): {OWN_VALUE}"):
-        replace_attention(mit, "belief2")
-    # Without reduced maps, it is self-attention.
-    mit = make_mmseg("MixVisionTransformer", **MIT, sr_ratios=[1, 1, 1, 1])
-    replace_attention(mit, "belief2")
-    assert all(out.isfinite().all() for out in mit(torch.randn(1, 3, 32, 32)))
-
-
-@pytest.mark.filterwarnings("ignore:torch.meshgrid")
-@pytest.mark.parametrize("name", ["SwinTransformer", "BEiT"])
-def test_a_backbone_of_mmsegmentation_without_adapter_is_refused(name: str) -> None:
-    sizes: dict[str, Any] = {"embed_dims": 16, "num_heads": 2, "patch_size": 8, "img_size": 32}
-    if name == "SwinTransformer":
-        sizes = {"embed_dims": 16, "depths": (1, 1), "num_heads": (2, 4), "out_indices": (0, 1)}
-        sizes |= {"strides": (4, 2)}
-    else:
-        sizes |= {"num_layers": 1, "out_indices": [0]}
-    model = make_mmseg(name, **sizes)
-    mixed = nn.ModuleList([nn.MultiheadAttention(16, 2), model])
-    for network in (model, mixed):
-        with pytest.raises(ConfigError, match=r"\((ShiftWindowMSA|BEiTAttention)\): its class"):
-            replace_attention(network, "standard")

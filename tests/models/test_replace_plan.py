@@ -15,6 +15,7 @@ from lit_attn.attention.layer import Attention
 from lit_attn.models import replace
 from lit_attn.models.adapter import Adapter
 from lit_attn.models.replace import ADAPTERS, Projections, linear
+from lit_attn.models.transformers_attention import Hub
 from lit_attn.schema.errors import ConfigError
 
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -99,7 +100,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
         ),
         "standard",
     ),
-    "t5": (lambda: make_text("t5", AutoModel, d_model=16, num_layers=1), "standard"),
+    "t5": (lambda: make_text("t5", AutoModel, d_model=16, num_layers=1), "belief2"),
 }
 
 
@@ -330,7 +331,6 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("gemma2", {}, r"self_attn \(Gemma2Attention\): its option `attn_logit_softcapping` \(50\.0\)"),
     ("gpt_oss", {"num_local_experts": 2}, r"option `sinks` \(a tensor of shape \(4,\)\)"),
     ("olmo", {"clip_qkv": 3.0}, r"option `config\.clip_qkv` \(3\.0\) is unknown"),
-    ("olmo2", {}, r"its `q_norm` normalises all heads at once"),
     ("cohere", {}, "its rotary embedding pairs other coordinates"),
     ("phi3", {"pad_token_id": 0}, r"option `qkv_proj` \(a module Linear\)"),
     ("starcoder2", {"residual_dropout": 0.1}, r"option `residual_dropout` \(0\.1\)"),
@@ -343,7 +343,6 @@ def reused_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for kind, name in (
         ("gemma2", "Gemma2"),
         ("gpt_oss", "GptOss"),
-        ("olmo2", "Olmo2"),
         ("cohere", "Cohere"),
         ("phi3", "Phi3"),
         ("starcoder2", "Starcoder2"),
@@ -425,3 +424,59 @@ def test_attention_is_recognised_by_its_projections(names: tuple[str, ...]) -> N
     with pytest.raises(ConfigError, match=r": 1 \(TokenMixer\): it has projections as attention"):
         replace_attention(model, "standard")
     assert layers(replace_attention(model, "standard", skip="1")) == ["0.layer"]
+
+
+class Renamed(nn.Module):
+    """Attention with the names and options of Llama's, but without positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_dim = 8
+        self.scaling = 0.7
+        self.attention_dropout = 0.0
+        self.is_causal = True
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            setattr(self, name, nn.Linear(16, 16))
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, None]:
+        q, k, v = (
+            projection(hidden_states).unflatten(-1, (2, 8)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        heads = nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=self.scaling
+        )
+        return self.o_proj(heads.transpose(1, 2).flatten(2)), None
+
+
+@pytest.mark.parametrize("adapter", ["Hub", "lit_attn.models.transformers_attention:Hub", Hub])
+def test_an_adapter_is_reused_by_its_name(adapter: Any) -> None:
+    model, x = nn.Sequential(Renamed()), torch.randn(2, 5, 16)
+    with pytest.raises(ConfigError, match=r"0 \(Renamed\): it has projections as attention has"):
+        replace_attention(model, "standard")
+    expected = model(x)[0]
+    replace_attention(model, "standard", adapters={f"{__name__}:Renamed": adapter})
+    assert layers(model) == ["0.layer"]
+    torch.testing.assert_close(model(x)[0], expected)
+
+
+def test_a_reused_adapter_refuses_an_option_that_it_does_not_know() -> None:
+    model = nn.Sequential(Renamed())
+    model[0].softcap = 30.0
+    with pytest.raises(ConfigError, match=r"0 \(Renamed\): its option `softcap` \(30\.0\)"):
+        replace_attention(model, "standard", adapters={f"{__name__}:Renamed": "Hub"})
+
+
+@pytest.mark.parametrize(
+    ("adapters", "message"),
+    [
+        ({f"{__name__}:Renamed": "Hubb"}, "adapters: there is no adapter 'Hubb'; did you mean 'Hu"),
+        ({"mine:Attention": "Hub"}, "adapters: Sequential has no module of class 'mine:Attention'"),
+    ],
+)
+def test_a_mistake_in_adapters_is_one_line(adapters: dict[str, Any], message: str) -> None:
+    model = nn.Sequential(Renamed())
+    before = describe(model)
+    with pytest.raises(ConfigError, match=message):
+        replace_attention(model, "standard", adapters=adapters)
+    assert_unchanged(before, model)

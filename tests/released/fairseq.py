@@ -225,7 +225,8 @@ def replay(run: str, folder: Path) -> Replay:
     }
     if case == "left":
         changes["model.dropout"] = 0.0
-    load_parts([EXPERIMENTS / "translation_mgk" / "fairseq_adam.py"])
+    recipe = EXPERIMENTS / "translation_mgk"
+    load_parts([recipe / "fairseq_adam.py", recipe / "compound_splitting.py"])
     cell = shipped_cell(
         "translation_mgk/wmt14.yaml" if is_wmt else "translation_mgk/iwslt14.yaml", changes, seed
     )

@@ -30,7 +30,8 @@ from released.replaying import Replay, shipped_cell
 
 REPOSITORY, COMMIT = "minhtannguyen/transformer-mgk", "73608b3"
 EXPERIMENT = "experiments/wikitext103_mgk/experiment.yaml"
-PLUG_IN = EXPERIMENTS / "wikitext103_mgk" / "transformer_xl_schedule.py"
+RECIPE = EXPERIMENTS / "wikitext103_mgk"
+PLUG_INS = [RECIPE / "transformer_xl_schedule.py", RECIPE / "reversed_positions.py"]
 TOLERANCES = {
     "loss": 1e-11,
     "gradient": 1e-9,
@@ -230,7 +231,7 @@ def replay(run: str, folder: Path) -> Replay:
     words = {"kind": "words", "size": VOCABULARY}
     meta = {"vocabulary": VOCABULARY, "tokenizer": words, "dtype": "uint16"}
     (folder / "meta.json").write_text(json.dumps(meta))
-    load_parts([PLUG_IN])
+    load_parts(PLUG_INS)
     cell = shipped_cell(
         EXPERIMENT.removeprefix("experiments/"),
         {

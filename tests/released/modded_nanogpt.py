@@ -13,7 +13,9 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from helpers.paths import EXPERIMENTS
 
+from lit_attn.schema.plugins import load_parts
 from released.record import Clone
 from released.recording import Arrays, Recorder, Tensors, generator, rename
 from released.replaying import Replay, shipped_cell
@@ -84,6 +86,7 @@ def record(clone: Clone, run: str) -> Arrays:
 def replay(run: str, folder: Path) -> Replay:
     """Return this project's side: the shipped experiment, shrunk, with its own token reader."""
     write_shards(folder, int(run))
+    load_parts([EXPERIMENTS / "gpt2" / "e5m2_weights.py"])
     cell = shipped_cell(
         "gpt2/fineweb.yaml",
         {

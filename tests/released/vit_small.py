@@ -14,7 +14,9 @@ from unittest.mock import patch
 
 import torch
 import torchvision
+from helpers.paths import EXPERIMENTS
 
+from lit_attn.schema.plugins import load_parts
 from released import vision
 from released.record import Clone
 from released.recording import Arrays, Recorder, Tensors, shared_draws
@@ -88,6 +90,7 @@ def batch(seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def replay(run: str, folder: Path) -> Replay:
     """Return this project's side: the shipped experiment, shrunk to the recorded size."""
+    load_parts([EXPERIMENTS / "cifar_vit_small" / "blanking_randaugment.py"])
     case, _, number = run.rpartition("-")
     seed = int(number)
     plain = {"model.patchify": "plain", "model.local_self_attention": False}

@@ -394,7 +394,6 @@ def test_the_best_test_epoch_stands_apart_and_selects_nothing(tmp_path: Path) ->
     column = heading.index("best test epoch")
     assert rows[1][column].startswith("92.50 ± ")
     assert not any(mark in row[column] for row in rows for mark in ("**", "\\*"))
-    assert "It is never used for selection, bold, stars, differences or intervals." in pages[True]
 
 
 def test_the_best_test_epoch_of_a_damaged_curve_is_empty(tmp_path: Path) -> None:

@@ -60,10 +60,17 @@ def disagreements(table: Table) -> set[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_published_cells_agree_with_the_arithmetic_of_the_paper(name: str) -> None:
-    """Means and overheads follow from other cells, except the slips that the file explains."""
+    """Means and overheads follow from other cells, except the slips that the file explains.
+
+    Slips of measured values contradict another table (`tests/config/test_published.py`).
+    """
     for number, table in paper(name).paper.tables.items():
-        if (name, number) != ("dcmha", "10"):  # It follows from Table 6, see below.
-            assert disagreements(table) == set(table.slips), number
+        slips = set()
+        for slip in table.slips:
+            column = table.columns[slip.rpartition(" | ")[2]]
+            if column.mean or column.overhead:
+                slips.add(slip)
+        assert disagreements(table) == slips, number
 
 
 def test_tables_and_figures_need_every_variant_of_the_small_studies() -> None:

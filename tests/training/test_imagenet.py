@@ -366,7 +366,9 @@ def test_a_signal_never_ends_a_reader(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(loading, "_start_worker", first)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    assert list(loading.read_batches(range(4), [[0, 1], [2, 3]], sum, 1)) == [1, 5]
+    workers = loading.BatchWorkers(sum, 1)
+    assert list(workers.read([[0, 1], [2, 3]])) == [1, 5]
+    workers.close()
     assert blocked_file.read_text() == "True"
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 

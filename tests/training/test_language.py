@@ -227,7 +227,7 @@ def test_micro_batches_add_up_to_the_step(tmp_path: Path) -> None:
     [
         ({"attention": PRESETS["belief2"]}, math.log(256)),
         (
-            {"attention": PRESETS["dcmha"], "positions": "rotary", "weights": "e5m2"},
+            {"attention": PRESETS["dcmha"], "positions": "rotary"},
             math.log(256),
         ),
         # One of 40 tokens and two clusters, then one of the cluster: most bytes of text are there.

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -99,7 +98,7 @@ def test_the_loss_of_a_step_depends_neither_on_ranks_nor_on_micro_batches(
 def test_bleu_equals_sacrebleu_on_the_words_of_the_files(tmp_path: Path) -> None:
     """Translations are the references with some words exchanged; empty rows do not count."""
     task = make_task(tmp_path)
-    scores, drawn = TranslationScores(task.data.encoder), np.random.default_rng(1)
+    scores, drawn = TranslationScores(task.data), np.random.default_rng(1)
     hypotheses, references = [], []
     loader = task.data.evaluation_loader("test")
     for rows, (_, _, targets) in zip(loader.units, loader, strict=True):
@@ -124,24 +123,9 @@ def test_bleu_equals_sacrebleu_on_the_words_of_the_files(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_compounds_are_split_before_bleu(tmp_path: Path) -> None:
-    """At every hyphen between two characters, but a character is next to one hyphen only."""
-    text = ["the dog - a-b-c @-@ big-dog"]
-    split = "the dog - a ##AT##-##AT## b-c @ ##AT##-##AT## @ big ##AT##-##AT## dog"
-    task = make_task(tmp_path)
-    assert not task.data.split_compounds
-    task.data.split_compounds = True
-    scores = task.build_metrics("test")
-    scores.encoder = Mock(decode=Mock(side_effect=[text[0], "the dog - a-b-c @-@ big dog"]))
-    with patch.object(scores.bleu, "update") as update:
-        scores.update(torch.zeros(1, 2), torch.tensor([[3, 1]]), torch.tensor([[3]]))
-    update.assert_called_once_with([split.replace("big ##AT##-##AT## dog", "big dog")], [[split]])
-
-
-@pytest.mark.slow
 def test_unknown_characters_never_match(tmp_path: Path) -> None:
     task = make_task(tmp_path)
-    scores = TranslationScores(task.data.encoder)
+    scores = TranslationScores(task.data)
     (ids,) = task.data.encoder.encode(["☃ the dog sees the dog"])
     target = torch.tensor([[*ids.tolist(), 1]])
     scores.update(torch.zeros(target.shape), target, target[:, :-1])

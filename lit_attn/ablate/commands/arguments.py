@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lit_attn.ablate.papers import PEAKS
-from lit_attn.config.papers import SIZES
+from lit_attn.config.papers import add_size_options
 from lit_attn.schema.commands import Command
 from lit_attn.schema.errors import ConfigError, OneLineParser, program, suggest
 
@@ -69,16 +69,7 @@ def add_study_arguments(parser: argparse.ArgumentParser) -> None:
     several("--study", "NAME", "Run this study (default: studies with `default: true`).")
     value("--paper", str, "NAME", "Run the tables and figures of a paper (see experiments/papers).")
     several("--table", "NUMBER", "With --paper: run this table (2) or figure (figure-2) only.")
-    sizes = parser.add_mutually_exclusive_group()
-    for name, size in SIZES.items():
-        sizes.add_argument(
-            name,
-            dest="small",
-            action="store_const",
-            const=size,
-            default="",
-            help=f"With --paper: run models for two CPU cores on {size} data.",
-        )
+    add_size_options(parser, "With --paper: run models for two CPU cores on {data} data.")
     parser.add_argument("--cost", choices=PEAKS, help="With --paper: print GPU time; run nothing.")
     flag("--dry-run", "List the cells and their states; run nothing.")
     flag("--params", "With --dry-run: show parameters and FLOPs.")

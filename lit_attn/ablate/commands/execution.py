@@ -107,7 +107,9 @@ def measure_times(matrices: list[Matrix], options: StudyOptions) -> None:
 
 def _select(matrices: list[Matrix], chosen: list[Job] | None, limit: int | None) -> Selection:
     """Return the first `limit` of the chosen cells, or of the cells that have no result."""
-    every_job = [job for matrix in matrices for job in matrix.jobs]
+    every_job: list[Job] = []
+    for matrix in matrices:
+        every_job += matrix.jobs
     cells = [(job, read_cell(job.folder, job.identity)) for job in every_job]
     diverged = 0
     if chosen is None:
@@ -218,7 +220,8 @@ def _prepare_local(matrices: list[Matrix], options: StudyOptions, launcher: "Lau
     from lit_attn.ablate.runner import Runner
 
     slots = make_slots(options.jobs)
-    slots.check(job.cell for matrix in matrices for job in (*matrix.trials, *matrix.jobs))
+    for matrix in matrices:
+        slots.check(job.cell for job in (*matrix.trials, *matrix.jobs))
 
     def start(missing: list[Job]) -> "Summary":
         write_line(f"{slots.at_once(job.cell for job in missing)} at once")

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_type_hints
 
 from pydantic import Field, PositiveInt
 
@@ -30,6 +30,16 @@ class Data(Kind):
     eval_batch_size: PositiveInt = Field(
         512, description="samples of an evaluation batch, over all devices"
     )
+    workers: Annotated[int, Field(ge=0)] | None = outside_identity(
+        None,
+        "processes that prepare batches ahead of the device; 0: the training process; null: by the "
+        "device and the cores of the process",
+    )
+
+    @property
+    def prepares_on_cpu(self) -> bool:
+        """True if samples are decoded or augmented on the CPU, so that worker processes help."""
+        return False
 
     @classmethod
     def __pydantic_init_subclass__(cls, **keywords: Any) -> None:

@@ -55,6 +55,11 @@ class Images(Data):
 
     build: ClassVar = method("lit_attn.data.images:ImageData")
 
+    @property
+    def prepares_on_cpu(self) -> bool:
+        """True if a step of the augmentation works on bytes, as Pillow does."""
+        return any(step.stage == "bytes" for step in self.augment)
+
     @abstractmethod
     def read_splits(self) -> Any:
         """Return the `lit_attn.data.sets.Split` of "train", "test" and, if it exists, "val".
@@ -252,7 +257,13 @@ class ImageFiles(Data):
     augment: TimmAugmentation = Field(
         TimmAugmentation(), description="timm's augmentation of training images"
     )
-    workers: Count = outside_identity(8, "processes that read images; 0: the training process")
+
+    unreadable: Count = outside_identity(
+        0,
+        "images of each split that may be left out because they cannot be read; 0: the first one "
+        "ends the cell",
+    )
+    prepares_on_cpu: ClassVar = True
 
     def signature(self) -> ImageLabels:
         return ImageLabels((3, self.size, self.size), self.classes, self.sizes)

@@ -86,6 +86,9 @@ class Scenery(Data):
     has_val_files = False
     first_label: ClassVar = 1
     """Number of the first class in a label file; the numbers below it mean no class."""
+    prepares_on_cpu: ClassVar = True
+    void_hint: ClassVar[str] = ""
+    """End of the message about an unknown number: the key of further numbers without a class."""
 
     root: Path = Field(description="folder of the images and annotations")
     crop: PositiveInt = Field(512, description="side of a training window in pixels")
@@ -99,7 +102,6 @@ class Scenery(Data):
         (Rescale(), CategoryCrop(), SceneFlip(), Photometric()),
         description="augmentation steps in the order of their application",
     )
-    workers: int = outside_identity(4, "processes that read images; 0: the training process")
 
     @field_validator("augment")
     @classmethod
@@ -129,6 +131,11 @@ class Scenery(Data):
         """Label of each colour in label files; empty if the files have numbers."""
         return {}
 
+    @property
+    def void_numbers(self) -> tuple[int, ...]:
+        """Numbers in label files that mean no class, besides those below `first_label`."""
+        return (IGNORED,)
+
     def prepare(self) -> Path:
         """Return the folder of the images, which are written there first if they are generated."""
         return self.root
@@ -145,34 +152,59 @@ class MasksConfig(Scenery, kind="masks"):
     """Images of the user with classes of the user, in ADE20K's layout below `root`.
 
     A label file, best a PNG, has one number for each pixel (from 0 in the order of `classes`; 255
-    is no class). With `colours` its pixels have these colours, directly or through its palette.
+    and `void` are no class). With `colours` its pixels have these colours, directly or through its
+    palette.
     """
 
     first_label: ClassVar = 0
+    void_hint: ClassVar = " (data.void: a further number for no class)"
     name: str = Field(description="name of the data set in identities and tables")
     root: Path = outside_identity(..., "folder of the images and annotations")
     classes: tuple[str, ...] = Field(min_length=2, max_length=255, description="names of classes")
     colours: tuple[Colour, ...] = Field(
         (), description="colour (red, green, blue) of each class in label files; empty: numbers"
     )
-    void: Colour | None = Field(
-        None, description="colour of the pixels without a class; needs `colours`"
+    void: int | Colour | None = Field(
+        None,
+        description="number of the pixels without a class, besides 255; colour with `colours`",
     )
 
     @consistency_check
-    def _each_class_has_a_colour(self) -> None:
-        """Refuse repeated classes, and colours that do not tell all classes and `void` apart."""
+    def _class_names_differ(self) -> None:
+        """Refuse repeated classes."""
         for name in self.classes:
             if self.classes.count(name) > 1:
                 raise ValueError(f"classes: '{name}' stands there twice")
-        if not self.colours and not self.void:
+
+    @consistency_check
+    def _each_class_has_a_colour(self) -> None:
+        """Refuse colours that do not tell all classes and `void` apart."""
+        if not self.colours:
+            if isinstance(self.void, tuple):
+                raise ValueError(
+                    f"void: {list(self.void)} is a colour, and label files have numbers without "
+                    "`colours`; write the number of the pixels without a class"
+                )
             return
-        # No colour for `void` counts as a colour that no class has.
-        distinct_colours = {*self.colours, self.void}
-        if len(distinct_colours) != self.num_classes + 1:
+        if isinstance(self.void, int):
             raise ValueError(
-                f"colours: {len(self.colours)} for {len(self.classes)} classes; each class and"
-                " `void` need a colour of their own"
+                f"void: {self.void} is a number, and label files have `colours`; write the colour "
+                "of the pixels without a class: [red, green, blue]"
+            )
+        different = {*self.colours} - {self.void}
+        if len(self.colours) != self.num_classes or len(different) != self.num_classes:
+            raise ValueError(
+                f"colours: {len(self.colours)} for {len(self.classes)} classes; each class and "
+                "`void` need a colour of their own"
+            )
+
+    @consistency_check
+    def _void_is_no_class(self) -> None:
+        """Refuse the number of a class as `void`."""
+        if isinstance(self.void, int) and 0 <= self.void < self.num_classes:
+            raise ValueError(
+                f"void: {self.void} is the number of the class '{self.classes[self.void]}'; the "
+                f"numbers 0 to {self.num_classes - 1} are those of `classes`"
             )
 
     @property
@@ -186,9 +218,13 @@ class MasksConfig(Scenery, kind="masks"):
     @property
     def label_colours(self) -> dict[Colour, int]:
         labels = {colour: number for number, colour in enumerate(self.colours)}
-        if self.void is not None:
+        if isinstance(self.void, tuple):
             labels[self.void] = IGNORED
         return labels
+
+    @property
+    def void_numbers(self) -> tuple[int, ...]:
+        return (self.void, IGNORED) if isinstance(self.void, int) else (IGNORED,)
 
 
 class Scenes(Scenery, kind="scenes"):
@@ -211,6 +247,5 @@ class Scenes(Scenery, kind="scenes"):
     crop: PositiveInt = Field(32, description="side of a training window in pixels")
     short_side: PositiveInt = Field(32, description="short side of a resized image in pixels")
     long_side: PositiveInt = Field(128, description="most pixels of a resized image's long side")
-    workers: int = outside_identity(0, "processes that read images; 0: the training process")
 
     prepare: ClassVar = method("lit_attn.data.scenes:prepare")

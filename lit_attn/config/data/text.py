@@ -333,9 +333,6 @@ class ParallelText(TokenData, kind="parallel-text"):
     batch_size: PositiveInt = Field(
         4096, description="tokens of a step, over all devices: pairs times their longest sentence"
     )
-    split_compounds: bool = Field(
-        False, description="split words at hyphens before BLEU, as fairseq's compound_split_bleu.sh"
-    )
 
     build: ClassVar = method("lit_attn.data.text.parallel:ParallelData")
 

@@ -34,6 +34,22 @@ class ExternalModel(Model):
 
     ffn: ModelFFN = Field(ModelFFN(), description="FFN of every block, always present")
     arguments: dict[str, Any] = Field({}, description="further arguments of the model")
+    adapters: dict[str, str] = Field(
+        {},
+        description="adapter, such as Hub, by class of attention module, such as `net:MyAttention` "
+        "(docs/own-models.md)",
+    )
+
+    @field_validator("adapters")
+    @classmethod
+    def _names_adapters(cls, value: dict[str, str]) -> dict[str, str]:
+        for module_class, adapter in value.items():
+            if ":" in adapter:
+                raise ValueError(
+                    f"'{adapter}' for '{module_class}' is no name of an adapter; write a name such "
+                    "as Hub, or add a class of your own to ADAPTERS in a file in `parts`"
+                )
+        return value
 
     @field_validator("ffn", mode="before")
     @classmethod

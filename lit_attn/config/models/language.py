@@ -38,10 +38,8 @@ class TokenTransformer(PackageModel):
     depth: PositiveInt = Field(description="number of blocks")
     heads: PositiveInt = Field(description="attention heads of a block")
     head_dim: PositiveInt | None = Field(None, description="width of a head; null: dim / heads")
-    positions: Literal["learned", "rotary", "sinusoidal", "sinusoidal-reversed", "fairseq"] = Field(
-        "learned",
-        description="sinusoidal-reversed: the sinusoidal position of a token is its distance to "
-        "the last token, as in Transformer-XL's code; fairseq: sinusoidal, from position 2 on",
+    positions: Literal["learned", "rotary", "sinusoidal", "fairseq"] = Field(
+        "learned", description="fairseq: sinusoidal, from position 2 on"
     )
     rotary_share: float = Field(
         1.0, gt=0, le=1, description="share of a head's components that rotary positions rotate"
@@ -72,9 +70,6 @@ class TokenTransformer(PackageModel):
         (None,),
         min_length=1,
         description="windows of the layers in turn, repeated; null keeps that of `attention`",
-    )
-    weights: Literal["exact", "e5m2"] = Field(
-        "exact", description="e5m2: the forward pass rounds the blocks' matrices to 8 bits"
     )
     dropout: Share = Field(0.0, description="dropout rate of embedding, after W, and in the FFN")
     activation_dropout: Share | None = Field(
@@ -235,11 +230,6 @@ class EncoderDecoderConfig(TokenTransformer, kind="encoder-decoder"):
         description="shared embedding; decoder: of the decoder's input and output; all: also of "
         "the encoder's input; separate: none",
     )
-    # Reversed positions change with every new token, and the encoder would count padding.
-    positions: Literal["learned", "rotary", "sinusoidal", "fairseq"] = Field(
-        "learned", description="positions of both parts"
-    )
-    weights: Literal["exact"] = Field("exact", description="matrices are not rounded")
     branches: Literal["sequential"] = Field("sequential", description="order of the branches")
 
     @property

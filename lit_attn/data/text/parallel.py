@@ -45,7 +45,6 @@ class ParallelData(TokenDataModule):
         for language in (0, 1):
             warn_of_shared_files({split: data.files(split)[language] for split in SPLITS})
         texts = {split: read_sides(data, split) for split in SPLITS}
-        self.split_compounds = data.split_compounds
         self.encoder = Subwords(texts["train"], data.vocabulary)
         self.pairs: dict[str, list[Pair]] = {}
         for split in SPLITS:
@@ -88,6 +87,10 @@ class ParallelData(TokenDataModule):
                 f"{limit:,}",
             )
         return batches
+
+    def words(self, ids: list[int]) -> str:
+        """Return the text of token ids, whose words BLEU compares."""
+        return self.encoder.decode(ids)
 
     def fingerprint(self) -> str:
         return digest(self._list_content())

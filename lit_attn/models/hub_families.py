@@ -1,0 +1,311 @@
+"""Adapters of classes of transformers whose projections have other names, or which do more.
+
+Shapes: B batch, n tokens, m tokens of a memory or of a cache, d width, H heads, D head width.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from lit_attn.attention.compose import Composer
+from lit_attn.attention.parts import StaticConfig
+from lit_attn.attention.spec import AttentionSpec
+from lit_attn.models.adapter import (
+    Projections,
+    by_head,
+    check_hooks,
+    check_options,
+    describe_cross_problem,
+    join,
+    linear,
+)
+from lit_attn.models.transformers_attention import Hub, HubCache, join_bias
+
+
+class GPT2(Hub):
+    """GPT-2, whose matrices are stored as (inputs, outputs)."""
+
+    moved = ("c_attn", "c_proj", "attn_dropout", "resid_dropout")
+    known = (
+        *Hub.known,
+        "embed_dim",
+        "reorder_and_upcast_attn",  # The order of operations in half precision.
+        "scale_attn_by_inverse_layer_idx",
+        "scale_attn_weights",
+        "split_size",
+    )
+
+    def read(self, original: Any) -> Projections:
+        qkv = original.c_attn
+        proj = original.c_proj
+        return Projections(
+            heads=original.num_heads,
+            qkv=linear(qkv.weight.T, qkv.bias),
+            proj=linear(proj.weight.T, proj.bias),
+            attn_drop=original.attn_dropout.p,
+            proj_drop=original.resid_dropout.p,
+            scale=original.scaling,
+        )
+
+
+class GPTNeoX(Hub):
+    """GPT-NeoX and Pythia: fused projections, head by head, and partial rotary embedding."""
+
+    moved = ("query_key_value", "dense")
+    known = (*Hub.known, "head_size", "rotary_ndims")
+
+    def read(self, original: Any) -> Projections:
+        heads = original.config.num_attention_heads
+        return Projections(
+            heads=heads,
+            qkv=by_head(original.query_key_value, heads),
+            proj=original.dense,
+            attn_drop=original.attention_dropout,
+            scale=original.scaling,
+        )
+
+
+class Bert(Hub):
+    """BERT: self-attention, output projection, and the norm after the skip connection."""
+
+    moved = ("self.query", "self.key", "self.value", "output.dense")
+    known = ("self", "output", "is_cross_attention")
+    inner_known = (*Hub.known, "all_head_size", "attention_head_size", "dropout", "is_decoder")
+    output_known = ("LayerNorm", "dropout")
+
+    def check_options(self, original: Any) -> None:
+        super().check_options(original)
+        adapter = type(self).__name__
+        check_options(original.self, {"query", "key", "value", *self.inner_known}, adapter)
+        check_options(original.output, {"dense", *self.output_known}, adapter)
+        for child in (original.self, original.output):
+            check_hooks(child, "it")
+
+    def read(self, original: Any) -> Projections:
+        inner = original.self
+        output = original.output
+        if not isinstance(output.LayerNorm, nn.LayerNorm):
+            raise ValueError("its output has no LayerNorm after the skip connection")
+        return Projections(
+            heads=inner.num_attention_heads,
+            qkv=join(inner.query, inner.key, inner.value),
+            proj=output.dense,
+            attn_drop=inner.dropout.p,
+            proj_drop=output.dropout.p,
+            scale=inner.scaling,
+        )
+
+    def forward(self, *values: Any, **named: Any) -> tuple[Any, ...]:
+        out, weights = super().forward(*values, **named)
+        x = named["hidden_states"] if "hidden_states" in named else values[0]
+        return self.output.LayerNorm(out + x), weights
+
+
+class Gemma2(Hub):
+    """Gemma 2: logits with a soft cap, cap tanh(logits / cap), before the mask is added.
+
+    The cap acts on formed logits, as a composition does, so `compose` cannot be chosen.
+    """
+
+    known = (*Hub.known, "attn_logit_softcapping", "use_bidirectional_attention")
+
+    def __init__(self, original: Any, spec: AttentionSpec) -> None:
+        cap = original.attn_logit_softcapping
+        if cap is None:
+            super().__init__(original, spec)
+            return
+        if not spec.similarity.has_logits:
+            raise ValueError(
+                f"'{spec.similarity.kind}' attention has no logits, which this module caps"
+            )
+        if spec.compose.places():
+            raise ValueError(f"compose: '{spec.compose.kind}' would mix logits that it caps")
+        capped_spec = spec.model_copy(update={"compose": StaticConfig(place="pre")})
+        super().__init__(original, capped_spec)
+        self.layer.composers = nn.ModuleDict({"pre": SoftCap(capped_spec.compose, cap)})
+
+
+class SoftCap(Composer):
+    """Soft cap of logits: cap tanh(a / cap) for a (B, H, c, m)."""
+
+    def __init__(self, part: Any, cap: float) -> None:
+        nn.Module.__init__(self)
+        self.part = part
+        self.cap = cap
+
+    def forward(self, a: Tensor, query: None, key: None) -> Tensor:
+        return self.cap * torch.tanh(a / self.cap)
+
+
+class Gemma3(Hub):
+    """Gemma 3: norms of queries and keys; its class has a soft cap that its code ignores."""
+
+    known = (
+        *Hub.known,
+        "attn_logit_softcapping",
+        "is_sliding",
+        "use_bidirectional_attention",
+    )
+
+
+class Phi(Hub):
+    """Phi: output projection `dense`, optional norms, and partial rotary embedding."""
+
+    output_name = "dense"
+    norm_names = ("q_layernorm", "k_layernorm")
+    moved = ("q_proj", "k_proj", "v_proj", "dense", "q_layernorm", "k_layernorm")
+    known = (*Hub.known, "qk_layernorm", "rotary_ndims")
+
+
+class FusedHub(Hub):
+    """Attention with one projection qkv_proj, whose rows are q, k and v: Phi 3."""
+
+    input_names = ("qkv_proj",)
+    moved = ("qkv_proj", "o_proj")
+
+
+class ModernBert(Hub):
+    """ModernBERT: one projection Wqkv, with rows q, k and v, and a window on both sides."""
+
+    input_names = ("Wqkv",)
+    output_name = "Wo"
+    moved = ("Wqkv", "Wo", "out_drop")
+    known = (*Hub.known, "deterministic_flash_attn")
+
+    def read(self, original: Any) -> Projections:
+        drop = getattr(original.out_drop, "p", 0.0)
+        return super().read(original)._replace(proj_drop=drop)
+
+    def read_scale(self, original: Any) -> float:
+        scale: float = original.head_dim**-0.5
+        return scale
+
+
+class DistilBert(Hub):
+    """DistilBERT: the names q_lin, k_lin, v_lin and out_lin."""
+
+    moved = ("q_lin", "k_lin", "v_lin", "out_lin", "dropout")
+    known = (*Hub.known, "attention_head_size", "dim", "n_heads")
+
+    def read(self, original: Any) -> Projections:
+        return Projections(
+            heads=original.n_heads,
+            qkv=join(original.q_lin, original.k_lin, original.v_lin),
+            proj=original.out_lin,
+            attn_drop=original.dropout.p,
+            scale=original.scaling,
+        )
+
+
+class OutProj(Hub):
+    """Attention with an output projection out_proj and a rate `dropout`: OPT, CLIP, SigLIP."""
+
+    output_name = "out_proj"
+    moved = ("q_proj", "k_proj", "v_proj", "out_proj")
+    known = (*Hub.known, "dropout", "embed_dim", "enable_bias", "scale")
+
+    def read_dropout(self, original: Any) -> float:
+        rate: float = original.dropout
+        return rate
+
+    def read_scale(self, original: Any) -> float:
+        scale: float = original.scale if hasattr(original, "scale") else original.scaling
+        return scale
+
+
+class EncoderDecoder(Hub):
+    """Base of classes that are self-attention or, with `key_value_states`, cross-attention."""
+
+    cross_name: ClassVar[str]
+    """Name of the cross-attention in a block of the decoder."""
+
+    @classmethod
+    def check_place(cls, parent: nn.Module, name: str, spec: AttentionSpec) -> None:
+        problem = spec.find_cross_problem()
+        if problem and name == cls.cross_name:
+            raise ValueError(f"{describe_cross_problem(problem)}; name it in `skip` to keep it")
+
+    def attend_to_memory(self, arguments: dict[str, Any], mask: Tensor | None) -> Tensor:
+        """Return the output of cross-attention to `key_value_states`, (B, n, d)."""
+        if self.layer.cross_problem:
+            raise self.refusal(describe_cross_problem(self.layer.cross_problem))
+        x = arguments["hidden_states"]
+        memory = arguments["key_value_states"]
+        past = arguments.get("past_key_values")
+        cross_past = getattr(past, "cross_attention_cache", None)
+        if past is None or cross_past is None or self.training or x.is_meta:
+            return self.layer(x, mask, memory=memory)
+        self.check_cache()
+        if past.is_updated.get(self.index):
+            # The cache has the keys and values of the memory since the first call.
+            memory = memory[:, :0]
+        cache = HubCache(cross_past, self.index, None)
+        out = self.layer(x, mask, cache=cache, memory=memory)
+        past.is_updated[self.index] = True
+        return out
+
+
+class Whisper(EncoderDecoder, OutProj):
+    """Whisper: encoder, decoder and cross-attention; keys have no bias."""
+
+    cross_name = "encoder_attn"
+    known = (*OutProj.known, "is_decoder")
+
+    def forward(self, *values: Any, **named: Any) -> tuple[Any, ...]:
+        arguments = self.name_arguments(values, named)
+        mask = arguments.get("attention_mask")
+        if arguments.get("key_value_states") is None:
+            return self.attend(arguments, mask), None
+        return self.attend_to_memory(arguments, mask), None
+
+
+class T5(EncoderDecoder):
+    """T5: logits without a scale, plus a position bias that the first layer computes for all."""
+
+    adds_to_logits = True
+    cross_name = "EncDecAttention"
+    moved = ("q", "k", "v", "o")
+    known = (
+        *Hub.known,
+        "d_model",
+        "dropout",
+        "gradient_checkpointing",
+        "has_relative_attention_bias",
+        "inner_dim",
+        "is_decoder",
+        "key_value_proj_dim",
+        "n_heads",
+        "relative_attention_bias",
+        "relative_attention_max_distance",
+        "relative_attention_num_buckets",
+    )
+
+    def read(self, original: Any) -> Projections:
+        return Projections(
+            heads=original.n_heads,
+            qkv=join(original.q, original.k, original.v),
+            proj=original.o,
+            attn_drop=original.dropout,
+            scale=original.scaling,
+        )
+
+    def forward(self, *values: Any, **named: Any) -> tuple[Any, ...]:
+        """Return the output, the position bias for the next layers, and None for the weights."""
+        arguments = self.name_arguments(values, named)
+        bias = arguments.get("position_bias")
+        if arguments.get("key_value_states") is not None:
+            mask = join_bias(arguments.get("mask"), bias)
+            return self.attend_to_memory(arguments, mask), bias, None
+        if bias is None and self.has_relative_attention_bias:
+            bias = self.find_bias(arguments)
+        return self.attend(arguments, arguments.get("mask"), bias), bias, None
+
+    def find_bias(self, arguments: dict[str, Any]) -> Tensor:
+        """Return the position bias of the call, (1, H, n, m) with the cached tokens."""
+        x = arguments["hidden_states"]
+        cache = self.find_cache(arguments, x)
+        cached = 0 if cache is None else cache.position
+        n = x.shape[1]
+        bias: Tensor = self.compute_bias(n, cached + n, device=x.device, past_seen_tokens=cached)
+        return bias

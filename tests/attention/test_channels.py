@@ -1,0 +1,216 @@
+"""Gates, biases of pairs, scales, maps and normalisers: values that were computed by hand."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from helpers.attention_checks import DIM, HEADS, make, tokens
+from torch import Tensor, nn
+
+from lit_attn.attention.bias import list_slopes
+from lit_attn.attention.layer import Attention, attn_layer, number_layers
+from lit_attn.attention.masks import Masks
+from lit_attn.attention.spec import PRESETS, AttentionSpec
+from lit_attn.schema.errors import ConfigError
+
+N = 4
+
+
+def build(chosen: Any) -> Attention:
+    """Return a float64 layer with its initial parameters, without biases of its projections."""
+    torch.manual_seed(0)
+    layer: Attention = attn_layer(chosen)(DIM, HEADS, proj_bias=False).double().eval()
+    return layer
+
+
+def standard_like(layer: Attention) -> Attention:
+    """Return the standard layer with the projections of `layer`."""
+    standard = build("standard")
+    standard.load_state_dict(
+        {name: layer.state_dict()[name] for name in standard.state_dict()}, strict=True
+    )
+    return standard
+
+
+def assert_standard(layer: Attention, factor: float = 1.0, **options: Any) -> None:
+    x = tokens(N)
+    torch.testing.assert_close(layer(x, **options), factor * standard_like(layer)(x, **options))
+
+
+def weights_of(chosen: Any, logits: list[float]) -> list[float]:
+    """Return the weights of one query with these logits, by the normaliser of a layer."""
+    layer = build(chosen)
+    row = torch.tensor(logits, dtype=torch.double).expand(1, HEADS, 1, len(logits))
+    return layer.normaliser(row, None)[0, 0, 0].tolist()
+
+
+@pytest.mark.parametrize("name", ["gated", "gated-heads"])
+def test_a_gate_of_zeros_halves_the_output(name: str) -> None:
+    layer = build({"preset": name, "gate": {"init": "zeros"}})
+    assert_standard(layer, 0.5)
+    assert_standard(build({"preset": name, "gate": {"init": "zeros", "factor": 2.0}}))
+
+
+@pytest.mark.parametrize("kind", ["element", "head"])
+def test_an_open_gate_is_the_standard_layer(kind: str) -> None:
+    assert_standard(build({"gate": {"kind": kind, "bias": 40.0}}))
+
+
+def test_a_gate_reads_the_first_columns() -> None:
+    layer = make(AttentionSpec.model_validate({"gate": {"kind": "head", "columns": 3}}))
+    assert layer.gate.linear.weight.shape == (HEADS, 3)
+    x = tokens(N)
+    project = layer.gate(x, nn.Identity())
+    signal = torch.ones(2, N, DIM, dtype=torch.double)
+    changed = x.clone()
+    changed[..., 3:] = 7.0
+    torch.testing.assert_close(project(signal), layer.gate(changed, nn.Identity())(signal))
+    with pytest.raises(
+        ValueError, match=f"gate: columns: 99 exceeds the width of the layer, {DIM}"
+    ):
+        build({"gate": {"kind": "head", "columns": 99}})
+
+
+def test_gated_xsa_goes_from_the_standard_layer_to_xsa() -> None:
+    layer = build("gated-xsa")
+    assert_standard(layer)
+    with torch.no_grad():
+        layer.residual.strength.fill_(40.0)
+    xsa = build("xsa")
+    xsa.load_state_dict(standard_like(layer).state_dict())
+    torch.testing.assert_close(layer(tokens(N)), xsa(tokens(N)))
+    with pytest.raises(ConfigError, match="strength: `tanh` is learned by each head; set `scope"):
+        attn_layer({"residual": {"kind": "perpendicular", "strength": "tanh"}})
+
+
+@pytest.mark.parametrize(
+    ("chosen", "logits", "expected"),
+    [
+        ("sink", [0.0, math.log(2)], [1 / 4, 1 / 2]),
+        ({"normaliser": {"kind": "sink", "start": -40.0}}, [0.0, math.log(2)], [1 / 3, 2 / 3]),
+        ("off-by-one", [0.0, math.log(2)], [1 / 4, 1 / 2]),
+        ("softpick", [math.log(2), math.log(3), -math.log(2)], [2 / 7, 4 / 7, 0.0]),
+        ("softpick", [-1.0, -2.0], [0.0, 0.0]),
+        ("capped", [0.0, 1e6], [0.0, 1.0]),
+        (
+            {"normaliser": {"kind": "capped-softmax", "cap": 1.0}},
+            [0.0, 1e6],
+            [0.2689414, 0.7310586],
+        ),
+    ],
+)
+def test_weights_of_few_logits(chosen: Any, logits: list[float], expected: list[float]) -> None:
+    assert weights_of(chosen, logits) == pytest.approx(expected, abs=1e-7)
+
+
+def test_softpick_of_large_logits_is_finite() -> None:
+    row = torch.tensor([1e4, 9e3, -1e4], dtype=torch.float32, requires_grad=True)
+    weights = build("softpick").normaliser(row.expand(1, HEADS, 1, 3), None)
+    assert weights[0, 0, 0].tolist() == [1.0, 0.0, 0.0]
+    weights.sum().backward()
+    assert row.grad is not None
+    assert row.grad.isfinite().all()
+
+
+def test_the_lambda_of_differential_attention_grows_with_the_layer() -> None:
+    layer_class = attn_layer("differential")
+    network = nn.Sequential(*(layer_class(DIM, HEADS) for _ in range(12)))
+    assert network[11].normaliser.lambda_init == pytest.approx(0.2)
+    number_layers(network)
+    values = [network[layer].normaliser.lambda_init for layer in (0, 1, 11)]
+    assert values == pytest.approx([0.2, 0.3555, 0.7779], abs=1e-4)
+    fixed = attn_layer({"normaliser": "differential"})(DIM, HEADS)
+    number_layers(nn.Sequential(network[0], fixed))
+    assert fixed.normaliser.lambda_init == 0.8
+
+
+def test_open_forgetting_gates_are_the_standard_layer() -> None:
+    assert_standard(build({"bias": {"kind": "forgetting", "start": 40.0}}), is_causal=True)
+
+
+def test_forgetting_gates_of_one_half_halve_the_weights() -> None:
+    layer = build("forgetting")
+    with torch.no_grad():
+        layer.qkv.weight.zero_()
+        layer.bias.gate.weight.zero_()
+    record = layer.record(tokens(3), is_causal=True)
+    assert record.weights is not None
+    assert record.weights[0, 0, 2].tolist() == pytest.approx([1 / 7, 2 / 7, 4 / 7])
+
+
+def test_padding_does_not_forget() -> None:
+    """Left padding changes nothing for the tokens after it."""
+    layer = make(PRESETS["forgetting"])
+    x = tokens(N)
+    padded = torch.cat([torch.full_like(x[:, :2], 3.0), x], 1)
+    shown = torch.tensor([False, False] + [True] * N).expand(2, 1, 1, -1)
+    out = layer(padded, shown, is_causal=True)[:, 2:]
+    torch.testing.assert_close(out, layer(x, is_causal=True))
+
+
+@pytest.mark.parametrize(
+    ("heads", "slopes"),
+    [
+        (8, [2.0**-k for k in range(1, 9)]),
+        (6, [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8]),
+        (1, [1 / 256]),
+    ],
+)
+def test_slopes_of_alibi(heads: int, slopes: list[float]) -> None:
+    assert list_slopes(heads) == slopes
+
+
+def test_buckets_of_t5() -> None:
+    lengths = torch.tensor([0, 1, 7, 8, 15, 16, 32, 64, 128, 999])
+    both = build("t5").bias._find_buckets
+    assert both(lengths).tolist() == [0, 1, 7, 8, 9, 10, 12, 14, 15, 15]
+    assert both(-lengths)[1:].tolist() == [17, 23, 24, 25, 26, 28, 30, 31, 31]
+    before = build({"bias": {"kind": "t5", "direction": "before"}}).bias._find_buckets
+    assert before(lengths)[4:].tolist() == [15, 16, 21, 26, 31, 31]
+    assert before(-lengths).tolist() == [0] * 10
+
+
+def test_ssmax_multiplies_by_the_logarithm_of_the_visible_keys() -> None:
+    layer = build({"scale": {"kind": "ssmax", "start": 1.0}})
+    factor = layer.scale(Masks(None, None, True, None, False), 3, 3, torch.device("cpu"))
+    assert factor[0, :, 0].tolist() == pytest.approx([0.0, math.log(2), math.log(3)])
+    # Two keys with the logits 0 and 1 have the weights 1 / 3 and 2 / 3.
+    logits = math.log(2) * torch.tensor([0.0, 1.0])
+    assert logits.softmax(0).tolist() == pytest.approx([1 / 3, 2 / 3])
+
+
+@pytest.mark.parametrize("n", [1, 3, 6])
+def test_visible_keys_are_counted_as_masks_show_them(n: int) -> None:
+    shown = torch.ones(2, 1, n, 6, dtype=torch.bool)
+    shown[1, ..., :2] = False
+    choices = itertools.product([True, False], [None, 1, 3], [True, False], [None, shown])
+    for is_causal, window, without_self, visibility in choices:
+        masks = Masks(visibility, None, is_causal, window, without_self, offset=6 - n)
+        visible = masks.chunk(slice(0, n), slice(0, 6), 6, torch.device("cpu"))
+        if visible is None:
+            visible = torch.ones(n, 6, dtype=torch.bool)
+        expected: Tensor = visible.expand(*visible.shape[:-1], 6).sum(-1, keepdim=True)
+        count = masks.count_visible(n, 6, torch.device("cpu"))
+        assert torch.equal(count.expand_as(expected), expected.clamp_min(1))
+
+
+@pytest.mark.parametrize("name", ["knocking-heads", "knocking-heads-mlp"])
+def test_maps_start_as_the_identity(name: str) -> None:
+    assert_standard(build(name))
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        ({"similarity": "linear", "scale": "ssmax"}, "scale: linear keys never form the logits"),
+        ({"similarity": "linear", "bias": "alibi"}, "bias: linear keys never form the logits"),
+        ({"residual": "value", "bias": "t5"}, "bias: 't5' has no effect"),
+        ({"residual": "value", "scale": "ssmax"}, "scale: 'ssmax' has no effect"),
+        ({"bias": {"kind": "t5", "buckets": 6}}, "bias.buckets: "),
+    ],
+)
+def test_choices_without_a_meaning_are_refused(choice: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        attn_layer(choice)

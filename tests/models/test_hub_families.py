@@ -1,0 +1,328 @@
+"""Families of transformers: a replaced model computes the same, also with large logits.
+
+All models are tiny and have random weights, to which noise is added. They compute in float64, and
+the matrices of their attention modules are five times as large as usual: a cap of the logits, a
+clip or a forgotten scale then changes the outputs.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from lit_attn import replace_attention
+from lit_attn.attention.layer import Attention
+from lit_attn.models.adapter import class_name
+from lit_attn.models.replace import ADAPTERS
+from lit_attn.schema.errors import ConfigError
+
+LENGTH = 9
+PADDING = 3
+VOCABULARY = 50
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"intermediate_size": 48}
+TEXT = SIZES | {"vocab_size": VOCABULARY, "max_position_embeddings": 64, "pad_token_id": 0}
+TEXT |= {"bos_token_id": 1, "eos_token_id": None}
+GROUPED = TEXT | {"num_key_value_heads": 2}
+WIDE = GROUPED | {"head_dim": 16}
+IMAGE = SIZES | {"image_size": 16, "patch_size": 4}
+GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GPT2 |= {"bos_token_id": 1, "eos_token_id": None}
+TOWER = SIZES | {"projection_dim": 16}
+TOWERS = {
+    "text_config": TOWER | {"vocab_size": VOCABULARY, "max_position_embeddings": 16},
+    "vision_config": TOWER | {"image_size": 16, "patch_size": 4},
+}
+T5 = {"d_model": 32, "d_kv": 6, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+T5 |= {"vocab_size": VOCABULARY, "decoder_start_token_id": 0, "pad_token_id": 0}
+T5 |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 6}
+T5 |= {"eos_token_id": None}
+WHISPER = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 48}
+WHISPER |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
+WHISPER |= {"vocab_size": VOCABULARY, "num_mel_bins": 4, "max_source_positions": 8}
+WHISPER |= {"max_target_positions": 32, "decoder_start_token_id": 1, "pad_token_id": 0}
+WHISPER |= {"bos_token_id": 1, "eos_token_id": 2}
+
+Options = dict[str, Any]
+
+DECODERS: dict[str, Options] = {
+    "gemma": WIDE,
+    # The cap and the scale differ from those of the published models, to be visible here.
+    "gemma2": WIDE
+    | {"attn_logit_softcapping": 3.0, "query_pre_attn_scalar": 7, "sliding_window": 4},
+    "gemma3_text": WIDE | {"query_pre_attn_scalar": 24, "sliding_window": 4, "layer_types": None},
+    "gpt2": GPT2 | {"scale_attn_by_inverse_layer_idx": True},
+    "gpt_neox": TEXT,
+    "granite": GROUPED | {"attention_multiplier": 0.7},
+    "llama": GROUPED,
+    "mistral": GROUPED | {"sliding_window": 5},
+    "mixtral": GROUPED | {"num_local_experts": 2},
+    "olmo": GROUPED,
+    "olmo2": GROUPED,
+    "opt": TEXT | {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0},
+    "phi": GROUPED | {"qk_layernorm": True},
+    "phi3": GROUPED | {"sliding_window": 5, "rope_parameters": {"partial_rotary_factor": 0.5}},
+    "qwen2": GROUPED,
+    "qwen3": WIDE,
+    "qwen3_moe": WIDE | {"num_experts": 2, "num_experts_per_tok": 1},
+    "smollm3": GROUPED | {"no_rope_layers": [1, 0]},
+}
+ENCODERS: dict[str, Options] = {
+    "bert": TEXT,
+    "distilbert": {"vocab_size": VOCABULARY, "dim": 32, "n_layers": 2, "n_heads": 4}
+    | {"hidden_dim": 48, "pad_token_id": 0},
+    "electra": TEXT,
+    "modernbert": TEXT
+    | {"local_attention": 4, "global_attn_every_n_layers": 2, "cls_token_id": 1}
+    | {"sep_token_id": 2},
+    "roberta": TEXT,
+}
+VISION: dict[str, Options] = {
+    "dinov2": IMAGE,
+    "siglip_vision_model": IMAGE,
+    "vit": IMAGE,
+}
+PAIRS: dict[str, Options] = {"clip": TOWERS, "siglip": TOWERS}
+TRANSLATORS: dict[str, Options] = {"t5": T5, "whisper": WHISPER}
+
+
+class Family(NamedTuple):
+    """A family of transformers: its configuration and the inputs of its models."""
+
+    factory: Any
+    config: Options
+    inputs: Callable[[], dict[str, Tensor]]
+
+
+def make_tokens(padded_left: bool = False) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(3, VOCABULARY, (2, LENGTH), generator=generator)
+    present = torch.ones_like(tokens)
+    if padded_left:
+        present[1, :PADDING] = 0
+    else:
+        present[1, -PADDING:] = 0
+    return {"input_ids": tokens, "attention_mask": present}
+
+
+def make_images() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {"pixel_values": torch.randn(2, 3, 16, 16, generator=generator).double()}
+
+
+def make_translation_inputs() -> dict[str, Tensor]:
+    return make_tokens() | {"decoder_input_ids": make_tokens()["input_ids"][:, :5]}
+
+
+def make_sound() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    sound = torch.randn(2, 4, 16, generator=generator).double()
+    return {"input_features": sound, "decoder_input_ids": make_tokens()["input_ids"][:, :5]}
+
+
+FAMILIES: dict[str, Family] = {}
+for name, options in DECODERS.items():
+    FAMILIES[name] = Family(transformers.AutoModelForCausalLM, options, make_tokens)
+for name, options in ENCODERS.items():
+    FAMILIES[name] = Family(transformers.AutoModel, options, make_tokens)
+for name, options in VISION.items():
+    FAMILIES[name] = Family(transformers.AutoModel, options, make_images)
+for name, options in PAIRS.items():
+    FAMILIES[name] = Family(transformers.AutoModel, options, lambda: make_tokens() | make_images())
+FAMILIES["t5"] = Family(transformers.AutoModelForSeq2SeqLM, T5, make_translation_inputs)
+FAMILIES["whisper"] = Family(transformers.AutoModelForSpeechSeq2Seq, WHISPER, make_sound)
+
+RELATIVES: dict[str, Family] = {
+    "arcee": Family(transformers.AutoModelForCausalLM, GROUPED, make_tokens),
+    "camembert": Family(transformers.AutoModel, TEXT, make_tokens),
+    "deit": Family(transformers.AutoModel, IMAGE, make_images),
+    "dinov2_with_registers": Family(transformers.AutoModel, IMAGE, make_images),
+    "mt5": Family(transformers.AutoModelForSeq2SeqLM, T5, make_translation_inputs),
+    "xlm-roberta": Family(transformers.AutoModel, TEXT, make_tokens),
+}
+"""Families whose attention has the code of another one."""
+
+EXPERTS = ("mixtral", "qwen3_moe")
+"""Families whose products of experts exist in single precision only."""
+
+
+def make_model(name: str, implementation: str = "eager", seed: int = 0) -> Any:
+    """Return a model of a family with disturbed weights, in evaluation mode and in float64."""
+    family = (FAMILIES | RELATIVES)[name]
+    torch.manual_seed(seed)
+    config = transformers.AutoConfig.for_model(name, **family.config)
+    model = family.factory.from_config(config, attn_implementation=implementation)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    if name not in EXPERTS:
+        model.double()
+    return model.eval()
+
+
+@torch.no_grad()
+def enlarge(model: nn.Module) -> None:
+    for module in list(model.modules()):
+        if class_name(module) in ADAPTERS:
+            for parameter in module.parameters():
+                if parameter.ndim > 1:
+                    parameter *= 5
+
+
+def compute(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """Return the output of a model with a row for every token that is present."""
+    with torch.no_grad():
+        out = model(**inputs)
+    for key in ("logits_per_image", "logits", "last_hidden_state"):
+        if key in out:
+            result: Tensor = out[key]
+            break
+    if "attention_mask" in inputs and result.shape[:2] == inputs["attention_mask"].shape:
+        return result[inputs["attention_mask"] == 1]
+    return result
+
+
+def layers(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if isinstance(module, Attention)]
+
+
+def assert_exact(name: str, implementation: str) -> None:
+    """Compare a model of a family with its replacement, at small and at large logits."""
+    model = make_model(name, implementation)
+    inputs = (FAMILIES | RELATIVES)[name].inputs()
+    small = compute(model, inputs)
+    enlarge(model)
+    expected = compute(model, inputs)
+    assert not torch.allclose(small, expected, rtol=0.01)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    replace_attention(model, "standard")
+    assert len(layers(model)) >= 2
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    ours = compute(model, inputs)
+    # Eager softmaxes, and the rotation of ModernBERT, are in float32 also in float64.
+    is_wide = implementation == "sdpa" and name not in (*EXPERTS, "modernbert")
+    tolerance = 1e-9 if is_wide else 1e-4
+    scale = expected.abs().max().item()
+    torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance * scale)
+
+
+# transformers itself has no soft cap with sdpa.
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gemma2"])
+def test_a_family_computes_the_same_with_large_logits(name: str) -> None:
+    assert_exact(name, "sdpa")
+
+
+@pytest.mark.parametrize("name", ["bert", "clip", "gemma2", "llama", "t5", "whisper"])
+def test_a_family_computes_the_same_with_additive_masks(name: str) -> None:
+    assert_exact(name, "eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RELATIVES)
+def test_a_family_with_the_code_of_another_one_computes_the_same(name: str) -> None:
+    assert_exact(name, "sdpa")
+
+
+def test_each_query_has_its_own_row_of_a_mask() -> None:
+    """In a prefix model, BERT gets a mask (B, 1, n, n) whose rows differ."""
+    model = make_model("bert", "sdpa")
+    tokens = make_tokens()["input_ids"]
+    visible = torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
+    visible[..., :4] = True
+    inputs = {"input_ids": tokens, "attention_mask": visible}
+    expected = model(**inputs).last_hidden_state
+    ours = replace_attention(model, "standard")(**inputs).last_hidden_state
+    torch.testing.assert_close(ours, expected)
+
+
+def test_the_order_of_a_text_is_kept_without_a_mask() -> None:
+    """CLIP's text model says by an argument of the call that its attention is causal."""
+    model = make_model("clip", "sdpa")
+    inputs = FAMILIES["clip"].inputs()
+    inputs.pop("attention_mask")
+    expected = model(**inputs).text_embeds
+    torch.testing.assert_close(replace_attention(model, "standard")(**inputs).text_embeds, expected)
+
+
+@pytest.mark.parametrize("name", [*DECODERS, *TRANSLATORS])
+def test_a_family_generates_the_same_from_its_cache(name: str) -> None:
+    model = make_model(name, "eager" if name == "gemma2" else "sdpa")
+    enlarge(model)
+    if name == "gemma2":
+        # Eager masks of float64 are -inf in the float32 of the softmax, so padding is NaN.
+        model.float()
+    inputs: dict[str, Any] = dict(FAMILIES[name].inputs())
+    inputs.pop("decoder_input_ids", None)
+    if name in DECODERS:
+        inputs = make_tokens(padded_left=True)
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "output_logits": True}
+    options |= {"return_dict_in_generate": True, "num_beams": 1 if name in DECODERS else 2}
+
+    def generate() -> tuple[Tensor, Tensor]:
+        out = model.generate(**inputs, **options)
+        return out.sequences, torch.stack(out.logits)
+
+    tokens, logits = generate()
+    replace_attention(model, "standard")
+    our_tokens, our_logits = generate()
+    assert torch.equal(our_tokens, tokens)
+    torch.testing.assert_close(our_logits, logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_cross_attention_is_replaced_or_refused_with_its_path(name: str) -> None:
+    model = make_model(name, "sdpa")
+    cross = {"t5": "EncDecAttention", "whisper": "encoder_attn"}[name]
+    with pytest.raises(
+        ConfigError, match=rf"decoder.*\.{cross} \(\w+\): its keys belong to another"
+    ):
+        replace_attention(model, "belief2")
+    replace_attention(model, "belief2", skip=f"*.{cross}")
+    assert len(layers(model)) == 4
+    assert compute(model, FAMILIES[name].inputs()).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["gemma2", "t5", "whisper", "olmo2"])
+def test_another_mechanism_decodes_from_the_cache_as_without_it(name: str) -> None:
+    model = make_model(name, "eager" if name == "gemma2" else "sdpa")
+    replace_attention(model, "mgk")
+    inputs = dict(FAMILIES[name].inputs())
+    inputs.pop("decoder_input_ids", None)
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    cached = model.generate(**inputs, **options)
+    assert torch.equal(cached, model.generate(**inputs, **options, use_cache=False))
+
+
+def test_capped_logits_refuse_a_composition_and_attention_without_logits() -> None:
+    model = make_model("gemma2")
+    with pytest.raises(ConfigError, match="compose: 'query\\+key' would mix logits that it caps"):
+        replace_attention(model, "dcmha")
+    with pytest.raises(ConfigError, match="'linear' attention has no logits, which this module"):
+        replace_attention(model, "linear")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_weights_are_refused_in_one_line(name: str) -> None:
+    model = replace_attention(make_model(name), "standard")
+    inputs = FAMILIES[name].inputs()
+    message = r"\w+\.\d+\..* \(\w+\): `output_attentions`: a replaced layer returns no weights"
+    with pytest.raises(ValueError, match=message) as caught:
+        model(**inputs, output_attentions=True)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_saved_model_computes_the_same_when_it_is_loaded(name: str, tmp_path: Path) -> None:
+    model = replace_attention(make_model(name), "mgk")
+    inputs = FAMILIES[name].inputs()
+    expected = compute(model, inputs)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    fresh = replace_attention(make_model(name, seed=1), "mgk")
+    assert not torch.equal(compute(fresh, inputs), expected)
+    fresh.load_state_dict(torch.load(tmp_path / "weights.pt"))
+    assert torch.equal(compute(fresh, inputs), expected)
