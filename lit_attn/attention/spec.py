@@ -18,11 +18,28 @@ from pydantic import Field, PositiveInt, ValidationError, field_validator, model
 
 # Importing these modules registers the members of the families.
 from lit_attn.attention import channel_parts, mixture_parts, parts
-from lit_attn.schema.base import Config, Kind, consistency_check
+from lit_attn.schema.base import Config, Kind, OwnClass, consistency_check
 from lit_attn.schema.errors import explain, find_nearest_divisor, key_error, plural, suggest
 
 MEMBERS = (parts, mixture_parts, channel_parts)
 """Modules with the parts of this package."""
+
+
+class MixerConfig(OwnClass):
+    """Layer of yours that maps tokens (B, n, d) to tokens (B, n, d) (docs/mixers.md).
+
+    The class is called with the width, the number of heads, and `arguments`.
+    """
+
+    base_class = "torch.nn:Module"
+
+    @property
+    def needs_foreign_code(self) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        # The arguments are a dictionary, which has no hash.
+        return hash(self.identity_json())
 
 
 class LayerRule(Config):
@@ -131,6 +148,11 @@ class AttentionSpec(Config):
     kv_heads: PositiveInt | None = Field(
         None, description="heads of keys and values, shared by groups of query heads"
     )
+    mixer: MixerConfig | None = Field(
+        None,
+        description="layer of yours instead of attention, written as "
+        "`attention: {kind: module, import: CLASS, arguments: {...}}`",
+    )
     layers: tuple[LayerRule, ...] | None = Field(
         None,
         description="mechanisms of layers that differ: one for each layer, or rules such as "
@@ -143,6 +165,16 @@ class AttentionSpec(Config):
         """Chosen member of each family, by the family's key."""
         members = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: member for name, member in members.items() if isinstance(member, parts.Part)}
+
+    @property
+    def needs_foreign_code(self) -> bool:
+        rules = self.layers or ()
+        return super().needs_foreign_code or any(rule.needs_foreign_code for rule in rules)
+
+    @classmethod
+    def name_code(cls, written: dict[Any, Any]) -> dict[str, Any]:
+        """Return the class of a layer that is written as `{kind: module, import: CLASS}`."""
+        return MixerConfig.name_code(written)
 
     @property
     def mechanisms(self) -> "tuple[AttentionSpec, ...]":
@@ -182,6 +214,8 @@ class AttentionSpec(Config):
     def find_cross_problem(self) -> str:
         """Return why cross-attention has no such layer, beginning with a key, or an empty text."""
         problems = []
+        if self.mixer is not None:
+            problems.append("kind: 'module' mixes the tokens of one sequence")
         for family, part in self.parts.items():
             if part.needs_self:
                 problems.append(f"{family}: '{part.kind}' {part.needs_self}")
@@ -218,6 +252,19 @@ class AttentionSpec(Config):
             part.check(self)
 
     @consistency_check
+    def _mixer_has_no_parts(self) -> None:
+        """Refuse parts of attention beside a layer of a user."""
+        if self.mixer is None:
+            return
+        for name, field in type(self).model_fields.items():
+            is_part = name not in ("mixer", "layers")
+            if is_part and getattr(self, name) != field.default:
+                raise ValueError(
+                    f"{name}: is a part of attention, and a layer of `kind: module` has none; "
+                    "its options are `arguments`"
+                )
+
+    @consistency_check
     def _layers_are_of_one_form(self) -> None:
         """Refuse an empty list, and a list of rules and of mechanisms for single layers."""
         if self.layers is None:
@@ -240,6 +287,8 @@ class AttentionSpec(Config):
             raise ValueError(f"needs a preset's name or a mapping, not {value}")
         if isinstance(choices, AttentionSpec):
             return choices
+        if "kind" in choices:
+            choices = _read_mixer(choices)
         for key in choices:
             if key != "preset" and key not in cls.model_fields:
                 nearest = suggest(str(key), ["preset", *cls.model_fields])
@@ -275,6 +324,20 @@ def _change_part(part: Any, change: Any) -> Any:
     return part.model_dump() | change
 
 
+def _read_mixer(choices: dict[str, Any]) -> dict[str, Any]:
+    """Return the choices with the layer of `kind: module` as the value of `mixer`."""
+    if choices["kind"] != "module":
+        raise key_error(
+            "kind",
+            f"unknown kind '{choices['kind']}'; `kind: module` is a layer of yours, and attention "
+            "has a preset or parts",
+        )
+    names = ("import", "target", "arguments")
+    mixer = {key: choice for key, choice in choices.items() if key in names}
+    others = {key: choice for key, choice in choices.items() if key not in (*names, "kind")}
+    return others | {"mixer": mixer}
+
+
 def _complete_layers(choices: dict[str, Any]) -> dict[str, Any]:
     """Return the choices of a specification with complete mechanisms in its `layers`."""
     written = choices.get("layers")
@@ -297,7 +360,7 @@ def _complete_rule(base: AttentionSpec, written: Any) -> Any:
     is_rule = isinstance(written, dict) and not RULE_KEYS.isdisjoint(written)
     rule = dict(written) if is_rule else {"use": written}
     use = rule.get("use")
-    if isinstance(use, dict) and "preset" not in use:
+    if isinstance(use, dict) and "preset" not in use and "kind" not in use:
         parts: dict[str, Any] = dict(base)
         for key, change in use.items():
             parts[key] = _change_part(parts.get(key), change)

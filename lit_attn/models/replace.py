@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lit_attn.attention.layer import Attention
+from lit_attn.attention.layer import TokenLayer
 from lit_attn.attention.spec import AttentionSpec, attention_spec
 from lit_attn.models.adapter import Adapter, Projections, build_layer, by_head, join, linear
 from lit_attn.models.attention_search import (
@@ -143,7 +143,7 @@ def number_replacements(replacements: list[Replacement]) -> None:
     """Give every new layer its number among those that replace layers of the model."""
     for number, (_, new) in enumerate(replacements):
         for module in new.modules():
-            if isinstance(module, Attention):
+            if isinstance(module, TokenLayer):
                 module.set_depth(number)
 
 

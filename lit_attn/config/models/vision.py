@@ -104,6 +104,8 @@ class ViTConfig(Transformer, kind="vit"):
         if not self.local_self_attention:
             return
         for spec in self.attention.mechanisms:
+            if spec.mixer is not None:
+                raise ValueError("local_self_attention: a layer of `kind: module` has no logits")
             if not spec.similarity.has_logits:
                 raise ValueError(
                     f"local_self_attention: {spec.similarity.kind} keys never form the logits that"
