@@ -63,7 +63,7 @@ class TokenMixer(nn.Module):
             except Exception as error:
                 # Code of a user can raise any exception.
                 raise ValueError(explain_failure(error, f"arguments: {self.target}")) from error
-        self.layer: nn.Module = layer if dtype is None else layer.to(dtype)
+        self.layer: Any = layer if dtype is None else layer.to(dtype)
         self.taken = find_arguments(self.layer, self.target)
         self.proj_drop = nn.Dropout(proj_drop)
 
@@ -114,7 +114,8 @@ class TokenMixer(nn.Module):
     def new_cache(self) -> Cache:
         """Return an empty cache: that of the layer, or one of all inputs, computed again."""
         if "cache" in self.taken and hasattr(self.layer, "new_cache"):
-            return self.layer.new_cache()
+            cache: Cache = self.layer.new_cache()
+            return cache
         return InputCache()
 
     def set_depth(self, layer: int) -> None:

@@ -91,7 +91,8 @@ class Trial:
 
     def __init__(self, use: Use) -> None:
         self.use = use
-        self.mixer: TokenMixer = attn_layer(use.spec)(use.dim, use.heads)
+        # Its class is that of a layer of `kind: module`.
+        self.mixer: Any = attn_layer(use.spec)(use.dim, use.heads)
         self.tokens = min(max(use.tokens, 2), MAX_TOKENS)
         self.x = torch.randn(2, self.tokens, use.dim)
 

@@ -116,7 +116,7 @@ class Block(nn.Module):
         return self._add(x, self.ffn(self._before(x, self.norm2)), self.norm2)
 
     def _attend_to_memory(
-        self, cross: Attention, x: Tensor, memory: Memory, cache: Cache | None
+        self, cross: TokenLayer, x: Tensor, memory: Memory, cache: Cache | None
     ) -> Tensor:
         """Return x after the cross-attention to `memory` and its skip connection."""
         tokens, mask = memory

@@ -38,13 +38,13 @@ class Averages(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, is_causal: bool = False, present: Tensor | None = None) -> Tensor:
-        seen = torch.ones(x.shape[:2], device=x.device) if present is None else present.to(x)
-        values = self.proj(x) * seen.unsqueeze(-1)
+        counted = torch.ones(x.shape[:2], device=x.device) if present is None else present.to(x)
+        values = self.proj(x) * counted.unsqueeze(-1)
         heads = values.unflatten(-1, (len(self.scale), -1)) * self.scale
         values = heads.flatten(2)
         if is_causal:
-            return values.cumsum(1) / seen.cumsum(1).clamp_min(1).unsqueeze(-1)
-        return (values.sum(1, keepdim=True) / seen.sum(1)[:, None, None]).expand_as(x)
+            return values.cumsum(1) / counted.cumsum(1).clamp_min(1).unsqueeze(-1)
+        return (values.sum(1, keepdim=True) / counted.sum(1)[:, None, None]).expand_as(x)
 
 
 class Both(Averages):
