@@ -4,7 +4,7 @@
 #   docker run --rm --init --user "$(id -u):$(id -g)" --gpus all --shm-size 8g -v "$PWD:/work" lit_attn run digits
 #
 # Results are written to the mounted folder, as files of yours. Without a GPU leave out `--gpus all`.
-# CI does not build this image. The tag of the base image can move; for an image that is the same for
+# A test builds it where Docker or Podman works. The tag of the base image can move; for an image that is the same for
 # ever, add the digest that `docker buildx imagetools inspect python:3.11-slim` prints.
 FROM python:3.11-slim
 

@@ -4,6 +4,7 @@ import sys
 from itertools import takewhile
 from pathlib import Path
 
+from lit_attn.ablate.commands.judge import Judge
 from lit_attn.ablate.commands.rerun import Rerun
 from lit_attn.ablate.commands.run import Run
 from lit_attn.ablate.commands.seal import Seal
@@ -26,6 +27,7 @@ COMMANDS: dict[str, Command] = {
     "run": Run(),
     "rerun": Rerun(),
     "status": Status(),
+    "judge": Judge(),
     "seal": Seal(),
     "logs": Logs(),
     "report": Program("RUNS", "write the tables again", "lit_attn.report.__main__:main"),

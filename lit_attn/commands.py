@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import shlex
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -71,7 +72,10 @@ class Init(Command):
         for source, path in targets.items():
             write_atomic(path, source.read_bytes())
             print(path)
-        print("Next: lit-attn run --dry-run, then lit-attn run")
+        change_folder = ""
+        if options.folder != Path():
+            change_folder = f"cd {shlex.quote(str(options.folder))}, then "
+        print(f"Next: {change_folder}lit-attn run --dry-run, then lit-attn run")
         return 0
 
 

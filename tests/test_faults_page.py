@@ -8,6 +8,7 @@ from helpers.paths import ROOT
 
 ABLATE, CELLS, TRAINING = "ablate/test_faults.py", "cells/test_ranks.py", "training/test_faults.py"
 RUNNER, LOCK, FOLDER = "ablate/test_runner.py", "cells/test_lock.py", "training/test_cell_folder.py"
+NODES = "cells/test_nodes.py"
 INPUTS, CHANGES = "cells/test_inputs.py", "ablate/test_code_changes.py"
 RESUME, DAMAGED = "training/test_resume.py", "report/test_faulty_records.py"
 OUTPUT = "ablate/test_output_faults.py"
@@ -28,6 +29,15 @@ TESTS: dict[str, list[tuple[str, str]]] = {
         (CELLS, "test_the_first_failed_rank_is_named"),
         (CELLS, "test_failures_of_ranks_are_classified_from_the_log"),
         (CELLS, "test_a_rank_that_exits_early_with_0_failed_first"),
+    ],
+    "a node of a cell on several nodes is lost": [
+        (NODES, "test_the_rank_that_failed_first_is_named_with_its_node"),
+        (NODES, "test_a_node_that_srun_waits_for_is_lost"),
+        (NODES, "test_a_silent_node_is_lost_while_another_one_answers"),
+        (
+            "slurm/test_nodes.py",
+            "test_two_nodes_give_the_metrics_of_one_and_a_lost_node_is_replaced",
+        ),
     ],
     "a cell receives SIGTERM": [
         (CELLS, "test_sigterm_reaches_every_rank_and_is_no_failure"),
@@ -122,6 +132,16 @@ TESTS: dict[str, list[tuple[str, str]]] = {
     "the output folder is on a file system without": [
         (LOCK, "test_a_file_system_without_locks_is_one_line"),
         (CLI, "test_a_file_system_without_locks_is_refused_before_anything_is_written"),
+    ],
+    "`torch.compile` fails": [
+        (
+            "training/test_compilation.py",
+            "test_a_failed_compilation_trains_uncompiled_and_is_recorded",
+        ),
+        (
+            "training/test_compilation.py",
+            "test_an_explicit_compilation_that_fails_ends_the_cell_in_one_line",
+        ),
     ],
     "any other exception": [(RUNNER, "test_a_failing_cell_does_not_affect_other_cells")],
     "a configuration that cannot be trained": [

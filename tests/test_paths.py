@@ -23,6 +23,8 @@ COMMANDS: dict[str, Callable[[str], list[str]]] = {
     "rerun file": lambda path: ["rerun", "stale", f"{path}.yaml"],
     "seal": lambda path: ["seal", f"{path}.yaml"],
     "status": lambda path: ["status", path],
+    "judge": lambda path: ["judge", path],
+    "judge --runs": lambda path: ["judge", "--runs", path],
     "logs": lambda path: ["logs", path],
     "report": lambda path: ["report", path],
     "report --out": lambda path: ["report", "runs", "--out", path],

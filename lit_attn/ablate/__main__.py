@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from lit_attn.ablate.commands.judge import Judge
 from lit_attn.ablate.commands.rerun import Rerun
 from lit_attn.ablate.commands.run import TARGET, Run
 from lit_attn.ablate.commands.seal import Seal
@@ -22,6 +23,7 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
     others: dict[str, Command] = {
         "rerun": Rerun(target),
         "status": Status(),
+        "judge": Judge(),
         "seal": Seal(),
         "logs": Logs(),
     }

@@ -6,13 +6,15 @@ as there would be cells, so that models slow each other down as cells would.
 
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.slots import Slots, make_slots
+from lit_attn.ablate.status import StudyCell, make_cell_answers
 from lit_attn.cells.folder import State, count_states, read_cell
 from lit_attn.cells.inputs import change_finder
-from lit_attn.cells.records import Timing
+from lit_attn.cells.records import PlannedCell, Timing
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError, plural
 
@@ -37,6 +39,39 @@ def print_cells(matrices: list[Matrix], with_costs: bool) -> list[Job]:
     return missing
 
 
+def print_answer(matrices: list[Matrix]) -> None:
+    """Write every study and cell, with its state, as JSON."""
+    # Imported here, because the text of a dry run needs no models of answers.
+    from lit_attn.report.answers import DryRunAnswer, PlannedStudy, write_answer
+
+    studies = []
+    for matrix in matrices:
+        cells = [_read_study_cell(job) for job in matrix.jobs]
+        study = PlannedStudy(
+            study=matrix.name,
+            title=matrix.title,
+            experiment=str(matrix.source.experiment_path),
+            baseline=matrix.baseline.name,
+            variants=[variant.name for variant in matrix.variants],
+            seeds=list(matrix.seeds),
+            warnings=find_warnings(matrix),
+            counts=dict(Counter(cell.status.state for cell in cells)),
+            trials=dict(Counter(job.state() for job in matrix.trials)),
+            cells=make_cell_answers(cells),
+        )
+        studies.append(study)
+    print(write_answer(DryRunAnswer(studies=studies)))
+
+
+def _read_study_cell(job: Job) -> StudyCell:
+    """Return a cell of the study as `status` reads it from the plan."""
+    cell = job.cell
+    planned = PlannedCell(
+        variant=cell.variant, seed=cell.seed, identity=job.identity, path=job.folder.name
+    )
+    return StudyCell(planned, job.folder, read_cell(job.folder, job.identity))
+
+
 def _print_study(matrix: Matrix) -> list[Job]:
     """Write the title of a study, and what is open or doubtful in it.
 
@@ -53,11 +88,27 @@ def _print_study(matrix: Matrix) -> list[Job]:
         counts = count_states(states)
         tuned = len(matrix.written) - len(matrix.untuned)
         print(f"  tuning: {tuned} of {len(matrix.written)} variants tuned; trials are {counts}")
+    for warning in find_warnings(matrix):
+        print(f"  warning: {warning}")
+    return missing
+
+
+def find_warnings(matrix: Matrix) -> list[str]:
+    """Return one line for each distinct warning about the schedules of a study's variants."""
+    by_warning: dict[str, list[str]] = {}
     for variant in matrix.variants:
         warning = variant.experiment.schedule.warn(variant.experiment.training.epochs)
         if warning:
-            print(f"  warning: {variant.name}: {warning}")
-    return missing
+            by_warning.setdefault(warning, []).append(variant.name)
+    lines = []
+    for warning, names in by_warning.items():
+        if len(names) == len(matrix.variants):
+            lines.append(f"all variants: {warning}" if len(names) > 1 else f"{names[0]}: {warning}")
+        elif len(names) > 3:
+            lines.append(f"{names[0]} and {plural(len(names) - 1, 'other variant')}: {warning}")
+        else:
+            lines.append(f"{', '.join(names)}: {warning}")
+    return lines
 
 
 def _print_states(matrix: Matrix) -> list[State]:

@@ -10,15 +10,18 @@ from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lit_attn import train
-from lit_attn.ablate.display import write_line
+from lit_attn.ablate.display import format_seconds, write_line
 from lit_attn.ablate.plan import Job, Matrix, find_variants
 from lit_attn.ablate.slots import Slot, count_cores, make_slots
 from lit_attn.cells import folder, lock, ranks
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import plural
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 # Modules that the fork server imports once for all cells. mmsegmentation is not one of them: it is
 # optional, and would cost the server of every run 0.4 s of CPU and 60 MB (2026-11-21).
@@ -43,6 +46,7 @@ SOCKET_FOLDER = "/dev/shm"
 characters, and TMPDIR may be longer or may be cleaned while cells run."""
 
 CHECK_LIMIT = 1800.0  # Seconds of a check after which cells start without it.
+PROGRESS_SECONDS = 10.0  # Seconds without news after which a check says how far it is.
 
 
 class CellProcess:
@@ -192,7 +196,8 @@ class Launcher:
             _start_server()
             create_process = self.context.Process
         cells = [cell for _, _, cell in variants]
-        check = _check_cells(create_process, cells, is_local)
+        names = [variant.name for _, variant, _ in variants]
+        check = _check_cells(create_process, cells, names, is_local)
         for warning in check.warnings:
             write_line(f"warning: {warning}")
         if check.mistake is not None:
@@ -209,11 +214,12 @@ class Check(NamedTuple):
 
 
 def _check_cells(
-    create_process: Callable[..., BaseProcess], cells: list[Cell], is_local: bool
+    create_process: Callable[..., BaseProcess], cells: list[Cell], names: list[str], is_local: bool
 ) -> Check:
     """Check cells in another process; return an empty result if it dies or needs too long.
 
-    `is_local`: the data of the cells are on this machine.
+    `names` are those of the variants of the cells. `is_local`: the data of the cells are on this
+    machine.
     """
     check = Check(None, [])
     receiver, sender = multiprocessing.Pipe(duplex=False)
@@ -225,14 +231,32 @@ def _check_cells(
             process.start()
         sender.close()
         try:
-            if receiver.poll(CHECK_LIMIT):
-                check = Check(*receiver.recv())
+            check = _await_check(receiver, names)
             # A killed process would leave the semaphores of its libraries behind.
             process.join(10)
         finally:
             process.kill()
             process.join()
     return check
+
+
+def _await_check(receiver: "Connection", names: list[str]) -> Check:
+    """Return what the process of the check sends last, an empty result after CHECK_LIMIT seconds.
+
+    A check that takes long names the variant that it has reached, every PROGRESS_SECONDS.
+    """
+    start = time.monotonic()
+    reached = 0
+    while time.monotonic() - start < CHECK_LIMIT:
+        if not receiver.poll(PROGRESS_SECONDS):
+            seconds = format_seconds(time.monotonic() - start)
+            write_line(f"  {reached + 1} of {len(names)}: {names[reached]} ({seconds})")
+            continue
+        message = receiver.recv()
+        if not isinstance(message, int):
+            return Check(*message)
+        reached = message
+    return Check(None, [])
 
 
 def _start_server() -> None:

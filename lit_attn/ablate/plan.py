@@ -129,6 +129,7 @@ class Matrix:
             best_test_epoch=study.best_test_epoch,
             parity=study.parity,
             contrast=study.contrast,
+            columns=None if study.columns is None else list(study.columns),
             latex=latex_columns,
         )
 

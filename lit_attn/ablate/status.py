@@ -1,13 +1,15 @@
 """Status and logs of cells, as the commands `status` and `logs` print them.
 
-They only read the folders of the cells, so they work at any time on any machine with the disk.
+They read the folders of the cells, so they work at any time on any machine with the disk. On a
+machine with SLURM, `status` also asks for what the waiting jobs of a study wait.
 """
 
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lit_attn.ablate.display import Snapshot, StartedCell, format_seconds
 from lit_attn.cells import folder
@@ -16,6 +18,9 @@ from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import Plan, PlannedCell
 from lit_attn.files import require_folder
 from lit_attn.schema.errors import ConfigError, escape_control, program, require
+
+if TYPE_CHECKING:
+    from lit_attn.report.answers import Cell
 
 MAX_FAILED = 10  # Failed and stale cells that are described; further ones are counted.
 LOG_BLOCK = 2**20  # Characters of a log that are printed at once.
@@ -133,8 +138,11 @@ def read_cells(plan: Plan, place: Path) -> list[StudyCell]:
     return cells
 
 
-def describe(plan: Plan, cells: list[StudyCell]) -> str:
-    """Return counts, the time left, the running cells, and the failed cells with advice."""
+def describe(plan: Plan, cells: list[StudyCell], queue: Iterable[str] = ()) -> str:
+    """Return counts, the time left, the running cells, and the failed cells with advice.
+
+    `queue` are lines about jobs of the study that wait.
+    """
     states = [cell.status.state for cell in cells]
     at_once = max(1, states.count("running"))
     counts = folder.count_states(states)
@@ -144,6 +152,7 @@ def describe(plan: Plan, cells: list[StudyCell]) -> str:
     lines = [f"{plan.study}: {plan.title}", f"  {counts}"]
     running = [cell for cell in cells if cell.status.state == "running"]
     lines += [f"  running  {cell.name}  {_describe_progress(cell)}" for cell in running]
+    lines += [f"  {line}" for line in queue]
     failed = [cell for cell in cells if cell.status.state in ADVICE]
     for cell in failed[:MAX_FAILED]:
         lines += _describe_failure(cell)
@@ -151,6 +160,53 @@ def describe(plan: Plan, cells: list[StudyCell]) -> str:
         lines.append(f"  and {len(failed) - MAX_FAILED} more failed cells")
     lines += _describe_inputs(cells)
     return escape_control("\n".join(lines) + "\n")
+
+
+def make_answer(plans: list[tuple[Plan, Path]]) -> str:
+    """Return the status of every study and cell as JSON."""
+    # Imported here, because the text of the status needs no models of answers.
+    from lit_attn.report.answers import StatusAnswer, StudyStatus, write_answer
+
+    studies = []
+    for plan, place in plans:
+        cells = read_cells(plan, place)
+        states = [cell.status.state for cell in cells]
+        at_once = max(1, states.count("running"))
+        study = StudyStatus(
+            study=plan.study,
+            title=plan.title,
+            counts=dict(Counter(states)),
+            seconds_left=estimate_seconds(plan.study, cells, at_once),
+            cells=make_cell_answers(cells),
+        )
+        studies.append(study)
+    return write_answer(StatusAnswer(studies=studies))
+
+
+def make_cell_answers(cells: list[StudyCell]) -> "list[Cell]":
+    """Return state, progress, failure and change of each cell for an answer in JSON."""
+    from lit_attn.report.answers import Cell
+
+    find_change = change_finder()
+    answers = []
+    for cell in cells:
+        status = cell.status
+        progress = status.progress if status.state == "running" else None
+        message = None if status.exit is None else status.exit.message
+        answer = Cell(
+            variant=cell.planned.variant,
+            seed=cell.planned.seed,
+            identity=cell.planned.identity,
+            state=status.state,
+            step=None if progress is None else progress.step,
+            steps=None if progress is None else progress.total,
+            message=message if status.state in ADVICE else None,
+            advice=ADVICE.get(status.state),
+            stale=find_change(status.result) or None,
+            folder=str(cell.folder),
+        )
+        answers.append(answer)
+    return answers
 
 
 def _describe_progress(cell: StudyCell) -> str:

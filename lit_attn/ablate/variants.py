@@ -266,8 +266,8 @@ def _explain(
 def _require_names(source: StudySource, variants: list[Variant]) -> None:
     """Raise ConfigError if a key names a variant or a column that does not exist.
 
-    The keys are `baseline`, `published`, `labels` and `latex`. Raises it also for a label that is
-    the label or the name of another variant.
+    The keys are `baseline`, `published`, `labels`, `columns` and `latex`. Raises it also for a
+    label that is the label or the name of another variant.
     """
     names = [variant.name for variant in variants]
     # Path of a key in the study, and the variant that it names.
@@ -278,11 +278,12 @@ def _require_names(source: StudySource, variants: list[Variant]) -> None:
         if name not in names:
             raise source.error(path, f"no variant '{name}'{suggest(name, names[:30])}")
     _require_distinct_labels(source, names)
-    for position, key in enumerate(source.study.latex.columns or ()):
-        if key not in COLUMN_KEYS:
-            raise source.error(
-                ("latex", "columns", position), f"no column '{key}'{suggest(key, COLUMN_KEYS)}"
-            )
+    chosen = {("columns",): source.study.columns, ("latex", "columns"): source.study.latex.columns}
+    for place, keys in chosen.items():
+        for position, key in enumerate(keys or ()):
+            if key not in COLUMN_KEYS:
+                message = f"no column '{key}'{suggest(key, COLUMN_KEYS)}"
+                raise source.error((*place, position), message)
 
 
 def _require_distinct_labels(source: StudySource, names: list[str]) -> None:

@@ -14,9 +14,13 @@ EXCEPTION = re.compile(
     r"^(?:\[rank\d+\]:\s*)?(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit|Pool|Diverged|Preempted))(?::\s|$)"
 )
 EXCEPTION_CLASSES: dict[str, FailureClass] = {
-    "Diverged": "diverged", "ConfigError": "bad-configuration", "TimeoutError": "timed-out",
-    "Preempted": "killed", "SIGTERMException": "killed", "KeyboardInterrupt": "killed",
-}  # fmt: skip
+    "Diverged": "diverged",
+    "ConfigError": "bad-configuration",
+    "TimeoutError": "timed-out",
+    "Preempted": "killed",
+    "SIGTERMException": "killed",
+    "KeyboardInterrupt": "killed",
+}
 # The name of this package's exceptions is left out: the failure class says the same.
 OWN_EXCEPTION = re.compile(r"^(\[rank\d+\]:\s*)?lit_attn(?:\.\w+)+: ")
 OUT_OF_MEMORY = re.compile(
@@ -39,7 +43,7 @@ LOST_PEER = re.compile(
 )
 # The line of a cell's log before the end of the log of the rank that failed first.
 FIRST_FAILED = "rank {} was the first to fail: "
-QUOTED = re.compile(FIRST_FAILED.format(r"(\d+)") + "(.*)")
+QUOTED = re.compile(FIRST_FAILED.format(r"(\d+)(?: on (\S+))?") + "(.*)")
 QUOTED_LINES = 40
 CRASH_LINES = 10  # Last lines of a log in which the cause of a crash in native code is searched.
 
@@ -48,6 +52,7 @@ STOP_SIGNALS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, si
 TIME_LIMIT_SIGNALS = {signal.SIGXCPU, signal.SIGALRM}
 LOST_SERVER = 255
 """Exit code in multiprocessing of a process whose fork server has ended. No cell exits with it."""
+LOST_NODE = 68  # Exit code of a cell that has lost a node of its SLURM job (EX_NOHOST).
 DISK_FULL = 74  # Exit code of a cell on a full disk, perhaps without a log (EX_IOERR).
 
 
@@ -73,7 +78,7 @@ def classify_failure(returncode: int, tail: str) -> FailureClass:
     if returncode == DISK_FULL:
         # The log may have had room for only half of the line with the reason.
         return "no-space"
-    if returncode == LOST_SERVER:
+    if returncode in (LOST_SERVER, LOST_NODE):
         return "killed"
     if received is not None:
         # A crash in native code. An exception in the log is older, and was not the end.
@@ -84,14 +89,17 @@ def classify_failure(returncode: int, tail: str) -> FailureClass:
         if returncode == 0:
             return "killed" if "SIGTERM" in tail else "error"
         line = tail
-    match = EXCEPTION.match(line)
-    if received is None and match and match[1] in EXCEPTION_CLASSES:
-        return EXCEPTION_CLASSES[match[1]]
-    if received is None and LOST_WORKER.search(line):
-        return _classify_worker(tail)
+    if received is None:
+        match = EXCEPTION.match(line)
+        if match is not None and match[1] in EXCEPTION_CLASSES:
+            return EXCEPTION_CLASSES[match[1]]
+        if LOST_WORKER.search(line):
+            return _classify_worker(tail)
     if NO_SPACE.search(line):
         return "no-space"
-    return "out-of-memory" if OUT_OF_MEMORY.search(line) else "error"
+    if OUT_OF_MEMORY.search(line):
+        return "out-of-memory"
+    return "error"
 
 
 def describe_failure(returncode: int, tail: str) -> str:
@@ -100,25 +108,42 @@ def describe_failure(returncode: int, tail: str) -> str:
     received = signal_of_code(returncode)
     line = _last_exception(tail)
     if received is not None:
-        return f"ended by {received.name}" + (f" after {line}" if line else "")
+        return f"ended by {received.name} after {line}" if line else f"ended by {received.name}"
     if returncode == LOST_SERVER:
         return "ended with the server that it was forked from"
+    if returncode == LOST_NODE:
+        return tail.strip().rpartition("\n")[2]
     if line:
-        ended = WORKER_SIGNAL.findall(tail) if LOST_WORKER.search(line) else []
-        is_named = not ended or WORKER_SIGNAL.search(line)
-        detail = "" if is_named else f" (signal: {ended[-1]})"
-        return OWN_EXCEPTION.sub(r"\1", line) + detail
+        return OWN_EXCEPTION.sub(r"\1", line) + _worker_detail(line, tail)
     if returncode == DISK_FULL:
         return "no space left on device"
-    last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")
-    log_end = f"; its log ends: {last}" if last else ""
-    return f"exit code {returncode} without a result{log_end}"
+    message = f"exit code {returncode} without a result"
+    written_lines = [line.strip() for line in tail.splitlines() if line.strip()]
+    if written_lines:
+        message += f"; its log ends: {written_lines[-1]}"
+    return message
+
+
+def _worker_detail(line: str, tail: str) -> str:
+    """Return the signal that ended a process that reads data, unless `line` names it, or ""."""
+    if not LOST_WORKER.search(line) or WORKER_SIGNAL.search(line):
+        return ""
+    signals = WORKER_SIGNAL.findall(tail)
+    return f" (signal: {signals[-1]})" if signals else ""
 
 
 def describe_end(returncode: int, tail: str, overdue: str = "") -> Exit:
     """Return the record of an attempt without a result; `overdue` names a limit it exceeded."""
-    kind: FailureClass = "timed-out" if overdue else classify_failure(returncode, tail)
-    message, rank = overdue or describe_failure(returncode, tail), first_failed_rank(tail)
+    rank = first_failed_rank(tail)
+    if overdue:
+        kind: FailureClass = "timed-out"
+        message = overdue
+    else:
+        kind = classify_failure(returncode, tail)
+        message = describe_failure(returncode, tail)
+        node = first_failed_node(tail)
+        if node:
+            message += f" (rank {rank} on {node})"
     return Exit(failure=kind, returncode=returncode, message=message, rank=rank)
 
 
@@ -128,16 +153,24 @@ def first_failed_rank(tail: str) -> int:
     return int(quotes[-1][0]) if quotes else 0
 
 
+def first_failed_node(tail: str) -> str:
+    """Return the node of the rank that failed first, or "" for a cell on one node."""
+    quotes = QUOTED.findall(tail)
+    return quotes[-1][1] if quotes else ""
+
+
 def is_echo(returncode: int, tail: str) -> bool:
     """Return True if this rank failed only because another rank failed first."""
     line = _last_exception(tail)
     return returncode > 0 and line is not None and LOST_PEER.search(line) is not None
 
 
-def quote_rank_log(rank: int, returncode: int, tail: str) -> str:
-    """Return what the cell's log says about the rank that failed first."""
-    lines = [f"[rank{rank}]: {line}" for line in tail.splitlines()[-QUOTED_LINES:]]
-    return "\n".join([FIRST_FAILED.format(rank) + describe_failure(returncode, tail), *lines])
+def quote_rank_log(rank: int, returncode: int, tail: str, node: str = "") -> str:
+    """Return what the cell's log says about the rank that failed first, on `node`."""
+    name = f"{rank} on {node}" if node else str(rank)
+    lines = [FIRST_FAILED.format(name) + describe_failure(returncode, tail)]
+    lines += [f"[rank{rank}]: {line}" for line in tail.splitlines()[-QUOTED_LINES:]]
+    return "\n".join(lines)
 
 
 def signal_of_code(returncode: int) -> signal.Signals | None:
@@ -149,7 +182,9 @@ def signal_of_code(returncode: int) -> signal.Signals | None:
 def _first_failed_part(tail: str) -> str:
     """Return the part of the log about the first failed rank, or the whole log."""
     quotes = list(QUOTED.finditer(tail))
-    return tail[quotes[-1].start() :] if quotes else tail
+    if not quotes:
+        return tail
+    return tail[quotes[-1].start() :]
 
 
 def _classify_worker(tail: str) -> FailureClass:
@@ -168,5 +203,7 @@ def _classify_worker(tail: str) -> FailureClass:
 
 def _last_exception(tail: str) -> str | None:
     """Return the last line of `tail` that ends a traceback."""
-    lines = (line.strip() for line in reversed(tail.splitlines()) if EXCEPTION.match(line))
-    return next(lines, None)
+    for line in reversed(tail.splitlines()):
+        if EXCEPTION.match(line):
+            return line.strip()
+    return None

@@ -10,20 +10,12 @@ All cells of a server run the package as it was when the server started, whateve
 checked out meanwhile.
 """
 
-import ctypes
 import signal
-import sys
 
+from lit_attn.cells.process import die_with_parent
 from lit_attn.schema.sources import freeze_package
 
-PR_SET_PDEATHSIG = 1
 BLOCKED = (signal.SIGTERM, signal.SIGHUP)
-
-
-def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Ask the kernel for signal `number` when the parent ends (on Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def restore_signals() -> None:

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
@@ -117,12 +117,38 @@ class Latex(Config):
     """LaTeX table of a study."""
 
     columns: tuple[str, ...] | None = Field(
-        None, description="keys of columns in lit_attn/report/assets/columns.yaml; null: six keys"
+        None,
+        description="keys of columns in lit_attn/report/assets/columns.yaml; null: those of the "
+        "key `columns` of the study",
     )
 
 
 class StudyConfig(Config):
     """A comparison of variants of one experiment with a baseline, over seeds."""
+
+    synonyms: ClassVar[dict[str, str]] = {
+        "variants": "cells",
+        "variant": "cells",
+        "arms": "cells",
+        "treatments": "cells",
+        "control": "baseline",
+        "reference": "baseline",
+        "grid": "axes",
+        "sweep": "axes",
+        "factors": "axes",
+        "repeats": "seeds",
+        "replicates": "seeds",
+        "overrides": "set",
+        "defaults": "set",
+        "label": "labels",
+        "names": "labels",
+        "hyperparameters": "tune",
+        "search": "tune",
+        "config": "experiment",
+        "plugins": "parts",
+        "imports": "parts",
+        "equal": "match",
+    }
 
     title: str = Field(description="title of the table, one line")
     source: str = Field("", description="paper and tables that the study reproduces")
@@ -168,6 +194,11 @@ class StudyConfig(Config):
         "`sampler` and `trials` of the search",
     )
     contrast: str | None = Field(None, description="another study with which leads are compared")
+    columns: tuple[str, ...] | None = Field(
+        None,
+        description="keys of the columns of tables in lit_attn/report/assets/columns.yaml; null: "
+        "variant, value, n, difference, p and step_time",
+    )
     latex: Latex = Field(Latex(), description="LaTeX table of the report")
     slurm: Slurm = Field(Slurm(), description="resources of a cell's job, for `--launcher slurm`")
 

@@ -8,10 +8,14 @@ folder `runs` if no other one is given.
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lit_attn.config.papers import add_size_options, read_paper
 from lit_attn.files import require_writable
 from lit_attn.schema.errors import OneLineParser, command, program
+
+if TYPE_CHECKING:
+    from lit_attn.report.read import Outcome
 
 
 @command
@@ -24,8 +28,12 @@ def main(arguments: list[str] | None = None) -> int:
     # These functions import pandas, which --help does not need.
     if options.paper:
         return _report_paper(options)
+    if options.across and options.checklist:
+        parser.error("--checklist: describes single studies; leave out --across")
     if options.across:
         return _report_across(options)
+    if options.checklist:
+        return _report_checklist(options)
     return _report_studies(options)
 
 
@@ -50,6 +58,12 @@ def _make_parser() -> OneLineParser:
         metavar="COLUMN[:min|:max]",
         help="with --csv: metric columns and their goals (default: all numeric columns)",
     )
+    add(
+        "--json",
+        action="store_true",
+        help="print what was written as JSON (lit_attn/report/schemas/report.json)",
+    )
+    add("--checklist", metavar="NAME", help="fill a checklist from the records (neurips)")
     add("--paper", metavar="NAME", help="write the tables and figures of a paper as printed")
     add_size_options(parser, "with --paper: the results of small models on {data} data")
     return parser
@@ -69,6 +83,7 @@ def _check_options(parser: OneLineParser, options: argparse.Namespace) -> None:
         "metric": "--csv",
         "study": "a folder of runs",
         "across": "a folder of runs",
+        "checklist": "a folder of runs",
     }
     for name, source in needed_sources.items():
         if getattr(options, name) and not sources[source]:
@@ -83,7 +98,10 @@ def _report_paper(options: argparse.Namespace) -> int:
 
     source = read_paper(options.paper, options.small)
     outcome = write_parts(source, options.runs or Path("runs"), options.reports)
-    print(*outcome.written)
+    if options.json:
+        _print_answer(outcome, index=None)
+    else:
+        print(*outcome.written)
     return 1 if outcome.skipped else 0
 
 
@@ -94,9 +112,26 @@ def _report_across(options: argparse.Namespace) -> int:
 
     records = list(read_studies(options.runs, options.across))
     outcome = write_across(records, options.reports)
-    print(*outcome.written)
+    if options.json:
+        _print_answer(outcome, index=None)
+    else:
+        print(*outcome.written)
     has_skipped = outcome.skipped or len(records) < len(options.across)
     return 1 if has_skipped else 0
+
+
+def _report_checklist(options: argparse.Namespace) -> int:
+    """Write a checklist about the studies and return the exit code."""
+    from lit_attn.report.checklist import write_checklist
+    from lit_attn.report.read import read_studies
+
+    studies = read_studies(options.runs, options.study)
+    outcome = write_checklist(options.checklist, studies, options.reports)
+    if options.json:
+        _print_answer(outcome, index=None)
+    else:
+        print(*outcome.written)
+    return 0
 
 
 def _report_studies(options: argparse.Namespace) -> int:
@@ -114,11 +149,39 @@ def _report_studies(options: argparse.Namespace) -> int:
         planned_count = len(options.study or list(options.runs.glob("*/plan.json")))
         studies = read_studies(options.runs, options.study)
         outcome = write.write_reports(studies, options.reports)
-    for folder in outcome.written:
-        print(folder / "table.html")
-    print(options.reports / "index.html")
+    index = options.reports / "index.html"
+    if options.json:
+        _print_answer(outcome, index)
+    else:
+        for folder in outcome.written:
+            print(folder / "table.html")
+        print(index)
     has_skipped = outcome.skipped or len(outcome.written) < planned_count
     return 1 if has_skipped else 0
+
+
+def _print_answer(outcome: "Outcome", index: Path | None) -> None:
+    """Print the folders or pages that were written, and the names that were skipped, as JSON."""
+    from lit_attn.report.answers import ReportAnswer, WrittenReport, write_answer
+
+    reports = []
+    for path in outcome.written:
+        page = path / "table.html" if path.is_dir() else path
+        table = page.with_suffix(".csv")
+        # The page of a study or of a paper stands in a folder with its name.
+        is_single = page.name not in ("table.html", "index.html")
+        report = WrittenReport(
+            name=page.stem if is_single else page.parent.name,
+            page=str(page),
+            table=str(table) if table.exists() else None,
+        )
+        reports.append(report)
+    answer = ReportAnswer(
+        reports=reports,
+        skipped=outcome.skipped,
+        index=None if index is None else str(index),
+    )
+    print(write_answer(answer))
 
 
 if __name__ == "__main__":

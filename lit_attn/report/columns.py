@@ -32,14 +32,16 @@ class Scale(NamedTuple):
 class Column(NamedTuple):
     """One column of a study's table.
 
-    `heading` and `note` (the sentences that define the column in the caption) are templates of
-    `str.format`. `fields` are its fields in table.csv with their pandas types.
+    `heading`, `note` (the sentences that define the column in the caption) and `brief` (its
+    sentence in the brief caption; None: the first one of `note`) are templates of `str.format`.
+    `fields` are its fields in table.csv with their pandas types.
     """
 
     key: str
     fields: Mapping[str, str]
     heading: str = ""
     note: str = ""
+    brief: str | None = None
 
 
 def make_scale(summary: pd.DataFrame) -> Scale:
@@ -231,7 +233,7 @@ PRINTERS: dict[str, Callable[[Record, Scale], str]] = {
     "failure_p": lambda r, _: format_p(r["failure_p"]),
     "seeds_needed": _needed,
     "power": _power,
-    "verdict": lambda r, _: NOTHING if pd.isna(r["verdict"]) else str(r["verdict"]),
+    "verdict": lambda r, _: r["decision"] or NOTHING,
     "margin": _margin,
     "best_test_epoch": lambda r, s: format_spread(
         r["best_test_epoch"], r["best_test_epoch_sd"], s.digits

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pandas as pd
 
-from lit_attn.cells.records import FailureClass
+from lit_attn.cells.records import FailureClass, Plan
 from lit_attn.report import stats
 from lit_attn.report.read import StudyRecord
 
@@ -184,6 +184,24 @@ def _describe(
             record["seeds_low"], record["seeds_high"] = needed
             record["effect"] = interval.mean / statistics.stdev(differences)
     return record
+
+
+def find_verdict(record: dict[str, Any], plan: Plan) -> str | None:
+    """Return the verdict of a variant's numbers, None for the baseline and without pairs.
+
+    With a margin it follows from the simultaneous interval. Without one a star decides between
+    better and worse, and every other variant is undecided.
+    """
+    difference = record.get("difference")
+    if difference is None or pd.isna(difference):
+        return None
+    if plan.metric.margin is not None:
+        verdict = record.get("verdict")
+        return "undecided" if verdict is None or pd.isna(verdict) else str(verdict)
+    if not record["significant"]:
+        return "undecided"
+    is_larger = difference > 0
+    return "better" if is_larger == (plan.metric.goal == "max") else "worse"
 
 
 def _judge(record: dict[str, Any], goal: str, margin: float | None) -> str | None:

@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,11 +12,15 @@ import yaml
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from lit_attn.cells.records import csv_lines
+from lit_attn.report.captions import shorten
 from lit_attn.report.numbers import fill, round_number
 from lit_attn.schema.sources import read_package_file
 
 if TYPE_CHECKING:
     import pandas as pd
+
+MOST_COLUMNS = 6
+"""Largest number of columns of a table, unless a study or a reader chooses more."""
 
 ASSETS = Path(__file__).parent / "assets"
 """Templates, style sheet, script and captions of the report."""
@@ -64,6 +68,10 @@ class Table:
     `kind` is the class of the table in HTML. Each `entry` rows belong together. In tables of the
     kind "paper", columns and rows named "GROUP / NAME" stand below the name of their group, a cell
     ^ is merged with the one above it, and a cell < with the one on its left.
+
+    `shown` are the places of the columns of the brief table, and `phone` those of a narrow screen;
+    if they are empty, `brief` chooses the first columns. `summary` are the lines of the brief
+    caption; if they are empty, `brief` chooses the first sentences of `notes`.
     """
 
     headings: list[str]
@@ -73,6 +81,65 @@ class Table:
     notes: list[str] = field(default_factory=list)
     kind: str = "plain"
     entry: int = 1
+    shown: tuple[int, ...] = ()
+    phone: tuple[int, ...] = ()
+    summary: list[str] = field(default_factory=list)
+
+    @property
+    def is_printed(self) -> bool:
+        """True for a table of a paper, which has the columns and the caption that it needs."""
+        return self.kind in ("paper", "claims")
+
+    @property
+    def shown_places(self) -> tuple[int, ...]:
+        """Places of the columns of the brief table."""
+        if self.is_printed:
+            return tuple(range(len(self.headings)))
+        return self.shown or tuple(range(len(self.headings))[:MOST_COLUMNS])
+
+    @property
+    def short_notes(self) -> list[str]:
+        """Lines of the brief caption."""
+        if self.is_printed:
+            return self.notes
+        return self.summary or shorten(self.notes)
+
+    @property
+    def has_further_columns(self) -> bool:
+        """True if the brief table lacks columns."""
+        return len(self.shown_places) < len(self.headings)
+
+    @property
+    def has_more(self) -> bool:
+        """True if the brief table lacks columns or sentences."""
+        return self.has_further_columns or self.short_notes != self.notes
+
+    def brief(self) -> "Table":
+        """Return the table with its brief caption and at most MOST_COLUMNS columns."""
+        if not self.has_more:
+            return self
+        places = self.shown_places
+        rows = [[row[place] for place in places] for row in self.rows]
+        headings = [self.headings[place] for place in places]
+        return replace(
+            self, headings=headings, rows=rows, notes=self.short_notes, shown=(), phone=()
+        )
+
+    def column_class(self, place: int) -> str:
+        """Return the classes of a column in HTML.
+
+        They are "text" for the words of a paper's table, "more" for a column outside the brief
+        table, and "phone" for a column of a narrow screen.
+        """
+        classes = []
+        filled = [row[place].text for row in self.rows if row[place].text]
+        if self.kind == "paper" and filled and filled[0].lstrip("+")[:1].isalpha():
+            classes.append("text")
+        if place not in self.shown_places:
+            classes.append("more")
+        if place in self.phone:
+            classes.append("phone")
+        return " ".join(classes)
 
     def group(self, names: Sequence[str]) -> list[tuple[str, list[int]]]:
         """Return the groups of columns or rows in their order, and the places of each."""
@@ -111,18 +178,36 @@ def named_table(
     )
 
 
-def to_markdown(table: Table) -> str:
-    """Return a pipe table with its caption below."""
-    return PLAIN.get_template("table.md").render(table=table, escape=escape_markdown)
+def to_markdown(table: Table, full: str = "") -> str:
+    """Return a pipe table with its caption below.
+
+    `full` is the file with all columns and the complete caption, to which a brief table leads.
+    """
+    values = {"table": table, "full": full, "escape": escape_markdown}
+    return PLAIN.get_template("table.md").render(values)
 
 
-def to_latex(table: Table, label: str) -> str:
+def make_markdown_files(table: Table, stem: str) -> dict[str, str | bytes]:
+    """Return the files STEM.md, which is brief, and STEM.full.md, if it says more."""
+    if not table.has_more:
+        return {f"{stem}.md": to_markdown(table)}
+    full = f"{stem}.full.md"
+    return {f"{stem}.md": to_markdown(table.brief(), full), full: to_markdown(table)}
+
+
+def to_latex(table: Table, label: str, full: str = "") -> str:
     """Return a table named `tab:label` with a short caption and the notes below the table.
+
+    The columns are those of the brief table, and the notes those of its caption. A comment names
+    the file `full`, which has all columns and the complete caption.
 
     Columns of numbers are aligned at the decimal points by siunitx, and texts of more than 80
     letters have several lines. A table whose rows have more than 80 letters is as wide as both
     columns of a page.
     """
+    if not table.has_more:
+        full = ""
+    table = table.brief()
     first, *others = zip(*table.rows, strict=True)
     names = [_latex_cell(cell._replace(text=table.split(cell.text)[1])) for cell in first]
     kinds = ["l"]
@@ -137,6 +222,7 @@ def to_latex(table: Table, label: str) -> str:
         letters += max(len(table.split(heading)[1]), *lengths)
     return PLAIN.get_template("table.tex").render(
         table=table,
+        full=full,
         label="".join(c if c.isascii() and c.isalnum() else "-" for c in label),
         letters=letters,
         columns="".join(kinds),

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lit_attn.report import drawing
+from lit_attn.report.captions import shorten
 from lit_attn.report.formats import TEMPLATES, Table, read_asset, read_text
 
 FIGURES: dict[str, dict[str, str]] = read_asset("figures.yaml")
@@ -22,16 +23,32 @@ class Section:
     tables: list[Table] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class FigureCaption:
+    """Complete caption of a figure, and its first sentences."""
+
+    text: str
+
+    @property
+    def brief(self) -> str:
+        """At most SENTENCES + 1 sentences (`lit_attn.report.captions`)."""
+        return " ".join(shorten([self.text]))
+
+
 def render_page(title: str, sections: list[Section], notes: list[str], **values: Any) -> str:
     """Return an HTML page of the sections that have any content.
 
     Captions of FIGURES end with `notes`. `values` are further variables of the template: `name`,
-    `links`, `warnings`, `images` by name and kind, and `captions` of other figures.
+    `links`, `warnings`, `verdict` (a sentence), `images` by name and kind, and `captions` of other
+    figures.
     """
+    texts: dict[str, str] = values.pop("captions", {})
     limits = {"rows": drawing.MOST_ROWS, "panels": drawing.MOST_PANELS, "costs": drawing.MOST_COSTS}
     captions = {}
     for figure, entry in FIGURES.items():
-        captions[figure] = " ".join([entry["caption"].format(**limits), *notes])
+        captions[figure] = FigureCaption(" ".join([entry["caption"].format(**limits), *notes]))
+    for figure, text in texts.items():
+        captions[figure] = FigureCaption(text)
     shown = []
     for section in sections:
         tables = [table for table in section.tables if table.rows]

@@ -9,8 +9,9 @@ from typing import cast
 import pandas as pd
 
 from lit_attn.cells.records import Metric, Plan, Seals, StepTimes, Tuning, read_unreadable
-from lit_attn.report import columns, stats
-from lit_attn.report.comparison import ALPHA, Comparisons
+from lit_attn.report import brief, columns, stats
+from lit_attn.report.brief import choose_places
+from lit_attn.report.comparison import ALPHA, Comparisons, find_verdict
 from lit_attn.report.formats import Cell, Table, named_table, read_asset
 from lit_attn.report.numbers import fill, round_number
 from lit_attn.report.read import BUSY, StudyRecord, find_differences, read_or_skip
@@ -21,23 +22,24 @@ SENTENCES: dict[str, str] = read_asset("sentences.yaml")  # Of the caption.
 ALWAYS = ("variant", "value", "n")  # Columns that are printed also if they are empty.
 UNREADABLE_NAMES = 5
 """Most names of unreadable images of a split that a warning lists."""
-LATEX_COLUMNS = ("variant", "value", "n", "difference", "p", "flops")
-"""Columns of the LaTeX table, which fit the text of a one-column page (397 pt)."""
 
 
 def make_results_table(
     study: StudyRecord, summary: pd.DataFrame, comparisons: Comparisons, keys: Sequence[str] = ()
 ) -> Table:
-    """Return the table of `summary` with the columns `keys`, or with all that have a value."""
+    """Return the table of `summary` with all columns that have a value.
+
+    Its brief form has the columns `keys`, or else those that the study chooses, or else six.
+    """
     plan = study.plan
     scale = columns.make_scale(summary)
     records = cast("list[columns.Record]", summary.to_dict("records"))
+    for record in records:
+        record["decision"] = find_verdict(record, plan)
     shown: list[columns.Column] = []
     cells: list[list[Cell]] = []
     for column in columns.COLUMNS:
-        # Rows without their names would say nothing.
-        is_chosen = not keys or column.key in ("variant", *keys)
-        if column.key not in columns.PRINTERS or not is_chosen:
+        if column.key not in columns.PRINTERS:
             continue
         printed = columns.make_cells(column, records, scale)
         is_filled = any(cell.text != columns.NOTHING for cell in printed)
@@ -60,6 +62,16 @@ def make_results_table(
     notes += _describe_rows(study, summary)
     notes += _describe_plan(study, comparisons.level)
     provenance, warnings = describe_records(study)
+    shown_keys = [column.key for column in shown]
+    places = choose_places(shown_keys, keys or plan.columns or brief.COLUMNS)
+    brief_caption = brief.write_brief_caption(
+        study,
+        summary,
+        [shown[place] for place in places],
+        [cells[place] for place in places],
+        values,
+    )
+    has_differences = "difference" in shown_keys
     # A YAML title can span lines.
     title = " ".join(plan.title.split())
     return Table(
@@ -69,6 +81,9 @@ def make_results_table(
         warnings=warnings,
         notes=[*notes, *provenance],
         kind="results",
+        shown=places,
+        phone=choose_places(shown_keys, brief.PHONE if has_differences else brief.COLUMNS[:2]),
+        summary=brief_caption,
     )
 
 
@@ -184,6 +199,7 @@ def _template_values(
     plan = study.plan
     metric = plan.metric
     has_failed = summary["failed"].any()
+    rule = "verdict_by_star" if metric.margin is None else "verdict_by_margin"
     failures = {}
     for name, sentence in SENTENCES.items():
         if name.startswith("failed_"):
@@ -194,6 +210,10 @@ def _template_values(
         "metric": metric.name,
         "measure": _describe_measure(study),
         "direction": "Higher" if metric.goal == "max" else "Lower",
+        "better": "higher" if metric.goal == "max" else "lower",
+        "comparisons": plural(len(comparisons.pairs), "comparison"),
+        "brief_step_time": SENTENCES["brief_alone" if study.step_times else "step_time"],
+        "verdict_rule": fill(SENTENCES[rule], margin=metric.margin),
         "planned": len(plan.seeds),
         "seeds": columns.format_seeds(plan.seeds),
         "baseline": plan.baseline,

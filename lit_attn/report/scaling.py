@@ -17,6 +17,7 @@ docs/statistics.md has the simulated coverage of the intervals.
 import math
 import statistics
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ from lit_attn.report.numbers import fill, write_number
 from lit_attn.report.page import Section, render_page
 from lit_attn.report.read import StudyRecord
 from lit_attn.report.results import describe_setup
+from lit_attn.report.speedup import draw_speedups, find_speedups, make_speedup_table
 from lit_attn.report.stats import Floats
 
 if TYPE_CHECKING:
@@ -213,6 +215,9 @@ def make_scaling_table(points: list[Point], plan: Plan) -> Table:
         seeds=str(few) if few == most else f"{few} to {most}",
         levels=", ".join(levels),
     )
+    # The brief table has the largest sizes.
+    count = len(table.headings)
+    table = replace(table, shown=(0, *range(max(1, count - formats.MOST_COLUMNS + 1), count)))
     if baseline_law.lines:
         table.notes.append(_describe_asymptote(points, plan, baseline_law, len(levels)))
     return table
@@ -280,6 +285,17 @@ def draw_scaling(points: list[Point], plan: Plan) -> "Figure":
     return figure
 
 
+def _list_multipliers(points: list[Point], plan: Plan) -> dict[tuple[str, str], dict[int, float]]:
+    """Return the compute multipliers of each seed, by variant and level."""
+    law = fit_baseline(points, plan)
+    multipliers = {}
+    for variant in plan.variants:
+        for level in dict.fromkeys(point.level for point in points):
+            by_seed = find_multipliers(points, plan, variant.name, level, law)
+            multipliers[variant.name, level] = by_seed
+    return multipliers
+
+
 def make_scaling_files(studies: list[StudyRecord]) -> dict[str, str | bytes]:
     """Return the page of the scaling of levels of one study, and its files, as scaling.*.
 
@@ -292,17 +308,31 @@ def make_scaling_files(studies: list[StudyRecord]) -> dict[str, str | bytes]:
     table = make_scaling_table(points, plan)
     setup = describe_setup(plan)
     table.notes.extend(setup)
+    # The order of the points is that of the sizes.
+    levels = list(dict.fromkeys(point.level for point in points))
+    ordered = [study for level in levels for study in studies if study.plan.level == level]
+    speedups = find_speedups(ordered, _list_multipliers(points, plan))
     with drawing.appearance():
-        image = drawing.render(draw_scaling(points, plan))
+        images = {"scaling": drawing.render(draw_scaling(points, plan))}
+        figure = draw_speedups(speedups)
+        if figure is not None:
+            images["speedup"] = drawing.render(figure)
     files: dict[str, str | bytes] = {
         "scaling.csv": formats.to_csv(pd.DataFrame(points), studies[0].names),
-        "scaling.md": formats.to_markdown(table),
-        "scaling.tex": formats.to_latex(table, f"{plan.family}-scaling"),
-        **{f"scaling.{kind}": content for kind, content in image.items()},
+        **formats.make_markdown_files(table, "scaling"),
+        "scaling.tex": formats.to_latex(table, f"{plan.family}-scaling", "scaling.full.md"),
     }
-    caption = " ".join([read_asset("tables.yaml")["scaling"]["figure"], *setup])
-    values = {"captions": {"scaling": caption}, "images": {"scaling": image}, "name": plan.family}
-    sections = [Section(figures=["scaling"], tables=[table])]
+    tables = [table]
+    if speedups:
+        tables.append(make_speedup_table(speedups, plan))
+        files["speedup.csv"] = formats.to_csv(pd.DataFrame(speedups), studies[0].names)
+    captions = {}
+    for name, image in images.items():
+        captions[name] = " ".join([read_asset("tables.yaml")[name]["figure"], *setup])
+        for kind, content in image.items():
+            files[f"{name}.{kind}"] = content
+    values = {"captions": captions, "images": images, "name": plan.family}
+    sections = [Section(figures=list(images), tables=tables)]
     values["links"] = list(files)
     files["scaling.html"] = render_page(table.title.rstrip("."), sections, [], **values)
     return files

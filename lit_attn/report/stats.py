@@ -241,17 +241,60 @@ def seeds_needed(differences: Sequence[float]) -> tuple[int, int] | None:
     It follows from the 95 % confidence interval of the standardised effect (noncentral t). Returns
     None if that interval contains 0, with fewer than two pairs, or without variation.
     """
+    needed = seeds_needed_range(differences)
+    if needed is None:
+        return None
+    low, high = needed
+    return None if high is None else (low, high)
+
+
+def seeds_needed_range(differences: Sequence[float]) -> tuple[int, int | None] | None:
+    """Return the range of `seeds_needed`, without an upper end if the effect may be 0.
+
+    Returns None with fewer than two pairs, or without variation.
+    """
     d = np.asarray(differences, dtype=float)
-    # Rounding errors can leave a small mean or spread where there is none.
-    if len(d) < 2 or min(abs(d.mean()), d.std(ddof=1)) <= TIE * np.abs(d).max():
+    # Rounding errors can leave a small spread where there is none.
+    if len(d) < 2 or d.std(ddof=1) <= TIE * np.abs(d).max():
         return None
     freedom = len(d) - 1
     t = abs(d.mean()) / d.std(ddof=1) * math.sqrt(len(d))
-    if t <= special.stdtrit(freedom, 0.975):
-        return None
-    weakest = float(special.nctdtrinc(freedom, 0.975, t)) / math.sqrt(len(d))
     strongest = float(special.nctdtrinc(freedom, 0.025, t)) / math.sqrt(len(d))
-    return pairs_for_power(strongest), pairs_for_power(weakest)
+    low = pairs_for_power(strongest)
+    if t <= special.stdtrit(freedom, 0.975):
+        return low, None
+    weakest = float(special.nctdtrinc(freedom, 0.975, t)) / math.sqrt(len(d))
+    return low, pairs_for_power(weakest)
+
+
+def pairs_for_decision(
+    differences: Sequence[float],
+    level: float,
+    comparisons: int,
+    margin: float | None,
+    limits: tuple[int, int],
+) -> int | None:
+    """Return the fewest pairs within `limits` that decide a verdict, None if none of them do.
+
+    Mean and standard deviation of all differences are taken as those of `differences`. With a
+    `margin` the simultaneous interval (Bonferroni) must exclude 0 or lie within the margin. Without
+    one it must exclude 0, and there must be enough pairs for a star at all.
+    """
+    first, last = limits
+    first = max(first, 2)
+    if len(differences) < 2 or first > last:
+        return None
+    d = np.asarray(differences, dtype=float)
+    mean = abs(float(d.mean()))
+    n = np.arange(first, last + 1)
+    quantiles = special.stdtrit(n - 1, 1 - level / comparisons / 2)
+    half = quantiles * d.std(ddof=1) / np.sqrt(n)
+    is_decided = mean > half
+    if margin is None:
+        is_decided &= n >= pairs_for_a_star(1, level)
+    else:
+        is_decided |= mean + half < margin
+    return int(n[is_decided.argmax()]) if is_decided.any() else None
 
 
 def pairs_for_power(effect: float) -> int:

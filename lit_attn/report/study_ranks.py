@@ -7,10 +7,18 @@ from typing import NamedTuple
 import pandas as pd
 
 from lit_attn.files import write_atomic
-from lit_attn.report import stats
+from lit_attn.report import drawing, forest, stats
 from lit_attn.report.columns import NOTHING, format_p, format_spread, make_scale
 from lit_attn.report.comparison import ALPHA, compare_variants
-from lit_attn.report.formats import Cell, Table, named_table, to_csv, to_latex, to_markdown
+from lit_attn.report.formats import (
+    Cell,
+    Table,
+    make_markdown_files,
+    named_table,
+    read_asset,
+    to_csv,
+    to_latex,
+)
 from lit_attn.report.labels import find_labels
 from lit_attn.report.numbers import fill, round_number, write_number
 from lit_attn.report.page import Section, render_page
@@ -29,8 +37,15 @@ class Entry(NamedTuple):
     frame: pd.DataFrame
 
 
+class Forest(NamedTuple):
+    """Combined differences of the variants as a table, and their forest plot as SVG and PNG."""
+
+    table: Table
+    image: dict[str, bytes]
+
+
 def write_across(studies: Iterable[StudyRecord], reports: Path) -> Outcome:
-    """Write `across.html`, `.md`, `.tex` and `.csv`.
+    """Write `across.html`, `.md`, `.tex` and `.csv`, and a forest plot as `.svg` and `.png`.
 
     Variants with all planned seeds in every study have ranks. A study whose records lead to an
     error is skipped with a warning. Raises ConfigError if no study is left.
@@ -49,13 +64,57 @@ def write_across(studies: Iterable[StudyRecord], reports: Path) -> Outcome:
     means = pd.concat({entry.study.plan.study: entry.frame["mean"] for entry in entries}, axis=1)
     table = _make_table(entries, ranks, list(means.index))
     page = reports / "across.html"
-    section = Section(tables=[table])
-    html = render_page(table.title.rstrip("."), [section], [], warnings=table.warnings)
+    combined = _combine_studies(entries)
+    images = {} if combined is None else {"across": combined.image}
+    captions = {"across": read_asset("tables.yaml")["forest"]["figure"]}
+    section = Section(
+        figures=list(images),
+        tables=[table] if combined is None else [table, combined.table],
+    )
+    html = render_page(
+        table.title.rstrip("."),
+        [section],
+        [],
+        warnings=table.warnings,
+        images=images,
+        captions=captions,
+    )
+    for kind, content in images.get("across", {}).items():
+        write_atomic(page.with_suffix(f".{kind}"), content)
     write_atomic(page.with_suffix(".csv"), to_csv(means.rename_axis("variant").reset_index()))
-    write_atomic(page.with_suffix(".md"), to_markdown(table))
-    write_atomic(page.with_suffix(".tex"), to_latex(table, "across"))
+    for name, text in make_markdown_files(table, "across").items():
+        write_atomic(reports / name, text)
+    write_atomic(page.with_suffix(".tex"), to_latex(table, "across", "across.full.md"))
     write_atomic(page, html)
     return Outcome([page], skipped)
+
+
+def _combine_studies(entries: list[Entry]) -> Forest | None:
+    """Return table and figure of the variants that studies with the first one's metric share.
+
+    Differences in other metrics have other units. None if no variant is in two studies.
+    """
+    first = entries[0].study.plan.metric
+    frames = {}
+    for study, frame in entries:
+        metric = study.plan.metric
+        if (metric.label, metric.goal, metric.scale) == (first.label, first.goal, first.scale):
+            frames[study.plan.study] = frame
+    effects = forest.read_effects(frames)
+    if not effects:
+        return None
+    labels = _find_labels(entries)
+    with drawing.appearance():
+        image = drawing.render(forest.draw_forest(effects, labels, first))
+    return Forest(forest.make_forest_table(effects, labels), image)
+
+
+def _find_labels(entries: list[Entry]) -> dict[str, str]:
+    """Return the labels of variants by name; the first study decides on a label."""
+    labels: dict[str, str] = {}
+    for study, _ in reversed(entries):
+        labels |= find_labels(study.plan)
+    return labels
 
 
 def _make_frame(study: StudyRecord) -> pd.DataFrame:
@@ -88,10 +147,7 @@ def _make_table(entries: list[Entry], ranks: pd.DataFrame, variants: list[str]) 
     """Return one row for each variant: its means in all studies, and its mean rank."""
     # A single variant has no rank.
     mean_ranks = ranks.mean(axis=1).to_dict() if len(ranks) > 1 else {}
-    labels: dict[str, str] = {}
-    for study, _ in reversed(entries):
-        # The first study decides on the label of a variant.
-        labels |= find_labels(study.plan)
+    labels = _find_labels(entries)
     rows = []
     for variant in variants:
         row = [Cell(labels[variant])]

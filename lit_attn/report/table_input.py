@@ -32,29 +32,43 @@ def read_table(
         frame = pd.read_csv(path, dtype={"variant": str}, skipinitialspace=True)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as CSV: {error}") from error
-    for name in ("variant", "seed"):
-        require(f"{path}: has no column", name, map(str, frame))
-    # The name "None" or "null" of a variant is no missing value.
-    names = pd.read_csv(path, usecols=["variant"], dtype=str, keep_default_na=False)
-    frame["variant"] = names["variant"]
-    _check_rows(frame, path)
+    if "variant" in frame:
+        # The name "None" or "null" of a variant is no missing value.
+        names = pd.read_csv(path, usecols=["variant"], dtype=str, keep_default_na=False)
+        frame["variant"] = names["variant"]
+    frame, numeric = prepare_frame(frame, path, metrics or [])
     variants = frame["variant"].unique().tolist()
     require(f"{path}: has no variant", baseline or variants[0], variants)
+    chosen = [parse_metric(text, numeric, path) for text in metrics or numeric]
+    if not chosen:
+        raise ConfigError(f"{path}: has no numeric column that could be a metric")
+    studies = []
+    for metric in chosen:
+        name = f"{path.stem}-{metric.name}" if len(chosen) > 1 else path.stem
+        studies.append(make_study(frame, name, metric, baseline))
+    return studies
+
+
+def prepare_frame(
+    frame: pd.DataFrame, path: Path, metrics: list[str]
+) -> tuple[pd.DataFrame, list[str]]:
+    """Return a checked frame and the names of its numeric columns that can be metrics.
+
+    `metrics` are the metrics that were named. Raises ConfigError, which names `path`, for a frame
+    without variants and seeds, with a row twice, and with a text among numbers.
+    """
+    for name in ("variant", "seed"):
+        require(f"{path}: has no column", name, map(str, frame))
+    frame = frame.assign(variant=frame["variant"].astype(str))
+    _check_rows(frame, path)
     # pandas writes an index without a heading.
     frame = frame.drop(columns=frame.columns[frame.columns.str.startswith("Unnamed: ")])
     texts = metrics or [str(name) for name in frame]
     named = [text.removesuffix(":min").removesuffix(":max") for text in texts]
     _check_numbers(frame, [*named, *COSTS], path)
     frame = _read_counts(frame, path)
-    numeric = [str(name) for name in frame.select_dtypes("number") if name not in ("seed", *COSTS)]
-    chosen = [_parse_metric(text, numeric, path) for text in metrics or numeric]
-    if not chosen:
-        raise ConfigError(f"{path}: has no numeric column that could be a metric")
-    studies = []
-    for metric in chosen:
-        name = f"{path.stem}-{metric.name}" if len(chosen) > 1 else path.stem
-        studies.append(_make_study(frame, name, metric, baseline))
-    return studies
+    excluded = ("seed", *COSTS)
+    return frame, [str(name) for name in frame.select_dtypes("number") if name not in excluded]
 
 
 def _check_rows(frame: pd.DataFrame, path: Path) -> None:
@@ -99,7 +113,7 @@ def _read_counts(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
     return frame
 
 
-def _parse_metric(text: str, columns: list[str], path: Path) -> Metric:
+def parse_metric(text: str, columns: list[str], path: Path) -> Metric:
     """Return the metric of a column, whose name may end in its goal."""
     name = text
     goal = ""
@@ -112,9 +126,7 @@ def _parse_metric(text: str, columns: list[str], path: Path) -> Metric:
     return Metric.model_validate({"name": name, "label": name, "scale": 1, "goal": goal})
 
 
-def _make_study(
-    frame: pd.DataFrame, name: str, metric: Metric, baseline: str | None
-) -> StudyRecord:
+def make_study(frame: pd.DataFrame, name: str, metric: Metric, baseline: str | None) -> StudyRecord:
     """Return the study of a metric: each variant with each seed is a cell."""
     variants = frame["variant"].unique().tolist()
     seeds = sorted(frame["seed"].unique().tolist())

@@ -15,16 +15,22 @@ from lit_attn.report import diagnostics, drawing, effects, figures, formats, res
 from lit_attn.report.columns import make_scale
 from lit_attn.report.comparison import ALPHA, Comparisons, compare_variants
 from lit_attn.report.formats import Cell, Table, named_table, read_csv, rows_to_csv, to_csv
+from lit_attn.report.judge import judge_study
 from lit_attn.report.labels import find_labels, label_rows, label_study
 from lit_attn.report.page import FIGURES, Section, render_page
+from lit_attn.report.pictures import draw_pictures
 from lit_attn.report.read import LOG, Outcome, StudyRecord, describe_failure
 from lit_attn.report.scaling import make_scaling_files
 from lit_attn.report.summary import list_cells, make_settings_frame, make_variant_frame
+from lit_attn.report.terminal import describe_verdicts, draw_results
 from lit_attn.report.tuning import draw_tuning, make_tuning_table
 from lit_attn.schema.errors import ConfigError
 
 Files = dict[str, str | bytes]  # Contents by file name.
 Images = dict[str, dict[str, bytes]]  # SVG and PNG by name of a figure.
+
+FOREST_PLOT = "seeds"
+"""Figure that comes first on a page."""
 
 OPTIONAL_FILES = ("settings.csv", "effects.csv", "classes.csv", "diagnostics.csv", "ranks.csv")
 """Tables of a study that are written if they have rows."""
@@ -99,7 +105,7 @@ def make_study_files(written: StudyRecord, folder: Path) -> Files:
     classes = results.make_class_frame(study)
     files = _make_tables(analysis, results_table, settings, classes)
     further = _make_further_tables(analysis, settings, classes)
-    files["table.html"] = _make_page(study, results_table, further, images, list(files))
+    files["table.html"] = _make_page(analysis, results_table, further, images, list(files))
     for name, kinds in images.items():
         for kind, image in kinds.items():
             files[f"{name}.{kind}"] = image
@@ -137,6 +143,7 @@ def _draw_figures(analysis: Analysis) -> Iterator[tuple[str, Figure | None]]:
         yield "cost", figures.draw_cost(study, summary)
         label = study.plan.metric.label
         yield "effects", figures.draw_effects(estimates, label, comparisons.level)
+        yield "pictures", draw_pictures(study)
         for name, draw in diagnostics.DRAWERS.items():
             yield name, draw(recorded, baseline)
     if study.tuning:
@@ -159,13 +166,14 @@ def _make_tables(
 ) -> Files:
     """Return the CSV, Markdown and LaTeX files of a study."""
     _, study, comparisons, estimates, summary, recorded = analysis
-    keys = study.plan.latex or results.LATEX_COLUMNS
-    latex_table = results.make_results_table(study, summary, comparisons, keys)
+    latex_table = results.make_results_table(study, summary, comparisons, study.plan.latex or ())
+    verdicts = describe_verdicts(judge_study(study, comparisons=comparisons))
     files: Files = {
         "table.csv": to_csv(summary, study.names),
         "per_seed.csv": rows_to_csv(list_cells(study)),
-        "table.md": formats.to_markdown(results_table),
-        "table.tex": formats.to_latex(latex_table, study.plan.study),
+        **formats.make_markdown_files(results_table, "table"),
+        "table.txt": draw_results(results_table, verdicts),
+        "table.tex": formats.to_latex(latex_table, study.plan.study, "table.full.md"),
     }
     effect_frame = pd.DataFrame(estimates, columns=effects.Effect._fields)
     optional = (
@@ -209,14 +217,23 @@ def _make_further_tables(
 
 
 def _make_page(
-    study: StudyRecord, results_table: Table, further: list[Table], images: Images, links: list[str]
+    analysis: Analysis,
+    results_table: Table,
+    further: list[Table],
+    images: Images,
+    links: list[str],
 ) -> str:
-    """Return the HTML page of a study: results, figures, further tables, attention layers."""
+    """Return the HTML page of a study.
+
+    The forest plot comes first, then the results, further figures and tables, attention layers.
+    """
+    study = analysis.study
+    judged = judge_study(study, comparisons=analysis.comparisons)
     drawn = [name for name in FIGURES if name in images]
     attention = [name for name in drawn if "section" in FIGURES[name]]
-    plain = [name for name in drawn if name not in attention]
+    plain = [name for name in drawn if name not in (FOREST_PLOT, *attention)]
     sections = [
-        Section(tables=[results_table]),
+        Section(figures=[name for name in drawn if name == FOREST_PLOT], tables=[results_table]),
         Section(figures=plain, tables=further),
         Section("Attention layers", attention),
     ]
@@ -228,6 +245,7 @@ def _make_page(
         links=links,
         warnings=results_table.warnings,
         images=images,
+        verdict=describe_verdicts(judged),
     )
 
 

@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 from abc import ABC
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, cached_property, wraps
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
@@ -49,6 +49,9 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    synonyms: ClassVar[Mapping[str, str]] = {}
+    """Keys by words of other programs, for the message about an unknown key."""
+
     @model_validator(mode="before")
     @classmethod
     def _check_keys(cls, value: Any) -> Any:
@@ -59,7 +62,9 @@ class Config(BaseModel):
         for key, item in value.items():
             is_known = key in cls.model_fields or key in keys
             if not is_known:
-                raise key_error(key, f"unknown key '{key}'{suggest(str(key), keys)}")
+                meant = cls.synonyms.get(str(key))
+                hint = suggest(str(key), keys) if meant is None else f"; write '{meant}'"
+                raise key_error(key, f"unknown key '{key}'{hint}")
             if key not in _number_keys(cls):
                 continue
             items = item if isinstance(item, list | tuple) else [item]

@@ -191,6 +191,7 @@ def _open_closed_streams() -> None:
 MODULES = {
     "": "ablate",
     "run": "ablate",
+    "judge": "ablate judge",
     "logs": "ablate logs",
     "rerun": "ablate rerun",
     "seal": "ablate seal",

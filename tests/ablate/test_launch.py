@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from helpers.paths import ROOT
 from helpers.runs import TIMEOUT, count_runs, jobs, make_body, wait_until
 from helpers.training_cells import digits_cell, folder_of, scenes_cell, text_cell
 
+from lit_attn.ablate import launch
 from lit_attn.ablate.launch import CellProcess
 from lit_attn.ablate.slots import make_slots
 
@@ -203,3 +205,37 @@ def test_a_freeze_counts_from_the_start_of_a_cell(
     now = 110.0
     cell.extend_limits(2.0)
     assert cell.seconds == 1.0
+
+
+def test_a_long_check_names_the_variant_that_it_has_reached(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "PROGRESS_SECONDS", 0.0)
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    answers = iter([None, 1, (None, ["a warning"])])
+    write = launch.write_line
+
+    def write_and_send(text: str) -> None:
+        """Send nothing, then the number of a variant, then the answer, after each line."""
+        write(text)
+        message = next(answers)
+        if message is not None:
+            sender.send(message)
+
+    monkeypatch.setattr(launch, "write_line", write_and_send)
+    assert launch._await_check(receiver, ["standard", "belief"]) == (None, ["a warning"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" (")[0] for line in lines] == [
+        "  1 of 2: standard",
+        "  1 of 2: standard",
+        "  2 of 2: belief",
+    ]
+
+
+def test_a_check_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "CHECK_LIMIT", 0.02)
+    monkeypatch.setattr(launch, "PROGRESS_SECONDS", 0.01)
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    assert launch._await_check(receiver, ["standard"]) == (None, [])
+    sender.close()
+    receiver.close()

@@ -234,6 +234,6 @@ def test_quiet_timing_comes_after_the_cells_and_never_costs_the_tables(
     options = ["ablations.yaml", "--seeds", "0,", "--jobs", "1", "--quiet-timing", *allow]
     assert ablate.main(options) == (0 if is_noise_allowed else 2)
     assert finished == [True] * (1 if is_noise_allowed else step_times.ATTEMPTS)
-    table = (tmp_path / "reports/tiny/table.md").read_text(encoding="utf-8")
+    table = (tmp_path / "reports/tiny/table.full.md").read_text(encoding="utf-8")
     assert ("on a device whose times varied" in table) == is_noise_allowed
     assert ("each variant alone (not for b)" in table) != is_noise_allowed

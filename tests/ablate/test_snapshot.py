@@ -12,10 +12,16 @@ from helpers import studies
 from helpers.runs import make_body
 
 import lit_attn
-from lit_attn.ablate import slurm
-from lit_attn.ablate.plan import Job, Matrix, expand
+from lit_attn.ablate.plan import Job, expand
 from lit_attn.ablate.runner import GRACE, Summary
+from lit_attn.ablate.slurm import job as job_module
+from lit_attn.ablate.slurm import submit
+from lit_attn.ablate.slurm.job import SlurmCell
+from lit_attn.ablate.slurm.limits import Cluster
+from lit_attn.ablate.slurm.queue import NAME, ListedJob
+from lit_attn.ablate.slurm.submit import Array
 from lit_attn.ablate.snapshot import activation_lines, remove_unneeded, take_snapshot
+from lit_attn.config.slurm import WARNING
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import locate_copy
 
@@ -177,20 +183,20 @@ def test_the_store_is_locked_until_all_jobs_are_submitted(
                 return True
             return False
 
-    def submit(matrix: Matrix, jobs: list[Job], *arguments: object) -> None:
-        events.append(("submit", len(jobs), is_locked()))
+    def submit_all(arrays: list[Array], *arguments: object) -> None:
+        events.append(("submit", len(arrays[0].jobs), is_locked()))
         write_batch(tmp_path / "runs", "batch", list_snapshots(tmp_path / "runs")[-1])
 
-    def list_jobs() -> list[slurm.ListedJob]:
+    def list_jobs() -> list[ListedJob]:
         events.append(("list", 0, is_locked()))
-        return [slurm.ListedJob("0", "1_0", "PENDING", slurm.NAME + "batch")]
+        return [ListedJob("0", "1_0", "PENDING", NAME + "batch")]
 
     (tmp_path / "runs" / ".code" / "0000").mkdir(parents=True)
-    monkeypatch.setattr(slurm, "_submit", submit)
-    monkeypatch.setattr(slurm, "_list_jobs", list_jobs)
-    monkeypatch.setattr(slurm, "_read_cluster", lambda: "here")
-    cell = slurm.SlurmCell(tmp_path, "", False, 1.0)
-    assert slurm.submit_missing([matrix], matrix.jobs, cell, None) == len(matrix.jobs)
+    monkeypatch.setattr(submit, "_submit_all", submit_all)
+    monkeypatch.setattr(submit, "list_jobs", list_jobs)
+    monkeypatch.setattr(submit.limits, "read_cluster", lambda: Cluster("here", 1001, None))
+    cell = SlurmCell(tmp_path, "", False, 1.0)
+    assert submit.submit_missing([matrix], matrix.jobs, cell, None) == len(matrix.jobs)
     assert events == [("submit", len(matrix.jobs), True), ("list", 0, True)]
     assert not is_locked()
     assert list_snapshots(tmp_path / "runs") != []
@@ -245,10 +251,14 @@ def test_modules_that_are_imported_late_are_copied(tmp_path: Path) -> None:
     assert copied == files.keys() - {"unused.py", "also_unused.py"}
 
 
+@pytest.mark.parametrize("has_progress", [True, False])
 def test_a_job_near_its_time_limit_leaves_its_cell_most_of_the_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_progress: bool
 ) -> None:
-    """SLURM warns 120 s before the limit; a cell that is told to stop has 15 s otherwise."""
+    """SLURM warns 120 s before the limit; a cell that is told to stop has 15 s otherwise.
+
+    A job without a step is not queued again: it would end before its first step each time.
+    """
     graces: list[float] = []
     requeues: list[int] = []
 
@@ -263,18 +273,21 @@ def test_a_job_near_its_time_limit_leaves_its_cell_most_of_the_warning(
             previous = signal.signal(signal.SIGTERM, lambda *_: graces.append(self.grace))
             signal.raise_signal(signal.SIGUSR2)
             signal.signal(signal.SIGTERM, previous)
+            if has_progress:
+                (jobs[0].folder / "progress.json").write_text('{"step": 1, "total": 2}')
             return Summary()
 
     (job, *_) = expand(studies.study(tmp_path, make_body("ok")), tmp_path / "runs").jobs
     job.cell.write(job.folder / "config.yaml")
-    monkeypatch.setattr(slurm, "Runner", Stopped)
-    monkeypatch.setattr(slurm.forkserver, "ensure_running", lambda: None)
+    monkeypatch.setattr(job_module, "Runner", Stopped)
+    monkeypatch.setattr(job_module.forkserver, "ensure_running", lambda: None)
     previous = signal.signal(signal.SIGUSR2, lambda number, _: requeues.append(number))
     try:
-        with pytest.raises(RuntimeError, match="stopped before it began"):
-            slurm.SlurmCell(job.folder, "", False, 1.0)()
+        reason = "stopped before it began" if has_progress else "before its first step; increase"
+        with pytest.raises(RuntimeError, match=reason):
+            SlurmCell(job.folder, "", False, 1.0)()
     finally:
         signal.signal(signal.SIGUSR2, previous)
-    assert graces == [GRACE, slurm.SAVING]
-    assert GRACE < 60 < slurm.SAVING < slurm.WARNING
-    assert requeues == [signal.SIGUSR2]
+    assert graces == [GRACE, job_module.SAVING]
+    assert GRACE < 60 < job_module.SAVING < WARNING
+    assert requeues == ([signal.SIGUSR2] if has_progress else [])

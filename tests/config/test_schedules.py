@@ -145,4 +145,4 @@ def test_a_dry_run_warns_of_a_training_that_never_leaves_its_warm_up(
     warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
     text = "schedule.warmup takes all 1 epochs, so the rate only rises; shorten it or raise "
     text += "training.epochs"
-    assert warnings == [f"  warning: b: {text}", f"  warning: d: {text}"]
+    assert warnings == [f"  warning: b, d: {text}"]

@@ -24,7 +24,7 @@ ranks.SETTLE = 10.0
 
 def run_cell(folder: Path, *, smoke: bool = False) -> None:
     cell = Cell.read(folder / "config.yaml")
-    if rank := int(os.environ.get("LOCAL_RANK", 0)):
+    if rank := int(os.environ.get("RANK", 0)):
         _other_rank(folder, cell.variant, rank)
         return
     (folder / "progress.json").write_text('{"step": 0, "total": 1, "memory": 1}')
@@ -199,17 +199,19 @@ def write_reports(runs: Path, reports: Path, studies: list[str]) -> list[Path]:
     for study in studies:
         (reports / study).mkdir(parents=True, exist_ok=True)
         text = f"the table of {study}: 1 ± 0\n"
-        (reports / study / "table.md").write_text(text, encoding="utf-8")
+        for name in ("table.md", "table.txt"):
+            (reports / study / name).write_text(text, encoding="utf-8")
     return [reports / study for study in studies]
 
 
 def _main() -> int:
     import lit_attn.report
-    from lit_attn.ablate import runner, slurm
+    from lit_attn.ablate import runner
     from lit_attn.ablate.__main__ import main
+    from lit_attn.ablate.slurm import follow
 
     runner.BACKOFF = 0.05
-    slurm.POLL = 1.0
+    follow.POLL = 1.0
 
     lit_attn.report.write_reports = write_reports
     return main(sys.argv[1:], TARGET)

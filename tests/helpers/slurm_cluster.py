@@ -55,18 +55,19 @@ def missing() -> str:
 
 
 @contextlib.contextmanager
-def cluster(options: str = "") -> Iterator[dict[str, str]]:
+def cluster(options: str = "", partitions: str = "", nodes: int = 1) -> Iterator[dict[str, str]]:
     """Run the daemons and yield the environment variables that SLURM's commands need.
 
-    Its node is this machine. `options` are further lines of slurm.conf.
+    Its `nodes` are this machine, each with a daemon of its own. `options` and `partitions` are
+    further lines of slurm.conf.
     """
     # The folder of a test would be too long: paths of SLURM's sockets have at most 108 characters.
     with tempfile.TemporaryDirectory(prefix="slurm", ignore_cleanup_errors=True) as folder:
-        yield from _running(Path(folder), options)
+        yield from _running(Path(folder), options, partitions, nodes)
 
 
-def _running(folder: Path, options: str) -> Iterator[dict[str, str]]:
-    names = ["node0"]
+def _running(folder: Path, options: str, partitions: str, count: int) -> Iterator[dict[str, str]]:
+    names = [f"node{number}" for number in range(count)]
     for name in ("state", *(f"spool.{name}" for name in names)):
         (folder / name).mkdir(parents=True)
     key = folder / "munge.key"
@@ -74,10 +75,11 @@ def _running(folder: Path, options: str) -> Iterator[dict[str, str]]:
     key.chmod(0o400)
     conf = folder / "slurm.conf"
     host = socket.gethostname().partition(".")[0]
-    lines = [NODE.format(name=name, host=host, port=_free_port()) for name in names]
-    text = CONF.format(folder=folder, host=host, controller=_free_port())
+    lines = [NODE.format(name=name, host=host, port=free_port()) for name in names]
+    text = CONF.format(folder=folder, host=host, controller=free_port())
     head, partition = text.split("PartitionName", 1)
-    conf.write_text(f"{head}{options}{''.join(lines)}PartitionName{partition}")
+    nodes = "".join(lines)
+    conf.write_text(f"{head}{options}{nodes}PartitionName{partition}{partitions}")
     # Only SLURM knows the names of the nodes, so other processes need an address.
     environment = {**os.environ, "PATH": PATH, "SLURM_CONF": str(conf), "MASTER_ADDR": "127.0.0.1"}
     munge = ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket"]
@@ -102,7 +104,7 @@ def _running(folder: Path, options: str) -> Iterator[dict[str, str]]:
         for name in names:
             start("slurmd", "-D", "-N", name)
         idle = ("sinfo", "--noheader", "--Node", "--format=%T")
-        _until(lambda: speak(*idle).split() == ["idle"], folder)
+        _until(lambda: set(speak(*idle).split()) == {"idle"}, folder)
         yield environment
         speak("scancel", "--user=root")
         _until(lambda: not speak("squeue", "--noheader").strip(), folder)
@@ -126,7 +128,8 @@ def _until(condition: object, folder: Path) -> None:
         time.sleep(0.1)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this machine that no process uses."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

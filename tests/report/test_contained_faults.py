@@ -67,7 +67,7 @@ def test_a_criterion_of_a_newer_version_is_named(
 ) -> None:
     change(runs / "broken" / "plan.json", "criteria", value=["memory"])
     check_others(runs, caplog, code=0)
-    page = (runs.parent / "reports" / "broken" / "table.md").read_text()
+    page = (runs.parent / "reports" / "broken" / "table.full.md").read_text()
     assert "Variants have equal memory." in page
 
 
@@ -78,7 +78,7 @@ def test_an_integer_of_401_digits_makes_one_cell_unreadable(
 ) -> None:
     change(first_cell(runs) / "result.json", key, value=HUGE)
     check_others(runs, caplog, code=0)
-    assert "1/2, 1 unreadable" in (runs.parent / "reports" / "broken" / "table.md").read_text()
+    assert "1/2, 1 unreadable" in (runs.parent / "reports" / "broken" / "table.full.md").read_text()
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_a_value_beyond_the_range_of_numbers_makes_one_cell_unreadable(
 ) -> None:
     change(first_cell(runs) / "result.json", "metrics", "test/accuracy", value=value)
     check_others(runs, caplog, code=0)
-    assert "1/2, 1 unreadable" in (runs.parent / "reports" / "broken" / "table.md").read_text()
+    assert "1/2, 1 unreadable" in (runs.parent / "reports" / "broken" / "table.full.md").read_text()
     assert "test/accuracy times 100 is not finite" in caplog.text
 
 
@@ -122,7 +122,7 @@ def test_nearly_equal_losses_at_two_sizes(tmp_path: Path) -> None:
             path.write_text(json.dumps(content))
     write_study(runs, seeds=2)
     assert main([str(runs), "--reports", str(tmp_path / "reports")]) == 0
-    assert (tmp_path / "reports" / "fake" / "table.md").exists()
+    assert (tmp_path / "reports" / "fake" / "table.full.md").exists()
     assert (tmp_path / "reports" / "ladder" / "scaling.md").exists()
 
 
@@ -135,7 +135,7 @@ def test_a_scaling_that_fails_leaves_the_studies(
     monkeypatch.setattr("lit_attn.report.write.make_scaling_files", fail)
     write_study(tmp_path / "runs", seeds=2, family="ladder", level="small")
     assert main([str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]) == 1
-    assert (tmp_path / "reports" / "fake" / "table.md").exists()
+    assert (tmp_path / "reports" / "fake" / "table.full.md").exists()
     assert (
         "ladder: its records cannot be reported (ZeroDivisionError: float division by zero). "
         "Its scaling is skipped."

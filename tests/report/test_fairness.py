@@ -379,7 +379,7 @@ def test_the_best_test_epoch_stands_apart_and_selects_nothing(tmp_path: Path) ->
             with path.open("a") as metrics:
                 metrics.write(f"350,3,test/accuracy,{0.9 + seed / 100}\n")
         (folder,) = write_reports(root / "runs", root / "reports")
-        pages[shown] = (folder / "table.md").read_text()
+        pages[shown] = (folder / "table.full.md").read_text()
         tables[shown] = pd.read_csv(folder / "table.csv").set_index("variant")
     added = ["best_test_epoch", "best_test_epoch_sd"]
     pd.testing.assert_frame_equal(*(tables[shown].drop(columns=added) for shown in (False, True)))
@@ -410,7 +410,7 @@ def test_every_caption_states_the_agreement_with_released_code(tmp_path: Path) -
     page = read_page(tmp_path)
     words = "15 and 16, what differs): someone/code, losses within 1e-12. The head is ours."
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", page, re.DOTALL)
-    tables = re.findall(r'<p class="caption">(.*?)</p>', page, re.DOTALL)
+    tables = re.findall(r'<div class="caption">(.*?)</div>', page, re.DOTALL)
     assert len(captions) >= 3
     assert len(tables) >= 2
     for caption in captions + tables:

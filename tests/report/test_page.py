@@ -152,7 +152,22 @@ def test_print_is_light_and_repeats_the_heading_of_a_table(page: "sync_api.Page"
 def test_a_phone_shows_the_page_without_sideways_scrolling(page: "sync_api.Page") -> None:
     page.set_viewport_size({"width": 390, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    headings = page.locator("table.results thead th:visible")
+    sync_api.expect(headings).to_have_text(["variant", "difference [95 %]", "verdict"])
+    wide = page.locator(".wide").first
+    assert wide.evaluate("element => element.scrollWidth <= element.clientWidth")
     page.set_viewport_size({"width": 1280, "height": 800})
+
+
+def test_a_button_opens_the_other_columns(page: "sync_api.Page") -> None:
+    headings = page.locator("table.results thead th:visible")
+    sync_api.expect(headings).to_have_count(6)
+    button = page.locator("button.columns").first
+    button.click()
+    assert headings.count() > 6
+    assert button.inner_text() == "show fewer columns"
+    button.click()
+    sync_api.expect(headings).to_have_count(6)
 
 
 def test_claims_fit_and_their_filter_is_below_the_heading(
@@ -199,6 +214,7 @@ def test_marks_and_long_names_stay_inside_the_page(page: "sync_api.Page", tmp_pa
     table = Table(headings, rows, kind="results")
     path.write_text(render_page("Names", [Section(tables=[table])], [], name="names"))
     page.goto(path.as_uri())
+    page.locator("button.columns").click()
     assert page.locator("tbody th").first.bounding_box()["width"] < 400
     page.set_viewport_size({"width": 390, "height": 800})
     page.locator("#variants summary").click()

@@ -57,7 +57,7 @@ def test_intervals_over_seeds_and_samples_are_in_the_table(tmp_path: Path) -> No
     assert row["both_high"] - row["both_low"] > 4 * row["test_error_difference"]
     # The samples are the same ones, so the difference varies less than both values.
     assert row["test_error_difference"] < row["test_error"]
-    text = (tmp_path / "reports" / "fake" / "table.md").read_text()
+    text = (tmp_path / "reports" / "fake" / "table.full.md").read_text()
     assert f"standard error over the {SAMPLES} test samples, which are taken as independent" in text
 
 
@@ -94,4 +94,4 @@ def test_samples_that_do_not_belong_to_every_result_are_left_out(
 def test_without_samples_there_is_no_column(tmp_path: Path) -> None:
     write_study(tmp_path / "runs", seeds=3)
     assert read_table(tmp_path)["test_error"].isna().all()
-    assert "test s.e." not in (tmp_path / "reports" / "fake" / "table.md").read_text()
+    assert "test s.e." not in (tmp_path / "reports" / "fake" / "table.full.md").read_text()

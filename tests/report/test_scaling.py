@@ -263,13 +263,16 @@ def test_the_page_of_the_family_is_written_and_listed(tmp_path: Path) -> None:
     assert "3 for each variant and size" in page
     for kind in ("csv", "md", "tex", "svg", "png"):
         assert (tmp_path / f"reports/ladder/scaling.{kind}").stat().st_size > 100
-    for kind in ("html", "md", "tex"):
+    for kind in ("html", "full.md"):
         text = (tmp_path / f"reports/ladder/scaling.{kind}").read_text(encoding="utf-8")
         # Below the figure too, which only the page has.
         assert text.count("someone/code. The head is ours.") >= (2 if kind == "html" else 1)
     rows = (tmp_path / "reports/ladder/scaling.csv").read_text().splitlines()
     assert rows[0] == "variant,level,seed,flops,value"
     assert len(rows) == 1 + 2 * 3 * 3
+    assert "Effective speed-up of ladder" in page
+    for kind in ("csv", "svg", "png"):
+        assert (tmp_path / f"reports/ladder/speedup.{kind}").stat().st_size > 100
     index = (tmp_path / "reports/index.html").read_text(encoding="utf-8")
     assert 'href="ladder/scaling.html"' in index
 

@@ -43,7 +43,7 @@ def test_every_metric_column_becomes_a_report(tmp_path: Path) -> None:
     assert table["best"].to_dict() == {"base": False, "good": True, "bad": False}
     assert table.loc["good", "difference"] == pytest.approx(3.1 + 0.1 * (0 + 1 + 2 + 3 + 0 + 1) / 6)
     assert table.loc["bad", ["n", "failed", "parameters"]].tolist() == [5, 1, 1002]
-    text = (folder / "table.md").read_text()
+    text = (folder / "table.full.md").read_text()
     assert "accuracy is the column 'accuracy' of the table of results: mean" in text
     assert "n counts the seeds with a result, of 6 planned (seeds 0 to 5)." in text
     assert (folder / "seeds.svg").exists()
@@ -74,10 +74,10 @@ def test_the_goal_follows_from_whole_words(name: str, goal: str, tmp_path: Path)
 def test_a_table_with_missing_rows_is_an_interim_look(tmp_path: Path) -> None:
     path = write(tmp_path)
     report(tmp_path, "--metric", "accuracy")
-    assert "interim look" not in (tmp_path / "reports/results/table.md").read_text()
+    assert "interim look" not in (tmp_path / "reports/results/table.full.md").read_text()
     path.write_text("\n".join(path.read_text().splitlines()[:-1]))
     report(tmp_path, "--metric", "accuracy")
-    assert "interim look" in (tmp_path / "reports/results/table.md").read_text()
+    assert "interim look" in (tmp_path / "reports/results/table.full.md").read_text()
 
 
 def test_a_value_that_is_not_finite_is_a_failed_seed(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_an_index_without_a_heading_is_no_metric(tmp_path: Path) -> None:
 def test_the_list_of_one_seed_cannot_be_read_as_a_number_of_seeds(tmp_path: Path) -> None:
     (tmp_path / "results.csv").write_text("variant,seed,score\na,0,1\nb,0,2\n")
     assert report(tmp_path) == 0
-    text = (tmp_path / "reports" / "results" / "table.md").read_text()
+    text = (tmp_path / "reports" / "results" / "table.full.md").read_text()
     assert "n counts the seeds with a result, of 1 planned (seed 0)." in text
     assert format_seeds([3, 4, 5]) == "seeds 3 to 5"
     assert format_seeds([0, 50]) == "seeds 0, 50"

@@ -28,7 +28,7 @@ def test_the_table_states_which_trainings_stopped_early(tmp_path: Path) -> None:
         early = result(cell, 0.5, steps=steps, stopped_early=True)
         early.write(runs / cell.path / "result.json")
     folder = report(tmp_path)
-    text = (folder / "table.md").read_text(encoding="utf-8")
+    text = (folder / "table.full.md").read_text(encoding="utf-8")
     assert "| stopped early |" in text
     assert "Stopped early is the number of seeds" in text
     table = pd.read_csv(folder / "table.csv").set_index("variant")
@@ -58,7 +58,7 @@ def test_a_complete_study_has_these_numbers(tmp_path: Path) -> None:
     assert pd.isna(table.loc["standard", "difference"])
     assert table["best"].tolist() == [False, False, True]
     assert not table["significant"].any()
-    markdown = (folder / "table.md").read_text()
+    markdown = (folder / "table.full.md").read_text()
     assert f"**{belief2.mean():.2f} ± {belief2.std():.2f}**" in markdown
     assert "cannot fall below 0.0625 with 5 pairs" in markdown
     assert "needs at least 6 seeds." in markdown
@@ -71,7 +71,7 @@ def test_a_variant_that_passes_the_corrected_test_has_a_star(tmp_path: Path) -> 
     folder = report(tmp_path)
     assert rows(folder).loc["belief2", "significant"]
     assert rows(folder).loc["belief2", "p_adjusted"] == 2 / 2**6
-    assert r" \*" in (folder / "table.md").read_text()
+    assert r" \*" in (folder / "table.full.md").read_text()
     assert r"\textsuperscript{*}" in (folder / "table.tex").read_text()
     assert "<sup>*</sup>" in (folder / "table.html").read_text()
     table = rows(folder)
@@ -81,7 +81,7 @@ def test_a_variant_that_passes_the_corrected_test_has_a_star(tmp_path: Path) -> 
 def test_the_power_of_the_star_is_printed_beside_the_seeds_needed(tmp_path: Path) -> None:
     write_study(tmp_path / "runs", variants={"base": 0.0, "same": 0.0, "ahead": 0.02}, seeds=6)
     folder = report(tmp_path)
-    lines = (folder / "table.md").read_text().splitlines()
+    lines = (folder / "table.full.md").read_text().splitlines()
     headings, *cells = ([cell.strip() for cell in line.split("|")] for line in lines if "|" in line)
     column = headings.index("power at n, 2n, 4n")
     assert headings[column - 1] == "seeds needed"
@@ -106,7 +106,7 @@ def test_missing_and_failed_cells_are_shown_and_never_averaged(tmp_path: Path) -
     assert table.loc["belief", "missing"] == "1 diverged, 1 missing"
     accuracies = pd.Series([100 * accuracy_of(0.004, s, "belief") for s in (1, 2, 4)])
     assert table.loc["belief", "mean"] == pytest.approx(accuracies.mean())
-    markdown = (folder / "table.md").read_text()
+    markdown = (folder / "table.full.md").read_text()
     assert "3/5, 1 diverged, 1 missing" in markdown
     assert "(2 pairs)" in markdown
     assert "enter no mean" in markdown
@@ -120,7 +120,7 @@ def test_missing_and_failed_cells_are_shown_and_never_averaged(tmp_path: Path) -
 def test_few_seeds_leave_cells_empty(seeds: int, tmp_path: Path) -> None:
     write_study(tmp_path / "runs", seeds=seeds)
     folder = report(tmp_path)
-    markdown = (folder / "table.md").read_text()
+    markdown = (folder / "table.full.md").read_text()
     assert "nan" not in markdown.lower()
     assert "<NA>" not in markdown
     assert pd.isna(rows(folder).loc["belief", "sd"]) == (seeds == 1)
@@ -130,7 +130,7 @@ def test_a_study_without_results_has_a_report(tmp_path: Path) -> None:
     everything = tuple((v, s) for v in EFFECTS for s in range(5))
     write_study(tmp_path / "runs", skip=everything)
     folder = report(tmp_path)
-    text = (folder / "table.md").read_text()
+    text = (folder / "table.full.md").read_text()
     assert "0/5, 5 missing" in text
     assert "nan" not in text.lower()
     assert not (folder / "progress.svg").exists()
@@ -165,7 +165,7 @@ def test_one_seed_keeps_three_digits_of_small_values(tmp_path: Path) -> None:
     metric = DEFAULT_METRIC.model_copy(update={"scale": 0.1})
     write_study(tmp_path / "runs", seeds=1, metric=metric)
     folder = report(tmp_path)
-    markdown = (folder / "table.md").read_text()
+    markdown = (folder / "table.full.md").read_text()
     mean = rows(folder).loc["belief", "mean"]
     assert 0.01 < mean < 0.1
     assert re.search(rf"\| belief \| \**{mean:.4f}\** \| 1 \|", markdown)
@@ -176,10 +176,9 @@ def test_one_seed_keeps_three_digits_of_small_values(tmp_path: Path) -> None:
 def test_the_caption_of_every_format_names_the_test(tmp_path: Path) -> None:
     write_study(tmp_path / "runs")
     folder = report(tmp_path)
-    for name in ("table.md", "table.tex", "table.html"):
+    for name in ("table.full.md", "table.html"):
         text = (folder / name).read_text()
-        # The LaTeX table has fewer columns, and no notes on the others.
-        assert ("seeds needed" in text.lower()) == (name != "table.tex")
+        assert "seeds needed" in text.lower()
         assert "corrected for 2 comparisons by the step-down max-T method" in text
 
 
@@ -187,13 +186,13 @@ def test_the_caption_of_every_format_names_the_test(tmp_path: Path) -> None:
 def test_evaluation_time_is_a_column_if_it_was_measured(tmp_path: Path) -> None:
     """Old records lack this time, and their table has no column for it."""
     study = write_study(tmp_path / "runs", seeds=3)
-    assert "evaluation (s)" not in (report(tmp_path) / "table.md").read_text()
+    assert "evaluation (s)" not in (report(tmp_path) / "table.full.md").read_text()
     for seed, cell in enumerate(sorted(study.glob("v1/*/result.json"))):
         old = Result.model_validate_json(cell.read_text())
         assert old.evaluation_time is None
         time = Spread(median=37.0 + seed, iqr=0.1, count=9)
         old.model_copy(update={"evaluation_time": time}).write(cell)
-    text = (report(tmp_path) / "table.md").read_text()
+    text = (report(tmp_path) / "table.full.md").read_text()
     assert "| evaluation (s) |" in text
     assert text.count(" 38.00 |") == 1
     assert "usy machine" not in text
@@ -202,7 +201,7 @@ def test_evaluation_time_is_a_column_if_it_was_measured(tmp_path: Path) -> None:
     assert pd.isna(rows(tmp_path / "reports" / "fake").loc["standard", "evaluation_time"])
     busy = old.model_copy(update={"evaluation_time": Spread(median=90.0, iqr=0.1, count=9)})
     busy.write(cell)
-    text = (report(tmp_path) / "table.md").read_text()
+    text = (report(tmp_path) / "table.full.md").read_text()
     assert "| busy machine |" in text
     assert text.count("Busy machine: the longest time of a seed is more than 1.2 times") == 1
 
@@ -210,7 +209,7 @@ def test_evaluation_time_is_a_column_if_it_was_measured(tmp_path: Path) -> None:
 def test_the_share_of_waiting_is_a_column_if_wall_times_were_measured(tmp_path: Path) -> None:
     """A step of 8 ms on the device that ends every 10 ms has a fifth of waiting."""
     study = write_study(tmp_path / "runs", seeds=3)
-    assert "waiting (%)" not in (report(tmp_path) / "table.md").read_text()
+    assert "waiting (%)" not in (report(tmp_path) / "table.full.md").read_text()
     for cell in study.glob("v1/*/result.json"):
         old = Result.model_validate_json(cell.read_text())
         times = {
@@ -218,7 +217,7 @@ def test_the_share_of_waiting_is_a_column_if_wall_times_were_measured(tmp_path: 
             "step_wall_time": Spread(median=0.010, iqr=0.0, count=9),
         }
         old.model_copy(update=times).write(cell)
-    text = (report(tmp_path) / "table.md").read_text()
+    text = (report(tmp_path) / "table.full.md").read_text()
     assert "| waiting (%) |" in text
     assert "Waiting is the share of the wall time of a step" in text
     frame = rows(tmp_path / "reports" / "fake")
@@ -229,11 +228,11 @@ def test_the_share_of_waiting_is_a_column_if_wall_times_were_measured(tmp_path: 
 @pytest.mark.slow
 def test_the_caption_counts_devices(tmp_path: Path) -> None:
     study = write_study(tmp_path / "runs", seeds=3)
-    assert "Device: CPU." in (report(tmp_path) / "table.md").read_text()
+    assert "Device: CPU." in (report(tmp_path) / "table.full.md").read_text()
     (cell,) = study.glob("v1/0-*/result.json")
     one = Result.model_validate_json(cell.read_text())
     one.model_copy(update={"devices": 2}).write(cell)
-    text = (report(tmp_path) / "table.md").read_text()
+    text = (report(tmp_path) / "table.full.md").read_text()
     assert "Device: 2 x CPU, CPU." in text
     assert "devices differ between runs: step time and memory cannot be compared" in text
     assert "CUDA" not in text
@@ -243,7 +242,7 @@ def test_published_values_are_columns(tmp_path: Path) -> None:
     published = {"standard": (72.01, 0.2), "belief2": (76.15, None)}
     write_study(tmp_path / "runs", published=published, source="Belief2, Table 2")
     folder = report(tmp_path)
-    markdown = (folder / "table.md").read_text()
+    markdown = (folder / "table.full.md").read_text()
     assert "72.01 ± 0.20" in markdown
     assert "| 76.15 |" in markdown
     assert "Published values and their ± are copied from Belief2, Table 2." in markdown
@@ -265,7 +264,9 @@ def test_records_of_other_code_cause_a_warning(tmp_path: Path) -> None:
     path = next(study.glob("v1/0-*/result.json"))
     path.write_text(path.read_text().replace('"c0de"', '"0ther"'))
     folder = report(tmp_path)
-    assert "Warning: code differs between runs (0ther, c0de)" in (folder / "table.md").read_text()
+    assert (
+        "Warning: code differs between runs (0ther, c0de)" in (folder / "table.full.md").read_text()
+    )
     assert 'class="alert"' in (folder / "table.html").read_text()
 
 

@@ -42,15 +42,15 @@ def test_a_variant_that_was_added_later_has_a_mark(tmp_path: Path) -> None:
     """The tutorial adds mgk to a finished study."""
     write_times(tmp_path / "runs", ADDED_LATER)
     folder = report(tmp_path)
-    rows = (folder / "table.md").read_text().splitlines()
+    rows = (folder / "table.full.md").read_text().splitlines()
     marks = {}
     for name in VARIANTS:
         row = next(row for row in rows if f"| {name} |" in row)
         marks[name] = row.count(TIME_MARK)
     # Time per step, seconds to the target, and time of an evaluation.
     assert marks == {"standard": 0, "belief": 0, "mgk": 3}
-    assert f"{TIME_MARK}: the time cannot be compared" in (folder / "table.md").read_text()
-    assert f"mgk: {APART}" in (folder / "table.md").read_text()
+    assert f"{TIME_MARK}: the time cannot be compared" in (folder / "table.full.md").read_text()
+    assert f"mgk: {APART}" in (folder / "table.full.md").read_text()
     table = pd.read_csv(folder / "table.csv", keep_default_na=False).set_index("variant")
     assert table["step_time_fault"].tolist() == ["", "", APART]
     # No figure has the time of this variant.
@@ -58,13 +58,14 @@ def test_a_variant_that_was_added_later_has_a_mark(tmp_path: Path) -> None:
     assert "0.14" not in cost
     assert "<!-- seconds of training -->" not in (folder / "progress.svg").read_text()
     assert TIME_MARK in (folder / "table.html").read_text()
-    assert r"\textdaggerdbl" not in (folder / "table.tex").read_text()
+    assert r"\textdaggerdbl" in (folder / "table.tex").read_text()
+    assert f"{TIME_MARK} marks a time that cannot" in (folder / "table.md").read_text()
 
 
 def test_variants_in_turns_have_no_mark(tmp_path: Path) -> None:
     write_times(tmp_path / "runs", IN_TURNS)
     folder = report(tmp_path)
-    assert TIME_MARK not in (folder / "table.md").read_text()
+    assert TIME_MARK not in (folder / "table.full.md").read_text()
     assert "<!-- seconds of training -->" in (folder / "progress.svg").read_text()
 
 

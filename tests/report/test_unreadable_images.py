@@ -16,7 +16,7 @@ def test_images_that_were_left_out_are_counted_and_named(tmp_path: Path) -> None
     (cells[0] / "unreadable-1.csv").write_text(csv_lines(ROWS[3:]) + "test,torn li")
     (cells[1] / "unreadable-0.csv").write_text(csv_lines([("test", "n1/0.png", "is empty")]))
     assert [entry.image for entry in read_unreadable(cells[0])] == [row[1] for row in ROWS]
-    text = (report(tmp_path) / "table.md").read_text()
+    text = (report(tmp_path) / "table.full.md").read_text()
     names = ", ".join(row[1] for row in ROWS[:5])
     assert (
         f"Images that could not be read were left out in 2 of {len(cells)} results: 7 of train "
@@ -26,4 +26,4 @@ def test_images_that_were_left_out_are_counted_and_named(tmp_path: Path) -> None
 
 def test_a_study_without_such_images_has_no_warning(tmp_path: Path) -> None:
     write_study(tmp_path / "runs")
-    assert "could not be read" not in (report(tmp_path) / "table.md").read_text()
+    assert "could not be read" not in (report(tmp_path) / "table.full.md").read_text()

@@ -10,7 +10,7 @@ import pytest
 from helpers import slurm_cluster, studies
 from helpers.runs import TIMEOUT, count_runs, list_holders, make_body, start_cli, wait_until
 
-from lit_attn.ablate.slurm import NAME
+from lit_attn.ablate.slurm.queue import NAME
 from lit_attn.cells import folder
 
 pytestmark = [
@@ -22,7 +22,8 @@ SLURM = ("--launcher", "slurm")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[dict[str, str]]:
-    with slurm_cluster.cluster() as environment:
+    # Without the option of the jobs, this cluster would queue none of them again.
+    with slurm_cluster.cluster("JobRequeue=0\n") as environment:
         yield environment
 
 
@@ -156,7 +157,7 @@ def test_a_job_that_ends_without_a_record_gets_the_state_of_slurm(
     studies.write(tmp_path, make_body("gated") + "\nslurm: {setup: [no-such-command, exit 3]}")
     code, output = call(tmp_path, cluster, "--seeds", "1,")
     assert code == 1
-    assert "error: its job ended before the cell began: FAILED; last line:" in output
+    assert "error: its job ended before the cell began: FAILED; " in output
     assert "no-such-command" in output
 
 

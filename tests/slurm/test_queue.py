@@ -1,18 +1,24 @@
 """Requests to SLURM and the interpretation of its answers, with a fake squeue."""
 
+import os
 import stat
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from helpers import studies
 from helpers.runs import make_body
 
-from lit_attn.ablate import slurm
+from lit_attn.__main__ import main as lit_attn_main
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.plan import Matrix, expand
-from lit_attn.ablate.slurm import BATCH, NAME, find_tasks, require_resources
+from lit_attn.ablate.slurm.commands import use_clean_environment
+from lit_attn.ablate.slurm.follow import Follower, find_cause
+from lit_attn.ablate.slurm.job import may_retry
+from lit_attn.ablate.slurm.queue import BATCH, NAME, describe_queues, find_tasks
+from lit_attn.ablate.slurm.submit import make_parameters, require_resources
 from lit_attn.cells.folder import create_attempt, read_exit
-from lit_attn.cells.records import Exit
+from lit_attn.cells.records import Exit, FailureClass
 from lit_attn.config.slurm import Slurm, parse_minutes
 from lit_attn.files import write_atomic
 from lit_attn.schema.errors import ConfigError
@@ -45,7 +51,6 @@ def install_squeue(path: Path, monkeypatch: pytest.MonkeyPatch, *rows: str, code
 )  # fmt: skip
 def test_times_are_parsed_as_sbatch_does(time: str, expected: int) -> None:
     assert parse_minutes(time) == expected
-    assert Slurm(time=time).minutes == expected
 
 
 @pytest.mark.process
@@ -58,6 +63,27 @@ def test_times_are_parsed_as_sbatch_does(time: str, expected: int) -> None:
         ("{mem: 32 GB}", "mem: needs a size as 32G or 500M, not '32 GB'"),
         ("{cpus: 0}", "cpus: input should be greater than 0, not 0"),
         ("{partition: a b}", "partition: needs a name without spaces, as for sbatch, not 'a b'"),
+        (
+            "{time: 2}",
+            "time: '2' leaves no time to train: a cell saves its checkpoint 120 s before the limit,"
+            " and a job takes about a minute to start; write 5 minutes or more",
+        ),
+        ("{sbatch: {wrap: x}}", "sbatch.wrap: the runner sets this option itself; leave it out"),
+        ("{sbatch: {outp: x}}", "sbatch.outp: the runner sets this option itself; leave it out"),
+        ("{sbatch: {partition: gpu}}", "sbatch.partition: write slurm.partition instead"),
+        (
+            "{sbatch: {C: fast}}",
+            "sbatch.C: write a long option of sbatch without its dashes, as exclude",
+        ),
+        (
+            "{sbatch: {exclusive: false}}",
+            "sbatch.exclusive: leave the option out instead of writing false",
+        ),
+        ("{mem: 1G, sbatch: {mem: 0}}", "sbatch: 'mem' contradicts mem: 1G; leave one out"),
+        (
+            "{gpus: 2, sbatch: {gres: 'gpu:a100:2'}}",
+            "sbatch: 'gres' contradicts gpus: 2; leave one out",
+        ),
     ],
 )  # fmt: skip
 def test_a_wrong_resource_is_one_error_line(tmp_path: Path, resources: str, message: str) -> None:
@@ -73,6 +99,78 @@ def test_a_cell_with_more_devices_than_its_job_has_gpus_is_one_error_line(tmp_pa
     with pytest.raises(ConfigError, match=f"^{message}$"):
         require_resources(matrix)
     require_resources(expand_study(tmp_path, "\nset: {training.devices: 2}\nslurm: {gpus: 2}"))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("devices", "slurm", "message"),
+    [
+        (2, "{nodes: 2, gpus: 1}", None),
+        (4, "{nodes: 2}", None),
+        (
+            4,
+            "{nodes: 2, gpus: 1}",
+            "tiny: training.devices: 4 exceeds the 1 GPUs of slurm.gpus on 2 nodes",
+        ),
+        (
+            4,
+            "{nodes: 3}",
+            "tiny: slurm.nodes: 3 nodes cannot share training.devices: 4 evenly;"
+            " write a multiple of 3 devices",
+        ),
+    ],
+)
+def test_nodes_share_the_devices_of_a_cell_evenly(
+    tmp_path: Path, devices: int, slurm: str, message: str | None
+) -> None:
+    body = f"\nset: {{training.devices: {devices}}}\nslurm: {slurm}"
+    matrix = expand_study(tmp_path, body)
+    if message is None:
+        require_resources(matrix)
+        return
+    with pytest.raises(ConfigError) as caught:
+        require_resources(matrix)
+    assert str(caught.value) == message
+
+
+@pytest.mark.process
+def test_the_time_limit_of_a_job_of_several_nodes_warns_the_runner() -> None:
+    """SLURM would warn the ranks alone; the runner is the batch script of the job."""
+    parameters = make_parameters(Slurm(nodes=2, cpus=3, gpus=2), devices=4)
+    assert (parameters["nodes"], parameters["ntasks_per_node"]) == (2, 2)
+    assert (parameters["cpus_per_task"], parameters["gpus_per_node"]) == (3, 2)
+    assert parameters["additional_parameters"] == {"requeue": True, "signal": "B:USR2@120"}
+    alone = make_parameters(Slurm(cpus=3, gpus=4), devices=4)
+    assert "ntasks_per_node" not in alone
+    # One task of 12 CPUs starts the four processes.
+    assert (alone["cpus_per_task"], alone["srun_args"][0]) == (12, "--cpus-per-task=12")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("failures", "expected"),
+    [
+        ([], False),
+        (["killed"], True),
+        (["killed"] * 3, True),
+        (["killed"] * 4, False),
+        (["killed", "killed", "timed-out", "killed", "killed"], True),
+        (["timed-out"] * 2, False),
+        (["error"], False),
+        # Preemption and time limits are no failures of the cell.
+        (["killed", "stopped", "stopped", "stopped", "killed"], True),
+    ],
+)
+def test_a_cell_of_several_nodes_is_retried_as_often_as_on_one(
+    tmp_path: Path, failures: list[FailureClass | Literal["stopped"]], expected: bool
+) -> None:
+    for failure in failures:
+        message = "stopped by SIGTERM; saved at step 3" if failure == "stopped" else "gone"
+        end = Exit(
+            failure="killed" if failure == "stopped" else failure, returncode=1, message=message
+        )
+        end.write(create_attempt(tmp_path) / "exit.json")
+    assert may_retry(tmp_path) == expected
 
 
 @pytest.mark.process
@@ -101,9 +199,9 @@ def test_the_active_or_newest_job_of_a_cell_is_found(
         f"0|5_0|RUNNING|{NAME}torn",
         "N/A|6|RUNNING|some|body else's",
     )  # fmt: skip
-    states = {folder.name: (task.id, task.state) for folder, task in find_tasks([matrix]).items()}
-    assert sorted(states.values()) == [("7_2", "RUNNING"), ("8_0", "PENDING"), ("9_1", "FAILED")]
-    tasks = sorted(find_tasks([matrix]).values())
+    tasks = sorted(find_tasks([matrix.folder]).values())
+    states = [(task.id, task.state) for task in tasks]
+    assert states == [("7_2", "RUNNING"), ("8_0", "PENDING"), ("9_1", "FAILED")]
     assert [task.is_over for task in tasks] == [False, False, True]
 
 
@@ -115,7 +213,7 @@ def test_no_cell_ends_while_slurm_does_not_answer(
     write_batch(matrix, "aaaa")
     install_squeue(tmp_path, monkeypatch, code=1)
     events: list[str] = []
-    follower = slurm.Follower([matrix], Recorder(events))
+    follower = Follower([matrix], Recorder(events))
     follower.unfinished = list(matrix.jobs)
     for _ in range(3):
         follower.poll()
@@ -160,7 +258,7 @@ def test_slurm_gives_the_failure_class_of_an_attempt_without_a_record(
     begun = create_attempt(job.folder)
     write_batch(matrix, "aaaa", attempts=1)
     install_squeue(tmp_path, monkeypatch, f"0|7_0|{state}|{NAME}aaaa")
-    follower = slurm.Follower([matrix], Recorder([]))
+    follower = Follower([matrix], Recorder([]))
     follower.unfinished = [job]
     follower.poll()
     follower.poll()
@@ -180,3 +278,105 @@ def test_a_missing_slurm_is_one_error_line(
     assert capsys.readouterr().err.startswith("--launcher slurm: ")
     assert main([str(path), "--cancel"]) == 2
     assert capsys.readouterr().err == "--cancel: needs --launcher slurm\n"
+
+
+@pytest.mark.process
+def test_each_reason_for_which_jobs_wait_is_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = expand_study(tmp_path)
+    write_batch(matrix, "aaaa")
+    down = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority parts"
+    install_squeue(
+        tmp_path, monkeypatch,
+        f"0|7_0|PENDING|{NAME}aaaa|PartitionTimeLimit",
+        f"1|7_1|PENDING|{NAME}aaaa|PartitionTimeLimit",
+        f"2|7_2|PENDING|{NAME}aaaa|{down}",
+        # SLURM has not tried to start this job yet.
+        f"3|7_3|PENDING|{NAME}aaaa|None",
+    )  # fmt: skip
+    events: list[str] = []
+    follower = Follower([matrix], Recorder(events))
+    follower.unfinished = list(matrix.jobs)
+    follower.poll()
+    follower.poll()
+    expected = [
+        "waiting  2 jobs in SLURM's queue: PartitionTimeLimit"
+        " (slurm.time exceeds the limit of the partition)",
+        f"waiting  1 job in SLURM's queue: {down} (wait, or choose other nodes)",
+    ]
+    assert events == expected
+    assert describe_queues([matrix.folder]) == {matrix.folder: expected}
+    # The reason of a job that runs is that of its wait, which is over.
+    install_squeue(tmp_path, monkeypatch, f"0|7_0|RUNNING|{NAME}aaaa|Resources")
+    assert describe_queues([matrix.folder]) == {matrix.folder: []}
+    install_squeue(tmp_path, monkeypatch, code=1)
+    lines = describe_queues([matrix.folder])[matrix.folder]
+    assert lines == ["SLURM does not answer: squeue: exit code 1"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert describe_queues([matrix.folder]) == {}
+
+
+@pytest.mark.process
+def test_status_repeats_for_what_jobs_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    matrix = expand_study(tmp_path)
+    write_batch(matrix, "aaaa")
+    matrix.write_plan()
+    install_squeue(tmp_path, monkeypatch, f"0|7_0|PENDING|{NAME}aaaa|Priority")
+    assert lit_attn_main(["status", str(tmp_path / "runs")]) == 0
+    assert "  waiting  1 job in SLURM's queue: Priority\n" in capsys.readouterr().out
+
+
+@pytest.mark.process
+def test_commands_ignore_the_allocation_around_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inside `salloc`, and with a filter of squeue in the environment, a job is found."""
+    matrix = expand_study(tmp_path)
+    write_batch(matrix, "aaaa")
+    install_squeue(tmp_path, monkeypatch, f"0|7_0|RUNNING|{NAME}aaaa|None")
+    command = tmp_path / "bin" / "squeue"
+    script = command.read_text()
+    refusal = '[ -z "$SLURM_MEM_PER_CPU$SQUEUE_PARTITION" ] && [ -n "$SLURM_CONF" ] || exit 1'
+    command.write_text(script.replace("#!/bin/sh\n", f"#!/bin/sh\n{refusal}\n"))
+    monkeypatch.setenv("SLURM_CONF", "slurm.conf")
+    monkeypatch.setenv("SLURM_MEM_PER_CPU", "100")
+    monkeypatch.setenv("SQUEUE_PARTITION", "other")
+    assert len(find_tasks([matrix.folder])) == 1
+    with use_clean_environment():
+        assert "SLURM_MEM_PER_CPU" not in os.environ
+    assert os.environ["SLURM_MEM_PER_CPU"] == "100"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("output", "cause"),
+    [
+        (
+            "/var/spool/slurmd/job00003/slurm_script: line 12: python: command not found\n"
+            "srun: error: node0: task 0: Exited with exit code 127\n"
+            "srun: launch/slurm: _task_finish: Received task exit notification\n",
+            "/var/spool/slurmd/job00003/slurm_script: line 12: python: command not found",
+        ),
+        (
+            "srun: fatal: SLURM_MEM_PER_CPU and SLURM_MEM_PER_NODE are mutually exclusive.\n",
+            "srun: fatal: SLURM_MEM_PER_CPU and SLURM_MEM_PER_NODE are mutually exclusive.",
+        ),
+        (
+            "slurmstepd-node0: error: execve(): /no/python: No such file or directory\n"
+            "srun: error: node0: task 0: Exited with exit code 2\n",
+            "slurmstepd-node0: error: execve(): /no/python: No such file or directory",
+        ),
+        (
+            "ModuleNotFoundError: No module named 'submitit'\n"
+            "srun: error: node0: task 0: Exited with exit code 1\n"
+            "slurmstepd: error: *** STEP 3.0 ON node0 CANCELLED AT 2026-11-26T05:05:50 ***\n",
+            "ModuleNotFoundError: No module named 'submitit'",
+        ),
+        ("", "its output is empty"),
+    ],
+)
+def test_the_message_of_a_dead_job_is_its_cause(output: str, cause: str) -> None:
+    assert find_cause(output) == cause

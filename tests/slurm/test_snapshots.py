@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing()),
 ]
 COMMAND = (
-    "import sys; from lit_attn.ablate import slurm; slurm.POLL = 1.0\n"
+    "import sys; from lit_attn.ablate.slurm import follow; follow.POLL = 1.0\n"
     "from lit_attn.ablate.__main__ import main; sys.exit(main())"
 )
 SCHEDULE = """\

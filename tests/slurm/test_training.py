@@ -23,7 +23,7 @@ EXPERIMENT = studies.EXPERIMENT.replace(
     "  epochs: 2", "  epochs: 12\n  accelerator: cpu\n  checkpoint_every: 0.2"
 )
 COMMAND = (
-    "import sys; from lit_attn.ablate import slurm; slurm.POLL = 1.0\n"
+    "import sys; from lit_attn.ablate.slurm import follow; follow.POLL = 1.0\n"
     "from lit_attn.ablate.__main__ import main; sys.exit(main())"
 )
 

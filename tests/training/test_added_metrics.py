@@ -127,7 +127,7 @@ def test_added_metrics_of_two_processes_equal_a_direct_computation(tmp_path: Pat
         "min",
         100,
     )
-    assert "CalibrationError (%)" in (tmp_path / "reports" / "tiny" / "table.md").read_text()
+    assert "CalibrationError (%)" in (tmp_path / "reports" / "tiny" / "table.full.md").read_text()
 
 
 @pytest.mark.parametrize(

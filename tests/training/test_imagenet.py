@@ -321,7 +321,7 @@ def test_a_study_trains_through_the_runner(folders: Path, tmp_path: Path) -> Non
     assert finished.returncode == 0, finished.stdout + finished.stderr
     table = pd.read_csv(tmp_path / "reports" / "digits" / "table.csv")
     assert (table["evaluation_time"] > 0).all()
-    assert "evaluation (s)" in (tmp_path / "reports" / "digits" / "table.md").read_text()
+    assert "evaluation (s)" in (tmp_path / "reports" / "digits" / "table.full.md").read_text()
 
 
 @pytest.mark.process

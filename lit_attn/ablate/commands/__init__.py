@@ -1,1 +1,1 @@
-"""Commands of the runner: `run`, `rerun`, `seal`, `status` and `logs`."""
+"""Commands of the runner: `run`, `rerun`, `seal`, `status`, `judge` and `logs`."""

@@ -72,6 +72,7 @@ def add_study_arguments(parser: argparse.ArgumentParser) -> None:
     add_size_options(parser, "With --paper: run models for two CPU cores on {data} data.")
     parser.add_argument("--cost", choices=PEAKS, help="With --paper: print GPU time; run nothing.")
     flag("--dry-run", "List the cells and their states; run nothing.")
+    flag("--json", "With --dry-run: print JSON (lit_attn/report/schemas/dry-run.json).")
     flag("--params", "With --dry-run: show parameters and FLOPs.")
     flag("--estimate", "With --dry-run: time a few steps of each model; show the expected hours.")
     value("--jobs", int, "N", "Run at most N cells at once (default: one per GPU, or per core).")

@@ -78,7 +78,7 @@ def run_cells(
 
 def cancel_jobs(matrices: list[Matrix], options: StudyOptions) -> int:
     """Cancel the SLURM jobs of the studies, print their number, and return the exit code."""
-    from lit_attn.ablate.slurm import cancel
+    from lit_attn.ablate.slurm.queue import cancel
 
     count = cancel(matrices, options.cancel_removed)
     print(f"{plural(count, 'job')} cancelled")
@@ -194,7 +194,7 @@ def _tune(
 
 
 def _write_tables(matrices: list[Matrix], options: StudyOptions) -> None:
-    """Write the plans and the reports, and print the tables."""
+    """Write the plans and the reports, and print a short table of each study."""
     # Imported here, because a dry run needs no reports.
     from lit_attn.report import write_reports
 
@@ -205,8 +205,8 @@ def _write_tables(matrices: list[Matrix], options: StudyOptions) -> None:
             matrix.write_plan()
     names = [matrix.name for matrix in matrices]
     for folder in write_reports(options.out, options.reports, names):
-        table = (folder / "table.md").read_text(encoding="utf-8")
-        write_line(f"\n{table}")
+        table = (folder / "table.txt").read_text(encoding="utf-8")
+        write_line(f"\n{table}{folder / 'table.html'}")
     write_line(f"{options.reports / 'index.html'}")
     if options.paper is not None:
         from lit_attn.report.papers_page import write_paper
@@ -232,7 +232,9 @@ def _prepare_local(matrices: list[Matrix], options: StudyOptions, launcher: "Lau
 
 def _prepare_slurm(matrices: list[Matrix], options: StudyOptions, launcher: "Launcher") -> "Start":
     """Return the function that runs cells as SLURM jobs. Raises ConfigError for wrong resources."""
-    from lit_attn.ablate.slurm import Follower, SlurmCell, require_resources, submit_missing
+    from lit_attn.ablate.slurm.follow import Follower
+    from lit_attn.ablate.slurm.job import SlurmCell
+    from lit_attn.ablate.slurm.submit import require_resources, submit_missing
 
     for matrix in matrices:
         require_resources(matrix)

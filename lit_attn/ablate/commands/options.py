@@ -14,7 +14,7 @@ from lit_attn.config.source import Mapping, Where, parse_value
 from lit_attn.config.study import MOST_SEEDS, Seeds, choose, read_studies
 from lit_attn.schema.errors import ConfigError, suggest
 
-COMMAND_NAMES = ("status", "logs", "rerun", "seal")
+COMMAND_NAMES = ("status", "judge", "logs", "rerun", "seal")
 """Commands that can be meant by a word that is no file."""
 
 
@@ -31,6 +31,7 @@ class StudyOptions:
     table: list[str]
     cost: str | None
     dry_run: bool
+    json: bool
     params: bool
     estimate: bool
     jobs: int | None
@@ -99,6 +100,7 @@ def read_options(arguments: Namespace) -> StudyOptions:
         table=arguments.table,
         cost=arguments.cost,
         dry_run=arguments.dry_run,
+        json=arguments.json,
         params=arguments.params,
         estimate=arguments.estimate,
         jobs=arguments.jobs,
@@ -129,7 +131,7 @@ def _require_positive_numbers(arguments: Namespace) -> None:
 def _require_conditions(arguments: Namespace) -> None:
     """Raise ConfigError for an option without the option that it needs."""
     conditions = {
-        "--dry-run": (arguments.dry_run, ("params", "estimate")),
+        "--dry-run": (arguments.dry_run, ("params", "estimate", "json")),
         "--launcher slurm": (arguments.launcher == "slurm", ("cancel", "cancel_removed")),
         "--paper": (arguments.paper, ("table", "small", "cost")),
     }
@@ -137,6 +139,10 @@ def _require_conditions(arguments: Namespace) -> None:
         for name in names:
             if getattr(arguments, name) and not is_met:
                 raise ConfigError(f"--{name.replace('_', '-')}: needs {condition}")
+    for name in ("params", "estimate", "quiet_timing"):
+        if arguments.json and getattr(arguments, name):
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"--json: lists cells only; leave out {option}")
 
 
 def _require_file(file: Path | None) -> None:

@@ -10,7 +10,7 @@ from lit_attn.ablate.commands.options import StudyOptions, read_options
 from lit_attn.ablate.display import write_line
 from lit_attn.ablate.origin import claim_folder, is_claimed, require_origin
 from lit_attn.ablate.plan import Job, Matrix
-from lit_attn.schema.errors import plural
+from lit_attn.schema.errors import ConfigError, plural
 from lit_attn.schema.sources import freeze_package
 
 TARGET = "lit_attn.train:run_cell"
@@ -66,7 +66,8 @@ def _require_origins(matrices: list[Matrix], options: StudyOptions) -> None:
             continue
         change = require_origin(matrix.source, matrix.folder)
         if change:
-            write_line(change)
+            # JSON is the only text on stdout.
+            write_line(change, sys.stderr if options.json else None)
 
 
 def _adopt_cells(matrices: list[Matrix], options: StudyOptions) -> list[Matrix]:
@@ -105,6 +106,11 @@ def _measure_first(matrices: list[Matrix], options: StudyOptions) -> list[Matrix
 
 def _print_plan(matrices: list[Matrix], options: StudyOptions, chosen: list[Job] | None) -> int:
     """Print what a run would do, and return the exit code."""
+    if options.json:
+        if chosen is not None:
+            raise ConfigError("--json: is for `run --dry-run`; leave it out with rerun")
+        dry_run.print_answer(matrices)
+        return 0
     if chosen is not None:
         for job in chosen:
             print(f"{job.name}  {job.state()}")

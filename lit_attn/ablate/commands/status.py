@@ -1,10 +1,19 @@
-"""Commands `status` and `logs`, which only read the folders of the cells."""
+"""Commands `status` and `logs`, which read the folders of the cells, and SLURM's queue."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from lit_attn.ablate.status import describe, print_log, read_cells, read_plans, watch
+from lit_attn.ablate.slurm.queue import describe_queues
+from lit_attn.ablate.status import (
+    describe,
+    make_answer,
+    print_log,
+    read_cells,
+    read_plans,
+    watch,
+)
 from lit_attn.schema.commands import Command
+from lit_attn.schema.errors import ConfigError
 
 
 class Status(Command):
@@ -29,17 +38,29 @@ class Status(Command):
             action="store_true",
             help="Show the status again every few seconds until every cell has ended.",
         )
+        parser.add_argument(
+            "--json",
+            action="store_true",
+            help="Print JSON (schema: lit_attn/report/schemas/status.json).",
+        )
 
     def run(self, options: Namespace) -> int:
         """Print the status, with --watch until every cell has ended.
 
-        Raises ConfigError without a study.
+        Raises ConfigError without a study, and for --watch with --json.
         """
+        if options.watch and options.json:
+            raise ConfigError("--json: prints one status; leave out --watch")
+        if options.json:
+            print(make_answer(read_plans(options.where)))
+            return 0
         if options.watch:
             watch(options.where)
             return 0
-        for plan, folder in read_plans(options.where):
-            print(describe(plan, read_cells(plan, folder)))
+        plans = read_plans(options.where)
+        queues = describe_queues([folder for _, folder in plans])
+        for plan, folder in plans:
+            print(describe(plan, read_cells(plan, folder), queues.get(folder, ())))
         return 0
 
 

@@ -41,6 +41,19 @@ const tables = [...document.querySelectorAll("table:not(.paper)")].map((table) =
   const layout = { topStart: null, topEnd: null, bottomStart: null, bottomEnd: null };
   const api = new DataTable(table, { paging: false, autoWidth: false, order: [], layout, columnDefs });
   api.search.fixed("variants", (_, [name]) => !hidden.has(plain(name)));
+  if (table.dataset.view) {
+    const button = document.createElement("button");
+    const label = () => table.classList.contains("brief") ? "show all columns" : "show fewer columns";
+    button.type = "button";
+    button.className = "columns";
+    table.classList.add("brief");
+    button.textContent = label();
+    button.addEventListener("click", () => {
+      table.classList.toggle("brief");
+      button.textContent = label();
+    });
+    table.closest(".wide").before(button);
+  }
   if (api.rows().count() > 5) {
     const box = document.createElement("input");
     box.type = "search";

@@ -1,0 +1,143 @@
+"""Runner of one cell, which a SLURM job runs on its first node.
+
+SLURM ends a job in two ways. It sends SIGTERM if it requeues the job itself (preemption) or if the
+job was cancelled: the cell writes a checkpoint, and the job ends. It sends SIGUSR2 shortly before
+the time limit: the cell writes a checkpoint, and submitit requeues the job as often as the study's
+`slurm.timeouts` allows.
+
+On one node the runner starts the processes of the cell itself. On several nodes it is the batch
+script of the job, and `srun` starts them (lit_attn.cells.nodes). A cell that such a job has lost is
+tried again in the next run of the job: its processes on other nodes are certainly dead only when
+the job has ended, and SLURM then replaces a broken node.
+"""
+
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from lit_attn.ablate.display import Display
+from lit_attn.ablate.launch import Launcher
+from lit_attn.ablate.plan import Job
+from lit_attn.ablate.runner import RETRIES, Outcome, Runner
+from lit_attn.ablate.slots import Device, Slots, make_slots
+from lit_attn.cells import folder
+from lit_attn.cells.nodes import NODES
+from lit_attn.config.cell import Cell
+from lit_attn.config.slurm import WARNING
+
+if TYPE_CHECKING:
+    from submitit.helpers import DelayedSubmission
+
+SAVING = WARNING - 30.0
+"""Seconds of WARNING that a cell has to write its checkpoint. The rest is for the records of its
+end and for the request that queues the job again."""
+
+
+class NodesRunner(Runner):
+    """Runner in a job of several nodes: only another run of the job tries a cell again."""
+
+    def _retry_delay(self, outcome: Outcome) -> float | None:
+        return None
+
+
+def may_retry(cell: Path) -> bool:
+    """Return True if a cell of several nodes may run again after its last failure.
+
+    A failure class allows as many retries as on one machine, one after the other. Attempts that
+    were told to stop do not count.
+    """
+    ends = [folder.read_exit(attempt) for attempt in folder.list_attempts(cell)]
+    failures = [end for end in ends if end is not None and "stopped by SIG" not in end.message]
+    if not failures:
+        return False
+    last = failures[-1].failure
+    others = [number for number, end in enumerate(failures) if end.failure != last]
+    in_a_row = len(failures) - 1 - max(others, default=-1)
+    return in_a_row <= RETRIES.get(last, 0)
+
+
+@dataclass(frozen=True)
+class SlurmCell:
+    """Callable that submitit runs in the job; `folder` contains the config.yaml of the cell."""
+
+    folder: Path
+    target: str
+    smoke: bool
+    stall: float
+    nodes: int = 1
+
+    def __call__(self) -> None:
+        """Run the cell. Raises RuntimeError if it has no result, unless the job is requeued."""
+        job = Job(Cell.read(self.folder / "config.yaml"), self.folder)
+        requeue = signal.getsignal(signal.SIGUSR2)  # submitit's
+        assert callable(requeue)
+        is_over_time = False
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            nonlocal is_over_time
+            is_over_time = True
+            runner.grace = SAVING
+            signal.raise_signal(signal.SIGTERM)
+
+        os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
+        # SLURM signals every process of a job, so the fork server must ignore SIGUSR2 at once.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        slots = self._make_slots(job)
+        launcher = Launcher(self.target, self.smoke)
+        forkserver.ensure_running()
+        progress_before = folder.progress_mtime(self.folder)
+        make_runner = Runner if self.nodes == 1 else NodesRunner
+        runner = make_runner(launcher, slots, Display(sys.stdout), self.stall)
+        # SLURM sends it before the time limit.
+        signal.signal(signal.SIGUSR2, stop)
+        summary = runner.run([job])
+        if job.state() == "done":
+            return
+        if is_over_time:
+            has_progress = folder.progress_mtime(self.folder) != progress_before
+            message = self._record_timeout(has_progress)
+            if not has_progress:
+                raise RuntimeError(f"{job.name}: {message}")
+            requeue(signal.SIGUSR2, None)
+        if self.nodes > 1 and summary.stopped_by is None and may_retry(self.folder):
+            requeue(signal.SIGUSR2, None)
+        reason = "stopped before it began"
+        if summary.outcomes:
+            reason = summary.outcomes[-1].message
+        raise RuntimeError(f"{job.name}: {reason}")
+
+    def _make_slots(self, job: Job) -> Slots:
+        """Return slots with the devices of the cell. Raises ConfigError if there are too few."""
+        if self.nodes > 1:
+            os.environ[NODES] = str(self.nodes)
+            # SLURM has reserved the devices, and each process sees those of its node.
+            return Slots([Device(None, None)] * job.cell.experiment.training.devices, 1)
+        slots = make_slots(1)
+        slots.check([job.cell])
+        return slots
+
+    def _record_timeout(self, has_progress: bool) -> str:
+        """Correct the record of the last attempt, since the runner has only seen a SIGTERM.
+
+        Return the message of the record.
+        """
+        message = "the time limit of its job was reached"
+        if not has_progress:
+            message += " before its first step; increase slurm.time"
+        attempts = folder.list_attempts(self.folder)
+        end = folder.read_exit(attempts[-1]) if attempts else None
+        if end is not None:
+            changes = {"failure": "timed-out", "message": message}
+            end.model_copy(update=changes).write(attempts[-1] / "exit.json")
+        return message
+
+    def checkpoint(self) -> "DelayedSubmission":
+        """Return what submitit requeues: the same call, which resumes from the checkpoint."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)

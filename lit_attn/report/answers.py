@@ -1,0 +1,280 @@
+"""Answers of dry run, `status`, `report` and `judge` with --json: the models of their keys.
+
+The folder `schemas` has the JSON schema of each answer. `FORMAT` changes when a key changes its
+meaning or goes away; a new key leaves it as it is.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from lit_attn.report.numbers import round_number
+
+FORMAT = 1
+"""Version of the keys."""
+
+SCHEMAS = Path(__file__).parent / "schemas"
+"""Folder of the JSON schemas, one for each answer."""
+
+Verdict = Literal["better", "worse", "equivalent", "undecided"]
+
+ActionKind = Literal["none", "run", "add-seeds", "rerun", "stop"]
+"""Kind of the next action.
+
+- none: every verdict is decided, and no planned seed is missing.
+- run: train the planned cells that have no result.
+- add-seeds: train more seeds of all variants, which is a further look at the results.
+- rerun: remove the reason why seeds have failed, and train them again.
+- stop: no number of seeds that can be paid decides an undecided variant.
+"""
+
+
+class Entry(BaseModel):
+    """Base of all parts of an answer; every key is always present."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_serialization_defaults_required=True)
+
+
+class Cell(Entry):
+    """State of a planned cell; `step` and `steps` are those of a running cell."""
+
+    variant: str
+    seed: int
+    identity: str
+    state: str
+    step: int | None = None
+    steps: int | None = None
+    message: str | None = None
+    advice: str | None = None
+    stale: str | None = None
+    folder: str
+
+
+class PlannedStudy(Entry):
+    """Study of a dry run."""
+
+    study: str
+    title: str
+    experiment: str
+    baseline: str
+    variants: list[str]
+    seeds: list[int]
+    warnings: list[str]
+    counts: dict[str, int]
+    trials: dict[str, int]
+    cells: list[Cell]
+
+
+class DryRunAnswer(Entry):
+    """Answer of `run --dry-run --json`."""
+
+    format: int = FORMAT
+    command: Literal["dry-run"] = "dry-run"
+    studies: list[PlannedStudy]
+
+
+class StudyStatus(Entry):
+    """Status of a study; `seconds_left` is null before the first cell has been measured."""
+
+    study: str
+    title: str
+    counts: dict[str, int]
+    seconds_left: float | None
+    cells: list[Cell]
+
+
+class StatusAnswer(Entry):
+    """Answer of `status --json`."""
+
+    format: int = FORMAT
+    command: Literal["status"] = "status"
+    studies: list[StudyStatus]
+
+
+class WrittenReport(Entry):
+    """Report of a study: its page and the table with every number."""
+
+    name: str
+    page: str
+    table: str | None
+
+
+class ReportAnswer(Entry):
+    """Answer of `report --json`; `skipped` are studies whose records cannot be reported."""
+
+    format: int = FORMAT
+    command: Literal["report"] = "report"
+    reports: list[WrittenReport]
+    skipped: list[str]
+    index: str | None
+
+
+class JudgedMetric(Entry):
+    """Metric of a study; `margin` is the largest difference that does not matter."""
+
+    name: str
+    label: str
+    goal: Literal["max", "min"]
+    margin: float | None
+
+
+class Interval(Entry):
+    """Mean of the paired differences to the baseline with its 95 % interval, in printed units."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+class SeedCounts(Entry):
+    """Numbers of seeds; `pairs` are those with a value of the variant and of the baseline."""
+
+    done: int
+    planned: int
+    failed: int
+    pairs: int
+
+
+class Range(Entry):
+    """Range of a number of seeds; `high` is null if it is above 1,000 or has no limit."""
+
+    low: int
+    high: int | None
+
+
+class Power(Entry):
+    """Simulated probability of a star with `pairs` pairs if the measured effect is true."""
+
+    pairs: int
+    probability: float
+
+
+class Cost(Entry):
+    """Time of a variant: of one seed (median) and of all its seeds, in seconds."""
+
+    seconds_per_seed: float | None
+    seconds_spent: float | None
+
+
+class JudgedVariant(Entry):
+    """Verdict of a variant and the numbers that it follows from.
+
+    `p` is corrected for all variants. `seeds_needed` is the range of pairs for 80 % power of a
+    paired t test at 0.05, and `seeds_missing` what remains of it; `pairs_for_verdict` is the number
+    of pairs with which the verdict would be decided at the next look, if mean and spread of the
+    differences stay as they are (null: decided already, unknown, or over 1,000).
+    """
+
+    variant: str
+    label: str
+    verdict: Verdict
+    is_final: bool
+    difference: Interval | None
+    p: float | None
+    is_significant: bool
+    seeds: SeedCounts
+    power: list[Power]
+    seeds_needed: Range | None
+    seeds_missing: Range | None
+    pairs_for_verdict: int | None
+    cost: Cost
+
+
+class SealedPlan(Entry):
+    """First seal of the plan, and what changed after results had been seen."""
+
+    hash: str
+    time: str
+    is_before_results: bool
+    added_seeds: list[int]
+    added_variants: list[str]
+    removed_variants: list[str]
+    removed_seeds: list[str]
+    changed_decisions: list[str]
+
+
+class Action(Entry):
+    """Next action that can change a verdict at the lowest cost.
+
+    `seconds` is the expected time of its cells one after another, null if no cell was measured.
+    `command` is null if the file of the study is unknown.
+    """
+
+    kind: ActionKind
+    text: str
+    command: str | None
+    variants: list[str]
+    cells: int
+    seconds: float | None
+
+
+class JudgedStudy(Entry):
+    """Verdicts of a study.
+
+    `rule` is the rule of the verdicts: the margin of the study, or the star of its table. `level`
+    is the largest corrected p with a star at this look (0.05 at the first one). `is_interim` is
+    true while planned seeds are missing.
+    """
+
+    study: str
+    title: str
+    metric: JudgedMetric
+    baseline: str
+    baseline_label: str
+    rule: Literal["margin", "star"]
+    level: float
+    look: int
+    is_interim: bool
+    sealed: SealedPlan | None
+    warnings: list[str]
+    variants: list[JudgedVariant]
+    next: Action
+
+
+class JudgeAnswer(Entry):
+    """Answer of `judge --json`."""
+
+    format: int = FORMAT
+    command: Literal["judge"] = "judge"
+    studies: list[JudgedStudy]
+
+
+ANSWERS: dict[str, type[Entry]] = {
+    "dry-run": DryRunAnswer,
+    "status": StatusAnswer,
+    "report": ReportAnswer,
+    "judge": JudgeAnswer,
+}
+"""Model of each answer by the name of its schema."""
+
+
+def write_answer(answer: Entry) -> str:
+    """Return an answer as JSON, with numbers of at most 12 significant digits."""
+    return json.dumps(_round(answer.model_dump()), indent=2, ensure_ascii=False)
+
+
+def _round(value: Any) -> Any:
+    """Return `value` with rounded numbers, which are the same on every processor."""
+    if isinstance(value, dict):
+        return {key: _round(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_round(entry) for entry in value]
+    return round_number(value) if isinstance(value, float) else value
+
+
+def make_schema(name: str) -> dict[str, Any]:
+    """Return the JSON schema of an answer; every key is required."""
+    return ANSWERS[name].model_json_schema(mode="serialization")
+
+
+def write_schemas() -> None:
+    """Write the JSON schema of every answer to the folder `schemas`."""
+    for name in ANSWERS:
+        text = json.dumps(make_schema(name), indent=2) + "\n"
+        (SCHEMAS / f"{name}.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_schemas()

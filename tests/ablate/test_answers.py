@@ -1,0 +1,106 @@
+"""Dry run, `status` and `report` with --json: answers for programs."""
+
+from pathlib import Path
+
+import pytest
+from helpers import studies
+from helpers.answers import read_answer
+from helpers.fake_study import write_study
+from helpers.runs import make_body, run
+
+from lit_attn.__main__ import main
+from lit_attn.ablate.dry_run import find_warnings
+from lit_attn.ablate.plan import expand
+from lit_attn.cells.lock import hold_lock
+
+
+def test_a_dry_run_lists_every_cell_with_its_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = studies.write(tmp_path, make_body("ok", "new"))
+    assert main(["run", "--dry-run", "--json"]) == 0
+    answer = read_answer(capsys.readouterr().out)
+    assert answer["command"] == "dry-run"
+    (study,) = answer["studies"]
+    assert study["study"] == "tiny"
+    assert study["variants"] == ["ok", "new"]
+    assert study["seeds"] == [0, 1]
+    assert study["counts"] == {"missing": 4}
+    assert {(cell["variant"], cell["seed"]) for cell in study["cells"]} == {
+        ("ok", 0),
+        ("ok", 1),
+        ("new", 0),
+        ("new", 1),
+    }
+    matrix = expand(studies.study(tmp_path, make_body("ok", "new")), Path("runs"))
+    assert study["cells"][0]["identity"] == matrix.jobs[0].identity
+    assert not path.with_name("runs").exists()
+
+
+def test_json_and_costs_are_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    studies.write(tmp_path, make_body("ok"))
+    assert main(["run", "--json"]) == 2
+    assert capsys.readouterr().err == "--json: needs --dry-run\n"
+    assert main(["run", "--dry-run", "--json", "--params"]) == 2
+    assert capsys.readouterr().err == "--json: lists cells only; leave out --params\n"
+    assert main(["rerun", "failed", "--dry-run", "--json"]) == 2
+    assert "leave it out with rerun" in capsys.readouterr().err
+
+
+@pytest.mark.process
+def test_the_status_has_progress_failures_and_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    matrix = expand(studies.study(tmp_path, make_body("ok", "crash", "running")), Path("runs"))
+    run([job for job in matrix.jobs if job.cell.variant != "running"])
+    matrix.write_plan()
+    going = next(job for job in matrix.jobs if job.cell.variant == "running")
+    with hold_lock(going.folder):
+        (going.folder / "progress.json").write_text('{"step": 25, "total": 100}')
+        assert main(["status", "--json"]) == 0
+    (study,) = read_answer(capsys.readouterr().out)["studies"]
+    assert study["counts"] == {"done": 2, "error": 2, "running": 1, "missing": 1}
+    cells = {(cell["variant"], cell["seed"]): cell for cell in study["cells"]}
+    running = cells["running", going.cell.seed]
+    assert (running["step"], running["steps"]) == (25, 100)
+    crashed = cells["crash", 0]
+    assert "the reactor is on fire" in crashed["message"]
+    assert crashed["advice"]
+    assert cells["ok", 0]["advice"] is None
+
+
+def test_a_report_names_what_it_wrote_and_what_it_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_study(tmp_path / "runs", seeds=2)
+    write_study(tmp_path / "runs", name="v1.5", seeds=2)
+    assert main(["report", "runs", "--json"]) == 0
+    answer = read_answer(capsys.readouterr().out)
+    assert [report["name"] for report in answer["reports"]] == ["fake", "v1.5"]
+    assert answer["index"] == "reports/index.html"
+    for report in answer["reports"]:
+        assert Path(report["page"]).is_file()
+        assert Path(report["table"]).is_file()
+    assert main(["report", "runs", "--across", "fake", "v1.5", "--json"]) == 0
+    (report,) = read_answer(capsys.readouterr().out)["reports"]
+    assert report == {
+        "name": "across",
+        "page": "reports/across.html",
+        "table": "reports/across.csv",
+    }
+
+
+def test_variants_share_one_line_for_the_same_warning(tmp_path: Path) -> None:
+    experiment = studies.EXPERIMENT.replace("warmup: 1", "warmup: 2")
+    body = make_body("a", "b", "c", "d", "e")
+    (line,) = find_warnings(expand(studies.study(tmp_path, body, experiment), tmp_path / "runs"))
+    assert line.startswith("all variants: ")
+    some = body.replace("{optimizer.lr: 5}", "{optimizer.lr: 5, schedule.warmup: 1}")
+    (line,) = find_warnings(expand(studies.study(tmp_path, some, experiment), tmp_path / "runs"))
+    assert line.startswith("a and 3 other variants: ")

@@ -1,0 +1,128 @@
+"""Brief tables: six columns and six sentences, and the files and keys that lead to the others."""
+
+import re
+from pathlib import Path
+
+import pytest
+from helpers import studies
+from helpers.fake_study import report, write_study
+
+from lit_attn.ablate.plan import expand
+from lit_attn.report.captions import shorten, split_sentences
+from lit_attn.report.formats import MOST_COLUMNS, Cell, Table, make_markdown_files, to_latex
+from lit_attn.report.terminal import draw_table
+from lit_attn.schema.errors import ConfigError
+
+HEADINGS = ["variant", "accuracy (%)", "n", r"difference \[95 %\]", "p", "ms / step"]
+
+
+def read_headings(path: Path) -> list[str]:
+    """Return the headings of a Markdown table."""
+    first, *_ = path.read_text().splitlines()
+    return first.strip("| ").split(" | ")
+
+
+def count_sentences(path: Path) -> int:
+    """Return the number of sentences below the title of a Markdown table."""
+    _, _, caption = path.read_text().rpartition("**\n")
+    return len(split_sentences(caption))
+
+
+def test_tables_have_six_columns_and_six_sentences(tmp_path: Path) -> None:
+    write_study(tmp_path / "runs", seeds=6, parity="someone/code, losses within 1e-12.")
+    folder = report(tmp_path)
+    assert read_headings(folder / "table.md") == HEADINGS
+    assert count_sentences(folder / "table.md") <= 6
+    latex = (folder / "table.tex").read_text().splitlines()
+    heading = next(line for line in latex if line.startswith("{variant}"))
+    assert heading.count("&") == 5
+    full = read_headings(folder / "table.full.md")
+    assert len(full) > len(HEADINGS)
+    assert set(HEADINGS) < set(full)
+    assert "someone/code" in (folder / "table.full.md").read_text()
+    assert "(table.full.md)" in (folder / "table.md").read_text()
+
+
+def test_the_forest_plot_is_first_and_the_page_has_the_verdicts(tmp_path: Path) -> None:
+    write_study(tmp_path / "runs", seeds=6)
+    page = (report(tmp_path) / "table.html").read_text()
+    assert page.index('<figure class="seeds">') < page.index('<table class="results"')
+    assert page.index('<table class="results"') < page.index('<figure class="cost">')
+    assert '<p class="verdict">fake: against standard, ' in page
+    assert "<summary>Complete caption</summary>" in page
+
+
+def test_a_phone_has_what_a_reader_decides_by(tmp_path: Path) -> None:
+    write_study(tmp_path / "runs", seeds=6)
+    page = (report(tmp_path) / "table.html").read_text()
+    table = page[page.index('<table class="results"') : page.index("</table>")]
+    phone = re.findall(r'<th scope="col" class="[\w ]*phone">(.*?)</th>', table)
+    assert phone == ["variant", "difference [95 %]", "verdict"]
+    assert re.findall(r"<td[^>]*>(better|worse|undecided)</td>", table)
+
+
+@pytest.mark.parametrize(
+    ("changes", "clause"),
+    [
+        ({"skip": (("belief", 1),)}, "planned seeds are still to run"),
+        ({"failures": {("belief", 1): "diverged"}}, "failed seeds have no value"),
+        ({"criteria": ["parameters", "flops"]}, "variants with @flops have equal training FLOPs"),
+    ],
+)
+def test_the_brief_caption_keeps_what_changes_the_reading(
+    changes: dict[str, object], clause: str, tmp_path: Path
+) -> None:
+    write_study(tmp_path / "runs", **changes)
+    assert clause in (report(tmp_path) / "table.md").read_text()
+
+
+def test_a_study_chooses_its_columns(tmp_path: Path) -> None:
+    write_study(tmp_path / "runs", seeds=6, columns=["verdict", "flops"], latex=["value"])
+    folder = report(tmp_path)
+    assert read_headings(folder / "table.md") == ["variant", "verdict", "MFLOPs"]
+    assert "{variant} & {accuracy (\\%)} \\\\" in (folder / "table.tex").read_text()
+
+
+def test_an_unknown_column_is_one_line_with_the_nearest(tmp_path: Path) -> None:
+    body = "baseline: a\ncells: {a: {}}\ncolumns: [value, verdct]"
+    with pytest.raises(ConfigError, match=r"columns\.1: no column 'verdct'; did you mean 'verdict"):
+        expand(studies.study(tmp_path, body), tmp_path)
+    plan = expand(studies.study(tmp_path, body.replace("verdct", "verdict")), tmp_path).plan()
+    assert plan.columns == ["value", "verdict"]
+
+
+def test_the_terminal_has_aligned_columns_and_the_verdicts(tmp_path: Path) -> None:
+    write_study(tmp_path / "runs", seeds=6)
+    text = (report(tmp_path) / "table.txt").read_text()
+    _, heading, rule, *rows = text.splitlines()
+    assert len(heading) == len(rule)
+    assert all(len(row) == len(rule) for row in rows[:3])
+    assert "|" not in text
+    assert rows[3].startswith("fake: against standard, ")
+
+
+def test_a_wide_table_of_another_kind_is_brief_too() -> None:
+    headings = [f"h{number}" for number in range(9)]
+    table = Table(headings, [[Cell("1")] * 9], "Title", notes=["One. Two. Three."])
+    files = make_markdown_files(table, "wide")
+    assert list(files) == ["wide.md", "wide.full.md"]
+    assert files["wide.md"].splitlines()[0].count("|") == MOST_COLUMNS + 1
+    assert "h8" not in to_latex(table, "wide")
+    small = Table(["a", "b"], [[Cell("1")] * 2], "Title", notes=["One."])
+    assert list(make_markdown_files(small, "small")) == ["small.md"]
+    # A table of a paper has the columns of the paper.
+    paper = Table(headings, [[Cell("1")] * 9], "Title", kind="paper")
+    assert "h8" in to_latex(paper, "paper")
+
+
+def test_long_captions_are_cut_at_a_sentence() -> None:
+    sentences = [f"Sentence {number} of Fig. 3, e.g. this one." for number in range(8)]
+    assert split_sentences(" ".join(sentences)) == sentences
+    assert shorten([" ".join(sentences)]) == [" ".join(sentences[:5])]
+    assert shorten(sentences[:6]) == sentences[:6]
+
+
+def test_the_first_column_is_on_the_left() -> None:
+    table = Table(["name", "value"], [[Cell("a"), Cell("1.0")], [Cell("long name"), Cell("10.25")]])
+    lines = draw_table(table).splitlines()
+    assert lines == ["name       value", "-" * 16, "a            1.0", "long name  10.25"]
