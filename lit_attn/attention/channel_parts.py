@@ -10,15 +10,12 @@ This file imports no torch: modules and formulas are loaded at first use.
 Notation: n tokens, width d, H heads of width D; x_i is the layer's input, s_ij are the logits.
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from lit_attn.attention.parts import Part
 from lit_attn.schema.base import Kind, load
-
-if TYPE_CHECKING:
-    from lit_attn.attention.spec import AttentionSpec
 
 FORMULAS = "lit_attn.attention.channel_formulas"
 
@@ -205,9 +202,6 @@ class SigmoidGateConfig(GateConfig):
         "normal", description="initial W_g: normal with deviation 0.02, or zeros"
     )
     gates_of_head: ClassVar[Literal["D", "1"]]
-
-    def check(self, layer: "AttentionSpec") -> None:
-        """Accept every layer: a gate follows all other parts."""
 
 
 class ElementGateConfig(SigmoidGateConfig, kind="element"):

@@ -3,15 +3,12 @@
 Notation: n tokens, width d, H heads of width D = d / H; k_jr key r of token j, pi_r its weight.
 """
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat
 
-from lit_attn.attention.parts import LayerShape, SimilarityConfig
+from lit_attn.attention.parts import LayerChoices, LayerShape, SimilarityConfig
 from lit_attn.schema.base import consistency_check, load
-
-if TYPE_CHECKING:
-    from lit_attn.attention.spec import AttentionSpec
 
 
 class MixedKeysConfig(SimilarityConfig):
@@ -148,7 +145,7 @@ class LinearConfig(MixedKeysConfig, kind="linear"):
     ) -> Any:
         return self.reference(module, q, keys, visible, is_causal)
 
-    def check(self, layer: "AttentionSpec") -> None:
+    def check(self, layer: LayerChoices) -> None:
         reason = "linear keys never form the logits"
         if layer.compose.places():
             raise ValueError(f"compose: {reason} that it would compose")
@@ -158,7 +155,9 @@ class LinearConfig(MixedKeysConfig, kind="linear"):
             raise ValueError(f"zz: {reason} to which it would add z_i.z_j")
         if layer.window:
             raise ValueError(f"window: {reason} that it would mask")
-        if layer.scale.kind != "none":
-            raise ValueError(f"scale: {reason} that '{layer.scale.kind}' would multiply")
-        if layer.bias.kind != "none":
-            raise ValueError(f"bias: {reason} to which '{layer.bias.kind}' would add")
+        scale = layer.parts["scale"]
+        if scale.kind != "none":
+            raise ValueError(f"scale: {reason} that '{scale.kind}' would multiply")
+        bias = layer.parts["bias"]
+        if bias.kind != "none":
+            raise ValueError(f"bias: {reason} to which '{bias.kind}' would add")

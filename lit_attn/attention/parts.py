@@ -8,16 +8,13 @@ the head's weighted sum of v; MH = concat of H_m and V = concat of v over heads,
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import Field, PositiveFloat
 from pydantic.alias_generators import to_snake
 
 from lit_attn.schema.base import Config, Kind, consistency_check, load
 from lit_attn.schema.errors import ConfigError
-
-if TYPE_CHECKING:
-    from lit_attn.attention.spec import AttentionSpec
 
 
 class LayerShape(NamedTuple):
@@ -38,6 +35,34 @@ class LayerShape(NamedTuple):
     proj_bias: bool
     needs_row_terms: bool
     options: dict[str, Any]
+
+
+class LayerChoices(Protocol):
+    """Choices of a complete layer, as one of its parts sees them (lit_attn.attention.spec)."""
+
+    @property
+    def similarity(self) -> "SimilarityConfig":
+        """Part that computes the logits."""
+
+    @property
+    def compose(self) -> "ComposeConfig":
+        """Part that mixes the heads."""
+
+    @property
+    def normaliser(self) -> "NormaliserConfig":
+        """Part that turns logits into weights."""
+
+    @property
+    def zz(self) -> bool | Literal["like-k"]:
+        """True if a second inner product is added to the logits."""
+
+    @property
+    def window(self) -> int | None:
+        """Number of keys that a query sees, or None without a window."""
+
+    @property
+    def parts(self) -> "dict[str, Part]":
+        """Chosen member of each family, by the family's key."""
 
 
 class Part(Config):
@@ -87,7 +112,7 @@ class Part(Config):
         """
         return ()
 
-    def check(self, layer: "AttentionSpec") -> None:
+    def check(self, layer: "LayerChoices") -> None:
         """Raise ValueError if this part cannot be combined with the other parts of `layer`."""
 
     def check_heads(self, heads: int) -> None:
@@ -382,7 +407,7 @@ class ValueConfig(ResidualConfig, kind="value"):
 
     fast = "residual:Value"
 
-    def check(self, layer: "AttentionSpec") -> None:
+    def check(self, layer: "LayerChoices") -> None:
         reason = "has no effect, because `residual: value` does not use the attention weights"
         if layer.similarity.kind != "dot":
             raise ValueError(f"similarity: '{layer.similarity.kind}' {reason}; remove it")

@@ -8,9 +8,10 @@ import inspect
 import re
 import warnings
 from abc import abstractmethod
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import Field, FiniteFloat
 
@@ -22,8 +23,6 @@ from lit_attn.schema.own_classes import import_class
 if TYPE_CHECKING:
     import torchmetrics
     from torch import Tensor
-
-    from lit_attn.config.experiment import Experiment
 
 SAMPLE_CLASSES = 100  # Largest number of classes with which a metric is tried before a run.
 PACKAGES = (
@@ -261,6 +260,26 @@ DEFAULT_METRIC = Metric(name="test/accuracy", label="accuracy (%)", goal="max", 
 """Metric of a study or cell that names none."""
 
 
+class Measured(Protocol):
+    """Experiment (lit_attn.config.experiment) as the choice of a metric sees it."""
+
+    @property
+    def data(self) -> Any:
+        """Data set, which has the splits and the signature."""
+
+    @property
+    def task(self) -> Any:
+        """Task, which has metrics of its own."""
+
+    @property
+    def metrics(self) -> Sequence[AddedMetric]:
+        """Metrics that the experiment adds."""
+
+    @property
+    def training(self) -> Any:
+        """Training, which may average the weights."""
+
+
 class MetricChoice(Config):
     """The metric that a study compares, as YAML names it."""
 
@@ -275,7 +294,7 @@ class MetricChoice(Config):
         description="largest difference that does not matter, in printed units; null: no test",
     )
 
-    def resolve(self, experiment: "Experiment") -> Metric:
+    def resolve(self, experiment: Measured) -> Metric:
         """Return the metric with its label, goal and scale.
 
         Raises ValueError, which names the nearest metric, if no cell of `experiment` measures it.
@@ -313,7 +332,7 @@ class MetricChoice(Config):
         raise ValueError(f"'{self.name}' is not measured{suggest(self.name, names)}")
 
 
-def available(experiment: "Experiment") -> list[MetricInfo]:
+def available(experiment: Measured) -> list[MetricInfo]:
     """Return every metric that a cell of `experiment` may record, with its full name.
 
     The metrics of evaluated splits come first, those of averaged weights after the others.
