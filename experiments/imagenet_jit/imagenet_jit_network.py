@@ -15,8 +15,9 @@ from timm.layers import SwiGLU
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.layer import Attention, attn_layer, number_layers
 from lit_attn.attention.rotary import Rotary, rotary
+from lit_attn.attention.spec import AttentionSpec
 from lit_attn.models.layers import Device, HeadNorm, sincos_positions
 from lit_attn.models.seeded_draws import draw_parameters
 from lit_attn.models.vit import Shape
@@ -31,10 +32,10 @@ class Block(nn.Module):
     condition. The Linear starts at zero, so the block starts as the identity.
     """
 
-    def __init__(self, model: JiTConfig, device: Device) -> None:
+    def __init__(self, model: JiTConfig, spec: AttentionSpec, device: Device) -> None:
         super().__init__()
         self.norm1 = nn.RMSNorm(model.dim, eps=EPS, device=device)
-        build = partial(attn_layer(model.attention), model.dim, model.heads, device=device)
+        build = partial(attn_layer(spec), model.dim, model.heads, device=device)
         self.attn: Attention = build(qkv_bias=True, qk_norm=True, norm_layer=HeadNorm)
         self.norm2 = self.ffn = None
         if model.ffn is not None:
@@ -74,7 +75,9 @@ class JiTClassifier(nn.Module):
         size = (channels, model.bottleneck, model.patch, model.patch)
         self.patches = nn.Conv2d(*size, bias=False, device=device)
         self.embed = nn.Conv2d(model.bottleneck, model.dim, 1, device=device)
-        self.blocks = nn.ModuleList(Block(model, device) for _ in range(model.depth))
+        specs = model.attention.by_layer(model.depth)
+        self.blocks = nn.ModuleList(Block(model, spec, device) for spec in specs)
+        number_layers(self)
         self.norm = nn.RMSNorm(model.dim, eps=EPS, device=device)
         self.head = nn.Linear(model.dim, num_classes, device=device)
         where = self.head.weight.device

@@ -14,7 +14,6 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.attention.layer import attn_layer
 from lit_attn.models.layers import Device
 from lit_attn.models.seeded_draws import draw_parameters, outside_composers
 from lit_attn.models.vit import RESIZABLE, Shape, assemble, separate_matrices
@@ -77,7 +76,7 @@ def build_local(
 ) -> VisionTransformer:
     """Build the LocalViT that `model` describes; initialise it except on the meta device."""
     options: dict[str, Any] = {"norm_layer": partial(nn.LayerNorm, eps=1e-6), **RESIZABLE}
-    options |= {"attn_layer": attn_layer(model.attention), "qkv_bias": False}
+    options["qkv_bias"] = False
     network = ReplacedPositions if model.positions == "replaced" else VisionTransformer
     vit = assemble(model, image_shape, num_classes, LocalFFN, device, network, **options)
     draw_parameters(vit, lambda: initialise_local(vit))

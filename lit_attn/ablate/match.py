@@ -70,6 +70,7 @@ def count_step_flops(variant: Variant) -> int:
     """Return the FLOPs of the products and convolutions of a training step, both passes."""
     from torch.utils.flop_counter import FlopCounterMode
 
+    from lit_attn.attention.mixer import declared_flops
     from lit_attn.models import factory
 
     kind = _kind(variant)
@@ -77,9 +78,12 @@ def count_step_flops(variant: Variant) -> int:
     if kind not in _FLOPS:
         model = factory.resolve(variant.experiment.model, variant.match_to, data)
         network = factory.build(model, data, "meta").train()
-        with FlopCounterMode(display=False) as counter, factory.model_errors():
+        counter = FlopCounterMode(display=False)
+        with counter, declared_flops(network) as declared, factory.model_errors():
             network(*data.signature().sample()).sum().backward()
-        flops = int(counter.get_total_flops()) * data.batch_size
+        # The backward pass of a product has two products.
+        sample_flops = int(counter.get_total_flops()) + 3 * sum(declared)
+        flops = sample_flops * data.batch_size
         _FLOPS[kind] = flops // data.signature().sample_count
     return _FLOPS[kind]
 

@@ -13,7 +13,7 @@ import copyreg
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from lit_attn.attention.call import Inputs
 from lit_attn.attention.compose import Composer
 from lit_attn.attention.gate import Gate
 from lit_attn.attention.masks import Masks, split_mask
+from lit_attn.attention.mixer import TokenMixer
 from lit_attn.attention.normaliser import Normaliser
 from lit_attn.attention.parts import LayerShape, Part
 from lit_attn.attention.precision import without_autocast
@@ -420,16 +421,28 @@ def attn_layer(
     `chosen` is a value of `attention:` in YAML, a preset's name or a mapping such as
     `{"preset": "belief2", "residual": {"activation": "silu"}}`, or a specification. With
     `local_self_attention` the temperature is learned and no token attends to itself (LSA, Lee et
-    al. 2021, https://arxiv.org/abs/2112.13492, eq. 4-5). Other values raise ConfigError.
+    al. 2021, https://arxiv.org/abs/2112.13492, eq. 4-5). Other values raise ConfigError, and so do
+    `layers`: timm builds all layers of a model from one class. A layer of a user (`kind: module`)
+    is a `TokenMixer`, which has the same arguments.
     """
-    return _chosen_class(attention_spec(chosen, "attn_layer"), local_self_attention)
+    spec = attention_spec(chosen, "attn_layer")
+    if spec.layers is not None:
+        raise ConfigError(
+            "attn_layer: attention.layers: one class cannot build layers that differ; "
+            "build the model, and call replace_attention with this choice"
+        )
+    return _chosen_class(spec, local_self_attention)
 
 
 def number_layers(network: nn.Module) -> None:
     """Give every layer of `network` its number, in the order of the network's modules."""
-    layers = [module for module in network.modules() if isinstance(module, Attention)]
+    layers = [module for module in network.modules() if isinstance(module, TokenLayer)]
     for number, layer in enumerate(layers):
         layer.set_depth(number)
+
+
+TokenLayer: TypeAlias = Attention | TokenMixer
+"""Layers that `attn_layer` makes: attention, or a layer of a user."""
 
 
 class _Chosen(type):
@@ -437,14 +450,15 @@ class _Chosen(type):
 
 
 @functools.cache
-def _chosen_class(chosen: AttentionSpec, local_self_attention: bool) -> type[Attention]:
+def _chosen_class(chosen: AttentionSpec, local_self_attention: bool) -> type[Any]:
     """Return the class of equal choices, which is made once."""
     fixed = {"spec": chosen, "local_self_attention": local_self_attention}
-    layer_class: type = _Chosen("Attention", (Attention,), fixed)
+    base = Attention if chosen.mixer is None else TokenMixer
+    layer_class: type = _Chosen(base.__name__, (base,), fixed)
     return layer_class
 
 
-def _pickled(layer_class: type[Attention]) -> str | tuple[Any, ...]:
+def _pickled(layer_class: type[TokenLayer]) -> str | tuple[Any, ...]:
     """Return how to pickle a class: by its choices, or a module's subclass by its name."""
     chosen = layer_class.spec, layer_class.local_self_attention
     if _chosen_class(*chosen) is layer_class:

@@ -5,6 +5,9 @@ lit_attn.attention.parts:
 
     x -> transform (q, k, v) -> similarity (logits) -> scale -> compose (heads) -> bias
       -> normaliser (weights) -> compose (heads) -> weighted sum of V -> residual -> gate -> + x
+
+The layers of a model can differ: `layers` has a mechanism for each layer, or rules
+(docs/mixers.md).
 """
 
 from pathlib import Path
@@ -15,11 +18,92 @@ from pydantic import Field, PositiveInt, ValidationError, field_validator, model
 
 # Importing these modules registers the members of the families.
 from lit_attn.attention import channel_parts, mixture_parts, parts
-from lit_attn.schema.base import Config, Kind, consistency_check
-from lit_attn.schema.errors import explain, find_nearest_divisor, key_error, suggest
+from lit_attn.schema.base import Config, Kind, OwnClass, consistency_check
+from lit_attn.schema.errors import explain, find_nearest_divisor, key_error, plural, suggest
 
 MEMBERS = (parts, mixture_parts, channel_parts)
 """Modules with the parts of this package."""
+
+
+class MixerConfig(OwnClass):
+    """Layer of yours that maps tokens (B, n, d) to tokens (B, n, d) (docs/mixers.md).
+
+    The class is called with the width, the number of heads, and `arguments`.
+    """
+
+    base_class = "torch.nn:Module"
+
+    @property
+    def needs_foreign_code(self) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        # The arguments are a dictionary, which has no hash.
+        return hash(self.identity_json())
+
+
+class LayerRule(Config):
+    """Layers of a model, and the mechanism that they have instead of that of `attention`.
+
+    In YAML it is a mapping such as `{last: 3, use: xsa}`. Without `first`, `last` and `every` it is
+    the mechanism of one layer; then `xsa` alone stands for `{use: xsa}`.
+    """
+
+    first: PositiveInt | None = Field(None, description="number of layers at the start")
+    last: PositiveInt | None = Field(None, description="number of layers at the end")
+    every: PositiveInt | None = Field(
+        None, description="n: every n-th layer, which are layers n, 2 n, 3 n, ..., counted from 1"
+    )
+    start: PositiveInt | None = Field(
+        None, description="first layer of `every`, counted from 1; null: layer n"
+    )
+    use: "AttentionSpec" = Field(
+        description="mechanism of these layers: a preset, or parts that differ from `attention`"
+    )
+
+    @property
+    def is_single(self) -> bool:
+        """True for the mechanism of one layer, in a list with one for each layer."""
+        return self.first is None and self.last is None and self.every is None
+
+    def choose_layers(self, depth: int) -> range:
+        """Return the indices, from 0, of the layers of a model with `depth` layers.
+
+        Raises ValueError, which begins with a key, if the model has too few layers.
+        """
+        if self.first is not None:
+            require_layers("first", self.first, depth)
+            return range(self.first)
+        if self.last is not None:
+            require_layers("last", self.last, depth)
+            return range(depth - self.last, depth)
+        assert self.every is not None
+        key = "every" if self.start is None else "start"
+        start = self.start or self.every
+        require_layers(key, start, depth)
+        return range(start - 1, depth, self.every)
+
+    @consistency_check
+    def _makes_sense(self) -> None:
+        """Refuse two choices of layers in one rule, and layers that have layers."""
+        keys = [key for key in ("first", "last", "every") if getattr(self, key) is not None]
+        if len(keys) > 1:
+            raise ValueError(f"{keys[1]}: a rule has one of first, last and every; write two rules")
+        if self.start is not None and self.every is None:
+            raise ValueError("start: is the first layer of `every`, which this rule does not have")
+        if self.use.layers is not None:
+            raise ValueError("use: is the mechanism of one layer and cannot have `layers`")
+
+    @classmethod
+    def name_code(cls, written: dict[Any, Any]) -> dict[str, Any]:
+        """Return the code that a mechanism without the key `use` names."""
+        return {} if "use" in written else AttentionSpec.name_code(written)
+
+
+def require_layers(key: str, number: int, depth: int) -> None:
+    """Raise ValueError, which begins with `key`, if a model of `depth` layers has fewer."""
+    if number > depth:
+        raise ValueError(f"{key}: {number} exceeds the {depth} layers of the model")
 
 
 class AttentionSpec(Config):
@@ -64,6 +148,17 @@ class AttentionSpec(Config):
     kv_heads: PositiveInt | None = Field(
         None, description="heads of keys and values, shared by groups of query heads"
     )
+    mixer: MixerConfig | None = Field(
+        None,
+        description="layer of yours instead of attention, written as "
+        "`attention: {kind: module, import: CLASS, arguments: {...}}`",
+    )
+    layers: tuple[LayerRule, ...] | None = Field(
+        None,
+        description="mechanisms of layers that differ: one for each layer, or rules such as "
+        "`{last: 3, use: xsa}`, of which the last one that names a layer counts; "
+        "null: all layers are equal",
+    )
 
     @property
     def parts(self) -> dict[str, parts.Part]:
@@ -71,9 +166,56 @@ class AttentionSpec(Config):
         members = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: member for name, member in members.items() if isinstance(member, parts.Part)}
 
+    @property
+    def needs_foreign_code(self) -> bool:
+        rules = self.layers or ()
+        return super().needs_foreign_code or any(rule.needs_foreign_code for rule in rules)
+
+    @classmethod
+    def name_code(cls, written: dict[Any, Any]) -> dict[str, Any]:
+        """Return the class of a layer that is written as `{kind: module, import: CLASS}`."""
+        return MixerConfig.name_code(written)
+
+    @property
+    def mechanisms(self) -> "tuple[AttentionSpec, ...]":
+        """Specifications that layers of a model can have, each without `layers`."""
+        if self.layers is None:
+            return (self,)
+        rules = tuple(rule.use for rule in self.layers)
+        if self.layers[0].is_single:
+            return rules
+        return (self.model_copy(update={"layers": None}), *rules)
+
+    def by_layer(self, depth: int) -> "tuple[AttentionSpec, ...]":
+        """Return the specification of each of the `depth` layers of a model.
+
+        Raises ValueError, which begins with `layers`, if it is for another number of layers.
+        """
+        if self.layers is None:
+            return (self,) * depth
+        if self.layers[0].is_single:
+            if len(self.layers) != depth:
+                raise ValueError(
+                    f"layers: {plural(len(self.layers), 'mechanism')} for a model of "
+                    f"{plural(depth, 'layer')}; write one for each layer, or a rule such as "
+                    "{last: 1, use: xsa}"
+                )
+            return self.mechanisms
+        specs = [self.mechanisms[0]] * depth
+        for number, rule in enumerate(self.layers):
+            try:
+                chosen = rule.choose_layers(depth)
+            except ValueError as error:
+                raise ValueError(f"layers.{number}.{error}") from error
+            for layer in chosen:
+                specs[layer] = rule.use
+        return tuple(specs)
+
     def find_cross_problem(self) -> str:
         """Return why cross-attention has no such layer, beginning with a key, or an empty text."""
         problems = []
+        if self.mixer is not None:
+            problems.append("kind: 'module' mixes the tokens of one sequence")
         for family, part in self.parts.items():
             if part.needs_self:
                 problems.append(f"{family}: '{part.kind}' {part.needs_self}")
@@ -109,6 +251,33 @@ class AttentionSpec(Config):
                 )
             part.check(self)
 
+    @consistency_check
+    def _mixer_has_no_parts(self) -> None:
+        """Refuse parts of attention beside a layer of a user."""
+        if self.mixer is None:
+            return
+        for name, field in type(self).model_fields.items():
+            is_part = name not in ("mixer", "layers")
+            if is_part and getattr(self, name) != field.default:
+                raise ValueError(
+                    f"{name}: is a part of attention, and a layer of `kind: module` has none; "
+                    "its options are `arguments`"
+                )
+
+    @consistency_check
+    def _layers_are_of_one_form(self) -> None:
+        """Refuse an empty list, and a list of rules and of mechanisms for single layers."""
+        if self.layers is None:
+            return
+        forms = {rule.is_single for rule in self.layers}
+        if not forms:
+            raise ValueError("layers: is empty; write a mechanism for each layer, or a rule")
+        if len(forms) == 2:
+            raise ValueError(
+                "layers: has rules (first, last, every) and mechanisms of single layers; "
+                "write one of both forms"
+            )
+
     @model_validator(mode="before")
     @classmethod
     def _expand_preset(cls, value: Any) -> Any:
@@ -118,12 +287,14 @@ class AttentionSpec(Config):
             raise ValueError(f"needs a preset's name or a mapping, not {value}")
         if isinstance(choices, AttentionSpec):
             return choices
+        if "kind" in choices:
+            choices = _read_mixer(choices)
         for key in choices:
             if key != "preset" and key not in cls.model_fields:
                 nearest = suggest(str(key), ["preset", *cls.model_fields])
                 raise key_error(key, f"unknown key '{key}'{nearest}")
         if "preset" not in choices:
-            return choices
+            return _complete_layers(choices)
         name = str(choices["preset"])
         if name not in PRESETS:
             raise ValueError(f"'{name}' is not a preset{suggest(name, PRESETS)}")
@@ -131,7 +302,7 @@ class AttentionSpec(Config):
         for key, change in choices.items():
             if key != "preset":
                 parts[key] = _change_part(parts[key], change)
-        return parts
+        return _complete_layers(parts)
 
     @field_validator("zz", mode="before")
     @classmethod
@@ -152,6 +323,56 @@ def _change_part(part: Any, change: Any) -> Any:
         return change
     return part.model_dump() | change
 
+
+def _read_mixer(choices: dict[str, Any]) -> dict[str, Any]:
+    """Return the choices with the layer of `kind: module` as the value of `mixer`."""
+    if choices["kind"] != "module":
+        raise key_error(
+            "kind",
+            f"unknown kind '{choices['kind']}'; `kind: module` is a layer of yours, and attention "
+            "has a preset or parts",
+        )
+    names = ("import", "target", "arguments")
+    mixer = {key: choice for key, choice in choices.items() if key in names}
+    others = {key: choice for key, choice in choices.items() if key not in (*names, "kind")}
+    return others | {"mixer": mixer}
+
+
+def _complete_layers(choices: dict[str, Any]) -> dict[str, Any]:
+    """Return the choices of a specification with complete mechanisms in its `layers`."""
+    written = choices.get("layers")
+    if written is None:
+        return choices
+    shared = {key: choice for key, choice in choices.items() if key != "layers"}
+    try:
+        base = AttentionSpec.model_validate(shared)
+    except ValidationError:
+        # The validation of these choices follows, and it reports the mistake with its key.
+        return shared
+    rules = written if isinstance(written, list | tuple) else [written]
+    return choices | {"layers": [_complete_rule(base, rule) for rule in rules]}
+
+
+def _complete_rule(base: AttentionSpec, written: Any) -> Any:
+    """Return a rule as written, with a mapping of parts completed by those of `base`."""
+    if isinstance(written, LayerRule):
+        return written
+    is_rule = isinstance(written, dict) and not RULE_KEYS.isdisjoint(written)
+    rule = dict(written) if is_rule else {"use": written}
+    use = rule.get("use")
+    if isinstance(use, dict) and "preset" not in use and "kind" not in use:
+        parts: dict[str, Any] = dict(base)
+        for key, change in use.items():
+            parts[key] = _change_part(parts.get(key), change)
+        rule["use"] = parts
+    return rule
+
+
+RULE_KEYS = {"first", "last", "every", "start", "use"}
+"""Keys of a rule, by which it differs from the mechanism of a layer."""
+
+LayerRule.model_rebuild()
+AttentionSpec.model_rebuild(force=True)
 
 _CHOICES = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text("utf-8"))
 PRESETS = {name: AttentionSpec.model_validate(parts) for name, parts in _CHOICES.items()}

@@ -20,7 +20,7 @@ from lit_attn.config.schedules import Constant, Schedule
 from lit_attn.config.signatures import Signature
 from lit_attn.config.tasks import CrossEntropyLoss, ImageClassificationConfig, Loss, Task
 from lit_attn.config.training import Training
-from lit_attn.schema.base import Config, Kind, consistency_check
+from lit_attn.schema.base import Config, Kind, consistency_check, load
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure
 
@@ -78,6 +78,21 @@ class Experiment(Config):
             )
             if failure:
                 raise ValueError(f"{name}: {failure}")
+
+    @consistency_check
+    def _token_mixers_work(self) -> None:
+        """Try out the layers of users in the model (docs/mixers.md)."""
+        mechanisms = [spec for choice in find_specs(self.model) for spec in choice.mechanisms]
+        if all(spec.mixer is None for spec in mechanisms):
+            return
+        failure = _try_mixers(
+            type(self.model),
+            self.model.model_dump_json(),
+            self.data.signature(),
+            self.training.precision,
+        )
+        if failure:
+            raise ValueError(f"model: {failure}")
 
     @consistency_check
     def _measures_stopping(self) -> None:
@@ -198,6 +213,22 @@ def _try_member(
     return ""
 
 
+@cache
+def _try_mixers(member: type[Kind], text: str, signature: Signature, precision: str) -> str:
+    """Return why a layer of a user in the model with the JSON `text` cannot be used, or ""."""
+    try:
+        try_mixers = load("lit_attn.models.mixer_trial:try_mixers")
+        try_mixers(member.model_validate_json(text), signature, precision)
+    except (ConfigError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def find_specs(model: Model) -> list[AttentionSpec]:
+    """Return the choices of attention of `model`, such as `attention` and `cross_attention`."""
+    return [value for _, value in model if isinstance(value, AttentionSpec)]
+
+
 def find_exempt(model: Model, rule: str) -> list[str]:
     """Return the parameters of `model` that `decay: rule` exempts and earlier versions decayed."""
     if rule == "all":
@@ -205,12 +236,12 @@ def find_exempt(model: Model, rule: str) -> list[str]:
     names: set[str] = set()
     if rule == "weights":
         names.update(model.exempt_parameters())
-    specs = [value for _, value in model if isinstance(value, AttentionSpec)]
-    for spec in specs:
-        for part in spec.parts.values():
-            names.update(part.stacked_vectors())
-            if rule == "weights":
-                names.update(part.exempt_parameters())
+    for spec in find_specs(model):
+        for mechanism in spec.mechanisms:
+            for part in mechanism.parts.values():
+                names.update(part.stacked_vectors())
+                if rule == "weights":
+                    names.update(part.exempt_parameters())
     return sorted(names)
 
 

@@ -95,11 +95,12 @@ def _nest(path: tuple[str, ...], value: Any, where: Where) -> Mapping:
 def merge(base: Any, change: Any) -> Any:
     """Return `base` with `change` applied: mappings key by key, and any other value replaced.
 
-    A mapping with another `kind` or with a `preset` replaces the mapping in `base`. A mapping
+    A mapping with another `kind`, with a `preset`, or with `use` (a rule of `attention.layers`)
+    replaces the mapping in `base`. A mapping
     without a kind changes the part in `base`, even if that is given by its name alone, and the
     part keeps its line. The arguments stay as they are.
     """
-    if not isinstance(change, Mapping) or "preset" in change:
+    if not isinstance(change, Mapping) or "preset" in change or "use" in change:
         return change
     if isinstance(base, str) and "kind" not in change:
         base = Mapping(change.at, {"kind": base})

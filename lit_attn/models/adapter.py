@@ -249,11 +249,23 @@ def class_name(module: nn.Module) -> str:
 
 
 def build_layer(source: Projections, spec: AttentionSpec) -> Attention:
-    """Return a layer with the modules of `source`; raise ValueError if `spec` does not fit them."""
+    """Return a layer with the modules of `source`; raise ValueError if `spec` does not fit them.
+
+    A layer of a user has its own initial weights, and only the sizes of `source`.
+    """
     heads = source.heads
     key_heads = source.key_heads or heads
     if spec.kv_heads not in (None, key_heads):
         raise ValueError(f"kv_heads: {spec.kv_heads}, but the module has {key_heads} key heads")
+    if spec.mixer is not None:
+        return attn_layer(spec)(
+            source.qkv.in_features,
+            heads,
+            dim_out=source.proj.out_features,
+            proj_drop=source.proj_drop,
+            device=source.qkv.weight.device,
+            dtype=source.qkv.weight.dtype,
+        )
     has_groups = key_heads != heads
     grouped_spec = spec.model_copy(update={"kv_heads": key_heads if has_groups else None})
     head_dim = source.qkv.out_features // (heads + 2 * key_heads)
@@ -302,9 +314,11 @@ def scale_queries(qkv: nn.Linear, rows: int, factor: float) -> nn.Linear:
 def copy_trainability(layer: Attention, original: nn.Module, names: Iterable[str]) -> None:
     """Freeze the copies in `layer` of the projections `names` of `original` that are frozen.
 
-    Weights and biases are decided separately. Raises ValueError if only some of them are frozen,
-    because the layer has one matrix for all projections.
+    A layer of a user has no copies. Weights and biases are decided separately. Raises ValueError if
+    only some of them are frozen, because the layer has one matrix for all projections.
     """
+    if layer.spec.mixer is not None:
+        return
     weight_flags: set[bool] = set()
     bias_flags: set[bool] = set()
     for name, parameter in original.named_parameters():

@@ -14,7 +14,7 @@ import torch
 import yaml
 from torch import nn
 
-from lit_attn.attention.layer import Attention
+from lit_attn.attention.layer import TokenLayer
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.models.adapter import Adapter, class_name
 from lit_attn.schema.base import load
@@ -160,7 +160,7 @@ def check_adapted_classes(model: nn.Module, names: Iterable[str]) -> None:
 
 def classify(module: nn.Module, adapters: dict[str, AdapterChoice]) -> Layer | None:
     """Return `module` as an attention layer, or None if it is not recognised as one."""
-    if isinstance(module, Adapter | Attention):
+    if isinstance(module, Adapter | TokenLayer):
         return Layer(module, None, OURS)
     name = class_name(module)
     if name in adapters:
@@ -190,7 +190,7 @@ def contains_attention(module: nn.Module, adapters: Collection[str]) -> bool:
     """Return True if `module` or a module in it is attention of a known class."""
     for part in module.modules():
         name = class_name(part)
-        if name in adapters or name in UNFIT or isinstance(part, Adapter | Attention):
+        if name in adapters or name in UNFIT or isinstance(part, Adapter | TokenLayer):
             return True
     return False
 

@@ -18,7 +18,7 @@ import torch
 from timm.models.maxxvit import MaxxVit
 from torch import Tensor, nn
 
-from lit_attn.attention.layer import attn_layer
+from lit_attn.attention.layer import attn_layer, number_layers
 from lit_attn.config import signatures
 from lit_attn.config.models.external import (
     ExternalModel,
@@ -296,7 +296,13 @@ def build_module(model: ModuleConfig, signature: Any, device: Device) -> nn.Modu
         field.name: getattr(signature, field.name) for field in dataclasses.fields(signature)
     }
     offered["signature"] = signature
-    offered["attention"] = attn_layer(model.attention)
+    if "attention" in parameters:
+        if model.attention.layers is not None:
+            raise ValueError(
+                f"attention.layers: {model.target} builds all layers from its parameter "
+                "`attention`; without this parameter its layers are replaced, and can differ"
+            )
+        offered["attention"] = attn_layer(model.attention)
     if model.ffn.width is not None:
         if "ffn_width" not in parameters:
             raise ValueError(
@@ -331,6 +337,7 @@ def _build(
     with torch.device(device or torch.get_default_device()), by_shape():
         network = create()
         if not replaces:
+            number_layers(network)
             return network
         adapters = dict[str, AdapterChoice](model.adapters)
         try:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_attn.attention.layer import Attention
+from lit_attn.attention.mixer import declared_flops
 from lit_attn.config.data.base import Data
 from lit_attn.config.models.base import Model
 from lit_attn.config.optimizers import Optimizer
@@ -143,9 +144,9 @@ def count_flops(network: nn.Module, sample: tuple[Tensor, ...]) -> int:
             layer.forward = partial(  # type: ignore[method-assign]
                 layers.count_once, layer, layer.forward
             )
-    with layers.counter:
+    with layers.counter, declared_flops(network) as declared:
         network(*sample)
-    return layers.counter.get_total_flops() + layers.repeated
+    return layers.counter.get_total_flops() + layers.repeated + sum(declared)
 
 
 class LayerFlops:

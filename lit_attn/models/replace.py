@@ -9,12 +9,13 @@ not change the model. The second one puts the new layers into the model, all of 
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from lit_attn.attention.layer import TokenLayer
 from lit_attn.attention.spec import AttentionSpec, attention_spec
 from lit_attn.models.adapter import Adapter, Projections, build_layer, by_head, join, linear
 from lit_attn.models.attention_search import (
@@ -65,7 +66,8 @@ def replace_attention(
 
     `spec` is a preset's name, a mapping as in YAML, or a specification. The new layers have the
     weights of the old ones; what the old ones lack has its initial values. So a mechanism that
-    contains the standard layer leaves the model's outputs unchanged.
+    contains the standard layer leaves the model's outputs unchanged. Its `layers` (mechanisms of
+    layers that differ) are those that are replaced, in the order of the model.
 
     `only` chooses the layers to replace, and `skip` those that remain as they are: the path of a
     layer or of a module with layers in it, a pattern such as `blocks.*.attn`, the layer's index in
@@ -92,6 +94,7 @@ def replace_attention(
     layers = choose(layers, only, skip, source)
     with unchanged_after_an_error(model):
         replacements = build_replacements(model, layers, chosen, source)
+        number_replacements(replacements)
         if not replacements:
             raise ConfigError(f"{source}: {type(model).__name__} has no self-attention layers")
         if example is not None:
@@ -100,22 +103,26 @@ def replace_attention(
 
 
 def build_replacements(
-    model: nn.Module, layers: Iterable[Layer], spec: AttentionSpec, source: str
+    model: nn.Module, layers: Sequence[Layer], spec: AttentionSpec, source: str
 ) -> list[Replacement]:
     """Return each layer with the module that replaces it; the model is not changed.
 
     A layer that its adapter leaves as it is, such as pooling of queries, is left out. Raises
     ConfigError if a layer cannot be replaced.
     """
+    try:
+        specs = spec.by_layer(len(layers))
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}") from error
     replacements = []
-    for layer in layers:
+    for layer, spec_of_layer in zip(layers, specs, strict=True):
         context = f"{source}: {layer.name}"
         if layer.adapter is None:
             raise ConfigError(f"{context}: {layer.reason}")
         try:
             for path in layer.paths:
-                _check_place(model, path, layer, spec)
-            new = layer.adapter(layer.module, spec)
+                _check_place(model, path, layer, spec_of_layer)
+            new = layer.adapter(layer.module, spec_of_layer)
         except ValueError as error:
             raise ConfigError(f"{context}: {error}") from error
         except Exception as error:
@@ -130,6 +137,14 @@ def build_replacements(
             new.path = layer.paths[0]
         replacements.append(Replacement(layer, new))
     return replacements
+
+
+def number_replacements(replacements: list[Replacement]) -> None:
+    """Give every new layer its number among those that replace layers of the model."""
+    for number, (_, new) in enumerate(replacements):
+        for module in new.modules():
+            if isinstance(module, TokenLayer):
+                module.set_depth(number)
 
 
 def check_calls(

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_attn.attention.layer import Attention
+from lit_attn.attention.mixer import TokenMixer
 
 
 def draw_parameters(network: nn.Module, fill: Callable[[], None]) -> None:
@@ -48,8 +49,15 @@ def by_name(network: nn.Module) -> Iterator[None]:
     """Draw every random fill of a parameter of `network` by seed, name and count of fills.
 
     The seed is that of torch's generator (`torch.initial_seed`), whose state does not change. The
-    values that modules drew in their constructors are drawn again first.
+    values that modules drew in their constructors are drawn again first. Layers of users keep the
+    values of their constructors.
     """
+    kept = [
+        (parameter, parameter.detach().clone())
+        for module in network.modules()
+        if isinstance(module, TokenMixer)
+        for parameter in module.parameters()
+    ]
     # By storage, since initialisers also fill views, such as a flattened convolution weight.
     names = {
         parameter.untyped_storage().data_ptr(): name
@@ -66,6 +74,9 @@ def by_name(network: nn.Module) -> Iterator[None]:
             if callable(reset):
                 reset()
         yield
+    with torch.no_grad():
+        for parameter, value in kept:
+            parameter.copy_(value)
 
 
 def by_shape() -> AbstractContextManager[object]:

@@ -22,7 +22,7 @@ from timm.models import get_pretrained_cfg
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from lit_attn.attention.layer import attn_layer
+from lit_attn.attention.layer import attn_layer, number_layers
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.data.segmentation import IGNORED
 from lit_attn.config.models.vision import ImageViTConfig, SegmenterConfig, Transformer
@@ -199,6 +199,7 @@ class AttentionMaskHead(SegmenterMaskTransformerHead):
             loss_decode={"type": "CrossEntropyLoss", "avg_non_ignore": True},
         )
         self.layers = ModuleList(_build_decoder_block(model) for _ in range(model.decoder_depth))
+        number_layers(self.layers)
 
     def no_weight_decay(self) -> set[str]:
         """Return the parameters without weight decay with `decay: weights`: the class tokens."""

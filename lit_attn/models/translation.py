@@ -37,9 +37,8 @@ class EncoderDecoder(nn.Module):
         self.head = None
         if model.embeddings == "separate":
             self.head = nn.Linear(model.dim, vocabulary, bias=False, device=device)
-        self.hides_queries = (
-            model.attention.similarity.counts_queries or model.cross.similarity.counts_queries
-        )
+        specs = (*model.attention.mechanisms, *model.cross.mechanisms)
+        self.hides_queries = any(spec.similarity.counts_queries for spec in specs)
         draw_parameters(self, lambda: self._initialise(model))
 
     @torch.no_grad()

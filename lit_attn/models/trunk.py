@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_attn.attention.cache import Cache
-from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.layer import Attention, TokenLayer, attn_layer
 from lit_attn.attention.rotary import Rotary, rotary
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.models.base import FFN
@@ -83,14 +83,16 @@ class Block(nn.Module):
             self.attention_scale = (2 * model.depth) ** -0.5
         self.norm1 = norm(model.norm, model.dim, model.norm_eps, device)
         self.attn = build_attention(model, model.attention_of(number), device)
+        self.attn.set_depth(number)
         self.ffn: FeedForward | None = None
-        self.cross: Attention | None = None
+        self.cross: TokenLayer | None = None
         if model.ffn is not None:
             self.norm2 = norm(model.norm, model.dim, model.norm_eps, device)
             self.ffn = FeedForward(model, model.ffn, device)
         if cross is not None:
             self.norm3 = norm(model.norm, model.dim, model.norm_eps, device)
-            self.cross = build_attention(model, cross, device)
+            self.cross = build_attention(model, cross.by_layer(model.depth)[number], device)
+            self.cross.set_depth(number)
 
     def forward(
         self,
@@ -114,7 +116,7 @@ class Block(nn.Module):
         return self._add(x, self.ffn(self._before(x, self.norm2)), self.norm2)
 
     def _attend_to_memory(
-        self, cross: Attention, x: Tensor, memory: Memory, cache: Cache | None
+        self, cross: TokenLayer, x: Tensor, memory: Memory, cache: Cache | None
     ) -> Tensor:
         """Return x after the cross-attention to `memory` and its skip connection."""
         tokens, mask = memory
@@ -134,9 +136,9 @@ class Block(nn.Module):
         return total if self.pre else norm(total)
 
 
-def build_attention(model: TokenTransformer, spec: AttentionSpec, device: Device) -> Attention:
+def build_attention(model: TokenTransformer, spec: AttentionSpec, device: Device) -> TokenLayer:
     """Return an attention layer of `spec` with the sizes of `model`."""
-    layer = attn_layer(spec)(
+    layer: TokenLayer = attn_layer(spec)(
         model.dim,
         model.heads,
         attn_head_dim=model.head_dim,
@@ -148,7 +150,8 @@ def build_attention(model: TokenTransformer, spec: AttentionSpec, device: Device
         norm_layer=partial(HeadNorm, eps=model.qk_norm_eps),
         device=device,
     )
-    layer.in_float32 = model.attention_precision == "float32"
+    if isinstance(layer, Attention):
+        layer.in_float32 = model.attention_precision == "float32"
     return layer
 
 
@@ -196,7 +199,7 @@ class Trunk(nn.Module):
         """
         if not self.is_causal:
             raise ValueError("a model that is bidirectional cannot be decoded token by token")
-        return [layer.new_cache() for layer in self.modules() if isinstance(layer, Attention)]
+        return [layer.new_cache() for layer in self.modules() if isinstance(layer, TokenLayer)]
 
     @property
     def max_tokens(self) -> int | None:
@@ -204,9 +207,8 @@ class Trunk(nn.Module):
         limits = []
         if self.positions is not None:
             limits.append(self.context)
-        similarity_limit = self.model.attention.similarity.max_tokens
-        if similarity_limit is not None:
-            limits.append(similarity_limit)
+        similarities = [spec.similarity for spec in self.model.attention.mechanisms]
+        limits += [part.max_tokens for part in similarities if part.max_tokens is not None]
         return min(limits, default=None)
 
     def forward(

@@ -21,7 +21,7 @@ from timm.models.vision_transformer import Block, PatchEmbed, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.layer import Attention, attn_layer, number_layers
 from lit_attn.config.models.vision import ImageViTConfig, Transformer, ViTConfig
 from lit_attn.models.layers import Device, sincos_positions
 from lit_attn.models.seeded_draws import draw_parameters, outside_composers
@@ -101,7 +101,7 @@ def build(
         proj_drop_rate=model.dropout,
         norm_layer=nn.LayerNorm,
         embed_layer=ShiftedPatchEmbed if model.patchify == "shifted" else PatchEmbed,
-        attn_layer=attn_layer(model.attention, local_self_attention=model.local_self_attention),
+        local_self_attention=model.local_self_attention,
     )
     if model.drop_path_schedule == "constant" and model.drop_path > 0:
         for block in vit.blocks:
@@ -124,7 +124,6 @@ def build_image_vit(
         lambda dim, width, device: Mlp(dim, width, act_layer=activation, device=device),
         device,
         **RESIZABLE,
-        attn_layer=attn_layer(model.attention),
         norm_layer=partial(nn.LayerNorm, eps=model.norm_eps),
         class_token=model.pool == "token",
         global_pool="token" if model.pool == "token" else "avg",
@@ -154,12 +153,20 @@ def assemble(
     feed_forward: Callable[[int, int, Device], nn.Module],
     device: Device,
     network: type[VisionTransformer] = VisionTransformer,
+    *,
+    local_self_attention: bool = False,
+    qkv_bias: bool = True,
+    proj_drop_rate: float = 0.0,
     **options: Any,
 ) -> VisionTransformer:
     """Build a `network` without initial values for images of `image_shape` (C, H, W).
 
     `feed_forward(d, width, device)` builds a block's FFN; `options` are timm's.
     """
+    layers = [
+        attn_layer(spec, local_self_attention=local_self_attention)
+        for spec in model.attention.by_layer(model.depth)
+    ]
     vit = network(
         img_size=image_shape[1:],
         patch_size=model.patch,
@@ -170,15 +177,24 @@ def assemble(
         num_heads=model.heads,
         drop_path_rate=model.drop_path,
         device=device,
+        attn_layer=layers[0],
+        qkv_bias=qkv_bias,
+        proj_drop_rate=proj_drop_rate,
         **options,
     )
     for index, block in enumerate(vit.blocks):
         assert isinstance(block, Block)
+        if layers[index] is not layers[0]:
+            # timm builds all blocks with one class of layers.
+            block.attn = layers[index](
+                model.dim, model.heads, qkv_bias=qkv_bias, proj_drop=proj_drop_rate, device=device
+            )
         if model.ffn is None:
             vit.blocks[index] = AttentionBlock(block)
         else:
             # timm takes the width as a ratio of d, which cannot express every integer.
             block.mlp = feed_forward(model.dim, model.ffn.width, device)
+    number_layers(vit)
     return vit
 
 

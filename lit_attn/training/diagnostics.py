@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention import diagnostics
-from lit_attn.attention.layer import Attention, LayerRecord
+from lit_attn.attention.layer import Attention, LayerRecord, TokenLayer
 from lit_attn.attention.masks import split_mask
 from lit_attn.cells.records import DiagnosticRow, csv_lines, read_diagnostics
 from lit_attn.config.training import SAMPLED_KINDS, DiagnosticsConfig
@@ -145,7 +145,10 @@ def diagnose(
     network: nn.Module, batches: Sequence[tuple[Any, ...]], settings: DiagnosticsConfig, step: int
 ) -> NetworkDiagnostics:
     """Return the diagnostics that `settings` selects, for every attention layer of `network`."""
-    layers = [module for module in network.modules() if isinstance(module, Attention)]
+    token_layers = [module for module in network.modules() if isinstance(module, TokenLayer)]
+    # Layers of users have no diagnostics, but they count.
+    numbers = {layer: number for number, layer in enumerate(token_layers, start=1)}
+    layers = [layer for layer in token_layers if isinstance(layer, Attention)]
     calls: list[list[LayerCall]] = [[] for _ in layers]
     if SAMPLED_KINDS & set(settings.kinds):
         for inputs in batches:
@@ -154,7 +157,8 @@ def diagnose(
                 layer_calls.extend(new)
     rows: list[DiagnosticRow] = []
     arrays: Arrays = {}
-    for number, (layer, layer_calls) in enumerate(zip(layers, calls, strict=True), start=1):
+    for layer, layer_calls in zip(layers, calls, strict=True):
+        number = numbers[layer]
         # One layer at a time: a float64 copy of all layers would triple the network's memory.
         float64_layer = copy.deepcopy(layer).double()
         values, layer_arrays = _diagnose_layer(float64_layer, layer_calls, settings.kinds)

@@ -149,10 +149,16 @@ def require_division(key: str, noun: str, number: int, total: int, total_name: s
         )
 
 
-def require_heads(attention: AttentionSpec, heads: int) -> None:
-    """Raise ValueError if a layer of `heads` heads cannot have the parts of `attention`."""
+def require_heads(attention: AttentionSpec, heads: int, depth: int | None = None) -> None:
+    """Raise ValueError if a layer of `heads` heads cannot have the parts of `attention`.
+
+    With `depth`, the number of layers must be one that `attention.layers` can be for.
+    """
     try:
-        attention.check_heads(heads)
+        if depth is not None:
+            attention.by_layer(depth)
+        for spec in attention.mechanisms:
+            spec.check_heads(heads)
     except ValueError as error:
         raise ValueError(f"attention.{error}") from error
 

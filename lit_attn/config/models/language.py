@@ -98,18 +98,18 @@ class TokenTransformer(PackageModel):
 
     def attention_of(self, layer: int) -> AttentionSpec:
         """Return the attention of layer `layer`, with the window of that layer."""
+        spec = self.attention.by_layer(self.depth)[layer]
         window = self.windows[layer % len(self.windows)]
-        if window is None:
-            return self.attention
-        return self.attention.model_copy(update={"window": window})
+        return spec if window is None else spec.model_copy(update={"window": window})
 
     def check(self, signature: signatures.TokenSignature) -> None:
-        limit = self.attention.similarity.max_tokens
-        if limit is not None and limit < signature.context:
-            raise ValueError(
-                f"attention.similarity.positions: {limit} are fewer than the"
-                f" {signature.context} tokens of data.context"
-            )
+        for spec in self.attention.mechanisms:
+            limit = spec.similarity.max_tokens
+            if limit is not None and limit < signature.context:
+                raise ValueError(
+                    f"attention.similarity.positions: {limit} are fewer than the"
+                    f" {signature.context} tokens of data.context"
+                )
 
     @consistency_check
     def _heads_divide(self) -> None:
@@ -117,7 +117,7 @@ class TokenTransformer(PackageModel):
         if self.head_dim is None:
             total_name = f"dim {self.dim}, and there is no head_dim"
             require_division("heads", "heads", self.heads, self.dim, total_name)
-        require_heads(self.attention, self.heads)
+        require_heads(self.attention, self.heads, self.depth)
 
     @consistency_check
     def _positions_suit_the_heads(self) -> None:
@@ -136,8 +136,10 @@ class TokenTransformer(PackageModel):
     @consistency_check
     def _options_have_an_effect(self) -> None:
         """Refuse options that the other options exclude."""
-        if any(self.windows) and self.attention.similarity.kind == "linear":
-            raise ValueError("windows: not supported by linear keys")
+        for layer in range(self.depth):
+            spec = self.attention_of(layer)
+            if any(self.windows) and spec.window and spec.similarity.kind == "linear":
+                raise ValueError("windows: not supported by linear keys")
         if not self.qk_norm and self.qk_norm_eps != 1e-6:
             raise ValueError("qk_norm_eps: needs `qk_norm: true`")
         if self.branches == "parallel" and (self.norm_order == "post" or self.ffn is None):
@@ -243,8 +245,9 @@ class EncoderDecoderConfig(TokenTransformer, kind="encoder-decoder"):
     @consistency_check
     def _cross_attention_has_a_meaning(self) -> None:
         """Refuse parts of the attention that cross-attention cannot have."""
-        cross_problem = self.cross.find_cross_problem()
-        if cross_problem:
-            key = "attention" if self.cross_attention is None else "cross_attention"
-            raise ValueError(f"{key}.{cross_problem}")
-        require_heads(self.cross, self.heads)
+        key = "attention" if self.cross_attention is None else "cross_attention"
+        for spec in self.cross.mechanisms:
+            cross_problem = spec.find_cross_problem()
+            if cross_problem:
+                raise ValueError(f"{key}.{cross_problem}")
+        require_heads(self.cross, self.heads, self.depth)

@@ -34,7 +34,7 @@ class Transformer(PackageModel):
     def _heads_divide(self) -> None:
         """Refuse a number of heads that the width or the attention cannot have."""
         base.require_division("heads", "heads", self.heads, self.dim, f"dim {self.dim}")
-        base.require_heads(self.attention, self.heads)
+        base.require_heads(self.attention, self.heads, self.depth)
 
     def check(self, signature: Any) -> None:
         """Raise ValueError if the patches do not tile images of every size."""
@@ -101,12 +101,16 @@ class ViTConfig(Transformer, kind="vit"):
     @consistency_check
     def _fits_local_self_attention(self) -> None:
         """Refuse local self-attention of a similarity without logits."""
-        similarity = self.attention.similarity
-        if self.local_self_attention and not similarity.has_logits:
-            raise ValueError(
-                f"local_self_attention: {similarity.kind} keys never form the logits that it"
-                " would mask"
-            )
+        if not self.local_self_attention:
+            return
+        for spec in self.attention.mechanisms:
+            if spec.mixer is not None:
+                raise ValueError("local_self_attention: a layer of `kind: module` has no logits")
+            if not spec.similarity.has_logits:
+                raise ValueError(
+                    f"local_self_attention: {spec.similarity.kind} keys never form the logits that"
+                    " it would mask"
+                )
 
 
 class SegmenterConfig(Transformer, kind="segmenter"):
@@ -129,6 +133,14 @@ class SegmenterConfig(Transformer, kind="segmenter"):
     stride: PositiveInt | None = Field(None, description="window step in pixels; null: window size")
     pretrained: str | None = Field(None, description="timm's name of encoder weights; null: random")
     checkpoint: Path | None = outside_identity(None, "file of those weights; null: timm's download")
+
+    @consistency_check
+    def _decoder_has_one_mechanism(self) -> None:
+        """Refuse layers that differ in the decoder, which has another number of layers."""
+        if self.attention.layers is not None and self.decoder_attention == "same":
+            raise ValueError(
+                "decoder_attention: attention.layers are those of the encoder; set it to standard"
+            )
 
     @consistency_check
     def _checkpoint_has_a_name(self) -> None:

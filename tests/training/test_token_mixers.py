@@ -1,0 +1,75 @@
+"""Training with layers of users: the study of docs/mixers.md, resuming, and diagnostics."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from helpers.commands import run_python
+from helpers.paths import EXPERIMENTS, ROOT
+from helpers.stopping import stop_at, weights
+from helpers.training_cells import digits_cell, folder_of, result_of, text_cell
+
+from lit_attn.cells.failure import Preempted
+from lit_attn.schema.plugins import load_parts
+from lit_attn.train import run_cell
+
+MIXERS = EXPERIMENTS / "token_mixers" / "token_mixers.py"
+
+load_parts([MIXERS])
+
+DELTA = {"kind": "module", "import": "token_mixers:GatedDeltaRule"}
+SPACE = {"kind": "module", "import": "token_mixers:StateSpace", "arguments": {"state": 4}}
+
+
+def test_a_hybrid_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = DELTA | {"layers": {"last": 1, "use": "standard"}}
+    folders = []
+    for name, stops in (("whole", ()), ("stopped", (4,))):
+        parent = tmp_path / name
+        parent.mkdir()
+        folder = folder_of(digits_cell(model={"attention": attention}), parent)
+        for step in stops:
+            with monkeypatch.context() as patch:
+                stop_at(patch, step)
+                with pytest.raises(Preempted):
+                    run_cell(folder)
+        run_cell(folder)
+        folders.append(folder)
+    expected, resumed = (weights(folder) for folder in folders)
+    assert all(torch.equal(weight, resumed[name]) for name, weight in expected.items())
+    assert result_of(folders[0]).flops > 0
+
+
+def test_a_language_model_trains_and_records_its_attention_layers(tmp_path: Path) -> None:
+    cell = text_cell(
+        model={"attention": {"layers": [SPACE, "standard"]}},
+        training={"diagnostics": {"kinds": ["rank"]}},
+    )
+    folder = folder_of(cell, tmp_path)
+    run_cell(folder)
+    rows = (folder / "diagnostics.csv").read_text().splitlines()[1:]
+    assert {row.split(",")[1] for row in rows} == {"2"}
+
+
+@pytest.mark.process
+def test_the_study_of_the_page_trains(tmp_path: Path) -> None:
+    """All variants reach a result; `match` gives them the parameters of the baseline."""
+    page = (ROOT / "docs" / "mixers.md").read_text(encoding="utf-8")
+    section = page.partition("## A token mixer of your own")[2]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    study, experiment = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
+    (tmp_path / "gating.py").write_text(code)
+    (tmp_path / "gating.yaml").write_text(experiment)
+    (tmp_path / "ablations.yaml").write_text(study)
+    shutil.copy(MIXERS, tmp_path)
+    finished = run_python(tmp_path, "-m", "lit_attn.ablate", "ablations.yaml", "--jobs", "2")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    results = [json.loads(path.read_text()) for path in tmp_path.rglob("result.json")]
+    names = yaml.safe_load(study)["studies"]["mixers"]["axes"]["model"]
+    assert {result["variant"] for result in results} == set(names)
+    parameters = [result["parameters"] for result in results]
+    assert min(parameters) > 0.98 * max(parameters)
