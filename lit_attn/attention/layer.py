@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.bias import Bias
+from lit_attn.attention.building import build_part
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.call import Inputs
 from lit_attn.attention.compose import Composer
@@ -143,13 +144,13 @@ class Attention(nn.Module):
         self.k_norm = head_norm()
         self.composers = nn.ModuleDict()
         for place in places:
-            self.composers[place] = _build(self.spec.compose, shape, Composer)
-        self.similarity: Similarity = _build(self.spec.similarity, shape, Similarity)
-        self.normaliser: Normaliser = _build(self.spec.normaliser, shape, Normaliser)
-        self.transform: Transform = _build(self.spec.transform, shape, Transform)
-        self.scale: Scale = _build(self.spec.scale, shape, Scale)
-        self.bias: Bias = _build(self.spec.bias, shape, Bias)
-        self.gate: Gate = _build(self.spec.gate, shape, Gate)
+            self.composers[place] = build_part(self.spec.compose, shape, Composer)
+        self.similarity: Similarity = build_part(self.spec.similarity, shape, Similarity)
+        self.normaliser: Normaliser = build_part(self.spec.normaliser, shape, Normaliser)
+        self.transform: Transform = build_part(self.spec.transform, shape, Transform)
+        self.scale: Scale = build_part(self.spec.scale, shape, Scale)
+        self.bias: Bias = build_part(self.spec.bias, shape, Bias)
+        self.gate: Gate = build_part(self.spec.gate, shape, Gate)
         self.z = nn.Linear(dim, inner, bias=False, **options) if self.spec.zz else None
         self.z_norm = head_norm() if self.spec.zz == "like-k" else nn.Identity()
         self.temperature = None
@@ -158,7 +159,7 @@ class Attention(nn.Module):
             start = -0.5 * math.log(self.head_dim)
             self.temperature = nn.Parameter(torch.full((), start, **options))
         self.proj = nn.Linear(inner, shape.dim_out, bias=proj_bias, **options)
-        self.residual: Residual = _build(self.spec.residual, shape, Residual)
+        self.residual: Residual = build_part(self.spec.residual, shape, Residual)
         self.proj_drop = nn.Dropout(proj_drop)
         self.register_load_state_dict_pre_hook(_complete_standard_weights)
         self.copy_projection()
@@ -467,30 +468,6 @@ def _pickled(layer_class: type[TokenLayer]) -> str | tuple[Any, ...]:
 
 
 copyreg.pickle(_Chosen, _pickled)  # type: ignore[arg-type]
-
-
-def _build(part: Part, shape: LayerShape, base: type[nn.Module]) -> Any:
-    """Return the module of `part`, with all parameters on the device and in the dtype of `shape`.
-
-    The device is also the default device meanwhile, for parts that create parameters without it.
-    Raises ConfigError if `build` returns no `base`, or a module that lacks a required method.
-    """
-    device, dtype = shape.options["device"], shape.options["dtype"]
-    with contextlib.nullcontext() if device is None else torch.device(device):
-        module = part.build(shape)
-    if not isinstance(module, base):
-        raise ConfigError(
-            f"'{part.kind}': {type(part).__name__}.build must return a "
-            f"{base.__module__}.{base.__name__}, not {module!r}"
-        )
-    # A similarity needs one of several methods, and every other part needs `forward`.
-    methods = getattr(base, "required_methods", ("forward",))
-    overrides_none = all(getattr(type(module), m) is getattr(base, m) for m in methods)
-    if overrides_none:
-        raise ConfigError(
-            f"'{part.kind}': its module {type(module).__name__} needs a method `{methods[0]}`"
-        )
-    return module if dtype is None else module.to(dtype)
 
 
 def _complete_standard_weights(

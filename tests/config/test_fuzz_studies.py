@@ -109,5 +109,5 @@ def test_mutated_studies_end_in_a_plan_or_one_error_line(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_mutated_studies_end_in_a_plan_or_one_error_line(tmp_path: Path) -> None:
+def test_many_mutated_studies_end_in_a_plan_or_one_error_line(tmp_path: Path) -> None:
     assert check(tmp_path, 2_500, 1).total() == 2_500
