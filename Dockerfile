@@ -13,7 +13,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends g++ libgl1 libg
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/lit_attn
-COPY pyproject.toml constraints.txt README.md LICENSE ablations.yaml ./
+COPY pyproject.toml constraints.txt README.md AGENTS.md LICENSE ablations.yaml ./
 COPY experiments experiments
 COPY lit_attn lit_attn
 RUN pip install --no-cache-dir ".[completion,segmentation,slurm,text,trackers,transformers,tune]" -c constraints.txt

@@ -107,6 +107,7 @@ def test_a_second_run_trains_nothing(study: Study, capsys: pytest.CaptureFixture
     assert list(study.status()["state"]) == ["done"] * 4
 
 
+@pytest.mark.slow
 def test_an_interrupt_stops_the_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cell trains until it is stopped, so that the runner cannot end before the interrupt."""
     runners: list[subprocess.Popen[bytes]] = []

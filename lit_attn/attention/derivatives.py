@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 NO_SECOND = (
-    "attention of this kind or length has no second derivatives: its gradient is written by hand. "
-    "Compute first derivatives only (without `create_graph=True`), or at most 384 tokens and one "
-    "key per token"
+    "an operator whose gradient is written by hand has no second derivatives. Compute first "
+    "derivatives only (without `create_graph=True`). Attention has second derivatives with at most "
+    "384 tokens and one key per token, and the loss of tokens with at most 2^26 logits"
 )
 NO_FORWARD_MODE = (
-    "attention of this kind or length has no derivatives in forward mode (torch.func.jvp, jacfwd, "
-    "forward_ad): its gradient is written by hand. Use reverse mode (backward, torch.autograd.grad)"
+    "an operator whose gradient is written by hand has no derivatives in forward mode "
+    "(torch.func.jvp, jacfwd, forward_ad). Use reverse mode (backward, torch.autograd.grad)"
 )
 
 

@@ -75,7 +75,7 @@ def read_data(path: Path, images: Path | None) -> Data:
 def describe_images(path: Path) -> dict[str, Any]:
     """Return the keys of `kind: npz` for a file; raise ConfigError if it has no training images."""
     try:
-        with np.load(path) as arrays:
+        with np.load(path, allow_pickle=False) as arrays:
             size = int(arrays["x_train"].shape[1])
             classes = int(arrays["y_train"].max()) + 1
     except (KeyError, OSError, ValueError) as error:

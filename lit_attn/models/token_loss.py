@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from lit_attn.attention.derivatives import refuse_forward_mode, refuse_second_derivatives
 from lit_attn.attention.precision import as_multiplied, wide, without_autocast
 from lit_attn.config.data.text import IGNORED
 
@@ -46,6 +46,7 @@ def token_losses(
     """
     if not is_chunked(hidden.shape[0], weight.shape[0]):
         return _unchunked(hidden, weight, targets, label_smoothing, "none")
+    refuse_forward_mode(hidden, weight)
     losses = ChunkedLosses.apply(
         as_multiplied(hidden), weight, as_multiplied(weight).dtype, targets, label_smoothing
     )
@@ -103,10 +104,18 @@ class ChunkedLosses(torch.autograd.Function):
         return torch.cat(losses)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of `hidden` and `weight`; that of `weight` is summed in float32."""
+        """Return the gradients of `hidden` and `weight`. Second derivatives raise RuntimeError."""
         (gradient,) = gradients
+        hidden, weight, *_ = ctx.saved_tensors
+        computed = ChunkedLosses._compute_gradients(ctx, gradient)
+        guarded = refuse_second_derivatives(computed, [gradient, hidden, weight])
+        return *guarded, None, None, None
+
+    @staticmethod
+    @torch.no_grad()
+    def _compute_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return the gradients of `hidden` and `weight`; that of `weight` is summed in float32."""
         hidden, weight, targets, log_sums = ctx.saved_tensors
         needs_hidden, needs_weight, *_ = ctx.needs_input_grad
         hidden_gradient = torch.empty_like(hidden) if needs_hidden else None
@@ -126,7 +135,7 @@ class ChunkedLosses(torch.autograd.Function):
                     weight_gradient += logits_gradient.T @ hidden[chunk]
         if weight_gradient is not None:
             weight_gradient = weight_gradient.to(weight.dtype)
-        return hidden_gradient, weight_gradient, None, None, None
+        return hidden_gradient, weight_gradient
 
 
 def split_tokens(tokens: int, vocabulary: int) -> Iterator[slice]:

@@ -71,6 +71,7 @@ def test_a_study_trains_a_part_from_a_file(tmp_path: Path) -> None:
     assert cell.name.removeprefix("0-") in preview.stdout
 
 
+@pytest.mark.slow
 def test_the_study_on_the_page_is_valid(tmp_path: Path) -> None:
     (tmp_path / "reflected.py").write_text(page())
     text = (ROOT / "docs" / "adding-a-part.md").read_text()

@@ -257,5 +257,7 @@ def test_16_bit_images_and_turned_images_reach_the_network(tmp_path: Path) -> No
     plain = {"mean": [0, 0, 0], "std": [1, 1, 1], "augment": augment}
     train = ImageFileData(config(tmp_path, **plain), 0, CPU).train
     for place, axis in ((0, 1), (1, 0)):
-        image = (train[place, 0, 4][0][0] * 255).round()
+        read = train.read((place, 0, 4))
+        assert read is not None
+        image = (read[0][0] * 255).round()
         assert torch.equal(image.select(1 - axis, 0), torch.tensor([0.0, 64, 128, 192]))

@@ -277,6 +277,7 @@ def test_processes_count_unreadable_images_together(
         read_all()
 
 
+@pytest.mark.slow
 def test_the_check_before_the_first_cell_counts_unreadable_images(
     broken: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -29,7 +29,10 @@ from lit_attn.config.cell import Cell
 from lit_attn.train import run_cell
 from lit_attn.training import build
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run on")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run on"),
+]
 
 
 LOOKING = {"diagnostics": {"kinds": ["residual", "rank", "maps", "heads", "mixture"]}}
@@ -75,7 +78,9 @@ def on_gpu(cell: Cell, precision: str) -> Cell:
     # Code cannot be compiled for the simulated GPU.
     update = {"accelerator": "cuda", "precision": precision, "compile": False}
     training = cell.experiment.training.model_copy(update=update)
-    changed = cell.experiment.model_copy(update={"training": training})
+    # The simulated GPU has no memory to which a thread of a worker could pin batches.
+    data = cell.experiment.data.model_copy(update={"workers": 0})
+    changed = cell.experiment.model_copy(update={"training": training, "data": data})
     return cell.model_copy(update={"experiment": changed})
 
 

@@ -40,7 +40,10 @@ load_parts([EXPERIMENTS / name / f"{name}.py" for name in PLUGINS])
 jit = importlib.import_module("imagenet_jit")
 local_vit = importlib.import_module("imagenet_local_vit")
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run on")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run on"),
+]
 
 ABLATIONS = ROOT / "ablations.yaml"
 GPU = torch.device("cuda")

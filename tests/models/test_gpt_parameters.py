@@ -138,6 +138,6 @@ def retrieval(heads: int, similarity: SimilarityConfig) -> int:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_fits(name: str) -> None:
-    tiny = GPTConfig(dim=24, depth=2, heads=3, ffn=FFN(width=32), attention=PRESETS[name])
+    tiny = GPTConfig(dim=24, depth=2, heads=4, ffn=FFN(width=32), attention=PRESETS[name])
     standard = tiny.model_copy(update={"attention": AttentionSpec()})
     assert parameters(tiny, 50, 16) >= parameters(standard, 50, 16)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -157,3 +158,17 @@ def test_no_tensor_has_the_logits_of_all_tokens(monkeypatch: pytest.MonkeyPatch)
     with LargestTensor() as largest:
         reference(hidden, weight, targets, 0).sum().backward()
     assert largest.elements == 200 * VOCABULARY
+
+
+# PyTorch 2.15 uses a function of its own that it has deprecated.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
+@pytest.mark.usefixtures("_chunks")
+def test_missing_derivatives_are_refused() -> None:
+    """The gradient of a sum is constant: without an error its derivative would be taken for 0."""
+    hidden, weight, targets = make_inputs(7)
+    loss = total_loss(hidden, weight, targets)
+    (gradient,) = torch.autograd.grad(loss, hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="has no second derivatives"):
+        gradient.square().sum().backward()
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="derivatives in forward mode"):
+        token_losses(forward_ad.make_dual(hidden, hidden), weight, targets)

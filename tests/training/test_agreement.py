@@ -30,6 +30,8 @@ def make(group: Any) -> Checkpoints:
 def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Stand-in for the clock of the host: `now` in seconds."""
     clock = {"now": 0.0}
+    # Cells of other tests in this process agree before every step.
+    monkeypatch.setattr(checkpoints, "AGREEMENT_SECONDS", 0.5)
     monkeypatch.setattr(checkpoints.time, "monotonic", lambda: clock["now"])
     return clock
 

@@ -80,6 +80,7 @@ def test_a_study_is_told_before_it_starts_that_a_graph_cannot_be_replayed() -> N
     assert "cuda-graphs needs steps of one micro-batch" in mistake[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("broken_compiler")
 def test_a_failed_compilation_trains_uncompiled_and_is_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -109,6 +110,7 @@ def test_an_error_of_the_network_is_no_failed_compilation() -> None:
     assert not compilation.is_compilation_failure(RuntimeError("shapes differ"))
 
 
+@pytest.mark.slow
 def test_evaluations_do_not_replay_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A metric may keep outputs, which the next replay would overwrite."""
     modes: list[bool] = []
