@@ -5,6 +5,7 @@ key heads, M keys for every token, D head width, E width of the features, c quer
 keys that they can see.
 """
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_attn.attention import fused
+from lit_attn.attention import fused, path_record
 from lit_attn.attention.cache import KeyValues
 from lit_attn.attention.call import Inputs
 from lit_attn.attention.formed import Formed, attend_in_pieces, form_weights, multiply_query
@@ -84,6 +85,21 @@ def choose_path(
     return Path.ONE_CALL
 
 
+def first_usable(candidates: Sequence[Path], refused: Sequence[Path]) -> Path:
+    """Return the first of `candidates` that is not refused.
+
+    Raises RuntimeError if all of them are.
+    """
+    for path in candidates:
+        if path not in refused:
+            return path
+    names = ", ".join(path.name for path in candidates)
+    raise RuntimeError(
+        f"attention: every path of this layer is refused on this machine ({names}); "
+        "`lit-attn doctor` shows why: train on another device, or with another version of torch"
+    )
+
+
 def with_cached_tokens(inputs: Inputs) -> Tokens:
     """Return the tokens that a call attends to, and extend its cache, if any, by all but features.
 
@@ -114,7 +130,8 @@ def with_cached_tokens(inputs: Inputs) -> Tokens:
 
 def attend(inputs: Inputs, tokens: Tokens, features: Features) -> Tensor:
     """Return the weighted sums of values (B, H, n, D), and extend the cache by the features."""
-    path = _path_of_call(inputs, features)
+    kind = features.q.device.type
+    path = choose_usable_path(describe_call(inputs, features), kind)
     # A merged call joins features and z slice by slice; only a cache needs them joined.
     joined = features
     if path is not Path.MERGED or tokens.caches_features:
@@ -139,8 +156,18 @@ def weights(inputs: Inputs, features: Features) -> Tensor:
     return form_weights(formed, all_tokens, all_tokens, inputs.v.dtype)
 
 
-def _path_of_call(inputs: Inputs, features: Features) -> Path:
-    """Return the path for the properties of this call."""
+def choose_usable_path(properties: dict[str, Any], kind: str) -> Path:
+    """Return the path for the arguments of `choose_path` that this machine does not refuse.
+
+    `kind` is the type of the device. Formed weights can replace every other path.
+    """
+    candidates = [choose_path(**properties), Path.FORMED]
+    refused = [path for path in Path if path_record.is_refused(path.name, kind)]
+    return first_usable(candidates, refused)
+
+
+def describe_call(inputs: Inputs, features: Features) -> dict[str, Any]:
+    """Return the arguments of `choose_path` for this call."""
     if not inputs.masks.is_causal_only or inputs.factor is not None:
         # A merged call has one z for queries and keys, and a factor is that of the queries alone.
         mask = "other"
@@ -148,16 +175,16 @@ def _path_of_call(inputs: Inputs, features: Features) -> Path:
         mask = "causal"
     else:
         mask = "none"
-    return choose_path(
-        keys=features.k.shape[2],
-        is_hard=features.hard,
-        has_z=inputs.z is not None,
-        is_composed=len(inputs.composers) > 0,
-        normaliser=inputs.normaliser.part.kind,
-        mask=mask,
-        dropout=inputs.dropout,
-        device=features.q.device.type,
-    )
+    return {
+        "keys": features.k.shape[2],
+        "is_hard": features.hard,
+        "has_z": inputs.z is not None,
+        "is_composed": len(inputs.composers) > 0,
+        "normaliser": inputs.normaliser.part.kind,
+        "mask": mask,
+        "dropout": inputs.dropout,
+        "device": features.q.device.type,
+    }
 
 
 def _formed(inputs: Inputs, joined: Features, maps: dict[str, dict[str, Any]]) -> Formed:

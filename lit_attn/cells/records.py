@@ -233,6 +233,9 @@ class Result(Record):
     is_device_shared: bool = Field(
         False, description="True if the runner may have run another cell on the same GPU"
     )
+    refused_paths: dict[str, str] = Field(
+        {}, description="attention paths that `lit-attn doctor` refused on this machine, with why"
+    )
     peak_memory: Integer = Field(description="bytes on the fullest device (CPU: resident set)")
     wall_time: FiniteFloat = Field(description="seconds of all attempts")
     device: str

@@ -15,7 +15,7 @@ from lit_attn.schema.sources import FILE_HASHES, hash_source, list_modules
 
 PACKAGES = ("lightning", "numpy", "timm", "torch", "torchmetrics")
 NOT_TRAINING = (
-    *("ablate/", "bench/", "report/"),
+    *("ablate/", "bench/", "doctor/", "report/"),
     *("__main__.py", "generate.py", "study.py", "data/prepare.py"),
 )
 """Beginnings of the paths, below lit_attn, of code that a training cell does not execute."""

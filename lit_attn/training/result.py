@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_attn.attention import path_record
 from lit_attn.cells.inputs import add_changes, collect_data
 from lit_attn.cells.ranks import SHARED_DEVICE
 from lit_attn.cells.records import Metric, MetricRow, Result, Timing, read_metrics, utc_now
@@ -106,6 +107,7 @@ def make_result(
         step_wall_time=progress.steps.wall_time,
         evaluation_time=evaluation_time,
         is_device_shared=SHARED_DEVICE in os.environ,
+        refused_paths=path_record.refused_paths(group.device.type),
         peak_memory=peak_memory,
         wall_time=checkpoints.elapsed,
         device=device,
