@@ -30,7 +30,11 @@ def read_text(path: Path, newline: str | None = None) -> str:
 
 def open_at_once(path: Path, flags: int = 0) -> io.FileIO:
     """Open a file for reading. A FIFO is empty: waiting for its writer could take for ever."""
-    return io.FileIO(path, opener=lambda name, mode: os.open(name, mode | flags | os.O_NONBLOCK))
+
+    def open_without_waiting(name: str, mode: int) -> int:
+        return os.open(name, mode | flags | os.O_NONBLOCK)
+
+    return io.FileIO(path, opener=open_without_waiting)
 
 
 def write_atomic(path: Path, content: str | bytes, *, fsync: bool = True) -> None:
@@ -49,9 +53,7 @@ def write_atomic(path: Path, content: str | bytes, *, fsync: bool = True) -> Non
             if fsync:
                 os.fsync(stream.fileno())
         # mkstemp makes files private. A record is readable by everybody who can read the folder.
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)
+        Path(temporary).chmod(0o666 & ~_read_umask())
         Path(temporary).replace(path)
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
@@ -59,11 +61,24 @@ def write_atomic(path: Path, content: str | bytes, *, fsync: bool = True) -> Non
             error.filename = error.filename or str(path)
         raise
     if fsync:
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        _fsync_folder(path.parent)
+
+
+def _read_umask() -> int:
+    """Return the permissions that new files of this process do not get."""
+    # The system can only set it, and then returns the value before.
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
+
+
+def _fsync_folder(folder: Path) -> None:
+    """Write the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def require_folder(path: Path) -> None:
@@ -85,8 +100,9 @@ def require_writable(folder: Path, option: str) -> None:
             folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        is_link = isinstance(error, FileExistsError)  # A link to nothing.
-        reason = "is not a folder" if is_link else f"cannot be written: {error.strerror}"
+        reason = f"cannot be written: {error.strerror}"
+        if isinstance(error, FileExistsError):  # A link to nothing.
+            reason = "is not a folder"
         raise ConfigError(f"{option} {folder}: {reason}") from error
     finally:
         for path in created:
@@ -107,7 +123,8 @@ def write_json(path: Path, value: Any) -> None:
 
     Raises ValueError for NaN and infinity.
     """
-    write_atomic(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
+    text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False)
+    write_atomic(path, text + "\n")
 
 
 @contextlib.contextmanager

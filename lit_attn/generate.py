@@ -33,24 +33,43 @@ TOKENS = 200
 @command
 def main(arguments: list[str] | None = None) -> int:
     """Return exit code 0, 2 for a wrong run or option, 130 interrupted, 141 without a reader."""
-    parser = OneLineParser(program("generate"), description=__doc__)
+    is_terminal = sys.stdout.isatty()
+    for text in generate(_make_parser().parse_args(arguments)):
+        # The weights may be those of somebody else.
+        printed = escape_control(text) if is_terminal else text
+        print(printed, end="", flush=True)
+    print(flush=True)
+    return 0
 
+
+def _make_parser() -> OneLineParser:
+    """Return the parser of the command's options."""
+    parser = OneLineParser(program("generate"), description=__doc__)
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of a finished cell")
     add("--prompt", required=True, metavar="TEXT", help="beginning of the text")
-    text = f"number of tokens (default {TOKENS}, or fewer if the model has fewer positions)"
-    add("--tokens", type=from_one, metavar="N", help=text)
-    text = "temperature (default 1); 0 always takes the most likely token"
-    add("--temperature", type=float, metavar="T", default=1.0, help=text)
-    text = "draw among the K most likely tokens (default: all)"
-    add("--top-k", type=from_one, metavar="K", help=text)
+    add(
+        "--tokens",
+        type=from_one,
+        metavar="N",
+        help=f"number of tokens (default {TOKENS}, or fewer if the model has fewer positions)",
+    )
+    add(
+        "--temperature",
+        type=float,
+        metavar="T",
+        default=1.0,
+        help="temperature (default 1); 0 always takes the most likely token",
+    )
+    add(
+        "--top-k",
+        type=from_one,
+        metavar="K",
+        help="draw among the K most likely tokens (default: all)",
+    )
     add("--seed", type=int, metavar="S", default=0, help="random seed (default 0)")
     add("--trust-code", action="store_true", help=TRUST_HELP)
-    for text in generate(parser.parse_args(arguments)):
-        # The weights may be those of somebody else.
-        print(escape_control(text) if sys.stdout.isatty() else text, end="", flush=True)
-    print(flush=True)
-    return 0
+    return parser
 
 
 def generate(options: argparse.Namespace) -> Iterator[str]:
@@ -60,10 +79,13 @@ def generate(options: argparse.Namespace) -> Iterator[str]:
     experiment = cell.experiment
     signature = experiment.data.signature()
     if not isinstance(signature, TokenStream):
-        hint = "Choose a run of the task language-modelling."
-        raise ConfigError(f"{options.run}: its task is {experiment.task.kind}. {hint}")
+        raise ConfigError(
+            f"{options.run}: its task is {experiment.task.kind}. "
+            "Choose a run of the task language-modelling."
+        )
     # Data outside the package can have token streams that are no text.
-    if (make_encoder := getattr(experiment.data, "encoder", None)) is None:
+    make_encoder = getattr(experiment.data, "encoder", None)
+    if make_encoder is None:
         raise ConfigError(f"{options.run}: its data '{experiment.data.kind}' has no tokenizer.")
 
     from lit_attn.models.language import Sampling, continuation
@@ -97,7 +119,8 @@ def load_gpt(run: Path, cell: Cell) -> "GPT":
 
 def decode_pieces(encoder: "Encoder", prompt: list[int], ids: Iterable[int]) -> Iterator[str]:
     """Yield the text of `prompt`, then what each id adds, by complete characters, up to the end."""
-    all_ids, text = list(prompt), encoder.decode(prompt)
+    all_ids = list(prompt)
+    text = encoder.decode(prompt)
     yield text
     for token_id in ids:
         if token_id == encoder.end:
@@ -111,6 +134,7 @@ def decode_pieces(encoder: "Encoder", prompt: list[int], ids: Iterable[int]) -> 
 
 
 def _check(options: argparse.Namespace) -> None:
+    """Raise ConfigError for options that cannot be used with any model."""
     if not 0 <= options.temperature < float("inf"):
         raise ConfigError(f"--temperature: {options.temperature} is not a number from 0 on")
     try:
@@ -124,12 +148,14 @@ def _count_tokens(prompt: int, requested: int | None, positions: int | None) -> 
     # The last token needs no position.
     limit = float("inf") if positions is None else positions - prompt + 1
     if limit < 1:
-        text = f"The model has learned {positions:,} positions."
-        raise ConfigError(f"--prompt: has {prompt:,} tokens. {text}")
+        raise ConfigError(
+            f"--prompt: has {prompt:,} tokens. The model has learned {positions:,} positions."
+        )
     if requested is not None and requested > limit:
-        text = f"exceed the {positions:,} positions that the model has learned"
-        hint = f"Choose at most {limit:,}."
-        raise ConfigError(f"--tokens: {requested:,} after a prompt of {prompt:,} {text}. {hint}")
+        raise ConfigError(
+            f"--tokens: {requested:,} after a prompt of {prompt:,} exceed the {positions:,} "
+            f"positions that the model has learned. Choose at most {limit:,}."
+        )
     return requested or int(min(TOKENS, limit))
 
 

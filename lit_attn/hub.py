@@ -8,7 +8,7 @@ import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_attn.attention.spec import PRESETS
+from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.cells.folder import read_result
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
@@ -27,8 +27,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = OneLineParser(prog="lit-attn export", description=__doc__)
     parser.add_argument("target", choices=["hub"], help="layout of the Hugging Face hub")
     parser.add_argument("cell", type=Path, metavar="CELL", help="folder of a finished cell")
-    text = "folder to write (default: hub in the folder of the cell)"
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help=text)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="folder to write (default: hub in the folder of the cell)",
+    )
     parser.add_argument("--trust-code", action="store_true", help=TRUST_HELP)
     options = parser.parse_args(arguments)
     out = options.out or options.cell / "hub"
@@ -43,12 +47,10 @@ def export(folder: Path, out: Path, *, trust_code: bool = False) -> Path:
     names a class to import unless the class is trusted.
     """
     path = folder / "config.yaml"
-    values = Cell.read_values(path)
-    if isinstance(values, dict) and (parts := values.get("parts")):
-        first = parts[0] if isinstance(parts, list) else parts
-        raise ConfigError(f"{folder}: parts: {first} cannot be exported")
+    _require_no_parts(folder, Cell.read_values(path))
     cell = Cell.read_foreign(path, is_trusted=trust_code)
-    if (result := read_result(folder, cell.fingerprint)) is None:
+    result = read_result(folder, cell.fingerprint)
+    if result is None:
         raise ConfigError(f"{folder}: has no result; finish it with `lit-attn train {folder}`")
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"--out: {out} is not empty")
@@ -57,16 +59,33 @@ def export(folder: Path, out: Path, *, trust_code: bool = False) -> Path:
 
     from safetensors.torch import save_model
 
-    fields = hide_private(cell.model_dump(mode="json"))
-    for model in filter(None, (fields["experiment"]["model"], fields["match_to"])):
-        # The exported weights replace published ones.
-        for key in ("pretrained", "checkpoint"):
-            model.pop(key, None)
     out.mkdir(parents=True, exist_ok=True)
     save_model(network, str(out / "model.safetensors"))
     _write_card(cell, result, out / "README.md")
-    write_json(out / "config.json", fields)
+    write_json(out / "config.json", _exported_fields(cell))
     return out
+
+
+def _require_no_parts(folder: Path, values: Any) -> None:
+    """Raise ConfigError if the values of a config.yaml name a plug-in in `parts`."""
+    if not isinstance(values, dict):
+        return
+    parts = values.get("parts")
+    if parts:
+        first = parts[0] if isinstance(parts, list) else parts
+        raise ConfigError(f"{folder}: parts: {first} cannot be exported")
+
+
+def _exported_fields(cell: Cell) -> dict[str, Any]:
+    """Return the cell's configuration without the paths of this machine and published weights."""
+    fields = hide_private(cell.model_dump(mode="json"))
+    for model in (fields["experiment"]["model"], fields["match_to"]):
+        if model is None:
+            continue
+        # The exported weights replace published ones.
+        model.pop("pretrained", None)
+        model.pop("checkpoint", None)
+    return fields
 
 
 def load_exported(folder: str | Path, *, trust_code: bool = False) -> "nn.Module":
@@ -80,8 +99,10 @@ def load_exported(folder: str | Path, *, trust_code: bool = False) -> "nn.Module
     code = {} if trust_code else Cell.find_code(values)
     if code:
         names = ", ".join(str(value) for value in code.values())
-        hint = f"If you trust it, set trust_code=True (keys: {', '.join(code)})"
-        raise ConfigError(f"{path}: names {names}. {hint}")
+        keys = ", ".join(code)
+        raise ConfigError(
+            f"{path}: names {names}. If you trust it, set trust_code=True (keys: {keys})"
+        )
     cell = Cell.parse(values, str(path))
     return load_network(path.with_name("model.safetensors"), cell, "cpu")
 
@@ -107,24 +128,45 @@ def load_network(path: Path, cell: Cell, device: str) -> "nn.Module":
         else:
             network.load_state_dict(torch.load(path, map_location=device, weights_only=True))
     except unfit as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        message = str(error) or type(error).__name__
+        reason = message.splitlines()[0]
         raise ConfigError(f"{path}: are not the weights of this cell ({reason})") from error
     return network.eval()
 
 
 def _write_card(cell: Cell, result: Result, path: Path) -> None:
+    """Write the model card: the template model_card.md with the values of a cell and its result."""
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-    metric, model, task = cell.metric, cell.experiment.model, cell.experiment.task.kind
+    metric = cell.metric
     value = result.metrics[metric.name]
-    # Both names are free text of the user.
+    # The names of the data and of the metric are free text of the user.
     data = hide_in_text(getattr(cell.experiment.data, "name", cell.experiment.data.kind))
     label = hide_in_text(metric.label)
-    results = [EvalResult(task, data, data, metric.name, value)]
-    name = f"{cell.study}-{cell.variant}"
-    words = [name for name, spec in PRESETS.items() if spec == model.attention]
-    header = ModelCardData(model_name=name, library_name="lit_attn", eval_results=results)
-    values: Any = {"cell": cell, "model": model, "result": result, "data": data, "label": label}
-    values["attention"] = ", ".join([*words, model.attention.identity_json()]).removesuffix(", {}")
-    template = str(Path(__file__).with_name("model_card.md"))
-    ModelCard.from_template(header, template, value=value * metric.scale, **values).save(path)
+    evaluation = EvalResult(cell.experiment.task.kind, data, data, metric.name, value)
+    header = ModelCardData(
+        model_name=f"{cell.study}-{cell.variant}",
+        library_name="lit_attn",
+        eval_results=[evaluation],
+    )
+    card = ModelCard.from_template(
+        header,
+        str(Path(__file__).with_name("model_card.md")),
+        cell=cell,
+        model=cell.experiment.model,
+        result=result,
+        data=data,
+        label=label,
+        value=value * metric.scale,
+        attention=_describe_attention(cell.experiment.model.attention),
+    )
+    card.save(path)
+
+
+def _describe_attention(attention: AttentionSpec) -> str:
+    """Return the presets that equal the mechanism, and its parts that differ from the defaults."""
+    descriptions = [name for name, spec in PRESETS.items() if spec == attention]
+    parts = attention.identity_json()
+    if parts != "{}":
+        descriptions.append(parts)
+    return ", ".join(descriptions)

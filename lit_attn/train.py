@@ -9,6 +9,7 @@ import contextlib
 import multiprocessing.util
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
 @command
 def main(arguments: list[str] | None = None) -> int:
     """Return exit code 0 for a result, 1 diverged, 2 bad configuration, 75 locked, 143 SIGTERM."""
-    text = "Train one cell, from its config.yaml to its result.json."
-    parser = OneLineParser(program("train"), description=text)
+    parser = OneLineParser(
+        program("train"), description="Train one cell, from its config.yaml to its result.json."
+    )
     parser.add_argument("cell", type=Path, metavar="CELL_DIR", help="a folder with a config.yaml")
 
     # Modules that are imported later have the code of this moment, whose hash is in the result.
@@ -42,25 +44,33 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         # Absolute, because the cell's code may change the working directory.
         folder: Path = parser.parse_args(arguments).cell.absolute()
-        require_no_links(folder)
-        cell = _read_cell(folder)
-        if read_result(folder, cell.fingerprint) is not None:
-            print(f"{folder}: has a result already; `{program('rerun')} CELL FILE` repeats it")
-            return 0
-        print(f"{folder}: reading the data and building the model", flush=True)
-        devices = cell.experiment.training.devices
-        if devices == 1:
-            with hold_lock(folder):
-                return _run_and_report(folder)
-        with hold_lock(folder, is_beating=False) as start_heartbeat:
-            code = run_ranks(devices, lambda: _run_rank(folder), None, start_heartbeat)
-        if code == 0 and read_result(folder, cell.fingerprint) is None:
-            print(f"{folder}: a process ended before the cell had a result", file=sys.stderr)
-            return 1
-        return code
-    except (CellLocked, ConfigError) as error:
+        return _train(folder)
+    except ConfigError as error:
         print(error, file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else BUSY
+        return 2
+    except CellLocked as error:
+        print(error, file=sys.stderr)
+        return BUSY
+
+
+def _train(folder: Path) -> int:
+    """Train the cell in `folder` unless it has a result, and return the exit code."""
+    require_no_links(folder)
+    cell = _read_cell(folder)
+    if read_result(folder, cell.fingerprint) is not None:
+        print(f"{folder}: has a result already; `{program('rerun')} CELL FILE` repeats it")
+        return 0
+    print(f"{folder}: reading the data and building the model", flush=True)
+    devices = cell.experiment.training.devices
+    if devices == 1:
+        with hold_lock(folder):
+            return _run_and_report(folder)
+    with hold_lock(folder, is_beating=False) as start_heartbeat:
+        code = run_ranks(devices, lambda: _run_rank(folder), None, start_heartbeat)
+    if code == 0 and read_result(folder, cell.fingerprint) is None:
+        print(f"{folder}: a process ended before the cell had a result", file=sys.stderr)
+        return 1
+    return code
 
 
 def _run_rank(folder: Path) -> None:
@@ -74,18 +84,20 @@ def _run_and_report(folder: Path) -> int:
     """Run the cell, print why it failed, and return the exit code."""
     try:
         run_cell(folder)
-        return 0
     except ConfigError as error:
-        message, code = str(error), 2
+        print(error, file=sys.stderr)
+        return 2
     except Diverged as error:
-        message, code = f"diverged: {error}", 1
+        print(f"diverged: {error}", file=sys.stderr)
+        return 1
     except Preempted as error:
-        message, code = str(error), 143
+        print(error, file=sys.stderr)
+        return 128 + signal.SIGTERM
     except SystemExit as error:
         # Only a result is success.
-        message, code = f"{folder}: the cell's code called sys.exit({error.code!r})", 1
-    print(message, file=sys.stderr)
-    return code
+        print(f"{folder}: the cell's code called sys.exit({error.code!r})", file=sys.stderr)
+        return 1
+    return 0
 
 
 def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
@@ -98,7 +110,8 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
     from lit_attn.training.result import SMOKE
 
     with _prepare(cell_dir) as (cell, group):
-        fit(cell, cell_dir, group, SMOKE if smoke else None)
+        limits = SMOKE if smoke else None
+        fit(cell, cell_dir, group, limits)
 
 
 def time_cell(cell_dir: Path) -> None:
@@ -113,7 +126,8 @@ def time_cell(cell_dir: Path) -> None:
     with _prepare(cell_dir) as (cell, group):
         run = fit(at_final_image_size(cell), cell_dir, group, SAMPLE)
     if run is not None:
-        estimate_cost(cell, run, time.perf_counter() - started).write(cell_dir / "timing.json")
+        seconds = time.perf_counter() - started
+        estimate_cost(cell, run, seconds).write(cell_dir / "timing.json")
 
 
 def check_cells(cells: list[dict[str, Any]], sender: "Connection", has_data: bool) -> None:
@@ -163,12 +177,15 @@ def _prepare(cell_dir: Path) -> Iterator[tuple[Cell, "ProcessGroup"]]:
 
 def _clean(cell_dir: Path, identity: str) -> None:
     """Remove temporary files of killed attempts, and set an unreadable result aside."""
-    for folder in (cell_dir, *(path for path in cell_dir.iterdir() if path.is_dir())):
+    folders = [cell_dir]
+    folders += [path for path in cell_dir.iterdir() if path.is_dir()]
+    for folder in folders:
         for path in folder.glob(".*.tmp"):
             path.unlink(missing_ok=True)
     result = cell_dir / "result.json"
     if result.exists() and read_result(cell_dir, identity) is None:
-        print(f"{result}: cannot be read; renamed to {set_aside(result).name}", flush=True)
+        renamed = set_aside(result)
+        print(f"{result}: cannot be read; renamed to {renamed.name}", flush=True)
 
 
 @contextlib.contextmanager
@@ -183,16 +200,24 @@ def _keep_temporary_files_inside(cell_dir: Path, rank: int) -> Iterator[None]:
     multiprocessing.util.get_temp_dir()
     compile_cache = Path(tempfile.gettempdir()) / f"torchinductor-{os.getuid()}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compile_cache))
-    inside = cell_dir.absolute() / (f"tmp.rank{rank}" if rank else "tmp")
+    name = f"tmp.rank{rank}" if rank else "tmp"
+    inside = cell_dir.absolute() / name
     shutil.rmtree(inside, ignore_errors=True)
     inside.mkdir()
     before = os.environ.get("TMPDIR", tempfile.gettempdir())
-    os.environ["TMPDIR"], tempfile.tempdir = str(inside), None
+    _set_temporary_folder(str(inside))
     try:
         yield
     finally:
-        os.environ["TMPDIR"], tempfile.tempdir = before, None
+        _set_temporary_folder(before)
         shutil.rmtree(inside, ignore_errors=True)
+
+
+def _set_temporary_folder(path: str) -> None:
+    """Let this process and its children put temporary files into the folder `path`."""
+    os.environ["TMPDIR"] = path
+    # Python reads the variable again.
+    tempfile.tempdir = None
 
 
 if __name__ == "__main__":

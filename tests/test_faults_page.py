@@ -123,6 +123,16 @@ TESTS: dict[str, list[tuple[str, str]]] = {
         (LOCK, "test_a_file_system_without_locks_is_one_line"),
         (CLI, "test_a_file_system_without_locks_is_refused_before_anything_is_written"),
     ],
+    "`torch.compile` fails": [
+        (
+            "training/test_compilation.py",
+            "test_a_failed_compilation_trains_uncompiled_and_is_recorded",
+        ),
+        (
+            "training/test_compilation.py",
+            "test_an_explicit_compilation_that_fails_ends_the_cell_in_one_line",
+        ),
+    ],
     "any other exception": [(RUNNER, "test_a_failing_cell_does_not_affect_other_cells")],
     "a configuration that cannot be trained": [
         ("cells/test_failure.py", "test_every_end_has_a_class_and_a_reason"),

@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from lit_attn.attention.spec import PRESETS, attention_spec
 from lit_attn.bench import WINDOWS
@@ -20,15 +21,30 @@ from lit_attn.schema.plugins import load_parts
 
 MODES = ["eager", "compiled"]
 
-MIXTURES = ["mgk", "smgk", "mgk-hard", "smgk-hard"]
-COMPOSED = ["talking-heads", "dcmha", "dcmha-query"]
-DECODED = ["standard", "belief2", "xsa", *MIXTURES[:3], "mlk", *COMPOSED]
+MEASURED_IN_MEMORY = [
+    "standard", "mgk", "smgk", "mgk-hard", "smgk-hard", "talking-heads", "dcmha", "linear", "mlk",
+    "smlk",
+]  # fmt: skip
+DECODED = [
+    "standard", "belief2", "xsa", "mgk", "smgk", "mgk-hard", "mlk", "talking-heads", "dcmha",
+    "dcmha-query", "dcmha/windows", "dcmha-query/windows",
+]  # fmt: skip
+
+
+class Defaults(NamedTuple):
+    """Default options of a benchmark; `rounds` counts the measurements of each row."""
+
+    dim: int
+    heads: int
+    rounds: int
+    presets: list[str]
+
+
 DEFAULTS = {
-    "attention": (192, 12, 15, list(PRESETS)),
-    "memory": (384, 6, 3, ["standard", *MIXTURES, *COMPOSED[:2], "linear", "mlk", "smlk"]),
-    "decoding": (384, 6, 5, [*DECODED, "dcmha/windows", "dcmha-query/windows"]),
+    "attention": Defaults(192, 12, 15, list(PRESETS)),
+    "memory": Defaults(384, 6, 3, MEASURED_IN_MEMORY),
+    "decoding": Defaults(384, 6, 5, DECODED),
 }
-"""Width, heads, measurements of each row and presets of each benchmark."""
 
 
 @command
@@ -82,7 +98,9 @@ def _measure(options: argparse.Namespace) -> None:
     options.dtype = options.dtype or ("bfloat16" if device == "cuda" else "float32")
     setup = measure.Setup(device, getattr(torch, options.dtype), options.rounds, options.clock)
     torch.manual_seed(0)
-    shape = attention.Shape(2, 33, options.dim, options.heads, getattr(options, "causal", True))
+    # Only the benchmark `attention` has a choice: decoding is causal, and memory measures both.
+    is_causal = getattr(options, "causal", True)
+    shape = attention.Shape(2, 33, options.dim, options.heads, is_causal)
     for name in options.presets:
         if not attention.agrees(name.removesuffix(WINDOWS), shape):
             raise ConfigError(f"--presets: '{name}' disagrees with its reference")
@@ -98,8 +116,9 @@ def _measure(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     """Raise ConfigError for arguments that do not fit together."""
-    suffixes = ["", WINDOWS] if options.command == "decoding" else [""]
-    names = [name + suffix for suffix in suffixes for name in PRESETS]
+    names = list(PRESETS)
+    if options.command == "decoding":
+        names += [name + WINDOWS for name in PRESETS]
     for name in options.presets:
         require("--presets: unknown preset", name, names)
         if name.endswith(WINDOWS):
@@ -113,58 +132,113 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = OneLineParser(program("bench"), description=__doc__, formatter_class=raw)
+    """Return the parser of all benchmarks, which share most of their options."""
+    parser = OneLineParser(
+        program("bench"),
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="BENCHMARK")
+    for name, add_options in OPTIONS.items():
+        command_parser = commands.add_parser(name)
+        _add_common_options(command_parser, name)
+        add_options(command_parser)
+    _add_data_options(commands.add_parser("data"))
+    return parser
 
-    parsers = {}
-    for name, (dim, heads, rounds, presets) in DEFAULTS.items():
-        parsers[name] = commands.add_parser(name)
-        add = parsers[name].add_argument
-        metavar = f"NAME[{WINDOWS}]" if name == "decoding" else "NAME"
-        help_text = "default: all" if name == "attention" else "default: one a kind"
-        add("--presets", nargs="+", default=presets, metavar=metavar, help=help_text)
-        add("--dim", type=from_one, default=dim, help="width of the block, layer or model")
-        add("--heads", type=from_one, default=heads, help="attention heads")
-        add("--rounds", type=int, default=rounds, help="measurements of each row")
-        add("--parts", type=Path, nargs="+", default=[], metavar="FILE", help="plug-ins to import")
-        add("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
-        add("--dtype", choices=["float32", "bfloat16", "float16"], help="default: by the device")
-        add("--threads", type=from_one, help="CPU threads; default: torch's choice")
-        add("--clock", choices=["wall", "cpu"], default="wall", help="cpu: the process's CPU time")
-        add("--out", type=Path, metavar="DIR", help="write Markdown and CSV files there")
 
-    add = parsers["attention"].add_argument
+def _add_common_options(parser: argparse.ArgumentParser, name: str) -> None:
+    """Add the options that all benchmarks have to the parser of the benchmark `name`."""
+    defaults = DEFAULTS[name]
+    metavar = f"NAME[{WINDOWS}]" if name == "decoding" else "NAME"
+    presets_help = "default: all" if name == "attention" else "default: one a kind"
+    add = parser.add_argument
+    add("--presets", nargs="+", default=defaults.presets, metavar=metavar, help=presets_help)
+    add("--dim", type=from_one, default=defaults.dim, help="width of the block, layer or model")
+    add("--heads", type=from_one, default=defaults.heads, help="attention heads")
+    add("--rounds", type=int, default=defaults.rounds, help="measurements of each row")
+    add("--parts", type=Path, nargs="+", default=[], metavar="FILE", help="plug-ins to import")
+    add("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
+    add("--dtype", choices=["float32", "bfloat16", "float16"], help="default: by the device")
+    add("--threads", type=from_one, help="CPU threads; default: torch's choice")
+    add("--clock", choices=["wall", "cpu"], default="wall", help="cpu: the process's CPU time")
+    add("--out", type=Path, metavar="DIR", help="write Markdown and CSV files there")
+
+
+def _add_attention_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark `attention`: shape and modes of the blocks."""
+    add = parser.add_argument
     add("--batch", type=from_one, default=128, help="samples")
     add("--tokens", type=from_one, nargs="+", default=[65], help="lengths; a table for each")
     add("--causal", action="store_true", help="causal attention")
     add("--modes", nargs="+", choices=MODES, default=MODES, help="default: both")
 
-    text = "lengths; default: 1k to 8k, linear keys to 64k"
-    parsers["memory"].add_argument("--tokens", type=from_one, nargs="+", help=text)
 
-    add = parsers["decoding"].add_argument
-    text = f"windows of the layers of NAME{WINDOWS} in turn, or none; default: 256 none"
-    add("--windows", type=_window, nargs="+", default=(256, None), metavar="KEYS", help=text)
+def _add_memory_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark `memory`: lengths of the layers."""
+    parser.add_argument(
+        "--tokens",
+        type=from_one,
+        nargs="+",
+        help="lengths; default: 1k to 8k, linear keys to 64k",
+    )
+
+
+def _add_decoding_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark `decoding`: size of model and texts."""
+    add = parser.add_argument
+    add(
+        "--windows",
+        type=_window,
+        nargs="+",
+        default=(256, None),
+        metavar="KEYS",
+        help=f"windows of the layers of NAME{WINDOWS} in turn, or none; default: 256 none",
+    )
     add("--batch", type=from_one, default=1, help="sequences")
     add("--tokens", type=from_one, nargs="+", default=[1024], help="lengths of the prompt")
     add("--generate", type=from_one, default=128, help="tokens after the prompt")
     add("--depth", type=from_one, default=6, help="blocks")
     add("--vocabulary", type=from_one, default=50_304, help="token ids")
 
-    add = commands.add_parser("data").add_argument
+
+def _add_data_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark `data`: experiments, workers and steps."""
+    add = parser.add_argument
     add("experiments", type=Path, nargs="+", metavar="EXPERIMENT", help="files of experiments")
-    text = "training images to use instead of the experiment's (as kind: npz)"
-    add("--images", type=Path, metavar="FILE.npz", help=text)
-    text = "numbers of worker processes; default: 0 2"
-    add("--workers", type=_from_zero, nargs="+", default=[0, 2], help=text)
-    text = "lengths of a step of the device; default: 4 16"
-    add("--step", type=float, nargs="+", default=[4.0, 16.0], metavar="MS", help=text)
+    add(
+        "--images",
+        type=Path,
+        metavar="FILE.npz",
+        help="training images to use instead of the experiment's (as kind: npz)",
+    )
+    add(
+        "--workers",
+        type=_from_zero,
+        nargs="+",
+        default=[0, 2],
+        help="numbers of worker processes; default: 0 2",
+    )
+    add(
+        "--step",
+        type=float,
+        nargs="+",
+        default=[4.0, 16.0],
+        metavar="MS",
+        help="lengths of a step of the device; default: 4 16",
+    )
     add("--steps", type=from_one, default=30, help="steps of a round")
     add("--rounds", type=int, default=5, help="measurements of each row")
     add("--parts", type=Path, nargs="+", default=[], metavar="FILE", help="plug-ins to import")
     add("--out", type=Path, metavar="DIR", help="write Markdown and CSV files there")
-    return parser
+
+
+OPTIONS = {
+    "attention": _add_attention_options,
+    "memory": _add_memory_options,
+    "decoding": _add_decoding_options,
+}
+"""Function that adds the options of each benchmark of layers and models."""
 
 
 def _from_zero(text: str) -> int:

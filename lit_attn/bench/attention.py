@@ -6,13 +6,12 @@ of every other block is solved so that its parameter count is nearest to the bas
 
 import argparse
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import timm.layers
 import torch
 from timm.models.vision_transformer import Block
-from torch import nn
+from torch import Tensor, nn
 
 from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention, attn_layer
@@ -56,8 +55,10 @@ def build_block(name: str, shape: Shape, width: int) -> nn.Module:
 
 def match_width(name: str, shape: Shape, target: int) -> int:
     """Return the FFN width with which the block's parameter count is nearest to `target`."""
-    one, two = (count(build_block(name, shape, width)) for width in (1, 2))
-    return max(1, round((target - one) / (two - one)) + 1)
+    smallest = count(build_block(name, shape, 1))
+    per_unit = count(build_block(name, shape, 2)) - smallest
+    added_units = round((target - smallest) / per_unit)
+    return max(1, 1 + added_units)
 
 
 def agrees(name: str, shape: Shape) -> bool:
@@ -70,10 +71,12 @@ def agrees(name: str, shape: Shape) -> bool:
     inputs = [x, *compared.parameters()]
     out = compared(x, is_causal=shape.causal)
     expected = reference.attention(compared, x, is_causal=shape.causal)
+    if not torch.allclose(out, expected):
+        return False
     direction = torch.randn_like(out)
-    gradients = partial(torch.autograd.grad, grad_outputs=direction, materialize_grads=True)
-    pairs = zip(gradients(out, inputs), gradients(expected, inputs), strict=True)
-    return torch.allclose(out, expected) and all(torch.allclose(a, b) for a, b in pairs)
+    gradients = torch.autograd.grad(out, inputs, direction, materialize_grads=True)
+    expected_gradients = torch.autograd.grad(expected, inputs, direction, materialize_grads=True)
+    return all(map(torch.allclose, gradients, expected_gradients))
 
 
 class Row(NamedTuple):
@@ -93,41 +96,68 @@ def make_attention_tables(options: argparse.Namespace, setup: Setup) -> Iterator
     """Yield the table of each number of tokens."""
     for tokens in options.tokens:
         shape = Shape(options.batch, tokens, options.dim, options.heads, options.causal)
-        causal = ", causal" if shape.causal else ""
+        name = f"attention-{setup.device}-{tokens}"
+        causal = ""
+        if shape.causal:
+            name += "-causal"
+            causal = ", causal"
         title = TITLES["attention"].format(options=options, shape=shape, setup=setup, causal=causal)
-        name = f"attention-{setup.device}-{tokens}{'-causal' if shape.causal else ''}"
         yield (name, title, run(options.presets, shape, options.modes, setup))
 
 
 def run(names: Sequence[str], shape: Shape, modes: Sequence[str], setup: Setup) -> list[Row]:
     """Return a row for every block and mode ("eager", "compiled"), the baseline first."""
     torch.manual_seed(0)
-    width = FFN_RATIO * shape.dim
-    blocks = {BASELINE: (build_block(BASELINE, shape, width), width)}
-    target = count(blocks[BASELINE][0])
+    baseline_width = FFN_RATIO * shape.dim
+    widths = {BASELINE: baseline_width}
+    blocks = {BASELINE: build_block(BASELINE, shape, baseline_width)}
+    target = count(blocks[BASELINE])
     for name in names:
-        width = match_width(name, shape, target)
-        blocks[name] = build_block(name, shape, width), width
+        widths[name] = match_width(name, shape, target)
+        blocks[name] = build_block(name, shape, widths[name])
     x = torch.randn(shape.batch, shape.tokens, shape.dim, device=setup.device, dtype=setup.dtype)
+    for block in blocks.values():
+        block.to(x)
     rows = []
     for mode in modes:
-        torch.compiler.reset()
-        torch._dynamo.utils.counters.clear()
-        # All blocks share timm's forward and the function of a piece; dynamo compiles each anew.
-        limits = {"recompile_limit": 2 * len(blocks) + 1, "fail_on_recompile_limit_hit": True}
-        with torch._dynamo.config.patch(limits):
-            modules = {name: module.to(x) for name, (module, _) in blocks.items()}
-            steps = {name: Step(m, x, shape.causal, mode) for name, m in modules.items()}
-            # As in training, a step that counts finds the memory that one of its block released.
-            calls = {key: steps[name] for name in steps for key in (f"before {name}", name)}
-            seconds = measure.measure_seconds(calls, setup.rounds, setup.device, setup.clock)
-            peak = {name: measure.measure_memory(steps[name], setup.device).peak for name in steps}
-        measure.check_graphs()
-        for name, (module, width) in blocks.items():
-            spreads = summarize(seconds[name]), summarize_ratios(seconds[name], seconds[BASELINE])
-            memory = peak[name], peak[name] / peak[BASELINE]
-            rows.append(Row(name, mode, count(module), width, *spreads, *memory))
+        seconds, peaks = _measure_blocks(blocks, x, shape.causal, mode, setup)
+        for name, block in blocks.items():
+            rows.append(
+                Row(
+                    name=name,
+                    mode=mode,
+                    parameters=count(block),
+                    ffn_width=widths[name],
+                    seconds=summarize(seconds[name]),
+                    ratio=summarize_ratios(seconds[name], seconds[BASELINE]),
+                    peak=peaks[name],
+                    peak_ratio=peaks[name] / peaks[BASELINE],
+                )
+            )
     return rows
+
+
+def _measure_blocks(
+    blocks: dict[str, nn.Module], x: Tensor, causal: bool, mode: str, setup: Setup
+) -> tuple[dict[str, list[float]], dict[str, int]]:
+    """Return the seconds of every round and the peak bytes of each block in one mode."""
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    # All blocks share timm's forward and the function of a piece; dynamo compiles each anew.
+    limits = {"recompile_limit": 2 * len(blocks) + 1, "fail_on_recompile_limit_hit": True}
+    with torch._dynamo.config.patch(limits):
+        steps = {name: Step(block, x, causal, mode) for name, block in blocks.items()}
+        calls = {}
+        for name, step in steps.items():
+            # As in training, a step that counts finds the memory that one of its block released.
+            calls[f"before {name}"] = step
+            calls[name] = step
+        seconds = measure.measure_seconds(calls, setup.rounds, setup.device, setup.clock)
+        peaks = {}
+        for name, step in steps.items():
+            peaks[name] = measure.measure_memory(step, setup.device).peak
+    measure.check_graphs()
+    return seconds, peaks
 
 
 class LayerRow(NamedTuple):
@@ -152,7 +182,8 @@ def make_memory_tables(options: argparse.Namespace, setup: Setup) -> Iterator[Ta
             for n in options.tokens or default:
                 shape = Shape(1, n, options.dim, options.heads, causal)
                 rows.append(measure_layer(name, shape, setup))
-    yield (f"memory-{setup.device}", TITLES["memory"].format(options=options, setup=setup), rows)
+    title = TITLES["memory"].format(options=options, setup=setup)
+    yield (f"memory-{setup.device}", title, rows)
 
 
 def measure_layer(name: str, shape: Shape, setup: Setup) -> LayerRow:
@@ -161,6 +192,13 @@ def measure_layer(name: str, shape: Shape, setup: Setup) -> LayerRow:
     x = torch.randn(shape.batch, shape.tokens, shape.dim, device=setup.device, dtype=setup.dtype)
     step = Step(module, x, shape.causal)
     used = measure.measure_memory(step, setup.device)
-    seconds = measure.measure_seconds({name: step}, setup.rounds, setup.device, setup.clock)[name]
-    logits = shape.batch * shape.heads * shape.tokens**2 * x.element_size()
-    return LayerRow(name, shape.causal, shape.tokens, summarize(seconds), *used, logits)
+    seconds = measure.measure_seconds({name: step}, setup.rounds, setup.device, setup.clock)
+    return LayerRow(
+        name=name,
+        causal=shape.causal,
+        tokens=shape.tokens,
+        seconds=summarize(seconds[name]),
+        held=used.held,
+        peak=used.peak,
+        logits=shape.batch * shape.heads * shape.tokens**2 * x.element_size(),
+    )

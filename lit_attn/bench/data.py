@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
+from lit_attn.ablate.slots import count_cores
 from lit_attn.bench.measure import TITLES, Setup, Spread, Table, summarize
 from lit_attn.config.data.base import Data
 from lit_attn.config.data.images import Npz
@@ -53,7 +54,8 @@ def make_data_tables(options: argparse.Namespace, setup: Setup) -> Iterator[Tabl
         folder = path.resolve().parent.name
         name = folder if path.stem == "experiment" else f"{folder}/{path.stem}"
         rows += run(name, module, options.workers, options.step, options.steps, setup.rounds)
-    yield "data-cpu", TITLES["data"].format(options=options, setup=setup), rows
+    title = TITLES["data"].format(options=options, setup=setup, cores=count_cores())
+    yield "data-cpu", title, rows
 
 
 def read_data(path: Path, images: Path | None) -> Data:

@@ -9,6 +9,7 @@ Shapes: B batch, n tokens.
 """
 
 import argparse
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -45,11 +46,12 @@ class Shape(NamedTuple):
 def configure(name: str, shape: Shape) -> GPTConfig:
     """Return the model called `name`, with LLaMA's FFN width: 8 d / 3, rounded up to 256."""
     base = name.removesuffix(WINDOWS)
+    multiples_of_256 = math.ceil(8 * shape.dim / (3 * 256))
     return GPTConfig(
         dim=shape.dim,
         depth=shape.depth,
         heads=shape.heads,
-        ffn=FFN(width=-(-8 * shape.dim // (3 * 256)) * 256, activation="swiglu"),
+        ffn=FFN(width=256 * multiples_of_256, activation="swiglu"),
         positions="rotary",
         norm="rmsnorm",
         head="untied",
@@ -101,7 +103,15 @@ class Row(NamedTuple):
 
 def make_decoding_tables(options: argparse.Namespace, setup: Setup) -> Iterator[Table]:
     """Yield the table of all models and lengths of the prompt."""
-    shape = Shape(**{name: getattr(options, name) for name in Shape._fields})
+    shape = Shape(
+        batch=options.batch,
+        generate=options.generate,
+        dim=options.dim,
+        depth=options.depth,
+        heads=options.heads,
+        vocabulary=options.vocabulary,
+        windows=options.windows,
+    )
     windows = ", ".join("all" if keys is None else f"{keys} tokens" for keys in shape.windows)
     title = TITLES["decoding"].format(options=options, shape=shape, setup=setup, windows=windows)
     yield (f"decoding-{setup.device}", title, run(options.presets, options.tokens, shape, setup))
@@ -112,15 +122,24 @@ def run(names: Sequence[str], prompts: Sequence[int], shape: Shape, setup: Setup
 
     If models have windows, the standard model with the same windows is the second.
     """
-    standards = [BASELINE + WINDOWS] if any(name.endswith(WINDOWS) for name in names) else []
-    models = list(dict.fromkeys([BASELINE, *standards, *names]))
-    return [row for n in prompts for row in _measure(models, n, shape, setup)]
+    models = [BASELINE]
+    if any(name.endswith(WINDOWS) for name in names):
+        models.append(BASELINE + WINDOWS)
+    for name in names:
+        if name not in models:
+            models.append(name)
+    rows = []
+    for n in prompts:
+        rows += _measure(models, n, shape, setup)
+    return rows
 
 
 def _measure(names: list[str], n: int, shape: Shape, setup: Setup) -> list[Row]:
+    """Return a row for every model after a prompt of `n` tokens."""
     prefills: dict[str, list[float]] = {name: [] for name in names}
     decodings: dict[str, list[float]] = {name: [] for name in names}
-    sizes: dict[str, tuple[int, int]] = {}
+    parameters: dict[str, int] = {}
+    caches: dict[str, int] = {}
     for _ in range(setup.rounds):
         for name in names:
             # A model is built for its turn, so only one is on the device, and the largest sizes of
@@ -131,18 +150,36 @@ def _measure(names: list[str], n: int, shape: Shape, setup: Setup) -> list[Row]:
             seconds = measure.measure_seconds(calls, 1, setup.device, setup.clock)
             prefills[name] += seconds["prefill " + name]
             decodings[name] += seconds["decode " + name]
-            # Tensors can share a storage, which counts once.
-            storages = [part.untyped_storage() for c in decoder.caches for part in c.tensors()]
-            cache = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-            sizes[name] = count(decoder.network), cache // shape.batch
-            del decoder, calls, storages
+            parameters[name] = count(decoder.network)
+            caches[name] = _count_bytes(decoder.caches) // shape.batch
+            del decoder, calls
     rows = []
     for name in names:
         token = summarize(total / shape.generate for total in decodings[name])
-        ratio = summarize_ratios(decodings[BASELINE], decodings[name])
         beside = None
         if name.endswith(WINDOWS):
             beside = summarize_ratios(decodings[BASELINE + WINDOWS], decodings[name])
-        measured = (summarize(prefills[name]), token, shape.batch / token.median, ratio, beside)
-        rows.append(Row(name, sizes[name][0], n, *measured, sizes[name][1]))
+        rows.append(
+            Row(
+                name=name,
+                parameters=parameters[name],
+                tokens=n,
+                prefill=summarize(prefills[name]),
+                token=token,
+                rate=shape.batch / token.median,
+                ratio=summarize_ratios(decodings[BASELINE], decodings[name]),
+                beside=beside,
+                cache=caches[name],
+            )
+        )
     return rows
+
+
+def _count_bytes(caches: list[Cache]) -> int:
+    """Return the bytes of all caches. Tensors can share a storage, which counts once."""
+    bytes_by_address = {}
+    for cache in caches:
+        for tensor in cache.tensors():
+            storage = tensor.untyped_storage()
+            bytes_by_address[storage.data_ptr()] = storage.nbytes()
+    return sum(bytes_by_address.values())

@@ -8,10 +8,12 @@ itself, for example the packed matrices of a BLAS.
 """
 
 import datetime
+import json
 import os
 import platform
 import re
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -83,7 +85,8 @@ def summarize_ratios(values: Iterable[float], references: Iterable[float]) -> Sp
 def time_call(call: Callable[[], object], device: str, clock: str) -> float:
     """Return the seconds of one call."""
     if device == "cuda":
-        start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start_event = torch.cuda.Event(enable_timing=True)
+        end_event = torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
         start_event.record()
         call()
@@ -126,6 +129,10 @@ def check_graphs() -> None:
             raise RuntimeError(f"a part of a block was not compiled: {reason}")
 
 
+BACKWARD = "lit_attn.bench: backward"
+"""Name of the backward pass in a profile."""
+
+
 class Footprint(NamedTuple):
     """Bytes allocated by a training step: `held` from forward to backward, and the `peak`."""
 
@@ -135,45 +142,61 @@ class Footprint(NamedTuple):
 
 def measure_memory(step: Step, device: str) -> Footprint:
     """Return the memory of `step`; its output counts as held."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        out = step.forward()
-        held = torch.cuda.memory_allocated() - before
-        step.backward(out)
-        torch.cuda.synchronize()
-        return Footprint(held, torch.cuda.max_memory_allocated() - before)
-    backward_name = "lit_attn.bench: backward"
+    return _measure_on_gpu(step) if device == "cuda" else _measure_on_cpu(step)
+
+
+def _measure_on_gpu(step: Step) -> Footprint:
+    """Return the memory of `step` in the counters of torch's caching allocator."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    out = step.forward()
+    held = torch.cuda.memory_allocated() - before
+    step.backward(out)
+    torch.cuda.synchronize()
+    return Footprint(held, torch.cuda.max_memory_allocated() - before)
+
+
+def _measure_on_cpu(step: Step) -> Footprint:
+    """Return the memory of `step` from the allocations that torch's profiler records."""
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=cpu, profile_memory=True, acc_events=True) as profile:
         out = step.forward()
-        with torch.profiler.record_function(backward_name):
+        with torch.profiler.record_function(BACKWARD):
             step.backward(out)
-    assert profile.profiler is not None
-    results = profile.profiler.kineto_results
-    assert results is not None
-    events = results.events()
-    (backward_start,) = (event.start_ns() for event in events if event.name() == backward_name)
-    changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
-    allocated = peak = held = 0
-    for time_ns, change in sorted(changes):
+    events = _read_trace(profile)
+    (backward_start,) = (event["ts"] for event in events if event["name"] == BACKWARD)
+    memory_events = [event for event in events if event["name"] == "[memory]"]
+    changes = sorted((event["ts"], event["args"]["Bytes"]) for event in memory_events)
+    allocated = 0
+    held = 0
+    peak = 0
+    for time_of_change, change in changes:
         allocated += change
         peak = max(peak, allocated)
-        if time_ns <= backward_start:
+        if time_of_change <= backward_start:
             held = allocated
     return Footprint(held, peak)
+
+
+def _read_trace(profile: torch.profiler.profile) -> list[dict[str, Any]]:
+    """Return the events of a finished profile in Chrome's format: `name`, `ts` (us) and `args`.
+
+    torch has no other public way to single changes of the allocated memory.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        return json.loads(path.read_text("utf-8"))["traceEvents"]
 
 
 def read_conditions(device: str, clock: str) -> dict[str, str]:
     """Return the conditions now; `load` is the load average of the last minute."""
     if device == "cuda":
-        device_name, clock_name = torch.cuda.get_device_name(), "GPU events"
+        device_name = torch.cuda.get_device_name()
+        clock_name = "GPU events"
     else:
-        path = Path("/proc/cpuinfo")
-        model = re.search(r"model name\s*: (.+)", path.read_text()) if path.exists() else None
-        processor = platform.machine() if model is None else model[1]
-        device_name = f"CPU, {processor}, {torch.get_num_threads()} thread(s)"
+        device_name = f"CPU, {_read_processor()}, {torch.get_num_threads()} thread(s)"
         clock_name = {"wall": "wall clock", "cpu": "CPU time of the process"}[clock]
     return {
         "date": datetime.date.today().isoformat(),
@@ -184,29 +207,61 @@ def read_conditions(device: str, clock: str) -> dict[str, str]:
     }
 
 
+def _read_processor() -> str:
+    """Return the name of the processor, or its architecture on systems without /proc/cpuinfo."""
+    path = Path("/proc/cpuinfo")
+    if path.exists():
+        model = re.search(r"model name\s*: (.+)", path.read_text())
+        if model is not None:
+            return model[1]
+    return platform.machine()
+
+
 def write_table(table: Table, conditions: dict[str, str], folder: Path | None) -> None:
     """Print a table in Markdown, and write NAME.md and NAME.csv to `folder` if there is one.
 
     The columns are the fields of the rows; the CSV adds the conditions, and splits a `Spread`.
     """
-    line = "{date}, {device}, {clock}, torch {torch}, load average {load}.".format(**conditions)
     name, title, rows = table
-    headings = rows[0]._fields
-    cells = [headings, ["---:"] * len(headings), *(map(format_cell, row) for row in rows)]
-    lines = [title, line, "", *(f"| {' | '.join(row)} |" for row in cells)]
-    text = "\n".join(lines) + "\n"
+    text = _format_table(title, rows, conditions)
     print(text)
     if folder is None:
         return
-    records = []
-    for row in rows:
-        record: dict[str, object] = {}
-        for key, value in row._asdict().items():
-            is_spread = isinstance(value, Spread)
-            record |= {key: value.median, f"{key}_iqr": value.iqr} if is_spread else {key: value}
-        records.append(record | conditions)
+    records = [_flatten_row(row) | conditions for row in rows]
     write_atomic(folder / f"{name}.csv", pd.DataFrame(records).to_csv(index=False))
     write_atomic(folder / f"{name}.md", text)
+
+
+def _format_table(title: str, rows: Sequence[Any], conditions: dict[str, str]) -> str:
+    """Return a table in Markdown under its title and the conditions of the machine."""
+    headings = rows[0]._fields
+    alignments = ["---:" for _ in headings]
+    lines = [
+        title,
+        "{date}, {device}, {clock}, torch {torch}, load average {load}.".format(**conditions),
+        "",
+        _format_row(headings),
+        _format_row(alignments),
+    ]
+    lines += [_format_row([format_cell(value) for value in row]) for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _format_row(cells: Sequence[str]) -> str:
+    """Return one row of a table in Markdown."""
+    return f"| {' | '.join(cells)} |"
+
+
+def _flatten_row(row: Any) -> dict[str, object]:
+    """Return the values of a row by column, a `Spread` in two columns."""
+    record: dict[str, object] = {}
+    for key, value in row._asdict().items():
+        if isinstance(value, Spread):
+            record[key] = value.median
+            record[f"{key}_iqr"] = value.iqr
+        else:
+            record[key] = value
+    return record
 
 
 def format_cell(value: object) -> str:

@@ -14,9 +14,13 @@ EXCEPTION = re.compile(
     r"^(?:\[rank\d+\]:\s*)?(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit|Pool|Diverged|Preempted))(?::\s|$)"
 )
 EXCEPTION_CLASSES: dict[str, FailureClass] = {
-    "Diverged": "diverged", "ConfigError": "bad-configuration", "TimeoutError": "timed-out",
-    "Preempted": "killed", "SIGTERMException": "killed", "KeyboardInterrupt": "killed",
-}  # fmt: skip
+    "Diverged": "diverged",
+    "ConfigError": "bad-configuration",
+    "TimeoutError": "timed-out",
+    "Preempted": "killed",
+    "SIGTERMException": "killed",
+    "KeyboardInterrupt": "killed",
+}
 # The name of this package's exceptions is left out: the failure class says the same.
 OWN_EXCEPTION = re.compile(r"^(\[rank\d+\]:\s*)?lit_attn(?:\.\w+)+: ")
 OUT_OF_MEMORY = re.compile(
@@ -84,14 +88,17 @@ def classify_failure(returncode: int, tail: str) -> FailureClass:
         if returncode == 0:
             return "killed" if "SIGTERM" in tail else "error"
         line = tail
-    match = EXCEPTION.match(line)
-    if received is None and match and match[1] in EXCEPTION_CLASSES:
-        return EXCEPTION_CLASSES[match[1]]
-    if received is None and LOST_WORKER.search(line):
-        return _classify_worker(tail)
+    if received is None:
+        match = EXCEPTION.match(line)
+        if match is not None and match[1] in EXCEPTION_CLASSES:
+            return EXCEPTION_CLASSES[match[1]]
+        if LOST_WORKER.search(line):
+            return _classify_worker(tail)
     if NO_SPACE.search(line):
         return "no-space"
-    return "out-of-memory" if OUT_OF_MEMORY.search(line) else "error"
+    if OUT_OF_MEMORY.search(line):
+        return "out-of-memory"
+    return "error"
 
 
 def describe_failure(returncode: int, tail: str) -> str:
@@ -100,25 +107,37 @@ def describe_failure(returncode: int, tail: str) -> str:
     received = signal_of_code(returncode)
     line = _last_exception(tail)
     if received is not None:
-        return f"ended by {received.name}" + (f" after {line}" if line else "")
+        return f"ended by {received.name} after {line}" if line else f"ended by {received.name}"
     if returncode == LOST_SERVER:
         return "ended with the server that it was forked from"
     if line:
-        ended = WORKER_SIGNAL.findall(tail) if LOST_WORKER.search(line) else []
-        is_named = not ended or WORKER_SIGNAL.search(line)
-        detail = "" if is_named else f" (signal: {ended[-1]})"
-        return OWN_EXCEPTION.sub(r"\1", line) + detail
+        return OWN_EXCEPTION.sub(r"\1", line) + _worker_detail(line, tail)
     if returncode == DISK_FULL:
         return "no space left on device"
-    last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")
-    log_end = f"; its log ends: {last}" if last else ""
-    return f"exit code {returncode} without a result{log_end}"
+    message = f"exit code {returncode} without a result"
+    written_lines = [line.strip() for line in tail.splitlines() if line.strip()]
+    if written_lines:
+        message += f"; its log ends: {written_lines[-1]}"
+    return message
+
+
+def _worker_detail(line: str, tail: str) -> str:
+    """Return the signal that ended a process that reads data, unless `line` names it, or ""."""
+    if not LOST_WORKER.search(line) or WORKER_SIGNAL.search(line):
+        return ""
+    signals = WORKER_SIGNAL.findall(tail)
+    return f" (signal: {signals[-1]})" if signals else ""
 
 
 def describe_end(returncode: int, tail: str, overdue: str = "") -> Exit:
     """Return the record of an attempt without a result; `overdue` names a limit it exceeded."""
-    kind: FailureClass = "timed-out" if overdue else classify_failure(returncode, tail)
-    message, rank = overdue or describe_failure(returncode, tail), first_failed_rank(tail)
+    if overdue:
+        kind: FailureClass = "timed-out"
+        message = overdue
+    else:
+        kind = classify_failure(returncode, tail)
+        message = describe_failure(returncode, tail)
+    rank = first_failed_rank(tail)
     return Exit(failure=kind, returncode=returncode, message=message, rank=rank)
 
 
@@ -136,8 +155,9 @@ def is_echo(returncode: int, tail: str) -> bool:
 
 def quote_rank_log(rank: int, returncode: int, tail: str) -> str:
     """Return what the cell's log says about the rank that failed first."""
-    lines = [f"[rank{rank}]: {line}" for line in tail.splitlines()[-QUOTED_LINES:]]
-    return "\n".join([FIRST_FAILED.format(rank) + describe_failure(returncode, tail), *lines])
+    lines = [FIRST_FAILED.format(rank) + describe_failure(returncode, tail)]
+    lines += [f"[rank{rank}]: {line}" for line in tail.splitlines()[-QUOTED_LINES:]]
+    return "\n".join(lines)
 
 
 def signal_of_code(returncode: int) -> signal.Signals | None:
@@ -149,7 +169,9 @@ def signal_of_code(returncode: int) -> signal.Signals | None:
 def _first_failed_part(tail: str) -> str:
     """Return the part of the log about the first failed rank, or the whole log."""
     quotes = list(QUOTED.finditer(tail))
-    return tail[quotes[-1].start() :] if quotes else tail
+    if not quotes:
+        return tail
+    return tail[quotes[-1].start() :]
 
 
 def _classify_worker(tail: str) -> FailureClass:
@@ -168,5 +190,7 @@ def _classify_worker(tail: str) -> FailureClass:
 
 def _last_exception(tail: str) -> str | None:
     """Return the last line of `tail` that ends a traceback."""
-    lines = (line.strip() for line in reversed(tail.splitlines()) if EXCEPTION.match(line))
-    return next(lines, None)
+    for line in reversed(tail.splitlines()):
+        if EXCEPTION.match(line):
+            return line.strip()
+    return None

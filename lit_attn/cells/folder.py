@@ -58,8 +58,9 @@ def read_cell(folder: Path, identity: str) -> CellStatus:
     result = read_result(folder, identity)
     if result is not None:
         return CellStatus("done", result)
-    attempt = next(reversed(list_attempts(folder)), None)
-    last_exit = None if attempt is None else read_exit(attempt)
+    attempts = list_attempts(folder)
+    attempt = attempts[-1] if attempts else None
+    last_exit = read_exit(attempt) if attempt is not None else None
     if read_holder(folder) is not None:
         state: State = "running"
     elif (folder / "result.json").exists():
@@ -81,12 +82,15 @@ def count_states(states: Iterable[State]) -> str:
 def read_result(folder: Path, identity: str) -> Result | None:
     """Return the result of the cell, or None if there is no readable one with this `identity`."""
     result = Result.read_valid(folder / "result.json")
-    return result if result is not None and result.identity == identity else None
+    if result is None or result.identity != identity:
+        return None
+    return result
 
 
 def set_aside(path: Path) -> Path:
     """Rename a file that cannot be used to a new name that ends in .unreadable, and return it."""
-    target, count = path.with_name(f"{path.name}.unreadable"), 1
+    target = path.with_name(f"{path.name}.unreadable")
+    count = 1
     while target.exists():
         count += 1
         target = path.with_name(f"{path.name}.{count}.unreadable")
@@ -96,8 +100,9 @@ def set_aside(path: Path) -> Path:
 def require_no_links(folder: Path) -> None:
     """Raise ConfigError if a cell's folder, where files are deleted, contains a symbolic link."""
     for root, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            if (path := Path(root, name)).is_symlink():
+        for name in folders + files:
+            path = Path(root, name)
+            if path.is_symlink():
                 raise ConfigError(f"{path}: is a symbolic link to {path.readlink()}. Delete it.")
 
 
@@ -113,7 +118,8 @@ def list_attempts(folder: Path) -> list[Path]:
 def create_attempt(folder: Path) -> Path:
     """Create and return the folder of one more attempt."""
     previous = list_attempts(folder)
-    path = folder / "attempts" / str(int(previous[-1].name) + 1 if previous else 1)
+    number = int(previous[-1].name) + 1 if previous else 1
+    path = folder / "attempts" / str(number)
     if path.parent.is_symlink():
         raise OSError(errno.ELOOP, "is a symbolic link; delete it", str(path.parent))
     path.mkdir(parents=True)
@@ -127,9 +133,13 @@ def read_exit(attempt: Path) -> Exit | None:
 
 def final_failure_since(folder: Path, attempt_count: int) -> Exit | None:
     """Return the last failure after `attempt_count` attempts, if the cell would fail again."""
-    attempts = list_attempts(folder)[attempt_count:]
-    last_exit = read_exit(attempts[-1]) if attempts else None
-    return last_exit if last_exit is not None and last_exit.failure in FINAL_FAILURES else None
+    new_attempts = list_attempts(folder)[attempt_count:]
+    if not new_attempts:
+        return None
+    last_exit = read_exit(new_attempts[-1])
+    if last_exit is None or last_exit.failure not in FINAL_FAILURES:
+        return None
+    return last_exit
 
 
 def log_name(rank: int) -> str:

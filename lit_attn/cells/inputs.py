@@ -2,10 +2,10 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from hashlib import sha256
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 
 from lit_attn.cells.records import Result
@@ -32,24 +32,45 @@ def collect_modules(parts: Iterable[Path]) -> dict[str, str]:
     is that of the source which was executed.
     """
     paths = list(parts)
-    originals = {folder: folder for folder in (Path.cwd(), *PACKAGE_FOLDERS)}
-    for path in paths:
-        # A SLURM job imports a copy. Its stamps have the paths of the original.
-        copy = Path(getattr(sys.modules.get(path.stem), "__file__", path))
-        originals[copy.parent] = path.absolute().parent
-    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    modules = {Path(file) for file in files if file is not None}
+    originals = _find_originals(paths)
     stamps: dict[str, str] = {}
-    for module in filter(is_user_code, modules):
+    for module in _list_imported_files():
+        if not is_user_code(module):
+            continue
         for folder, original in originals.items():
             if module.is_relative_to(folder):
-                stamps[str(original / module.relative_to(folder))] = _module_stamp(module)
+                name = str(original / module.relative_to(folder))
+                stamps[name] = _module_stamp(module)
     for path in paths:
         stamps[str(path.absolute())] = FILE_HASHES[path.resolve()].hex()
     return dict(sorted(stamps.items()))
 
 
+def _find_originals(parts: list[Path]) -> dict[Path, Path]:
+    """Return the folders whose modules count, with the folder that their stamps name.
+
+    A SLURM job imports a copy of a plug-in. Its stamps have the paths of the original.
+    """
+    originals = {folder: folder for folder in (Path.cwd(), *PACKAGE_FOLDERS)}
+    for path in parts:
+        imported = Path(getattr(sys.modules.get(path.stem), "__file__", path))
+        originals[imported.parent] = path.absolute().parent
+    return originals
+
+
+def _list_imported_files() -> set[Path]:
+    """Return the files of all imported modules."""
+    files = set()
+    # A copy, because a property of a module may import another one.
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if file is not None:
+            files.add(Path(file))
+    return files
+
+
 def _module_stamp(path: Path) -> str:
+    """Return the hash of the source of a module that was executed, or else of its file."""
     executed = FILE_HASHES.get(path.resolve())
     return _stamp(path) if executed is None else executed.hex()
 
@@ -59,22 +80,33 @@ def add_changes(before: dict[str, str], after: dict[str, str]) -> dict[str, str]
     stamps: dict[str, str] = {}
     for name, old in before.items():
         new = after.get(name, "")
-        is_file = bool(old) and not old.startswith(FOLDER)
-        stamps[name] = f"{old}+{new}" if is_file and new and new != old else old
+        was_file = old != "" and not old.startswith(FOLDER)
+        has_changed = new not in ("", old)
+        stamps[name] = f"{old}+{new}" if was_file and has_changed else old
     return stamps
 
 
 def collect_data(data: Iterable[Path]) -> dict[str, str]:
-    """Return the stamps of files and folders."""
+    """Return the stamps of the first MAX_FILES files and the first MAX_FILES folders of `data`."""
     paths = list(data)
-    walks = chain.from_iterable(map(os.walk, paths))
-    # A named folder without files, such as `data`, may get folders of other data.
-    walked = (entry for entry in walks if entry[2] or Path(entry[0]) not in paths)
-    walked_folders = list(islice(walked, MAX_FILES))
-    inside = (Path(folder, name) for folder, _, names in walked_folders for name in sorted(names))
-    files = islice(chain((path for path in paths if not path.is_dir()), inside), MAX_FILES)
-    recorded = (*files, *(Path(folder) for folder, _, _ in walked_folders))
+    files = [path for path in paths if not path.is_dir()]
+    folders: list[Path] = []
+    for folder, names in islice(_walk(paths), MAX_FILES):
+        folders.append(folder)
+        if len(files) < MAX_FILES:
+            files += [folder / name for name in sorted(names)]
+    recorded = files[:MAX_FILES] + folders
     return {str(path.absolute()): _stamp(path) for path in recorded}
+
+
+def _walk(paths: list[Path]) -> Iterator[tuple[Path, list[str]]]:
+    """Yield every folder below `paths` with the names of its files."""
+    for path in paths:
+        for root, _, names in os.walk(path):
+            folder = Path(root)
+            # A named folder without files, such as `data`, may get folders of other data.
+            if names or folder not in paths:
+                yield folder, names
 
 
 def change_finder() -> Callable[[Result | None], str]:
@@ -88,20 +120,30 @@ def change_finder() -> Callable[[Result | None], str]:
     def describe_change(name: str, before: str) -> str:
         path = Path(name)
         if not path.exists():
-            is_absent = path.parent.exists() and before and not before.startswith(FOLDER)
-            return f"{name} is missing" if is_absent else ""
-        files = "other files" if path.is_dir() else "another size or time"
-        text = "changed" if path.suffix == ".py" else files
-        return "" if not before or _stamp(path) == before else f"{name} has {text}"
+            was_file = before != "" and not before.startswith(FOLDER)
+            return f"{name} is missing" if was_file and path.parent.exists() else ""
+        if before == "" or before == _stamp(path):
+            return ""
+        if path.suffix == ".py":
+            return f"{name} has changed"
+        if path.is_dir():
+            return f"{name} has other files"
+        return f"{name} has another size or time"
 
     def find_change(result: Result | None) -> str:
-        entries = () if result is None else result.inputs.items()
-        return next(filter(None, (describe_change(*entry) for entry in entries)), "")
+        if result is None:
+            return ""
+        for name, before in result.inputs.items():
+            change = describe_change(name, before)
+            if change:
+                return change
+        return ""
 
     return find_change
 
 
 def _stamp(path: Path) -> str:
+    """Return the stamp of a file or folder that `collect_inputs` describes; "" if absent."""
     if path.is_dir():
         # Hidden files are locks and caches.
         names = sorted(entry.name for entry in path.iterdir() if entry.name[0] != ".")

@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
@@ -58,9 +59,15 @@ class ProcessIdentity(BaseModel):
 
     def is_alive(self) -> bool | None:
         """Return True if the process runs, False if not, and None if it cannot be looked up."""
-        fields = ("host", "boot", "namespace")
         reader = current_process()
-        if not reader.namespace or any(getattr(self, n) != getattr(reader, n) for n in fields):
+        if not reader.namespace:
+            return None
+        is_comparable = (
+            self.host == reader.host
+            and self.boot == reader.boot
+            and self.namespace == reader.namespace
+        )
+        if not is_comparable:
             return None
         return self.started == _start_time(self.pid)
 
@@ -78,18 +85,29 @@ class LockHolder(ProcessIdentity):
         states = [super().is_alive()]
         if self.keeper is not None:
             states.append(self.keeper.is_alive())
-        return True if True in states else None if None in states else False
+        if True in states:
+            return True
+        if None in states:
+            return None
+        return False
 
 
 def current_process() -> ProcessIdentity:
     """Return the identity of this process."""
-    host, boot, namespace, pid = socket.gethostname(), "", "", os.getpid()
+    pid = os.getpid()
+    boot = ""
+    namespace = ""
     # Without /proc (macOS) processes cannot be looked up.
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = str(Path("/proc/self/ns/pid").readlink())
-    started = _start_time(pid)
-    return ProcessIdentity(host=host, boot=boot, namespace=namespace, pid=pid, started=started)
+    return ProcessIdentity(
+        host=socket.gethostname(),
+        boot=boot,
+        namespace=namespace,
+        pid=pid,
+        started=_start_time(pid),
+    )
 
 
 def read_holder(folder: Path) -> LockHolder | None:
@@ -125,7 +143,8 @@ def hold_lock(
     path = folder / "lock"
     me = LockHolder(**current_process().model_dump(), keeper=keeper)
     while not _create(path, me.model_dump_json()):
-        if (holder := _wait_for_heartbeat(folder)) is not None:
+        holder = _wait_for_heartbeat(folder)
+        if holder is not None:
             raise CellLocked(f"{folder}: {holder} runs this cell")
         remove_stale(folder)
     inode = path.stat().st_ino
@@ -196,9 +215,10 @@ def require_locks(folder: Path) -> None:
             os.link(file.name, f"{file.name}.link")
             Path(f"{file.name}.link").unlink()
     except OSError as error:
-        text = f"does not support the flock and hard links that locks need: {error.strerror}"
-        hint = "Choose a folder on another file system."
-        raise LockError(f"--out {folder}: its file system {text}. {hint}") from error
+        raise LockError(
+            f"--out {folder}: its file system does not support the flock and hard links that "
+            f"locks need: {error.strerror}. Choose a folder on another file system."
+        ) from error
 
 
 def _create(path: Path, content: str) -> bool:
@@ -229,17 +249,18 @@ def _create(path: Path, content: str) -> bool:
 
 def _wait_for_heartbeat(folder: Path) -> LockHolder | None:
     """Wait until it is known whether the holder is alive; return it if so."""
-    beats: set[tuple[int, int]] = set()
-    while (holder := read_holder(folder)) is not None and holder.is_alive() is None:
+    beats: set[Heartbeat] = set()
+    while True:
+        holder = read_holder(folder)
+        if holder is None or holder.is_alive() is not None:
+            return holder
         if not beats:
             print(f"{folder}: waiting for a heartbeat of {holder}", file=sys.stderr)
         with contextlib.suppress(OSError):
-            status = (folder / "lock").stat()
-            beats.add((status.st_ino, status.st_mtime_ns))
+            beats.add(_last_heartbeat((folder / "lock").stat()))
         if len(beats) > 1:
             return holder
         time.sleep(HEARTBEAT / 10)
-    return holder
 
 
 def _live_holder(path: Path, file: io.FileIO) -> LockHolder | None:
@@ -254,18 +275,40 @@ def _live_holder(path: Path, file: io.FileIO) -> LockHolder | None:
     return holder if is_alive else None
 
 
-# Lock files whose heartbeat this process watches: the last heartbeat, the seconds without another
-# one, and the time of the last look.
-_WATCHED: dict[Path, tuple[tuple[int, int], float, float]] = {}
+class Heartbeat(NamedTuple):
+    """Number of a lock file's inode and its modification time, which a heartbeat changes."""
+
+    inode: int
+    modified: int
+
+
+class Watch(NamedTuple):
+    """Last heartbeat of a lock file, seconds without another one, and time of the last reading."""
+
+    beat: Heartbeat
+    silence: float
+    time: float
+
+
+_WATCHED: dict[Path, Watch] = {}
+"""Lock files whose heartbeat this process watches."""
+
+
+def _last_heartbeat(status: os.stat_result) -> Heartbeat:
+    """Return the last heartbeat of the holder of a lock file."""
+    return Heartbeat(status.st_ino, status.st_mtime_ns)
 
 
 def _has_stopped(path: Path, status: os.stat_result) -> bool:
     """Return True if the lock file did not change during STALE_AFTER seconds of watching."""
-    beat, now = (status.st_ino, status.st_mtime_ns), time.monotonic()
-    last_beat, silence, last_seen = _WATCHED.get(path, (beat, 0.0, now))
-    # A gap between two calls counts as one heartbeat: both processes may have been frozen.
-    silence = silence + min(now - last_seen, HEARTBEAT) if beat == last_beat else 0.0
-    _WATCHED[path] = beat, silence, now
+    beat = _last_heartbeat(status)
+    now = time.monotonic()
+    last = _WATCHED.get(path)
+    silence = 0.0
+    if last is not None and last.beat == beat:
+        # A gap between two calls counts as one heartbeat: both processes may have been frozen.
+        silence = last.silence + min(now - last.time, HEARTBEAT)
+    _WATCHED[path] = Watch(beat, silence, now)
     return silence > STALE_AFTER
 
 
@@ -287,8 +330,13 @@ def _beat(path: Path, inode: int, done: threading.Event) -> None:
 def _start_time(pid: int) -> str | None:
     """Return a process's start in ticks since boot, or None if it does not run."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        line = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    # Field 22 of the line. A zombie (Z) has ended and only waits for its parent.
-    return None if fields[0] == "Z" else fields[19]
+    # Fields 1 and 2 of the line are the pid and the name of the program in parentheses.
+    _, _, after_name = line.rpartition(")")
+    fields_from_third = after_name.split()
+    state = fields_from_third[0]
+    start_time = fields_from_third[22 - 3]
+    # A zombie (Z) has ended and only waits for its parent.
+    return None if state == "Z" else start_time

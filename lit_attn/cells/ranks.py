@@ -21,6 +21,7 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple, NoReturn
 
 from lit_attn.cells import failure
 from lit_attn.cells import folder as cell_folder
@@ -66,17 +67,14 @@ def run_ranks(count: int, body: Body, attempt: Path | None, start_heartbeat: Bod
             if process.is_alive():
                 process.terminate()
 
-    with contextlib.ExitStack() as stack:
-        rendezvous = ""
-        if count > 1:
-            store = tempfile.TemporaryDirectory(prefix="lit_attn-", ignore_cleanup_errors=True)
-            rendezvous = f"{stack.enter_context(store)}/rendezvous"
+    with _make_rendezvous(count) as rendezvous:
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # Until it has a handler.
         try:
             for rank in range(count):
                 arguments = (rank, count, os.getpid(), rendezvous, attempt, body)
-                processes.append(context.Process(target=_run_rank, args=arguments))
-                processes[-1].start()
+                process = context.Process(target=_run_rank, args=arguments)
+                processes.append(process)
+                process.start()
             start_heartbeat()
             # Senders that know only this process reach the ranks too.
             signal.signal(signal.SIGTERM, pass_on)
@@ -90,32 +88,63 @@ def run_ranks(count: int, body: Body, attempt: Path | None, start_heartbeat: Bod
                     process.kill()
                     process.join()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    failed = [(rank, code) for rank, code in ended if code != COMPLETE]
+    failed = [end for end in ended if end.code != COMPLETE]
     if not failed:
         return 0
-    first, code = failed[0]
-    if attempt is not None:
-        tails = {rank: cell_folder.read_log_tail(attempt, rank) for rank, _ in failed}
-        causes = (pair for pair in failed if not failure.is_echo(pair[1], tails[pair[0]]))
-        first, code = next(causes, failed[0])
-        if first:
-            print(failure.quote_rank_log(first, code, tails[first]), file=sys.stderr, flush=True)
-    return 128 - code if code < 0 else code
+    first = failed[0] if attempt is None else _report_cause(failed, attempt)
+    return 128 - first.code if first.code < 0 else first.code
 
 
-def _wait_for_ranks(processes: list[ForkProcess]) -> list[tuple[int, int]]:
-    """Return (rank, exit code) in the order of the ends. A failure ends the other ranks."""
-    ended: list[tuple[int, int]] = []
+class RankEnd(NamedTuple):
+    """End of the process of a rank: its exit code, or the negative number of a signal."""
+
+    rank: int
+    code: int
+
+
+@contextlib.contextmanager
+def _make_rendezvous(count: int) -> Iterator[str]:
+    """Yield the path of a new file where `count` ranks meet, or "" for a single one."""
+    if count == 1:
+        yield ""
+        return
+    with tempfile.TemporaryDirectory(prefix="lit_attn-", ignore_cleanup_errors=True) as folder:
+        yield f"{folder}/rendezvous"
+
+
+def _report_cause(failed: list[RankEnd], attempt: Path) -> RankEnd:
+    """Return the failed rank that did not fail because of another one, and quote its log.
+
+    The log of rank 0 is that of the cell, so it needs no quotation.
+    """
+    cause = failed[0]
+    for end in failed:
+        tail = cell_folder.read_log_tail(attempt, end.rank)
+        if not failure.is_echo(end.code, tail):
+            cause = end
+            break
+    if cause.rank != 0:
+        tail = cell_folder.read_log_tail(attempt, cause.rank)
+        quotation = failure.quote_rank_log(cause.rank, cause.code, tail)
+        print(quotation, file=sys.stderr, flush=True)
+    return cause
+
+
+def _wait_for_ranks(processes: list[ForkProcess]) -> list[RankEnd]:
+    """Return the ends of the ranks in their order. A failure ends the other ranks."""
+    ended: list[RankEnd] = []
     running = dict(enumerate(processes))
     deadline = None
     while running:
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         if not wait([process.sentinel for process in running.values()], timeout):
             break
-        for rank in [rank for rank, process in running.items() if process.exitcode is not None]:
-            code = running.pop(rank).exitcode
-            assert code is not None
-            ended.append((rank, code))
+        for rank, process in list(running.items()):
+            code = process.exitcode
+            if code is None:
+                continue
+            del running[rank]
+            ended.append(RankEnd(rank, code))
             if code != COMPLETE and deadline is None:
                 deadline = time.monotonic() + SETTLE
     return ended
@@ -155,6 +184,7 @@ def redirect_output(log: Path) -> None:
 def _run_rank(
     rank: int, count: int, parent: int, rendezvous: str, attempt: Path | None, body: Body
 ) -> None:
+    """Run `body` in the new process of a rank, and exit with COMPLETE when it has returned."""
     # Imported here because importing this module ties the importing process to its parent.
     from lit_attn.cells.fork_server import die_with_parent, restore_signals
 
@@ -167,7 +197,8 @@ def _run_rank(
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
     if count > 1:
-        os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+        os.environ["LOCAL_RANK"] = str(rank)
+        os.environ["WORLD_SIZE"] = str(count)
         os.environ[RENDEZVOUS] = rendezvous
     if attempt is not None:
         redirect_output(attempt / cell_folder.log_name(rank))
@@ -184,7 +215,7 @@ def _kill_descendants() -> None:
         children: list[int] = []
         for path in Path("/proc/self/task").glob("*/children"):
             with contextlib.suppress(OSError):
-                children += map(int, path.read_text().split())
+                children += [int(pid) for pid in path.read_text().split()]
         if not children:
             return
         for pid in children:
@@ -230,6 +261,14 @@ def run_cell_process(
     if is_shared:
         os.environ[SHARED_DEVICE] = "1"
 
+    def run_target() -> None:
+        # Imported by the ranks: this process trains nothing.
+        function = load(target)
+        if smoke:
+            function(folder, smoke=True)
+        else:
+            function(folder)
+
     try:
         with leave_no_process():
             die_with_parent(END_SIGNAL)
@@ -243,14 +282,12 @@ def run_cell_process(
                     sys.exit(BUSY)
                 attempt = cell_folder.create_attempt(folder)
                 redirect_output(attempt / "log.txt")
-                options = {"smoke": True} if smoke else {}
-                # Imported by the ranks: this process trains nothing.
-                code = run_ranks(
-                    devices, lambda: load(target)(folder, **options), attempt, start_heartbeat
-                )
-                if code:
+                code = run_ranks(devices, run_target, attempt, start_heartbeat)
+                if code == failure.LOST_SERVER:
                     # The code of the cell may call sys.exit(-1).
-                    sys.exit(1 if code == failure.LOST_SERVER else code)
+                    sys.exit(1)
+                if code != 0:
+                    sys.exit(code)
     except CellLocked:
         sys.exit(BUSY)
     except LockError:
@@ -258,7 +295,14 @@ def run_cell_process(
         redirect_output(cell_folder.create_attempt(folder) / "log.txt")
         raise
     except OSError as error:
-        # There may be no room for a log with the reason.
-        with contextlib.suppress(OSError):
-            print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
-        sys.exit(failure.DISK_FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else 1)
+        _exit_after(error)
+
+
+def _exit_after(error: OSError) -> NoReturn:
+    """Print an error of the operating system, and exit with the code of a full disk or 1."""
+    # There may be no room for a log with the reason.
+    with contextlib.suppress(OSError):
+        print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        sys.exit(failure.DISK_FULL)
+    sys.exit(1)

@@ -16,6 +16,8 @@ nothing else. CELL stands for runs/<study>/<variant>/<seed>-<identity>:
     CELL/attention.npz             arrays of the last recorded diagnostics
     CELL/unreadable-<rank>.csv     split,image,reason of images that were left out
     CELL/units.npz                 loss and correct predictions of each evaluated sample
+    CELL/pictures/<k>.png          image | labels | prediction
+    CELL/pictures/legend.json      Legend (lit_attn.cells.legend)
 """
 
 import contextlib
@@ -53,7 +55,6 @@ Integer = Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER)]
 SMOKE = "smoke"
 """Setting in the name of a study whose cells train for one step: STUDY@smoke."""
 
-
 LONGEST_LINE = 100_000
 """Most characters of a line of metrics.csv, clock.csv or diagnostics.csv that is read."""
 
@@ -70,8 +71,10 @@ class Record(BaseModel):
 
     @model_validator(mode="after")
     def _check_integers(self) -> Self:
+        """Refuse integers that tables cannot contain, also in lists."""
         for name, value in self:
-            for entry in value if isinstance(value, list) else [value]:
+            entries = value if isinstance(value, list) else [value]
+            for entry in entries:
                 if isinstance(entry, int) and abs(entry) > MAX_INTEGER:
                     raise ValueError(f"{name}: an integer has more than 64 bits")
         return self
@@ -90,7 +93,8 @@ class Record(BaseModel):
     @classmethod
     def read(cls, path: Path) -> Self | None:
         """Return the record, or None without a file; ConfigError if it cannot be read."""
-        if (record := cls.read_valid(path)) is None and path.exists():
+        record = cls.read_valid(path)
+        if record is None and path.exists():
             raise ConfigError(f"{path}: cannot be read; move it away to start afresh")
         return record
 
@@ -115,7 +119,8 @@ class Metric(Record):
     @property
     def averaged(self) -> bool:
         """True if the metric evaluates an average of the weights."""
-        return self.name.partition("/")[2].startswith("averaged-")
+        _, _, name_in_split = self.name.partition("/")
+        return name_in_split.startswith("averaged-")
 
 
 class PlannedVariant(Record):
@@ -145,6 +150,7 @@ class PlannedCell(Record):
     @field_validator("path")
     @classmethod
     def _inside_the_study(cls, path: str) -> str:
+        """Refuse a path that leaves the folder of the study."""
         if path.startswith("/") or ".." in path.split("/") or "\0" in path:
             raise ValueError(f"'{path}' is outside the folder of the study")
         return path
@@ -233,6 +239,10 @@ class Result(Record):
     is_device_shared: bool = Field(
         False, description="True if the runner may have run another cell on the same GPU"
     )
+    is_compiled: bool | None = Field(
+        None, description="True if torch.compile compiled the model; null in old records"
+    )
+    compile_failure: str = Field("", description="why compiling failed; trained uncompiled")
     refused_paths: dict[str, str] = Field(
         {}, description="attention paths that `lit-attn doctor` refused on this machine, with why"
     )
@@ -324,30 +334,46 @@ class Seals(Record):
 
     @property
     def _late_changes(self) -> list[tuple[Seal, Seal]]:
-        """Each plan that was sealed after results, behind the plan before it."""
-        return [pair for pair in itertools.pairwise(self.entries) if pair[1].results]
+        """Pairs (plan before, plan) for each plan that was sealed after results."""
+        pairs = itertools.pairwise(self.entries)
+        return [(before, plan) for before, plan in pairs if plan.results > 0]
 
     @property
     def added_seeds(self) -> list[tuple[int, ...]]:
         """Seeds of each extension that came after results; one entry is one further look."""
-        added = [set(b.seeds) - set(a.seeds) for a, b in self._late_changes]
-        return [tuple(sorted(seeds)) for seeds in added if seeds]
+        extensions = []
+        for before, plan in self._late_changes:
+            added = set(plan.seeds) - set(before.seeds)
+            if added:
+                extensions.append(tuple(sorted(added)))
+        return extensions
 
     def changes(self) -> dict[str, list[str]]:
         """Return the decisions that changed after results, by kind; added seeds are looks."""
-        added: set[str] = set()
-        removed: set[str] = set()
-        seeds: set[int] = set()
-        changed: dict[str, None] = {}
-        for a, b in self._late_changes:
-            added |= {variant for variant, _ in b.variants.items() - a.variants.items()}
-            removed |= a.variants.keys() - b.variants.keys()
-            seeds |= set(a.seeds) - set(b.seeds)
-            keys = [key for key, value in a.decisions.items() if value != b.decisions[key]]
-            changed |= {f"{key} (before: {json.dumps(a.decisions[key])})": None for key in keys}
-        variants = {"added_variants": sorted(added), "removed_variants": sorted(removed)}
-        dropped = [str(seed) for seed in sorted(seeds - set(self.entries[-1].seeds))]
-        return variants | {"removed_seeds": dropped, "changed_decisions": list(changed)}
+        added_variants: set[str] = set()
+        removed_variants: set[str] = set()
+        removed_seeds: set[int] = set()
+        changed_decisions: list[str] = []
+        for before, plan in self._late_changes:
+            # A variant whose identity has changed counts as added.
+            for name, identity in plan.variants.items():
+                if before.variants.get(name) != identity:
+                    added_variants.add(name)
+            removed_variants |= before.variants.keys() - plan.variants.keys()
+            removed_seeds |= set(before.seeds) - set(plan.seeds)
+            new_decisions = plan.decisions
+            for key, value in before.decisions.items():
+                change = f"{key} (before: {json.dumps(value)})"
+                if value != new_decisions[key] and change not in changed_decisions:
+                    changed_decisions.append(change)
+        # A seed that a later plan has again is not removed.
+        removed_seeds -= set(self.entries[-1].seeds)
+        return {
+            "added_variants": sorted(added_variants),
+            "removed_variants": sorted(removed_variants),
+            "removed_seeds": [str(seed) for seed in sorted(removed_seeds)],
+            "changed_decisions": changed_decisions,
+        }
 
 
 class TuningTrial(Record):
@@ -442,12 +468,12 @@ class UnreadableImage(NamedTuple):
 
 def read_unreadable(folder: Path) -> list[UnreadableImage]:
     """Return the images that the processes of a cell have left out, each of them once."""
-    found: dict[tuple[str, str], UnreadableImage] = {}
+    images: dict[tuple[str, str], UnreadableImage] = {}
     for path in sorted(folder.glob("unreadable-*.csv")):
         for row in _read_rows(path, str, str, str):
             image = UnreadableImage(*row)
-            found.setdefault((image.split, image.image), image)
-    return [found[key] for key in sorted(found)]
+            images.setdefault((image.split, image.image), image)
+    return [images[key] for key in sorted(images)]
 
 
 def read_integer(text: str) -> int:
@@ -467,7 +493,8 @@ def _read_rows(path: Path, *types: Callable[[str], Any]) -> Iterator[Any]:
     if not path.exists():
         return
     text = path.read_text(encoding="utf-8", errors="replace")
-    for line in text[: text.rfind("\n") + 1].splitlines():
+    complete_text = text[: text.rfind("\n") + 1]
+    for line in complete_text.splitlines():
         if len(line) > LONGEST_LINE:
             continue
         with contextlib.suppress(csv.Error, ValueError):

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from lit_attn.attention.spec import AttentionSpec
 
 # Importing these modules registers the members of the families.
-from lit_attn.config import adam_variants
+from lit_attn.config import adam_variants, further_optimizers
 from lit_attn.config.data import images, listops, segmentation, tables, text
 from lit_attn.config.data.base import Data
 from lit_attn.config.metrics import AddedMetric, MetricChoice
@@ -25,7 +25,7 @@ from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure
 
 DATA = (images, listops, segmentation, tables, text)
-MEMBERS = (*DATA, vision, language, external, adam_variants)
+MEMBERS = (*DATA, vision, language, external, adam_variants, further_optimizers)
 """Modules that register members of this package."""
 
 

@@ -32,6 +32,11 @@ class Signature(ABC):
         """Number of samples in the inputs of `sample`, by which their FLOPs are divided."""
         return 1
 
+    @property
+    def has_fixed_shapes(self) -> bool:
+        """True if all training batches have one shape, except a smaller last one of an epoch."""
+        return False
+
     @abstractmethod
     def sample(self) -> "tuple[Tensor, ...]":
         """Return the network's inputs for a batch of one sample, on the meta device."""
@@ -84,6 +89,10 @@ class ImageLabels(ImageSignature):
         """Number of logits of the network, as `ImageTargets.outputs`."""
         return self.classes
 
+    @property
+    def has_fixed_shapes(self) -> bool:
+        return not self.training_sizes
+
 
 @dataclass(frozen=True)
 class ImageTargets(ImageSignature):
@@ -95,6 +104,10 @@ class ImageTargets(ImageSignature):
 
     sides = ("outputs",)
     outputs: int
+
+    @property
+    def has_fixed_shapes(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -141,6 +154,10 @@ class TokenStream(CausalTokens):
 
     Batches are inputs and targets (B, n); a target of -100 is not to be predicted.
     """
+
+    @property
+    def has_fixed_shapes(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)

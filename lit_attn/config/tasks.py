@@ -11,10 +11,13 @@ from lit_attn.config import signatures
 from lit_attn.config.metrics import Form, Goal, MetricInfo, Outputs, percent
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Rate
-from lit_attn.schema.base import Kind, OwnClass, Share, load, must_be
+from lit_attn.schema.base import Kind, OwnClass, Share, load, must_be, outside_identity
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+MOST_PICTURES = 16
+"""Most pictures of a segmentation that a cell saves."""
 
 
 class Loss(Kind):
@@ -253,6 +256,12 @@ class SegmentationConfig(Task, kind="segmentation"):
     takes = (signatures.ImageMasks,)
     module = "lit_attn.tasks.segmentation:Segmentation"
     predicts = ("classes", "classes")
+
+    pictures: Annotated[int, Field(ge=0, le=MOST_PICTURES)] = outside_identity(
+        4,
+        "evaluated images whose labels and predictions are drawn after the training, spread evenly "
+        "over the first split; 0: none",
+    )
 
     def metrics(self, signature: signatures.ImageMasks) -> tuple[MetricInfo, ...]:
         # A star stands for the names of classes that only the files know.

@@ -169,8 +169,11 @@ class Training(Config):
     """Length, precision and devices of a cell's training."""
 
     epochs: PositiveInt = Field(description="passes over data, or multiples of `data.epoch_steps`")
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="arithmetic of the forward and backward pass"
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
+        "fp32",
+        description="arithmetic of the forward and backward pass; tf32: float32 tensors, whose "
+        "matrix products and convolutions round their factors to 10 bits (GPUs from Ampere on); "
+        "the others compute no product in TF32",
     )
     evaluation: Literal["fp32", "as-training"] = Field(
         "fp32", description="arithmetic of evaluations; as-training: the same as `precision`"
@@ -187,7 +190,11 @@ class Training(Config):
     evaluate_every: PositiveInt = Field(1, description="epochs between evaluations")
     average: WeightAverage | None = Field(None, description="average of the weights to evaluate")
     stop: Stopping | None = Field(None, description="early stopping; null: never")
-    compile: bool = outside_identity(False, "compile the model with torch.compile")
+    compile: bool | Literal["auto", "cuda-graphs"] = outside_identity(
+        "auto",
+        "compile the model with torch.compile; auto: on a GPU, and not on a CPU; cuda-graphs: also "
+        "record CUDA graphs, for small models on a GPU whose batches have one shape (not measured)",
+    )
     accelerator: Literal["auto", "cpu", "cuda"] = outside_identity("auto", "device to train on")
     devices: PositiveInt = outside_identity(1, "devices that share every batch (DDP)")
     checkpoint_every: PositiveFloat = outside_identity(60.0, "seconds between checkpoints")
@@ -197,6 +204,11 @@ class Training(Config):
     loggers: tuple[MetricLogger, ...] = outside_identity(
         (), "experiment trackers that receive the metrics; tensorboard and csv are always written"
     )
+
+    @consistency_check
+    def _has_a_device_with_tf32(self) -> None:
+        if self.precision == "tf32" and self.accelerator == "cpu":
+            raise ValueError("precision: tf32 needs a GPU, and `accelerator` is cpu; write fp32")
 
     @field_validator("loggers", mode="before")
     @classmethod

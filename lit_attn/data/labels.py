@@ -40,11 +40,8 @@ def warn_of_missing_labels(labels: Mapping[str, NDArray[Any]], classes: int) -> 
         )
     for split, values in labels.items():
         numbers, counts = np.unique(values, return_counts=True)
-        untrained = {
-            label: count
-            for label, count in zip(numbers.tolist(), counts.tolist(), strict=True)
-            if label not in trained
-        }
+        counted = zip(numbers.tolist(), counts.tolist(), strict=True)
+        untrained = {label: count for label, count in counted if label not in trained}
         if untrained:
             LOG.warning(
                 "data: %s of %s samples of %s have %s, which no training sample has; they count as "
@@ -57,6 +54,9 @@ def warn_of_missing_labels(labels: Mapping[str, NDArray[Any]], classes: int) -> 
 
 
 def _list_labels(labels: list[int]) -> str:
+    """Return the first few labels for a message, and the number of the others."""
     listed = ", ".join(str(label) for label in labels[:MOST_LISTED])
-    rest = f" and {len(labels) - MOST_LISTED:,} more" if len(labels) > MOST_LISTED else ""
-    return f"the label{'s' * (len(labels) > 1)} {listed}{rest}"
+    if len(labels) > MOST_LISTED:
+        listed += f" and {len(labels) - MOST_LISTED:,} more"
+    noun = "label" if len(labels) == 1 else "labels"
+    return f"the {noun} {listed}"

@@ -41,21 +41,31 @@ class SceneryData(DataModule):
         require_mmseg("data.kind")
         self.data = data
         self.root = data.prepare()
-        pairs = list_pairs(self.root, "training")
-        rows = hold_out(data.validation, False, np.zeros(len(pairs)))
-        training = [pairs[row] for row in rows.get("train", range(len(pairs)))]
-        evaluated = {"val": [pairs[row] for row in rows["val"]]} if rows else {}
+        training = list_pairs(self.root, "training")
+        evaluated: dict[str, list[Pair]] = {}
+        held_out = hold_out(data.validation, False, np.zeros(len(training)))
+        if held_out:
+            evaluated["val"] = [training[row] for row in held_out["val"]]
+            training = [training[row] for row in held_out["train"]]
         evaluated["test"] = list_pairs(self.root, "validation")
         self.train = SceneryFiles(data, training, augmented=True)
-        evaluate = partial(SceneryFiles, data, augmented=False)
-        self.evaluated = {split: evaluate(pairs) for split, pairs in evaluated.items()}
+        self.evaluated = {}
+        for split, pairs in evaluated.items():
+            self.evaluated[split] = SceneryFiles(data, pairs, augmented=False)
         self.splits: list[str] = list(self.evaluated)
         self.classes = data.class_names
+        self.colours: list[tuple[int, int, int]] = []
+        """Colours of the classes in the files or in mmsegmentation; empty if they have none."""
+        labels = data.label_colours
+        if labels:
+            of_classes = [colour for colour, label in labels.items() if label != IGNORED]
+            self.colours = sorted(of_classes, key=lambda colour: labels[colour])
         if not self.classes:
-            from mmseg.utils import ade_classes
+            from mmseg.utils import ade_classes, ade_palette
 
             # One of ADE20K's names ends in a space.
             self.classes = tuple(name.strip() for name in ade_classes())
+            self.colours = [(red, green, blue) for red, green, blue in ade_palette()]
         self.evaluation_workers = self.make_workers(self.evaluated_batch)
         self.set_epoch(len(training), data.drop_last)
 
@@ -103,7 +113,9 @@ class SceneryData(DataModule):
         generator = numpy_generator(self.seed, "sample", step)
         seeds = generator.integers(2**32, size=len(rows) + len(added)).tolist()
         are_counted = [True] * len(rows) + [False] * len(added)
-        return self.share(list(zip([*rows, *added], seeds, are_counted, strict=True)))
+        samples = list(zip([*rows, *added], seeds, are_counted, strict=True))
+        share: list[Sample] = self.share(samples)
+        return share
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
         dataset = self.evaluated[split]
@@ -113,6 +125,13 @@ class SceneryData(DataModule):
             # More processes than images: this process evaluates the first one as padding.
             units, batches = [[len(dataset)]], [[(0, 0, True)]]
         return EvaluationLoader(batches, partial(self.read, split), units, len(dataset))
+
+    def sample_images(self, count: int) -> Iterator[Batch]:
+        """Yield at most `count` images, one at a time, spread evenly over the first of `splits`."""
+        dataset = self.evaluated[self.splits[0]]
+        count = min(count, len(dataset))
+        for number in range(count):
+            yield self.collate(dataset, [(number * len(dataset) // count, 0, True)])
 
     def read(self, split: str, batches: Sequence[list[Sample]]) -> Iterator[Batch]:
         """Yield the batches of lists of samples of an evaluated split, in their order."""
@@ -142,8 +161,11 @@ class SceneryData(DataModule):
         self.evaluation_workers.close()
 
     def draw_order(self, epoch: int) -> list[int]:
-        order = numpy_generator(self.seed, "order", epoch).permutation(len(self.train))
-        return [int(index) for index in order]
+        """Return the images of an epoch in their order."""
+        order: list[int] = (
+            numpy_generator(self.seed, "order", epoch).permutation(len(self.train)).tolist()
+        )
+        return order
 
 
 class SceneryFiles(Dataset[dict[str, Any]]):
@@ -179,7 +201,8 @@ def pipeline(data: Scenery, *, augmented: bool) -> list[Step]:
     labels = partial(read_labels, data=data)
     packed = {"type": "mmseg.PackSegInputs"}
     if augmented:
-        return [read_image, labels, *(step.transform(data) for step in data.augment), packed]
+        transforms = [step.transform(data) for step in data.augment]
+        return [read_image, labels, *transforms, packed]
     # Labels are read after the resize: predictions are resized to the labels, not labels to them.
     size = (data.long_side, data.short_side)
     resize = {"type": "mmseg.Resize", "scale": size, "keep_ratio": True}

@@ -34,8 +34,12 @@ def digest(parts: Iterable[bytes | str | NDArray[np.generic]]) -> str:
     """Return twelve hexadecimal digits of SHA-256 over bytes, text and arrays."""
     total = hashlib.sha256()
     for part in parts:
-        part = part.encode() if isinstance(part, str) else part
-        total.update(np.ascontiguousarray(part).data if isinstance(part, np.ndarray) else part)
+        if isinstance(part, str):
+            total.update(part.encode())
+        elif isinstance(part, np.ndarray):
+            total.update(np.ascontiguousarray(part).data)
+        else:
+            total.update(part)
     return total.hexdigest()[:12]
 
 
@@ -45,7 +49,8 @@ def load(data: config.Images) -> dict[str, Split]:
     for name, split in splits.items():
         check_split(name, split, data)
     train = splits["train"]
-    for name, rows in hold_out(data.validation, "val" in splits, train.labels).items():
+    held_out = hold_out(data.validation, "val" in splits, train.labels)
+    for name, rows in held_out.items():
         splits[name] = Split(train.images[rows], train.labels[rows])
     if data.num_classes:
         labels = {name: split.labels for name, split in splits.items()}
@@ -58,9 +63,11 @@ def hold_out(count: int, has_val: bool, labels: NDArray[Any]) -> dict[str, NDArr
     if not count:
         return {}
     if has_val:
-        text = "this data set has a validation split already; set it to 0"
-        raise ConfigError(f"data.validation: {text}")
-    return dict(zip(("val", "train"), stratified(labels, count), strict=True))
+        raise ConfigError(
+            "data.validation: this data set has a validation split already; set it to 0"
+        )
+    chosen, rest = stratified(labels, count)
+    return {"val": chosen, "train": rest}
 
 
 def stratified(labels: NDArray[Any], count: int) -> tuple[NDArray[np.int64], ...]:
@@ -73,8 +80,9 @@ def stratified(labels: NDArray[Any], count: int) -> tuple[NDArray[np.int64], ...
 
     strata = labels if labels.dtype.kind == "i" else None
     try:
-        options = {"test_size": count, "stratify": strata, "random_state": SPLIT_SEED}
-        rest, chosen = train_test_split(np.arange(len(labels)), **options)
+        rest, chosen = train_test_split(
+            np.arange(len(labels)), test_size=count, stratify=strata, random_state=SPLIT_SEED
+        )
     except ValueError as error:
         raise ConfigError(f"data.validation: {count} of {len(labels)} samples: {error}") from error
     return np.sort(chosen), np.sort(rest)
@@ -82,15 +90,16 @@ def stratified(labels: NDArray[Any], count: int) -> tuple[NDArray[np.int64], ...
 
 def fingerprint(splits: dict[str, Split]) -> str:
     """Return a digest of all arrays with their names."""
-    return digest(
-        part
-        for name, split in sorted(splits.items())
-        for array in split
-        for part in (f"{name} {array.dtype} {array.shape}", array)
-    )
+    parts: list[str | NDArray[Any]] = []
+    for name in sorted(splits):
+        for array in splits[name]:
+            parts.append(f"{name} {array.dtype} {array.shape}")
+            parts.append(array)
+    return digest(parts)
 
 
 def read_digits(data: config.Digits) -> dict[str, Split]:
+    """Return scikit-learn's digits in a fixed split: 1200, 237 and 360 images."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -99,41 +108,38 @@ def read_digits(data: config.Digits) -> dict[str, Split]:
     labels = digits.target.astype(np.int64)
     test, rest = stratified(labels, 360)
     val, train = stratified(labels[rest], 237)
-    parts = {"train": rest[train], "val": rest[val], "test": test}
-    return {name: Split(images[index], labels[index]) for name, index in parts.items()}
+    rows = {"train": rest[train], "val": rest[val], "test": test}
+    splits = {}
+    for name, chosen in rows.items():
+        splits[name] = Split(images[chosen], labels[chosen])
+    return splits
 
 
 def read_cifar(data: config.Cifar) -> dict[str, Split]:
+    """Return torchvision's CIFAR, downloaded if it is missing; raise ConfigError."""
     import torchvision
 
-    read, splits = getattr(torchvision.datasets, data.kind.upper()), {}
+    read = getattr(torchvision.datasets, data.kind.upper())
+    splits = {}
     for name in ("train", "test"):
         try:
             # Cells that start together would write the same files.
             with one_at_a_time(data.root, data.kind):
                 downloaded = read(data.root, train=name == "train", download=True)
         except (OSError, RuntimeError) as error:
-            text = f"is not in '{data.root}' and cannot be downloaded: {str(error).splitlines()[0]}"
-            raise ConfigError(f"data.root: {data.kind} {text}") from error
+            reason = str(error).splitlines()[0]
+            raise ConfigError(
+                f"data.root: {data.kind} is not in '{data.root}' and cannot be downloaded: {reason}"
+            ) from error
         images = downloaded.data.transpose(0, 3, 1, 2)
         splits[name] = Split(images, np.asarray(downloaded.targets, dtype=np.int64))
     return splits
 
 
 def read_npz(data: config.Npz | config.NpzTargets) -> dict[str, Split]:
+    """Return the splits of one .npz file; raise ConfigError for a file of another layout."""
     where = f"data.path: {data.path}"
-    try:
-        with data.path.open("rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if isinstance(archive, np.ndarray):
-                raise ValueError("it holds a single array without a name; use numpy.savez")
-            names = [name for name in archive.files if name[:2] in ("x_", "y_")]
-            arrays = {name: archive[name] for name in names}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        # NumPy reports any file of another format as pickled objects, and advises to load them.
-        reason = "it is no file of numpy.savez" if "contains pickled" in str(reason) else reason
-        raise ConfigError(f"{where}: cannot be read as .npz: {reason}") from error
+    arrays = _read_arrays(data.path, where)
     splits = {}
     for name in ("train", "val", "test"):
         if f"x_{name}" not in arrays and name == "val":
@@ -145,16 +151,44 @@ def read_npz(data: config.Npz | config.NpzTargets) -> dict[str, Split]:
         if images.ndim == 3:
             images = images[..., None]
         if images.ndim != 4 or images.dtype != np.uint8:
-            kind = f"{images.dtype} of {images.shape}"
-            raise ConfigError(f"{where}: x_{name} must be uint8 of (N, H, W, C), is {kind}")
+            raise ConfigError(
+                f"{where}: x_{name} must be uint8 of (N, H, W, C), is {images.dtype} of "
+                f"{images.shape}"
+            )
         labels = arrays[f"y_{name}"]
-        outputs, kinds = (data.num_outputs, "iuf") if data.num_outputs else (1, "iu")
-        if labels.dtype.kind not in kinds or labels.size != len(labels) * outputs:
-            needed = f"numbers of (N, {outputs})" if "f" in kinds else "integers of (N,)"
-            kind = f"{labels.dtype} of {labels.shape}"
-            raise ConfigError(f"{where}: y_{name} must be {needed}, is {kind}")
+        _check_labels(labels, f"{where}: y_{name}", data.num_outputs)
         splits[name] = make_split(images.transpose(0, 3, 1, 2), labels, data)
     return splits
+
+
+def _read_arrays(path: Path, where: str) -> dict[str, NDArray[Any]]:
+    """Return the arrays of images and labels of an .npz file; raise ConfigError."""
+    try:
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise ValueError("it holds a single array without a name; use numpy.savez")
+            names = [name for name in archive.files if name[:2] in ("x_", "y_")]
+            return {name: archive[name] for name in names}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        if "contains pickled" in reason:
+            # NumPy reports any file of another format so, and advises to load pickled objects.
+            reason = "it is no file of numpy.savez"
+        raise ConfigError(f"{where}: cannot be read as .npz: {reason}") from error
+
+
+def _check_labels(labels: NDArray[Any], where: str, outputs: int) -> None:
+    """Raise ConfigError unless `labels` are classes, or `outputs` numbers for each image."""
+    if outputs:
+        kinds = "iuf"
+        needed = f"numbers of (N, {outputs})"
+    else:
+        kinds = "iu"
+        needed = "integers of (N,)"
+    has_size = labels.size == len(labels) * max(1, outputs)
+    if labels.dtype.kind not in kinds or not has_size:
+        raise ConfigError(f"{where} must be {needed}, is {labels.dtype} of {labels.shape}")
 
 
 def make_split(images: NDArray[np.uint8], labels: NDArray[Any], data: config.Images) -> Split:
@@ -172,14 +206,17 @@ def fit_image(name: str, source: Path | bytes, data: config.OwnImages) -> NDArra
 
 
 def check_split(name: str, split: Split, data: config.Images) -> None:
+    """Raise ConfigError if the images or labels of a split are not those that `data` describes."""
     images, labels = split
     table = getattr(data, "files", {}).get(name, data.kind)
     source = f"data.path: {data.path}" if hasattr(data, "path") else f"data.{name}: {table}"
     if len(images) != len(labels):
         raise ConfigError(f"{source}: {name} has {len(images)} images and {len(labels)} labels")
     if images.shape[1:] != data.image_shape:
-        text = f"{name} images are {images.shape[1:]} (C, H, W), configured {data.image_shape}"
-        raise ConfigError(f"{source}: {text}")
+        raise ConfigError(
+            f"{source}: {name} images are {images.shape[1:]} (C, H, W), configured "
+            f"{data.image_shape}"
+        )
     if not np.isfinite(labels).all():
         raise ConfigError(f"{source}: {name} has a target that is not a finite number")
     if data.num_classes and len(labels):
@@ -189,8 +226,13 @@ def check_split(name: str, split: Split, data: config.Images) -> None:
 def require_classes(split: str, labels: NDArray[Any], classes: int) -> None:
     """Raise ConfigError if the labels of `split` are not all from 0 to `classes` - 1."""
     low, high = labels.min(), labels.max()
-    if not 0 <= low <= high < classes:
-        hint = f"set {high + 1}" if low >= 0 else "labels start at 0"
-        shift = f"subtract {low} from them, or " if low > 0 else ""
-        text = f"{split} has the labels {low} to {high}; {shift}{hint}"
-        raise ConfigError(f"data.classes: {classes}, but {text}")
+    if 0 <= low <= high < classes:
+        return
+    remedy = "labels start at 0"
+    if low >= 0:
+        remedy = f"set {high + 1}"
+    if low > 0:
+        remedy = f"subtract {low} from them, or {remedy}"
+    raise ConfigError(
+        f"data.classes: {classes}, but {split} has the labels {low} to {high}; {remedy}"
+    )

@@ -7,6 +7,7 @@ not, 2 the command is wrong.
 
 import argparse
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -26,6 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Return 0 if everything that was checked holds, 1 if not, 2 for a wrong command line."""
     options = _make_parser().parse_args(arguments)
     require_writable(options.out, "--out")
+    # torch's profiler, which counts a CPU's memory, would report its own start and end.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     import torch
 
     from lit_attn.doctor.examine import examine

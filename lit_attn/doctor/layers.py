@@ -20,6 +20,7 @@ from lit_attn.attention import dispatch, path_record, reference
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import PRESETS
 from lit_attn.doctor.apart import Unavailable
+from lit_attn.tasks.tf32 import FIRST_CAPABILITY, products_in_tf32
 
 OWN_SUMS = "sums"
 """Stands for the path of a similarity that computes its sums itself, as linear attention does."""
@@ -45,11 +46,10 @@ class Precision(NamedTuple):
     name: str
     autocast: torch.dtype | None
     eps: float
-    matmul: str = "highest"
 
 
 FLOAT32 = Precision("float32", None, torch.finfo(torch.float32).eps)
-TF32 = Precision("tf32", None, 2.0**-10, "high")
+TF32 = Precision("tf32", None, 2.0**-10)
 BF16 = Precision("bf16", torch.bfloat16, torch.finfo(torch.bfloat16).eps)
 FP16 = Precision("fp16", torch.float16, torch.finfo(torch.float16).eps)
 
@@ -111,9 +111,7 @@ def list_precisions(device: torch.device) -> list[Precision]:
     if device.type != "cuda":
         return [FLOAT32, BF16, FP16]
     precisions = [FLOAT32]
-    major, _ = torch.cuda.get_device_capability(device)
-    has_tensor_cores_for_float32 = major >= 8
-    if has_tensor_cores_for_float32:
+    if torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY:
         precisions.append(TF32)
     if torch.cuda.is_bf16_supported(including_emulation=False):
         precisions.append(BF16)
@@ -286,14 +284,10 @@ def compute_layer(
 @contextlib.contextmanager
 def in_precision(precision: Precision, device: torch.device) -> Iterator[None]:
     """Compute with the arithmetic of `precision`."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision.matmul)
     is_half = precision.autocast is not None
-    try:
-        with torch.autocast(device.type, precision.autocast, enabled=is_half):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    autocast = torch.autocast(device.type, precision.autocast, enabled=is_half)
+    with products_in_tf32(precision is TF32), autocast:
+        yield
 
 
 def relative_errors(actual: list[Tensor], expected: list[Tensor]) -> list[float]:

@@ -139,14 +139,9 @@ class SoftCap(Composer):
 
 
 class Gemma3(Hub):
-    """Gemma 3: norms of queries and keys; its class has a soft cap that its code ignores."""
+    """Gemma 3: norms of queries and keys, and windows in some layers."""
 
-    known = (
-        *Hub.known,
-        "attn_logit_softcapping",
-        "is_sliding",
-        "use_bidirectional_attention",
-    )
+    known = (*Hub.known, "is_sliding", "use_bidirectional_attention")
 
 
 class Phi(Hub):

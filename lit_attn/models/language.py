@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.cache import Cache
-from lit_attn.attention.precision import wide
 from lit_attn.config.data.text import IGNORED
 from lit_attn.config.models.language import GPTConfig, SequenceClassifierConfig
 from lit_attn.models.layers import AdaptiveSoftmax, Device
 from lit_attn.models.seeded_draws import draw_parameters
+from lit_attn.models.token_loss import token_losses
 from lit_attn.models.trunk import Trunk, initialise
 
 
@@ -69,9 +69,10 @@ class GPT(nn.Module):
         """Return -log p(target) in nats, (B, n), at least float32; 0 where a target is IGNORED."""
         flat_targets = targets.flatten()
         if not isinstance(self.head, AdaptiveSoftmax):
-            logits = wide(self(tokens).flatten(0, 1))
-            nll = F.cross_entropy(logits, flat_targets, ignore_index=IGNORED, reduction="none")
-            return nll.unflatten(0, targets.shape)
+            hidden = self.dropout(self.trunk(tokens)).flatten(0, 1)
+            weight = self.trunk.tokens.weight if self.head is None else self.head.weight
+            assert isinstance(weight, Tensor)
+            return token_losses(hidden, weight, flat_targets).unflatten(0, targets.shape)
         hidden = self.dropout(self.trunk(tokens)).flatten(0, 1)
         is_predicted = flat_targets != IGNORED
         predicted_nll = self.head.nll(

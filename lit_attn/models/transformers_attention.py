@@ -91,31 +91,48 @@ class Hub(Adapter):
         check_rotation(original)
 
     def read(self, original: Any) -> Projections:
-        head_dim = original.head_dim
-        qkv = join(*(getattr(original, name) for name in self.input_names))
+        parts = [getattr(original, name) for name in self.input_names]
         proj = getattr(original, self.output_name)
-        heads = proj.in_features // head_dim
-        key_heads = (qkv.out_features // head_dim - heads) // 2
+        qkv = join(*parts)
+        query_rows = proj.in_features
+        key_rows = (qkv.out_features - query_rows) // 2
+        if len(parts) == 3:
+            rows = [part.out_features for part in parts]
+            if rows != [query_rows, key_rows, key_rows]:
+                raise ValueError(
+                    f"its projections to q, k and v have {rows[0]}, {rows[1]} and {rows[2]} "
+                    f"outputs, and its output projection has {query_rows} inputs, which do not "
+                    "form heads of one width"
+                )
         q_norm, k_norm = self.norm_names
         return Projections(
-            heads=heads,
-            key_heads=key_heads,
+            heads=query_rows // original.head_dim,
+            key_heads=key_rows // original.head_dim,
             qkv=qkv,
             proj=proj,
-            q_norm=self.read_norm(original, q_norm),
-            k_norm=self.read_norm(original, k_norm),
+            q_norm=self.read_norm(original, q_norm, query_rows),
+            k_norm=self.read_norm(original, k_norm, key_rows),
             attn_drop=self.read_dropout(original),
             scale=self.read_scale(original),
         )
 
-    def read_norm(self, original: Any, name: str) -> nn.Module | None:
-        """Return the norm `name` for vectors of one head, or None if the module has none."""
+    def read_norm(self, original: Any, name: str, rows: int) -> nn.Module | None:
+        """Return the norm `name` for vectors of one head, or None if the module has none.
+
+        `rows` is the width of all heads. Raises ValueError for a norm whose width is not known.
+        """
         norm: nn.Module | None = getattr(original, name, None)
-        weight = getattr(norm, "weight", None)
-        if norm is None or weight is None or weight.shape == (original.head_dim,):
+        if norm is None or isinstance(norm, nn.Identity):
+            return None
+        shape = tuple(getattr(norm, "weight", torch.empty(0)).shape)
+        if shape == (original.head_dim,):
             return norm
-        # OLMo 2: the norm of all heads at once.
-        return JointNorm(norm)
+        if shape == (rows,):
+            # OLMo 2: the norm of all heads at once.
+            return JointNorm(norm)
+        raise ValueError(
+            f"its `{name}` has weights of shape {shape}, neither of one head nor of all heads"
+        )
 
     def read_dropout(self, original: Any) -> float:
         """Return the rate of the weights' dropout."""
@@ -171,8 +188,8 @@ class Hub(Adapter):
         if past is None or self.training or x.is_meta:
             return None
         self.check_cache()
-        own_past = getattr(past, "self_attention_cache", past)
-        return HubCache(own_past, self.index, self.layer.spec.window)
+        self_past = getattr(past, "self_attention_cache", past)
+        return HubCache(self_past, self.index, self.layer.spec.window)
 
     def check_cache(self) -> None:
         """Raise ValueError for a mechanism without keys and values."""

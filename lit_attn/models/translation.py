@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.precision import wide
-from lit_attn.config.data.text import END, PADDING
+from lit_attn.config.data.text import END, IGNORED, PADDING
 from lit_attn.config.models.language import EncoderDecoderConfig
 from lit_attn.config.tasks import TranslationConfig
 from lit_attn.models.layers import Device
 from lit_attn.models.seeded_draws import draw_parameters
+from lit_attn.models.token_loss import is_chunked, token_losses
 from lit_attn.models.trunk import Memory, Trunk, initialise
 
 
@@ -51,12 +52,30 @@ class EncoderDecoder(nn.Module):
 
     def forward(self, source: Tensor, inputs: Tensor) -> Tensor:
         """Return logits (B, n, V) of the tokens that follow `inputs` (B, n)."""
+        return self.logits(self.decode(source, inputs))
+
+    def nll(self, source: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return -log p(target) in nats, (B, n), at least float32; 0 where a target is IGNORED."""
+        hidden = self.decode(source, inputs)
+        if is_chunked(targets.numel(), len(self.output_weight)):
+            losses = token_losses(hidden.flatten(0, 1), self.output_weight, targets.flatten())
+            return losses.unflatten(0, targets.shape)
+        logits = wide(self.logits(hidden)).transpose(1, 2)
+        return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+
+    def decode(self, source: Tensor, inputs: Tensor) -> Tensor:
+        """Return the decoder's output (B, n, d) for `inputs` (B, n)."""
         tokens, mask = self.encode(source)
         present = None
         if self.hides_queries:
             present = inputs != PADDING
             mask = mask & present[:, None, :, None]
-        return self.logits(self.decoder(inputs, present, memory=(tokens, mask)))
+        return self.decoder(inputs, present, memory=(tokens, mask))
+
+    @property
+    def output_weight(self) -> Tensor:
+        """Weight (V, d) that turns the decoder's output into logits."""
+        return self.decoder.tokens.weight if self.head is None else self.head.weight
 
     def encode(self, source: Tensor) -> Memory:
         """Return the memory of the sentences `source` (B, m)."""
@@ -65,9 +84,7 @@ class EncoderDecoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of the decoder's output, (B, n, d) -> (B, n, V)."""
-        if self.head is not None:
-            return self.head(hidden)
-        return F.linear(hidden, self.decoder.tokens.weight)
+        return F.linear(hidden, self.output_weight)
 
 
 @torch.no_grad()

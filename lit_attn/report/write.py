@@ -17,6 +17,7 @@ from lit_attn.report.comparison import ALPHA, Comparisons, compare_variants
 from lit_attn.report.formats import Cell, Table, named_table, read_csv, rows_to_csv, to_csv
 from lit_attn.report.labels import find_labels, label_rows, label_study
 from lit_attn.report.page import FIGURES, Section, render_page
+from lit_attn.report.pictures import draw_pictures
 from lit_attn.report.read import LOG, Outcome, StudyRecord, describe_failure
 from lit_attn.report.scaling import make_scaling_files
 from lit_attn.report.summary import list_cells, make_settings_frame, make_variant_frame
@@ -137,6 +138,7 @@ def _draw_figures(analysis: Analysis) -> Iterator[tuple[str, Figure | None]]:
         yield "cost", figures.draw_cost(study, summary)
         label = study.plan.metric.label
         yield "effects", figures.draw_effects(estimates, label, comparisons.level)
+        yield "pictures", draw_pictures(study)
         for name, draw in diagnostics.DRAWERS.items():
             yield name, draw(recorded, baseline)
     if study.tuning:

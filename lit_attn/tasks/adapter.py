@@ -25,13 +25,16 @@ from lit_attn.tasks.base import TaskModule
 
 def load_class(config: OwnClass) -> type[L.LightningModule]:
     """Return the class; ConfigError if it is no LightningModule that can be built and trained."""
-    module_class, target = config.load(), config.target
+    module_class = config.load()
+    target = config.target
     for name in ("training_step", "validation_step"):
         if getattr(module_class, name) is getattr(L.LightningModule, name):
             raise ConfigError(f"{target} does not define {name}")
     if module_class.configure_optimizers is not L.LightningModule.configure_optimizers:
-        text = "`optimizer` and `schedule` of the experiment train it; remove the method"
-        raise ConfigError(f"{target} defines configure_optimizers, but {text}")
+        raise ConfigError(
+            f"{target} defines configure_optimizers, but `optimizer` and `schedule` of the "
+            "experiment train it; remove the method"
+        )
     try:
         inspect.signature(module_class).bind(None, **config.arguments)
     except TypeError as error:
@@ -64,12 +67,16 @@ class Adapter(TaskModule):
         self.measures = config.measures
         super().__init__(module, data, optimizer, rate)
         logged: dict[str, Any] = {}
+
+        def log(name: str, value: Any, *_: Any, **__: Any) -> None:
+            logged[name] = value
+
+        def log_dict(values: Any, *_: Any, **__: Any) -> None:
+            logged.update(values)
+
         # Functions and not methods: the average of the weights is a deep copy of the module, which
         # has to log to the same dictionary.
-        vars(module).update(
-            log=lambda name, value, *_, **__: logged.update({name: value}),
-            log_dict=lambda values, *_, **__: logged.update(values),
-        )
+        vars(module).update(log=log, log_dict=log_dict)
         self.logged = logged
 
     def build_metrics(self, split: str) -> MetricCollection:
@@ -78,19 +85,24 @@ class Adapter(TaskModule):
     def loss(self, batch: Any) -> Tensor:
         """Return the loss of `training_step`, which may return a dictionary with it."""
         returned: Any = self.network.training_step(batch, self.trainer.fit_loop.batch_idx)
-        return returned["loss"] if isinstance(returned, dict) else returned
+        if isinstance(returned, dict):
+            return returned["loss"]
+        return returned
 
     def evaluate(self, batch: Any) -> tuple[Any, ...]:
         """Return the logged numbers, the size of the batch, and what `validation_step` returns."""
         self.logged.clear()
         returned = self.network.validation_step(batch, 0)
-        if missing := sorted(set(self.measures) - self.logged.keys()):
+        missing = sorted(set(self.measures) - self.logged.keys())
+        if missing:
             raise ConfigError(f"task: validation_step does not log '{missing[0]}' of `measures`")
         for name in self.measures:
             if isinstance(self.logged[name], Metric):
-                text = "is a metric; log a number, or add the metric to `metrics`"
-                raise ConfigError(f"task: '{name}' {text}")
+                raise ConfigError(
+                    f"task: '{name}' is a metric; log a number, or add the metric to `metrics`"
+                )
         values = batch.values() if isinstance(batch, dict) else batch
+        # Every tensor of a batch has the samples as its first axis.
         samples = next(len(value) for value in values if isinstance(value, Tensor))
         return dict(self.logged), samples, returned
 

@@ -3,6 +3,7 @@
 import contextlib
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 import lightning as L
@@ -18,6 +19,8 @@ from lit_attn.config.schedules import Rate
 from lit_attn.config.training import WeightAverage
 from lit_attn.data.module import DataModule
 from lit_attn.schema.base import require_methods
+from lit_attn.tasks.pictures import Pictures
+from lit_attn.tasks.tf32 import products_in_tf32
 
 
 class TaskModule(L.LightningModule, ABC):
@@ -40,6 +43,9 @@ class TaskModule(L.LightningModule, ABC):
     monitored = ""
     """Metric that decides on early stopping, with its split."""
 
+    compile_mode = "default"
+    """Mode of torch.compile in which `compile_network` compiles."""
+
     evaluated_at = -1
     """Step after which the splits were last evaluated."""
 
@@ -58,9 +64,10 @@ class TaskModule(L.LightningModule, ABC):
         self.added: list[MetricCollection] = []
         self.added_metrics = MetricCollection({})
         self._extend_metrics()
-        # `training_step` has checked that the loss is finite, and each check makes a GPU wait.
-        names = ("loss", *self.training_values)
-        self.train_means = {name: MeanMetric(nan_strategy="disable") for name in names}
+        self.train_means: dict[str, MeanMetric] = {}
+        for name in ("loss", *self.training_values):
+            # `training_step` has checked that the loss is finite, and each check makes a GPU wait.
+            self.train_means[name] = MeanMetric(nan_strategy="disable")
         self.registered_means = nn.ModuleList(self.train_means.values())
         self.average: ModelEmaV3 | None = None
         self.unaveraged_epochs: int | None = None
@@ -122,6 +129,13 @@ class TaskModule(L.LightningModule, ABC):
         *inputs, _ = batch
         return tuple(inputs)
 
+    def draw_pictures(self, most: int, has_averaged: bool) -> Pictures | None:
+        """Return at most `most` pictures of predictions, or None if the task draws none.
+
+        The averaged weights predict if `has_averaged`, and otherwise the trained ones.
+        """
+        return None
+
     def average_weights(self, chosen: WeightAverage, steps: int) -> None:
         """Keep and evaluate an average of the weights in a training of `steps`."""
         if chosen.epochs is not None:
@@ -131,11 +145,18 @@ class TaskModule(L.LightningModule, ABC):
         self._extend_metrics()
 
     def compile_network(self) -> None:
-        """Compile the network with torch.compile."""
-        self.network.compile()
+        """Compile the network with torch.compile in `compile_mode`."""
+        self.network.compile(mode=self.compile_mode)
+
+    @property
+    def has_cuda_graphs(self) -> bool:
+        """True if the training steps of the network are replayed as CUDA graphs."""
+        return self.compile_mode == "reduce-overhead"
 
     def training_step(self, batch: Any, batch_index: int) -> Tensor:
         """Return the loss; raise Diverged before the update if it is not finite."""
+        if self.has_cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
         loss = self.loss(batch)
         if not torch.isfinite(loss):
             raise Diverged(f"loss is {loss.item()} at step {self.global_step}")
@@ -147,16 +168,28 @@ class TaskModule(L.LightningModule, ABC):
     ) -> None:
         """Step the optimiser, then the parts that learn from statistics of the whole batch."""
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        is_shared = self.trainer.world_size > 1
-        end_step(self.network, distributed.all_reduce if is_shared else None)
+        all_reduce = distributed.all_reduce if self.trainer.world_size > 1 else None
+        end_step(self.network, all_reduce)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_index: int) -> None:
-        if self.average and (batch_index + 1) % self.trainer.accumulate_grad_batches == 0:
-            if self.unaveraged_epochs is not None:
-                epoch, rest = divmod(self.global_step, self.data.steps_per_epoch)
-                earlier = max(0, epoch - 1 - self.unaveraged_epochs)
-                self.average.decay = 1.0 if rest else earlier / (earlier + 1)
-            self.average.update(self.network)
+        is_step_end = (batch_index + 1) % self.trainer.accumulate_grad_batches == 0
+        if self.average is None or not is_step_end:
+            return
+        if self.unaveraged_epochs is not None:
+            self.average.decay = self._decay_of_mean(self.unaveraged_epochs)
+        self.average.update(self.network)
+
+    def _decay_of_mean(self, unaveraged_epochs: int) -> float:
+        """Return the decay that makes the average the mean of the weights after each epoch.
+
+        It is 1 within an epoch, which keeps the average. The first `unaveraged_epochs` do not
+        count.
+        """
+        epochs, steps_of_next = divmod(self.global_step, self.data.steps_per_epoch)
+        if steps_of_next > 0:
+            return 1.0
+        averaged_before = max(0, epochs - 1 - unaveraged_epochs)
+        return averaged_before / (averaged_before + 1)
 
     def on_train_epoch_end(self) -> None:
         """Record the means of the epoch; to record each step would cost more than a step."""
@@ -180,15 +213,11 @@ class TaskModule(L.LightningModule, ABC):
         is_padding = not self.trainer.val_dataloaders[dataloader_idx].has_samples(batch_index)
         if is_padding and batch_index > 0:
             return {}
-        full = torch.autocast(self.device.type, enabled=False)
-        with contextlib.nullcontext() if self.evaluates_as_training else full:
+        with self.evaluation_context():
             units = {"": self._update(dataloader_idx, batch)}
             if self.average is not None:
-                trained, self.network = self.network, self.average.module
-                try:
+                with self.averaged_network(self.average):
                     units["averaged-"] = self._update(len(self.splits) + dataloader_idx, batch)
-                finally:
-                    self.network = trained
         if is_padding:
             for index in range(dataloader_idx, len(self.metrics), len(self.splits)):
                 clear_states(self.metrics[index])
@@ -196,19 +225,38 @@ class TaskModule(L.LightningModule, ABC):
             return {}
         return units
 
+    @contextlib.contextmanager
+    def averaged_network(self, average: ModelEmaV3) -> Iterator[None]:
+        """Evaluate the averaged weights in this context."""
+        trained = self.network
+        self.network = average.module
+        try:
+            yield
+        finally:
+            self.network = trained
+
+    @contextlib.contextmanager
+    def evaluation_context(self) -> Iterator[None]:
+        """Compute in float32 in this context, or in the precision of the training."""
+        with contextlib.ExitStack() as stack:
+            if not self.evaluates_as_training:
+                stack.enter_context(torch.autocast(self.device.type, enabled=False))
+                stack.enter_context(products_in_tf32(False))
+            if self.has_cuda_graphs:
+                # Metrics keep outputs, which the next replay of a graph would overwrite.
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            yield
+
     def on_validation_epoch_end(self) -> None:
         """Record the metrics of all splits, also NaN; raise Diverged if a loss is not finite."""
-        averaged = [f"{split}/averaged-" for split in self.splits] if self.average else []
+        prefixes = [f"{split}/" for split in self.splits]
+        if self.average is not None:
+            prefixes += [f"{split}/averaged-" for split in self.splits]
         monitored = math.nan
-        for index, prefix in enumerate([f"{split}/" for split in self.splits] + averaged):
-            task_values, added = self.metrics[index].compute(), self.added[index].compute()
-            values = {f"{prefix}{name}": value.item() for name, value in task_values.items()}
-            # A metric of several numbers to predict may have a value for each of them.
-            means = {name: value.double().mean().item() for name, value in added.items()}
-            values |= {f"{prefix}{name}": mean for name, mean in means.items()}
-            self.metrics[index].reset()
-            self.added[index].reset()
-            if not math.isfinite(loss := values[f"{prefix}loss"]):
+        for index, prefix in enumerate(prefixes):
+            values = self._compute_metrics(index, prefix)
+            loss = values[f"{prefix}loss"]
+            if not math.isfinite(loss):
                 raise Diverged(f"{prefix}loss is {loss} after step {self.global_step}")
             self._record(values)
             monitored = values.get(self.monitored, monitored)
@@ -219,11 +267,27 @@ class TaskModule(L.LightningModule, ABC):
             self.log(self.monitored, number, logger=False, sync_dist=True)
         self.evaluated_at = self.global_step
 
+    def _compute_metrics(self, index: int, prefix: str) -> dict[str, float]:
+        """Return the values of the metrics with number `index`, and reset these metrics.
+
+        `prefix` is the beginning of their names: the split, and "averaged-" for averaged weights.
+        """
+        values = {}
+        for name, value in self.metrics[index].compute().items():
+            values[f"{prefix}{name}"] = value.item()
+        for name, value in self.added[index].compute().items():
+            # A metric of several numbers to predict may have a value for each of them.
+            values[f"{prefix}{name}"] = value.double().mean().item()
+        self.metrics[index].reset()
+        self.added[index].reset()
+        return values
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the optimiser; `on_before_optimizer_step` sets its learning rate."""
         # A fused optimiser removes the loss scale itself, which is too late for clipping.
-        scaled = self.trainer.precision == "16-mixed" and self.trainer.gradient_clip_val is not None
-        return self.optimizer.build(self.network, fused=not scaled)
+        has_loss_scale = self.trainer.precision == "16-mixed"
+        is_clipping = self.trainer.gradient_clip_val is not None
+        return self.optimizer.build(self.network, fused=not (has_loss_scale and is_clipping))
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
@@ -235,29 +299,37 @@ class TaskModule(L.LightningModule, ABC):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
-            group["lr"] = self.rate(self.global_step)
-            if self.momentum is not None and "betas" in group:
-                group["betas"] = (self.momentum(self.global_step), group["betas"][1])
-            elif self.momentum is not None:
-                group["momentum"] = self.momentum(self.global_step)
+            # Optimisers of different parameters can have different rates.
+            group["lr"] = self.rate(self.global_step) * group.get("lr_scale", 1.0)
+            if self.momentum is None:
+                continue
+            momentum = self.momentum(self.global_step)
+            if "betas" in group:
+                _, beta2 = group["betas"]
+                group["betas"] = (momentum, beta2)
+            elif "momentum" in group:
+                group["momentum"] = momentum
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the running means of all devices, which Lightning does not save."""
         for name, mean in self.train_means.items():
             if mean.update_called:
                 with mean.sync_context():
-                    state = {n: getattr(mean, n).cpu() for n in ("mean_value", "weight")}
-                checkpoint[f"train_{name}"] = state
+                    checkpoint[f"train_{name}"] = {
+                        "mean_value": mean.mean_value.cpu(),
+                        "weight": mean.weight.cpu(),
+                    }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the running means on the first device and start at zero on the others."""
         for name, mean in self.train_means.items():
             for entry, value in checkpoint.get(f"train_{name}", {}).items():
-                mine = value if self.trainer.is_global_zero else torch.zeros_like(value)
-                setattr(mean, entry, mine.to(self.device))
+                restored = value if self.trainer.is_global_zero else torch.zeros_like(value)
+                setattr(mean, entry, restored.to(self.device))
                 mean._update_count = 1
 
     def _record(self, values: dict[str, float]) -> None:
+        """Write values of the current step to all loggers at once."""
         # `self.log` writes after the hooks that save a checkpoint, so a cell stopped there would
         # lose the row. `current_epoch` is one too large after the last step.
         steps = int(self.trainer.num_training_batches) // self.trainer.accumulate_grad_batches

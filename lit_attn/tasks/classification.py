@@ -71,14 +71,21 @@ class Classification(TaskModule):
     def unit_values(self, *arguments: Tensor) -> Tensor:
         logits, targets = arguments
         losses = F.cross_entropy(logits, targets, reduction="none")
-        values = [losses, targets != IGNORED, logits.argmax(1) == targets]
-        return torch.stack([v.float().unsqueeze(-1).flatten(1).sum(1) for v in values], dim=1)
+        is_target = targets != IGNORED
+        is_correct = logits.argmax(1) == targets
+        sums = [_sum_per_sample(values) for values in (losses, is_target, is_correct)]
+        return torch.stack(sums, dim=1)
 
     def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return probabilities (N, classes) and the N labels, without those that are IGNORED."""
         logits, labels = evaluated
         is_counted = labels != IGNORED
         return logits.movedim(1, -1)[is_counted].softmax(-1), labels[is_counted]
+
+
+def _sum_per_sample(values: Tensor) -> Tensor:
+    """Return the sums (B,) of values (B, ...) over all axes but the first."""
+    return values.float().unsqueeze(-1).flatten(1).sum(1)
 
 
 class SequenceClassification(Classification):
@@ -111,7 +118,8 @@ class TokenClassification(Classification):
         """Return the mean over the tokens of the step, up to the mean over micro-batches."""
         tokens, present, classes, mean_count = batch
         is_counted = classes != IGNORED
-        logits, targets = self.network(tokens, present)[is_counted], classes[is_counted]
+        logits = self.network(tokens, present)[is_counted]
+        targets = classes[is_counted]
         self._count_correct(logits, targets)
         return self.loss_function(logits, targets) * is_counted.sum() / mean_count.sum()
 

@@ -23,8 +23,10 @@ class LanguageModelling(TaskModule):
         return TokenLoss(self.data.bytes_per_token(split))
 
     def metric_names(self, split: str) -> list[str]:
-        is_counted = self.data.bytes_per_token(split) is not None
-        return ["loss", "perplexity", *["bits_per_byte"] * is_counted]
+        names = ["loss", "perplexity"]
+        if self.data.bytes_per_token(split) is not None:
+            names.append("bits_per_byte")
+        return names
 
     def chance_levels(self, split: str) -> dict[str, float]:
         """Return the loss of equal probabilities for all ids."""
@@ -35,7 +37,8 @@ class LanguageModelling(TaskModule):
 
         The adaptive head of a GPT selects its computation by the targets, which does not compile.
         """
-        getattr(self.network, "trunk", self.network).compile()
+        compiled = getattr(self.network, "trunk", self.network)
+        compiled.compile(mode=self.compile_mode)
 
     def loss(self, batch: Any) -> Tensor:
         return self.nll(batch).mean()
@@ -46,8 +49,10 @@ class LanguageModelling(TaskModule):
 
     def unit_values(self, *arguments: Tensor) -> Tensor:
         nll, targets, *_ = arguments
-        losses, counts = nll.sum(1).float(), (targets != IGNORED).sum(1).float()
-        return torch.stack([losses, counts, torch.full_like(losses, math.nan)], dim=1)
+        losses = nll.sum(1).float()
+        target_counts = (targets != IGNORED).sum(1).float()
+        uncounted = torch.full_like(losses, math.nan)
+        return torch.stack([losses, target_counts, uncounted], dim=1)
 
     def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return probabilities (N, vocabulary) and the N targets that are to be predicted."""
@@ -62,8 +67,9 @@ class LanguageModelling(TaskModule):
         A network that has a method `nll` computes it itself.
         """
         *inputs, targets = batch
-        if (method := getattr(self.network, "nll", None)) is not None:
-            return method(*inputs, targets)
+        compute_nll = getattr(self.network, "nll", None)
+        if compute_nll is not None:
+            return compute_nll(*inputs, targets)
         logits = wide(self.network(*inputs)).transpose(1, 2)
         return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
 

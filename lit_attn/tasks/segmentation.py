@@ -4,16 +4,27 @@ Shapes: logits (K, h, w) float for K classes; labels and predictions (h, w) int6
 pixels without a class is IGNORED. Batches are mmsegmentation's (lit_attn.data.segmentation).
 """
 
-from typing import TYPE_CHECKING, Any
+import contextlib
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, distributed
 from torch.nn import functional as F
 from torchmetrics import Metric
 
+from lit_attn.cells.legend import Legend
 from lit_attn.config.data.segmentation import IGNORED
+from lit_attn.config.tasks import SegmentationConfig
 from lit_attn.data.segmentation import SceneryData
 from lit_attn.tasks.base import TaskModule
+from lit_attn.tasks.pictures import (
+    NO_LABEL,
+    Pictures,
+    choose_colours,
+    choose_empty_colour,
+    draw_picture,
+)
 
 if TYPE_CHECKING:
     from mmseg.models import EncoderDecoder
@@ -26,6 +37,7 @@ class Segmentation(TaskModule):
     `test_cfg` says.
     """
 
+    config: SegmentationConfig
     network: "EncoderDecoder"
     data: SceneryData
 
@@ -33,18 +45,21 @@ class Segmentation(TaskModule):
         return Overlap(self.data.classes)
 
     def metric_names(self, split: str) -> list[str]:
-        return ["mIoU", "mAcc", "aAcc", "loss", *(f"IoU:{name}" for name in self.data.classes)]
+        names = ["mIoU", "mAcc", "aAcc", "loss"]
+        names += [f"IoU:{name}" for name in self.data.classes]
+        return names
 
     def compile_network(self) -> None:
         """Compile the modules that mmsegmentation calls: the encoder and the decoder's layers."""
-        self.network.backbone.compile()
+        self.network.backbone.compile(mode=self.compile_mode)
         for layer in self.network.decode_head.layers:
-            layer.compile()
+            layer.compile(mode=self.compile_mode)
 
     def loss(self, batch: Any) -> Tensor:
         """Return the mean over the labelled pixels of the batch on all devices together."""
         prepared = self._prepared(batch, training=True)
         losses = self.network.loss(**prepared)
+        # mmsegmentation returns accuracies beside the losses.
         mean: Tensor = sum(value for name, value in losses.items() if "loss" in name)
         if self.trainer.world_size == 1:
             return mean
@@ -77,13 +92,48 @@ class Segmentation(TaskModule):
     def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return the predicted and the true classes of the labelled pixels."""
         predicted, labels, _ = evaluated
-        return predicted[labels != IGNORED], labels[labels != IGNORED]
+        is_labelled = labels != IGNORED
+        return predicted[is_labelled], labels[is_labelled]
 
     def predict(self, batch: Any) -> list[Any]:
         """Return mmsegmentation's samples with `seg_logits` and `pred_sem_seg`."""
         return self.network.predict(**self._prepared(batch, training=False))
 
+    @torch.no_grad()
+    def draw_pictures(self, most: int, has_averaged: bool) -> Pictures | None:
+        """Return pictures of image, labels and prediction in the colours of the data set."""
+        count = min(most, self.config.pictures)
+        if count == 0:
+            return None
+        palette = self.data.colours or choose_colours(len(self.data.classes))
+        empty = choose_empty_colour(palette)
+        colours = np.full((256, 3), empty, dtype=np.uint8)
+        colours[: len(palette)] = palette
+        drawn = []
+        shown: set[int] = set()
+        self.eval()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.evaluation_context())
+            if has_averaged and self.average is not None:
+                stack.enter_context(self.averaged_network(self.average))
+            for batch in self.data.sample_images(count):
+                (sample,) = self.predict(batch)
+                labels = sample.gt_sem_seg.data[0].cpu().numpy().astype(np.uint8)
+                prediction = sample.pred_sem_seg.data[0].cpu().numpy().astype(np.uint8)
+                # OpenCV reads the channels in the order blue, green, red.
+                image = batch["inputs"][0].flip(0).permute(1, 2, 0).numpy()
+                drawn.append(draw_picture(image, labels, prediction, colours))
+                shown.update(np.unique(labels).tolist(), np.unique(prediction).tolist())
+        classes = dict(zip(self.data.classes, palette, strict=True))
+        names = [name for number, name in enumerate(self.data.classes) if number in shown]
+        if IGNORED in shown:
+            classes[NO_LABEL] = empty
+            names.append(NO_LABEL)
+        weights: Literal["trained", "averaged"] = "averaged" if has_averaged else "trained"
+        return Pictures(drawn, Legend(weights=weights, classes=classes, shown=names))
+
     def _prepared(self, batch: Any, training: bool) -> dict[str, Any]:
+        """Return the batch on the device, normalised and padded by mmsegmentation."""
         # mmengine's preprocessor learns its device only from a call of its own method `to`.
         preprocessor = self.network.data_preprocessor.to(self.device)
         return preprocessor(dict(batch), training=training)
@@ -116,7 +166,9 @@ class Overlap(Metric):
 
     def compute(self) -> dict[str, Tensor]:
         confusion = self.confusion.double()
-        correct, labelled, predicted = confusion.diag(), confusion.sum(1), confusion.sum(0)
+        correct = confusion.diag()
+        labelled = confusion.sum(1)
+        predicted = confusion.sum(0)
         union = labelled + predicted - correct
         iou = correct / union
         values = {

@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torchmetrics.text import SacreBLEUScore
 
-from lit_attn.attention.precision import wide
 from lit_attn.config.data.text import IGNORED
 from lit_attn.config.tasks import TranslationConfig
 from lit_attn.data.text.parallel import SPECIAL, UNKNOWN, ParallelData
+from lit_attn.models.token_loss import total_loss
 from lit_attn.models.translation import EncoderDecoder, translate
 from lit_attn.tasks.language import LanguageModelling, TokenLoss
 
@@ -39,12 +38,17 @@ class Translation(LanguageModelling):
         Torch spreads its share over all tokens, the target included, so its share is larger.
         """
         source, inputs, targets, mean = batch
-        logits = wide(self.network(source, inputs)).flatten(0, 1)
-        share = self.config.label_smoothing * logits.shape[1] / (logits.shape[1] - 1)
-        total = F.cross_entropy(
-            logits, targets.flatten(), ignore_index=IGNORED, reduction="sum", label_smoothing=share
-        )
+        hidden = self.network.decode(source, inputs).flatten(0, 1)
+        weight = self.network.output_weight
+        vocabulary = len(weight)
+        share = self.config.label_smoothing * vocabulary / (vocabulary - 1)
+        total = total_loss(hidden, weight, targets.flatten(), share)
         return total / mean.sum()
+
+    def compile_network(self) -> None:
+        """Compile the encoder and the decoder; the loss works in chunks, uncompiled."""
+        self.network.encoder.compile(mode=self.compile_mode)
+        self.network.decoder.compile(mode=self.compile_mode)
 
     def inputs(self, batch: Any) -> tuple[Any, ...]:
         source, inputs, *_ = batch
@@ -55,15 +59,21 @@ class Translation(LanguageModelling):
         nll, targets = super().evaluate(batch)
         translations = targets[:, :0]
         if self.is_translating():
-            ids = [torch.tensor(row) for row in translate(self.network, batch[0], self.config)]
-            translations = pad_sequence(ids, batch_first=True, padding_value=IGNORED)
+            source = batch[0]
+            rows = translate(self.network, source, self.config)
+            translations = pad_sequence(
+                [torch.tensor(row) for row in rows], batch_first=True, padding_value=IGNORED
+            )
         return nll, targets, translations.to(targets.device)
 
     def is_translating(self) -> bool:
         """Return True if this evaluation measures BLEU, as every one with early stopping does."""
-        every, epoch = self.config.translate_every, self.global_step // self.data.steps_per_epoch
+        has_early_stopping = bool(self.monitored)
+        is_last = self.global_step >= self.trainer.max_steps
+        every = self.config.translate_every
+        epoch = self.global_step // self.data.steps_per_epoch
         is_due = every is not None and epoch % every == 0
-        return bool(self.monitored) or is_due or self.global_step >= self.trainer.max_steps
+        return has_early_stopping or is_last or is_due
 
 
 class TranslationScores(TokenLoss):
@@ -79,19 +89,25 @@ class TranslationScores(TokenLoss):
         super().update(nll, targets)
         if translations is None or not translations.shape[1]:
             return
-        hypotheses, references = [], []
+        unknown = SPECIAL[UNKNOWN]
+        hypotheses: list[str] = []
+        references: list[list[str]] = []
         for target, ids in zip(targets, translations, strict=True):
-            if (target != IGNORED).any():
-                references.append([self.data.words(target[target != IGNORED][:-1].tolist())])
-                text = self.data.words(ids[ids != IGNORED].tolist())
-                # An unknown character of a translation equals no unknown character of the text.
-                unknown = SPECIAL[UNKNOWN]
-                hypotheses.append(text.replace(unknown, f"<{unknown}>"))
+            target_ids = target[target != IGNORED].tolist()
+            if not target_ids:
+                continue
+            # The last id ends the sentence.
+            references.append([self.data.words(target_ids[:-1])])
+            hypothesis = self.data.words(ids[ids != IGNORED].tolist())
+            # An unknown character of a translation equals no unknown character of the text.
+            hypotheses.append(hypothesis.replace(unknown, f"<{unknown}>"))
         self.bleu.update(hypotheses, references)
 
     def compute(self) -> dict[str, Tensor]:
         values = super().compute()
-        return values | {"bleu": self.bleu.compute()} if self.bleu.update_called else values
+        if self.bleu.update_called:
+            values["bleu"] = self.bleu.compute()
+        return values
 
     def reset(self) -> None:
         super().reset()

@@ -1,7 +1,6 @@
 """Build what Lightning trains from a cell: the data, the task, and the cost of the model."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -19,6 +18,7 @@ from lit_attn.models import factory
 from lit_attn.models.batch_norm import synchronise_batch_norms
 from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.tasks.base import TaskModule
+from lit_attn.training.compilation import choose_mode, require_static_steps
 from lit_attn.training.several_devices import require_gradients
 
 
@@ -29,11 +29,16 @@ class Parts(NamedTuple):
     task: TaskModule
     costs: factory.Budget
     inputs: dict[str, str]
+    is_compiled: bool
 
 
-def build(cell: Cell, device: torch.device) -> Parts:
-    """Return the parts of a cell. Raises ConfigError for a configuration that cannot run."""
+def build(cell: Cell, device: torch.device, *, may_compile: bool = True) -> Parts:
+    """Return the parts of a cell, compiled as the configuration says if it `may_compile`.
+
+    Raises ConfigError for a configuration that cannot run.
+    """
     experiment = cell.experiment
+    compile_mode = choose_mode(experiment, device) if may_compile else None
     model = factory.resolve(experiment.model, cell.match_to, experiment.data)
     costs = factory.describe(model, experiment.data)
     L.seed_everything(cell.seed, verbose=False)
@@ -41,9 +46,11 @@ def build(cell: Cell, device: torch.device) -> Parts:
     network = factory.build(model, experiment.data)
     _prepare_for_devices(network, experiment.training.devices)
     task = _build_task(cell, data, network)
-    if experiment.training.compile:
+    if compile_mode is not None:
+        task.compile_mode = compile_mode
         task.compile_network()
-    return Parts(data, task, costs, collect_inputs(cell.parts, experiment.data.input_paths()))
+    inputs = collect_inputs(cell.parts, experiment.data.input_paths())
+    return Parts(data, task, costs, inputs, is_compiled=compile_mode is not None)
 
 
 def _build_data(cell: Cell, device: torch.device) -> DataModule:
@@ -51,8 +58,10 @@ def _build_data(cell: Cell, device: torch.device) -> DataModule:
     try:
         data = cell.experiment.data.build(cell.seed, device)
     except ConfigError as error:
-        text = str(error)
-        raise ConfigError(text if text.startswith("data") else f"data: {text}") from error
+        message = str(error)
+        if not message.startswith("data"):
+            message = f"data: {message}"
+        raise ConfigError(message) from error
     _require_type(data, DataModule, f"data: `build` of kind '{cell.experiment.data.kind}'")
     return data
 
@@ -64,28 +73,53 @@ def find_mistake(cells: Sequence[Any], has_data: bool = True) -> tuple[int, str]
     will show other exceptions. Unless this machine `has_data`, only the model of a cell whose files
     are missing is checked.
     """
-    known: tuple[Data, DataModule] | None = None
+    loaded = LoadedData()
     for number, written in enumerate(cells):
         try:
             cell = Cell.parse(written, "config.yaml")
-            experiment = cell.experiment
-            model = factory.resolve(experiment.model, cell.match_to, experiment.data)
-            network = factory.build(model, experiment.data, "meta")
-            _prepare_for_devices(network, experiment.training.devices)
-            sample = experiment.data.signature().sample()
-            require_gradients(network, sample, experiment.training.devices)
-            paths = [path for _, path in find_paths(experiment.data.model_dump())]
-            if not (has_data or all(map(Path.exists, paths))):
-                continue
-            if known is None or known[0] != experiment.data:
-                known = experiment.data, _build_data(cell, torch.device("cpu"))
-                known[1].check()
-            _build_task(cell, known[1], network)
+            network = _build_without_memory(cell)
+            if has_data or _has_all_files(cell.experiment.data):
+                _build_task(cell, loaded.find(cell), network)
         except ConfigError as error:
             return number, str(error)
         except Exception:
+            # The log of the cell will show it.
             continue
     return None
+
+
+class LoadedData:
+    """Data of the cell that was checked last, which the next cell often has too."""
+
+    def __init__(self) -> None:
+        self.config: Data | None = None
+        self.module: DataModule | None = None
+
+    def find(self, cell: Cell) -> DataModule:
+        """Return the checked data of `cell`. Raises ConfigError if they cannot be used."""
+        if self.module is None or self.config != cell.experiment.data:
+            module = _build_data(cell, torch.device("cpu"))
+            self.config = cell.experiment.data
+            self.module = module
+            module.check()
+        return self.module
+
+
+def _build_without_memory(cell: Cell) -> nn.Module:
+    """Return the network of `cell` on the meta device. Raises ConfigError if it cannot train."""
+    experiment = cell.experiment
+    devices = experiment.training.devices
+    model = factory.resolve(experiment.model, cell.match_to, experiment.data)
+    network = factory.build(model, experiment.data, "meta")
+    _prepare_for_devices(network, devices)
+    require_static_steps(experiment)
+    require_gradients(network, experiment.data.signature().sample(), devices)
+    return network
+
+
+def _has_all_files(data: Data) -> bool:
+    """Return True if this machine has every file and folder that `data` names."""
+    return all(path.exists() for _, path in find_paths(data.model_dump()))
 
 
 def _prepare_for_devices(network: nn.Module, devices: int) -> None:
@@ -96,18 +130,25 @@ def _prepare_for_devices(network: nn.Module, devices: int) -> None:
 
 
 def _build_task(cell: Cell, data: DataModule, network: nn.Module) -> TaskModule:
-    experiment, training = cell.experiment, cell.experiment.training
-    steps = training.model_copy(update={"stretch": 1.0}).steps(data.steps_per_epoch)
-    if warning := experiment.schedule.warn_of_steps(steps, data.steps_per_epoch):
-        LOG.warning("schedule: %s", warning)
+    """Return the task of a cell, with its metrics, schedules and average of the weights.
+
+    Raises ConfigError for a configuration that cannot run.
+    """
+    experiment = cell.experiment
+    training = experiment.training
+    _warn_of_schedule(cell, data)
     rate = experiment.schedule.rate(experiment.optimizer.lr, data.steps_per_epoch, training.epochs)
-    rate = stretch(rate, training.stretch)
-    task = experiment.task.build(network, data, experiment.loss, experiment.optimizer, rate)
+    stretched_rate = stretch(rate, training.stretch)
+    task = experiment.task.build(
+        network, data, experiment.loss, experiment.optimizer, stretched_rate
+    )
     _require_type(task, TaskModule, f"task: `build` of kind '{experiment.task.kind}'")
     outputs = experiment.task.outputs(data.signature)
-    added = {metric.info(outputs).name: metric.build(outputs) for metric in experiment.metrics}
-    if added:
-        task.add_metrics(added)
+    added_metrics = {}
+    for metric in experiment.metrics:
+        added_metrics[metric.info(outputs).name] = metric.build(outputs)
+    if added_metrics:
+        task.add_metrics(added_metrics)
     momentum = experiment.schedule.momentum(data.steps_per_epoch, training.epochs)
     task.momentum = None if momentum is None else stretch(momentum, training.stretch)
     task.evaluates_as_training = training.evaluation == "as-training"
@@ -115,6 +156,18 @@ def _build_task(cell: Cell, data: DataModule, network: nn.Module) -> TaskModule:
         task.average_weights(training.average, training.steps(data.steps_per_epoch))
     _require_metric(cell.metric, task)
     return task
+
+
+def _warn_of_schedule(cell: Cell, data: DataModule) -> None:
+    """Log a warning if the schedule does not fit the number of steps.
+
+    A stretched training stretches its schedule too, so the steps are those without `stretch`.
+    """
+    unstretched = cell.experiment.training.model_copy(update={"stretch": 1.0})
+    steps = unstretched.steps(data.steps_per_epoch)
+    warning = cell.experiment.schedule.warn_of_steps(steps, data.steps_per_epoch)
+    if warning:
+        LOG.warning("schedule: %s", warning)
 
 
 def _require_type(built: Any, expected: type, source: str) -> None:
@@ -128,17 +181,20 @@ def _require_metric(metric: Metric, task: TaskModule) -> None:
     """Raise ConfigError, before the training, if the cell will not measure `metric`."""
     split, _, name = metric.name.partition("/")
     if metric.selection == "best-validation" and "val" not in task.splits:
-        text = f"best-validation needs 'val/{name}', but this data has no split val"
-        raise ConfigError(f"metric: {text}")
+        raise ConfigError(
+            f"metric: best-validation needs 'val/{name}', but this data has no split val"
+        )
     if split in ("train", "evaluation"):
         return
     if split not in task.splits:
         splits = ", ".join(task.splits)
         raise ConfigError(f"metric: '{metric.name}': this data has these splits: {splits}")
     if metric.averaged and task.average is None:
-        text = "measures averaged weights; set training.average"
-        raise ConfigError(f"metric: '{metric.name}' {text}")
-    bare, names = name.removeprefix("averaged-"), [*task.metric_names(split), *task.added_metrics]
-    if bare not in names:
-        hint = suggest(bare, names)
-        raise ConfigError(f"metric: '{metric.name}': '{bare}' is not measured{hint}")
+        raise ConfigError(
+            f"metric: '{metric.name}' measures averaged weights; set training.average"
+        )
+    bare_name = name.removeprefix("averaged-")
+    measured = task.metric_names(split) + [str(added) for added in task.added_metrics]
+    if bare_name not in measured:
+        hint = suggest(bare_name, measured)
+        raise ConfigError(f"metric: '{metric.name}': '{bare_name}' is not measured{hint}")

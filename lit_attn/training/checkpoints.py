@@ -23,6 +23,11 @@ from lit_attn.training.provenance import Provenance, describe_changes, join_prov
 
 KEEP = 2  # Number of checkpoints kept: a disk may lose the newest one in a power cut.
 
+AGREEMENT_SECONDS = 0.5
+"""Seconds between two agreements of several ranks on saving a checkpoint or stopping."""
+MOST_STEPS = 100
+"""Most steps between two agreements; the time of a step can change."""
+
 # Urgency of the next checkpoint. All ranks follow the most urgent rank.
 LATER, DUE, STOP = range(3)
 
@@ -47,6 +52,9 @@ class Checkpoints(L.Callback):
     saved: float = field(default_factory=time.monotonic, init=False)
     elapsed_before: float = field(default=0.0, init=False)
     is_stopped: bool = field(default=False, init=False)
+    agreed: float = field(default_factory=time.monotonic, init=False)
+    last_agreement: int = field(default=0, init=False)
+    next_agreement: int = field(default=0, init=False)
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         # Replaces Lightning's handler, which exits with success and saves nothing.
@@ -57,32 +65,65 @@ class Checkpoints(L.Callback):
     ) -> None:
         if batch_idx % trainer.accumulate_grad_batches:
             return
-        due = DUE if time.monotonic() - self.saved >= self.interval else LATER
-        urgency = self.group.maximum(STOP if self.is_stopped else due)
+        urgency = self._agree(trainer.global_step)
         if urgency > LATER:
             self._save(trainer)
         if urgency == STOP:
             raise Preempted(f"stopped by SIGTERM; saved at step {trainer.global_step}")
+        self._seed_step(trainer, module.device)
+
+    def _agree(self, step: int) -> int:
+        """Return the urgency of the next checkpoint for all ranks, before training step `step`.
+
+        To agree makes the ranks wait for each other, so several ranks agree about once in
+        AGREEMENT_SECONDS: at a step that they have chosen together, from the time of a step.
+        """
+        if self.group.world_size == 1:
+            return self._own_urgency()
+        if step < self.next_agreement:
+            return LATER
+        now = time.monotonic()
+        steps_since = max(1, step - self.last_agreement)
+        microseconds = round(1e6 * (now - self.agreed) / steps_since)
+        urgency, slowest = self.group.maxima([self._own_urgency(), microseconds])
+        steps_until = int(1e6 * AGREEMENT_SECONDS / max(1, slowest))
+        self.next_agreement = step + min(max(1, steps_until), MOST_STEPS)
+        self.last_agreement = step
+        self.agreed = time.monotonic()
+        return urgency
+
+    def _own_urgency(self) -> int:
+        """Return the urgency of the next checkpoint for this rank alone."""
+        if self.is_stopped:
+            return STOP
+        seconds_since_save = time.monotonic() - self.saved
+        return DUE if seconds_since_save >= self.interval else LATER
+
+    def _seed_step(self, trainer: L.Trainer, device: torch.device) -> None:
+        """Seed the random generators with (seed, step, rank)."""
         seed = hash((self.seed, trainer.global_step, trainer.global_rank)) % 2**63
         # torch.manual_seed would format a stack trace for every kind of device on a CPU.
         torch.default_generator.manual_seed(seed)
-        if module.device.type == "cuda":
+        if device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint stores: the seconds and the provenance of all attempts."""
-        attempts = [*self.earlier_attempts, self.describe()]
-        unique = [a for number, a in enumerate(attempts) if a not in attempts[:number]]
+        unique: list[Provenance] = []
+        for attempt in (*self.earlier_attempts, self.describe()):
+            if attempt not in unique:
+                unique.append(attempt)
         return {"elapsed": self.elapsed, "attempts": [tuple(attempt) for attempt in unique]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Add the seconds and the provenance of earlier attempts; report what has changed."""
         self.elapsed_before = state_dict["elapsed"]
         self.earlier_attempts = []
-        for code, data, versions, *modules in state_dict.get("attempts", ()):
+        for values in state_dict.get("attempts", ()):
+            named = dict(zip(Provenance._fields, values, strict=False))
             # Checkpoints of older versions have no modules.
-            attempt = Provenance(code, data, versions, modules[0] if modules else {})
-            self.earlier_attempts.append(attempt)
+            named.setdefault("modules", {})
+            self.earlier_attempts.append(Provenance(**named))
         if not self.earlier_attempts or not self.group.is_rank_zero:
             return
         for change in describe_changes(self.earlier_attempts[-1], self.describe()):
@@ -104,22 +145,21 @@ class Checkpoints(L.Callback):
 
     def find_newest(self) -> Path | None:
         """Return the newest readable checkpoint. Unreadable ones are reported and renamed."""
-        newest = None
-        for path in self.list_newest_first() if self.group.is_rank_zero else ():
+        newest = self._find_readable() if self.group.is_rank_zero else None
+        return self.group.broadcast(newest)
+
+    def _find_readable(self) -> Path | None:
+        """Return the newest checkpoint that loads, and rename newer ones that do not."""
+        for path in self.list_newest_first():
             try:
-                with zipfile.ZipFile(path) as archive:
-                    # torch.load compares no checksums: it would take a flipped bit for a weight.
-                    if damaged := archive.testzip():
-                        raise ValueError(f"the checksum of {damaged} differs")
-                torch.load(path, map_location="cpu", weights_only=True)
+                _require_readable(path)
             except MemoryError:
                 raise
             except Exception as error:  # torch.load may raise any for a damaged file.
                 self._set_aside(path, "does not load", error)
             else:
-                newest = path
-                break
-        return self.group.broadcast(newest)
+                return path
+        return None
 
     def reject(self, path: Path, error: Exception) -> bool:
         """Set `path` aside if restoring it raised `error`; return False for any other error.
@@ -136,7 +176,9 @@ class Checkpoints(L.Callback):
 
     @staticmethod
     def _set_aside(path: Path, problem: str, error: Exception) -> None:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        """Print why a checkpoint cannot be used, and rename it."""
+        message_lines = str(error).splitlines()
+        reason = message_lines[0] if message_lines else type(error).__name__
         print(f"checkpoint {path.name} {problem} ({reason}); trying an earlier one", flush=True)
         set_aside(path)
 
@@ -153,6 +195,7 @@ class Checkpoints(L.Callback):
             path.unlink()
 
     def _save(self, trainer: L.Trainer) -> None:
+        """Write a checkpoint of all ranks, and remove all but the newest KEEP."""
         path = self.folder / f"step-{trainer.global_step:09d}.ckpt"
         trainer.save_checkpoint(path)
         # Lightning reports success even if it could not write anything.
@@ -164,6 +207,17 @@ class Checkpoints(L.Callback):
                 old.unlink()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
+        """Handle SIGTERM: save before the next step, then stop."""
         # A second SIGTERM changes nothing: the scheduler, the runner and the cell's first process
         # all pass on the same signal. SIGKILL ends a cell without a checkpoint.
         self.is_stopped = True
+
+
+def _require_readable(path: Path) -> None:
+    """Raise an exception, of any class, if the checkpoint cannot be read completely."""
+    with zipfile.ZipFile(path) as archive:
+        # torch.load compares no checksums: it would take a flipped bit for a weight.
+        damaged_name = archive.testzip()
+    if damaged_name:
+        raise ValueError(f"the checksum of {damaged_name} differs")
+    torch.load(path, map_location="cpu", weights_only=True)

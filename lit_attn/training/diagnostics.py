@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention import diagnostics
-from lit_attn.attention.layer import Attention
+from lit_attn.attention.layer import Attention, LayerRecord
 from lit_attn.attention.masks import split_mask
 from lit_attn.cells.records import DiagnosticRow, csv_lines, read_diagnostics
 from lit_attn.config.training import SAMPLED_KINDS, DiagnosticsConfig
@@ -84,41 +84,60 @@ class DiagnosticsCallback(L.Callback):
     def on_validation_batch_start(
         self, trainer: L.Trainer, module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
+        if not trainer.is_global_zero or dataloader_idx != 0:
+            return
         step = trainer.global_step
-        is_due = step >= self.total or step // self.interval % self.settings.every == 0
-        missing = self.settings.samples - sum(len(parts[0]) for parts in self.batches)
-        if trainer.is_global_zero and dataloader_idx == 0 and is_due and missing > 0:
-            self.batches.append(tuple(part[:missing] for part in module.inputs(batch)))
+        evaluation = step // self.interval
+        is_due = step >= self.total or evaluation % self.settings.every == 0
+        collected = sum(len(parts[0]) for parts in self.batches)
+        missing = self.settings.samples - collected
+        if is_due and missing > 0:
+            self.batches.append(_first_samples(module.inputs(batch), missing))
 
     def on_train_batch_end(
         self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        every, step = self.settings.first_epoch_every, trainer.global_step
+        every = self.settings.first_epoch_every
+        if every is None or trainer.current_epoch > 0 or not trainer.is_global_zero:
+            return
+        step = trainer.global_step
         is_step_end = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         # The evaluation after the last step of an epoch records that step.
-        is_due = every is not None and step % every == 0 and step % self.interval
-        if trainer.is_global_zero and trainer.current_epoch == 0 and is_step_end and is_due:
-            self.batches = [tuple(p[: self.settings.samples] for p in module.inputs(batch))]
+        is_evaluated = step % self.interval == 0
+        if is_step_end and step % every == 0 and not is_evaluated:
+            self.batches = [_first_samples(module.inputs(batch), self.settings.samples)]
             self.on_validation_end(trainer, module)
 
     def on_validation_end(self, trainer: L.Trainer, module: Any) -> None:
         if not self.batches:
             return
-        started, step = time.perf_counter(), trainer.global_step
+        started = time.perf_counter()
+        step = trainer.global_step
         rows, arrays = diagnose(module.network, self.batches, self.settings, step)
         self.batches = []
         append(self.path, csv_lines(rows))
-        scalars: dict[str, list[float]] = {}
-        for row in rows:
-            # TensorBoard sorts the names: these come after test, train and val.
-            scalars.setdefault(f"within-layers/{row.name}/{row.layer}", []).append(row.value)
-        for name, numbers in scalars.items():
-            self.metrics.events.add_scalar(name, math.fsum(numbers) / len(numbers), step)
+        self._add_scalars(rows, step)
         if step >= self.total and arrays:
             content = io.BytesIO()
             np.savez_compressed(content, **arrays)  # type: ignore[arg-type]  # no bool
             write_atomic(self.arrays, content.getvalue())
         self.times.append(time.perf_counter() - started)
+
+    def _add_scalars(self, rows: list[DiagnosticRow], step: int) -> None:
+        """Write the mean over heads of each diagnostic of each layer for TensorBoard."""
+        values_by_name: dict[str, list[float]] = {}
+        for row in rows:
+            # TensorBoard sorts the names: these come after test, train and val.
+            name = f"within-layers/{row.name}/{row.layer}"
+            values_by_name.setdefault(name, []).append(row.value)
+        for name, values in values_by_name.items():
+            mean = math.fsum(values) / len(values)
+            self.metrics.events.add_scalar(name, mean, step)
+
+
+def _first_samples(inputs: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    """Return the first `count` samples of each of the network's inputs."""
+    return tuple(part[:count] for part in inputs)
 
 
 @torch.no_grad()
@@ -130,8 +149,9 @@ def diagnose(
     calls: list[list[LayerCall]] = [[] for _ in layers]
     if SAMPLED_KINDS & set(settings.kinds):
         for inputs in batches:
-            recorded = zip(calls, record_calls(network, layers, inputs), strict=True)
-            calls = [before + new for before, new in recorded]
+            new_calls = record_calls(network, layers, inputs)
+            for layer_calls, new in zip(calls, new_calls, strict=True):
+                layer_calls.extend(new)
     rows: list[DiagnosticRow] = []
     arrays: Arrays = {}
     for number, (layer, layer_calls) in enumerate(zip(layers, calls, strict=True), start=1):
@@ -139,55 +159,118 @@ def diagnose(
         float64_layer = copy.deepcopy(layer).double()
         values, layer_arrays = _diagnose_layer(float64_layer, layer_calls, settings.kinds)
         rows += [DiagnosticRow(step, number, *value) for value in values]
-        arrays |= {f"{name}.{number}": array for name, array in layer_arrays.items()}
+        for name, array in layer_arrays.items():
+            arrays[f"{name}.{number}"] = array
     return NetworkDiagnostics(rows, arrays)
+
+
+class LayerValue(NamedTuple):
+    """Value of one diagnostic of a layer; `head` counts from 1, None is the complete layer."""
+
+    head: int | None
+    name: str
+    value: float
 
 
 def _diagnose_layer(
     layer: Attention, calls: list[LayerCall], kinds: tuple[str, ...]
-) -> tuple[list[tuple[int | None, str, float]], Arrays]:
-    """Return (head, name, value) of each finite diagnostic of a float64 layer, and the arrays."""
-    values: list[tuple[int | None, str, float]] = []
-    arrays: Arrays = {}
-    token_values: dict[str, list[Tensor]] = {}
-    ranks = []
+) -> tuple[list[LayerValue], Arrays]:
+    """Return the finite diagnostics of a float64 layer, and the arrays."""
+    samples = LayerSamples(layer, kinds)
     for call, is_attended in split_calls(layer, calls):
-        record = layer.record(**call.arguments)
-        tokens = diagnostics.residual(layer, record, call.stream) if "residual" in kinds else {}
-        if "likelihood" in kinds and layer.spec.similarity.has_logits:
-            tokens["query-nll"] = diagnostics.query_likelihood(layer, record).mean(1)
-        for name, value in tokens.items():
-            token_values.setdefault(name, []).append(value.masked_fill(~is_attended, torch.nan))
-        shown = is_attended[0]
-        if "keys" in kinds and "keys" not in arrays and shown.any():
-            keys = record.inputs.keys[0][:, :, shown].transpose(0, 1).flatten(0, 1)[:, :KEY_TOKENS]
-            pictures = {"keys": keys, "key-weights": diagnostics.key_weights(layer)}
-            arrays |= {n: array.to(torch.float32).cpu().numpy() for n, array in pictures.items()}
-        if record.weights is None:
-            continue
-        if "rank" in kinds:
-            ranks.append(diagnostics.ranks(record.weights, is_attended))
-        if "maps" in kinds and "map" not in arrays and shown.any():
-            weights = record.weights[0][:, shown][:, :, shown]
-            pooled = F.adaptive_avg_pool2d(weights, min(MAP_SIZE, weights.shape[-1]))
-            arrays["map"] = pooled.to(torch.float32).cpu().numpy()
-    for name, parts in token_values.items():
-        # Batches of texts differ in length.
-        values += [(None, name, torch.cat([part.flatten() for part in parts]).nanmean().item())]
-        values += [(None, f"{name}@1", torch.cat([p[:, 0] for p in parts]).nanmean().item())]
-    if ranks:
-        all_ranks = torch.cat(ranks)
-        arrays["rank"] = all_ranks.to(torch.int32).cpu().numpy()
-        means = all_ranks.double().mean(0).tolist()
-        values += [(head, "rank", mean) for head, mean in enumerate(means, start=1)]
+        samples.add(call, is_attended)
+    values = samples.summarise_tokens() + samples.summarise_ranks()
     if "heads" in kinds:
-        captured = diagnostics.captured_variance(layer)
-        values += [(None, f"captured-{name}", value) for name, value in captured.items()]
-    if "mixture" in kinds and (pi := layer.similarity.mean_prior()) is not None:
-        for number, head_pi in enumerate(pi.tolist(), start=1):
-            head = number if len(pi) == layer.num_heads else None
-            values += [(head, f"pi-{r}", value) for r, value in enumerate(head_pi, start=1)]
-    return [value for value in values if math.isfinite(value[2])], arrays
+        for name, share in diagnostics.captured_variance(layer).items():
+            values.append(LayerValue(None, f"captured-{name}", share))
+    if "mixture" in kinds:
+        values += _list_priors(layer)
+    finite_values = [value for value in values if math.isfinite(value.value)]
+    return finite_values, samples.arrays
+
+
+class LayerSamples:
+    """Diagnostics of a float64 layer that need samples, collected call by call."""
+
+    def __init__(self, layer: Attention, kinds: tuple[str, ...]) -> None:
+        self.layer = layer
+        self.kinds = kinds
+        self.arrays: Arrays = {}
+        self.token_values: dict[str, list[Tensor]] = {}
+        self.ranks: list[Tensor] = []
+
+    def add(self, call: LayerCall, is_attended: Tensor) -> None:
+        """Add the diagnostics of a call, whose tokens (B, n) are attended to or not."""
+        record = self.layer.record(**call.arguments)
+        self._add_token_values(record, call, is_attended)
+        is_shown = is_attended[0]
+        if "keys" in self.kinds and "keys" not in self.arrays and is_shown.any():
+            self._add_keys(record, is_shown)
+        if record.weights is None:
+            return
+        if "rank" in self.kinds:
+            self.ranks.append(diagnostics.ranks(record.weights, is_attended))
+        if "maps" in self.kinds and "map" not in self.arrays and is_shown.any():
+            weights = record.weights[0][:, is_shown][:, :, is_shown]
+            size = min(MAP_SIZE, weights.shape[-1])
+            self.arrays["map"] = _to_float32(F.adaptive_avg_pool2d(weights, size))
+
+    def _add_token_values(self, record: LayerRecord, call: LayerCall, is_attended: Tensor) -> None:
+        """Add the quantities of each token (B, n), NaN where no token attends to it."""
+        values: dict[str, Tensor] = {}
+        if "residual" in self.kinds:
+            values = diagnostics.residual(self.layer, record, call.stream)
+        if "likelihood" in self.kinds and self.layer.spec.similarity.has_logits:
+            values["query-nll"] = diagnostics.query_likelihood(self.layer, record).mean(1)
+        for name, value in values.items():
+            attended_value = value.masked_fill(~is_attended, torch.nan)
+            self.token_values.setdefault(name, []).append(attended_value)
+
+    def _add_keys(self, record: LayerRecord, is_shown: Tensor) -> None:
+        """Add W_K, and the keys of the first sample's tokens that are shown."""
+        keys = record.inputs.keys[0][:, :, is_shown]
+        keys_by_head = keys.transpose(0, 1).flatten(0, 1)
+        self.arrays["keys"] = _to_float32(keys_by_head[:, :KEY_TOKENS])
+        self.arrays["key-weights"] = _to_float32(diagnostics.key_weights(self.layer))
+
+    def summarise_tokens(self) -> list[LayerValue]:
+        """Return the mean of each quantity over all tokens, and over the first ones (`@1`)."""
+        values = []
+        for name, parts in self.token_values.items():
+            # Batches of texts differ in length.
+            all_tokens = torch.cat([part.flatten() for part in parts])
+            first_tokens = torch.cat([part[:, 0] for part in parts])
+            values.append(LayerValue(None, name, all_tokens.nanmean().item()))
+            values.append(LayerValue(None, f"{name}@1", first_tokens.nanmean().item()))
+        return values
+
+    def summarise_ranks(self) -> list[LayerValue]:
+        """Return the mean rank of each head, and keep the ranks of all samples as an array."""
+        if not self.ranks:
+            return []
+        ranks = torch.cat(self.ranks)
+        self.arrays["rank"] = ranks.to(torch.int32).cpu().numpy()
+        means = ranks.double().mean(0).tolist()
+        return [LayerValue(head, "rank", mean) for head, mean in enumerate(means, start=1)]
+
+
+def _list_priors(layer: Attention) -> list[LayerValue]:
+    """Return the mixture's mean prior pi, of every head or shared by all heads."""
+    pi = layer.similarity.mean_prior()
+    if pi is None:
+        return []
+    has_heads = len(pi) == layer.num_heads
+    values = []
+    for number, head_pi in enumerate(pi.tolist(), start=1):
+        head = number if has_heads else None
+        for r, value in enumerate(head_pi, start=1):
+            values.append(LayerValue(head, f"pi-{r}", value))
+    return values
+
+
+def _to_float32(values: Tensor) -> "np.ndarray[Any, Any]":
+    """Return a tensor of any device as a float32 array."""
+    return values.to(torch.float32).cpu().numpy()
 
 
 def record_calls(
@@ -196,8 +279,10 @@ def record_calls(
     """Run `network` on `inputs` in evaluation mode and return the calls of each layer."""
     names = {module: name for name, module in network.named_modules()}
     # The input of the block is the residual stream: it is x before the block's norm.
-    parents = {layer: names[layer].rpartition(".")[0] for layer in layers}
-    blocks: dict[nn.Module, nn.Module] = {m: network.get_submodule(n) for m, n in parents.items()}
+    blocks: dict[nn.Module, nn.Module] = {}
+    for layer in layers:
+        parent_name, _, _ = names[layer].rpartition(".")
+        blocks[layer] = network.get_submodule(parent_name)
     block_inputs: dict[nn.Module, Tensor] = {}
     calls: dict[nn.Module, list[LayerCall]] = {layer: [] for layer in layers}
 
@@ -213,7 +298,9 @@ def record_calls(
             return
         x = arguments["x"]
         stream = block_inputs.get(blocks[layer], x)
-        calls[layer].append(LayerCall(arguments, stream if stream.shape == x.shape else x))
+        if stream.shape != x.shape:
+            stream = x
+        calls[layer].append(LayerCall(arguments, stream))
 
     hooks = [block.register_forward_pre_hook(record_block) for block in blocks.values()]
     hooks += [layer.register_forward_pre_hook(record_layer, with_kwargs=True) for layer in layers]
@@ -239,16 +326,28 @@ def split_calls(layer: Attention, calls: list[LayerCall]) -> Iterator[tuple[Laye
         x = call.arguments["x"]
         batch, n = x.shape[:2]
         keys = getattr(layer.spec.similarity, "keys", 1)
-        size = max(1, MAX_WEIGHTS // (layer.num_heads * keys * n * n))
+        weights_per_sample = layer.num_heads * keys * n * n
+        size = max(1, MAX_WEIGHTS // weights_per_sample)
         for start in range(0, batch, size):
             part = slice(start, start + size)
-            arguments = call.arguments | {"x": x[part].double()}
+            arguments = dict(call.arguments)
+            arguments["x"] = x[part].double()
             is_attended = torch.ones(arguments["x"].shape[:2], dtype=torch.bool, device=x.device)
-            if (mask := arguments.get("attn_mask")) is not None:
-                mask = mask[part] if mask.ndim == 4 and mask.shape[0] == batch else mask
-                arguments["attn_mask"] = mask.double() if mask.is_floating_point() else mask
-                visibility, _ = split_mask(mask)
-                assert visibility is not None
-                full_mask = visibility.reshape((1,) * (4 - mask.ndim) + mask.shape)
-                is_attended &= full_mask.any(2).any(1)
+            mask = arguments.get("attn_mask")
+            if mask is not None:
+                if mask.ndim == 4 and mask.shape[0] == batch:
+                    mask = mask[part]
+                is_attended &= _find_attended(mask)
+                if mask.is_floating_point():
+                    mask = mask.double()
+                arguments["attn_mask"] = mask
             yield LayerCall(arguments, call.stream[part].double()), is_attended
+
+
+def _find_attended(mask: Tensor) -> Tensor:
+    """Return True for tokens that some token attends to, (B or 1, n), from an attention mask."""
+    visibility, _ = split_mask(mask)
+    assert visibility is not None
+    added_axes = (1,) * (4 - mask.ndim)
+    visible = visibility.reshape(added_axes + mask.shape)
+    return visible.any(2).any(1)

@@ -4,12 +4,13 @@ import contextlib
 import logging
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
+import torch
 from lightning.fabric.utilities.logger import _flatten_dict, _sanitize_params
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers.logger import Logger
@@ -21,16 +22,21 @@ from lit_attn.cells.inputs import collect_modules
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.config.metrics import MetricChoice
+from lit_attn.config.tasks import MOST_PICTURES
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.publish import hide_private
+from lit_attn.tasks.tf32 import products_in_tf32, require_tf32
 from lit_attn.training.build import build
 from lit_attn.training.checkpoints import Checkpoints
+from lit_attn.training.compilation import is_compilation_failure, read_reason
 from lit_attn.training.diagnostics import DiagnosticsCallback
+from lit_attn.training.pictures import write_pictures
 from lit_attn.training.process_group import ProcessGroup
 from lit_attn.training.provenance import Provenance, code_hash, package_versions
 from lit_attn.training.recording import Console, MetricsFile, Progress
 from lit_attn.training.result import FinishedRun, Limits, UnitRecorder, make_result
 from lit_attn.training.several_devices import choose_strategy
+from lit_attn.training.step_values import StepValuesCallback
 from lit_attn.training.timing import make_clock
 
 NOISE = (
@@ -59,34 +65,19 @@ def fit(
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     for message in NOISE:
         warnings.filterwarnings("ignore", message=message)
-    run = Attempt(cell, cell_dir, group, limits)
-    task, data = run.parts.task, run.parts.data
-    with _open_trackers(cell, cell_dir, group.is_rank_zero and limits is None) as trackers:
-        trainer = run.make_trainer(trackers)
-        try:
-            trainer.fit(task, data, ckpt_path=run.resume_from, weights_only=True)
-        except MISFIT as error:
-            if run.resume_from is None or not run.checkpoints.reject(run.resume_from, error):
-                raise
-            # Half of the checkpoint may have been restored, so everything is built again.
-            return fit(cell, cell_dir, group, limits)
-        finally:
-            # Lightning does not tear the data down after an error.
-            data.stop_workers()
-        has_stopped = trainer.global_step < run.steps
-        if has_stopped and not trainer.should_stop:
-            raise RuntimeError(f"training ended at step {trainer.global_step} of {run.steps}")
-        run.steps = trainer.global_step
-        # `evaluate_every` or `max_steps` can leave the last epoch without an evaluation.
-        if task.evaluated_at < run.steps:
-            trainer.validate(task, datamodule=data, verbose=False)
-        for tracker in trackers:
-            tracker.log_hyperparams(_settings(cell))
-        run.metrics.console.print_line()
-    result = make_result(cell, cell_dir, run.parts, group, run.progress, run.checkpoints, run.steps)
+    is_tf32 = cell.experiment.training.precision == "tf32"
+    if is_tf32:
+        require_tf32(group.device)
+    with products_in_tf32(is_tf32):
+        run = Attempt(cell, cell_dir, group, limits)
+        while not run.train():
+            # Half of a checkpoint may have been restored, so everything is built again.
+            compile_failure = run.compile_failure
+            del run
+            run = Attempt(cell, cell_dir, group, limits, compile_failure)
+    result = run.collect_result()
     if result is None:
         return None
-    result = result.model_copy(update={"stopped_early": has_stopped})
     run.write_outputs(result)
     result.write(cell_dir / "result.json")
     run.checkpoints.clear()
@@ -94,87 +85,201 @@ def fit(
 
 
 class Attempt:
-    """Training and records of a cell, from its newest checkpoint on."""
+    """Training and records of a cell, from its newest checkpoint on.
+
+    `compile_failure` is why torch.compile failed in an attempt before; then nothing is compiled.
+    """
 
     def __init__(
-        self, cell: Cell, folder: Path, group: ProcessGroup, limits: Limits | None
+        self,
+        cell: Cell,
+        folder: Path,
+        group: ProcessGroup,
+        limits: Limits | None,
+        compile_failure: str = "",
     ) -> None:
-        self.cell, self.folder, self.group, self.limits = cell, folder, group, limits
-        self.parts = build(cell, group.device)
-        training, data = cell.experiment.training, self.parts.data
-        self.total_steps = training.steps(data.steps_per_epoch)
+        self.cell = cell
+        self.folder = folder
+        self.group = group
+        self.limits = limits
+        self.compile_failure = compile_failure
+        self.parts = build(cell, group.device, may_compile=not compile_failure)
+        training = cell.experiment.training
+        steps_per_epoch = self.parts.data.steps_per_epoch
+        self.total_steps = training.steps(steps_per_epoch)
         self.steps = min(self.total_steps, limits.steps) if limits else self.total_steps
-        self.epochs = math.ceil(self.steps / data.steps_per_epoch)
+        self.epochs = math.ceil(self.steps / steps_per_epoch)
 
-        code, fingerprint = code_hash(cell.parts), cache(data.fingerprint)
-
-        def describe() -> Provenance:
-            # The training can import further modules.
-            modules = collect_modules(cell.parts)
-            return Provenance(code, fingerprint(), package_versions(), modules)
-
-        interval = training.checkpoint_every
-        checkpoints = Checkpoints(folder / "checkpoints", cell.seed, interval, group, describe)
-        self.checkpoints = checkpoints
-        self.resume_from = path = None if limits else checkpoints.find_newest()
-        first_step = int(path.stem.removeprefix("step-")) if path else 0
+        self.checkpoints = Checkpoints(
+            folder / "checkpoints",
+            cell.seed,
+            training.checkpoint_every,
+            group,
+            self._make_description(),
+        )
+        # A short run starts afresh.
+        self.resume_from = self.checkpoints.find_newest() if limits is None else None
         console = Console(self.steps, self.epochs, cell.metric.name)
         clock = make_clock(group.device)
         self.progress = Progress(folder / "progress.json", self.steps, console, clock)
-        self.metrics = MetricsFile(folder / "metrics.csv", lambda: checkpoints.elapsed, console)
-        self.diagnostics = None
-        if (settings := training.diagnostics) is not None:
-            every = training.evaluate_every * data.steps_per_epoch
-            arguments = (folder, settings, every, self.steps, self.metrics)
-            self.diagnostics = DiagnosticsCallback(*arguments)
-        self.stopping = None
-        if (stop := training.stop) is not None and limits is None:
-            goal = MetricChoice(name=stop.metric).resolve(cell.experiment).goal
-            if "val" not in data.splits:
-                raise ConfigError("training.stop: this data has no split val")
-            self.parts.task.monitored = stop.metric
-            # Without `check_finite=False` the first NaN would end the training as if it were done.
-            self.stopping = EarlyStopping(
-                stop.metric,
-                patience=stop.patience,
-                mode=goal,
-                check_finite=False,
-                check_on_train_epoch_end=False,
+        self.metrics = MetricsFile(
+            folder / "metrics.csv", lambda: self.checkpoints.elapsed, console
+        )
+        self.diagnostics = self._make_diagnostics()
+        self.stopping = self._make_stopping()
+        self.has_stopped = False  # True if early stopping ends the training.
+        if group.is_rank_zero:
+            self._start_records()
+
+    def _make_description(self) -> Callable[[], Provenance]:
+        """Return the function that describes the code and the data of this attempt."""
+        # The code that runs is that of now; the hash of the data is only computed if it is needed.
+        parts = self.cell.parts
+        code = code_hash(parts)
+        fingerprint = cache(self.parts.data.fingerprint)
+
+        def describe() -> Provenance:
+            # The training can import further modules.
+            modules = collect_modules(parts)
+            return Provenance(code, fingerprint(), package_versions(), modules)
+
+        return describe
+
+    def _make_diagnostics(self) -> DiagnosticsCallback | None:
+        """Return the callback that records diagnostics, if the configuration has any."""
+        training = self.cell.experiment.training
+        if training.diagnostics is None:
+            return None
+        interval = training.evaluate_every * self.parts.data.steps_per_epoch
+        return DiagnosticsCallback(
+            self.folder, training.diagnostics, interval, self.steps, self.metrics
+        )
+
+    def _make_stopping(self) -> EarlyStopping | None:
+        """Return the callback of early stopping, which runs with limits do not have."""
+        stop = self.cell.experiment.training.stop
+        if stop is None or self.limits is not None:
+            return None
+        goal = MetricChoice(name=stop.metric).resolve(self.cell.experiment).goal
+        if "val" not in self.parts.data.splits:
+            raise ConfigError("training.stop: this data has no split val")
+        self.parts.task.monitored = stop.metric
+        # Without `check_finite=False` the first NaN would end the training as if it were done.
+        return EarlyStopping(
+            stop.metric,
+            patience=stop.patience,
+            mode=goal,
+            check_finite=False,
+            check_on_train_epoch_end=False,
+        )
+
+    def _start_records(self) -> None:
+        """Start the files of metrics and diagnostics, or continue them from the checkpoint."""
+        first_step = 0
+        if self.resume_from is not None:
+            first_step = int(self.resume_from.stem.removeprefix("step-"))
+        self.metrics.start(first_step)
+        if self.diagnostics is not None:
+            self.diagnostics.start(first_step)
+
+    def train(self) -> bool:
+        """Train and evaluate; return False if another attempt has to start from scratch.
+
+        That is after a checkpoint that does not fit the cell, and after a failed compilation.
+        """
+        task = self.parts.task
+        data = self.parts.data
+        has_trackers = self.group.is_rank_zero and self.limits is None
+        with _open_trackers(self.cell, self.folder, has_trackers) as trackers:
+            trainer = self.make_trainer(trackers)
+            try:
+                trainer.fit(task, data, ckpt_path=self.resume_from, weights_only=True)
+            except MISFIT as error:
+                if not self._can_try_again(error):
+                    raise
+                return False
+            finally:
+                # Lightning does not tear the data down after an error.
+                data.stop_workers()
+            self.has_stopped = trainer.global_step < self.steps
+            if self.has_stopped and not trainer.should_stop:
+                raise RuntimeError(f"training ended at step {trainer.global_step} of {self.steps}")
+            self.steps = trainer.global_step
+            # `evaluate_every` or `max_steps` can leave the last epoch without an evaluation.
+            if task.evaluated_at < self.steps:
+                trainer.validate(task, datamodule=data, verbose=False)
+            for tracker in trackers:
+                tracker.log_hyperparams(_settings(self.cell))
+            self.metrics.console.print_line()
+        return True
+
+    def _can_try_again(self, error: Exception) -> bool:
+        """Return True if another attempt can do without what raised `error`.
+
+        Raises ConfigError if torch.compile failed and the cell may not train without it.
+        """
+        if self.parts.is_compiled and is_compilation_failure(error):
+            reason = read_reason(error)
+            training = self.cell.experiment.training
+            # Several ranks would have to agree, and only one of them may have failed.
+            if training.compile != "auto" or training.devices > 1:
+                raise ConfigError(
+                    f"training.compile: torch.compile failed: {reason}. To train uncompiled, write "
+                    "`compile: false`, which changes no identity."
+                ) from error
+            print(
+                f"training.compile: torch.compile failed: {reason}. This cell trains uncompiled, "
+                "and its result says so.",
+                flush=True,
             )
-        for record in (self.metrics, self.diagnostics):
-            if record is not None and group.is_rank_zero:
-                record.start(first_step)
+            self.compile_failure = reason
+            torch.compiler.reset()
+            return True
+        return self.resume_from is not None and self.checkpoints.reject(self.resume_from, error)
+
+    def collect_result(self) -> Result | None:
+        """Return the result of the trained cell, or None on ranks other than 0."""
+        result = make_result(
+            self.cell,
+            self.folder,
+            self.parts,
+            self.group,
+            self.progress,
+            self.checkpoints,
+            self.steps,
+        )
+        if result is None:
+            return None
+        changes = {"stopped_early": self.has_stopped, "compile_failure": self.compile_failure}
+        return result.model_copy(update=changes)
 
     def make_trainer(self, trackers: list[Logger]) -> L.Trainer:
         """Return Lightning's trainer with all callbacks and loggers."""
-        training, data, group = self.cell.experiment.training, self.parts.data, self.group
-        limits, steps, device = self.limits, self.steps, group.device
-        precision = Precision()
-        if training.precision != "fp32":
-            # A name alone would make Lightning compute in bf16 for fp16 on a CPU.
-            is_bf16 = training.precision == "bf16"
-            precision = MixedPrecision("bf16-mixed" if is_bf16 else "16-mixed", device.type)
-        # The order matters: a step's time excludes the checkpoint before it, and an evaluation's
-        # time excludes the diagnostics after it.
-        # With early stopping, any evaluation can be the last one.
-        first = steps if self.stopping is None else 0
-        units = UnitRecorder(self.folder / "units.npz", self.cell.metric, first)
-        callbacks = (self.checkpoints, self.progress, units, self.diagnostics, self.stopping)
+        training = self.cell.experiment.training
+        data = self.parts.data
+        group = self.group
+        train_batches: float = 1.0  # A float is a share, an int a number of batches.
+        evaluation_batches: float = 1.0
+        evaluate_every = training.evaluate_every
+        if self.limits is not None:
+            train_batches = data.accumulate * self.limits.steps
+            evaluation_batches = self.limits.evaluation_batches
+            evaluate_every = 1
         return L.Trainer(
-            accelerator=device.type,
+            accelerator=group.device.type,
             devices=group.world_size,
-            strategy=choose_strategy(self.parts.task.network, group.world_size),
+            strategy=choose_strategy(self.parts.task.network, group.world_size, data.accumulate),
             # By default Lightning takes any SLURM allocation around the cell for its ranks.
-            plugins=[precision, LightningEnvironment()],
+            plugins=[self._make_precision(), LightningEnvironment()],
             max_epochs=max(training.epochs, self.epochs),
-            max_steps=steps,
-            limit_train_batches=data.accumulate * limits.steps if limits else 1.0,
-            limit_val_batches=limits.evaluation_batches if limits else 1.0,
-            check_val_every_n_epoch=1 if limits else training.evaluate_every,
+            max_steps=self.steps,
+            limit_train_batches=train_batches,
+            limit_val_batches=evaluation_batches,
+            check_val_every_n_epoch=evaluate_every,
             accumulate_grad_batches=data.accumulate,
             gradient_clip_val=training.clip,
             logger=[self.metrics, *trackers],
-            callbacks=[callback for callback in callbacks if callback is not None],
+            callbacks=self._list_callbacks(),
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -183,16 +288,60 @@ class Attempt:
             default_root_dir=self.folder,
         )
 
+    def _make_precision(self) -> Precision:
+        """Return Lightning's plug-in for the precision of the training."""
+        precision = self.cell.experiment.training.precision
+        if precision in ("fp32", "tf32"):
+            return Precision()
+        # A name alone would make Lightning compute in bf16 for fp16 on a CPU.
+        name: Literal["16-mixed", "bf16-mixed"]
+        name = "bf16-mixed" if precision == "bf16" else "16-mixed"
+        return MixedPrecision(name, self.group.device.type)
+
+    def _list_callbacks(self) -> list[L.Callback]:
+        """Return the callbacks in their order.
+
+        The order matters: a step's time excludes the checkpoint before it, and an evaluation's time
+        excludes the diagnostics after it.
+        """
+        # With early stopping, any evaluation can be the last one.
+        first_last_step = self.steps if self.stopping is None else 0
+        units = UnitRecorder(self.folder / "units.npz", self.cell.metric, first_last_step)
+        step_values = StepValuesCallback(
+            self.metrics,
+            self.progress.clock,
+            self.progress.steps,
+            self.cell.experiment.data.batch_size,
+            self.parts.data.signature.tokens,
+        )
+        callbacks: list[L.Callback] = [self.checkpoints, self.progress, step_values, units]
+        if self.diagnostics is not None:
+            callbacks.append(self.diagnostics)
+        if self.stopping is not None:
+            callbacks.append(self.stopping)
+        return callbacks
+
     def write_outputs(self, result: Result) -> None:
-        """Write the weights, and the last values and the settings for TensorBoard."""
-        task, metric, step = self.parts.task, self.cell.metric, result.steps
+        """Write weights and pictures, and the last values and the settings for TensorBoard."""
+        metric_name = self.cell.metric.name
         events = self.metrics.events
-        events.add_scalar(f"result/{metric.name}", result.metrics[metric.name], step)
-        settings = _flatten_dict(_settings(self.cell) | {"ffn_width": result.ffn_width})
+        events.add_scalar(f"result/{metric_name}", result.metrics[metric_name], result.steps)
+        settings = _settings(self.cell)
+        settings["ffn_width"] = result.ffn_width
+        summaries = hparams(_sanitize_params(_flatten_dict(settings)), {})
         # The first summary lists the columns of this cell alone. Without it, TensorBoard's HPARAMS
         # tab has the columns of all cells, first those in which cells differ.
-        for summary in hparams(_sanitize_params(settings), {})[1:]:
-            events._get_file_writer().add_summary(summary, step)
+        for summary in summaries[1:]:
+            events._get_file_writer().add_summary(summary, result.steps)
+        task = self.parts.task
+        most_pictures = MOST_PICTURES if self.limits is None else self.limits.evaluation_batches
+        # Lightning has moved the task to the CPU.
+        pictures = task.to(self.group.device).draw_pictures(
+            most_pictures, self.cell.metric.averaged
+        )
+        task.cpu()
+        if pictures is not None:
+            write_pictures(pictures, self.folder / "pictures", events, result.steps)
         events.close()
         self.checkpoints.write_weights(task.network)
         if task.average is not None:
@@ -209,8 +358,8 @@ def _settings(cell: Cell) -> dict[str, Any]:
 def _open_trackers(cell: Cell, folder: Path, has_trackers: bool) -> Iterator[list[Logger]]:
     """Yield the loggers of the cell's experiment trackers, if it has any, and end their runs."""
     members = cell.experiment.training.loggers if has_trackers else ()
-    study, name = cell.study, f"{cell.variant}/{cell.seed}"
-    loggers = [member.build(study, name, cell.fingerprint, folder) for member in members]
+    name = f"{cell.variant}/{cell.seed}"
+    loggers = [member.build(cell.study, name, cell.fingerprint, folder) for member in members]
     has_succeeded = False
     try:
         yield loggers

@@ -29,15 +29,20 @@ def choose_device(accelerator: str, rank: int, world_size: int) -> torch.device:
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
         chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         if accelerator == "cpu" and chosen not in NO_GPU and rank == 0:
-            text = "torch finds no such GPU, so this cell trains on the CPU"
-            print(f"warning: CUDA_VISIBLE_DEVICES={chosen}: {text}", flush=True)
+            print(
+                f"warning: CUDA_VISIBLE_DEVICES={chosen}: torch finds no such GPU, "
+                "so this cell trains on the CPU",
+                flush=True,
+            )
     if accelerator == "cuda" and not torch.cuda.is_available():
         raise ConfigError("training.accelerator: torch finds no CUDA device")
     if world_size == 1 or accelerator == "cpu":
         return torch.device(accelerator)
-    if (visible := torch.cuda.device_count()) < world_size:
-        text = f"{world_size} exceeds the {visible} visible CUDA devices"
-        raise ConfigError(f"training.devices: {text}")
+    visible = torch.cuda.device_count()
+    if visible < world_size:
+        raise ConfigError(
+            f"training.devices: {world_size} exceeds the {visible} visible CUDA devices"
+        )
     torch.cuda.set_device(rank)
     return torch.device(accelerator, rank)
 
@@ -59,11 +64,16 @@ class ProcessGroup:
 
     def maximum(self, number: int) -> int:
         """Return the largest `number` of all ranks. Every rank must call this."""
+        (largest,) = self.maxima([number])
+        return largest
+
+    def maxima(self, numbers: list[int]) -> list[int]:
+        """Return the largest of all ranks for each of `numbers`. Every rank must call this."""
         if self.gloo is None:
-            return number
-        shared = torch.tensor(number)
+            return numbers
+        shared = torch.tensor(numbers)
         distributed.all_reduce(shared, distributed.ReduceOp.MAX, group=self.gloo)
-        return int(shared)
+        return shared.tolist()
 
     def broadcast(self, path: Path | None) -> Path | None:
         """Return rank 0's `path`. Every rank must call this."""
@@ -84,12 +94,14 @@ def join_process_group(accelerator: str) -> Iterator[ProcessGroup]:
         return
     # All ranks together use the cores that one process would use.
     torch.set_num_threads(max(1, torch.get_num_threads() // world_size))
+    is_cuda = device.type == "cuda"
+    backend = "nccl" if is_cuda else "gloo"
     distributed.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
+        backend,
         init_method=f"file://{os.environ[RENDEZVOUS]}",
         rank=rank,
         world_size=world_size,
-        device_id=device if device.type == "cuda" else None,
+        device_id=device if is_cuda else None,
     )
     yield ProcessGroup(rank, world_size, device)
     # Not in a `finally`: after an error another rank may still wait in a collective operation, and

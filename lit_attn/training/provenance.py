@@ -15,8 +15,14 @@ from lit_attn.schema.sources import FILE_HASHES, hash_source, list_modules
 
 PACKAGES = ("lightning", "numpy", "timm", "torch", "torchmetrics")
 NOT_TRAINING = (
-    *("ablate/", "bench/", "doctor/", "report/"),
-    *("__main__.py", "generate.py", "study.py", "data/prepare.py"),
+    "ablate/",
+    "bench/",
+    "doctor/",
+    "report/",
+    "__main__.py",
+    "generate.py",
+    "study.py",
+    "data/prepare.py",
 )
 """Beginnings of the paths, below lit_attn, of code that a training cell does not execute."""
 
@@ -46,30 +52,40 @@ def join_provenances(attempts: list[Provenance]) -> Provenance:
 
 def describe_changes(before: Provenance, now: Provenance) -> list[str]:
     """Return a sentence about each value that differs between two attempts."""
-    changes: list[tuple[str, object, object]] = [
-        (name, old, new)
-        for name, old, new in zip(Provenance._fields, before, now, strict=True)
-        if name != "modules" and old != new
-    ]
+    sentences = []
+    for name in ("code", "data", "versions"):
+        old = getattr(before, name)
+        new = getattr(now, name)
+        if old != new:
+            sentences.append(_describe_change(name, old, new))
     # A module that only one of the attempts has imported so far is no change.
-    changes += [
-        (f"code in {name}", before.modules[name][:12], now.modules[name][:12])
-        for name in sorted(before.modules.keys() & now.modules.keys())
-        if before.modules[name] != now.modules[name]
-    ]
-    return [
+    for path in sorted(before.modules.keys() & now.modules.keys()):
+        old_hash = before.modules[path]
+        new_hash = now.modules[path]
+        if old_hash != new_hash:
+            sentences.append(_describe_change(f"code in {path}", old_hash[:12], new_hash[:12]))
+    return sentences
+
+
+def _describe_change(name: str, old: object, new: object) -> str:
+    """Return a sentence about a value that differs between two attempts."""
+    return (
         f"The checkpoint was written with other {name}: {old} then, {new} now. "
         "The result names both."
-        for name, old, new in changes
-    ]
+    )
 
 
-def _join_by_name(values: list[dict[str, str]]) -> dict[str, str]:
-    names = dict.fromkeys(name for each in values for name in each)
-    return {name: _join(each[name] for each in values if name in each) for name in names}
+def _join_by_name(attempts: list[dict[str, str]]) -> dict[str, str]:
+    """Return the values of all attempts by name; values of one name that differ are joined."""
+    values_by_name: dict[str, list[str]] = {}
+    for values in attempts:
+        for name, value in values.items():
+            values_by_name.setdefault(name, []).append(value)
+    return {name: _join(values) for name, values in values_by_name.items()}
 
 
 def _join(values: Iterable[str]) -> str:
+    """Return the different values in their order, joined by +."""
     return "+".join(dict.fromkeys(values))
 
 

@@ -21,6 +21,7 @@ from lit_attn.training.timing import DeviceClock, StepTimer, make_spread
 
 CUDA_CONTEXT = 2**30  # Bytes of CUDA for a process beside its allocator; 0.5 GiB is usual.
 BAR_WIDTH = 24  # Characters of the progress bar on a terminal.
+CLEAR_LINE = "\r\x1b[K"  # Go to the start of the terminal's line and clear it.
 
 
 class MetricsFile(Logger):
@@ -44,9 +45,12 @@ class MetricsFile(Logger):
 
     def start(self, step: int) -> None:
         """Start the file, or keep its rows up to the checkpoint at `step` that training resumes."""
-        kept = [row for row in read_metrics(self.path) if row.step <= step] if step else []
-        write_atomic(self.path, csv_lines([("step", "epoch", "name", "value"), *kept]))
-        times = [row for row in read_clock(self.clock).items() if row[0] <= step] if step else []
+        rows: list[MetricRow] = []
+        times: list[tuple[int, float]] = []
+        if step > 0:
+            rows = [row for row in read_metrics(self.path) if row.step <= step]
+            times = [row for row in read_clock(self.clock).items() if row[0] <= step]
+        write_atomic(self.path, csv_lines([MetricRow._fields, *rows]))
         write_atomic(self.clock, csv_lines([("step", "seconds"), *times]))
         # `purge_step` makes TensorBoard drop what a stopped attempt wrote after its checkpoint.
         self.events = SummaryWriter(self.path.parent, purge_step=step + 1)
@@ -61,14 +65,15 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        step = step or 0
         epoch = int(metrics.get("epoch", 0))
-        values = sorted((name, float(v)) for name, v in metrics.items() if name != "epoch")
-        rows = [MetricRow(step or 0, epoch, *named) for named in values]
+        names = sorted(name for name in metrics if name != "epoch")
+        rows = [MetricRow(step, epoch, name, float(metrics[name])) for name in names]
         append(self.path, csv_lines(rows))
         for row in rows:
             self.events.add_scalar(row.name, row.value, row.step)
-        append(self.clock, csv_lines([(step or 0, round(self.elapsed(), 3))]))
-        self.console.add(metrics, step or 0, epoch + 1)
+        append(self.clock, csv_lines([(step, round(self.elapsed(), 3))]))
+        self.console.add(metrics, step, epoch + 1)
 
 
 def _remove_host_name(events: SummaryWriter) -> None:
@@ -78,7 +83,8 @@ def _remove_host_name(events: SummaryWriter) -> None:
     path = Path(writer._file_name)
     # events.out.tfevents.TIME.HOST.PID.NUMBER, where HOST may contain dots.
     words = path.name.split(".")
-    renamed = path.with_name(".".join([*words[:4], "cell", *words[-2:]]))
+    words[4:-2] = ["cell"]
+    renamed = path.with_name(".".join(words))
     path.rename(renamed)
     writer._file_name = str(renamed)
     # TensorBoard opens the file by its name for each write.
@@ -93,7 +99,8 @@ class Console:
         self.total_epochs = total_epochs
         self.metric = metric
         self.started = time.monotonic()
-        self.step = self.epoch = 0
+        self.step = 0
+        self.epoch = 0
         self.values: dict[str, float] = {}
 
     def add(self, metrics: dict[str, float], step: int, epoch: int) -> None:
@@ -101,9 +108,11 @@ class Console:
 
         The last step may be evaluated after that: the caller prints its line.
         """
-        self.step, self.epoch = step, epoch
-        shown = [name for name in metrics if name == self.metric or name.endswith("/loss")]
-        self.values |= {name: metrics[name] for name in shown}
+        self.step = step
+        self.epoch = epoch
+        for name, value in metrics.items():
+            if name == self.metric or name.endswith("/loss"):
+                self.values[name] = value
         if "train/loss" in metrics and self.step < self.total_steps:
             self.print_line()
 
@@ -111,21 +120,25 @@ class Console:
         """Print the collected values, if there are any."""
         if not self.values:
             return
-        values = [f"{name} {value:.4g}" for name, value in self.values.items()]
-        place = f"epoch {self.epoch}/{self.total_epochs}  step {self.step}/{self.total_steps}"
-        seconds = f"{time.monotonic() - self.started:.1f} s"
+        parts = [f"epoch {self.epoch}/{self.total_epochs}", f"step {self.step}/{self.total_steps}"]
+        for name, value in self.values.items():
+            parts.append(f"{name} {value:.4g}")
+        parts.append(f"{time.monotonic() - self.started:.1f} s")
         if sys.stdout.isatty():
-            print("\r\x1b[K", end="")
-        print("  ".join([place, *values, seconds]), flush=True)
+            print(CLEAR_LINE, end="")
+        print("  ".join(parts), flush=True)
         self.values.clear()
 
     def draw_bar(self, step: int, step_time: float | None) -> None:
         """Draw the progress bar over the last line of the terminal; `step_time` is in seconds."""
         if not sys.stdout.isatty():
             return
-        bar = f"{'#' * (BAR_WIDTH * step // self.total_steps):-<{BAR_WIDTH}}"
-        speed = "" if step_time is None else f", {step_time * 1e3:.4g} ms each"
-        print(f"\r\x1b[K[{bar}] step {step}/{self.total_steps}{speed}", end="", flush=True)
+        done = BAR_WIDTH * step // self.total_steps
+        bar = "#" * done + "-" * (BAR_WIDTH - done)
+        text = f"[{bar}] step {step}/{self.total_steps}"
+        if step_time is not None:
+            text += f", {step_time * 1e3:.4g} ms each"
+        print(CLEAR_LINE + text, end="", flush=True)
 
 
 class Progress(L.Callback):
@@ -182,12 +195,14 @@ class Progress(L.Callback):
         return make_spread(times[1:] or times) if times else None
 
     def _write(self, trainer: L.Trainer) -> None:
+        """Write the file and draw the bar: once a second, and after the last step."""
         if os.getpid() != self.pid:
             # The cell's own code has forked. Two processes must not write the records of one cell.
             os._exit(1)
         if not trainer.is_global_zero:
             return
-        now, step = time.perf_counter(), trainer.global_step
+        now = time.perf_counter()
+        step = trainer.global_step
         if now - self.written < 1 and step < self.total:
             return
         self.written = now

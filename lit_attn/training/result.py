@@ -70,23 +70,15 @@ def make_result(
     if not group.is_rank_zero:
         return None
     rows = read_metrics(cell_dir / "metrics.csv")
-    step_time = progress.steps.device_time
-    evaluation_time = progress.evaluation_time
-    batch_size, tokens = cell.experiment.data.batch_size, parts.data.signature.tokens
-    device = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "CPU"
-    speed = {}
-    if tokens is not None and step_time.median:
-        speed["train/tokens_per_second"] = batch_size * tokens / step_time.median
-    if evaluation_time is not None:
-        speed["evaluation/seconds"] = evaluation_time.median
+    speed = _measure_speed(cell, parts, progress)
     # The speed is not in metrics.csv, so that a stopped cell leaves the same file as another one.
-    rows += [MetricRow(steps, rows[-1].epoch, name, value) for name, value in speed.items()]
+    last_epoch = rows[-1].epoch
+    rows += [MetricRow(steps, last_epoch, name, value) for name, value in speed.items()]
     selected = select_epoch(rows, cell.metric)
     epoch = selected[0].epoch
-    undefined = sorted({r.name for r in rows if r.epoch == epoch and not math.isfinite(r.value)})
-    if undefined:
-        names = ", ".join(undefined)
-        print(f"not finite at the selected epoch, and not in the result: {names}", flush=True)
+    _print_undefined(rows, epoch)
+    metrics = {row.name: row.value for row in selected}
+    device = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "CPU"
     provenance = checkpoints.provenance
     # Images are read while the cell trains.
     inputs = add_changes(parts.inputs, collect_data(cell.experiment.data.input_paths()))
@@ -95,18 +87,19 @@ def make_result(
         variant=cell.variant,
         seed=cell.seed,
         identity=cell.fingerprint,
-        metrics={row.name: row.value for row in selected} | speed,
+        metrics=metrics | speed,
         chance=list_chance_levels(parts.task),
         selected_epoch=epoch,
         steps=steps,
         epochs=math.ceil(steps / parts.data.steps_per_epoch),
         devices=group.world_size,
-        batch_size=batch_size,
+        batch_size=cell.experiment.data.batch_size,
         **parts.costs._asdict(),
-        step_time=step_time,
+        step_time=progress.steps.device_time,
         step_wall_time=progress.steps.wall_time,
-        evaluation_time=evaluation_time,
+        evaluation_time=progress.evaluation_time,
         is_device_shared=SHARED_DEVICE in os.environ,
+        is_compiled=parts.is_compiled,
         refused_paths=path_record.refused_paths(group.device.type),
         peak_memory=peak_memory,
         wall_time=checkpoints.elapsed,
@@ -118,6 +111,30 @@ def make_result(
         versions=provenance.versions,
         finished=utc_now(),
     )
+
+
+def _measure_speed(cell: Cell, parts: Parts, progress: Progress) -> dict[str, float]:
+    """Return the tokens per second of training and the seconds of an evaluation, if measured."""
+    speed = {}
+    tokens_per_sample = parts.data.signature.tokens
+    step_seconds = progress.steps.device_time.median
+    if tokens_per_sample is not None and step_seconds > 0:
+        tokens_per_step = cell.experiment.data.batch_size * tokens_per_sample
+        speed["train/tokens_per_second"] = tokens_per_step / step_seconds
+    if progress.evaluation_time is not None:
+        speed["evaluation/seconds"] = progress.evaluation_time.median
+    return speed
+
+
+def _print_undefined(rows: list[MetricRow], epoch: int) -> None:
+    """Print the names of the metrics that are not finite at `epoch`."""
+    undefined = set()
+    for row in rows:
+        if row.epoch == epoch and not math.isfinite(row.value):
+            undefined.add(row.name)
+    if undefined:
+        names = ", ".join(sorted(undefined))
+        print(f"not finite at the selected epoch, and not in the result: {names}", flush=True)
 
 
 def list_chance_levels(task: TaskModule) -> dict[str, float]:
@@ -150,12 +167,13 @@ class UnitRecorder(L.Callback):
         is_selectable = self.metric.selection != "last" or trainer.global_step >= self.total
         if not is_selectable or type(module).unit_values is TaskModule.unit_values:
             return
+        prefixes = [""] if module.average is None else ["", "averaged-"]
         # Every process has the same arrays and fills the places of its own samples.
-        self.values = {
-            f"{split}/{prefix}": torch.zeros(loader.count, 3, device=module.device).float()
-            for split, loader in zip(module.splits, trainer.val_dataloaders or (), strict=True)
-            for prefix in ([""] if module.average is None else ["", "averaged-"])
-        }
+        self.values = {}
+        for split, loader in zip(module.splits, trainer.val_dataloaders or (), strict=True):
+            for prefix in prefixes:
+                zeros = torch.zeros(loader.count, 3, dtype=torch.float32, device=module.device)
+                self.values[f"{split}/{prefix}"] = zeros
 
     def on_validation_batch_end(
         self, trainer: L.Trainer, module: Any, outputs: Any, _: Any, batch_idx: int, split: int = 0
@@ -174,7 +192,8 @@ class UnitRecorder(L.Callback):
         for name, values in self.values.items():
             total = trainer.strategy.reduce(values, reduce_op="sum")
             losses, targets, correct = total.T.cpu().numpy()
-            arrays |= {f"{name}loss": losses, f"{name}targets": targets.astype(np.int32)}
+            arrays[f"{name}loss"] = losses
+            arrays[f"{name}targets"] = targets.astype(np.int32)
             if not np.isnan(correct).any():
                 arrays[f"{name}correct"] = correct.astype(np.int32)
         self.values = {}
@@ -198,31 +217,39 @@ class UnitRecorder(L.Callback):
 def at_final_image_size(cell: Cell) -> Cell:
     """Return `cell` with the final image size, which most steps of growing images have."""
     changes = {"data": cell.experiment.data.at_final_size()}
-    return cell.model_copy(update={"experiment": cell.experiment.model_copy(update=changes)})
+    experiment = cell.experiment.model_copy(update=changes)
+    return cell.model_copy(update={"experiment": experiment})
 
 
 def estimate_cost(cell: Cell, run: FinishedRun, seconds: float) -> Timing:
     """Return the cost of the whole `cell`, from a `run` limited to SAMPLE that took `seconds`."""
-    training, data, result = cell.experiment.training, run.parts.data, run.result
+    data = run.parts.data
+    result = run.result
+    steps_between = cell.experiment.training.evaluate_every * data.steps_per_epoch
+    evaluations = math.ceil(run.total_steps / steps_between)
+
+    # A cell takes as long as the wall clock says, with the waiting for data.
+    step_time = (result.step_wall_time or result.step_time).median
+    # A limited evaluation has some of the batches of each split.
     batches = [len(loader) for loader in data.val_dataloader()]
-    evaluated = sum(min(count, SAMPLE.evaluation_batches) for count in batches)
-    evaluations = math.ceil(run.total_steps / (training.evaluate_every * data.steps_per_epoch))
-    evaluation_time = 0.0 if result.evaluation_time is None else result.evaluation_time.median
-    diagnostics_time = diagnostics_total = 0.0
+    limited_batches = [min(count, SAMPLE.evaluation_batches) for count in batches]
+    limited_time = 0.0 if result.evaluation_time is None else result.evaluation_time.median
+    evaluation_time = limited_time * sum(batches) / sum(limited_batches)
+
+    diagnostics_time = 0.0  # Of this run.
+    diagnostics_total = 0.0  # Of the whole cell.
     if run.diagnostics is not None:
         times = run.diagnostics.times
         recordings = math.ceil(evaluations / run.diagnostics.settings.every)
-        diagnostics_time, diagnostics_total = sum(times), statistics.fmean(times) * recordings
-    # A cell takes as long as the wall clock says, with the waiting for data.
-    step_time = (result.step_wall_time or result.step_time).median
+        diagnostics_time = sum(times)
+        diagnostics_total = statistics.fmean(times) * recordings
+
     # The rest of the time went into reading the data, building the model and compiling it.
-    steps_time = result.steps * step_time
-    startup = seconds - steps_time - evaluation_time - diagnostics_time
-    evaluation_time = evaluation_time * sum(batches) / evaluated + diagnostics_total / evaluations
+    startup = seconds - result.steps * step_time - limited_time - diagnostics_time
     return Timing(
         startup=max(0.0, startup),
         step_time=step_time,
         steps=run.total_steps,
-        evaluation_time=evaluation_time,
+        evaluation_time=evaluation_time + diagnostics_total / evaluations,
         evaluations=evaluations,
     )

@@ -25,8 +25,8 @@ def select_epoch(rows: list[MetricRow], metric: Metric) -> list[MetricRow]:
         best = find_best(rows, metric)
         chosen = find_row(rows, metric.name, best.step)
         if chosen is None:
-            text = f"at step {best.step}, whose '{best.name}' is the best"
-            raise _missing(rows, metric.name, text)
+            place = f"at step {best.step}, whose '{best.name}' is the best"
+            raise _missing(rows, metric.name, place)
     if not math.isfinite(chosen.value):
         raise Diverged(f"{metric.name} is {chosen.value} at the selected step {chosen.step}")
     of_epoch = [row for row in rows if row.epoch == chosen.epoch]
@@ -45,8 +45,8 @@ def find_best(rows: list[MetricRow], metric: Metric) -> MetricRow:
     finite = [row for row in candidates if math.isfinite(row.value)]
     if not finite:
         raise Diverged(f"{name} is not finite at any of {len(candidates)} evaluations")
-    sign = 1 if metric.goal == "max" else -1
-    return max(finite, key=lambda row: sign * row.value)
+    choose = max if metric.goal == "max" else min
+    return choose(finite, key=lambda row: row.value)
 
 
 def criterion(metric: Metric) -> str:

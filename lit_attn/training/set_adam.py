@@ -47,6 +47,7 @@ class SETAdam(torch.optim.Optimizer):
         return loss
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        """Update one parameter tensor and its state, with the options of its `group`."""
         beta1, beta2 = group["betas"]
         state = self.state[parameter]
         if not state:
@@ -55,13 +56,19 @@ class SETAdam(torch.optim.Optimizer):
             state["exp_avg"] = torch.zeros_like(parameter, dtype=wide)
             state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=wide)
         state["step"] += 1
-        m, v = state["exp_avg"], state["exp_avg_sq"]
+        m = state["exp_avg"]
+        v = state["exp_avg_sq"]
+        first_correction = 1 - beta1 ** state["step"]
+        second_correction = 1 - beta2 ** state["step"]
         gradient = gradient.to(m.dtype) + group["weight_decay"] * parameter.to(m.dtype)
         m.lerp_(gradient, 1 - beta1)
         v.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+
         # In float32 the squares of v would vanish for gradients below about 1e-10.
-        total, length = (v.norm(order, dtype=torch.float64) for order in (1, 2))
-        cosine = (total / length.clamp_min(GUARD)).square() / v.numel()
-        w = (v * (cosine / (1 - beta2 ** state["step"])).to(v.dtype) + group["eps"]).sqrt_()
+        total = v.norm(1, dtype=torch.float64)
+        length = v.norm(2, dtype=torch.float64)
+        squared_cosine = (total / length.clamp_min(GUARD)).square() / v.numel()
+        scale = (squared_cosine / second_correction).to(v.dtype)
+        w = (v * scale + group["eps"]).sqrt_()
         w -= group["tau"] * w.amin()
-        parameter.sub_(group["lr"] / (1 - beta1 ** state["step"]) * m / w)
+        parameter.sub_(group["lr"] / first_correction * m / w)

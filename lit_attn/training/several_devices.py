@@ -1,9 +1,15 @@
 """Requirements of models that are trained on several devices (DDP)."""
 
+from typing import Any
+
 import torch
+from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import Tensor, nn
 
 from lit_attn.schema.errors import ConfigError
+
+KNOWN_PACKAGES = ("lit_attn", "mmseg", "timm", "torch")
+"""Packages whose modules have neither a changing graph nor buffers of one device alone."""
 
 SHOWN = 3
 """Parameters that an error names."""
@@ -17,15 +23,47 @@ def leaves_parameters_unused(network: nn.Module) -> bool:
     return any(getattr(module, "leaves_parameters_unused", False) for module in network.modules())
 
 
-def choose_strategy(network: nn.Module, world_size: int) -> str:
-    """Return the name of Lightning's strategy for `network` on `world_size` devices.
+def choose_strategy(network: nn.Module, world_size: int, accumulate: int) -> Strategy | str:
+    """Return Lightning's strategy for `network` on `world_size` devices.
+
+    `accumulate` is the number of micro-batches of a step.
+    """
+    if world_size == 1:
+        return "auto"
+    return DDPStrategy(**choose_ddp_options(network, accumulate))
+
+
+def choose_ddp_options(network: nn.Module, accumulate: int) -> dict[str, Any]:
+    """Return the options of DistributedDataParallel for `network`.
 
     DDP waits for the gradients of all parameters unless it searches the graph of every step for
     unused ones, which takes time.
     """
-    if world_size == 1:
-        return "auto"
-    return "ddp_find_unused_parameters_true" if leaves_parameters_unused(network) else "ddp"
+    has_unused = leaves_parameters_unused(network)
+    is_known = has_known_code(network)
+    return {
+        # Gradients are not copied to the buckets that the devices exchange.
+        "gradient_as_bucket_view": True,
+        "find_unused_parameters": has_unused,
+        # A static graph is recorded in the first backward pass, which has to exchange gradients. A
+        # graph that changes later would leave gradients unexchanged without an error.
+        "static_graph": is_known and not has_unused and accumulate == 1,
+        # The buffers of known modules are equal on all devices: batch norms share their statistics,
+        # and mixtures sum theirs. Other modules may rely on the buffers of the first device.
+        "broadcast_buffers": not is_known,
+    }
+
+
+def has_known_code(network: nn.Module) -> bool:
+    """Return True if all modules of `network` belong to this package or to KNOWN_PACKAGES.
+
+    Such a network has the same graph in every step, and equal buffers on all devices.
+    """
+    for module in network.modules():
+        package = type(module).__module__.partition(".")[0]
+        if package not in KNOWN_PACKAGES:
+            return False
+    return True
 
 
 def require_gradients(network: nn.Module, sample: tuple[Tensor, ...], devices: int) -> None:
@@ -42,10 +80,12 @@ def require_gradients(network: nn.Module, sample: tuple[Tensor, ...], devices: i
     except Exception:  # Code of a user can raise any exception.
         return
     if unused:
-        more = f" and {len(unused) - SHOWN} more" if len(unused) > SHOWN else ""
+        names = ", ".join(unused[:SHOWN])
+        if len(unused) > SHOWN:
+            names += f" and {len(unused) - SHOWN} more"
         raise ConfigError(
             f"training.devices: {devices} devices need a gradient for every parameter, but the "
-            f"model's output does not depend on {', '.join(unused[:SHOWN])}{more}; leave them out, "
+            f"model's output does not depend on {names}; leave them out, "
             "or set the attribute `leaves_parameters_unused = True` of their module"
         )
 

@@ -155,6 +155,7 @@ class StepTimer:
         return statistics.median(times) if times else None
 
     def _read_oldest(self) -> None:
+        """Read the time of the oldest step, which the device has finished."""
         spans = self._unread.popleft()
         self.device_times.append(sum(self.clock.seconds(*span) for span in spans))
 

@@ -18,10 +18,10 @@ def test_the_page_of_all_keys_has_every_member() -> None:
     page = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for row in ("`training.epochs`", "| `betas` |", "### `kind: npz`", "| `kv_heads` |"):
         assert row in page
-    assert page.count("| `lr` | number > 0 | required |") == 5
+    assert page.count("| `lr` | number > 0 | required |") == 9
     assert "| `momentum` | number > 0, < 1 | `0.9` |" in page
     assert "| `vocabulary` | whole number >= 4 | `10000` |" in page
-    assert page.count("| `arguments` | mapping | `{}` |") == 5
+    assert page.count("| `arguments` | mapping | `{}` |") == 6
 
 
 def test_every_key_has_a_description() -> None:

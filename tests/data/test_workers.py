@@ -19,6 +19,7 @@ from helpers.paths import EXPERIMENTS
 from lit_attn.config.data.base import Data
 from lit_attn.config.data.images import ImageFolder, Npz
 from lit_attn.config.data.segmentation import Scenes
+from lit_attn.config.data.text import ParallelText, Shards
 from lit_attn.data import loading
 from lit_attn.data.images import ImageData
 from lit_attn.data.module import DataModule
@@ -42,6 +43,7 @@ AUGMENTATIONS: dict[str, tuple[Any, ...]] = {
     "cutmix": (CROP, "normalize", "erasing", {"kind": "mix", "mixup": 0.0}),
     "both": (BLANKING, "normalize", "erasing", {"kind": "mix", "p": 0.5}),
 }
+WORDS = ("one", "dog", "runs", "over", "the", "meadow", "and", "barks", "aloud", "today")
 FILES: dict[str, dict[str, Any]] = {
     "plain": {},
     "policy, erasing and mixture": {
@@ -145,6 +147,43 @@ def test_scenes_do_not_depend_on_workers(tmp_path: Path) -> None:
         counts = {"training_images": 9, "evaluation_images": 3, "batch_size": 4}
         scenes = Scenes(root=tmp_path, augment=augment, workers=workers, **counts)
         return scenes.build(0, CPU)
+
+    assert_workers_change_nothing(make)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("order", ["random", "sequential", "columns", "files", "records"])
+def test_tokens_do_not_depend_on_workers(order: str, tmp_path: Path) -> None:
+    """Each step has two micro-batches."""
+    for name, tokens in (("train_1", 99), ("train_2", 87), ("val", 20)):
+        np.arange(tokens, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
+
+    def make(workers: int) -> DataModule:
+        sizes = {"context": 8, "batch_size": 4, "accumulate": 2}
+        files = Shards(name="counting", folder=tmp_path, order=order, workers=workers, **sizes)
+        return files.build(0, CPU)
+
+    steps = make(0).steps_per_epoch
+    expected = read(make(0), 0, 2 * steps + 1)
+    assert len(expected) == 2 * (2 * steps + 1)
+    assert_equal(read(make(2), 0, 2 * steps + 1), expected)
+    assert_equal(read(make(2), 1, steps + 1), expected[2 : 2 * (steps + 1)])
+
+
+@pytest.mark.process
+def test_pairs_grouped_by_length_do_not_depend_on_workers(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    for name, count in (("train", 60), ("valid", 3), ("test", 3)):
+        for language in ("de", "en"):
+            lines = [
+                " ".join(generator.choice(WORDS, generator.integers(1, 15))) for _ in range(count)
+            ]
+            (tmp_path / f"{name}.{language}").write_text("\n".join(lines) + "\n")
+
+    def make(workers: int) -> DataModule:
+        sizes = {"vocabulary": 40, "batch_size": 128, "context": 80, "eval_batch_size": 4}
+        files = ParallelText(name="own", folder=tmp_path, workers=workers, **sizes)
+        return files.build(0, CPU)
 
     assert_workers_change_nothing(make)
 

@@ -25,11 +25,15 @@ from lit_attn.ablate.plan import Job
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import Device, Slots
 from lit_attn.config.cell import Cell
+from lit_attn.training import checkpoints
 from lit_attn.training.recording import Progress
 
 # The fork server imports this module, and so everything that its cells need.
 for module in TRAINING:
     importlib.import_module(module)
+
+# The ranks agree before every step, so that a stopped cell stops at a known step.
+checkpoints.AGREEMENT_SECONDS = 0.0
 
 # Dropout draws other random numbers on another number of devices.
 EXACT = {"dropout": 0.0, "drop_path": 0.0}

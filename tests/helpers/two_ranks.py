@@ -20,7 +20,7 @@ from lit_attn.attention.statistics import end_step, leave_steps_to_loop
 from lit_attn.config.models.vision import ViTConfig
 from lit_attn.models import vit
 from lit_attn.models.batch_norm import synchronise_batch_norms
-from lit_attn.training.several_devices import leaves_parameters_unused
+from lit_attn.training.several_devices import choose_ddp_options
 
 WORLD = 2
 STEPS, MICRO_BATCHES, ROWS = 3, 2, 4
@@ -112,8 +112,8 @@ def train(case: Case, rank: int = 0, world: int = 1) -> dict[str, Tensor]:
     model: nn.Module = network
     if world > 1:
         synchronise_batch_norms(network)
-        unused = leaves_parameters_unused(network)
-        model = DistributedDataParallel(network, find_unused_parameters=unused)
+        options = choose_ddp_options(network, MICRO_BATCHES)
+        model = DistributedDataParallel(network, **options)
     if case.is_checkpointed:
         for block in network.blocks:  # type: ignore[union-attr]
             block.forward = _recomputed(block.forward)

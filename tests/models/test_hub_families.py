@@ -5,6 +5,7 @@ the matrices of their attention modules are five times as large as usual: a cap 
 clip or a forgotten scale then changes the outputs.
 """
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -238,6 +239,29 @@ def test_each_query_has_its_own_row_of_a_mask() -> None:
     expected = model(**inputs).last_hidden_state
     ours = replace_attention(model, "standard")(**inputs).last_hidden_state
     torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3_text"])
+def test_bidirectional_attention_with_a_window_computes_the_same(name: str) -> None:
+    options = FAMILIES[name].config | {"use_bidirectional_attention": True}
+    config = transformers.AutoConfig.for_model(name, **options)
+    torch.manual_seed(0)
+    model = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
+    enlarge(model)
+    for inputs in (make_tokens(), {"input_ids": make_tokens()["input_ids"]}):
+        again = copy.deepcopy(model)
+        expected = compute(model, inputs)
+        ours = compute(replace_attention(again, "standard"), inputs)
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_cap_that_the_code_of_a_family_ignores_is_refused() -> None:
+    config = transformers.AutoConfig.for_model(
+        "gemma3_text", **FAMILIES["gemma3_text"].config, attn_logit_softcapping=3.0
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ConfigError, match=r"its option `attn_logit_softcapping` \(3\.0\) is unkno"):
+        replace_attention(model, "standard")
 
 
 def test_the_order_of_a_text_is_kept_without_a_mask() -> None:

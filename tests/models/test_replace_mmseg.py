@@ -16,7 +16,7 @@ require_mmseg("tests")
 
 from mmseg.registry import MODELS  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.meshgrid", "ignore:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:torch.meshgrid")
 
 VIT = {"img_size": 32, "patch_size": 8, "embed_dims": 16, "num_layers": 2, "num_heads": 2}
 VIT |= {"out_indices": [1]}

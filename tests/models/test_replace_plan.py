@@ -460,10 +460,22 @@ def test_an_adapter_is_reused_by_its_name(adapter: Any) -> None:
     torch.testing.assert_close(model(x)[0], expected)
 
 
-def test_a_reused_adapter_refuses_an_option_that_it_does_not_know() -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"softcap": 30.0}, r"its option `softcap` \(30\.0\)"),
+        ({"v_proj": nn.Linear(16, 32)}, "its projections to .* 16, 16 and 32 outputs"),
+        ({"q_norm": nn.LayerNorm(4)}, r"its `q_norm` has weights of shape \(4,\), neither"),
+        ({"k_norm": nn.Softmax(-1)}, r"its `k_norm` has weights of shape \(0,\), neither"),
+    ],
+)
+def test_a_reused_adapter_refuses_what_it_does_not_know(
+    change: dict[str, Any], message: str
+) -> None:
     model = nn.Sequential(Renamed())
-    model[0].softcap = 30.0
-    with pytest.raises(ConfigError, match=r"0 \(Renamed\): its option `softcap` \(30\.0\)"):
+    for name, value in change.items():
+        setattr(model[0], name, value)
+    with pytest.raises(ConfigError, match=rf"0 \(Renamed\): {message}"):
         replace_attention(model, "standard", adapters={f"{__name__}:Renamed": "Hub"})
 
 

@@ -72,7 +72,7 @@ def assert_same(one: Path, two: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"data": {"batch_size": 1000}},
+        {"data": {"batch_size": 1000}, "optimizer": {"kind": "muon", "lr": 1e-2}},
         {"training": {"precision": "fp16"}, "optimizer": {"kind": "set-adam", "lr": 1e-3}},
         {
             "training": {"precision": "bf16", "clip": 0.5, "evaluate_every": 2},
@@ -80,7 +80,12 @@ def assert_same(one: Path, two: Path) -> None:
         },
         {"training": {"epochs": 6, "stop": {"patience": 2}}, "optimizer": {"lr": 1e-30}},
     ],
-    ids=["one step an epoch", "scaled gradients", "clipped gradients", "early stopping"],
+    ids=[
+        "one step an epoch, two optimisers",
+        "scaled gradients",
+        "clipped gradients",
+        "early stopping",
+    ],
 )
 def test_resume_is_exact_in_every_setting(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""A segmentation cell: mmsegmentation's scores and exact resume."""
+"""A segmentation cell: mmsegmentation's scores, exact resume, and its pictures."""
 
 import os
 import signal
@@ -13,9 +13,11 @@ import yaml
 from helpers.paths import ROOT
 from helpers.training_cells import folder_of, result_of, scenes_cell
 from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.nn import functional as F
 
 from lit_attn.cells.failure import Preempted
+from lit_attn.cells.legend import Legend
 from lit_attn.cells.records import Timing, read_diagnostics, read_metrics
 from lit_attn.config.data.segmentation import IGNORED
 from lit_attn.config.experiment import Experiment
@@ -23,6 +25,7 @@ from lit_attn.data.segmentation import SceneryData
 from lit_attn.extras import require_mmseg
 from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError
+from lit_attn.tasks.pictures import choose_colours
 from lit_attn.tasks.segmentation import Overlap
 from lit_attn.train import run_cell, time_cell
 from lit_attn.training import build
@@ -167,6 +170,56 @@ def test_resume_is_exact(
         theirs = weights(trained, name)
         assert all(torch.equal(w, theirs[key]) for key, w in weights(folder, name).items())
     assert (folder / "metrics.csv").read_text() == (trained / "metrics.csv").read_text()
+
+
+@pytest.mark.slow
+def test_pictures_show_image_labels_and_prediction(trained: Path, root: Path) -> None:
+    config = scenes_cell(root).experiment.data
+    data = SceneryData(config, seed=0, device=torch.device("cpu"))
+    paths = sorted((trained / "pictures").glob("*.png"))
+    assert [path.name for path in paths] == ["0.png", "1.png", "2.png", "3.png"]
+    palette = choose_colours(len(data.classes))
+    observed: set[tuple[int, int, int]] = set()
+    for number, path in enumerate(paths):
+        # Four of the five images, spread evenly.
+        stem = f"validation/scene_{number * 5 // 4:05d}"
+        image, labels, prediction = np.split(np.asarray(Image.open(path)), 3, axis=1)
+        written = np.asarray(Image.open(data.root / f"images/{stem}.jpg"))
+        assert np.abs(image.astype(int) - written).mean() < 3
+        annotation = np.asarray(Image.open(data.root / f"annotations/{stem}.png"))
+        assert not labels[annotation == 0].any()
+        assert (labels[annotation == 1] == palette[0]).all()
+        predicted = {tuple(pixel) for pixel in prediction.reshape(-1, 3).tolist()}
+        assert predicted <= set(palette)
+        observed |= predicted | {tuple(pixel) for pixel in labels.reshape(-1, 3).tolist()}
+    legend = Legend.model_validate_json((trained / "pictures/legend.json").read_bytes())
+    assert list(legend.classes) == [*data.classes, "no label"]
+    assert {legend.classes[name] for name in legend.shown} == observed
+    assert legend.weights == "trained"
+    events = EventAccumulator(str(trained)).Reload()
+    names = {"pictures/0", "pictures/1", "pictures/2", "pictures/3", "pictures/legend"}
+    assert set(events.Tags()["images"]) == names
+
+
+@pytest.mark.slow
+def test_pictures_show_the_weights_that_the_metric_evaluates(trained: Path, root: Path) -> None:
+    """The averaged weights predict the last class everywhere, the trained weights do not."""
+    cell = scenes_cell(root, training={"average": {"decay": 0.9}})
+    task = build.build(cell, torch.device("cpu")).task
+    task.network.load_state_dict(weights(trained))
+    assert task.average is not None
+    norm = task.average.module.decode_head.mask_norm
+    with torch.no_grad():
+        norm.weight.zero_()
+        norm.bias.copy_(torch.arange(13.0))
+    last_colour = choose_colours(13)[12]
+    for has_averaged in (True, False):
+        pictures = task.draw_pictures(2, has_averaged)
+        assert pictures is not None
+        assert len(pictures.drawn) == 2
+        assert pictures.legend.weights == ("averaged" if has_averaged else "trained")
+        predictions = np.concatenate([np.split(p, 3, axis=1)[2] for p in pictures.drawn])
+        assert (predictions == last_colour).all() == has_averaged
 
 
 @pytest.mark.slow

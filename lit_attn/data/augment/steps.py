@@ -53,12 +53,12 @@ class Plan(NamedTuple):
     """Random parameters of one batch, for the rows that one process needs.
 
     `rows` chooses these rows from the batch: the samples of the process, and the images that they
-    are mixed with. Among these rows, `own` chooses the samples of the process and `partners` their
-    partners, in the same order.
+    are mixed with. Among these rows, `samples` chooses the samples of the process and `partners`
+    their partners, in the same order.
     """
 
     rows: Tensor | slice
-    own: Tensor | slice
+    samples: Tensor | slice
     partners: Tensor | slice
     before: list[Parameters]
     """Parameters of the steps before the normalisation."""
@@ -120,7 +120,7 @@ class Pipeline:
         rows = torch.cat([samples, mixed_with]).unique()
         return Plan(
             rows=rows,
-            own=torch.searchsorted(rows, samples),
+            samples=torch.searchsorted(rows, samples),
             partners=torch.searchsorted(rows, mixed_with),
             before=[_choose(parameters, rows) for parameters in before],
             after=[_choose(parameters, rows) for parameters in after],
@@ -139,12 +139,12 @@ class Pipeline:
         labels = labels.to(self.device, non_blocking=True)
         for step, parameters in zip(self.after, plan.after, strict=True):
             images = step.apply(images, parameters)
-        own = _to_device(plan.own, self.device)
+        samples = _to_device(plan.samples, self.device)
         if self.mix is None:
-            return images[own], labels[own]
+            return images[samples], labels[samples]
         partners = _to_device(plan.partners, self.device)
         return self.mix.mix(
-            images[own], labels[own], images[partners], labels[partners], plan.mixture
+            images[samples], labels[samples], images[partners], labels[partners], plan.mixture
         )
 
     def apply(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:

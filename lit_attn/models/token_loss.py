@@ -1,0 +1,162 @@
+"""Cross-entropy of next tokens from hidden states, without the logits of all tokens at once.
+
+A language model has N x V logits for N tokens and V token ids. With GPT-2's vocabulary, the logits
+of 8,192 tokens take 1.6 GB in float32, and PyTorch's cross-entropy keeps several copies of them.
+Here the tokens are cut into chunks of at most MAX_LOGITS logits. The forward pass keeps only the
+log-sum-exp of each token, and the backward pass computes the logits of a chunk once more:
+
+    z_i = W h_i                                            logits of token i
+    loss_i = lse_i - (1 - s) z_i[t_i] - s mean(z_i)        s: label smoothing, lse: log-sum-exp
+    dloss_i / dz_i = softmax(z_i) - (1 - s) onehot(t_i) - s / V
+
+Up to MAX_LOGITS logits there is one chunk, and PyTorch's own cross-entropy computes it.
+
+Shapes: N tokens, d width, V vocabulary, C tokens of a chunk. hidden: (N, d), weight: (V, d),
+targets: (N,) int64; a target that is IGNORED has loss 0 and no gradient.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from lit_attn.attention.precision import as_multiplied, wide, without_autocast
+from lit_attn.config.data.text import IGNORED
+
+MAX_LOGITS = 2**26
+"""Most logits that exist at once (256 MiB in float32)."""
+
+
+def is_chunked(tokens: int, vocabulary: int) -> bool:
+    """Return True if the losses of so many tokens are computed in chunks."""
+    return tokens * vocabulary > MAX_LOGITS
+
+
+def token_losses(
+    hidden: Tensor, weight: Tensor, targets: Tensor, label_smoothing: float = 0.0
+) -> Tensor:
+    """Return the cross-entropy (N,) of every token in nats, in float32 or wider.
+
+    `label_smoothing` is the share of the target's probability that goes to all V ids equally, as in
+    `torch.nn.functional.cross_entropy`.
+    """
+    if not is_chunked(hidden.shape[0], weight.shape[0]):
+        return _unchunked(hidden, weight, targets, label_smoothing, "none")
+    losses = ChunkedLosses.apply(
+        as_multiplied(hidden), weight, as_multiplied(weight).dtype, targets, label_smoothing
+    )
+    assert isinstance(losses, Tensor)
+    return losses
+
+
+def total_loss(
+    hidden: Tensor, weight: Tensor, targets: Tensor, label_smoothing: float = 0.0
+) -> Tensor:
+    """Return the sum of `token_losses`."""
+    if not is_chunked(hidden.shape[0], weight.shape[0]):
+        return _unchunked(hidden, weight, targets, label_smoothing, "sum")
+    return token_losses(hidden, weight, targets, label_smoothing).sum()
+
+
+def _unchunked(
+    hidden: Tensor, weight: Tensor, targets: Tensor, label_smoothing: float, reduction: str
+) -> Tensor:
+    """Return PyTorch's cross-entropy of all logits at once."""
+    return F.cross_entropy(
+        wide(F.linear(hidden, weight)),
+        targets,
+        ignore_index=IGNORED,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+    )
+
+
+class ChunkedLosses(torch.autograd.Function):
+    """Losses (N,) of tokens, computed for one chunk of tokens at a time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        multiplied: torch.dtype,
+        targets: Tensor,
+        label_smoothing: float,
+    ) -> Tensor:
+        """Return the losses. `multiplied` is the precision in which `weight` is multiplied."""
+        with without_autocast(hidden):
+            factor = weight.to(multiplied)
+            losses = []
+            sums = []
+            for chunk in split_tokens(hidden.shape[0], weight.shape[0]):
+                logits = wide(hidden[chunk] @ factor.T)
+                log_sums = logits.logsumexp(-1)
+                sums.append(log_sums)
+                losses.append(_losses(logits, log_sums, targets[chunk], label_smoothing))
+        ctx.save_for_backward(hidden, weight, targets, torch.cat(sums))
+        ctx.multiplied = multiplied
+        ctx.label_smoothing = label_smoothing
+        return torch.cat(losses)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of `hidden` and `weight`; that of `weight` is summed in float32."""
+        (gradient,) = gradients
+        hidden, weight, targets, log_sums = ctx.saved_tensors
+        needs_hidden, needs_weight, *_ = ctx.needs_input_grad
+        hidden_gradient = torch.empty_like(hidden) if needs_hidden else None
+        weight_gradient = None
+        if needs_weight:
+            weight_gradient = torch.zeros_like(weight, dtype=wide(weight[:0]).dtype)
+        with without_autocast(hidden):
+            factor = weight.to(ctx.multiplied)
+            for chunk in split_tokens(hidden.shape[0], weight.shape[0]):
+                logits = wide(hidden[chunk] @ factor.T)
+                logits_gradient = _logits_gradient(
+                    logits, log_sums[chunk], targets[chunk], gradient[chunk], ctx.label_smoothing
+                ).to(factor.dtype)
+                if hidden_gradient is not None:
+                    hidden_gradient[chunk] = logits_gradient @ factor
+                if weight_gradient is not None:
+                    weight_gradient += logits_gradient.T @ hidden[chunk]
+        if weight_gradient is not None:
+            weight_gradient = weight_gradient.to(weight.dtype)
+        return hidden_gradient, weight_gradient, None, None, None
+
+
+def split_tokens(tokens: int, vocabulary: int) -> Iterator[slice]:
+    """Yield chunks of nearly equal numbers of tokens, of at most MAX_LOGITS logits each."""
+    most_tokens = max(1, MAX_LOGITS // vocabulary)
+    count = math.ceil(tokens / most_tokens)
+    size = math.ceil(tokens / count)
+    for start in range(0, tokens, size):
+        yield slice(start, min(start + size, tokens))
+
+
+def _losses(logits: Tensor, log_sums: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
+    """Return the losses (C,) of a chunk from its logits (C, V) and their log-sum-exp (C,)."""
+    is_target = targets != IGNORED
+    places = targets.where(is_target, 0)[:, None]
+    expected = (1 - label_smoothing) * logits.gather(1, places).squeeze(1)
+    if label_smoothing:
+        expected += label_smoothing * logits.mean(-1)
+    return (log_sums - expected).where(is_target, 0)
+
+
+def _logits_gradient(
+    logits: Tensor, log_sums: Tensor, targets: Tensor, gradient: Tensor, label_smoothing: float
+) -> Tensor:
+    """Return the gradient of the logits (C, V) of a chunk, in the memory of `logits`."""
+    is_target = targets != IGNORED
+    places = targets.where(is_target, 0)[:, None]
+    probabilities = logits.sub_(log_sums[:, None]).exp_()
+    if label_smoothing:
+        probabilities.sub_(label_smoothing / logits.shape[1])
+    ones = torch.full_like(probabilities[:, :1], label_smoothing - 1)
+    difference = probabilities.scatter_add_(1, places, ones)
+    return difference.mul_(gradient.where(is_target, 0)[:, None])

@@ -1,0 +1,137 @@
+"""Loss, gradient norm and throughput of single training steps, for TensorBoard.
+
+Every INTERVAL steps the values of a step are copied from the device without waiting for it, and
+they are written once the copies have arrived. metrics.csv has the means of epochs only.
+"""
+
+from collections import deque
+from typing import Any, NamedTuple
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+from lit_attn.training.recording import MetricsFile
+from lit_attn.training.timing import DeviceClock, StepTimer
+
+INTERVAL = 50
+"""Training steps between two that are recorded."""
+
+
+class StepValues(NamedTuple):
+    """Values of one step on their way from the device, which has copied them behind `mark`."""
+
+    step: int
+    loss: Tensor
+    gradient_norm: Tensor | None
+    samples_per_second: float | None
+    mark: Any
+
+
+class StepValuesCallback(L.Callback):
+    """Callback that writes `steps/loss` and so on to the event file of the cell, on rank 0.
+
+    `steps/loss` is the mean over the micro-batches of this rank, `steps/gradient-norm` the joint
+    norm of all gradients before clipping, and `steps/samples-per-second` (with
+    `steps/tokens-per-second` for data with tokens) the mean since the last recorded step, by the
+    wall clock and without evaluations. `steps` has the times of the training; its callback comes
+    before this one. `batch_size` counts the samples of a step on all devices, `tokens` those of a
+    sample.
+    """
+
+    def __init__(
+        self,
+        metrics: MetricsFile,
+        clock: DeviceClock,
+        steps: StepTimer,
+        batch_size: int,
+        tokens: int | None,
+    ) -> None:
+        self.metrics = metrics
+        self.clock = clock
+        self.steps = steps
+        self.batch_size = batch_size
+        self.tokens = tokens
+        self._losses: list[Tensor] = []
+        self._gradient_norm: Tensor | None = None
+        self._timed_steps = 0
+        self._unwritten: deque[StepValues] = deque()
+
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        # `global_step` counts the steps before this one.
+        if (trainer.global_step + 1) % INTERVAL == 0:
+            norm = measure_gradient_norm(module)
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            if scaler is not None and norm is not None and is_scaled(optimizer):
+                norm = norm / scaler.get_scale()
+            self._gradient_norm = norm
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not trainer.is_global_zero:
+            return
+        is_step_end = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        step = trainer.global_step if is_step_end else trainer.global_step + 1
+        if step % INTERVAL == 0:
+            # Lightning has divided the loss of each micro-batch by their number.
+            self._losses.append(outputs["loss"].detach())
+            if is_step_end:
+                self._record(step)
+        self._write_arrived()
+
+    def on_train_end(self, *_: Any) -> None:
+        for values in self._unwritten:
+            self.clock.wait(values.mark)
+        self._write_arrived()
+
+    def _record(self, step: int) -> None:
+        """Start to copy the values of `step` from the device."""
+        loss = copy_from_device(torch.stack(self._losses).sum())
+        norm = None if self._gradient_norm is None else copy_from_device(self._gradient_norm)
+        self._losses = []
+        self._gradient_norm = None
+        times = self.steps.wall_times[self._timed_steps :]
+        self._timed_steps += len(times)
+        speed = None
+        if times:
+            speed = self.batch_size * len(times) / sum(times)
+        self._unwritten.append(StepValues(step, loss, norm, speed, self.clock.mark()))
+
+    def _write_arrived(self) -> None:
+        """Write the values whose copies have arrived, in the order of their steps."""
+        while self._unwritten and self.clock.has_passed(self._unwritten[0].mark):
+            values = self._unwritten.popleft()
+            scalars = {"loss": values.loss.item()}
+            if values.gradient_norm is not None:
+                scalars["gradient-norm"] = values.gradient_norm.item()
+            if values.samples_per_second is not None:
+                scalars["samples-per-second"] = values.samples_per_second
+                if self.tokens is not None:
+                    scalars["tokens-per-second"] = values.samples_per_second * self.tokens
+            for name, value in scalars.items():
+                self.metrics.events.add_scalar(f"steps/{name}", value, values.step)
+
+
+def measure_gradient_norm(module: nn.Module) -> Tensor | None:
+    """Return the joint norm of all gradients on their device; None without any gradient."""
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    return nn.utils.get_total_norm(gradients) if gradients else None
+
+
+def is_scaled(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True if gradients still have the loss scale of fp16 before the optimiser's step.
+
+    A fused optimiser removes the scale itself; for the others it is removed before.
+    """
+    return getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+def copy_from_device(value: Tensor) -> Tensor:
+    """Return a copy on the CPU, which has arrived once the device has done its work so far."""
+    if value.device.type != "cuda":
+        return value.detach().clone()
+    copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+    return copy.copy_(value.detach(), non_blocking=True)

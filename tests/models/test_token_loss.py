@@ -1,0 +1,159 @@
+"""The loss in chunks of tokens, compared with PyTorch's cross-entropy of all logits."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lit_attn.config.data.text import IGNORED
+from lit_attn.models import token_loss
+from lit_attn.models.token_loss import split_tokens, token_losses, total_loss
+
+VOCABULARY, WIDTH = 11, 5
+
+
+@pytest.fixture(params=[1, 3 * VOCABULARY, 4 * VOCABULARY + 2], ids=["one", "three", "four"])
+def _chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most one, three or four tokens in a chunk."""
+    monkeypatch.setattr(token_loss, "MAX_LOGITS", request.param)
+
+
+def make_inputs(tokens: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """Return hidden states, weights and targets, of which every third is to be ignored."""
+    torch.manual_seed(tokens)
+    hidden = torch.randn(tokens, WIDTH, dtype=dtype, requires_grad=True)
+    weight = torch.randn(VOCABULARY, WIDTH, dtype=dtype, requires_grad=True)
+    targets = torch.randint(VOCABULARY, (tokens,))
+    targets[1::3] = IGNORED
+    return hidden, weight, targets
+
+
+def reference(hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    return F.cross_entropy(
+        hidden @ weight.T,
+        targets,
+        ignore_index=IGNORED,
+        reduction="none",
+        label_smoothing=smoothing,
+    )
+
+
+@pytest.mark.usefixtures("_chunks")
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+@pytest.mark.parametrize("tokens", [5, 7, 12])
+def test_values_and_gradients_are_those_of_all_logits(tokens: int, smoothing: float) -> None:
+    hidden, weight, targets = make_inputs(tokens)
+    losses = token_losses(hidden, weight, targets, smoothing)
+    expected = reference(hidden, weight, targets, smoothing)
+    torch.testing.assert_close(losses, expected, rtol=1e-12, atol=1e-12)
+    assert (losses[1::3] == 0).all()
+    # Tokens count differently, as with the mean over micro-batches of different lengths.
+    direction = torch.randn(tokens, dtype=torch.float64)
+    gradients = torch.autograd.grad(losses, (hidden, weight), direction)
+    expected_gradients = torch.autograd.grad(expected, (hidden, weight), direction)
+    torch.testing.assert_close(gradients, expected_gradients, rtol=1e-12, atol=1e-12)
+    total = total_loss(hidden, weight, targets, smoothing)
+    torch.testing.assert_close(total, expected.sum(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("_chunks")
+def test_gradients_of_micro_batches_add_up() -> None:
+    hidden, weight, targets = make_inputs(12)
+    (token_losses(hidden, weight, targets).sum() / 8).backward()
+    together = weight.grad
+    weight.grad = None
+    for start in (0, 6):
+        part = slice(start, start + 6)
+        (token_losses(hidden[part], weight, targets[part]).sum() / 8).backward()
+    torch.testing.assert_close(weight.grad, together, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("_chunks")
+def test_tied_weights_get_both_gradients() -> None:
+    _, weight, targets = make_inputs(6)
+    tokens = torch.randint(VOCABULARY, (6,))
+    hidden = F.embedding(tokens, weight).tanh()
+    (gradient,) = torch.autograd.grad(token_losses(hidden, weight, targets).sum(), weight)
+    hidden = F.embedding(tokens, weight).tanh()
+    (expected,) = torch.autograd.grad(reference(hidden, weight, targets, 0).sum(), weight)
+    torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("_chunks")
+def test_weights_alone_can_be_trained() -> None:
+    hidden, weight, targets = make_inputs(6)
+    losses = token_losses(hidden.detach(), weight, targets)
+    (gradient,) = torch.autograd.grad(losses.sum(), weight)
+    (expected,) = torch.autograd.grad(reference(hidden, weight, targets, 0).sum(), weight)
+    torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("_chunks")
+def test_all_targets_can_be_ignored() -> None:
+    hidden, weight, targets = make_inputs(6)
+    losses = token_losses(hidden, weight, targets.fill_(IGNORED))
+    losses.sum().backward()
+    assert not losses.any()
+    assert hidden.grad is not None
+    assert not hidden.grad.any()
+
+
+@pytest.mark.usefixtures("_chunks")
+def test_half_precision_multiplies_as_autocast_does() -> None:
+    hidden, weight, targets = make_inputs(12, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = token_losses(hidden, weight, targets)
+        logits = F.linear(hidden, weight)
+    assert logits.dtype == torch.bfloat16
+    expected = F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="none")
+    assert losses.dtype == torch.float32
+    torch.testing.assert_close(losses, expected)
+    gradients = torch.autograd.grad(losses.sum(), (hidden, weight))
+    expected_gradients = torch.autograd.grad(expected.sum(), (hidden, weight))
+    torch.testing.assert_close(gradients, expected_gradients, rtol=2e-2, atol=2e-2)
+
+
+def test_few_logits_are_computed_by_torch_bit_for_bit() -> None:
+    hidden, weight, targets = make_inputs(12, torch.float32)
+    losses = token_losses(hidden, weight, targets)
+    expected = F.cross_entropy(
+        F.linear(hidden, weight), targets, ignore_index=IGNORED, reduction="none"
+    )
+    assert torch.equal(losses, expected)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 100])
+def test_chunks_cover_every_token_once(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_loss, "MAX_LOGITS", 30)
+    chunks = list(split_tokens(tokens, 7))
+    places = [place for chunk in chunks for place in range(tokens)[chunk]]
+    assert places == list(range(tokens))
+    assert all(chunk.stop - chunk.start <= 4 for chunk in chunks)
+
+
+class LargestTensor(TorchDispatchMode):
+    """The number of elements of the largest tensor that an operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.elements = max(self.elements, leaf.numel())
+        return result
+
+
+def test_no_tensor_has_the_logits_of_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = 10 * VOCABULARY
+    monkeypatch.setattr(token_loss, "MAX_LOGITS", limit)
+    hidden, weight, targets = make_inputs(200)
+    # The hidden states of all tokens are smaller than their logits.
+    with LargestTensor() as largest:
+        token_losses(hidden[:, :1], weight[:, :1], targets).sum().backward()
+    assert largest.elements <= 200 * WIDTH < 200 * VOCABULARY
+    with LargestTensor() as largest:
+        reference(hidden, weight, targets, 0).sum().backward()
+    assert largest.elements == 200 * VOCABULARY
