@@ -57,8 +57,11 @@ PATHS = """
 ## The kernel of a layer
 
 `choose_path` in [attention/dispatch.py](../lit_attn/attention/dispatch.py) selects how a layer with
-logits is computed. The first row that matches counts; a test checks this table. *Mask* is `other`
-for a padding or additive mask, a window, local self-attention, or a cache that is not empty.
+logits is computed. The first row that matches counts; a test checks this table. A *key term* is an
+addend of the logits that belongs to a key, as in a Gaussian kernel or a mixture. *Mask* is `order`
+for a window or local self-attention without another mask, and `other` for a padding or additive
+mask, or a cache that is not empty. *Device* is `flex` on a GPU where flex_attention supports the
+call: float32 or half precision, features and values from 16 to 256 wide, and several queries.
 Linear attention has no logits and computes running sums. On every path, a boolean and an additive
 form of one mask give the same result, and a query that sees no key gets zero
 ([design.md](design.md), *Masks*).
@@ -67,13 +70,21 @@ form of one mask give the same result, and a query that sees no key gets zero
 |---|---|---|---|---|---|---|
 | hard mixture | any | any | any | any | any | FORMED |
 | any | some | any | any | any | any | FORMED |
-| any | any | not softmax | any | any | any | FORMED |
+| any | any | not a softmax | any | any | any | FORMED |
+| M > 1 keys, key term or z z | none | softmax, offset | any | any | flex | FLEX |
+| any | none | offset | any | any | flex | FLEX |
+| any | none | softmax | order | any | flex | FLEX |
+| any | any | offset | any | any | any | FORMED |
 | M > 1 keys | none | softmax | any | yes | any | FORMED |
 | M > 1 keys or z z | none | softmax | none or causal | no | not meta | MERGED |
 | any | none | softmax | any | any | any | ONE_CALL |
 
-- FORMED: the weights are formed. Up to 384 keys they are kept; beyond, and in compiled code on a
-  CPU, they are formed in pieces, and formed again in the backward pass.
+- FORMED: the weights are formed. Up to 384 keys they are kept; beyond, they are formed for
+  one chunk of queries at a time, and formed again in the backward pass.
+- FLEX: one call of flex_attention, compiled, with all M n keys as neighbours, the terms of keys and
+  pairs as addends and values of their own width. Dropout needs a second call, for the sums of
+  exponentials of all pairs. Nobody has run this path on a GPU; tests on a CPU compare the same
+  formulation with the reference.
 - MERGED: one kernel call with all M n keys for each slice of the batch. If attention is causal, one
   call for each of the M keys, merged by log-sum-exp.
 - ONE_CALL: one call of scaled-dot-product attention with all M n keys.

@@ -9,7 +9,6 @@ Shapes: B batch, n tokens, d width, H heads, R rank; a: (B, H, c, m), of c queri
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,14 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.parts import DynamicConfig, LayerShape, StaticConfig
+from lit_attn.attention.precision import without_autocast
 from lit_attn.attention.projections import multiply_together
 
 # Added to the mean square in the RMSNorm of w1 over the heads.
 EPS = 1e-6
-
-# Heads up to which compiled code mixes heads one by one, because matrix products then take longer:
-# by the maps of tokens on a CPU, and by a learned matrix or on a GPU.
-UNROLLED_ON_CPU, UNROLLED = 16, 8
 
 
 class Maps(NamedTuple):
@@ -94,111 +90,73 @@ class HeadMaps(Composer):
         return maps
 
     def forward(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
-        limit = UNROLLED_ON_CPU if a.device.type == "cpu" else UNROLLED
-        if torch.compiler.is_compiling() and self.heads <= limit:
-            return self._unrolled(a, query, key)
-        terms = [a] if self.has_identity else []
-        if self.matrix is not None:
-            terms.append(torch.einsum("gh,bhcm->bgcm", self.matrix.to(a.dtype), a))
-        if query is not None:
-            terms.append(self._map(a, query, "c"))
-        if key is not None:
-            terms.append(self._map(a, key, "m"))
-        return functools.reduce(torch.add, terms)
-
-    def _map(self, a: Tensor, maps: Maps, token: str) -> Tensor:
-        """Return (w2 w1^T + diag(gate)) a for the maps of the queries ("c") or the keys ("m") of a.
-
-        It is one product with every token's H x H matrix. The low-rank products and the gate would
-        read a tensor of a's size three times, which takes 1.3 times as long at 6 heads and rank 2.
-        """
-        down, up, gate = maps
-        if down is None or up is None:
-            assert gate is not None
-            axis_of_others = -1 if token == "c" else -2
-            return a * gate.to(a.dtype).transpose(1, 2).unsqueeze(axis_of_others)
-        if a.shape[-2] == 1:
-            return self._map_one_query(a, maps)
-        matrices = torch.einsum("bnrg,bnrh->bngh", up, down)
-        if gate is not None:
-            matrices = matrices + torch.diag_embed(gate)
-        matrices = matrices.to(a.dtype)
-        if token == "c":
-            return torch.einsum("bhcm,bcgh->bgcm", a, matrices)
-        # A CPU's batched product copies matrices that are not contiguous one by one.
-        product = matrices @ a.permute(0, 3, 1, 2).contiguous()
-        if product.requires_grad and not torch.compiler.is_compiling():
-            product.register_hook(_contiguous)
-        return product.permute(0, 2, 3, 1)
-
-    def _map_one_query(self, a: Tensor, maps: Maps) -> Tensor:
-        """Return the product of `_map` for one query, as in decoding: a is (B, H, 1, m).
-
-        Forming a matrix for each key takes longer than low-rank products. A cache stores the maps
-        with their tokens last in memory, so that sums over heads add contiguous rows.
-        """
-        assert maps.down is not None
-        assert maps.up is not None
-        down = maps.down.to(a.dtype).permute(0, 2, 3, 1)
-        up = maps.up.to(a.dtype).permute(0, 2, 3, 1)
-        heads = a.squeeze(2)
-        low = (heads.unsqueeze(1) * down).sum(2, keepdim=True)
-        out = (low * up).sum(1)
-        if maps.gate is not None:
-            out = out + heads * maps.gate.to(a.dtype).transpose(1, 2)
-        return out.unsqueeze(2)
-
-    def _unrolled(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
-        """Return the composition of a, head by head: the sum of `forward`'s terms.
-
-        Compiled, it is one pass over a without intermediate tensors.
-        """
-        heads = a.unbind(1)
-        composed = list(heads) if self.has_identity else [torch.zeros_like(heads[0])] * self.heads
-        if self.matrix is not None:
-            matrix = self.matrix.to(a.dtype)
-            if self.heads <= UNROLLED:
-                terms = [_weighted_sum(row.unbind(), heads) for row in matrix]
-            else:
-                terms = list(torch.einsum("gh,bhcm->gbcm", matrix, a))
-            composed = [total + term for total, term in zip(composed, terms, strict=True)]
-        if query is not None:
-            composed = _add_map(composed, heads, query, axis_of_others=-1)
-        if key is not None:
-            composed = _add_map(composed, heads, key, axis_of_others=-2)
-        return torch.stack(composed, 1)
+        # Autocast would compute the sums over heads, which are as large as a, in float32.
+        with without_autocast(a):
+            is_open = self.has_identity
+            terms = []
+            if self.matrix is not None:
+                # With the pairs of tokens in one axis, this product needs no copies.
+                product = self.matrix.to(a.dtype) @ a.flatten(2)
+                terms.append(product.view_as(a))
+            if query is not None:
+                terms.append(_map(a, query, "c", is_open))
+                is_open = False
+            if key is not None:
+                terms.append(_map(a, key, "m", is_open))
+                is_open = False
+            if is_open:
+                terms.append(a)
+            return functools.reduce(torch.add, terms)
 
 
-def _add_map(
-    composed: list[Tensor], heads: Sequence[Tensor], maps: Maps, axis_of_others: int
-) -> list[Tensor]:
-    """Return the heads `composed`, each with the sum that `maps` adds to it.
+def _map(a: Tensor, maps: Maps, token: str, adds_identity: bool) -> Tensor:
+    """Return (w2 w1^T + diag(gate)) a for the maps of the queries ("c") or the keys ("m") of a.
 
-    Heads are (B, c, m). `axis_of_others` is the axis of the tokens that the maps do not depend on:
-    m for the maps of queries, and c for those of keys.
+    With `adds_identity` it is added to a. Uncompiled it is one product with every token's H x H
+    matrix. The low-rank products and the gate would read a tensor of a's size three times, which
+    takes 1.3 times as long at 6 heads and rank 2.
     """
-    if maps.down is not None and maps.up is not None:
-        down = _beside_heads(maps.down, heads[0], axis_of_others)
-        up = _beside_heads(maps.up, heads[0], axis_of_others)
-        for r in range(down.shape[1]):
-            low = _weighted_sum(down[:, r].unbind(1), heads)
-            weights = up[:, r].unbind(1)
-            composed = [out + w * low for out, w in zip(composed, weights, strict=True)]
+    down, up, gate = maps
+    axis_of_others = -1 if token == "c" else -2
+    if down is None or up is None:
+        assert gate is not None
+        factor = gate + 1 if adds_identity else gate
+        return a * _beside_pairs(factor, a, axis_of_others)
+    if a.shape[-2] == 1 or torch.compiler.is_compiling():
+        return _low_rank(a, maps, axis_of_others, adds_identity)
+    matrices = torch.einsum("bnrg,bnrh->bngh", up.to(a.dtype), down.to(a.dtype))
+    diagonal = None if gate is None else gate.to(a.dtype)
+    if adds_identity:
+        diagonal = a.new_ones(a.shape[1]) if diagonal is None else diagonal + 1
+    if diagonal is not None:
+        matrices = matrices + torch.diag_embed(diagonal)
+    if token == "c":
+        return torch.einsum("bhcm,bcgh->bgcm", a, matrices)
+    return torch.einsum("bhcm,bmgh->bgcm", a, matrices)
+
+
+def _low_rank(a: Tensor, maps: Maps, axis_of_others: int, adds_identity: bool) -> Tensor:
+    """Return the result of `_map` for a (B, H, c, m), by sums over the heads.
+
+    `axis_of_others` is the axis of the tokens that the maps do not depend on: m for the maps of
+    queries, and c for those of keys. Compiled, each rank reads a once and writes one head.
+    """
+    assert maps.down is not None
+    assert maps.up is not None
+    down = _beside_pairs(maps.down, a, axis_of_others)
+    up = _beside_pairs(maps.up, a, axis_of_others)
+    out = a if adds_identity else torch.zeros_like(a)
+    for r in range(down.shape[1]):
+        low = (a * down[:, r]).sum(1, keepdim=True)
+        out = out + low * up[:, r]
     if maps.gate is not None:
-        gates = _beside_heads(maps.gate, heads[0], axis_of_others).unbind(1)
-        terms = zip(composed, gates, heads, strict=True)
-        composed = [out + gate * head for out, gate, head in terms]
-    return composed
+        out = out + a * _beside_pairs(maps.gate, a, axis_of_others)
+    return out
 
 
-def _beside_heads(part: Tensor, head: Tensor, axis_of_others: int) -> Tensor:
-    """Return a map (B, n, ...) as (B, ..., n, 1) or (B, ..., 1, n), in the precision of `head`."""
-    return part.movedim(1, -1).unsqueeze(axis_of_others).to(head.dtype)
-
-
-def _contiguous(gradient: Tensor | None) -> Tensor | None:
-    """Return the gradient with contiguous memory."""
-    return None if gradient is None else gradient.contiguous()
+def _beside_pairs(part: Tensor, a: Tensor, axis_of_others: int) -> Tensor:
+    """Return a map (B, n, ...) as (B, ..., n, 1) or (B, ..., 1, n), in the precision of a."""
+    return part.movedim(1, -1).unsqueeze(axis_of_others).to(a.dtype)
 
 
 class TokenMaps(nn.Module):
@@ -234,13 +192,9 @@ class TokenMaps(nn.Module):
             hidden = F.gelu(into, approximate=approximate)
             weights = (hidden @ self.out).unflatten(-1, (2 * self.part.rank, self.heads))
             down, up = weights.chunk(2, dim=-2)
-            down = F.rms_norm(down, (self.heads,), eps=EPS)
+            # The norm adds squares in float32 in any case; autocast would convert its input too.
+            with without_autocast(down):
+                down = F.rms_norm(down, (self.heads,), eps=EPS)
         if gate is not None:
             gate = torch.tanh(gate)
         return Maps(down=down, up=up, gate=gate)
-
-
-def _weighted_sum(weights: Sequence[Tensor], heads: Sequence[Tensor]) -> Tensor:
-    """Return the sum of weight * head."""
-    terms = [weight * head for weight, head in zip(weights, heads, strict=True)]
-    return functools.reduce(torch.add, terms)

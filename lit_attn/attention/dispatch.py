@@ -5,6 +5,7 @@ key heads, M keys for every token, D head width, E width of the features, c quer
 keys that they can see.
 """
 
+import math
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple
@@ -13,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_attn.attention import fused, path_record
+from lit_attn.attention import flex, fused, path_record
 from lit_attn.attention.cache import KeyValues
 from lit_attn.attention.call import Inputs
 from lit_attn.attention.formed import Formed, attend_in_pieces, form_weights, multiply_query
 from lit_attn.attention.masks import CHUNK, Masks, in_chunks
-from lit_attn.attention.precision import as_multiplied
+from lit_attn.attention.precision import as_multiplied, rounded_terms
 
 
 class Tokens(NamedTuple):
@@ -41,12 +42,13 @@ class Tokens(NamedTuple):
 class Features(NamedTuple):
     """Features whose scaled products are the logits: q (B, H, n, E) and k (B, H, M, n', E).
 
-    `scale` multiplies their products. `hard`: the largest of a token's M logits counts, not their
-    log-sum-exp.
+    `key_bias` (B, H, M, n') or None is added to the products. `scale` multiplies the sum. `hard`:
+    the largest of a token's M logits counts, not their log-sum-exp.
     """
 
     q: Tensor
     k: Tensor
+    key_bias: Tensor | None
     scale: float
     hard: bool
 
@@ -55,14 +57,16 @@ class Path(Enum):
     """Ways to compute attention from logits (docs/mechanisms.md has the table)."""
 
     ONE_CALL = "one call of torch's attention on all M n keys; in a window, one for each chunk"
+    FLEX = "one call of flex_attention, compiled"
     MERGED = "one kernel call for each of the M keys and slice of the batch, merged"
-    FORMED = "weights formed in pieces, and formed again in the backward pass"
+    FORMED = "weights formed in chunks, and formed again in the backward pass"
 
 
 def choose_path(
     *,
     keys: int,
     is_hard: bool,
+    has_bias: bool,
     has_z: bool,
     is_composed: bool,
     normaliser: str,
@@ -72,15 +76,23 @@ def choose_path(
 ) -> Path:
     """Return the path that computes a layer with these properties in little memory and fast.
 
-    `keys` is M. `is_hard`: the largest of a token's M logits counts. `normaliser` is its kind.
-    `mask` is "none", "causal" or "other": any other mask, a bias, a factor of each query, a window,
-    a cache that is not empty, or cross-attention.
+    `keys` is M. `is_hard`: the largest of a token's M logits counts. `has_bias`: the logits have a
+    term of each key. `normaliser` is its kind. `mask` is "none"; "causal"; "order" for a window or
+    local self-attention, without another mask; or "other" for any other mask, a bias of pairs, a
+    factor of each query, a cache that is not empty, or cross-attention. `device` is "flex" on a GPU
+    where flex_attention supports the type and the widths, else the device's type.
     """
+    if is_hard or is_composed or normaliser not in ("softmax", "offset-softmax"):
+        return Path.FORMED
+    needs_flex = keys > 1 or has_bias or has_z or normaliser != "softmax" or mask == "order"
+    if device == "flex" and needs_flex:
+        return Path.FLEX
     # Dropout has to drop a pair of tokens with all of its keys.
-    if is_hard or is_composed or normaliser != "softmax" or (keys > 1 and dropout > 0):
+    if normaliser != "softmax" or (keys > 1 and dropout > 0):
         return Path.FORMED
     # FLOPs are counted on the meta device, which only counts those of torch's own operators.
-    if (keys > 1 or has_z) and mask != "other" and not dropout and device != "meta":
+    is_merged = (keys > 1 or has_z) and mask in ("none", "causal")
+    if is_merged and not dropout and device != "meta":
         return Path.MERGED
     return Path.ONE_CALL
 
@@ -132,25 +144,31 @@ def attend(inputs: Inputs, tokens: Tokens, features: Features) -> Tensor:
     """Return the weighted sums of values (B, H, n, D), and extend the cache by the features."""
     kind = features.q.device.type
     path = choose_usable_path(describe_call(inputs, features), kind)
-    # A merged call joins features and z slice by slice; only a cache needs them joined.
     joined = features
+    if path is not Path.FLEX or tokens.caches_features:
+        joined = with_bias_in_columns(joined)
+    # A merged call joins features and z slice by slice; only a cache needs them joined.
+    of_this_call = joined
     if path is not Path.MERGED or tokens.caches_features:
-        joined = with_z(features, inputs, tokens.z)
+        joined = with_z(joined, inputs, tokens.z)
     if tokens.caches_features:
         assert isinstance(inputs.cache, KeyValues)
         joined = joined._replace(k=inputs.cache.extend("keys", joined.k))
 
     if path is Path.MERGED:
-        return _merged_calls(inputs, features, tokens.values)
+        return _merged_calls(inputs, of_this_call, tokens.values)
+    if path is Path.FLEX:
+        return _flex_call(inputs, joined, tokens.values)
     if path is Path.ONE_CALL:
-        q, k, scale, _ = joined
-        return one_call(q, k, tokens.values, inputs.masks, scale, inputs.dropout)
+        return one_call(
+            joined.q, joined.k, tokens.values, inputs.masks, joined.scale, inputs.dropout
+        )
     return attend_in_pieces(_formed(inputs, joined, tokens.maps), tokens.values)
 
 
 def weights(inputs: Inputs, features: Features) -> Tensor:
     """Return all weights of a call without a cache, (B, H, n, n)."""
-    joined = with_z(features, inputs, inputs.z)
+    joined = with_z(with_bias_in_columns(features), inputs, inputs.z)
     formed = _formed(inputs, joined, inputs.maps())
     all_tokens = slice(0, joined.q.shape[-2])
     return form_weights(formed, all_tokens, all_tokens, inputs.v.dtype)
@@ -159,32 +177,46 @@ def weights(inputs: Inputs, features: Features) -> Tensor:
 def choose_usable_path(properties: dict[str, Any], kind: str) -> Path:
     """Return the path for the arguments of `choose_path` that this machine does not refuse.
 
-    `kind` is the type of the device. Formed weights can replace every other path.
+    `kind` is the type of the device. Without flex_attention the path is that of any device of this
+    type, and formed weights can replace every other path.
     """
-    candidates = [choose_path(**properties), Path.FORMED]
+    without_flex = {**properties, "device": kind}
+    candidates = [choose_path(**properties), choose_path(**without_flex), Path.FORMED]
     refused = [path for path in Path if path_record.is_refused(path.name, kind)]
     return first_usable(candidates, refused)
 
 
 def describe_call(inputs: Inputs, features: Features) -> dict[str, Any]:
     """Return the arguments of `choose_path` for this call."""
-    if not inputs.masks.is_causal_only or inputs.factor is not None:
+    device = features.q.device.type
+    width = features.q.shape[-1]
+    if inputs.z is not None:
+        width += inputs.z.shape[-1]
+    if flex.supports(as_multiplied(features.q), width, inputs.v.shape[-1]):
+        device = "flex"
+    mask = _kind_of_masks(inputs.masks)
+    if inputs.factor is not None:
         # A merged call has one z for queries and keys, and a factor is that of the queries alone.
         mask = "other"
-    elif inputs.masks.is_causal:
-        mask = "causal"
-    else:
-        mask = "none"
     return {
         "keys": features.k.shape[2],
         "is_hard": features.hard,
+        "has_bias": features.key_bias is not None,
         "has_z": inputs.z is not None,
         "is_composed": len(inputs.composers) > 0,
         "normaliser": inputs.normaliser.part.kind,
         "mask": mask,
         "dropout": inputs.dropout,
-        "device": features.q.device.type,
+        "device": device,
     }
+
+
+def _kind_of_masks(masks: Masks) -> str:
+    """Return the kind of masks that `choose_path` distinguishes."""
+    if masks.is_causal_only:
+        return "causal" if masks.is_causal else "none"
+    depends_on_order = masks._replace(window=None, without_self=False).is_causal_only
+    return "order" if depends_on_order else "other"
 
 
 def _formed(inputs: Inputs, joined: Features, maps: dict[str, dict[str, Any]]) -> Formed:
@@ -202,8 +234,33 @@ def _formed(inputs: Inputs, joined: Features, maps: dict[str, dict[str, Any]]) -
     )
 
 
+def with_bias_in_columns(features: Features) -> Features:
+    """Return features whose products contain the bias of the keys."""
+    q, k = bias_in_columns(features.q, features.k, features.key_bias)
+    return features._replace(q=q, k=k, key_bias=None)
+
+
+def bias_in_columns(q: Tensor, k: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return q (B, H, n, E) and k (B, H, M, n', E) with columns whose product is the bias.
+
+    The bias (B, H, M, n') is one further column of the keys, or several in half precision.
+    """
+    if bias is None:
+        return q, k
+    ones = torch.ones_like(q[..., :1])
+    q_parts = [q]
+    k_parts = [k]
+    for factor, term in rounded_terms(bias.unsqueeze(-1), k):
+        q_parts.append(factor * ones)
+        k_parts.append(term)
+    return torch.cat(q_parts, -1), torch.cat(k_parts, -1)
+
+
 def with_z(features: Features, inputs: Inputs, all_z: Tensor | None) -> Features:
-    """Return [q'|z] and [k'|z], or q' and k' without z; `all_z` includes the cached tokens."""
+    """Return [q'|z] and [k'|z], or q' and k' without z; `all_z` includes the cached tokens.
+
+    In memory the tokens stay before the heads, as in the projections.
+    """
     z = inputs.z
     if z is None or all_z is None:
         return features
@@ -224,6 +281,22 @@ def _merged_calls(inputs: Inputs, features: Features, values: Tensor) -> Tensor:
     values = as_multiplied(values)
     z = None if inputs.z is None else as_multiplied(inputs.z)
     return fused.attend(q, k, z, values, inputs.masks.is_causal, features.scale)
+
+
+def _flex_call(inputs: Inputs, joined: Features, values: Tensor) -> Tensor:
+    """Return the sums of the path FLEX, in the precision that autocast would choose."""
+    part = inputs.normaliser.part
+    bias = joined.key_bias
+    scores = flex.Scores(
+        q=as_multiplied(joined.q),
+        k=as_multiplied(joined.k),
+        key_bias=None if bias is None else joined.scale * bias,
+        masks=inputs.masks,
+        scale=joined.scale,
+        dropout=inputs.dropout,
+        log_offset=math.log(part.offset) if part.kind == "offset-softmax" else None,
+    )
+    return flex.attend(scores, as_multiplied(values))
 
 
 def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropout: float) -> Tensor:

@@ -1,13 +1,13 @@
-"""Attention from weights that are formed, in pieces: a slice of the batch and a chunk of queries.
+"""Attention from weights that are formed, in chunks of queries.
 
-The backward pass forms each piece again, so autograd saves no tensor of size n x n.
+The backward pass forms each chunk again, so autograd saves no tensor of size n x n.
 
 Shapes: B batch, n queries, n' tokens with keys, H heads, M keys for every token, D head width, E
 width of the features, c queries of a chunk, m keys that they can see.
 """
 
 import contextlib
-import itertools
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -15,19 +15,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import get_device_states, set_device_states
+from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
 
 from lit_attn.attention.derivatives import refuse_forward_mode, refuse_second_derivatives
 from lit_attn.attention.masks import CHUNK, Masks, differs_between_heads, in_chunks
 from lit_attn.attention.normaliser import Normaliser
-from lit_attn.attention.precision import keeps_range, multiply, wide, without_autocast
+from lit_attn.attention.precision import keeps_range, multiply, wide
 
 # Number of keys up to which all queries are one chunk: keeping its weights is then cheaper than
 # computing them twice.
 ONE_CHUNK_UP_TO = 384
 
-# Bytes of the weights of a piece in compiled code on a CPU, for each thread: a core's cache.
-PIECE = 1 << 21
+# Bytes of the weights of a chunk on a GPU and in compiled code: few for the memory of a GPU.
+FEW_BYTES = 1 << 28
+
+# Chunks of a causal layer in compiled code. Each chunk needs the keys up to its last query only.
+CAUSAL_CHUNKS = 4
 
 
 class Formed(NamedTuple):
@@ -51,56 +54,55 @@ class Formed(NamedTuple):
 
 def attend_in_pieces(formed: Formed, v: Tensor) -> Tensor:
     """Return the weighted sums (B, H, n, D) of v (B, H, n', D), from weights that are formed."""
-    b, heads, n = formed.q.shape[:3]
+    n = formed.q.shape[-2]
     keys = formed.k.shape[-2]
     # On the meta device, where FLOPs are counted, all queries attend to all keys, as in the FLOPs
     # of one kernel call.
     is_long = keys > ONE_CHUNK_UP_TO and n > CHUNK and not v.is_meta
+    if not is_long:
+        return _attend_chunk(formed, v, 0, n)
     if torch.compiler.is_compiling():
-        weights_bytes = b * heads * n * keys * v.element_size()
-        is_large = b > 1 and n > 1 and weights_bytes > PIECE
-        if is_long or (v.device.type == "cpu" and is_large):
-            return attend_with_shared_code(formed, v, is_long)
-    elif is_long:
-        return _attend_in_turn(_attend_piece, formed, v, len(v), CHUNK)
-    return _attend_piece(formed, v, 0, n)
+        return _attend_recomputed(formed, v)
+    return _attend_in_turn(formed, v)
 
 
-@torch.compiler.disable
-def attend_with_shared_code(formed: Formed, v: Tensor, is_long: bool) -> Tensor:
-    """Return the sums of all queries, by compiled code that pieces and layers share.
+def _attend_recomputed(formed: Formed, v: Tensor) -> Tensor:
+    """Return all sums in one graph; the backward pass forms the weights of each chunk again.
 
-    In one graph with the layer, each chunk would be compiled anew: at 6 heads a chunk of a layer
-    took 49 s of a CPU (two layers, 513 tokens), and the steps were not faster. On a CPU the weights
-    of a piece stay in a core's cache.
+    Every chunk is compiled anew, so there are few of them: as many as `FEW_BYTES` of weights
+    require, and in causal order four, which leave out three of eight pairs of tokens.
     """
-    b, heads, n = formed.q.shape[:3]
-    keys = formed.k.shape[-2]
-    chunk = CHUNK if is_long else n
-    size = b
-    if v.device.type == "cpu":
-        bytes_of_a_sequence = heads * chunk * keys * v.element_size()
-        limit = max(1, PIECE * torch.get_num_threads() // bytes_of_a_sequence)
-        # A power of two divides most batches; few sizes need few compilations.
-        power_of_two = 1 << (limit.bit_length() - 1)
-        size = min(b, power_of_two)
-    attend = torch.compile(_attend_piece, dynamic=True if is_long else None)
-    return _attend_in_turn(attend, formed, v, size, chunk)
+    n = formed.q.shape[-2]
+    size = _large_chunk(formed, v)
+    if formed.masks.is_causal:
+        size = min(size, max(CHUNK, -(-n // CAUSAL_CHUNKS)))
+    sums = []
+    for rows in in_chunks(n, size):
+        chunk = functools.partial(_attend_chunk, formed, v, rows.start, rows.stop)
+        sums.append(checkpoint(chunk, use_reentrant=False))
+    if len(sums) == 1:
+        return sums[0]
+    return torch.cat(sums, -2)
 
 
-def _attend_in_turn(
-    attend: Callable[..., Tensor], formed: Formed, v: Tensor, size: int, chunk: int
-) -> Tensor:
-    """Return all sums, from pieces of `size` sequences (the last ones of 1) and `chunk` queries."""
-    visibility = _for_every_sequence(formed.masks.visibility, len(v))
-    bias = _for_every_sequence(formed.masks.bias, len(v))
-    # With the tokens last, sums over heads read contiguous rows.
-    maps = pytree.tree_map_only(Tensor, _with_tokens_last, formed.maps)
-    # `_InTurn` expects q, k and v first.
-    leaves, structure = pytree.tree_flatten((formed.q, formed.k, v, maps, visibility, bias))
+def _large_chunk(formed: Formed, v: Tensor) -> int:
+    """Return the number of queries with FEW_BYTES of weights, or CHUNK if that is more."""
+    b, heads = formed.q.shape[:2]
+    bytes_of_a_query = b * heads * formed.k.shape[-2] * v.element_size()
+    return max(CHUNK, FEW_BYTES // bytes_of_a_query)
 
-    # `attend_piece` outlives the backward pass. So it must not refer to `formed` or to any other
-    # tensor of the whole batch, only to the modules and numbers that all pieces share.
+
+def _attend_in_turn(formed: Formed, v: Tensor) -> Tensor:
+    """Return all sums, from chunks of queries that autograd does not keep.
+
+    On a GPU a chunk has FEW_BYTES of weights: every chunk needs the same number of kernels, however
+    many queries it has.
+    """
+    leaves, structure = pytree.tree_flatten(
+        (formed.q, formed.k, v, formed.maps, formed.masks.visibility, formed.masks.bias)
+    )
+    # `attend_chunk` outlives the backward pass. So it must not refer to `formed` or to any other
+    # tensor of a token, only to modules and numbers.
     masks_without_tensors = formed.masks._replace(visibility=None, bias=None)
     composers = formed.composers
     normaliser = formed.normaliser
@@ -108,9 +110,9 @@ def _attend_in_turn(
     scale = formed.scale
     dropout = formed.dropout
 
-    def attend_piece(rows: slice, *parts: Tensor | None) -> Tensor:
+    def attend_chunk(rows: slice, *parts: Tensor | None) -> Tensor:
         q, k, values, maps, visibility, bias = pytree.tree_unflatten(parts, structure)
-        piece = Formed(
+        chunk = Formed(
             masks=masks_without_tensors._replace(visibility=visibility, bias=bias),
             q=q,
             k=k,
@@ -121,44 +123,20 @@ def _attend_in_turn(
             scale=scale,
             dropout=dropout,
         )
-        return attend(piece, values, rows.start, rows.stop)
+        return _attend_chunk(chunk, values, rows.start, rows.stop)
 
-    pieces = _pieces(len(v), size, formed.q.shape[-2], chunk)
+    size = CHUNK if v.device.type == "cpu" else _large_chunk(formed, v)
+    chunks = in_chunks(formed.q.shape[-2], size)
     parameters = [*composers.parameters(), *normaliser.parameters()]
     refuse_forward_mode(*leaves, *parameters)
     is_random = dropout > 0
-    return _InTurn.apply(attend_piece, pieces, is_random, len(leaves), *leaves, *parameters)
-
-
-def _with_tokens_last(part: Tensor) -> Tensor:
-    """Return a map (B, n, ...) with its tokens last in memory."""
-    return part.movedim(1, -1).contiguous().movedim(-1, 1)
-
-
-def _pieces(batch: int, size: int, n: int, chunk: int) -> list[tuple[slice, slice]]:
-    """Return the slices of the batch and of the n queries of every piece.
-
-    Sequences that remain beyond pieces of `size` are pieces of one sequence, so that compiled code
-    has two sizes for any batch.
-    """
-    full = batch - batch % size
-    slices_of_batch = in_chunks(full, size)
-    for i in range(full, batch):
-        slices_of_batch.append(slice(i, i + 1))
-    return list(itertools.product(slices_of_batch, in_chunks(n, chunk)))
-
-
-def _for_every_sequence(mask: Tensor | None, batch: int) -> Tensor | None:
-    """Return a mask with an axis of `batch` sequences, without a copy."""
-    if mask is None:
-        return None
-    return mask[(None,) * (4 - mask.ndim)].expand(batch, -1, -1, -1)
+    return _InTurn.apply(attend_chunk, chunks, is_random, len(leaves), *leaves, *parameters)
 
 
 class _InTurn(torch.autograd.Function):
-    """Sums (B, H, n, D) from pieces; the backward pass computes each piece again.
+    """Sums (B, H, n, D) from chunks; the backward pass computes each chunk again.
 
-    With `torch.utils.checkpoint`, which calls hooks for each piece, a dcmha block of 65 tokens took
+    With `torch.utils.checkpoint`, which calls hooks for each chunk, a dcmha block of 65 tokens took
     1.88 instead of 1.60 times timm's time. Second derivatives raise RuntimeError.
     """
 
@@ -166,20 +144,20 @@ class _InTurn(torch.autograd.Function):
     def forward(
         ctx: Any,
         attend: Callable[..., Tensor],
-        pieces: list[tuple[slice, slice]],
+        chunks: list[slice],
         is_random: bool,
-        sliced: int,
+        count: int,
         *tensors: Any,
     ) -> Tensor:
-        """`attend` takes the queries of a piece and its part of the first `sliced` tensors.
+        """`attend` takes the queries of a chunk and the first `count` tensors.
 
-        The first three tensors are q, k and v, and those after the sliced ones are parameters.
+        The first three tensors are q, k and v, and those after the first `count` are parameters.
         """
         q, _, v = tensors[:3]
         kind = v.device.type
         ctx.attend = attend
-        ctx.pieces = pieces
-        ctx.sliced = sliced
+        ctx.chunks = chunks
+        ctx.count = count
         ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
         ctx.random = None
         if is_random:
@@ -189,34 +167,34 @@ class _InTurn(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         b, heads, n = q.shape[:3]
         out = v.new_empty(b, n, heads, v.shape[-1]).transpose(1, 2)
-        for batch, rows in pieces:
-            parts = [None if x is None else x[batch] for x in tensors[:sliced]]
-            out[batch, :, rows] = attend(rows, *parts)
+        for rows in chunks:
+            out[:, :, rows] = attend(rows, *tensors[:count])
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        sliced = ctx.sliced
+        count = ctx.count
         tensors = ctx.saved_tensors
         # The first four arguments of `forward` are not tensors.
         needed = ctx.needs_input_grad[4:]
         wanted = [i for i, is_needed in enumerate(needed) if is_needed]
-        totals = {i: torch.zeros_like(tensors[i]) for i in wanted}
+        totals: dict[int, Tensor] = {}
         with _as_in_forward(ctx.random, ctx.autocast):
-            for batch, rows in ctx.pieces:
-                parts = [None if x is None else x[batch].detach() for x in tensors[:sliced]]
-                inputs = [*parts, *tensors[sliced:]]
+            for rows in ctx.chunks:
+                parts = [None if x is None else x.detach() for x in tensors[:count]]
+                inputs = [*parts, *tensors[count:]]
                 wanted_inputs = [inputs[i].requires_grad_() for i in wanted]
                 out = ctx.attend(rows, *parts)
-                piece_gradients = torch.autograd.grad(
-                    out, wanted_inputs, gradient[batch, :, rows], allow_unused=True
+                chunk_gradients = torch.autograd.grad(
+                    out, wanted_inputs, gradient[:, :, rows], allow_unused=True
                 )
-                for i, piece_gradient in zip(wanted, piece_gradients, strict=True):
-                    if piece_gradient is None:
+                for i, chunk_gradient in zip(wanted, chunk_gradients, strict=True):
+                    if chunk_gradient is None:
                         continue
-                    # Parameters belong to all sequences.
-                    total = totals[i][batch] if i < sliced else totals[i]
-                    total.add_(piece_gradient)
+                    if i in totals:
+                        totals[i].add_(chunk_gradient)
+                    else:
+                        totals[i] = chunk_gradient
         gradients = [totals.get(i) for i in range(len(tensors))]
         guarded = refuse_second_derivatives(gradients, [gradient, *tensors])
         return None, None, None, None, *guarded
@@ -243,7 +221,7 @@ def _as_in_forward(
         yield
 
 
-def _attend_piece(formed: Formed, v: Tensor, start: int, stop: int) -> Tensor:
+def _attend_chunk(formed: Formed, v: Tensor, start: int, stop: int) -> Tensor:
     """Return the sums of the queries from `start` to `stop`, (B, H, c, D)."""
     rows = slice(start, stop)
     columns = formed.masks.visible(rows, formed.k.shape[-2])
@@ -264,18 +242,19 @@ def form_weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype
     bias = masks.bias_of_chunk(rows, columns, keys)
     if bias is not None:
         logits = wide(logits) + wide(bias).unsqueeze(-2)
-    if visible is not None:
-        logits = logits.masked_fill(~visible.unsqueeze(-2), torch.finfo(logits.dtype).min)
+    hidden = None if visible is None else ~visible
+    if hidden is not None:
+        logits = logits.masked_fill(hidden.unsqueeze(-2), torch.finfo(logits.dtype).min)
     a = formed.normaliser.over_keys(logits, visible).to(dtype)
     if "post" in formed.composers:
-        if visible is not None and differs_between_heads(visible):
+        if hidden is not None and differs_between_heads(hidden):
             # The softmax of a head that sees no key is uniform; other heads must not take it over.
-            a = a.masked_fill(~visible, 0)
+            a = a.masked_fill(hidden, 0)
         a = _compose("post", formed, a, rows, columns)
-    if visible is None:
+    if hidden is None:
         return a
     # Composition fills masked positions again, and a query that sees no key gets zero.
-    return a.masked_fill(~visible, 0)
+    return a.masked_fill(hidden, 0)
 
 
 def _logits(formed: Formed, rows: slice, columns: slice) -> Tensor:
@@ -295,13 +274,7 @@ def _logits(formed: Formed, rows: slice, columns: slice) -> Tensor:
     if "pre" not in formed.composers:
         return logits
     a = logits.squeeze(3) if logits.shape[3] == 1 else logits.logsumexp(3)
-    if keeps_range(q):
-        composed = _compose("pre", formed, a, rows, columns)
-    else:
-        # Autocast would compose the logits, which are in float32, in half precision.
-        with without_autocast(q):
-            composed = _compose("pre", formed, a, rows, columns)
-    return composed.unsqueeze(3)
+    return _compose("pre", formed, a, rows, columns).unsqueeze(3)
 
 
 def _largest(components: Sequence[Tensor]) -> Tensor:
@@ -320,12 +293,7 @@ def multiply_query(q: Tensor, k: Tensor, scale: float) -> Tensor:
     """Return scale q k^T (B, H, M, 1, n) of one query (B, H, 1, E), its keys (B, H, M, n, E)."""
     if not keeps_range(k):
         return multiply("bhce,bhrme->bhrcm", q, k, scale)
-    q = q * scale
-    if k.shape[-1] < 128 or k.device.type != "cpu":
-        return q.unsqueeze(2) @ k.mT
-    # A CPU multiplies 1,000 such keys in a third of the time if the query is a column, but not if
-    # the query is expanded without a copy, or copied after it is transposed.
-    return (k @ q.unsqueeze(2).repeat(1, 1, k.shape[2], 1, 1).mT).mT
+    return (q * scale).unsqueeze(2) @ k.mT
 
 
 def _compose(place: str, formed: Formed, a: Tensor, rows: slice, columns: slice) -> Tensor:
@@ -340,6 +308,4 @@ def _maps_of_tokens(maps: Any, tokens: slice) -> Any:
     """Return the maps of `tokens`, a NamedTuple as `maps`; None without maps."""
     if maps is None:
         return None
-    # With a slice in the comprehension, PyTorch 2.11 would compile each chunk anew.
-    start, stop = tokens.start, tokens.stop
-    return maps._make(None if part is None else part[:, start:stop] for part in maps)
+    return maps._make(None if part is None else part[:, tokens] for part in maps)

@@ -28,8 +28,8 @@ from lit_attn.attention.derivatives import raise_no_second, refuse_forward_mode
 from lit_attn.attention.masks import in_chunks
 from lit_attn.attention.precision import wide
 
-# Bytes of [k|z] in a slice: the size of a core's cache, or enough to occupy a GPU.
-SLICE = {"cpu": 1 << 20, "cuda": 1 << 25}
+# Bytes of [k|z] in a slice: enough to occupy a GPU.
+SLICE = 1 << 25
 
 Index = tuple[slice, ...]
 
@@ -239,14 +239,11 @@ def _slices(q: Tensor, k: Tensor, z: Tensor | None) -> tuple[int, list[Index]]:
     batch, heads, m, n, features = k.shape
     joined = features if z is None else features + z.shape[-1]
     head_bytes = n * m * supported_width(joined, q) * q.element_size()
-    limit = SLICE.get(q.device.type, SLICE["cuda"])
-    if q.device.type == "cpu":
-        limit *= torch.get_num_threads()
     # A slice of the batch has all heads, and a slice of the heads has the complete batch.
-    if heads * head_bytes <= limit or batch >= heads:
-        size = max(1, limit // (head_bytes * heads))
+    if heads * head_bytes <= SLICE or batch >= heads:
+        size = max(1, SLICE // (head_bytes * heads))
         return 0, [(cut,) for cut in in_chunks(batch, size)]
-    size = max(1, limit // (head_bytes * batch))
+    size = max(1, SLICE // (head_bytes * batch))
     return 1, [(slice(None), cut) for cut in in_chunks(heads, size)]
 
 

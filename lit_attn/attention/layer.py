@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lit_attn.attention.bias import Bias
 from lit_attn.attention.cache import Cache
@@ -27,7 +28,7 @@ from lit_attn.attention.masks import Masks, split_mask
 from lit_attn.attention.normaliser import Normaliser
 from lit_attn.attention.parts import LayerShape, Part
 from lit_attn.attention.precision import without_autocast
-from lit_attn.attention.projections import split_outputs
+from lit_attn.attention.projections import is_plain, split_outputs
 from lit_attn.attention.residual import Residual
 from lit_attn.attention.rotary import Rotary, rotate
 from lit_attn.attention.scale import Scale
@@ -62,6 +63,15 @@ class LayerRecord(NamedTuple):
     weights: Tensor | None
     heads: Tensor
     values: Tensor
+
+
+class Projected(NamedTuple):
+    """Projections of a call: q and z (B, n, H, D), keys (B, m, M, H', D) and v (B, m, H', D)."""
+
+    q: Tensor
+    keys: Tensor
+    v: Tensor
+    z: Tensor | None
 
 
 class Attention(nn.Module):
@@ -281,15 +291,13 @@ class Attention(nn.Module):
         else:
             self._check_cross_attention(is_causal, rotary)
             offset += memory.shape[1] - x.shape[1]
-        q, k, v = self.transform(*self._project(x, memory))
+        q, keys, v, z = self._project(x, memory)
         q = self.q_norm(q).transpose(1, 2)
-        keys = self.k_norm(self.similarity.keys(memory, k)).permute(0, 3, 2, 1, 4)
+        keys = self.k_norm(keys).permute(0, 3, 2, 1, 4)
         if rotary is not None:
             q = rotate(q, rotary)
             keys = rotate(keys, rotary)
-        z = None
-        if self.z is not None:
-            z = self.z(x).unflatten(-1, (self.num_heads, self.head_dim))
+        if z is not None:
             z = self.z_norm(z).transpose(1, 2)
             if rotary is not None and self.spec.zz == "like-k":
                 z = rotate(z, rotary)
@@ -332,14 +340,63 @@ class Attention(nn.Module):
         """Return the context of the computation between the projections."""
         return without_autocast(x) if self.in_float32 else contextlib.nullcontext()
 
-    def _project(self, x: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
-        """Return q of x, (B, n, H, D), and k and v of `memory`, (B, m, H', D) each."""
+    def _project(self, x: Tensor, memory: Tensor) -> "Projected":
+        """Return q and z of x, and keys and values of `memory`."""
+        if memory is x and torch.compiler.is_compiling() and self._can_project_together():
+            return self._project_together(x)
         sizes = [self.num_heads, self.key_heads, self.key_heads]
         if memory is x:
-            return self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(sizes, dim=-2)
-        q, keys_and_values = split_outputs(self.qkv, x, memory, self.num_heads * self.head_dim)
-        k, v = keys_and_values.chunk(2, dim=-1)
-        return tuple(part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
+            q, k, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(sizes, dim=-2)
+        else:
+            rows_of_q = self.num_heads * self.head_dim
+            q, keys_and_values = split_outputs(self.qkv, x, memory, rows_of_q)
+            k, v = keys_and_values.chunk(2, dim=-1)
+            q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
+        q, k, v = self.transform(q, k, v)
+        z = None
+        if self.z is not None:
+            z = self.z(x).unflatten(-1, (self.num_heads, self.head_dim))
+        return Projected(q=q, keys=self.similarity.keys(memory, k), v=v, z=z)
+
+    def _can_project_together(self) -> bool:
+        """Return True if the layer has several plain projections of x."""
+        further = [part for part in (self.similarity.more, self.z) if part is not None]
+        has_plain_parts = all(is_plain(part) for part in [self.qkv, *further])
+        return len(further) > 0 and has_plain_parts and self.transform.is_identity
+
+    def _project_together(self, x: Tensor) -> "Projected":
+        """Return all projections of x from one product, whose parts need no copies."""
+        inner = self.num_heads * self.head_dim
+        shared = self.key_heads * self.head_dim
+        q_rows, k_rows, v_rows = self.qkv.weight.split([inner, shared, shared])
+        rows = {"q": q_rows, "k": k_rows}
+        if self.similarity.more is not None:
+            rows["more"] = self.similarity.more.weight
+        rows["v"] = v_rows
+        if self.z is not None:
+            rows["z"] = self.z.weight
+        bias = None
+        if self.qkv.bias is not None:
+            q_bias, k_bias, v_bias = self.qkv.bias.split([inner, shared, shared])
+            biases = [q_bias, k_bias]
+            if self.similarity.more is not None:
+                biases.append(self.similarity.more.bias)
+            biases.append(v_bias)
+            if self.z is not None:
+                biases.append(q_bias.new_zeros(inner))
+            bias = torch.cat(biases)
+        weight = torch.cat(list(rows.values()))
+        outputs = F.linear(x, weight, bias).unflatten(-1, (-1, self.head_dim))
+        counts = [len(part) // self.head_dim for part in rows.values()]
+        if self.similarity.more is not None:
+            # All keys of a token are neighbours.
+            counts[1:3] = [counts[1] + counts[2]]
+        q, all_keys, v, *rest = outputs.split(counts, dim=-2)
+        if self.similarity.more is None:
+            keys = self.similarity.keys(x, all_keys)
+        else:
+            keys = all_keys.unflatten(-2, (-1, self.key_heads))
+        return Projected(q=q, keys=keys, v=v, z=rest[0] if rest else None)
 
     def set_depth(self, layer: int) -> None:
         """Tell the parts that depend on it the number of the layer, which counts from 0."""

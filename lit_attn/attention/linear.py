@@ -118,7 +118,11 @@ class Linear(MixedKeys):
         before = 0 if past is None else past.position
         n = before + k.shape[-2]
         root = math.sqrt(q.shape[-1])
-        out = causal_sums(q, k, v) if is_causal else q @ (k.transpose(-1, -2) @ v)
+        if is_causal:
+            out, total = causal_sums(q, k, v)
+        else:
+            out = q @ (k.transpose(-1, -2) @ v)
+            total = q @ k.sum(-2).unsqueeze(-1)
         if past is not None and past.products is not None:
             out = out + q @ past.products
         if self.part.divide_by == "root-length":
@@ -126,28 +130,30 @@ class Linear(MixedKeys):
                 return out / math.sqrt(n)
             lengths = torch.arange(before + 1, n + 1, dtype=q.dtype, device=q.device)
             return out / lengths.sqrt().unsqueeze(-1)
-        key_sum = k.cumsum(-2) if is_causal else k.sum(-2, keepdim=True)
         if past is not None and past.keys is not None:
-            key_sum = key_sum + past.keys
-        total = (q * key_sum).sum(-1, keepdim=True)
+            total = total + q @ past.keys.transpose(-1, -2)
         if self.part.divide_by == "scaled-sum":
             total = total * root
         return out / (total + LINEAR_OFFSET * root)
 
 
-def causal_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return q_i.sum_{j <= i} k_j v_j^T, chunk by chunk: earlier chunks enter as one D x D sum."""
+def causal_sums(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return q_i.sum_{j <= i} k_j v_j^T (B, H, n, D) and q_i.sum_{j <= i} k_j (B, H, n, 1).
+
+    Chunk by chunk: earlier chunks enter as one D x D sum of products and one sum of keys.
+    """
     n = q.shape[-2]
     # One decoded token is a chunk of one token.
     size = SUMS_CHUNK if n > 1 else 1
     q = _cut_into_chunks(q, size)
     k = _cut_into_chunks(k, size)
     v = _cut_into_chunks(v, size)
-    sums = k.transpose(-1, -2) @ v
-    before = sums.cumsum(2) - sums
-    from_earlier_chunks = q @ before
-    out = from_earlier_chunks + (q @ k.transpose(-1, -2)).tril() @ v
-    return out.flatten(-3, -2)[..., :n, :]
+    similarities = (q @ k.transpose(-1, -2)).tril()
+    products = k.transpose(-1, -2) @ v
+    key_sums = k.sum(-2).unsqueeze(-1)
+    out = q @ (products.cumsum(2) - products) + similarities @ v
+    total = q @ (key_sums.cumsum(2) - key_sums) + similarities.sum(-1, keepdim=True)
+    return out.flatten(-3, -2)[..., :n, :], total.flatten(-3, -2)[..., :n, :]
 
 
 def _cut_into_chunks(x: Tensor, size: int) -> Tensor:

@@ -11,13 +11,16 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from lit_attn.attention.dispatch import bias_in_columns
+from lit_attn.attention.formed import CAUSAL_CHUNKS, FEW_BYTES
 from lit_attn.attention.masks import CHUNK, Masks, in_chunks
 from lit_attn.attention.mixture_parts import MixedKeysConfig, MixtureConfig
 from lit_attn.attention.parts import LayerShape
 from lit_attn.attention.precision import as_multiplied, multiply, rounded_terms, square, wide
 from lit_attn.attention.similarity import Similarity
-from lit_attn.attention.statistics import Reduce
+from lit_attn.attention.statistics import Reduce, one_unless_repeated
 
 # Added to the divisors of the responsibilities of Soft-E, as in MGK's code.
 RESPONSIBILITY_OFFSET = 1e-6
@@ -75,7 +78,7 @@ class MixedKeys(Similarity):
     def keys(self, x: Tensor, k: Tensor) -> Tensor:
         if self.part.source == "shifted":
             return k.unsqueeze(2) + self.shift
-        if self.part.keys == 1:
+        if self.more is None:
             return k.unsqueeze(2)
         heads, width = k.shape[-2:]
         more = self.more(x).unflatten(-1, (self.part.keys - 1, heads, width))
@@ -106,14 +109,12 @@ class MixedKeys(Similarity):
         assert isinstance(log_prior, Tensor)
         return log_prior.exp().mean(-1)
 
-    def extra_key_weights(self) -> Tensor | None:
-        return self.more.weight if hasattr(self, "more") else None
-
 
 class Mixture(MixedKeys):
     """s_ijr of a Gaussian or dot kernel, with log pi_r where the assignment is soft."""
 
     part: MixtureConfig
+    observes_compiled = True
 
     def __init__(self, part: MixtureConfig, shape: LayerShape) -> None:
         self.hard = part.assignment == "hard"
@@ -135,6 +136,7 @@ class Mixture(MixedKeys):
         keys_differ = learns_variances or len(set(self.fixed_variances)) > 1
         needs_square = self.needs_row_terms or keys_differ
         self.query_matters = part.kernel == "gaussian" and needs_square
+        self.varies = learns_variances or set(self.fixed_variances) != {1.0}
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -148,32 +150,45 @@ class Mixture(MixedKeys):
         return torch.cat(values)
 
     def features(self, q: Tensor, keys: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
-        """Return [q | factors | |q|^2 terms] and [k / sigma^2 | offset terms | factors / sigma^2].
+        """Return `biased_features` with the bias in further columns of the features."""
+        return bias_in_columns(*self.biased_features(q, keys, first))
 
-        The offset of a key, sqrt(D) log pi - |k|^2 / (2 sigma^2), is one further column of the
-        keys, or several in half precision. So is -|q|^2 / 2 of the queries, where it matters.
+    def biased_features(
+        self, q: Tensor, keys: Tensor, first: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return [q | |q|^2 terms], [k / sigma^2 | factors / sigma^2] and the offset of each key.
+
+        The offset is sqrt(D) log pi - |k|^2 / (2 sigma^2). Where -|q|^2 / 2 matters, it is one
+        further column of the features, or several in half precision.
         """
         q = as_multiplied(q)
         keys = as_multiplied(keys)
-        ones = torch.ones_like(q[..., :1])
-        variances = self.variances(keys)
-        variance = variances.view(-1, 1, 1).to(keys.dtype)
-        offset = torch.zeros_like(wide(keys[..., 0]))
+        offset: Tensor | float = 0.0
         if not self.hard:
-            offset = offset + self.unit * self.log_prior(keys.shape[-2], first)
+            offset = self.unit * self.log_prior(keys.shape[-2], first)
+        variance: Tensor | None = None
+        if self.varies:
+            variance = self.variances(keys).view(-1, 1, 1)
         if self.part.kernel == "gaussian":
-            offset = offset - square(keys).squeeze(-1) / (2 * variances.view(-1, 1))
-            keys = keys / variance
+            half_square = square(keys) / 2
+            if variance is not None:
+                half_square = half_square / variance
+                keys = keys / variance.to(keys.dtype)
+            offset = offset - half_square.squeeze(-1)
+        if not isinstance(offset, Tensor):
+            offset = torch.full_like(wide(keys[..., 0]), offset)
+        offset = offset.expand(keys.shape[:-1])
+        if not self.query_matters:
+            return q, keys, offset
         q_parts = [q]
         k_parts = [keys]
-        for factor, term in rounded_terms(offset.unsqueeze(-1), keys):
-            q_parts.append(factor * ones)
-            k_parts.append(term)
-        if self.query_matters:
-            for factor, term in rounded_terms(-square(q) / 2, q):
-                q_parts.append(term)
-                k_parts.append((factor / variance).expand_as(keys[..., :1]))
-        return torch.cat(q_parts, -1), torch.cat(k_parts, -1)
+        factors = torch.ones_like(keys[..., :1])
+        if variance is not None:
+            factors = factors / variance.to(keys.dtype)
+        for factor, term in rounded_terms(-square(q) / 2, q):
+            q_parts.append(term)
+            k_parts.append(factor * factors)
+        return torch.cat(q_parts, -1), torch.cat(k_parts, -1), offset
 
     @property
     def has_statistics(self) -> bool:
@@ -186,48 +201,65 @@ class Mixture(MixedKeys):
         The sums are over the batch, over the pairs of tokens that attend, and over everything that
         shares a pi. Queries that are padding do not count.
         """
-        assigned = torch.zeros((), device=q.device)
-        pairs = torch.zeros((), device=q.device)
-        for rows in in_chunks(q.shape[-2], CHUNK):
+        keys = k.shape[-2]
+        assigned: Tensor | float = 0.0
+        pairs: Tensor | float = 0.0
+        for rows in in_chunks(q.shape[-2], self._chunk_size(q, k, masks)):
+            columns = masks.visible(rows, keys)
             # Each chunk needs the memory of the one before it: its tensors are local to `_count`.
-            assigned_in_chunk, pairs_in_chunk = self._count(q[:, :, rows], k, scale, masks, rows)
-            assigned = assigned + assigned_in_chunk
-            pairs = pairs + pairs_in_chunk
+            counts = self._count(q, k, scale, masks, rows, columns)
+            hidden = (columns.start, keys - columns.stop)
+            assigned = assigned + F.pad(counts[0], hidden)
+            pairs = pairs + F.pad(counts[1], hidden)
+        assert isinstance(assigned, Tensor)
+        assert isinstance(pairs, Tensor)
         axes = AXES_WITH_ONE_PRIOR[self.part.prior_scope]
         if axes:
             assigned = assigned.sum(axes, keepdim=True)
             pairs = pairs.sum(axes, keepdim=True)
-        if self.sums is None:
-            count, heads, positions = self.prior.shape
-            self.sums = assigned.new_zeros(heads, count + 1, positions)
+        sums = torch.cat([assigned, pairs], dim=1)
+        if torch.compiler.is_compiling():
+            sums = sums * one_unless_repeated(sums)
         # There can be fewer keys than positions with a prior.
-        self.sums[..., : assigned.shape[-1]] += torch.cat([assigned, pairs], dim=1)
+        sums = F.pad(sums, (0, self.prior.shape[-1] - sums.shape[-1]))
+        self.sums = sums if self.sums is None else self.sums + sums
+
+    def _chunk_size(self, q: Tensor, k: Tensor, masks: Masks) -> int:
+        """Return the number of queries whose responsibilities are computed at once."""
+        is_compiling = torch.compiler.is_compiling()
+        if q.device.type == "cpu" and not is_compiling:
+            return CHUNK
+        batch, heads, m, keys = k.shape[:4]
+        size = max(CHUNK, FEW_BYTES // (batch * heads * m * keys * q.element_size()))
+        if is_compiling and masks.is_causal:
+            size = min(size, max(CHUNK, -(-q.shape[-2] // CAUSAL_CHUNKS)))
+        return size
 
     def _count(
-        self, q: Tensor, k: Tensor, scale: float, masks: Masks, rows: slice
+        self, q: Tensor, k: Tensor, scale: float, masks: Masks, rows: slice, columns: slice
     ) -> tuple[Tensor, Tensor]:
-        """Return sums over the batch and the queries `rows`, whose features are q (B, H, c, E).
+        """Return sums over the batch and the queries `rows` of q (B, H, n, E).
 
-        They are the responsibilities of every key, (H, M, n'), and the numbers of queries that
-        attend to it, (H, 1, n').
+        They are the responsibilities of the keys `columns`, (H, M, m), and the numbers of queries
+        that attend to them, (H, 1, m).
         """
         keys = k.shape[-2]
-        logits = wide(multiply("bhce,bhrme->bhcrm", q, k, scale))
+        q = q[:, :, rows]
+        logits = wide(multiply("bhce,bhrme->bhcrm", q, k[..., columns, :], scale))
         if self.part.kernel == "gaussian" and not self.query_matters:
             # With the offset, |q_i|^2 does not cancel in the responsibilities.
             half_square = square(q[..., : self.width]).unsqueeze(-1) / 2
-            logits -= scale * half_square / self.fixed_variances[0]
+            logits = logits - scale * half_square / self.fixed_variances[0]
         total = logits.logsumexp(3, keepdim=True) - math.log(RESPONSIBILITY_OFFSET)
-        responsibility = logits.softmax(3).mul_(torch.sigmoid(total))
-        visible = masks.chunk(rows, slice(0, keys), keys, q.device)
+        responsibility = logits.softmax(3) * torch.sigmoid(total)
+        visible = masks.chunk(rows, columns, keys, q.device)
         weight = torch.ones_like(responsibility[:, :, :, :1])
         if visible is not None:
             weight = weight * visible.unsqueeze(-2)
         present = masks.present_queries(rows)
         if present is not None:
             weight = weight * present.unsqueeze(-2)
-        assigned = responsibility.mul_(weight).sum((0, 2))
-        return assigned, weight.sum((0, 2))
+        return (responsibility * weight).sum((0, 2)), weight.sum((0, 2))
 
     @torch.no_grad()
     def end_step(self, reduce: Reduce | None = None) -> None:

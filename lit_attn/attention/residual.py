@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_attn.attention.parts import LayerShape, PerpendicularConfig, SplitConfig
 from lit_attn.attention.precision import wide
+from lit_attn.attention.projections import add_outputs
 
 # Lower bound of <V, V> as a divisor: a zero value vector projects to zero instead of NaN. It
 # belongs to the definition; the reference uses the same bound.
@@ -94,11 +95,10 @@ class Perpendicular(Residual):
             strength = torch.tanh(wide(self.strength)).unsqueeze(-1)
             along = (strength * along).to(along.dtype)
         across = heads - along
-        out = project(across.flatten(-2))
-        if self.local is not None:
-            across_in_heads = heads - projected(heads, values, "head")
-            out = out + self.local(across_in_heads.flatten(-2))
-        return out
+        if self.local is None:
+            return project(across.flatten(-2))
+        across_in_heads = heads - projected(heads, values, "head")
+        return add_outputs([project, self.local], [across.flatten(-2), across_in_heads.flatten(-2)])
 
 
 class Projected(Residual):
@@ -140,7 +140,7 @@ class Split(Residual):
             across, along = checkpoint(self.parts, heads, values, use_reentrant=False)
         else:
             across, along = self.parts(heads, values)
-        return project(across) + self.projected(along)
+        return add_outputs([project, self.projected], [across, along])
 
     def initial_state(self, projection: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a copy of W for W_p if `init: copy` (Proposition 1).

@@ -9,7 +9,8 @@ width of the features.
 
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from lit_attn.attention import dispatch
 from lit_attn.attention.cache import Cache, KeyValues
@@ -32,7 +33,7 @@ class Similarity(Learner):
     """
 
     # A member overrides at least one of these methods.
-    required_methods = ("features", "keys", "attend")
+    required_methods = ("features", "biased_features", "keys", "attend")
     # True if the largest of the M logits of a pair of tokens counts, not their log-sum-exp.
     hard = False
 
@@ -40,6 +41,8 @@ class Similarity(Learner):
         super().__init__()
         self.part = part
         self.needs_row_terms = shape.needs_row_terms
+        # Projection of x to the second and further keys of a token, (M - 1) H' D columns.
+        self.more: nn.Linear | None = None
 
     def keys(self, x: Tensor, k: Tensor) -> Tensor:
         """Return all keys (B, n, M, H', D) from x or the memory (B, n, d), and k (B, n, H', D)."""
@@ -51,6 +54,16 @@ class Similarity(Learner):
         `first` is the position of the first key. With a cache there are more keys than queries.
         """
         return q, keys
+
+    def biased_features(
+        self, q: Tensor, keys: Tensor, first: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return q' and k' without terms of the keys alone, and their sum (B, H, M, n') or None.
+
+        The scaled sum of the products and of these terms are the logits. Some kernels add terms of
+        keys without further features.
+        """
+        return *self.features(q, keys, first), None
 
     def observe(self, q: Tensor, k: Tensor, scale: float, masks: Masks) -> None:
         """Add the statistics of a forward pass of training, if the similarity `has_statistics`.
@@ -68,9 +81,13 @@ class Similarity(Learner):
         tokens = dispatch.with_cached_tokens(inputs)
         features = self._scaled_features(inputs, tokens.keys, tokens.first)
         if is_observed:
-            observe_once(self.observe, features.q, features.k, features.scale, inputs.masks)
+            q, k, _, scale, _ = dispatch.with_bias_in_columns(features)
+            if torch.compiler.is_compiling() and self.observes_compiled:
+                self.observe(q, k, scale, inputs.masks)
+            else:
+                observe_once(self.observe, q, k, scale, inputs.masks)
         out = dispatch.attend(inputs, tokens, _with_factor(features, inputs.factor))
-        if is_observed:
+        if is_observed and self.ends_steps:
             end_step_after_backward(self, out)
         return out
 
@@ -92,10 +109,13 @@ class Similarity(Learner):
 
         A learned temperature is a factor of the queries; otherwise the scale is 1 / sqrt(D).
         """
-        q, k = self.features(inputs.q, inputs.shared(keys), first)
-        if inputs.temperature is not None:
-            return Features(q * inputs.temperature.exp(), k, 1.0, self.hard)
-        return Features(q, k, inputs.q.shape[-1] ** -0.5, self.hard)
+        q, k, bias = self.biased_features(inputs.q, inputs.shared(keys), first)
+        if inputs.temperature is None:
+            return Features(q, k, bias, inputs.q.shape[-1] ** -0.5, self.hard)
+        factor = inputs.temperature.exp()
+        if bias is not None:
+            bias = bias * factor
+        return Features(q * factor, k, bias, 1.0, self.hard)
 
     def new_cache(self, window: int | None) -> Cache:
         """Return an empty cache for decoding one batch of sequences."""
@@ -115,13 +135,15 @@ class Similarity(Learner):
 
     def extra_key_weights(self) -> Tensor | None:
         """Return the projections of the second and further keys, (M - 1) H' D x d, or None."""
-        return None
+        return None if self.more is None else self.more.weight
 
 
 def _with_factor(features: Features, factor: Tensor | None) -> Features:
     """Return features whose logits have the factor (B or 1, H, n, 1) of their query."""
     if factor is None:
         return features
+    # The factor is that of the terms of the keys too.
+    features = dispatch.with_bias_in_columns(features)
     return features._replace(q=(features.q * factor).to(features.q.dtype))
 
 

@@ -27,6 +27,10 @@ class Learner(nn.Module):
     ends_steps = True
     """True if the end of a backward pass ends a step; False if the training loop ends it."""
 
+    observes_compiled = False
+    """True if compiled code can contain `observe`, which then multiplies what it adds by
+    `one_unless_repeated`."""
+
     @property
     def has_statistics(self) -> bool:
         """True if training forward passes must be observed."""
@@ -66,15 +70,27 @@ def observe_once(observe: Callable[..., None], *arguments: Any) -> None:
         observe(*arguments)
 
 
+@torch.library.custom_op("lit_attn::one_unless_repeated", mutates_args=())
+def one_unless_repeated(like: Tensor) -> Tensor:
+    """Return 1, or 0 in the repetition of a forward pass for the gradient, as compiled code runs.
+
+    The scalar has the type and device of `like`.
+    """
+    return like.new_full((), 0.0 if is_in_backward() else 1.0)
+
+
+@one_unless_repeated.register_fake
+def _(like: Tensor) -> Tensor:
+    return like.new_empty(())
+
+
 @torch.compiler.disable
 def end_step_after_backward(part: Learner, out: Tensor) -> None:
-    """Call `part.end_step` at the end of the backward pass that reaches `out`, unless a loop does.
+    """Call `part.end_step` at the end of the backward pass that reaches `out`.
 
     The end is that of the whole backward pass: activation checkpointing may compute the layer
     again until then.
     """
-    if not part.ends_steps:
-        return
 
     def end_later(gradient: Tensor | None = None) -> None:
         Variable._execution_engine.queue_callback(part.end_step)

@@ -19,6 +19,9 @@ class Transform(nn.Module):
     q is (B, n, H, D); k and v are (B, m, H', D).
     """
 
+    is_identity = False
+    """True if the three are unchanged."""
+
     def __init__(self, part: Any, shape: LayerShape) -> None:
         super().__init__()
         self.part = part
@@ -30,6 +33,8 @@ class Transform(nn.Module):
 
 class NoTransform(Transform):
     """Unchanged q, k and v."""
+
+    is_identity = True
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return q, k, v

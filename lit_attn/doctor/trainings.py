@@ -63,13 +63,13 @@ def check_trainings(folder: Path, device: torch.device) -> list[TrainingCheck]:
     """Return the comparisons; the cells are trained in `folder`."""
     # Sums of a GPU may be added in another order each time.
     repeat_limit = 0.0 if device.type == "cpu" else LARGEST_DIFFERENCE
-    first = _train(folder / "first", _make_cell(device))
-    resumed = _train(folder / "resumed", _make_cell(device), is_interrupted=True)
-    again = _train(folder / "again", _make_cell(device))
+    first = train(folder / "first", make_cell(device))
+    resumed = train(folder / "resumed", make_cell(device), is_interrupted=True)
+    again = train(folder / "again", make_cell(device))
     return [
         _check_two_ranks(folder, device),
-        _compare("resumed training against an uninterrupted one", resumed, first, repeat_limit),
-        _compare("same seed twice", again, first, repeat_limit),
+        compare("resumed training against an uninterrupted one", resumed, first, repeat_limit),
+        compare("same seed twice", again, first, repeat_limit),
     ]
 
 
@@ -79,12 +79,12 @@ def _check_two_ranks(folder: Path, device: torch.device) -> TrainingCheck:
     if device.type == "cuda" and torch.cuda.device_count() < 2:
         return TrainingCheck(name, 0.0, LARGEST_DIFFERENCE, not_checked="there is one GPU")
     # Every rank draws its own dropout, so there is none.
-    one = _train(folder / "one-rank", _make_cell(device, dropout=0.0))
-    two = _train(folder / "two-ranks", _make_cell(device, devices=2, dropout=0.0))
-    return _compare(name, two, one, LARGEST_DIFFERENCE)
+    one = train(folder / "one-rank", make_cell(device, dropout=0.0))
+    two = train(folder / "two-ranks", make_cell(device, devices=2, dropout=0.0))
+    return compare(name, two, one, LARGEST_DIFFERENCE)
 
 
-def _make_cell(device: torch.device, devices: int = 1, dropout: float = 0.1) -> Cell:
+def make_cell(device: torch.device, devices: int = 1, dropout: float = 0.1) -> Cell:
     """Return a cell that trains for a few seconds on the digits that come with scikit-learn."""
     experiment: dict[str, Any] = {
         "data": {"kind": "digits", "batch_size": 64, "augment": ["normalize"]},
@@ -107,7 +107,7 @@ def _make_cell(device: torch.device, devices: int = 1, dropout: float = 0.1) -> 
     )
 
 
-class _Trained(NamedTuple):
+class Trained(NamedTuple):
     """Losses of a training by their name, or why there are none."""
 
     losses: dict[str, float]
@@ -115,24 +115,24 @@ class _Trained(NamedTuple):
     not_checked: str = ""
 
 
-def _train(folder: Path, cell: Cell, is_interrupted: bool = False) -> _Trained:
+def train(folder: Path, cell: Cell, is_interrupted: bool = False) -> Trained:
     """Train a cell; with `is_interrupted` stop it after its first epoch, and continue it."""
     folder.mkdir(parents=True)
     cell.write(folder / "config.yaml")
     if is_interrupted:
         code, output = _run(folder, stop_after=folder / "metrics.csv")
         if code == 0:
-            return _Trained({}, not_checked="it ended before it could be interrupted")
+            return Trained({}, not_checked="it ended before it could be interrupted")
         if code != PREEMPTED:
-            return _Trained({}, failure=_last_line(code, output))
+            return Trained({}, failure=_last_line(code, output))
     code, output = _run(folder)
     if code:
-        return _Trained({}, failure=_last_line(code, output))
+        return Trained({}, failure=_last_line(code, output))
     result = Result.read_valid(folder / "result.json")
     if result is None:
-        return _Trained({}, failure="the training ended without a result")
+        return Trained({}, failure="the training ended without a result")
     losses = {name: value for name, value in result.metrics.items() if name.endswith("/loss")}
-    return _Trained(losses)
+    return Trained(losses)
 
 
 def _run(folder: Path, stop_after: Path | None = None) -> tuple[int, str]:
@@ -161,7 +161,7 @@ def _last_line(code: int, output: str) -> str:
     return f"a training failed with exit code {code}: {lines[-1]}"
 
 
-def _compare(name: str, one: _Trained, other: _Trained, limit: float) -> TrainingCheck:
+def compare(name: str, one: Trained, other: Trained, limit: float) -> TrainingCheck:
     """Return the comparison of the losses of two trainings."""
     failure = one.failure or other.failure
     not_checked = one.not_checked or other.not_checked

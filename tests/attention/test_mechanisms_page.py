@@ -47,18 +47,28 @@ def matches(row: list[str], case: dict[str, object]) -> bool:
         "hard mixture": case["is_hard"],
         "M > 1 keys": several,
         "M > 1 keys or z z": several or case["has_z"],
+        "M > 1 keys, key term or z z": several or case["has_bias"] or case["has_z"],
     }
+    normalisers = {
+        "any": True,
+        "softmax": case["normaliser"] == "softmax",
+        "offset": case["normaliser"] == "offset-softmax",
+        "softmax, offset": case["normaliser"] in ("softmax", "offset-softmax"),
+        "not a softmax": case["normaliser"] not in ("softmax", "offset-softmax"),
+    }
+    masks = {
+        "any": True,
+        "none or causal": case["mask"] in ("none", "causal"),
+        "order": case["mask"] == "order",
+    }
+    devices = {"any": True, "not meta": case["device"] != "meta", "flex": case["device"] == "flex"}
     return bool(
         conditions[similarity]
         and {"any": True, "some": case["is_composed"], "none": not case["is_composed"]}[composition]
-        and {
-            "any": True,
-            "softmax": case["normaliser"] == "softmax",
-            "not softmax": case["normaliser"] != "softmax",
-        }[normaliser]
-        and {"any": True, "none or causal": case["mask"] != "other"}[mask]
+        and normalisers[normaliser]
+        and masks[mask]
         and {"any": True, "yes": case["dropout"], "no": not case["dropout"]}[dropout]
-        and {"any": True, "not meta": case["device"] != "meta"}[device]
+        and devices[device]
     )
 
 
@@ -66,12 +76,13 @@ def test_the_first_row_of_the_table_that_matches_is_the_path() -> None:
     values = {
         "keys": [1, 2],
         "is_hard": [False, True],
+        "has_bias": [False, True],
         "has_z": [False, True],
         "is_composed": [False, True],
-        "normaliser": ["softmax", "sigmoid"],
-        "mask": ["none", "causal", "other"],
+        "normaliser": ["softmax", "offset-softmax", "sigmoid"],
+        "mask": ["none", "causal", "order", "other"],
         "dropout": [0.0, 0.1],
-        "device": ["cpu", "cuda", "meta"],
+        "device": ["cpu", "cuda", "flex", "meta"],
     }
     table = list(rows())
     used = set()

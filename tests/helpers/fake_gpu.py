@@ -3,14 +3,16 @@
 Inside `rehearsal`, CPU tensors work as usual, and tensors on "cuda" are torch's fake tensors: an
 operation computes the shape, dtype and device of its result, casts under autocast as CUDA does, and
 fails where a GPU fails, above all for operands on two devices. A value that is read is zero, and a
-condition is true. So code that runs to the end would start on a GPU. Numbers, the shapes that a
-kernel accepts, time and memory are not simulated.
+condition is true. So code that runs to the end would start on a GPU. PyTorch chooses its attention
+kernel by type, width, mask, dropout, gradient and capability as in `choose_kernel`, and
+flex_attention has the limits of its kernels. Numbers, time and memory are not simulated.
 """
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -21,6 +23,8 @@ from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from helpers.flex_on_cpu import flex_by_formula
+from lit_attn.attention import flex
 from lit_attn.training import path_check
 
 aten = torch.ops.aten
@@ -28,6 +32,10 @@ aten = torch.ops.aten
 CUDA, LAZY = torch.device("cuda", 0), torch.device("lazy")
 
 NAME = "rehearsed H100"
+
+Capability = tuple[int, int]
+H100: Capability = (9, 0)
+CONSUMER_CARDS: tuple[Capability, ...] = ((8, 6), (8, 9))
 
 
 class Event:
@@ -69,7 +77,6 @@ DRIVER: dict[str, Callable[..., Any]] = {
     "set_device": lambda device: None,
     "synchronize": lambda device=None: None,
     "get_device_name": lambda device=None: NAME,
-    "get_device_capability": lambda device=None: (9, 0),
     "is_bf16_supported": lambda including_emulation=True: True,
     "memory_allocated": lambda device=None: 0,
     "max_memory_allocated": lambda device=None: 1,
@@ -87,9 +94,9 @@ NOISE = (
 
 
 @contextlib.contextmanager
-def rehearsal() -> Iterator[list[str]]:
+def rehearsal(capability: Capability = H100) -> Iterator[list[str]]:
     """Simulate a machine with one GPU; yield the list of operations that waited to read a value."""
-    gpu = FakeGPU()
+    gpu = FakeGPU(capability)
     autocast = torch.amp.autocast_mode.autocast
     enter, leave = autocast.__enter__, autocast.__exit__
 
@@ -109,6 +116,14 @@ def rehearsal() -> Iterator[list[str]]:
             patch.setattr(torch.cuda, name, answer)
         # A process of its own would not have this GPU.
         patch.setattr(path_check, "run_doctor", lambda seconds: "simulated")
+        patch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+        for name, kernel in KERNELS.items():
+            patch.setattr(
+                torch.backends.cuda, name, functools.partial(_can_use, kernel, capability)
+            )
+        patch.setattr(flex, "flex_attention", _flex_with_limits)
+        patch.setattr(flex, "create_block_mask", lambda mask_mod, *_: Order(mask_mod))
+        patch.setattr(flex, "_compiled", lambda: flex.weighted_sums)
         patch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
         patch.setattr(fake_tensor, "init_gpu_context", lambda device: None)
         patch.setattr(FakeTensorMode, "avoid_device_init", property(lambda self: True))
@@ -135,8 +150,9 @@ class FakeGPU(TorchDispatchMode):
     cast them there. Tensors that C++ code creates on "lazy" count as tensors on the GPU.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, capability: Capability) -> None:
         super().__init__()
+        self.capability = capability
         self.reads: list[str] = []
         self.casts = [False]
         self.fresh: list[Any] = []
@@ -163,8 +179,11 @@ class FakeGPU(TorchDispatchMode):
             return _read(fakes[0], kwargs.get("dtype"))
         _refuse(func, args, leaves)
         if func is aten._fused_sdp_choice.default:
-            half = fakes[0].dtype in (torch.float16, torch.bfloat16)
-            return (SDPBackend.FLASH_ATTENTION if half else SDPBackend.EFFICIENT_ATTENTION).value
+            query, key, value, mask, dropout, is_causal = (*args, *DEFAULTS[len(args) :])
+            needs_gradient = any(fake.requires_grad for fake in fakes)
+            return choose_kernel(
+                query, key, value, mask, dropout, is_causal, needs_gradient, self.capability
+            ).value
         if func is aten._fused_sgd_.default:
             # torch has no fake form of this operation, which returns nothing.
             assert len(fakes) == sum(isinstance(leaf, Tensor) for leaf in leaves)
@@ -237,6 +256,103 @@ class FakeGPU(TorchDispatchMode):
             return LAZY
         # Autocast is disabled while it casts.
         return CUDA if self.casts[-1] and not torch.is_autocast_enabled("cuda") else LAZY
+
+
+# Arguments 3 to 5 of PyTorch's choice of a kernel: mask, dropout and causal order.
+DEFAULTS = (None, None, None, None, 0.0, False)
+
+KERNELS = {
+    "can_use_flash_attention": SDPBackend.FLASH_ATTENTION,
+    "can_use_efficient_attention": SDPBackend.EFFICIENT_ATTENTION,
+}
+
+
+class Order(NamedTuple):
+    """Mask of blocks with the part that the formula of flex_attention needs."""
+
+    mask_mod: Callable[..., Tensor]
+
+
+def choose_kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    is_causal: bool,
+    needs_gradient: bool,
+    capability: Capability,
+) -> SDPBackend:
+    """Return PyTorch's choice for a device of this capability: flash, efficient or MATH."""
+    kernels = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
+    arguments = (query, key, value, mask, dropout, is_causal, needs_gradient, capability)
+    for kernel in kernels:
+        if supports(kernel, *arguments):
+            return kernel
+    return SDPBackend.MATH
+
+
+def supports(
+    kernel: SDPBackend,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    is_causal: bool,
+    needs_gradient: bool,
+    capability: Capability,
+) -> bool:
+    """Return True if PyTorch's `kernel` computes attention with these arguments.
+
+    Flash attention takes half precision from sm_80 on, no mask, one width up to 256 and as many
+    queries as keys in causal order. On consumer cards its backward pass takes no width from 193 to
+    224, and wider ones only without dropout. The efficient kernel takes float32 too, masks, and
+    widths that fill 16 bytes.
+    """
+    is_half = query.dtype in (torch.float16, torch.bfloat16)
+    widths = {query.shape[-1], key.shape[-1], value.shape[-1]}
+    width = max(widths)
+    if kernel is SDPBackend.EFFICIENT_ATTENTION:
+        numbers = 8 if is_half else 4
+        is_known = query.dtype in (torch.float16, torch.float32) or (
+            query.dtype == torch.bfloat16 and capability >= (8, 0)
+        )
+        return is_known and all(one % numbers == 0 for one in widths)
+    if not is_half or mask is not None or capability < (8, 0):
+        return False
+    if len(widths) > 1 or width > 256:
+        return False
+    if is_causal and query.shape[-2] != key.shape[-2]:
+        return False
+    if needs_gradient and capability in CONSUMER_CARDS and width > 192:
+        return width > 224 and dropout == 0
+    return True
+
+
+def _can_use(
+    kernel: SDPBackend, capability: Capability, parameters: Any, debug: bool = False
+) -> bool:
+    """Return PyTorch's answer whether it can use `kernel` for these parameters."""
+    tensors = [parameters.query, parameters.key, parameters.value]
+    return supports(
+        kernel,
+        *tensors,
+        parameters.attn_mask,
+        parameters.dropout,
+        parameters.is_causal,
+        any(tensor.requires_grad for tensor in tensors),
+        capability,
+    )
+
+
+def _flex_with_limits(query: Tensor, key: Tensor, value: Tensor, *more: Any, **named: Any) -> Any:
+    """Return the result of flex_attention; raise the errors of its kernels."""
+    if min(query.shape[-1], value.shape[-1]) < 16:
+        raise NotImplementedError("NYI: embedding dimension of the query, key, and value")
+    if query.dtype == torch.float64 or not query.dtype == key.dtype == value.dtype:
+        raise ValueError(f"flex_attention: {query.dtype}, {key.dtype} and {value.dtype}")
+    return flex_by_formula(query, key, value, *more, **named)
 
 
 def _refuse(func: Any, args: tuple[Any, ...], leaves: list[Any]) -> None:

@@ -1,0 +1,268 @@
+"""Softmax attention by PyTorch's flex_attention: a compiled kernel for logits with further terms.
+
+The logits of query i and key r of token j are
+
+    s_ijr = scale q_i . k_jr + key_bias_jr + bias_ij,
+
+with masks and order of masks.py. Logits and values can have different widths, the terms of keys and
+pairs have gradients, and the kernel forms no tensor of size n x M n'. Uncompiled, flex_attention
+forms all logits; so `attend` compiles it, unless it is part of compiled code already.
+
+The M keys of a token are neighbours: key r of token j has the index j M + r. So keys that come from
+one projection need no copy, and the causal order compares i with the index divided by M.
+
+Dropout drops a pair of tokens with all of its keys. A hash of (seed, batch, head, i, j) decides
+which pairs stay. The kernel sums over these pairs alone, so its softmax is divided by their sum of
+exponentials, not by that of all pairs. A second call returns the log-sum-exp of all pairs, and
+
+    dropped sum = sum of the pairs that stay * exp(lse of these - lse of all) / (1 - p).
+
+Shapes: B batch, n queries, n' tokens with keys, H heads, M keys for every token, E width of the
+features, D of the values.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import (
+    AuxRequest,
+    BlockMask,
+    FlexKernelOptions,
+    create_block_mask,
+    flex_attention,
+)
+
+from lit_attn.attention.derivatives import refuse_forward_mode
+from lit_attn.attention.masks import Masks
+from lit_attn.attention.precision import wide
+
+# Widths of features and values that the kernels support. Wider ones need more shared memory in the
+# backward pass than consumer cards have.
+NARROWEST, WIDEST = 16, 256
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+# Odd numbers that spread (batch and head), query and token over the 2^32 values of an int32.
+SPREAD_HEADS, SPREAD_QUERIES, SPREAD_TOKENS = 0x1B873593, 0x2545F491, 0x4CF5AD43
+# Factor of a published integer hash: two rounds change every output bit with every input bit.
+MIXER = 0x45D9F3B
+# The lowest bits of a hash that are compared with the probability of dropout.
+RANDOM_BITS = 24
+
+# The kernel for few queries, which PyTorch would choose below 128, writes its sums in parts that a
+# second kernel reads.
+OPTIONS: FlexKernelOptions = {"BACKEND": "TRITON"}
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class Scores(NamedTuple):
+    """Everything that the logits and their sums are computed from, beside the values.
+
+    q (B, H, n, E), k (B, H, M, n', E) and key_bias (B, H, M, n') or None. `scale` multiplies the
+    products of q and k, not `key_bias`. `dropout` is the probability of dropping a pair.
+    `log_offset` is the logarithm of a number that is added to each sum of exponentials, or None.
+    """
+
+    q: Tensor
+    k: Tensor
+    key_bias: Tensor | None
+    masks: Masks
+    scale: float
+    dropout: float
+    log_offset: float | None
+
+
+def supports(q: Tensor, features: int, width: int) -> bool:
+    """Return True if the kernels support queries like q, `features` and values of `width`.
+
+    A single query, as in decoding, needs no kernel, which would be compiled for growing lengths.
+    """
+    is_in_range = NARROWEST <= features <= WIDEST and NARROWEST <= width <= WIDEST
+    has_kernel = q.device.type == "cuda" and q.dtype in DTYPES and is_in_range
+    return has_kernel and q.shape[-2] > 1
+
+
+def attend(scores: Scores, v: Tensor) -> Tensor:
+    """Return the weighted sums (B, H, n, D) of v (B, H, n', D).
+
+    q, k and v have one dtype. A query that sees no key gets zeros. Raises RuntimeError for
+    derivatives in forward mode; second derivatives are an error of PyTorch.
+    """
+    refuse_forward_mode(scores.q, scores.k, scores.key_bias, v, scores.masks.bias)
+    if torch.compiler.is_compiling():
+        return weighted_sums(scores, v)
+    return _compiled()(scores, v)
+
+
+@functools.cache
+def _compiled() -> Callable[[Scores, Tensor], Tensor]:
+    """Return `weighted_sums`, compiled; all uncompiled layers share it."""
+    return torch.compile(weighted_sums)
+
+
+def weighted_sums(scores: Scores, v: Tensor) -> Tensor:
+    """Return the sums of `attend` by flex_attention, in compiled code."""
+    m, tokens = scores.k.shape[2:4]
+    keys = scores.k.transpose(2, 3).flatten(2, 3)
+    values = v
+    if m > 1:
+        values = v.unsqueeze(3).expand(-1, -1, -1, m, -1).flatten(2, 3)
+    order = _order(scores.masks, scores.q.shape[2], tokens, m, scores.q.device)
+    needs_lse = scores.log_offset is not None or scores.dropout > 0
+    if not needs_lse:
+        return flex_attention(
+            scores.q,
+            keys,
+            values,
+            _score_mod(scores, None),
+            order,
+            scores.scale,
+            kernel_options=OPTIONS,
+        )
+    seed = None
+    if scores.dropout > 0:
+        seed = torch.randint(2**31 - 1, (), dtype=torch.int32, device=v.device)
+    out, lse = _with_lse(scores, keys, values, _score_mod(scores, seed), order)
+    factor = None
+    if seed is not None:
+        # The sums of this call are not needed, so it reads as few columns of the values as it can.
+        few_values = values[..., :NARROWEST]
+        _, lse_of_all = _with_lse(scores, keys, few_values, _score_mod(scores, None), order)
+        factor = _exp_of_difference(lse, lse_of_all) / (1 - scores.dropout)
+        lse = lse_of_all
+    if scores.log_offset is not None:
+        share = torch.sigmoid(lse - scores.log_offset)
+        factor = share if factor is None else factor * share
+    assert factor is not None
+    return (wide(out) * factor.unsqueeze(-1)).to(out.dtype)
+
+
+def _with_lse(
+    scores: Scores, keys: Tensor, values: Tensor, score_mod: ScoreMod, order: BlockMask | None
+) -> tuple[Tensor, Tensor]:
+    """Return the sums (B, H, n, D), and the log-sum-exp of the logits of each query (B, H, n)."""
+    out, more = flex_attention(
+        scores.q,
+        keys,
+        values,
+        score_mod,
+        order,
+        scores.scale,
+        kernel_options=OPTIONS,
+        return_aux=AuxRequest(lse=True),
+    )
+    return out, more.lse
+
+
+def _exp_of_difference(lse: Tensor, lse_of_all: Tensor) -> Tensor:
+    """Return exp(lse - lse_of_all), and 0 with a gradient of 0 where no pair stays."""
+    is_empty = lse == -math.inf
+    difference = lse.masked_fill(is_empty, 0) - lse_of_all.masked_fill(is_empty, 0)
+    return difference.exp().masked_fill(is_empty, 0)
+
+
+def _order(
+    masks: Masks, queries: int, tokens: int, m: int, device: torch.device
+) -> BlockMask | None:
+    """Return the mask of the order of tokens, which lets the kernel skip blocks of pairs."""
+    is_causal = masks.is_causal
+    window = masks.window
+    without_self = masks.without_self
+    offset = masks.offset
+    if not is_causal and window is None and not without_self:
+        return None
+
+    def is_visible(b: Tensor, h: Tensor, i: Tensor, key: Tensor) -> Tensor:
+        position = i + offset
+        j = key // m
+        visible = j >= 0
+        if is_causal:
+            visible = visible & (j <= position)
+        if window is not None:
+            visible = visible & ((position - j).abs() < window)
+        if without_self:
+            visible = visible & (position != j)
+        return visible
+
+    return create_block_mask(is_visible, None, None, queries, m * tokens, device)
+
+
+def _score_mod(scores: Scores, seed: Tensor | None) -> ScoreMod:
+    """Return the function that adds biases to a logit, and hides it by -inf.
+
+    With a `seed`, a pair of tokens that dropout drops is hidden too.
+    """
+    heads = scores.q.shape[1]
+    m = scores.k.shape[2]
+    dropout = scores.dropout
+    of_keys = None
+    if scores.key_bias is not None:
+        of_keys = wide(scores.key_bias).transpose(2, 3).flatten(2, 3)
+    bias = None if scores.masks.bias is None else _Pairs.from_mask(wide(scores.masks.bias))
+    visibility = (
+        None if scores.masks.visibility is None else _Pairs.from_mask(scores.masks.visibility)
+    )
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, key: Tensor) -> Tensor:
+        j = key // m
+        if of_keys is not None:
+            score = score + of_keys[b, h, key]
+        if bias is not None:
+            score = score + bias.at(b, h, i, j)
+        if visibility is not None:
+            score = torch.where(visibility.at(b, h, i, j), score, -math.inf)
+        if seed is not None:
+            stays = is_kept(seed, b * heads + h, i, j, dropout)
+            score = torch.where(stays, score, -math.inf)
+        return score
+
+    return score_mod
+
+
+class _Pairs(NamedTuple):
+    """Mask (B, H, n, n') or smaller without its axes of size 1, and which axes it has."""
+
+    values: Tensor
+    axes: tuple[int, ...]
+
+    @classmethod
+    def from_mask(cls, mask: Tensor) -> "_Pairs":
+        """Return the mask for look-ups: the axes of size 1 would need copies to be indexed."""
+        mask = mask[(None,) * (4 - mask.ndim)]
+        axes = tuple(axis for axis in range(4) if mask.shape[axis] > 1)
+        kept_sizes = [mask.shape[axis] for axis in axes]
+        return cls(mask.reshape(kept_sizes or [1]), axes)
+
+    def at(self, *indices: Tensor) -> Tensor:
+        """Return the value for the indices of batch, head, query and token."""
+        if not self.axes:
+            return self.values[indices[0] * 0]
+        return self.values[tuple(indices[axis] for axis in self.axes)]
+
+
+def is_kept(seed: Tensor, head: Tensor, i: Tensor, j: Tensor, dropout: float) -> Tensor:
+    """Return True for the pairs of query i and token j of a head that dropout keeps.
+
+    `head` counts the heads of all sequences. Both passes and every device get the same answer.
+    """
+    mixed = (
+        seed
+        + head.to(torch.int32) * SPREAD_HEADS
+        + i.to(torch.int32) * SPREAD_QUERIES
+        + j.to(torch.int32) * SPREAD_TOKENS
+    )
+    for _ in range(2):
+        mixed = (mixed ^ _upper_half(mixed)) * MIXER
+    mixed = mixed ^ _upper_half(mixed)
+    limit = round(dropout * 2**RANDOM_BITS)
+    return (mixed & (2**RANDOM_BITS - 1)) >= limit
+
+
+def _upper_half(number: Tensor) -> Tensor:
+    """Return the upper 16 bits of an int32 as its lower bits; `>>` alone would copy the sign."""
+    return (number >> 16) & 0xFFFF

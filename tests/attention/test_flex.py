@@ -1,0 +1,296 @@
+"""The formulation for flex_attention has the reference's values and gradients, on a CPU."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from helpers import attention_cases
+from helpers.attention_checks import DIM, HEADS, assert_same, make, tokens
+from helpers.flex_on_cpu import flex_by_formula, flex_of_torch, use_flex
+from torch import Tensor
+
+from lit_attn.attention import flex, reference
+from lit_attn.attention.dispatch import Path, choose_path
+from lit_attn.attention.masks import Masks
+from lit_attn.attention.parts import OffsetSoftmaxConfig
+from lit_attn.attention.spec import PRESETS, AttentionSpec
+
+N = 9
+
+# PyTorch's compiler ignores this warning, and pytest makes it an error again.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+
+
+def takes_flex(spec: AttentionSpec) -> bool:
+    """Return True if a GPU computes a layer with these parts on the path FLEX."""
+    similarity = spec.similarity
+    path = choose_path(
+        keys=getattr(similarity, "keys", 1),
+        is_hard=getattr(similarity, "assignment", "soft") == "hard",
+        has_bias=similarity.kind in ("gaussian", "mixture"),
+        has_z=bool(spec.zz),
+        is_composed=len(spec.compose.places()) > 0,
+        normaliser=spec.normaliser.kind,
+        mask="none" if spec.window is None else "order",
+        dropout=0.0,
+        device="flex",
+    )
+    return similarity.has_logits and path is Path.FLEX
+
+
+SPECS = [spec for spec in attention_cases.all_specs() if takes_flex(spec)]
+SPECS += [
+    AttentionSpec(normaliser=OffsetSoftmaxConfig(offset=0.3)),
+    AttentionSpec.model_validate({"preset": "mgk", "window": 3, "normaliser": "offset-softmax"}),
+]
+every_spec = pytest.mark.parametrize("spec", SPECS, ids=attention_cases.label)
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[flex.Scores]]:
+    """Compute the path FLEX on this CPU by the documented formula of flex_attention."""
+    scores = use_flex(monkeypatch, flex_by_formula, flex.weighted_sums)
+    yield scores
+    assert scores
+
+
+def padding(absent: slice) -> Tensor:
+    present = torch.ones(2, 1, 1, N, dtype=torch.bool)
+    present[1, ..., absent] = False
+    return present
+
+
+def test_every_preset_of_mixtures_and_of_belief2_takes_the_path(calls: list[flex.Scores]) -> None:
+    names = {name for name, spec in PRESETS.items() if spec in SPECS}
+    assert {"belief2", "gaussian", "mgk", "smgk", "mgk-soft-e", "softmax-mgk"} <= names
+    make(PRESETS["mgk"])(tokens(N))
+    assert calls[0].k.shape == (2, HEADS, 2, N, DIM // HEADS)
+
+
+@every_spec
+@pytest.mark.parametrize("n", [2, 33])
+def test_value_and_gradient_equal_the_reference(spec: AttentionSpec, n: int) -> None:
+    assert_same(make(spec), tokens(n))
+    assert_same(make(spec), tokens(n), is_causal=True)
+
+
+@every_spec
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_masks_equal_the_reference(spec: AttentionSpec, is_causal: bool) -> None:
+    layer = make(spec)
+    for absent in (slice(6, 9), slice(0, 3)):
+        assert_same(layer, tokens(N), attn_mask=padding(absent), is_causal=is_causal)
+    generator = torch.Generator().manual_seed(3)
+    pairs = torch.rand(1, HEADS, N, N, generator=generator) > 0.4
+    # A query without keys.
+    pairs[:, :, 4] = False
+    assert_same(layer, tokens(N), attn_mask=pairs, is_causal=is_causal)
+    bias = torch.randn(2, 1, N, N, dtype=torch.double, generator=generator)
+    assert_same(layer, tokens(N), attn_mask=bias, is_causal=is_causal)
+
+
+@pytest.mark.parametrize("shape", [(N, N), (1, HEADS, 1, N), (2, 1, N, 1), (1,)], ids=str)
+def test_a_learned_bias_of_pairs_gets_its_gradient(shape: tuple[int, ...]) -> None:
+    layer = make(PRESETS["mgk"])
+    bias = torch.randn(shape, dtype=torch.double, requires_grad=True)
+    gradients = []
+    for compute in (layer, lambda *a, **k: reference.attention(layer, *a, **k)):
+        out = compute(tokens(N), attn_mask=bias)
+        gradients += torch.autograd.grad(out.square().sum(), bias)
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+@every_spec
+def test_several_queries_after_a_cache_equal_the_sequence(spec: AttentionSpec) -> None:
+    layer, x = make(spec), tokens(N)
+    cache = layer.new_cache()
+    pieces = [slice(0, 4), slice(4, 5), slice(5, N)]
+    with torch.no_grad():
+        outputs = [layer(x[:, piece], is_causal=True, cache=cache) for piece in pieces]
+        expected = layer(x, is_causal=True)
+    torch.testing.assert_close(torch.cat(outputs, 1), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["belief2", "mgk", "gaussian"])
+def test_half_precision_agrees_to_rounding(
+    name: str, dtype: torch.dtype, calls: list[flex.Scores]
+) -> None:
+    layer = make(PRESETS[name])
+    x = tokens(N).requires_grad_()
+    results = []
+    exact = reference.attention(layer, x, is_causal=True)
+    results.append([exact, *torch.autograd.grad(exact.square().sum(), x)])
+    with torch.autocast("cpu", dtype):
+        half = layer.float()(x.float(), is_causal=True)
+    results.append([half, *torch.autograd.grad(half.double().square().sum(), x)])
+    assert calls[-1].q.dtype == dtype
+    for plain, rounded in zip(*results, strict=True):
+        error = (rounded.double() - plain).norm() / plain.norm()
+        assert error < 8 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("name", ["belief2", "mgk"])
+def test_a_query_without_keys_gets_zeros_and_finite_gradients(
+    name: str, calls: list[flex.Scores]
+) -> None:
+    layer = make(PRESETS[name])
+    mask = torch.ones(N, N, dtype=torch.bool)
+    mask[3] = False
+    x = tokens(N).requires_grad_()
+    heads = layer.similarity.attend(layer.inputs(x, mask, False, None))
+    assert (heads[:, :, 3] == 0).all()
+    gradient = torch.autograd.grad(heads.sum(), x)[0]
+    assert gradient.isfinite().all()
+
+
+def make_scores(m: int, dropout: float, log_offset: float | None) -> tuple[flex.Scores, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        numbers = torch.randn(shape, dtype=torch.double, generator=generator)
+        return numbers.requires_grad_()
+
+    masks = Masks(None, None, is_causal=True, window=None, without_self=False)
+    scores = flex.Scores(
+        q=draw(2, 3, N, 5),
+        k=draw(2, 3, m, N, 5),
+        key_bias=draw(2, 3, m, N),
+        masks=masks,
+        scale=0.4,
+        dropout=dropout,
+        log_offset=log_offset,
+    )
+    return scores, draw(2, 3, N, 4)
+
+
+def by_weights(scores: flex.Scores, v: Tensor, seed: Tensor) -> Tensor:
+    """Return the sums of weights that are formed, dropped by the hash of `seed`."""
+    assert scores.key_bias is not None
+    logits = torch.einsum("bhie,bhrje->bhirj", scores.q, scores.k) * scores.scale
+    logits = logits + scores.key_bias.unsqueeze(2)
+    i = torch.arange(N).view(-1, 1)
+    j = torch.arange(N)
+    logits = logits.masked_fill((j > i).unsqueeze(1), -math.inf)
+    exponentials = logits.exp().sum(3)
+    total = exponentials.sum(-1, keepdim=True)
+    if scores.log_offset is not None:
+        total = total + math.exp(scores.log_offset)
+    head = torch.arange(2 * 3).view(2, 3, 1, 1)
+    stays = flex.is_kept(seed, head, i, j, scores.dropout)
+    return (exponentials / total * stays / (1 - scores.dropout)) @ v
+
+
+@pytest.mark.parametrize("m", [1, 3])
+@pytest.mark.parametrize("log_offset", [None, -1.0])
+@pytest.mark.parametrize("dropout", [0.3, 0.9])
+def test_dropped_sums_equal_those_of_dropped_weights(
+    m: int, log_offset: float | None, dropout: float, calls: list[flex.Scores]
+) -> None:
+    scores, v = make_scores(m, dropout, log_offset)
+    calls.append(scores)
+    torch.manual_seed(4)
+    out = flex.weighted_sums(scores, v)
+    torch.manual_seed(4)
+    seed = torch.randint(2**31 - 1, (), dtype=torch.int32)
+    expected = by_weights(scores, v, seed)
+    torch.testing.assert_close(out, expected)
+    inputs = [scores.q, scores.k, scores.key_bias, v]
+    direction = torch.linspace(-1, 1, out.numel(), dtype=torch.double).view_as(out)
+    torch.testing.assert_close(
+        torch.autograd.grad(out, inputs, direction),
+        torch.autograd.grad(expected, inputs, direction),
+    )
+    if dropout == 0.9:
+        # Every pair of the first query, which sees one token, is dropped in some head.
+        assert (out[:, :, 0] == 0).all(-1).any()
+
+
+def test_a_layer_drops_weights_in_training_only(calls: list[flex.Scores]) -> None:
+    layer, x = make(PRESETS["mgk"]), tokens(N)
+    layer.attn_drop = 0.5
+    expected = layer(x)
+    assert calls[-1].dropout == 0
+    layer.train()
+    outputs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outputs.append(layer(x))
+    assert calls[-1].dropout == 0.5
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+    assert not torch.equal(outputs[0], expected)
+
+
+def test_kept_pairs_are_independent_and_as_many_as_they_should_be(
+    calls: list[flex.Scores],
+) -> None:
+    calls.append(make_scores(1, 0.0, None)[0])
+    head = torch.arange(8).view(-1, 1, 1)
+    i = torch.arange(256).view(-1, 1)
+    j = torch.arange(256)
+    for seed in (0, 1, 2**31 - 2):
+        number = torch.tensor(seed, dtype=torch.int32)
+        kept = flex.is_kept(number, head, i, j, 0.1)
+        # 524,288 pairs have a standard error of 0.0004.
+        assert abs(kept.double().mean() - 0.9) < 0.002
+        numbers = kept.double() - 0.9
+        for axis in range(3):
+            neighbours = numbers * numbers.roll(1, axis)
+            # The variance of one pair is 0.09.
+            assert abs(neighbours.mean()) < 0.09 * 0.01
+        # Rows and columns differ in their counts as independent draws do.
+        for axes in ((0, 1), (0, 2)):
+            counts = numbers.sum(axes) / math.sqrt(0.09 * 8 * 256)
+            assert 0.7 < counts.var() < 1.4
+
+
+OWN: dict[str, tuple[object, Callable[[], dict[str, Tensor | bool]]]] = {
+    "keys in causal order": ("mgk", lambda: {"is_causal": True}),
+    "z in a window": ({"preset": "belief2", "window": 3}, lambda: {"is_causal": True}),
+    "padding": ("gaussian", lambda: {"attn_mask": padding(slice(6, 9))}),
+    "a bias of pairs": (
+        "softmax-smgk",
+        lambda: {"attn_mask": torch.randn(1, HEADS, N, N, dtype=torch.double)},
+    ),
+    "a query without keys": (
+        "mgk",
+        lambda: {"attn_mask": torch.ones(N, N, dtype=torch.bool).tril(-1)},
+    ),
+}
+
+
+@pytest.fixture
+def of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute the path FLEX by PyTorch's own operator, traced but not compiled."""
+    torch.compiler.reset()
+    traced = torch.compile(flex.weighted_sums, backend="eager", fullgraph=True)
+    use_flex(monkeypatch, flex_of_torch, traced)
+
+
+@pytest.mark.usefixtures("of_torch")
+@pytest.mark.parametrize("name", OWN)
+def test_the_operator_of_torch_equals_the_reference(name: str, calls: list[flex.Scores]) -> None:
+    choices, masks = OWN[name]
+    calls.append(make_scores(1, 0.0, None)[0])
+    assert_same(make(AttentionSpec.model_validate(choices)), tokens(N), **masks())
+
+
+@pytest.mark.usefixtures("of_torch")
+def test_the_operator_of_torch_drops_pairs(calls: list[flex.Scores]) -> None:
+    """Its log-sum-exp has the precision of float32."""
+    scores, v = make_scores(2, 0.5, -1.0)
+    calls.append(scores)
+    torch.manual_seed(4)
+    out = flex._compiled()(scores, v)
+    torch.manual_seed(4)
+    expected = by_weights(scores, v, torch.randint(2**31 - 1, (), dtype=torch.int32))
+    rounding = {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(out, expected, **rounding)
+    inputs = [scores.q, scores.k, scores.key_bias, v]
+    torch.testing.assert_close(
+        torch.autograd.grad(out.square().sum(), inputs),
+        torch.autograd.grad(expected.square().sum(), inputs),
+        **rounding,
+    )

@@ -1,0 +1,40 @@
+"""Every preset compiles into one graph."""
+
+import pytest
+import torch
+from helpers.flex_on_cpu import flex_of_torch, use_flex
+from torch import Tensor
+
+from lit_attn.attention import flex
+from lit_attn.attention.layer import attn_layer
+from lit_attn.attention.spec import PRESETS
+from lit_attn.attention.statistics import leave_steps_to_loop
+
+CASES = [(name, 65) for name in PRESETS]
+# Beyond 384 tokens weights are formed in chunks; kernels have no other branch.
+CASES += [(name, n) for name in ("standard", "belief2", "mgk-soft-e", "dcmha") for n in (197, 1024)]
+CASES += [("mgk-hard", 1024), ("talking-heads", 1024), ("linear", 1024)]
+
+
+def count_breaks(layer: torch.nn.Module, x: Tensor) -> int:
+    """Return the number of graphs that the forward pass is cut into, less one."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    torch.compile(layer, backend=keep, fullgraph=True)(x, is_causal=True)
+    return len(graphs) - 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.parametrize(("name", "n"), CASES)
+def test_a_training_step_is_one_graph(name: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With flex_attention as on a GPU; the loop of training ends the steps, as in this package."""
+    use_flex(monkeypatch, flex_of_torch, flex.weighted_sums)
+    layer = attn_layer(name)(32, 2).train()
+    leave_steps_to_loop(layer)
+    assert count_breaks(layer, torch.randn(1, n, 32)) == 0
