@@ -142,20 +142,21 @@ def _line(row: tuple[str, ...], widths: list[int]) -> str:
 def to_json(examination: Examination) -> dict[str, Any]:
     """Return the record with its verdict; numbers that are not finite become null."""
     content: dict[str, Any] = {}
-    for key, value in examination.model_dump(mode="json").items():
-        content[key] = _with_names(getattr(examination, key), value)
+    for key, value in examination:
+        content[key] = _to_json(value)
     content["problems"] = examination.list_problems()
     content["verdict"] = examination.verdict
     return content
 
 
-def _with_names(items: Any, dumped: Any) -> Any:
-    """Return named tuples, which pydantic writes as lists, as mappings of their fields."""
-    if isinstance(items, list):
-        return [_with_names(item, value) for item, value in zip(items, dumped, strict=True)]
-    if isinstance(items, dict):
-        return {key: _with_names(item, dumped[key]) for key, item in items.items()}
-    if isinstance(items, tuple):
-        names = items._fields  # type: ignore[attr-defined]
-        return dict(zip(names, dumped, strict=True))
-    return dumped
+def _to_json(value: Any) -> Any:
+    """Return a value of a record for JSON: named tuples become mappings of their fields."""
+    if isinstance(value, list):
+        return [_to_json(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _to_json(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return _to_json(value._asdict())  # type: ignore[attr-defined]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
