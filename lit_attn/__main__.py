@@ -35,6 +35,7 @@ COMMANDS: dict[str, Command] = {
     "generate": Program("FOLDER", "continue a text", "lit_attn.generate:main"),
     "export": Program("hub FOLDER", "write weights and a model card", "lit_attn.hub:main"),
     "bench": Program("WHAT", "measure time and memory", "lit_attn.bench.__main__:main"),
+    "doctor": Program("", "examine this machine", "lit_attn.doctor.__main__:main"),
     "prepare": Program("SOURCE", "download and tokenise text", "lit_attn.data.prepare:main"),
     "list": List(),
 }

@@ -6,6 +6,7 @@ keys that they can see.
 """
 
 import math
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_attn.attention import flex, fused
+from lit_attn.attention import flex, fused, path_record
 from lit_attn.attention.cache import KeyValues
 from lit_attn.attention.call import Inputs
 from lit_attn.attention.formed import Formed, attend_in_pieces, form_weights, multiply_query
@@ -96,6 +97,21 @@ def choose_path(
     return Path.ONE_CALL
 
 
+def first_usable(candidates: Sequence[Path], refused: Sequence[Path]) -> Path:
+    """Return the first of `candidates` that is not refused.
+
+    Raises RuntimeError if all of them are.
+    """
+    for path in candidates:
+        if path not in refused:
+            return path
+    names = ", ".join(path.name for path in candidates)
+    raise RuntimeError(
+        f"attention: every path of this layer is refused on this machine ({names}); "
+        "`lit-attn doctor` shows why: train on another device, or with another version of torch"
+    )
+
+
 def with_cached_tokens(inputs: Inputs) -> Tokens:
     """Return the tokens that a call attends to, and extend its cache, if any, by all but features.
 
@@ -126,7 +142,8 @@ def with_cached_tokens(inputs: Inputs) -> Tokens:
 
 def attend(inputs: Inputs, tokens: Tokens, features: Features) -> Tensor:
     """Return the weighted sums of values (B, H, n, D), and extend the cache by the features."""
-    path = _path_of_call(inputs, tokens, features)
+    kind = features.q.device.type
+    path = choose_usable_path(describe_call(inputs, features), kind)
     joined = features
     if path is not Path.FLEX or tokens.caches_features:
         joined = with_bias_in_columns(joined)
@@ -157,29 +174,41 @@ def weights(inputs: Inputs, features: Features) -> Tensor:
     return form_weights(formed, all_tokens, all_tokens, inputs.v.dtype)
 
 
-def _path_of_call(inputs: Inputs, tokens: Tokens, features: Features) -> Path:
-    """Return the path for the properties of this call."""
+def choose_usable_path(properties: dict[str, Any], kind: str) -> Path:
+    """Return the path for the arguments of `choose_path` that this machine does not refuse.
+
+    `kind` is the type of the device. Without flex_attention the path is that of any device of this
+    type, and formed weights can replace every other path.
+    """
+    without_flex = {**properties, "device": kind}
+    candidates = [choose_path(**properties), choose_path(**without_flex), Path.FORMED]
+    refused = [path for path in Path if path_record.is_refused(path.name, kind)]
+    return first_usable(candidates, refused)
+
+
+def describe_call(inputs: Inputs, features: Features) -> dict[str, Any]:
+    """Return the arguments of `choose_path` for this call."""
     device = features.q.device.type
     width = features.q.shape[-1]
     if inputs.z is not None:
         width += inputs.z.shape[-1]
-    if flex.supports(as_multiplied(features.q), width, tokens.values.shape[-1]):
+    if flex.supports(as_multiplied(features.q), width, inputs.v.shape[-1]):
         device = "flex"
     mask = _kind_of_masks(inputs.masks)
     if inputs.factor is not None:
         # A merged call has one z for queries and keys, and a factor is that of the queries alone.
         mask = "other"
-    return choose_path(
-        keys=features.k.shape[2],
-        is_hard=features.hard,
-        has_bias=features.key_bias is not None,
-        has_z=inputs.z is not None,
-        is_composed=len(inputs.composers) > 0,
-        normaliser=inputs.normaliser.part.kind,
-        mask=mask,
-        dropout=inputs.dropout,
-        device=device,
-    )
+    return {
+        "keys": features.k.shape[2],
+        "is_hard": features.hard,
+        "has_bias": features.key_bias is not None,
+        "has_z": inputs.z is not None,
+        "is_composed": len(inputs.composers) > 0,
+        "normaliser": inputs.normaliser.part.kind,
+        "mask": mask,
+        "dropout": inputs.dropout,
+        "device": device,
+    }
 
 
 def _kind_of_masks(masks: Masks) -> str:

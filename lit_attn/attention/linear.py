@@ -78,6 +78,9 @@ class Linear(MixedKeys):
             )
         return mask.transpose(-1, -2)
 
+    def describe_call(self, inputs: Inputs) -> None:
+        """Return None: running sums are no path of lit_attn.attention.dispatch."""
+
     def weights(self, inputs: Inputs) -> Tensor:
         """Return the weights (B, H, n, n): the sums of values that are unit vectors."""
         n = inputs.keys.shape[-2]

@@ -7,6 +7,8 @@ Shapes: B batch, n tokens, d width, H heads, H' key heads, D head width, M keys 
 width of the features.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -88,6 +90,14 @@ class Similarity(Learner):
         if is_observed and self.ends_steps:
             end_step_after_backward(self, out)
         return out
+
+    def describe_call(self, inputs: Inputs) -> dict[str, Any] | None:
+        """Return the arguments of `dispatch.choose_path` for a call without a cache.
+
+        A similarity that computes its sums itself has no path and returns None.
+        """
+        features = self._scaled_features(inputs, inputs.keys, 0)
+        return dispatch.describe_call(inputs, _with_factor(features, inputs.factor))
 
     def weights(self, inputs: Inputs) -> Tensor | None:
         """Return the weights (B, H, n, n), or None if the similarity never forms them."""

@@ -17,6 +17,7 @@ PACKAGES = ("lightning", "numpy", "timm", "torch", "torchmetrics")
 NOT_TRAINING = (
     "ablate/",
     "bench/",
+    "doctor/",
     "report/",
     "__main__.py",
     "generate.py",

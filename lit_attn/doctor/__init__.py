@@ -1,0 +1,1 @@
+"""`lit-attn doctor`: the program proves itself on the machine of its user."""

@@ -1,0 +1,88 @@
+"""Checks in a process of their own, which may hang or crash without ending the doctor."""
+
+import multiprocessing
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+
+class Unavailable(Exception):
+    """A check could not start or lacked memory, so that nothing is known about what it checks."""
+
+
+class Outcome(NamedTuple):
+    """Results of a check, in the order in which they came, and why it ended early, if it did.
+
+    `failure` is a hang, a crash or an exception of the check; `unavailable` explains why nothing is
+    known. Both are empty texts for a complete check.
+    """
+
+    results: list[Any]
+    failure: str = ""
+    unavailable: str = ""
+
+
+class _End(NamedTuple):
+    """Last message of a process; the texts are those of `Outcome`."""
+
+    failure: str = ""
+    unavailable: str = ""
+
+
+def run_apart(
+    check: Callable[..., Iterator[Any]], arguments: tuple[Any, ...], seconds: float
+) -> Outcome:
+    """Return the results that `check(*arguments)` yields in a new process within `seconds`.
+
+    The process is killed at the limit: a hang is a failure.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_results, args=(check, arguments, sender), daemon=True)
+    process.start()
+    # The process has its copy. Without this one, the pipe ends with the process.
+    sender.close()
+    try:
+        return _receive(receiver, process, seconds)
+    finally:
+        process.kill()
+        process.join()
+
+
+def _receive(receiver: Connection, process: Any, seconds: float) -> Outcome:
+    """Return what the process sends until it ends or its time is over."""
+    results: list[Any] = []
+    deadline = time.monotonic() + seconds
+    while receiver.poll(max(0.0, deadline - time.monotonic())):
+        try:
+            message = receiver.recv()
+        except EOFError:
+            process.join()
+            return Outcome(results, failure=f"the process crashed (exit code {process.exitcode})")
+        if isinstance(message, _End):
+            return Outcome(results, message.failure, message.unavailable)
+        results.append(message)
+    return Outcome(results, failure=f"no answer within {seconds:.0f} s, which counts as failed")
+
+
+def _send_results(
+    check: Callable[..., Iterator[Any]], arguments: tuple[Any, ...], sender: Connection
+) -> None:
+    """Send every result of the check, and then how it ended."""
+    # Imported here because importing this module ties the importing process to its parent.
+    from lit_attn.cells.fork_server import die_with_parent
+
+    die_with_parent()
+    warnings.simplefilter("ignore")
+    try:
+        for result in check(*arguments):
+            sender.send(result)
+    except Unavailable as error:
+        sender.send(_End(unavailable=str(error)))
+    except Exception as error:
+        line = str(error).strip().partition("\n")[0]
+        sender.send(_End(failure=f"{type(error).__name__}: {line}"))
+    else:
+        sender.send(_End())

@@ -1,0 +1,185 @@
+"""The examination: every check in its order, printed while it runs, and the memory of its paths."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lit_attn.attention import path_record
+from lit_attn.attention.path_record import Combination, PathRecord, read_combination
+from lit_attn.attention.spec import PRESETS
+from lit_attn.cells.records import utc_now
+from lit_attn.doctor import benchmark
+from lit_attn.doctor.apart import Outcome, run_apart
+from lit_attn.doctor.compiled import check_compiled, has_compiler
+from lit_attn.doctor.layers import (
+    PATHS,
+    SHAPES,
+    LayerCheck,
+    build_layer,
+    check_path,
+    explain_path,
+    read_path,
+)
+from lit_attn.doctor.machine import describe_machine
+from lit_attn.doctor.trainings import TrainingCheck, check_trainings
+from lit_attn.doctor.verdict import Choice, Examination, PathCheck, make_table
+
+PATH_LIMITS = {True: 300.0, False: 1800.0}
+"""Seconds for all comparisons on one path, in the short form and in the full one."""
+
+NO_PATH = "none"
+"""Path of a preset whose paths are all refused."""
+
+COMPILED_LIMIT = 1800.0  # Seconds for all compiled layers.
+
+Print = Callable[[str], None]
+PathChecker = Callable[[str, str, bool], Iterator[LayerCheck]]
+
+
+def examine(device: torch.device, is_short: bool, runs: Path, show: Print) -> Examination:
+    """Return the examination of this machine and device; `show` gets every line at once."""
+    show("1. Machine")
+    machine = describe_machine(runs)
+    for name, fact in machine.items():
+        show(f"   {name}: {fact}")
+    show(f"2. Layers against the float64 reference, on {device.type}")
+    paths, layers = check_paths(device, is_short, show)
+    combination, problem = remember(device, paths, is_short)
+    if problem:
+        show(f"   warning: refused paths are not remembered: {problem}")
+    show("3. Path of each preset")
+    choices = list_choices(device)
+    for choice in choices:
+        show(f"   {choice.preset}: {choice.path} ({choice.reason})")
+    compiled: list[LayerCheck] = []
+    compiled_failure = ""
+    compiled_not_checked = ""
+    trainings: list[TrainingCheck] = []
+    speeds = {}
+    if not is_short:
+        show("4. Compiled layers against the reference")
+        if has_compiler(device):
+            compiled, compiled_failure = _check_compiled(device, show)
+        else:
+            compiled_not_checked = "there is no C++ compiler"
+            show(f"   not checked: {compiled_not_checked}")
+        show("5. Trainings: two ranks, a resume, the same seed twice")
+        with tempfile.TemporaryDirectory() as folder:
+            trainings = check_trainings(Path(folder), device)
+        for training in trainings:
+            show(f"   {training.describe()}")
+        show("6. Blocks, forward and backward, interleaved (never part of the verdict)")
+        usable = [choice.preset for choice in choices if choice.path != NO_PATH]
+        speeds = benchmark.measure_presets(usable, device)
+    examination = Examination(
+        checked=utc_now(),
+        is_short=is_short,
+        device=combination.device,
+        code=combination.code,
+        machine=machine,
+        paths=paths,
+        layers=layers,
+        choices=choices,
+        compiled=compiled,
+        compiled_failure=compiled_failure,
+        compiled_not_checked=compiled_not_checked,
+        trainings=trainings,
+        speeds=speeds,
+    )
+    for line in make_table(examination):
+        show(line)
+    show(examination.verdict)
+    return examination
+
+
+def check_paths(
+    device: torch.device,
+    is_short: bool,
+    show: Print,
+    check: PathChecker = check_path,
+    seconds: float | None = None,
+    names: Sequence[str] = PATHS,
+) -> tuple[list[PathCheck], list[LayerCheck]]:
+    """Return the outcome of every path in `names`, and all comparisons of layers.
+
+    Each path is checked in a process of its own for up to `seconds`.
+    """
+    limit = PATH_LIMITS[is_short] if seconds is None else seconds
+    paths = []
+    layers: list[LayerCheck] = []
+    for path in names:
+        outcome = run_apart(check, (path, device.type, is_short), limit)
+        layers += outcome.results
+        paths.append(judge_path(path, outcome))
+        show(f"   {describe_path(paths[-1], outcome.results)}")
+    return paths, layers
+
+
+def judge_path(path: str, outcome: Outcome) -> PathCheck:
+    """Return the outcome of a path: its first failed comparison, or the end of its process."""
+    results: list[LayerCheck] = outcome.results
+    failures = [check.failure for check in results if check.failure]
+    failure = failures[0] if failures else outcome.failure
+    return PathCheck(path, len(results), failure, outcome.unavailable)
+
+
+def describe_path(path: PathCheck, results: list[LayerCheck]) -> str:
+    """Return one line about the comparisons of a path."""
+    if path.failure:
+        return f"{path.path}: FAILED, {path.failure}"
+    if path.unavailable:
+        return f"{path.path}: not checked, {path.unavailable}"
+    if not results:
+        return f"{path.path}: no preset takes it"
+    error = max(result.error for result in results)
+    return f"{path.path}: holds, {len(results)} comparisons, largest error {error:.1f} eps"
+
+
+def remember(
+    device: torch.device, paths: list[PathCheck], is_short: bool
+) -> tuple[Combination, str]:
+    """Write which paths hold on this combination, for all later processes and this one.
+
+    The short form compares few presets, so it keeps earlier refusals; the full form replaces them.
+    Without a failure nothing is written if a path could not be checked. Returns the combination,
+    and why the record cannot be written, or an empty text.
+    """
+    combination = read_combination(device.type)
+    refused = {path.path: path.failure for path in paths if path.failure}
+    before = PathRecord.read_valid(combination.file)
+    if is_short and before is not None:
+        refused = before.refused | refused
+    path_record.set_refused(device.type, refused)
+    is_complete = all(not path.unavailable for path in paths)
+    if not is_complete and not refused:
+        return combination, ""
+    held = [path.path for path in paths if path.comparisons and path.path not in refused]
+    return combination, path_record.remember(combination, held, refused)
+
+
+def list_choices(device: torch.device) -> list[Choice]:
+    """Return the path of every preset, after refused paths have been replaced."""
+    choices = []
+    for name in PRESETS:
+        layer = build_layer(name, SHAPES[0]).to(device)
+        try:
+            path = read_path(layer, device)
+        except RuntimeError:
+            path = NO_PATH
+        choices.append(Choice(name, path, explain_path(layer, device)))
+    return choices
+
+
+def _check_compiled(device: torch.device, show: Print) -> tuple[list[LayerCheck], str]:
+    """Return the comparisons of compiled layers, and why they ended early, if they did."""
+    outcome = run_apart(check_compiled, (device.type,), COMPILED_LIMIT)
+    results: list[Any] = outcome.results
+    for check in results:
+        text = check.failure or f"{check.preset}: {check.error:.1f} eps ({check.precision})"
+        show(f"   {'FAILED ' if check.failure else ''}{text}")
+    if outcome.failure:
+        show(f"   FAILED after these: {outcome.failure}")
+    return results, outcome.failure
