@@ -11,6 +11,7 @@ from lit_attn.schema.errors import plural
 
 WIDTH = 100  # Characters of a line of words.
 GAP = "  "  # Between two columns.
+MOST_UNDECIDED = 6  # Largest number of undecided variants that a sentence names.
 
 
 def draw_table(table: Table) -> str:
@@ -86,7 +87,13 @@ def describe_verdicts(study: JudgedStudy) -> str:
         words = verdict
         if verdict == "equivalent":
             words = f"equivalent within ± {study.metric.margin:g}"
-        parts.append(f"{join_names(names)} {verb} {words}")
+        if verdict == "undecided" and len(names) > MOST_UNDECIDED:
+            # A long list of names without a verdict says nothing.
+            are_all = len(names) == len(study.variants)
+            subject = f"all {len(names)} variants" if are_all else f"{len(names)} variants"
+        else:
+            subject = join_names(names)
+        parts.append(f"{subject} {verb} {words}")
     if not parts:
         return f"{study.study}: there is no variant to compare with {study.baseline_label}."
     sentence = f"{study.study}: against {study.baseline_label}, {'; '.join(parts)}."

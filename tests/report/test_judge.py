@@ -156,6 +156,17 @@ def test_the_text_has_one_line_for_each_variant_and_the_sentence(
     assert capsys.readouterr().out == by_study
 
 
+def test_many_undecided_variants_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of names without a verdict would hide that there is none."""
+    variants = {"standard": 0.0} | {f"same-{number}": 1e-4 for number in range(8)}
+    write_study(tmp_path / "runs", variants=variants, seeds=3)
+    monkeypatch.chdir(tmp_path)
+    assert main(["judge", "fake"]) == 1
+    assert "fake: against standard, all 8 variants are undecided." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
