@@ -97,7 +97,8 @@ class ImageFileData(DataModule):
         units = [part.tolist() for part in parts]
         batches = [[(place, 0, self.data.size) for place in part] for part in units]
         if not any(units):
-            units, batches = [[len(images)]], [[(0, 0, self.data.size)]]
+            units = [[len(images)]]
+            batches = [[(0, 0, self.data.size)]]
         load = partial(self.read, split, units)
         return EvaluationLoader(batches, load, units, len(images))
 

@@ -88,7 +88,9 @@ def list_shards(data: WebDataset) -> dict[str, Files]:
             shards[split] = paths
     files = {}
     for split, paths in require_splits(shards, data.path, "*.tar files").items():
-        samples = [sample for path in paths for sample in read_shard(data, path)]
+        samples: list[tuple[str, int]] = []
+        for path in paths:
+            samples.extend(read_shard(data, path))
         if not samples:
             raise ConfigError(f"data.path: the tar files of {paths[0].parent} have no samples")
         files[split] = make_files(paths[0].parent, samples)

@@ -9,7 +9,6 @@ import hashlib
 import sys
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 from lit_attn.config.data import text as config
@@ -98,7 +97,8 @@ def stream_hub(
     `lines` restores the line feed at the end of a document that is one line. Raises ConfigError if
     `datasets` is not installed or the hub cannot be reached.
     """
-    library, number = require("datasets", "prepare", "text"), 0
+    library = require("datasets", "prepare", "text")
+    number = 0
     for hub_split, split in splits.items():
         try:
             rows = library.load_dataset(dataset, configuration, split=hub_split, streaming=True)
@@ -107,18 +107,28 @@ def stream_hub(
             raise ConfigError(f"{dataset}: cannot be loaded ({reason})") from error
         for row in rows:
             number += 1
-            if number > skip:
-                text = row["text"] + "\n" * (lines and not row["text"].endswith("\n"))
-                yield "val" if is_held_out(number, held_out) else split, text
+            if number <= skip:
+                continue
+            text = row["text"]
+            if lines and not text.endswith("\n"):
+                text += "\n"
+            yield "val" if is_held_out(number, held_out) else split, text
 
 
 def read_files(paths: dict[str, Path | None], skip: int) -> Iterator[tuple[str, str]]:
     """Yield one document for each split with a path; raise ConfigError for an unreadable file."""
-    files = [(split, path) for split in config.SPLITS if (path := paths[split])]
-    return islice(((split, read_text(path)) for split, path in files), skip, None)
+    number = 0
+    for split in config.SPLITS:
+        path = paths[split]
+        if path is None:
+            continue
+        number += 1
+        if number > skip:
+            yield split, read_text(path)
 
 
-TRAIN, WIKITEXT = {"train": "train"}, ("Salesforce/wikitext", "wikitext-103-v1")
+WIKITEXT = ("Salesforce/wikitext", "wikitext-103-v1")
+TRAIN = {"train": "train"}
 ALL = TRAIN | {"validation": "val", "test": "test"}
 # A source yields (split, text) of its documents from a number on, in a fixed order.
 SOURCES: dict[str, Documents] = {

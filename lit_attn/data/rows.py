@@ -117,8 +117,13 @@ def read_json(path: Path) -> Rows:
     is_list = text.lstrip().startswith("[") and path.suffix == ".json"
     objects = _parse_list(text) if is_list else _parse_lines(text)
     # A dictionary keeps the order of the first occurrences.
-    names = list(dict.fromkeys(name for row in objects for name in row))
-    return Rows({name: [row.get(name) for row in objects] for name in names})
+    columns: dict[str, list[Any]] = {}
+    for row in objects:
+        for name in row:
+            columns.setdefault(name, [])
+    for name, cells in columns.items():
+        cells.extend(row.get(name) for row in objects)
+    return Rows(columns)
 
 
 def _parse_list(text: str) -> list[dict[str, Any]]:

@@ -29,7 +29,8 @@ Ids = NDArray[np.int64]
 VERSION = 3  # Changes whenever scenes look different, so that no old folder is used for them.
 # Shift of red, green and blue for each ground.
 TINTS = np.array([(-20, 20, -20), (20, 0, -20), (-20, -5, 25)])
-HEIGHT, WIDTHS = 32, {"training": 32, "validation": 48}
+HEIGHT = 32
+WIDTHS = {"training": 32, "validation": 48}
 DIGITS = (4, 8)  # Least and greatest number of drawn places; an occupied place stays as it is.
 # Digits stand on a lattice and are 16 pixels wide, so that a small model learns to read them in a
 # minute on a CPU. It learned nothing from digits at any place and of many sizes.
@@ -37,7 +38,8 @@ SIDE = 16
 # Side of the square over which ink spreads: strokes are then as wide as a patch of 4 pixels.
 STROKE = 3
 # A pixel with at least DIGIT_INK belongs to the digit, one below GROUND_INK to the ground.
-DIGIT_INK, GROUND_INK = 0.5, 0.25
+DIGIT_INK = 0.5
+GROUND_INK = 0.25
 
 
 def prepare(data: Scenes) -> Path:

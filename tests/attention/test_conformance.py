@@ -13,6 +13,9 @@ SPECS = attention_cases.all_specs()
 LINEAR = [spec for spec in SPECS if isinstance(spec.similarity, LinearConfig)]
 every_spec = pytest.mark.parametrize("spec", SPECS, ids=attention_cases.label)
 every_linear = pytest.mark.parametrize("spec", LINEAR, ids=attention_cases.label)
+every_windowed = pytest.mark.parametrize(
+    "spec", [s for s in SPECS if attention_cases.takes_window(s)], ids=attention_cases.label
+)
 every_softmax = pytest.mark.parametrize(
     "spec", [spec for spec in SPECS if spec not in LINEAR], ids=attention_cases.label
 )
@@ -98,7 +101,7 @@ def test_linear_keys_refuse_what_needs_logits(spec: AttentionSpec) -> None:
 
 
 @pytest.mark.slow
-@every_softmax
+@every_windowed
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("mask", ["none", "padding", "additive"])
 def test_chunks_in_a_window_equal_the_reference(

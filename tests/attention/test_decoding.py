@@ -88,8 +88,8 @@ def test_pieces_of_any_length_give_the_output_of_the_sequence(
 @pytest.mark.slow
 @every_spec
 def test_windows_and_shared_keys_decode(spec: AttentionSpec) -> None:
-    """Linear keys have no window and are decoded without one."""
-    window = None if isinstance(spec.similarity, LinearConfig) else 4
+    """Layers that take no window are decoded without one."""
+    window = 4 if attention_cases.takes_window(spec) else None
     for kv_heads in (1, None):
         layer = make(spec.model_copy(update={"window": window, "kv_heads": kv_heads}))
         assert_decodes(layer, tokens(N), random_cuts(N, 3), is_rotated=True)
@@ -100,7 +100,7 @@ def test_windows_and_shared_keys_decode(spec: AttentionSpec) -> None:
 @pytest.mark.parametrize("window", [1, 2])
 def test_narrow_windows_decode(spec: AttentionSpec, window: int) -> None:
     """With a window of 1 the cache stays empty."""
-    if spec.residual.kind == "value":
+    if not attention_cases.takes_window(spec):
         pytest.skip("V itself does not depend on a window, which is refused")
     layer = make(spec.model_copy(update={"window": window}))
     assert_decodes(layer, tokens(N), [1, 2, 5, 6])
@@ -123,8 +123,7 @@ def test_several_chunks_of_queries_decode(
     monkeypatch.setattr(dispatch, "CHUNK", 3)
     monkeypatch.setattr(formed, "CHUNK", 3)
     assert_decodes(make(spec), tokens(N), [4])
-    takes_window = spec.residual.kind != "value"
-    if takes_window and not isinstance(spec.similarity, LinearConfig):
+    if attention_cases.takes_window(spec):
         assert_decodes(make(spec.model_copy(update={"window": 4})), tokens(N), [5])
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.training.several_devices import choose_strategy
+from lit_attn.training.several_devices import choose_ddp_options
 
 NORMED: dict[str, Any] = {"qk_norm": True, "norm_layer": nn.LayerNorm}
 
@@ -30,9 +30,7 @@ def test_the_strategy_searches_for_unused_parameters_where_there_are_some(
         has_unused = any(parameter.grad is None for parameter in layer.parameters())
         assert layer.leaves_parameters_unused == has_unused
         network = nn.Sequential(nn.Linear(DIM, DIM), layer)
-        strategy = "ddp_find_unused_parameters_true" if has_unused else "ddp"
-        assert choose_strategy(network, 2) == strategy
-        assert choose_strategy(network, 1) == "auto"
+        assert choose_ddp_options(network, 1)["find_unused_parameters"] == has_unused
 
 
 def test_frozen_parameters_are_not_missing() -> None:

@@ -96,6 +96,11 @@ def label(spec: AttentionSpec) -> str:
     return ",".join(chosen_parts)
 
 
+def takes_window(spec: AttentionSpec) -> bool:
+    """Return True if a layer can have a window: V itself and linear keys have no use for one."""
+    return spec.similarity.has_logits and spec.residual.kind != "value"
+
+
 def nearest_valid(cross: dict[str, Any]) -> AttentionSpec:
     """Return the specification of a cross, without the part that refuses the others."""
     # Linear keys form no logits that could be masked or composed.

@@ -79,13 +79,22 @@ class AutoAugment(Policy):
     def __init__(self, config: AutoAugmentConfig, images: ImageFormat) -> None:
         self.fill = config.fill
         table = TorchvisionAutoAugment(AutoAugmentPolicy.CIFAR10).policies
-        names = ["Identity", *sorted({name for pair in table for name, _, _ in pair})]
+        # Each of the policies is a pair of operations (name, probability, magnitude).
+        operations = set()
+        for pair in table:
+            operations.update(name for name, _, _ in pair)
+        names = ["Identity", *sorted(operations)]
         super().__init__(names, {*ENHANCEMENTS, *MATRICES})
-        places = [[names.index(name) for name, _, _ in pair] for pair in table]
-        self.operation = torch.tensor(places)
-        self.p = torch.tensor([[p for _, p, _ in pair] for pair in table])
         size = images.shape[2]
-        bins = [[_autoaugment_bin(name, m or 0, size) for name, _, m in pair] for pair in table]
+        places = []
+        probabilities = []
+        bins = []
+        for pair in table:
+            places.append([names.index(name) for name, _, _ in pair])
+            probabilities.append([probability for _, probability, _ in pair])
+            bins.append([_autoaugment_bin(name, bin_ or 0, size) for name, _, bin_ in pair])
+        self.operation = torch.tensor(places)
+        self.p = torch.tensor(probabilities)
         self.magnitude = torch.tensor(bins, dtype=torch.double)
 
     def draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, ...]:
