@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # optional, and would cost the server of every run 0.4 s of CPU and 60 MB (2026-11-21).
 TRAINING = [
     "lit_attn.training.fit",
+    "lit_attn.training.path_check",
     # Configurations load the code that they build by name, so nothing else imports it.
     "lit_attn.data.images",
     "lit_attn.data.image_files",

@@ -102,8 +102,8 @@ def t5_bucket(relative: int, has_keys_before_only: bool, buckets: int, max_dista
 
 def forgetting(form: Any, x: Tensor, is_causal: bool, present: Tensor | None) -> Tensor:
     """Lin et al. 2025, eq. 5-7: the sum of log f_t between two tokens, pair by pair."""
-    gates = 1 / (1 + torch.exp(-form.gate(x)))
-    log_gates = gates.log()
+    # log sigmoid, which is finite for any gate
+    log_gates = -torch.nn.functional.softplus(-form.gate(x))
     if present is not None:
         log_gates = log_gates * present.transpose(1, 2)
     n = x.shape[1]

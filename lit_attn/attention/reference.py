@@ -273,21 +273,32 @@ def sigmoid(form: Any, logits: Tensor, visible: Tensor) -> Tensor:
 
 def offset_softmax(form: Any, logits: Tensor, visible: Tensor) -> Tensor:
     """transformer-mgk, language modelling: exp(s_ij) / (sum_j exp(s_ij) + 1e-6)."""
-    exponentials = torch.exp(logits)
-    return exponentials / (exponentials.sum(-1, keepdim=True) + form.part.offset)
+    largest = largest_logit(logits)
+    exponentials = torch.exp(logits - largest)
+    offset = form.part.offset * torch.exp(-largest)
+    return exponentials / (exponentials.sum(-1, keepdim=True) + offset)
+
+
+def largest_logit(logits: Tensor) -> Tensor:
+    """Return a number for each query by whose exponential both sides of a ratio can be divided."""
+    # Without a visible key all logits are -1e300, and the exponential of 1e300 has no gradient.
+    return logits.detach().amax(-1, keepdim=True).clamp_min(-700)
 
 
 def sink(form: Any, logits: Tensor, visible: Tensor) -> Tensor:
     """gpt-oss: exp(s_ij) / (exp(b_m) + sum_j exp(s_ij))."""
-    exponentials = torch.exp(logits)
-    return exponentials / (form.logit.exp().view(-1, 1, 1) + exponentials.sum(-1, keepdim=True))
+    largest = largest_logit(logits)
+    exponentials = torch.exp(logits - largest)
+    sink = torch.exp(form.logit.view(-1, 1, 1) - largest)
+    return exponentials / (sink + exponentials.sum(-1, keepdim=True))
 
 
 def softpick(form: Any, logits: Tensor, visible: Tensor) -> Tensor:
     """Zuhri et al. 2025, eq. 3, with the scaled epsilon of its released code."""
-    largest = logits.detach().amax(-1, keepdim=True).clamp_min(0)
-    difference = (torch.exp(logits) - 1).masked_fill(~visible, 0)
-    total = difference.abs().sum(-1, keepdim=True) + SOFTPICK_EPS * largest.exp()
+    largest = largest_logit(logits).clamp_min(0)
+    difference = torch.exp(logits - largest) - torch.exp(-largest)
+    difference = difference.masked_fill(~visible, 0)
+    total = difference.abs().sum(-1, keepdim=True) + SOFTPICK_EPS
     return difference.clamp_min(0) / total
 
 

@@ -24,7 +24,17 @@ def forms_logits(spec: AttentionSpec) -> bool:
 
 CHUNKED = [name for name, spec in PRESETS.items() if forms_logits(spec)]
 LINEAR = [name for name, spec in PRESETS.items() if isinstance(spec.similarity, LinearConfig)]
-OTHERS = [name for name in PRESETS if name not in CHUNKED + LINEAR]
+
+
+def has_matrix(spec: AttentionSpec) -> bool:
+    """Return True for a bias of pairs, and for weights that are formed or counted."""
+    is_formed = spec.normaliser.kind not in ("softmax", "sigmoid", "offset-softmax", "sink")
+    is_counted = spec.similarity.counts_queries
+    return is_formed or is_counted or spec.bias.kind != "none"
+
+
+MATRIX = [name for name, spec in PRESETS.items() if has_matrix(spec)]
+OTHERS = [name for name in PRESETS if name not in CHUNKED + LINEAR + MATRIX]
 
 
 def measure(name: str, tokens: int, causal: bool = False) -> Footprint:

@@ -4,11 +4,26 @@ from typing import Any
 
 import torch
 
+from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import GPTConfig, Init
 from lit_attn.models import language
 
 VOCABULARY, CONTEXT = 50, 16
+HEADS = 3
+
+
+def fits(spec: AttentionSpec) -> bool:
+    """Return True if a layer with these parts can have an odd number of heads."""
+    try:
+        spec.check_heads(HEADS)
+    except ValueError:
+        return False
+    return True
+
+
+FITTING = [name for name, spec in PRESETS.items() if fits(spec)]
+"""Presets of the models of this file; differential attention needs pairs of heads."""
 
 CHOICES: dict[str, dict[str, Any]] = {
     "nanogpt": {"vocabulary_multiple": 64},
@@ -54,7 +69,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 
 def config(name: str, **changes: Any) -> GPTConfig:
     return GPTConfig(
-        **{"dim": 24, "depth": 3, "heads": 3, "ffn": FFN(width=32), **CHOICES[name], **changes}
+        **{"dim": 24, "depth": 3, "heads": HEADS, "ffn": FFN(width=32), **CHOICES[name], **changes}
     )
 
 

@@ -22,7 +22,7 @@ def build(preset: str) -> nn.Module:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", gpt_cases.FITTING)
 def test_equal_layers_are_computed_once_and_counted_each_time(
     preset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

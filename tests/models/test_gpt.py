@@ -53,7 +53,7 @@ def test_every_parameter_learns(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", gpt_cases.FITTING)
 def test_any_preset_learns_to_copy(preset: str) -> None:
     """The second half of a sequence repeats the first, which only attention can predict."""
     torch.manual_seed(0)

@@ -69,7 +69,7 @@ def by_definition(layer: Attention, stream: Tensor, x: Tensor) -> Iterator[tuple
         weights = reference.linear(layer.similarity, q, keys, all_see, False)
     else:
         weights = reference.weights(layer, x, q, keys, all_see, None)
-    h = weights @ v
+    h = layer.spec.normaliser.reference_heads(layer.normaliser, weights @ v)
     for m in range(HEADS):
         ranks = [np.linalg.matrix_rank(weights[b, m].numpy(), tol=1e-6) for b in range(batch)]
         yield m + 1, "rank", float(np.mean(ranks))
