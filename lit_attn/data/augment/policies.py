@@ -80,7 +80,7 @@ class AutoAugment(Policy):
         self.fill = config.fill
         table = TorchvisionAutoAugment(AutoAugmentPolicy.CIFAR10).policies
         # Each of the policies is a pair of operations (name, probability, magnitude).
-        operations = set()
+        operations: set[str] = set()
         for pair in table:
             operations.update(name for name, _, _ in pair)
         names = ["Identity", *sorted(operations)]
