@@ -237,9 +237,7 @@ class Result(Record):
         None, description="from the end of a step to the end of the next; null in old records"
     )
     evaluation_time: Spread | None = Field(None, description="of all splits; null in old records")
-    is_device_shared: bool = Field(
-        False, description="True if the runner may have run another cell on the same GPU"
-    )
+    is_device_shared: bool = Field(False, description="True if another cell may have used the GPU")
     is_compiled: bool | None = Field(
         None, description="True if torch.compile compiled the model; null in old records"
     )
