@@ -181,7 +181,9 @@ def test_the_gradient_of_a_step_is_the_same_on_any_number_of_devices(
         cell = text_cell(data={"accumulate": accumulate}, model={"dropout": 0})
         data, task, *_ = build.build(cell, torch.device("cpu"))
         for rank in range(world):
-            data.trainer = SimpleNamespace(global_rank=rank, world_size=world, global_step=3)
+            data.trainer = SimpleNamespace(
+                global_rank=rank, world_size=world, global_step=3, max_steps=4
+            )
             parts = list(data.train_dataloader())
             assert [len(inputs) for inputs, _ in parts] == [8 // world // accumulate] * accumulate
             for part in parts:

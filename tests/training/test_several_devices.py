@@ -49,8 +49,17 @@ def test_statistics_that_cannot_be_shared_are_named_in_one_line(name: str) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("residual", ["full", "value"])
-@pytest.mark.parametrize("similarity", ["dot", "mixture", "linear"])
+@pytest.mark.parametrize(
+    ("residual", "similarity"),
+    [
+        ("full", "dot"),
+        ("full", "mixture"),
+        ("full", "linear"),
+        ("perpendicular", "mixture"),
+        # The value alone has no similarity of a query with keys.
+        ("value", "dot"),
+    ],
+)
 def test_the_packages_parts_are_accepted(residual: str, similarity: str) -> None:
     attention = {"residual": residual, "similarity": similarity}
     devices = {"devices": 2}
