@@ -91,14 +91,14 @@ def collect_dependencies() -> dict[str, metadata.Distribution]:
     """Return the installed packages that the project needs without extras, by name."""
     needed: dict[str, metadata.Distribution] = {}
     waiting = [Requirement(text) for text in metadata.requires("lit_attn") or ()]
-    seen: set[tuple[str, str]] = set()
+    visited: set[tuple[str, str]] = set()
     while waiting:
         requirement = waiting.pop()
         extras = requirement.extras or {""}
         for extra in extras:
-            if (requirement.name, extra) in seen or not applies(requirement, ""):
+            if (requirement.name, extra) in visited or not applies(requirement, ""):
                 continue
-            seen.add((requirement.name, extra))
+            visited.add((requirement.name, extra))
             package = metadata.distribution(requirement.name)
             needed[requirement.name] = package
             further = [Requirement(text) for text in package.requires or ()]
