@@ -4,10 +4,11 @@ They read the folders of the cells, so they work at any time on any machine with
 machine with SLURM, `status` also asks for what the waiting jobs of a study wait.
 """
 
+import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,6 +27,8 @@ MAX_FAILED = 10  # Failed and stale cells that are described; further ones are c
 LOG_BLOCK = 2**20  # Characters of a log that are printed at once.
 LOG_LINES = 6  # Last lines of a failed cell's log that are shown.
 PAUSE = 3.0  # Seconds between two statuses of `watch`.
+QUEUE_PAUSE = 30.0
+"""Seconds between two questions of `watch` to SLURM, whose controller serves all users."""
 RETRY_TIME = 60.0
 """Seconds after a failure in which its runner may retry the cell; the longest delay is 40 s."""
 CLEAR_SCREEN = "\x1b[H\x1b[2J"  # Escape sequences of a terminal.
@@ -55,20 +58,29 @@ class StudyCell(NamedTuple):
         return f"{self.planned.variant}/{self.planned.seed}"
 
 
-def watch(where: Path) -> None:
+AskQueues = Callable[[list[Path]], Mapping[Path, Iterable[str]]]
+"""Function that returns the lines about waiting jobs of each study's folder."""
+
+
+def watch(where: Path, ask_queues: AskQueues) -> None:
     """Print the status of the studies in `where` every few seconds until every cell has ended.
 
     A terminal shows only the newest status. Other outputs get each status that differs from the one
     before. Raises ConfigError without a study.
     """
     previous = ""
+    queues: Mapping[Path, Iterable[str]] = {}
+    next_question = -math.inf
     while True:
         plans, unreadable = load_plans(where)
+        if time.monotonic() >= next_question:
+            queues = ask_queues([place for _, place in plans])
+            next_question = time.monotonic() + QUEUE_PAUSE
         studies = []
         cells: list[StudyCell] = []
         for plan, place in plans:
             study_cells = read_cells(plan, place)
-            studies.append(f"{describe(plan, study_cells)}\n")
+            studies.append(f"{describe(plan, study_cells, queues.get(place, ()))}\n")
             cells += study_cells
         text = "".join([*studies, *(f"{error} (skipped)\n" for error in unreadable)])
         if text != previous:
