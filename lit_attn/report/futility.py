@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from scipy import special
+from numpy.typing import NDArray
 
 from lit_attn.report import stats
 from lit_attn.report.stats import Floats
@@ -35,10 +35,10 @@ def predict_verdict(
     This is the conditional power, given the `differences` of the first pairs, averaged over the
     effects and spreads that these differences leave possible (predictive power; Spiegelhalter,
     Freedman and Blackburn, "Monitoring clinical trials: conditional or predictive power?",
-    Controlled Clinical Trials 7, 1986). Differences are taken as normal, with the prior 1 / variance.
+    Controlled Clinical Trials 7, 1986). Differences are normal, with the prior 1 / variance.
     Without a `margin` the verdict is a star of the joint test (`stats.share_of_stars`). With one it
-    is better, worse or equivalent by the simultaneous interval. Returns 1 with fewer than two pairs,
-    and without variation: nothing can be predicted then.
+    is better, worse or equivalent by the simultaneous interval. Returns 1 with fewer than two
+    pairs, and without variation: nothing can be predicted then.
     """
     done = len(differences)
     measured = np.array(differences)
@@ -86,9 +86,9 @@ def find_end(
 ) -> tuple[int, float] | None:
     """Return after how many seeds a variant ends, and the probability of a verdict then.
 
-    `differences` are those of the first seeds in their planned order, None for a seed that failed in
-    the variant or in the baseline. Returns None for a variant that does not end. The answer depends
-    on the first seeds alone, so it is the same whichever cells have ended besides.
+    `differences` are those of the first seeds in their planned order, None for a seed that failed
+    in the variant or in the baseline. Returns None for a variant that does not end. The answer
+    depends on the first seeds alone, so it is the same whichever cells have ended besides.
     """
     pairs: list[float] = []
     remaining = planned
@@ -103,3 +103,21 @@ def find_end(
         if power < FUTILITY:
             return done, power
     return None
+
+
+def fill_ended(differences: Floats, is_ended: NDArray[np.bool_]) -> Floats:
+    """Return differences (variants, n) in which variants that have ended count with all seeds.
+
+    The joint test corrects for the largest of all statistics. A variant with fewer seeds has
+    smaller ones, so the variants that a rule has kept, which are the promising ones, would be
+    corrected for fewer comparisons than the plan has. Each missing difference of an ended variant
+    is therefore one of its measured differences, in turn, without their mean. NaN of other variants
+    becomes 0.
+    """
+    filled = differences.copy()
+    for row in np.flatnonzero(is_ended):
+        is_missing = np.isnan(filled[row])
+        measured = filled[row][~is_missing]
+        if len(measured) > 1:
+            filled[row, is_missing] = np.resize(measured - measured.mean(), is_missing.sum())
+    return np.nan_to_num(filled)

@@ -14,6 +14,7 @@ import numpy as np
 from scipy import special
 
 from lit_attn.report.numbers import round_number
+from lit_attn.report.stats import Floats
 
 MOST_LOOKS = 100
 """Number of planned seeds up to which levels are computed for a look after every seed; for more
@@ -75,11 +76,12 @@ def _list_levels(planned: int, alpha: float) -> tuple[float, ...]:
     return tuple(levels)
 
 
-def _normal_density(values: np.ndarray, variance: float) -> np.ndarray:
-    return np.exp(-(values**2) / (2 * variance)) / math.sqrt(2 * math.pi * variance)
+def _normal_density(values: Floats, variance: float) -> Floats:
+    density: Floats = np.exp(-(values**2) / (2 * variance)) / math.sqrt(2 * math.pi * variance)
+    return density
 
 
-def _find_bound(values: np.ndarray, density: np.ndarray, granted: float) -> float:
+def _find_bound(values: Floats, density: Floats, granted: float) -> float:
     """Return the bound outside of which a symmetric density has the probability `granted`."""
     middle = len(values) // 2
     # Half a step belongs to each side of a value of the grid.
