@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lit_attn.ablate.match import apply_criteria, read_ratios
 from lit_attn.ablate.origin import claim_folder
-from lit_attn.ablate.stopping import find_ended_cells, require_seeds_for_stop
+from lit_attn.ablate.stopping import find_ended_cells, require_seeds_for_stop, update_endings
 from lit_attn.ablate.tune import Point, Search, read_search
 from lit_attn.ablate.variants import Variant, make_label, resolve
 from lit_attn.cells import records
@@ -179,6 +179,8 @@ class Matrix:
         if self.tuning is not None:
             self.tuning.write(self.folder / "tuning.json")
         self._write_seal(plan.seeds)
+        if plan.stop is not None:
+            update_endings(self.folder)
 
     def _write_seal(self, seeds: list[int]) -> None:
         """Append the seal to those of the folder if the decisions have changed."""

@@ -103,7 +103,7 @@ def update_endings(folder: Path) -> dict[Path, Ending]:
     The cells have no result yet, and need not run. A variant under several criteria shares cells
     with others, which still need them. The plan of the study must have been written.
     """
-    plan = Plan.read(folder / "plan.json")
+    plan = Plan.read_valid(folder / "plan.json")
     if plan is None or plan.stop is None:
         return {}
     endings = find_endings(plan, folder)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lit_attn.report import stats
 from lit_attn.report.stats import Floats
 
-FUTILITY = 0.1
+FUTILITY = 0.05
 """Probability of a verdict below which a variant ends."""
 
 MOST_SIMULATED = 100

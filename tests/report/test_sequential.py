@@ -114,7 +114,6 @@ def test_a_look_that_could_show_a_star_lowers_the_level_of_the_last_one(tmp_path
 
 def test_a_look_without_a_possible_star_and_a_complete_study_are_not_recorded(tmp_path) -> None:
     folder = write_study(tmp_path / "runs", seeds=10, skip=(("belief2", 3),))
-    (study,) = read_studies(tmp_path / "runs")
     few = write_study(tmp_path / "few", seeds=3, skip=(("belief2", 2),))
     record_look(next(read_studies(tmp_path / "few")), few)
     assert not (few / "looks.json").exists()

@@ -173,7 +173,6 @@ def _prepare_folders(
             set_aside(job)
     for matrix in matrices:
         matrix.write_plan()
-        update_endings(matrix.folder)
 
 
 def _tune(
@@ -215,7 +214,6 @@ def _write_tables(matrices: list[Matrix], options: StudyOptions) -> None:
     with contextlib.suppress(OSError):
         for matrix in matrices:
             matrix.write_plan()
-            update_endings(matrix.folder)
     names = [matrix.name for matrix in matrices]
     for folder in write_reports(options.out, options.reports, names):
         table = (folder / "table.txt").read_text(encoding="utf-8")
@@ -230,8 +228,10 @@ def _write_tables(matrices: list[Matrix], options: StudyOptions) -> None:
 
 def _prepare_local(matrices: list[Matrix], options: StudyOptions, launcher: "Launcher") -> "Start":
     """Return the function that runs cells on this machine. Raises ConfigError if a cell cannot."""
-    from lit_attn.ablate.runner import Runner
+    from lit_attn.ablate.runner import Runner, review_nothing
 
+    has_rule = any(matrix.source.study.stop is not None for matrix in matrices)
+    review = update_endings if has_rule else review_nothing
     slots = make_slots(options.jobs)
     for matrix in matrices:
         slots.check(job.cell for job in (*matrix.trials, *matrix.jobs))
@@ -239,7 +239,7 @@ def _prepare_local(matrices: list[Matrix], options: StudyOptions, launcher: "Lau
     def start(missing: list[Job]) -> "Summary":
         write_line(f"{slots.at_once(job.cell for job in missing)} at once")
         stall = options.stall_seconds
-        return Runner(launcher, slots, make_display(), stall, update_endings).run(missing)
+        return Runner(launcher, slots, make_display(), stall, review).run(missing)
 
     return start
 

@@ -89,7 +89,8 @@ class Follower:
         """
         ended: dict[Path, Ending] = {}
         for matrix in self.matrices:
-            ended |= update_endings(matrix.folder)
+            if matrix.source.study.stop is not None:
+                ended |= update_endings(matrix.folder)
         dropped = []
         for job in self.unfinished:
             task = self.tasks.get(job.folder)
