@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from lit_attn.ablate.display import Snapshot, StartedCell, format_seconds
+from lit_attn.ablate.stopping import read_ended_cells
 from lit_attn.cells import folder
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import Plan, PlannedCell
 from lit_attn.files import require_folder
-from lit_attn.schema.errors import ConfigError, escape_control, program, require
+from lit_attn.schema.errors import ConfigError, escape_control, plural, program, require
 
 if TYPE_CHECKING:
     from lit_attn.report.answers import Cell
@@ -95,7 +96,7 @@ def watch(where: Path, ask_queues: AskQueues) -> None:
 def has_ended(cell: StudyCell) -> bool:
     """Return True if a cell has a result, or has failed and its runner does not retry it."""
     status = cell.status
-    if status.state == "done":
+    if status.state in ("done", "stopped"):
         return True
     if status.state not in ADVICE:
         return False
@@ -143,11 +144,20 @@ def load_plans(where: Path) -> tuple[list[tuple[Plan, Path]], list[ConfigError]]
 
 def read_cells(plan: Plan, place: Path) -> list[StudyCell]:
     """Return the status of every cell of a plan, in the order of the plan."""
+    ended = read_ended_cells(plan, place)
     cells = []
     for planned in (*plan.trials, *plan.cells):
         path = place / planned.path
-        cells.append(StudyCell(planned, path, folder.read_cell(path, planned.identity)))
+        status = folder.mark_stopped(folder.read_cell(path, planned.identity), path in ended)
+        cells.append(StudyCell(planned, path, status))
     return cells
+
+
+def _describe_endings(cells: list[StudyCell]) -> Iterator[str]:
+    """Yield a line for each variant that a rule of the plan has ended."""
+    counts = Counter(cell.planned.variant for cell in cells if cell.status.state == "stopped")
+    for variant, count in counts.items():
+        yield f"  ended    {variant}  {plural(count, 'seed')} not needed: stopped for futility"
 
 
 def describe(plan: Plan, cells: list[StudyCell], queue: Iterable[str] = ()) -> str:
@@ -170,6 +180,7 @@ def describe(plan: Plan, cells: list[StudyCell], queue: Iterable[str] = ()) -> s
         lines += _describe_failure(cell)
     if len(failed) > MAX_FAILED:
         lines.append(f"  and {len(failed) - MAX_FAILED} more failed cells")
+    lines += _describe_endings(cells)
     lines += _describe_inputs(cells)
     return escape_control("\n".join(lines) + "\n")
 
@@ -263,7 +274,7 @@ def estimate_seconds(study: str, cells: list[StudyCell], at_once: int) -> float 
         status = cell.status
         if status.result is not None:
             finished.append((name, status.result.wall_time))
-        elif status.state == "diverged":
+        elif status.state in ("diverged", "stopped"):
             continue
         elif status.progress is not None:
             progress = status.progress
