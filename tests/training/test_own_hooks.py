@@ -8,6 +8,8 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+import yaml
+from helpers.commands import run_python
 from helpers.stopping import stop_at, weights
 from helpers.training_cells import digits_cell, folder_of, result_of
 from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
@@ -363,3 +365,51 @@ def test_a_hook_that_cannot_be_followed_is_one_error(
             stop_at(patch, 2)
         with pytest.raises(ConfigError, match=message):
             run_cell(folder)
+
+
+TWO_WAYS = """
+import lightning as L
+from torch.nn import functional as F
+
+
+class TwoWays(L.LightningModule):
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def training_step(self, batch):
+        return F.cross_entropy(self.network(batch[0]), batch[1])
+
+    def on_validation_epoch_start(self):
+        self.total, self.count = 0.0, 0
+
+    def validation_step(self, batch):
+        loss = F.cross_entropy(self.network(batch[0]).float(), batch[1])
+        self.log("loss", loss)
+        self.total += loss.item() * len(batch[1])
+        self.count += len(batch[1])
+
+    def on_validation_epoch_end(self):
+        self.log("error", self.total / self.count)
+"""
+
+
+@pytest.mark.process
+def test_numbers_of_an_epoch_are_averaged_over_two_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The devices have different numbers of samples."""
+    fields = own_cell(Plain, monkeypatch, training={"epochs": 1}).model_dump(mode="json")
+    (tmp_path / "two_ways.py").write_text(TWO_WAYS)
+    fields["parts"] = [str(tmp_path / "two_ways.py")]
+    fields["experiment"]["task"]["target"] = "two_ways:TwoWays"
+    fields["experiment"]["training"]["devices"] = 2
+    fields["experiment"]["data"]["eval_batch_size"] = 37
+    folder = tmp_path / "cell"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump(fields))
+    done = run_python(tmp_path, "-m", "lit_attn.train", str(folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    metrics = result_of(folder).metrics
+    for split in ("val", "test"):
+        assert metrics[f"{split}/error"] == pytest.approx(metrics[f"{split}/loss"], rel=1e-6)
