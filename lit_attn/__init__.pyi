@@ -1,4 +1,45 @@
+from lit_attn.attention.bias import Bias as Bias
+from lit_attn.attention.cache import Cache as Cache
+from lit_attn.attention.channel_parts import BiasConfig as BiasConfig
+from lit_attn.attention.channel_parts import GateConfig as GateConfig
+from lit_attn.attention.channel_parts import ScaleConfig as ScaleConfig
+from lit_attn.attention.channel_parts import TransformConfig as TransformConfig
+from lit_attn.attention.compose import Composer as Composer
+from lit_attn.attention.gate import Gate as Gate
+from lit_attn.attention.layer import attn_layer as attn_layer
+from lit_attn.attention.normaliser import Normaliser as Normaliser
+from lit_attn.attention.parts import ComposeConfig as ComposeConfig
+from lit_attn.attention.parts import LayerShape as LayerShape
+from lit_attn.attention.parts import NormaliserConfig as NormaliserConfig
+from lit_attn.attention.parts import ResidualConfig as ResidualConfig
+from lit_attn.attention.parts import SimilarityConfig as SimilarityConfig
+from lit_attn.attention.residual import Residual as Residual
+from lit_attn.attention.scale import Scale as Scale
+from lit_attn.attention.similarity import Similarity as Similarity
+from lit_attn.attention.spec import AttentionSpec as AttentionSpec
+from lit_attn.attention.transform import Transform as Transform
+from lit_attn.config.augment import Augmentation as Augmentation
+from lit_attn.config.data.base import Data as Data
+from lit_attn.config.data.segmentation import SceneAugmentation as SceneAugmentation
+from lit_attn.config.data.text import Tokenizer as Tokenizer
+from lit_attn.config.metrics import AddedMetric as AddedMetric
+from lit_attn.config.metrics import MetricInfo as MetricInfo
+from lit_attn.config.models.base import FFN as FFN
+from lit_attn.config.models.base import Model as Model
+from lit_attn.config.optimizers import Optimizer as Optimizer
+from lit_attn.config.schedules import Schedule as Schedule
+from lit_attn.config.signatures import Signature as Signature
+from lit_attn.config.tasks import Loss as Loss
+from lit_attn.config.tasks import Task as Task
+from lit_attn.config.training import MetricLogger as MetricLogger
+from lit_attn.data.module import DataModule as DataModule
+from lit_attn.data.module import EvaluationLoader as EvaluationLoader
+from lit_attn.hub import load_exported as load_exported
 from lit_attn.models.replace import replace_attention as replace_attention
+from lit_attn.report import compare as compare
+from lit_attn.report import read_runs as read_runs
 from lit_attn.study import Study as Study
+from lit_attn.tasks.base import TaskModule as TaskModule
 
 __version__: str
+__all__: list[str]

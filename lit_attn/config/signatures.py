@@ -125,6 +125,66 @@ class ImageMasks(ImageSignature):
 
 
 @dataclass(frozen=True)
+class ColumnSignature(Signature):
+    """Rows of a table: `numbers` columns of numbers, and columns of categories.
+
+    Batches begin with numbers (B, `numbers`) float32 and categories (B, len(`categories`)) int64,
+    which are the inputs of a network. `categories` has the number of values of each column, whose
+    ids begin with 1; id 0 is a value that the training rows lack.
+    """
+
+    numbers: int
+    categories: tuple[int, ...]
+
+    @property
+    def context(self) -> int:
+        """Number of tokens: one of each column, and one for the prediction."""
+        return 1 + self.numbers + len(self.categories)
+
+    @property
+    def tokens(self) -> int:
+        return self.context
+
+    @property
+    def has_fixed_shapes(self) -> bool:
+        return True
+
+    def sample(self) -> "tuple[Tensor, ...]":
+        import torch
+
+        numbers = torch.empty(1, self.numbers, device="meta")
+        categories = torch.empty(1, len(self.categories), dtype=torch.long, device="meta")
+        return numbers, categories
+
+
+@dataclass(frozen=True)
+class ColumnLabels(ColumnSignature):
+    """A row with one label; the third tensor of a batch has the labels (B,).
+
+    A network returns logits (B, classes).
+    """
+
+    sides = ("outputs",)
+    classes: int
+
+    @property
+    def outputs(self) -> int:
+        """Number of logits of the network, as `ColumnTargets.outputs`."""
+        return self.classes
+
+
+@dataclass(frozen=True)
+class ColumnTargets(ColumnSignature):
+    """A row with `outputs` numbers to predict; the third tensor of a batch is (B, outputs) float32.
+
+    A network returns (B, outputs), in the units of the targets.
+    """
+
+    sides = ("outputs",)
+    outputs: int
+
+
+@dataclass(frozen=True)
 class TokenSignature(Signature):
     """Sequences of at most `context` token ids from 0 to `vocabulary` - 1."""
 
