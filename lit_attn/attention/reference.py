@@ -359,7 +359,9 @@ def perpendicular(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear
 
 
 def projected(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
-    """Belief2, Fig. 3."""
+    """Belief2, Fig. 3; both scopes are added as the perpendicular ones are in eq. 7."""
+    if form.part.scope == "both":
+        return project(along_values(h, v, "global")) + form.local(along_values(h, v, "head"))
     return project(along_values(h, v, form.part.scope))
 
 
@@ -374,6 +376,11 @@ def discrepancy(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) 
 
 
 def split(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
-    """Belief2 (14), (15)."""
-    along = along_values(h, v, form.part.scope)
-    return project(concat(h) - along) + form.projected(form.activation(along))
+    """Belief2 (14), (15); scope both adds the components of each head as in (7)."""
+    scope = "head" if form.part.scope == "head" else "global"
+    along = along_values(h, v, scope)
+    out = project(concat(h) - along) + form.projected(form.activation(along))
+    if form.part.scope == "both":
+        along = along_values(h, v, "head")
+        out = out + form.local(concat(h) - along) + form.local_projected(form.activation(along))
+    return out

@@ -107,6 +107,12 @@ def test_a_short_study_has_a_tenth_of_the_schedule(name: str) -> None:
         ("belief2-cifar100", "belief2-without-zz", 3_043_300),
         ("belief2-cifar100", "standard-repository-width", 2_709_796),
         ("residual-signal-cifar100", "residual=value,width=384", 2_709_796),
+        # W^l of nine layers, with a bias.
+        (
+            "residual-signal-cifar100",
+            "residual=projected+scope=both,width=384",
+            2_709_796 + 9 * 192 * 193,
+        ),
         ("attentionx-cifar10", "standard", 9_622_512),
         ("attentionx-cifar10", "plain-attentionx", 9_523_722),
         ("attentionx-cifar100", "attentionx", 9_668_682),
