@@ -438,6 +438,11 @@ class DiscrepancyConfig(ResidualConfig, kind="discrepancy"):
     gamma: float = Field(
         1.0, gt=0, le=1, description="factor of V; 1 for the paper's ViT, 0.5 for its GPT-2"
     )
+    gamma_scope: Literal["fixed", "layer", "head"] = Field(
+        "fixed",
+        description="fixed: gamma is a constant, as in the paper; layer, head: each layer or each "
+        "head learns its gamma, which starts at `gamma` and can leave (0, 1]",
+    )
 
 
 class SplitConfig(ResidualConfig, kind="split"):
@@ -456,6 +461,12 @@ class SplitConfig(ResidualConfig, kind="split"):
     activation: Literal["identity", "gelu", "silu", "relu", "tanh"] = Field(
         "gelu", description="phi, applied to the projected part"
     )
+    phi_scope: Literal["fixed", "layer", "head"] = Field(
+        "fixed",
+        description="fixed: phi is `activation`; layer, head: each layer or each head learns phi "
+        "(Belief2, Remark 2) as a weighted sum of the five activations (Manessi and Rozza 2018, "
+        "https://arxiv.org/abs/1801.09403), which starts as `activation`",
+    )
     init: Literal["fresh", "copy"] = Field(
         "fresh",
         description="initial W_p; fresh: as any Linear; copy: equal to W, with W^l and W_p^l of "
@@ -463,3 +474,9 @@ class SplitConfig(ResidualConfig, kind="split"):
         "`activation: identity` (Proposition 1)",
     )
     bias: bool = Field(True, description="give W_p, W^l and W_p^l the bias that W has")
+
+    def exempt_parameters(self) -> tuple[str, ...]:
+        return () if self.phi_scope == "fixed" else ("phi",)
+
+    def stacked_vectors(self) -> tuple[str, ...]:
+        return self.exempt_parameters()

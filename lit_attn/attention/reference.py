@@ -371,16 +371,40 @@ def value(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Ten
 
 
 def discrepancy(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
-    """AttentionX (9), (10)."""
-    return project(form.part.gamma * concat(v) - concat(h))
+    """AttentionX (9), (10); a learned gamma is a parameter of the layer or of each head."""
+    gamma = form.part.gamma
+    if form.part.gamma_scope == "layer":
+        gamma = form.gamma
+    elif form.part.gamma_scope == "head":
+        gamma = form.gamma.repeat_interleave(v.shape[-1])
+    return project(gamma * concat(v) - concat(h))
 
 
 def split(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
     """Belief2 (14), (15); scope both adds the components of each head as in (7)."""
     scope = "head" if form.part.scope == "head" else "global"
     along = along_values(h, v, scope)
-    out = project(concat(h) - along) + form.projected(form.activation(along))
+    width = h.shape[-1]
+    out = project(concat(h) - along) + form.projected(phi(form, along, width))
     if form.part.scope == "both":
         along = along_values(h, v, "head")
-        out = out + form.local(concat(h) - along) + form.local_projected(form.activation(along))
+        out = out + form.local(concat(h) - along) + form.local_projected(phi(form, along, width))
     return out
+
+
+def phi(form: Any, t: Tensor, width: int) -> Tensor:
+    """Belief2 (15): phi of the projected part (B, n, d); `width` is D. Learned phi: Remark 2."""
+    functions = {
+        "identity": t,
+        "gelu": t * (1 + torch.erf(t / math.sqrt(2))) / 2,
+        "silu": t / (1 + torch.exp(-t)),
+        "relu": torch.where(t > 0, t, torch.zeros_like(t)),
+        "tanh": torch.tanh(t),
+    }
+    if form.part.phi_scope == "fixed":
+        return functions[form.part.activation]
+    weights = form.phi.expand(t.shape[-1] // width, -1).repeat_interleave(width, dim=0)
+    total = torch.zeros_like(t)
+    for number, value in enumerate(functions.values()):
+        total = total + weights[:, number] * value
+    return total

@@ -13,6 +13,7 @@ Shapes: B batch, n tokens, d width, H heads, D head width.
     `project` is W, the layer's output projection (H D -> d); every part returns (B, n, d).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from lit_attn.attention.parts import (
+    DiscrepancyConfig,
     LayerShape,
     PerpendicularConfig,
     ProjectedConfig,
@@ -32,6 +34,20 @@ from lit_attn.attention.projections import add_outputs
 # Lower bound of <V, V> as a divisor: a zero value vector projects to zero instead of NaN. It
 # belongs to the definition; the reference uses the same bound.
 FLOOR = 1e-12
+
+
+def unchanged(x: Tensor) -> Tensor:
+    return x
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": unchanged,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "relu": F.relu,
+    "tanh": torch.tanh,
+}
+"""Functions phi of the projected part by name, of which a learned phi is a weighted sum."""
 
 
 def projected(heads: Tensor, values: Tensor, scope: str) -> Tensor:
@@ -132,10 +148,27 @@ class Value(Residual):
 
 
 class Discrepancy(Residual):
-    """(gamma V - MH) W."""
+    """(gamma V - MH) W, with a constant gamma, or one that each layer or each head learns."""
+
+    def __init__(self, part: DiscrepancyConfig, shape: LayerShape) -> None:
+        super().__init__(part, shape)
+        self.gamma = None
+        if part.gamma_scope != "fixed":
+            count = shape.heads if part.gamma_scope == "head" else 1
+            self.gamma = nn.Parameter(torch.empty(count, **shape.options))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the learned gammas to their start."""
+        if self.gamma is not None:
+            nn.init.constant_(self.gamma, self.part.gamma)
 
     def forward(self, x: Tensor, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
-        return project((self.part.gamma * values - heads).flatten(-2))
+        if self.gamma is None:
+            return project((self.part.gamma * values - heads).flatten(-2))
+        gamma = wide(self.gamma).unsqueeze(-1)
+        difference = gamma * values - heads
+        return project(difference.to(heads.dtype).flatten(-2))
 
 
 class Split(Residual):
@@ -146,14 +179,37 @@ class Split(Residual):
 
     def __init__(self, part: SplitConfig, shape: LayerShape) -> None:
         super().__init__(part, shape)
-        is_identity = part.activation == "identity"
-        self.activation = nn.Identity() if is_identity else getattr(F, part.activation)
+        self.phi = None
+        if part.phi_scope != "fixed":
+            groups = shape.heads if part.phi_scope == "head" else 1
+            self.phi = nn.Parameter(torch.empty(groups, len(ACTIVATIONS), **shape.options))
+        self.reset_parameters()
         self.projected = another_projection(shape, part.bias)
         self.local = None
         self.local_projected = None
         if part.scope == "both":
             self.local = another_projection(shape, part.bias)
             self.local_projected = another_projection(shape, part.bias)
+
+    def reset_parameters(self) -> None:
+        """Let a learned phi start as `activation`."""
+        if self.phi is not None:
+            start = list(ACTIVATIONS).index(self.part.activation)
+            with torch.no_grad():
+                self.phi.zero_()
+                self.phi[:, start] = 1
+
+    def activation(self, along: Tensor) -> Tensor:
+        """Return phi of the projected part (B, n, H, D)."""
+        if self.phi is None:
+            return ACTIVATIONS[self.part.activation](along)
+        weights = wide(self.phi)
+        terms = []
+        for number, function in enumerate(ACTIVATIONS.values()):
+            # (H, 1), or (1, 1) if the heads share phi
+            weight = weights[:, number, None]
+            terms.append(weight * function(along))
+        return torch.stack(terms).sum(0).to(along.dtype)
 
     def forward(self, x: Tensor, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
         if torch.compiler.is_compiling():
@@ -174,6 +230,8 @@ class Split(Residual):
         if self.part.init != "copy":
             return {}
         state = {"projected.weight": projection["weight"]}
+        if self.phi is not None:
+            state["phi"] = self.phi.detach()
         if self.projected.bias is not None:
             state["projected.bias"] = torch.zeros_like(projection["bias"])
         if self.part.scope == "both":
@@ -191,7 +249,7 @@ class Split(Residual):
             along = projected(heads, values, scope)
             across = heads - along
             parts.append(across.flatten(-2))
-            parts.append(self.activation(along.flatten(-2)))
+            parts.append(self.activation(along).flatten(-2))
         return tuple(parts)
 
 

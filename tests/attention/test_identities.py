@@ -5,8 +5,13 @@ import timm
 import torch
 
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.parts import PerpendicularConfig, ProjectedConfig, SplitConfig
-from lit_attn.attention.residual import projected
+from lit_attn.attention.parts import (
+    DiscrepancyConfig,
+    PerpendicularConfig,
+    ProjectedConfig,
+    SplitConfig,
+)
+from lit_attn.attention.residual import ACTIVATIONS, projected
 from lit_attn.attention.spec import AttentionSpec
 
 DIM, HEADS = 24, 3
@@ -104,6 +109,38 @@ def test_split_with_both_scopes_is_belief_star_plus_the_projected_components() -
     torch.testing.assert_close(split(x), across(x) + along(x) - along.proj.bias)
 
 
+@pytest.mark.parametrize(("scope", "count"), [("layer", 1), ("head", HEADS)])
+def test_a_learned_gamma_starts_at_its_constant_and_learns(scope: str, count: int) -> None:
+    fixed = layer_of(AttentionSpec(residual=DiscrepancyConfig(gamma=0.5)))
+    learned = layer_of(AttentionSpec(residual=DiscrepancyConfig(gamma=0.5, gamma_scope=scope)))
+    learned.load_state_dict(fixed.state_dict())
+    x = torch.randn(2, 7, DIM, dtype=torch.double)
+    out = learned(x)
+    torch.testing.assert_close(out, fixed(x), rtol=1e-12, atol=1e-12)
+    out.square().sum().backward()
+    assert learned.residual.gamma.shape == (count,)
+    assert (learned.residual.gamma.grad != 0).all()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("scope", "groups"), [("layer", 1), ("head", HEADS)])
+def test_a_learned_phi_starts_as_its_activation_and_learns(
+    activation: str, scope: str, groups: int
+) -> None:
+    fixed = layer_of(AttentionSpec(residual=SplitConfig(activation=activation)))
+    part = SplitConfig(activation=activation, phi_scope=scope)
+    learned = layer_of(AttentionSpec(residual=part))
+    phi = learned.residual.phi
+    learned.load_state_dict(fixed.state_dict() | {"residual.phi": phi.detach().clone()})
+    x = torch.randn(2, 7, DIM, dtype=torch.double)
+    out = learned(x)
+    torch.testing.assert_close(out, fixed(x), rtol=1e-12, atol=1e-12)
+    out.square().sum().backward()
+    assert phi.shape == (groups, len(ACTIVATIONS))
+    assert (phi.grad != 0).all()
+    assert learned.no_weight_decay() == {"residual.phi"}
+
+
 def test_xsa_is_belief_star_without_the_global_term() -> None:
     star, xsa = layer_of("belief-star"), layer_of("xsa")
     weights = star.state_dict()
@@ -140,10 +177,13 @@ def test_timm_models_accept_the_layer_and_standard_weights(name: str) -> None:
     assert same == (name == "standard")
 
 
-@pytest.mark.parametrize("scope", ["global", "both"])
-def test_belief2_with_init_copy_keeps_a_pretrained_models_outputs(scope: str) -> None:
+@pytest.mark.parametrize(("scope", "phi_scope"), [("global", "fixed"), ("both", "head")])
+def test_belief2_with_init_copy_keeps_a_pretrained_models_outputs(
+    scope: str, phi_scope: str
+) -> None:
     torch.manual_seed(0)
-    copied = SplitConfig(activation="identity", init="copy", scope=scope)
+    choices = {"activation": "identity", "init": "copy", "scope": scope, "phi_scope": phi_scope}
+    copied = SplitConfig(**choices)
     chosen = AttentionSpec(residual=copied)
     arguments = {"img_size": 32, "depth": 2, "num_classes": 3}
     pretrained = timm.create_model("vit_tiny_patch16_224", **arguments)
