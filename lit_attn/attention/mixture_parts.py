@@ -91,7 +91,12 @@ class MixtureConfig(MixedKeysConfig, kind="mixture"):
         None,
         description="sigma_r^2 of each key's Gaussian in units of sqrt(D); null: 1; (1, 3) in the "
         "paper's section 3.4, (1, 1/3) in the released language model code; learned: exp of a "
-        "parameter of the layer for each r, 1 at first",
+        "parameter for each r, 1 at first",
+    )
+    variance_scope: Literal["layer", "head"] = Field(
+        "layer",
+        description="unit with its own sigma_r^2 for `variance: learned`: each layer or each head; "
+        "all tokens share it (sigma_jr in MGK eq. 5-7 is that of key r of token j)",
     )
 
     @consistency_check
@@ -100,9 +105,17 @@ class MixtureConfig(MixedKeysConfig, kind="mixture"):
             raise ValueError(f"variance: has {len(self.variance)} values for {self.keys} keys")
         if self.variance is not None and self.kernel == "dot":
             raise ValueError("variance: has no effect with `kernel: dot`")
+        if self.variance_scope != "layer" and self.variance != "learned":
+            raise ValueError("variance_scope: has no effect without `variance: learned`")
         for key, default in (("prior", "learned"), ("prior_scope", "head")):
             if self.assignment == "hard" and getattr(self, key) != default:
                 raise ValueError(f"{key}: has no effect with `assignment: hard`")
+
+    def exempt_parameters(self) -> tuple[str, ...]:
+        return (*super().exempt_parameters(), *self.stacked_vectors())
+
+    def stacked_vectors(self) -> tuple[str, ...]:
+        return ("log_variance",) if self.variance_scope == "head" else ()
 
 
 class GaussianConfig(SimilarityConfig, kind="gaussian"):

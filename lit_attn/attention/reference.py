@@ -166,7 +166,10 @@ def mixture(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Te
     unit = math.sqrt(q.shape[-1])
     variances = [1.0] * len(keys)
     if form.part.variance == "learned":
+        # (M,), or (M, H, 1, 1) if each head has its own
         variances = form.log_variance.exp()
+        if form.part.variance_scope == "head":
+            variances = variances.T.unsqueeze(-1).unsqueeze(-1)
     elif form.part.variance is not None:
         variances = form.part.variance
     terms = []
