@@ -128,7 +128,23 @@ class GaussianConfig(SimilarityConfig, kind="gaussian"):
 
 
 class LinearConfig(MixedKeysConfig, kind="linear"):
-    """phi(q_i).sum_r pi_r phi(k_jr), phi = elu + 1: linear in n (MGK section 2.4)."""
+    """phi(q_i).sum_r pi_r phi(k_jr): linear in n (MGK section 2.4).
+
+    The feature maps phi of a vector t of the head's width D, by their sources:
+
+    - elu: elu(t) + 1 (Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236, eq. 7), that of
+      MGK's linear attention.
+    - relu: max(t, 0) (Choromanski et al. 2021, https://arxiv.org/abs/2009.14794).
+    - softmax: exp(t) divided by its sum over the D elements, as for the queries of efficient
+      attention (Shen et al. 2021, https://arxiv.org/abs/1812.01243), whose keys are
+      divided by a sum over the tokens instead, which has no causal form.
+    - dpfp: the 2 D products of neighbours of r = [max(t, 0), max(-t, 0)], r_c r_(c - 1), where r_0
+      is the last one (Schlag et al. 2021, https://arxiv.org/abs/2102.11174, section 5.3, nu = 1;
+      MGK's language models extend its code).
+    - taylor: [1, t', t'_a t'_b / sqrt(2)] with t' = t / D^(1/4), 1 + D + D^2 elements, so that
+      phi(q).phi(k) = 1 + s + s^2 / 2 with s = q.k / sqrt(D), the second-order series of softmax's
+      exp(s) (Arora et al. 2024, https://arxiv.org/abs/2402.18668).
+    """
 
     has_logits = False
     fast = "linear:Linear"
@@ -137,9 +153,14 @@ class LinearConfig(MixedKeysConfig, kind="linear"):
         "after",
         description="order of mixing the keys and phi; after (paper) or before (released LRA code)",
     )
+    phi: Literal["elu", "relu", "softmax", "dpfp", "taylor"] = Field(
+        "elu",
+        description="feature map; elu: elu + 1 (paper); relu, softmax over the head's width, dpfp: "
+        "products of neighbours (fast weights), taylor: series of exp up to second order",
+    )
     features: Literal["plain", "sum-to-one"] = Field(
         "plain",
-        description="sum-to-one: phi divided by its sum over the head's width (released LM code)",
+        description="sum-to-one: phi divided by the sum of its elements (released LM code)",
     )
     divide_by: Literal["sum", "scaled-sum", "root-length"] = Field(
         "sum",
@@ -152,6 +173,13 @@ class LinearConfig(MixedKeysConfig, kind="linear"):
     def _makes_sense(self) -> None:
         if self.prior == "m-step":
             raise ValueError("prior: responsibilities need the logits that linear keys never form")
+        if self.features == "sum-to-one" and self.phi == "softmax":
+            raise ValueError("features: the elements of `phi: softmax` sum to one; remove it")
+        if self.features == "sum-to-one" and self.phi == "taylor":
+            raise ValueError(
+                "features: elements of `phi: taylor` can be negative, and their sum near zero; "
+                "remove it"
+            )
 
     def reference_weights(
         self, module: Any, q: Any, keys: Any, visible: Any, is_causal: bool

@@ -186,10 +186,10 @@ def mixture(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Te
 
 
 def linear(form: Any, q: Tensor, keys: list[Tensor], visible: Tensor, is_causal: bool) -> Tensor:
-    """MGK section 2.4: phi(q_i).sum_r pi_r phi(k_jr), phi = elu + 1, over its sum in j."""
+    """MGK section 2.4: phi(q_i).sum_r pi_r phi(k_jr) over its sum in j."""
 
     def phi(t: Tensor) -> Tensor:
-        plain = F.elu(t) + 1
+        plain = feature_map(form.part.phi, t)
         total = plain.sum(-1, keepdim=True)
         total = total.masked_fill(total == 0, 1.0)
         return plain / total if form.part.features == "sum-to-one" else plain
@@ -207,6 +207,27 @@ def linear(form: Any, q: Tensor, keys: list[Tensor], visible: Tensor, is_causal:
         lengths = [i + 1 if is_causal else n for i in range(queries)]
         total = torch.tensor(lengths).double().sqrt().unsqueeze(-1)
     return similarity / total
+
+
+def feature_map(name: str, t: Tensor) -> Tensor:
+    """Return the features of t (..., D); lit_attn.attention.mixture_parts has their sources."""
+    width = t.shape[-1]
+    if name == "relu":
+        return torch.where(t > 0, t, torch.zeros_like(t))
+    if name == "softmax":
+        exponentials = torch.exp(t - t.detach().amax(-1, keepdim=True))
+        return exponentials / exponentials.sum(-1, keepdim=True)
+    if name == "dpfp":
+        r = [side[..., c] for side in (t, -t) for c in range(width)]
+        r = [torch.where(element > 0, element, torch.zeros_like(element)) for element in r]
+        return torch.stack([r[c] * r[c - 1] for c in range(2 * width)], dim=-1)
+    if name == "taylor":
+        t = t / width**0.25
+        elements = [torch.ones_like(t[..., 0])]
+        elements += [t[..., a] for a in range(width)]
+        elements += [t[..., a] * t[..., b] / 2**0.5 for a in range(width) for b in range(width)]
+        return torch.stack(elements, dim=-1)
+    return F.elu(t) + 1
 
 
 def mixed_keys(form: Any, x: Tensor, k: Tensor) -> list[Tensor]:
