@@ -132,6 +132,19 @@ class Column(Config):
     small: bool = Field(True, description="false: small models lack this value")
 
 
+Drawing = Literal[
+    "first-norms",
+    "first-angles",
+    "norms",
+    "angles",
+    "ranks",
+    "maps",
+    "heads",
+    "key-weights",
+    "keys",
+]
+"""Drawings of recorded diagnostics; `first-` stands for the first token instead of all."""
+
 Place = tuple[str, str]  # Row and column of a cell, or the label of a line and no column.
 Reading = str | dict[str, str]
 """Further variants: a pattern in which * is the variant of a row or line, or variants by row."""
@@ -305,9 +318,7 @@ class Figure(Layout):
     file: str | None = None
     where: dict[str, str] = Field({})
     pictures: tuple[str, ...] = ()
-    draw: tuple[
-        Literal["norms", "angles", "ranks", "maps", "heads", "key-weights", "keys"], ...
-    ] = ()
+    draw: tuple[Drawing, ...] = ()
     last_step: PositiveInt | None = None
 
     def grid(self) -> tuple[dict[str, Column], dict[str, Row]]:

@@ -37,7 +37,7 @@ def draw_figure(
         if merged is not None:
             first = next(iter(item.lines))
             for kind in item.draw:
-                drawn[kind] = diagnostics.DRAWERS[kind](merged, first)
+                drawn[kind] = diagnostics.PAPER_DRAWERS[kind](merged, first)
         if item.panels:
             drawn["panels"] = draw_panels(source, item, lines, records)
         images = dict(pictures)

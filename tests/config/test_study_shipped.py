@@ -212,6 +212,20 @@ def test_the_retrieval_study_has_every_row_of_the_tables() -> None:
         assert name.startswith("readme-") or f"readme-{name}" in published, name
 
 
+def test_the_ranks_of_mgk_are_those_of_a_thousand_matrices() -> None:
+    """The heads of all seeds for both documents of a pair; all other records have 4 pairs."""
+    matrix = matrices()["mgk-retrieval"]
+    counts = {}
+    for variant in matrix.variants:
+        experiment = variant.experiment
+        matrices_of_head = 2 * experiment.training.diagnostics.samples * len(matrix.seeds)
+        counts[variant.name] = matrices_of_head * experiment.model.heads
+    figure = {"softmax-4", "mgk-4", "mgk-2"}
+    assert {counts[name] for name in figure} == {1000}
+    others = [variant for variant in matrix.variants if variant.name not in figure]
+    assert {variant.experiment.training.diagnostics.samples for variant in others} == {4}
+
+
 def test_readings_differ_in_the_settings_that_they_name() -> None:
     experiments = {v.name: v.experiment for v in matrices()["attentionx-cifar100"].variants}
     assert list(experiments)[:2] == ["standard", "attentionx"]

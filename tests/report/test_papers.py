@@ -134,6 +134,8 @@ def test_every_reading_of_a_page_exists_and_every_variant_is_on_a_page(name: str
 @pytest.mark.parametrize("size", ["", "embedded", "real"])
 def test_figures_of_attention_layers_have_studies_that_record_them(size: str) -> None:
     recorded_by = {
+        "first-norms": "residual",
+        "first-angles": "residual",
         "norms": "residual",
         "angles": "residual",
         "ranks": "rank",
