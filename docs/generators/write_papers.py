@@ -48,6 +48,9 @@ several rounds. Counts have no error.
 `--smoke` trains one step of every cell and fills the page, to try the whole path from cells to
 page; the page says that its values mean nothing.
 
+Numbers of parameters and FLOPs are counts too. `python experiments/papers/count_costs.py` has
+counted them for every row that prints them (`experiments/papers/counts/costs.csv`), and the page
+shows these counts, marked as counted, for rows that have not run.
 ## GPU time
 
 The times are those of one {GPU} at {UTILISATION:.0%} of its peak, for all seeds of all variants

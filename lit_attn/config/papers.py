@@ -25,6 +25,10 @@ SIZES = {"--small": "embedded", "--small-data": "real"}
 """Options of small models, and their data: data that needs no download, or files."""
 COSTS = ("parameters", "flops", "step_time", "epoch_time", "evaluation_time", "peak_memory")
 """Values that every cell records: counts, FLOPs of one sample, seconds, bytes."""
+COUNTS = ("parameters", "flops")
+"""Values of COSTS that are counted without training."""
+COUNTS_FILE = Path("counts/costs.csv")
+"""File of these counts, in the folder of the papers (experiments/papers/count_costs.py)."""
 AXES = {"seconds": "wall-clock time (s)", "compute": "training FLOPs", "variant": ""}
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
@@ -200,6 +204,10 @@ class Layout(Config):
 
     def variants(self, reading: Reading = "*", is_small: bool = False) -> dict[Place, str]:
         """Return STUDY/VARIANT by row and column; `is_small` leaves out what small models lack."""
+    def is_counted(self, column: Column) -> bool:
+        """Return True if a column shows counts of models, for which no cell has to train."""
+        return column.file is None and column.value in COUNTS
+
         columns, rows = self.grid()
         patterns = {}
         for heading, column in columns.items():
@@ -338,6 +346,12 @@ class Figure(Layout):
 
     @consistency_check
     def _check_axes(self) -> None:
+    def is_counted(self, column: Column) -> bool:
+        """Return True if all panels show counts; the columns of a figure only name its lines."""
+        if self.file is not None or not self.panels:
+            return False
+        return all(panel.y in COUNTS for panel in self.panels)
+
         """Refuse axes that no cell records, and claims about values that no panel draws."""
         if self.file is None:
             for panel in self.panels:
@@ -412,7 +426,10 @@ class PaperSource:
         return located
 
     def references(self, item: Layout) -> set[Reference]:
-        """Return the variants of studies that a table or figure needs."""
+        """Return the variants of studies that a table or figure needs.
+
+        Counts need none, except those of small models.
+        """
         if item.absent and not self.size:
             return set()
         columns, _ = item.grid()
@@ -430,6 +447,8 @@ class PaperSource:
         """Raise ConfigError at the first line that has the name if one of `names` is no choice."""
         lines = self.path.read_text(encoding="utf-8").splitlines()
         for name in names:
+            if item.is_counted(column) and not self.size:
+                continue
             numbers = [number for number, line in enumerate(lines, start=1) if name in line]
             first_number = numbers[0] if numbers else 0
             require(f"{self.path}:{first_number}: {kind}", name, choices)
