@@ -184,13 +184,15 @@ class Claim(Config):
 class Layout(Config):
     """Keys of tables and figures: `absent` is the reason why no study measures them.
 
-    `note` compares our set-up with the paper's. `small` names studies of the small size that differ
-    from the paper's `small`, and `small_note` stands on their pages instead of `note`. `script` is
-    the command that writes the files of a table or figure.
+    `note` compares our set-up with the paper's. `lacks` says in one sentence why the page cannot be
+    complete, and is empty for a complete table or figure. `small` names studies of the small size
+    that differ from the paper's `small`, and `small_note` stands on their pages instead of `note`.
+    `script` is the command that writes the files of a table or figure.
     """
 
     caption: str
     note: str = ""
+    lacks: str = ""
     small_note: str = ""
     script: str = ""
     absent: str | None = None
@@ -202,12 +204,12 @@ class Layout(Config):
     def grid(self) -> tuple[dict[str, Column], dict[str, Row]]:
         """Return the columns and the rows; those of a figure are its final metric and its lines."""
 
-    def variants(self, reading: Reading = "*", is_small: bool = False) -> dict[Place, str]:
-        """Return STUDY/VARIANT by row and column; `is_small` leaves out what small models lack."""
     def is_counted(self, column: Column) -> bool:
         """Return True if a column shows counts of models, for which no cell has to train."""
         return column.file is None and column.value in COUNTS
 
+    def variants(self, reading: Reading = "*", is_small: bool = False) -> dict[Place, str]:
+        """Return STUDY/VARIANT by row and column; `is_small` leaves out what small models lack."""
         columns, rows = self.grid()
         patterns = {}
         for heading, column in columns.items():
@@ -344,14 +346,14 @@ class Figure(Layout):
             rows[name] = Row(variant=line, published=published)
         return columns, rows
 
-    @consistency_check
-    def _check_axes(self) -> None:
     def is_counted(self, column: Column) -> bool:
         """Return True if all panels show counts; the columns of a figure only name its lines."""
         if self.file is not None or not self.panels:
             return False
         return all(panel.y in COUNTS for panel in self.panels)
 
+    @consistency_check
+    def _check_axes(self) -> None:
         """Refuse axes that no cell records, and claims about values that no panel draws."""
         if self.file is None:
             for panel in self.panels:
@@ -409,6 +411,15 @@ class PaperSource:
             return items
         return {name: item for name, item in items.items() if name in numbers}
 
+    def printed_items(self) -> dict[str, Layout]:
+        """Return the items that the paper prints with this number and that measure something."""
+        items = {}
+        for name, item in self.items(()).items():
+            is_printed = name.removeprefix("figure-").isdigit()
+            if is_printed and not item.absent:
+                items[name] = item
+        return items
+
     def locate(self, item: Layout, reading: Reading = "*") -> dict[Place, Reference]:
         """Return the variants that this size measures; the keys are those of `Layout.variants`."""
         small = dict(self.paper.small)
@@ -436,6 +447,8 @@ class PaperSource:
         references = set()
         for (_, heading), reference in self.locate(item).items():
             column = columns[heading]
+            if item.is_counted(column) and not self.size:
+                continue
             if column.relative:
                 references.add(Reference(reference.study, column.relative))
             # Small models have the metric of a study in place of a column of a file.
@@ -447,8 +460,6 @@ class PaperSource:
         """Raise ConfigError at the first line that has the name if one of `names` is no choice."""
         lines = self.path.read_text(encoding="utf-8").splitlines()
         for name in names:
-            if item.is_counted(column) and not self.size:
-                continue
             numbers = [number for number, line in enumerate(lines, start=1) if name in line]
             first_number = numbers[0] if numbers else 0
             require(f"{self.path}:{first_number}: {kind}", name, choices)

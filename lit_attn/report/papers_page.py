@@ -216,9 +216,9 @@ def make_tables(
 
 
 def _list_notes(source: PaperSource, item: Layout) -> list[str]:
-    """Return the note of an item for this size of models, if it has one."""
-    note = item.small_note if source.size else item.note
-    return [note] if note else []
+    """Return the notes of an item for this size of models."""
+    notes = [item.small_note] if source.size else [item.note, item.lacks]
+    return [note for note in notes if note]
 
 
 def _describe_studies(source: PaperSource, item: Layout, records: Records) -> list[str]:

@@ -369,3 +369,19 @@ def test_papers_of_a_wheel_are_found_outside_a_clone(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("lit_attn.config.papers.SHIPPED", ROOT)
     assert read_paper("attentionx").path == ROOT / "experiments/papers/attentionx.yaml"
+
+
+def test_the_printed_tables_and_figures_are_whole_or_have_one_sentence_why_not() -> None:
+    """56 of them measure something (the others are drawings, code and lists)."""
+    total = 0
+    reasons = []
+    for name in NAMES:
+        for item in paper(name).printed_items().values():
+            total += 1
+            if item.lacks:
+                reasons.append(item.lacks)
+    assert total == 56
+    assert len(reasons) == 5
+    for reason in reasons:
+        assert reason.count(". ") == 0
+        assert reason.endswith(".")
