@@ -71,12 +71,19 @@ def list_counted(source: PaperSource) -> list[Reference]:
                 counted.append(reference)
                 if column.relative is not None:
                     counted.append(reference._replace(variant=column.relative))
-        panels = item.panels if isinstance(item, Figure) and item.file is None else ()
-        for panel in panels:
-            if panel.y in COUNTS:
-                labels = panel.lines or item.lines
-                counted += [located[label, ""] for label in labels]
+        if isinstance(item, Figure) and item.file is None:
+            labels = list_counted_lines(item)
+            counted += [located[label, ""] for label in labels]
     return counted
+
+
+def list_counted_lines(figure: Figure) -> list[str]:
+    """Return the labels of the lines that are counts in a panel of a figure."""
+    labels: list[str] = []
+    for panel in figure.panels:
+        if panel.y in COUNTS:
+            labels += panel.lines or figure.lines
+    return labels
 
 
 def count_study(study: str, variants: set[str]) -> list[tuple[object, ...]]:
