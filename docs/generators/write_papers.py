@@ -6,7 +6,14 @@ from pathlib import Path
 from lit_attn.ablate.papers import UTILISATION, estimate_hours, expand_paper, format_hours
 from lit_attn.config.papers import Figure, PaperSource, read_paper
 
-NAMES = ("beliefformer", "attentionx", "belief2", "mgk", "dcmha")
+# Short names of the papers.
+TITLES = {
+    "beliefformer": "BeliefFormer",
+    "attentionx": "AttentionX",
+    "belief2": "Belief2",
+    "mgk": "MGK",
+    "dcmha": "DCMHA",
+}
 GPU = "H100"
 FOLDER = Path(__file__).parents[2] / "experiments" / "papers"
 
@@ -54,6 +61,10 @@ standard errors in the file, taken as independent: the key `error` of a column n
 standard error, the number of samples of a share, or the interquartile range of several rounds.
 Counts have no error. A claim about values without a standard error is undecided.
 
+Numbers of parameters and FLOPs are counts too. `python experiments/papers/count_costs.py` has
+counted them for every row that prints them (`experiments/papers/counts/costs.csv`), and the page
+shows these counts, marked as counted, for rows that have not run.
+
 `--smoke` trains one step of every cell and fills the page, to try the whole path from cells to
 page; the page says that its values mean nothing.
 
@@ -87,7 +98,34 @@ are trained for one epoch. The caption of each table and figure names its data.
 
 def write_page() -> str:
     """Return the page in Markdown."""
-    return "\n".join([HEAD, *(_describe(read_paper(name, "", FOLDER)) for name in NAMES)])
+    sources = [read_paper(name, "", FOLDER) for name in TITLES]
+    sections = [_describe(source) for source in sources]
+    return "\n".join([HEAD, _list_incomplete(sources), *sections])
+
+
+def _list_incomplete(sources: list[PaperSource]) -> str:
+    """Return the section with the tables and figures that are not whole, and their reasons."""
+    total = 0
+    reasons = []
+    for source in sources:
+        for number, item in source.printed_items().items():
+            total += 1
+            if item.lacks:
+                name = _name_item(number)
+                reasons.append(f"- {TITLES[source.name]}, {name}: {item.lacks}")
+    lead = (
+        f"The five papers have {total} tables and figures that measure something. Of these "
+        f"{total - len(reasons)} are whole:\nthe page has them as printed, and commands fill every "
+        "cell and draw every curve. The others are:\n"
+    )
+    return "\n".join(["## Complete tables and figures", "", lead, *reasons, ""])
+
+
+def _name_item(number: str) -> str:
+    """Return the name of a table ("4") or figure ("figure-4")."""
+    if number.startswith("figure-"):
+        return f"Figure {number.removeprefix('figure-')}"
+    return f"Table {number}"
 
 
 def _describe(source: PaperSource) -> str:

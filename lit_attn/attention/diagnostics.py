@@ -60,7 +60,7 @@ def query_likelihood(layer: Attention, record: LayerRecord) -> Tensor:
     variance = layer.similarity.variances(keys).to(q) * width**0.5
     prior = layer.similarity.log_prior(n)
     distance = torch.cdist(q.expand(-1, -1, count, -1, -1), keys).square()
-    logs = -distance / (2 * variance.view(-1, 1, 1))
+    logs = -distance / (2 * variance.unsqueeze(-1).unsqueeze(-1))
     if isinstance(prior, Tensor):
         prior = prior.unsqueeze(-2)
     logs = logs + prior

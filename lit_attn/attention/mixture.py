@@ -128,7 +128,10 @@ class Mixture(MixedKeys):
             self.fixed_variances = part.variance
         learns_variances = part.variance == "learned"
         if learns_variances:
-            self.log_variance = nn.Parameter(torch.zeros(part.keys, **shape.options))
+            size: tuple[int, ...] = (part.keys,)
+            if part.variance_scope == "head":
+                size = (shape.heads, part.keys)
+            self.log_variance = nn.Parameter(torch.zeros(size, **shape.options))
         # Sums of the training step's responsibilities and, in the last row, of its pairs of tokens:
         # (H, M + 1, positions), with 1 where heads or positions share a pi.
         self.sums: Tensor | None = None
@@ -145,9 +148,9 @@ class Mixture(MixedKeys):
 
     def variances(self, keys: Tensor) -> Tensor:
         if hasattr(self, "log_variance"):
-            return wide(self.log_variance).exp()
-        values = [wide(keys).new_full((1,), number) for number in self.fixed_variances]
-        return torch.cat(values)
+            return torch.atleast_2d(wide(self.log_variance).exp())
+        values = [wide(keys).new_full((1, 1), number) for number in self.fixed_variances]
+        return torch.cat(values, dim=1)
 
     def features(self, q: Tensor, keys: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
         """Return `biased_features` with the bias in further columns of the features."""
@@ -168,7 +171,7 @@ class Mixture(MixedKeys):
             offset = self.unit * self.log_prior(keys.shape[-2], first)
         variance: Tensor | None = None
         if self.varies:
-            variance = self.variances(keys).view(-1, 1, 1)
+            variance = self.variances(keys).unsqueeze(-1).unsqueeze(-1)
         if self.part.kernel == "gaussian":
             half_square = square(keys) / 2
             if variance is not None:

@@ -166,7 +166,10 @@ def mixture(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Te
     unit = math.sqrt(q.shape[-1])
     variances = [1.0] * len(keys)
     if form.part.variance == "learned":
+        # (M,), or (M, H, 1, 1) if each head has its own
         variances = form.log_variance.exp()
+        if form.part.variance_scope == "head":
+            variances = variances.T.unsqueeze(-1).unsqueeze(-1)
     elif form.part.variance is not None:
         variances = form.part.variance
     terms = []
@@ -183,10 +186,10 @@ def mixture(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Te
 
 
 def linear(form: Any, q: Tensor, keys: list[Tensor], visible: Tensor, is_causal: bool) -> Tensor:
-    """MGK section 2.4: phi(q_i).sum_r pi_r phi(k_jr), phi = elu + 1, over its sum in j."""
+    """MGK section 2.4: phi(q_i).sum_r pi_r phi(k_jr) over its sum in j."""
 
     def phi(t: Tensor) -> Tensor:
-        plain = F.elu(t) + 1
+        plain = feature_map(form.part.phi, t)
         total = plain.sum(-1, keepdim=True)
         total = total.masked_fill(total == 0, 1.0)
         return plain / total if form.part.features == "sum-to-one" else plain
@@ -204,6 +207,27 @@ def linear(form: Any, q: Tensor, keys: list[Tensor], visible: Tensor, is_causal:
         lengths = [i + 1 if is_causal else n for i in range(queries)]
         total = torch.tensor(lengths).double().sqrt().unsqueeze(-1)
     return similarity / total
+
+
+def feature_map(name: str, t: Tensor) -> Tensor:
+    """Return the features of t (..., D); lit_attn.attention.mixture_parts has their sources."""
+    width = t.shape[-1]
+    if name == "relu":
+        return torch.where(t > 0, t, torch.zeros_like(t))
+    if name == "softmax":
+        exponentials = torch.exp(t - t.detach().amax(-1, keepdim=True))
+        return exponentials / exponentials.sum(-1, keepdim=True)
+    if name == "dpfp":
+        r = [side[..., c] for side in (t, -t) for c in range(width)]
+        r = [torch.where(element > 0, element, torch.zeros_like(element)) for element in r]
+        return torch.stack([r[c] * r[c - 1] for c in range(2 * width)], dim=-1)
+    if name == "taylor":
+        t = t / width**0.25
+        elements = [torch.ones_like(t[..., 0])]
+        elements += [t[..., a] for a in range(width)]
+        elements += [t[..., a] * t[..., b] / 2**0.5 for a in range(width) for b in range(width)]
+        return torch.stack(elements, dim=-1)
+    return F.elu(t) + 1
 
 
 def mixed_keys(form: Any, x: Tensor, k: Tensor) -> list[Tensor]:
@@ -359,7 +383,9 @@ def perpendicular(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear
 
 
 def projected(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
-    """Belief2, Fig. 3."""
+    """Belief2, Fig. 3; both scopes are added as the perpendicular ones are in eq. 7."""
+    if form.part.scope == "both":
+        return project(along_values(h, v, "global")) + form.local(along_values(h, v, "head"))
     return project(along_values(h, v, form.part.scope))
 
 
@@ -369,11 +395,40 @@ def value(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Ten
 
 
 def discrepancy(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
-    """AttentionX (9), (10)."""
-    return project(form.part.gamma * concat(v) - concat(h))
+    """AttentionX (9), (10); a learned gamma is a parameter of the layer or of each head."""
+    gamma = form.part.gamma
+    if form.part.gamma_scope == "layer":
+        gamma = form.gamma
+    elif form.part.gamma_scope == "head":
+        gamma = form.gamma.repeat_interleave(v.shape[-1])
+    return project(gamma * concat(v) - concat(h))
 
 
 def split(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
-    """Belief2 (14), (15)."""
-    along = along_values(h, v, form.part.scope)
-    return project(concat(h) - along) + form.projected(form.activation(along))
+    """Belief2 (14), (15); scope both adds the components of each head as in (7)."""
+    scope = "head" if form.part.scope == "head" else "global"
+    along = along_values(h, v, scope)
+    width = h.shape[-1]
+    out = project(concat(h) - along) + form.projected(phi(form, along, width))
+    if form.part.scope == "both":
+        along = along_values(h, v, "head")
+        out = out + form.local(concat(h) - along) + form.local_projected(phi(form, along, width))
+    return out
+
+
+def phi(form: Any, t: Tensor, width: int) -> Tensor:
+    """Belief2 (15): phi of the projected part (B, n, d); `width` is D. Learned phi: Remark 2."""
+    functions = {
+        "identity": t,
+        "gelu": t * (1 + torch.erf(t / math.sqrt(2))) / 2,
+        "silu": t / (1 + torch.exp(-t)),
+        "relu": torch.where(t > 0, t, torch.zeros_like(t)),
+        "tanh": torch.tanh(t),
+    }
+    if form.part.phi_scope == "fixed":
+        return functions[form.part.activation]
+    weights = form.phi.expand(t.shape[-1] // width, -1).repeat_interleave(width, dim=0)
+    total = torch.zeros_like(t)
+    for number, value in enumerate(functions.values()):
+        total = total + weights[:, number] * value
+    return total

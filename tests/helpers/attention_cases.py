@@ -129,6 +129,11 @@ def all_specs() -> list[AttentionSpec]:
     specs.append(AttentionSpec(bias=T5BiasConfig(buckets=8, max_distance=6)))
     specs.append(AttentionSpec(similarity=MixtureConfig(keys=3, variance=(1, 3, 0.5))))
     specs.append(AttentionSpec(similarity=MixtureConfig(variance="learned")))
+    of_heads = {"variance": "learned", "variance_scope": "head"}
+    specs.append(AttentionSpec(similarity=MixtureConfig(**of_heads)))
+    specs.append(AttentionSpec(similarity=MixtureConfig(**of_heads, keys=1), normaliser="sigmoid"))
+    specs.append(AttentionSpec(similarity=MixtureConfig(**of_heads, assignment="hard"), kv_heads=1))
+    specs.append(AttentionSpec(similarity=MixtureConfig(**of_heads, prior="m-step"), zz=True))
     specs.append(AttentionSpec(similarity=LinearConfig(keys=3)))
     crosses = pairwise(
         {
