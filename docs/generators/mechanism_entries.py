@@ -31,6 +31,7 @@ LINKS = {
     "alibi": "[Train Short, Test Long](https://arxiv.org/abs/2108.12409)",
     "t5": "[Exploring the Limits of Transfer Learning](https://arxiv.org/abs/1910.10683)",
     "knocking heads": "[Knocking-Heads Attention](https://arxiv.org/abs/2510.23052)",
+    "value residual": "[Value Residual Learning](https://arxiv.org/abs/2410.17897)",
 }
 
 
@@ -454,6 +455,24 @@ ENTRIES: dict[str, Entry] = {
         r"v_i \leftarrow 2\, (v_i W_{up} \odot \sigma(v_i W_{gate}))\, W_{down}",
         "All heads share a gated map of the values that starts as the identity.",
         "{preset: knocking-heads-mlp, residual: perpendicular}",
+    ),
+    "value-residual": Entry(
+        "Value residual (ResFormer)",
+        "value residual",
+        "section 3, ResFormer",
+        r"v_i \leftarrow \tfrac{1}{2} v_i^{(0)} + \tfrac{1}{2} v_i",
+        "Layers after the first mix their values with those of the first layer, which is "
+        "unchanged. Everything in the layer uses the mixed values. The network brings the values "
+        "to its layers, so `replace_attention` refuses it.",
+        "{preset: value-residual, residual: perpendicular}",
+    ),
+    "value-residual-learned": Entry(
+        "Value residual with learned factors",
+        "value residual",
+        "section 3, learnable ResFormer",
+        r"v_i \leftarrow \lambda_1 v_i^{(0)} + \lambda_2 v_i",
+        "As `value-residual`, with two learned numbers of each layer that start at 1/2.",
+        "{preset: value-residual-learned, values: {first: 2.0}}",
     ),
 }
 

@@ -34,6 +34,17 @@ def mlp_transform(form: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, T
     return q, k, 2 * torch.einsum("bnhd,de->bnhe", up * gate, form.down)
 
 
+def own_values(form: Any, v: Tensor, first: Tensor) -> Tensor:
+    return v
+
+
+def mixed_values(form: Any, v: Tensor, first: Tensor) -> Tensor:
+    """Value residual: lambda_1 v^(0) + lambda_2 v."""
+    if form.part.learned:
+        return form.factors[0] * first + form.factors[1] * v
+    return form.part.first * first + form.part.layer * v
+
+
 def unscaled(form: Any, visible: Tensor, n: int) -> float:
     return 1.0
 

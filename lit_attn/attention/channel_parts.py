@@ -1,6 +1,7 @@
 """Configuration classes of further families of parts, which the standard layer does not have.
 
 - transform: maps of each head's q, k and v, before their norms and the cache.
+- values: a mixture of a layer's values with those of the network's first layer.
 - scale: a factor of all logits of a query.
 - bias: a number that is added to the logit of each pair of tokens.
 - gate: a factor of the signal that enters the output projection W.
@@ -71,6 +72,42 @@ class MlpTransformConfig(TransformConfig, kind="mlp"):
 
     def exempt_parameters(self) -> tuple[str, ...]:
         return ("up", "gate", "down")
+
+
+class ValuesConfig(ChannelPart, Kind):
+    """Family of the mixtures of a layer's values with those of the network's first layer.
+
+    `build` returns a lit_attn.attention.first_values.Values. The inputs of `reference` are the
+    layer's v after its map, and the v of the first layer, (B, n, H', D) each; it returns the values
+    that the layer uses: for the weighted sums, the residual part and the cache.
+    """
+
+    reads_first: ClassVar[bool] = True
+    """False for a part that leaves v unchanged, so that a layer needs no values of the first."""
+
+
+class OwnValuesConfig(ValuesConfig, kind="own"):
+    """The layer's own values."""
+
+    fast = "first_values:OwnValues"
+    formula = "own_values"
+    reads_first = False
+
+
+class FirstValuesConfig(ValuesConfig, kind="first"):
+    """first v^(0) + layer v, where v^(0) are the values of the first layer (value residual).
+
+    Zhou et al. 2024, "Value Residual Learning", https://arxiv.org/abs/2410.17897, section 3. The
+    first layer is unchanged. The released code has fixed factors of 0.5; the paper also learns
+    them, and tries larger factors of v^(0).
+    """
+
+    fast = "first_values:MixedValues"
+    formula = "mixed_values"
+    needs_self = "reads the values of the first layer of one sequence"
+    first: float = Field(0.5, description="factor of the first layer's values, or its start")
+    layer: float = Field(0.5, description="factor of the layer's own values, or its start")
+    learned: bool = Field(False, description="learn both factors in each layer after the first")
 
 
 class ScaleConfig(ChannelPart, Kind):

@@ -17,20 +17,26 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lit_attn.attention.bias import Bias
 from lit_attn.attention.building import build_part
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.call import Inputs
 from lit_attn.attention.compose import Composer
+from lit_attn.attention.first_values import FirstValues, Values
 from lit_attn.attention.gate import Gate
+from lit_attn.attention.joined_projection import (
+    HeadSizes,
+    Projected,
+    can_project_together,
+    project_together,
+)
 from lit_attn.attention.masks import Masks, split_mask
 from lit_attn.attention.mixer import TokenMixer
 from lit_attn.attention.normaliser import Normaliser
 from lit_attn.attention.parts import LayerShape, Part
 from lit_attn.attention.precision import without_autocast
-from lit_attn.attention.projections import is_plain, split_outputs
+from lit_attn.attention.projections import split_outputs
 from lit_attn.attention.residual import Residual
 from lit_attn.attention.rotary import Rotary, rotate
 from lit_attn.attention.scale import Scale
@@ -49,6 +55,7 @@ EXTRA = (
     "scale",
     "similarity",
     "transform",
+    "values",
     "z",
     "z_norm",
 )
@@ -65,15 +72,6 @@ class LayerRecord(NamedTuple):
     weights: Tensor | None
     heads: Tensor
     values: Tensor
-
-
-class Projected(NamedTuple):
-    """Projections of a call: q and z (B, n, H, D), keys (B, m, M, H', D) and v (B, m, H', D)."""
-
-    q: Tensor
-    keys: Tensor
-    v: Tensor
-    z: Tensor | None
 
 
 class Attention(nn.Module):
@@ -148,6 +146,10 @@ class Attention(nn.Module):
         self.similarity: Similarity = build_part(self.spec.similarity, shape, Similarity)
         self.normaliser: Normaliser = build_part(self.spec.normaliser, shape, Normaliser)
         self.transform: Transform = build_part(self.spec.transform, shape, Transform)
+        self.values: Values = build_part(self.spec.values, shape, Values)
+        # Whether the layer is the first one of its network, if known, and the channel to that one.
+        self.is_first: bool | None = None
+        self.first_values: FirstValues | None = None
         self.scale: Scale = build_part(self.spec.scale, shape, Scale)
         self.bias: Bias = build_part(self.spec.bias, shape, Bias)
         self.gate: Gate = build_part(self.spec.gate, shape, Gate)
@@ -213,12 +215,15 @@ class Attention(nn.Module):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         rotary: Rotary | None = None,
+        first_values: Tensor | None = None,
     ) -> LayerRecord:
         """Return what `forward` computes before the residual part, without dropout.
 
         For diagnostics (lit_attn.training.diagnostics): it needs O(H n^2) memory for any n.
+        `first_values` are the values (B, n, H', D) of the network's first layer.
         """
-        inputs = self.inputs(x, attn_mask, is_causal, rotary)._replace(dropout=0.0)
+        inputs = self.inputs(x, attn_mask, is_causal, rotary, first_values=first_values)
+        inputs = inputs._replace(dropout=0.0)
         values = inputs.shared(inputs.v, 2)
         with self._precision(x):
             weights = self.similarity.weights(inputs)
@@ -284,8 +289,12 @@ class Attention(nn.Module):
         rotary: Rotary | None,
         cache: Cache | None = None,
         memory: Tensor | None = None,
+        first_values: Tensor | None = None,
     ) -> Inputs:
-        """Return everything that the similarity needs for one call of the layer."""
+        """Return everything that the similarity needs for one call of the layer.
+
+        `first_values` replaces the values (B, n, H', D) of the network's first layer.
+        """
         offset = 0 if cache is None else cache.length
         is_cross = memory is not None
         if memory is None:
@@ -294,6 +303,7 @@ class Attention(nn.Module):
             self._check_cross_attention(is_causal, rotary)
             offset += memory.shape[1] - x.shape[1]
         q, keys, v, z = self._project(x, memory)
+        v = self._mix_values(v, first_values)
         q = self.q_norm(q).transpose(1, 2)
         keys = self.k_norm(keys).permute(0, 3, 2, 1, 4)
         if rotary is not None:
@@ -331,6 +341,23 @@ class Attention(nn.Module):
         )
         return call.widened() if self.in_float32 else call
 
+    def _mix_values(self, v: Tensor, first_values: Tensor | None) -> Tensor:
+        """Return the values that the layer uses; a first layer passes its own to later layers."""
+        if self.is_first:
+            if self.first_values is not None:
+                self.first_values.write(v)
+            return v
+        if not self.spec.values.reads_first:
+            return v
+        if first_values is None:
+            if self.first_values is None:
+                raise RuntimeError(
+                    "values: this layer has no connection to the first layer of its network; "
+                    "call lit_attn.attention.network.number_layers(network) once"
+                )
+            first_values = self.first_values.read()
+        return self.values(v, first_values)
+
     def _check_cross_attention(self, is_causal: bool, rotary: Rotary | None) -> None:
         """Raise ValueError if cross-attention has no meaning with these arguments or this layer."""
         if is_causal or rotary is not None or self.local_self_attention:
@@ -342,10 +369,16 @@ class Attention(nn.Module):
         """Return the context of the computation between the projections."""
         return without_autocast(x) if self.in_float32 else contextlib.nullcontext()
 
-    def _project(self, x: Tensor, memory: Tensor) -> "Projected":
+    def _project(self, x: Tensor, memory: Tensor) -> Projected:
         """Return q and z of x, and keys and values of `memory`."""
-        if memory is x and torch.compiler.is_compiling() and self._can_project_together():
-            return self._project_together(x)
+        if memory is x and torch.compiler.is_compiling() and self.transform.is_identity:
+            further = (self.similarity.more, self.z)
+            if can_project_together(self.qkv, *further):
+                sizes = HeadSizes(self.num_heads, self.key_heads, self.head_dim)
+                q, keys, v, z = project_together(x, self.qkv, *further, sizes)
+                if self.similarity.more is None:
+                    keys = self.similarity.keys(x, keys.squeeze(-3))
+                return Projected(q=q, keys=keys, v=v, z=z)
         sizes = [self.num_heads, self.key_heads, self.key_heads]
         if memory is x:
             q, k, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(sizes, dim=-2)
@@ -360,49 +393,11 @@ class Attention(nn.Module):
             z = self.z(x).unflatten(-1, (self.num_heads, self.head_dim))
         return Projected(q=q, keys=self.similarity.keys(memory, k), v=v, z=z)
 
-    def _can_project_together(self) -> bool:
-        """Return True if the layer has several plain projections of x."""
-        further = [part for part in (self.similarity.more, self.z) if part is not None]
-        has_plain_parts = all(is_plain(part) for part in [self.qkv, *further])
-        return len(further) > 0 and has_plain_parts and self.transform.is_identity
-
-    def _project_together(self, x: Tensor) -> "Projected":
-        """Return all projections of x from one product, whose parts need no copies."""
-        inner = self.num_heads * self.head_dim
-        shared = self.key_heads * self.head_dim
-        q_rows, k_rows, v_rows = self.qkv.weight.split([inner, shared, shared])
-        rows = {"q": q_rows, "k": k_rows}
-        if self.similarity.more is not None:
-            rows["more"] = self.similarity.more.weight
-        rows["v"] = v_rows
-        if self.z is not None:
-            rows["z"] = self.z.weight
-        bias = None
-        if self.qkv.bias is not None:
-            q_bias, k_bias, v_bias = self.qkv.bias.split([inner, shared, shared])
-            biases = [q_bias, k_bias]
-            if self.similarity.more is not None:
-                biases.append(self.similarity.more.bias)
-            biases.append(v_bias)
-            if self.z is not None:
-                biases.append(q_bias.new_zeros(inner))
-            bias = torch.cat(biases)
-        weight = torch.cat(list(rows.values()))
-        outputs = F.linear(x, weight, bias).unflatten(-1, (-1, self.head_dim))
-        counts = [len(part) // self.head_dim for part in rows.values()]
-        if self.similarity.more is not None:
-            # All keys of a token are neighbours.
-            counts[1:3] = [counts[1] + counts[2]]
-        q, all_keys, v, *rest = outputs.split(counts, dim=-2)
-        if self.similarity.more is None:
-            keys = self.similarity.keys(x, all_keys)
-        else:
-            keys = all_keys.unflatten(-2, (-1, self.key_heads))
-        return Projected(q=q, keys=keys, v=v, z=rest[0] if rest else None)
-
     def set_depth(self, layer: int) -> None:
         """Tell the parts that depend on it the number of the layer, which counts from 0."""
+        self.is_first = layer == 0
         self.normaliser.set_depth(layer)
+        self.values.set_depth(layer)
 
     def copy_projection(self) -> None:
         """Set the residual part's parameters that start as a copy of W (Belief2, Proposition 1).
@@ -433,13 +428,6 @@ def attn_layer(
             "build the model, and call replace_attention with this choice"
         )
     return _chosen_class(spec, local_self_attention)
-
-
-def number_layers(network: nn.Module) -> None:
-    """Give every layer of `network` its number, in the order of the network's modules."""
-    layers = [module for module in network.modules() if isinstance(module, TokenLayer)]
-    for number, layer in enumerate(layers):
-        layer.set_depth(number)
 
 
 TokenLayer: TypeAlias = Attention | TokenMixer

@@ -30,10 +30,14 @@ def attention(
     is_causal: bool = False,
     rotary: Rotary | None = None,
     memory: Tensor | None = None,
+    first_values: Tensor | None = None,
 ) -> Tensor:
-    """Return the output (B, n, d) of `layer` by its formulas, without dropout."""
+    """Return the output (B, n, d) of `layer` by its formulas, without dropout.
+
+    `first_values` are the values (B, n, H', D) of the network's first layer; None in that layer.
+    """
     parts, tokens = layer.spec, x if memory is None else memory
-    q, keys, v = project(layer, x, rotary, tokens)
+    q, keys, v = project(layer, x, rotary, tokens, first_values)
     visible = torch.ones(x.shape[1], tokens.shape[1], dtype=torch.bool)
     if memory is None:
         visible = may_attend(x.shape[1], parts.window, layer.local_self_attention, is_causal)
@@ -93,9 +97,16 @@ def weights(
 
 
 def project(
-    layer: Attention, x: Tensor, rotary: Rotary | None, memory: Tensor | None = None
+    layer: Attention,
+    x: Tensor,
+    rotary: Rotary | None,
+    memory: Tensor | None = None,
+    first_values: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Return q of x, and the M keys and v of `memory` (x if None), (B, H, n, D) each."""
+    """Return q of x, and the M keys and v of `memory` (x if None), (B, H, n, D) each.
+
+    `first_values` are the values (B, n, H', D) of the network's first layer.
+    """
     memory = x if memory is None else memory
     heads, shared = layer.num_heads, layer.key_heads
     sizes = [heads * layer.head_dim, shared * layer.head_dim, shared * layer.head_dim]
@@ -107,7 +118,12 @@ def project(
         k.unflatten(-1, (shared, -1)),
         v.unflatten(-1, (shared, -1)),
     )
-    q, k, v = (vectors.flatten(-2) for vectors in mapped)
+    q, k, own_v = mapped
+    if first_values is None:
+        v = own_v
+    else:
+        v = layer.spec.values.reference(layer.values, own_v, first_values)
+    q, k, v = (vectors.flatten(-2) for vectors in (q, k, v))
     keys = layer.spec.similarity.reference_keys(layer.similarity, memory, k)
 
     def head_of_group(t: Tensor) -> Tensor:

@@ -132,6 +132,10 @@ class AttentionSpec(Config):
     transform: channel_parts.TransformConfig = Field(
         channel_parts.NoTransformConfig(), description="maps of each head's q, k and v"
     )
+    values: channel_parts.ValuesConfig = Field(
+        channel_parts.OwnValuesConfig(),
+        description="mixture of the layer's values with those of the network's first layer",
+    )
     scale: channel_parts.ScaleConfig = Field(
         channel_parts.NoScaleConfig(), description="factor of all logits of a query"
     )
@@ -189,8 +193,16 @@ class AttentionSpec(Config):
     def by_layer(self, depth: int) -> "tuple[AttentionSpec, ...]":
         """Return the specification of each of the `depth` layers of a model.
 
-        Raises ValueError, which begins with `layers`, if it is for another number of layers.
+        Raises ValueError, which begins with `layers`, if it is for another number of layers, or if
+        a layer cannot read the values of the first one.
         """
+        specs = self._choose_layers(depth)
+        for number, spec in enumerate(specs):
+            _check_first_values(specs[0], spec, number)
+        return specs
+
+    def _choose_layers(self, depth: int) -> "tuple[AttentionSpec, ...]":
+        """Return the specification of each layer by the list or the rules of `layers`."""
         if self.layers is None:
             return (self,) * depth
         if self.layers[0].is_single:
@@ -313,6 +325,22 @@ class AttentionSpec(Config):
         if value == "without":
             return False
         return value
+
+
+def _check_first_values(first: AttentionSpec, spec: AttentionSpec, number: int) -> None:
+    """Raise ValueError if layer `number`, from 0, cannot mix values with those of the first."""
+    if not spec.values.reads_first:
+        return
+    if first.mixer is not None:
+        raise ValueError(
+            f"layers: layer {number + 1} mixes its values with those of the first layer, which is "
+            "of `kind: module` and has none; choose attention for the first layer"
+        )
+    if first.kv_heads != spec.kv_heads:
+        raise ValueError(
+            f"layers: layer {number + 1} mixes its values with those of the first layer, which has "
+            "another number of key heads; set the same `kv_heads` for both"
+        )
 
 
 def _change_part(part: Any, change: Any) -> Any:

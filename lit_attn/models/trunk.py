@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.layer import Attention, TokenLayer, attn_layer
+from lit_attn.attention.network import connect_first_values
 from lit_attn.attention.rotary import Rotary, rotary
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.models.base import FFN
@@ -180,6 +181,7 @@ class Trunk(nn.Module):
         self.blocks = nn.ModuleList(
             Block(model, number, device, cross) for number in range(model.depth)
         )
+        connect_first_values([block.attn for block in self.blocks])
         last = norm(model.norm, model.dim, model.norm_eps, device)
         self.norm = last if model.norm_order == "pre" else nn.Identity()
 

@@ -300,6 +300,10 @@ def record_calls(
         if arguments.pop("memory", None) is not None:
             # Cross-attention has no square matrix of attention and no value of the query's token.
             return
+        assert isinstance(layer, Attention)
+        if layer.spec.values.reads_first and not layer.is_first:
+            assert layer.first_values is not None
+            arguments["first_values"] = layer.first_values.read()
         x = arguments["x"]
         stream = block_inputs.get(blocks[layer], x)
         if stream.shape != x.shape:
@@ -335,7 +339,9 @@ def split_calls(layer: Attention, calls: list[LayerCall]) -> Iterator[tuple[Laye
         for start in range(0, batch, size):
             part = slice(start, start + size)
             arguments = dict(call.arguments)
-            arguments["x"] = x[part].double()
+            for name in ("x", "first_values"):
+                if name in arguments:
+                    arguments[name] = arguments[name][part].double()
             is_attended = torch.ones(arguments["x"].shape[:2], dtype=torch.bool, device=x.device)
             mask = arguments.get("attn_mask")
             if mask is not None:

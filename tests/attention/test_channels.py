@@ -10,8 +10,9 @@ from helpers.attention_checks import DIM, HEADS, make, tokens
 from torch import Tensor, nn
 
 from lit_attn.attention.bias import list_slopes
-from lit_attn.attention.layer import Attention, attn_layer, number_layers
+from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.masks import Masks
+from lit_attn.attention.network import number_layers
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.schema.errors import ConfigError
 

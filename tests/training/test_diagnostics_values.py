@@ -60,10 +60,12 @@ def values(recorded: NetworkDiagnostics) -> Values:
 
 
 @torch.no_grad()
-def by_definition(layer: Attention, stream: Tensor, x: Tensor) -> Iterator[tuple[Any, str, float]]:
+def by_definition(
+    layer: Attention, stream: Tensor, x: Tensor, first_values: Tensor | None
+) -> Iterator[tuple[Any, str, float]]:
     """Yield head, name and value for a bidirectional layer from the reference, with numpy loops."""
     batch, n, _ = x.shape
-    q, keys, v = reference.project(layer, x, None)
+    q, keys, v = reference.project(layer, x, None, first_values=first_values)
     all_see = reference.may_attend(n, None, False, False)
     if isinstance(layer.spec.similarity, LinearConfig):
         weights = reference.linear(layer.similarity, q, keys, all_see, False)
@@ -124,9 +126,13 @@ def test_every_preset_has_the_diagnostics_of_the_formulas(name: str) -> None:
     with torch.no_grad():
         x = network._pos_embed(network.patch_embed(images()))
         expected: Values = {}
+        first_values = None
         for number, block in enumerate(network.blocks, start=1):
-            for head, quantity, value in by_definition(block.attn, x, block.norm1(x)):
+            normed = block.norm1(x)
+            for head, quantity, value in by_definition(block.attn, x, normed, first_values):
                 expected[number, head, quantity] = value
+            if first_values is None:
+                first_values = reference.project(block.attn, normed, None)[2].transpose(1, 2)
             x = block(x)
     actual = values(diagnose_network(network, images()))
     assert actual.keys() == expected.keys()
