@@ -23,6 +23,7 @@ from lit_attn.attention.building import build_part
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.call import Inputs
 from lit_attn.attention.compose import Composer
+from lit_attn.attention.filters import Filter
 from lit_attn.attention.first_values import FirstValues, Values
 from lit_attn.attention.gate import Gate
 from lit_attn.attention.joined_projection import (
@@ -34,6 +35,7 @@ from lit_attn.attention.joined_projection import (
 from lit_attn.attention.masks import Masks, split_mask
 from lit_attn.attention.mixer import TokenMixer
 from lit_attn.attention.normaliser import Normaliser
+from lit_attn.attention.pairs import Pair
 from lit_attn.attention.parts import LayerShape, Part
 from lit_attn.attention.precision import without_autocast
 from lit_attn.attention.projections import split_outputs
@@ -42,24 +44,9 @@ from lit_attn.attention.rotary import Rotary, rotate
 from lit_attn.attention.scale import Scale
 from lit_attn.attention.similarity import Similarity
 from lit_attn.attention.spec import AttentionSpec, attention_spec
+from lit_attn.attention.standard_weights import complete_standard_weights
 from lit_attn.attention.transform import Transform
 from lit_attn.schema.errors import ConfigError
-
-# Names of the children that the standard layer does not have.
-EXTRA = (
-    "bias",
-    "composers",
-    "gate",
-    "normaliser",
-    "residual",
-    "scale",
-    "similarity",
-    "transform",
-    "values",
-    "z",
-    "z_norm",
-)
-
 
 class LayerRecord(NamedTuple):
     """Intermediate values of a layer.
@@ -114,6 +101,7 @@ class Attention(nn.Module):
         self.spec.check_heads(num_heads)
         options: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_heads = num_heads
+        self.query_heads = self.spec.pair.queries * num_heads
         self.key_heads = self.spec.kv_heads or num_heads
         self.head_dim = attn_head_dim or dim // num_heads
         inner = num_heads * self.head_dim
@@ -127,9 +115,11 @@ class Attention(nn.Module):
             head_dim=self.head_dim,
             qkv_bias=qkv_bias,
             proj_bias=proj_bias,
-            needs_row_terms="pre" in places or not self.spec.normaliser.ignores_row_terms,
+            needs_row_terms=self.spec.needs_row_terms,
             options=options,
         )
+        # Parts that act on logits or weights see all queries of a head.
+        query_shape = shape._replace(heads=self.query_heads)
         self.attn_drop = attn_drop
         # Between the projections, compute in float32 under autocast too.
         self.in_float32 = False
@@ -142,16 +132,18 @@ class Attention(nn.Module):
         self.k_norm = head_norm()
         self.composers = nn.ModuleDict()
         for place in places:
-            self.composers[place] = build_part(self.spec.compose, shape, Composer)
-        self.similarity: Similarity = build_part(self.spec.similarity, shape, Similarity)
-        self.normaliser: Normaliser = build_part(self.spec.normaliser, shape, Normaliser)
+            self.composers[place] = build_part(self.spec.compose, query_shape, Composer)
+        self.similarity: Similarity = build_part(self.spec.similarity, query_shape, Similarity)
+        self.normaliser: Normaliser = build_part(self.spec.normaliser, query_shape, Normaliser)
         self.transform: Transform = build_part(self.spec.transform, shape, Transform)
         self.values: Values = build_part(self.spec.values, shape, Values)
         # Whether the layer is the first one of its network, if known, and the channel to that one.
         self.is_first: bool | None = None
         self.first_values: FirstValues | None = None
-        self.scale: Scale = build_part(self.spec.scale, shape, Scale)
-        self.bias: Bias = build_part(self.spec.bias, shape, Bias)
+        self.scale: Scale = build_part(self.spec.scale, query_shape, Scale)
+        self.bias: Bias = build_part(self.spec.bias, query_shape, Bias)
+        self.filter: Filter = build_part(self.spec.filter, query_shape, Filter)
+        self.pair: Pair = build_part(self.spec.pair, shape, Pair)
         self.gate: Gate = build_part(self.spec.gate, shape, Gate)
         self.z = nn.Linear(dim, inner, bias=False, **options) if self.spec.zz else None
         self.z_norm = head_norm() if self.spec.zz == "like-k" else nn.Identity()
@@ -163,7 +155,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(inner, shape.dim_out, bias=proj_bias, **options)
         self.residual: Residual = build_part(self.spec.residual, shape, Residual)
         self.proj_drop = nn.Dropout(proj_drop)
-        self.register_load_state_dict_pre_hook(_complete_standard_weights)
+        self.register_load_state_dict_pre_hook(complete_standard_weights)
         self.copy_projection()
 
     def forward(
@@ -199,11 +191,21 @@ class Attention(nn.Module):
             heads = inputs.q
         else:
             with self._precision(x):
-                heads = self.normaliser.finish(self.similarity.attend(inputs))
+                heads = self._finish(self.similarity.attend(inputs))
+        heads = self.pair(x, heads)
         if cache is not None:
             cache.advance(inputs.memory.shape[1])
-        values = inputs.shared(inputs.v, 2)
+        values = self._values_of_heads(inputs.v)
         return self.proj_drop(self.output(x, heads.transpose(1, 2), values))
+
+    def _finish(self, heads: Tensor) -> Tensor:
+        """Return the weighted sums (B, H, n, D) after what follows them in each head."""
+        return self.filter.finish(self.normaliser.finish(heads))
+
+    def _values_of_heads(self, v: Tensor) -> Tensor:
+        """Return the values (B, n, H, D) of all heads from those of the key heads."""
+        repeats = self.num_heads // self.key_heads
+        return v if repeats == 1 else v.repeat_interleave(repeats, 2)
 
     def output(self, x: Tensor, heads: Tensor, values: Tensor) -> Tensor:
         """Return the output (B, n, d) of the residual part, for heads and values (B, n, H, D)."""
@@ -224,15 +226,18 @@ class Attention(nn.Module):
         """
         inputs = self.inputs(x, attn_mask, is_causal, rotary, first_values=first_values)
         inputs = inputs._replace(dropout=0.0)
-        values = inputs.shared(inputs.v, 2)
+        values = self._values_of_heads(inputs.v)
         with self._precision(x):
             weights = self.similarity.weights(inputs)
             if weights is None:
                 heads = self.similarity.attend(inputs)
             else:
-                heads = weights @ values.transpose(1, 2)
-        finished = self.normaliser.finish(heads).transpose(1, 2)
-        return LayerRecord(inputs=inputs, weights=weights, heads=finished, values=values)
+                heads = weights @ inputs.shared(inputs.v, 2).transpose(1, 2)
+            finished = self._finish(heads)
+        if weights is not None:
+            weights = self.pair(x, weights)
+        heads = self.pair(x, finished).transpose(1, 2)
+        return LayerRecord(inputs=inputs, weights=weights, heads=heads, values=values)
 
     def no_weight_decay(self) -> set[str]:
         """Return the parameters without weight decay with `decay: weights`, as timm's models do."""
@@ -267,6 +272,7 @@ class Attention(nn.Module):
             self.q_norm,
             self.k_norm,
             self.z_norm,
+            self.pair,
         ]
         if self.z is not None:
             modules.append(self.z)
@@ -310,7 +316,7 @@ class Attention(nn.Module):
             q = rotate(q, rotary)
             keys = rotate(keys, rotary)
         if z is not None:
-            z = self.z_norm(z).transpose(1, 2)
+            z = self.pair.repeat(self.z_norm(z).transpose(1, 2))
             if rotary is not None and self.spec.zz == "like-k":
                 z = rotate(z, rotary)
         visibility, bias = split_mask(attn_mask)
@@ -334,6 +340,7 @@ class Attention(nn.Module):
             masks=masks,
             composers=self.composers,
             normaliser=self.normaliser,
+            filter=self.filter,
             temperature=self.temperature,
             factor=self.scale(masks, x.shape[1], masks.offset + x.shape[1], x.device),
             dropout=self.attn_drop if self.training else 0.0,
@@ -378,7 +385,7 @@ class Attention(nn.Module):
                 q, keys, v, z = project_together(x, self.qkv, *further, sizes)
                 if self.similarity.more is None:
                     keys = self.similarity.keys(x, keys.squeeze(-3))
-                return Projected(q=q, keys=keys, v=v, z=z)
+                return Projected(q=self.pair.add_queries(x, q), keys=keys, v=v, z=z)
         sizes = [self.num_heads, self.key_heads, self.key_heads]
         if memory is x:
             q, k, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(sizes, dim=-2)
@@ -387,7 +394,7 @@ class Attention(nn.Module):
             q, keys_and_values = split_outputs(self.qkv, x, memory, rows_of_q)
             k, v = keys_and_values.chunk(2, dim=-1)
             q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
-        q, k, v = self.transform(q, k, v)
+        q, k, v = self.transform(self.pair.add_queries(x, q), k, v)
         z = None
         if self.z is not None:
             z = self.z(x).unflatten(-1, (self.num_heads, self.head_dim))
@@ -397,6 +404,7 @@ class Attention(nn.Module):
         """Tell the parts that depend on it the number of the layer, which counts from 0."""
         self.is_first = layer == 0
         self.normaliser.set_depth(layer)
+        self.filter.set_depth(layer)
         self.values.set_depth(layer)
 
     def copy_projection(self) -> None:
@@ -456,26 +464,3 @@ def _pickled(layer_class: type[TokenLayer]) -> str | tuple[Any, ...]:
 
 
 copyreg.pickle(_Chosen, _pickled)  # type: ignore[arg-type]
-
-
-def _complete_standard_weights(
-    module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object
-) -> None:
-    """Complete the weights of a standard layer in `state`, so that any layer can load them.
-
-    If `state` has W but none of the layer's further parameters, these keep their initial values, or
-    become a copy of W if the residual part says so.
-    """
-    assert isinstance(module, Attention)
-    initial = module.state_dict()
-    extra = {name for name in initial if name.split(".")[0] in EXTRA}
-    has_projection = prefix + "proj.weight" in state
-    has_extra = any(prefix + name in state for name in extra)
-    if not has_projection or has_extra:
-        return
-    for name in extra:
-        state[prefix + name] = initial[name]
-    projection = {name: state[prefix + "proj." + name] for name in module.proj.state_dict()}
-    copied = module.residual.initial_state(projection)
-    for name, value in copied.items():
-        state[f"{prefix}residual.{name}"] = value

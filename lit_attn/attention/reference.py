@@ -47,10 +47,14 @@ def attention(
     if a is None:
         a = weights(layer, x, q, keys, visible, attn_mask, rotary, memory, is_causal)
     h = parts.normaliser.reference_heads(layer.normaliser, a @ v)
+    h = parts.filter.reference_heads(layer.filter, h)
 
     def project_gated(signal: Tensor) -> Tensor:
         return layer.proj(parts.gate.reference(layer.gate, x, signal))
 
+    h = parts.pair.reference(layer.pair, x, h)
+    # All queries of a head have the value of the head.
+    v = v[:, :: parts.pair.queries]
     out: Tensor = parts.residual.reference(layer.residual, x, h, v, project_gated)
     return out
 
@@ -77,20 +81,23 @@ def weights(
         z = layer.z_norm(split_heads(layer.z(x), layer.num_heads))
         if rotary is not None and layer.spec.zz == "like-k":
             z = rotate(z, rotary)
+        z = z.repeat_interleave(layer.spec.pair.queries, dim=1)
         logits = logits + tau * z @ z.transpose(-1, -2) / math.sqrt(layer.head_dim)  # Belief2 (11)
     more_inputs = () if memory is None else (memory,)
     if "pre" in layer.composers:
         logits = layer.spec.compose.reference(layer.composers["pre"], x, logits, *more_inputs)
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         logits = logits + attn_mask.to(logits.dtype).masked_fill(~mask_shows(attn_mask), 0)
+    present = None
     if memory is None:
-        present = None
         if attn_mask is not None:
             present = mask_shows(attn_mask).broadcast_to(logits.shape).any(-2)
         logits = logits + layer.spec.bias.reference(layer.bias, x, is_causal, present)
+    logits = layer.spec.filter.reference(layer.filter, logits, visible, present)
     # A finite number gives a query that sees no key weights without NaN; they become zero.
     logits = logits.masked_fill(~visible, -1e300)
     a = layer.spec.normaliser.reference(layer.normaliser, logits, visible).masked_fill(~visible, 0)
+    a = layer.spec.filter.reference_weights(layer.filter, a, visible, present)
     if "post" in layer.composers:
         a = layer.spec.compose.reference(layer.composers["post"], x, a, *more_inputs)
     return a.masked_fill(~visible, 0)
@@ -112,9 +119,11 @@ def project(
     sizes = [heads * layer.head_dim, shared * layer.head_dim, shared * layer.head_dim]
     q, _, _ = layer.qkv(x).split(sizes, dim=-1)
     _, k, v = layer.qkv(memory).split(sizes, dim=-1)
+    queries = layer.spec.pair.reference_queries(layer.pair, x, q.unflatten(-1, (heads, -1)))
+    heads = layer.query_heads
     mapped = layer.spec.transform.reference(
         layer.transform,
-        q.unflatten(-1, (heads, -1)),
+        queries,
         k.unflatten(-1, (shared, -1)),
         v.unflatten(-1, (shared, -1)),
     )

@@ -142,6 +142,13 @@ class AttentionSpec(Config):
     bias: channel_parts.BiasConfig = Field(
         channel_parts.NoBiasConfig(), description="number added to the logit of a pair of tokens"
     )
+    pair: channel_parts.PairConfig = Field(
+        channel_parts.OneQueryConfig(), description="combination of two queries of each head"
+    )
+    filter: channel_parts.FilterConfig = Field(
+        channel_parts.NoFilterConfig(),
+        description="map of the matrix of logits, in which other pairs of tokens count",
+    )
     gate: channel_parts.GateConfig = Field(
         channel_parts.NoGateConfig(), description="factor of the output projection's input"
     )
@@ -223,6 +230,12 @@ class AttentionSpec(Config):
                 specs[layer] = rule.use
         return tuple(specs)
 
+    @property
+    def needs_row_terms(self) -> bool:
+        """True if adding one number to all logits of a query changes the output of the layer."""
+        is_mixed = "pre" in self.compose.places() or self.filter.needs_row_terms
+        return is_mixed or not self.normaliser.ignores_row_terms
+
     def find_cross_problem(self) -> str:
         """Return why cross-attention has no such layer, beginning with a key, or an empty text."""
         problems = []
@@ -250,7 +263,7 @@ class AttentionSpec(Config):
                 f"the nearest that do are {find_nearest_divisor(self.kv_heads, heads)}"
             )
         for part in self.parts.values():
-            part.check_heads(heads)
+            part.check_heads(self.pair.queries * heads)
 
     @consistency_check
     def _makes_sense(self) -> None:

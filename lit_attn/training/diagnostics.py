@@ -263,7 +263,7 @@ def _list_priors(layer: Attention) -> list[LayerValue]:
     pi = layer.similarity.mean_prior()
     if pi is None:
         return []
-    has_heads = len(pi) == layer.num_heads
+    has_heads = len(pi) == layer.query_heads
     values = []
     for number, head_pi in enumerate(pi.tolist(), start=1):
         head = number if has_heads else None
@@ -334,7 +334,7 @@ def split_calls(layer: Attention, calls: list[LayerCall]) -> Iterator[tuple[Laye
         x = call.arguments["x"]
         batch, n = x.shape[:2]
         keys = getattr(layer.spec.similarity, "keys", 1)
-        weights_per_sample = layer.num_heads * keys * n * n
+        weights_per_sample = layer.query_heads * keys * n * n
         size = max(1, MAX_WEIGHTS // weights_per_sample)
         for start in range(0, batch, size):
             part = slice(start, start + size)
