@@ -2,9 +2,9 @@
 
     python docs/generators/write_mechanisms.py > docs/mechanisms.md
 
-The formulas and sentences are in mechanism_entries.py and mechanism_parity.py. Parts, files, parameters and measured costs
-are read from the code and from reports/evidence/bench. A test fails if docs/mechanisms.md is out of
-date.
+The formulas and sentences are in mechanism_entries.py and mechanism_parity.py. Parts, files,
+parameters and measured costs are read from the code and from reports/evidence/bench. A test fails
+if docs/mechanisms.md is out of date.
 """
 
 import csv

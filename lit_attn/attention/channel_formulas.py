@@ -160,8 +160,8 @@ def selective(form: Any, logits: Tensor, visible: Tensor, present: Tensor | None
             if i not in tokens:
                 continue
             can_lose = [j < i and j not in tokens[:1] and bool(shown[b, i, j]) for j in range(n)]
-            asked = torch.tensor(can_lose)
-            votes = votes + torch.where(asked, logits[b, 0, i].clamp_min(0), 0.0)
+            vote = torch.tensor(can_lose)
+            votes = votes + torch.where(vote, logits[b, 0, i].clamp_min(0), 0.0)
         filtered.append(torch.stack(rows, dim=1))
     return torch.stack(filtered)
 
@@ -240,5 +240,6 @@ def difference(form: Any, x: Tensor, a: Tensor) -> Tensor:
     factors = 1 / (1 + torch.exp(-form.factor(x)))
     heads = []
     for m in range(factors.shape[-1]):
-        heads.append(a[:, 2 * m] - factors[..., m].unsqueeze(-1) * a[:, 2 * m + 1])
+        subtracted = factors[..., m].unsqueeze(-1) * a[:, 2 * m + 1]
+        heads.append(a[:, 2 * m] - subtracted)
     return torch.stack(heads, dim=1)

@@ -48,6 +48,7 @@ from lit_attn.attention.standard_weights import complete_standard_weights
 from lit_attn.attention.transform import Transform
 from lit_attn.schema.errors import ConfigError
 
+
 class LayerRecord(NamedTuple):
     """Intermediate values of a layer.
 

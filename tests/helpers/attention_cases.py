@@ -111,19 +111,23 @@ def takes_window(spec: AttentionSpec) -> bool:
 
 def nearest_valid(cross: dict[str, Any]) -> AttentionSpec:
     """Return the specification of a cross, without the part that refuses the others."""
+    cross = dict(cross)
+    if cross["normaliser"] == "differential":
+        # Both subtract heads.
+        cross["pair"] = "none"
     # Linear keys form no logits that could be masked or composed.
     with_logits = {**cross, "similarity": "gaussian"}
     # V itself does not depend on the attention weights.
     with_heads = {**cross, "residual": "full"}
-    # A filter needs the logits of all earlier tokens.
-    without_window = {**with_logits, "residual": "full", "window": None}
     both = {**with_logits, "residual": "full"}
-    for choices in (cross, with_logits, with_heads, {**cross, "window": None}, both):
-        try:
-            return AttentionSpec.model_validate(choices)
-        except ValidationError:
-            continue
-    return AttentionSpec.model_validate(without_window)
+    for choices in (cross, with_logits, with_heads, both):
+        # A filter needs the logits of all earlier tokens.
+        for windows in ({}, {"window": None}):
+            try:
+                return AttentionSpec.model_validate({**choices, **windows})
+            except ValidationError:
+                continue
+    raise AssertionError(f"no valid specification is near {cross}")
 
 
 def all_specs() -> list[AttentionSpec]:

@@ -1,10 +1,10 @@
 """Record single layers of released code: `PYTHONPATH=tests:. python -m released.mechanisms FOLDER`.
 
 FOLDER contains the files of `SOURCES` at their commits, each below a folder OWNER+NAME; the SHA-256
-of each file is checked. A case is a mechanism: the released class or function computes the output of a chain of
-layers, from parameters that are named and drawn as those of this project, and autograd its
-gradients. Only the numbers are stored. Where the released code computes a step in float32, or calls
-a device or a kernel, the text of that step is replaced, and the replacement must match.
+of each file is checked. A case is a mechanism: the released class or function computes the output
+of a chain of layers, from parameters that are named and drawn as those of this project, and
+autograd its gradients. Only numbers are stored. Where the released code computes a step in float32,
+or calls a device or a kernel, the text of that step is replaced, and the replacement must match.
 """
 
 import __future__
@@ -363,9 +363,7 @@ def eager(source: str, replacements: Mapping[str, str], **options: Any) -> Any:
         module = SimpleNamespace(num_key_value_groups=1, sinks=sinks, training=False)
         q, k, v = project(x, p)
         mask = order_mask()[None, None]
-        out = code.eager_attention_forward(
-            module, q, k, v, mask, scaling=WIDTH**-0.5, **options
-        )
+        out = code.eager_attention_forward(module, q, k, v, mask, scaling=WIDTH**-0.5, **options)
         return finish(out[0], p)
 
     return compute
@@ -398,9 +396,7 @@ def t5_encoder(released: Released, x: Tensor, p: Tensors, number: int) -> Tensor
 def softpick(released: Released, x: Tensor, p: Tensors, number: int) -> Tensor:
     rearrange = use_einops().rearrange
     names = ("naive_softpick_attn", "softpick")
-    code = released.load(
-        "softpick", names, {".float()": ".double()"}, {"rearrange": rearrange}
-    )
+    code = released.load("softpick", names, {".float()": ".double()"}, {"rearrange": rearrange})
     out, _ = code.naive_softpick_attn(*project(x, p), head_first=True)
     return finish(out.transpose(1, 2), p)
 
