@@ -320,7 +320,7 @@ class Attention(nn.Module):
             z = self.pair.repeat(self.z_norm(z).transpose(1, 2))
             if rotary is not None and self.spec.zz == "like-k":
                 z = rotate(z, rotary)
-        visibility, bias = split_mask(attn_mask)
+        visibility, bias = split_mask(self.pair.repeat_mask(attn_mask))
         masks = Masks(
             visibility,
             bias,
@@ -382,8 +382,8 @@ class Attention(nn.Module):
         if memory is x and torch.compiler.is_compiling() and self.transform.is_identity:
             further = (self.similarity.more, self.z)
             if can_project_together(self.qkv, *further):
-                sizes = HeadSizes(self.num_heads, self.key_heads, self.head_dim)
-                q, keys, v, z = project_together(x, self.qkv, *further, sizes)
+                head_sizes = HeadSizes(self.num_heads, self.key_heads, self.head_dim)
+                q, keys, v, z = project_together(x, self.qkv, *further, head_sizes)
                 if self.similarity.more is None:
                     keys = self.similarity.keys(x, keys.squeeze(-3))
                 return Projected(q=self.pair.add_queries(x, q), keys=keys, v=v, z=z)

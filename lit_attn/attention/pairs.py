@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_attn.attention.masks import differs_between_heads
 from lit_attn.attention.parts import LayerShape
 from lit_attn.attention.precision import wide
 
@@ -38,6 +39,12 @@ class Pair(nn.Module):
     def repeat(self, z: Tensor) -> Tensor:
         """Return z (B, H, n, D), which all queries of a head share, for each of them."""
         return z if self.projection is None else z.repeat_interleave(2, 1)
+
+    def repeat_mask(self, mask: Tensor | None) -> Tensor | None:
+        """Return a mask, broadcastable to (B, H, n, m), as one of all queries (B, Q H, n, m)."""
+        if mask is None or self.projection is None or not differs_between_heads(mask):
+            return mask
+        return mask.repeat_interleave(2, -3)
 
 
 class OneQuery(Pair):

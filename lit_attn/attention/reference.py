@@ -37,6 +37,9 @@ def attention(
     `first_values` are the values (B, n, H', D) of the network's first layer; None in that layer.
     """
     parts, tokens = layer.spec, x if memory is None else memory
+    if attn_mask is not None and attn_mask.ndim > 2 and attn_mask.shape[-3] > 1:
+        # The mask of a head is that of each of its queries.
+        attn_mask = attn_mask.repeat_interleave(parts.pair.queries, dim=-3)
     q, keys, v = project(layer, x, rotary, tokens, first_values)
     visible = torch.ones(x.shape[1], tokens.shape[1], dtype=torch.bool)
     if memory is None:
@@ -98,6 +101,8 @@ def weights(
     logits = logits.masked_fill(~visible, -1e300)
     a = layer.spec.normaliser.reference(layer.normaliser, logits, visible).masked_fill(~visible, 0)
     a = layer.spec.filter.reference_weights(layer.filter, a, visible, present)
+    # A map of the heads fills weights that are hidden from one of them alone.
+    a = a.masked_fill(~visible, 0)
     if "post" in layer.composers:
         a = layer.spec.compose.reference(layer.composers["post"], x, a, *more_inputs)
     return a.masked_fill(~visible, 0)

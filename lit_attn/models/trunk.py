@@ -178,10 +178,9 @@ class Trunk(nn.Module):
         if model.positions == "learned":
             self.positions = nn.Embedding(context, model.dim, device=device)
         self.dropout = nn.Dropout(model.dropout)
-        self.blocks = nn.ModuleList(
-            Block(model, number, device, cross) for number in range(model.depth)
-        )
-        connect_first_values([block.attn for block in self.blocks])
+        blocks = [Block(model, number, device, cross) for number in range(model.depth)]
+        self.blocks = nn.ModuleList(blocks)
+        connect_first_values([block.attn for block in blocks])
         last = norm(model.norm, model.dim, model.norm_eps, device)
         self.norm = last if model.norm_order == "pre" else nn.Identity()
 

@@ -72,6 +72,10 @@ def by_definition(
     else:
         weights = reference.weights(layer, x, q, keys, all_see, None)
     h = layer.spec.normaliser.reference_heads(layer.normaliser, weights @ v)
+    h = layer.spec.filter.reference_heads(layer.filter, h)
+    h = layer.spec.pair.reference(layer.pair, x, h)
+    weights = layer.spec.pair.reference(layer.pair, x, weights)
+    v = v[:, :: layer.spec.pair.queries]
     for m in range(HEADS):
         ranks = [np.linalg.matrix_rank(weights[b, m].numpy(), tol=1e-6) for b in range(batch)]
         yield m + 1, "rank", float(np.mean(ranks))
@@ -103,6 +107,8 @@ def by_definition(
     for m in range(HEADS):
         qk += sum(rows(w_q, m).T @ rows(key, m) for key in all_keys)
         ov += rows(w_v, m).T @ rows(layer.proj.weight.T, m)
+        if layer.pair.projection is not None:
+            qk += rows(layer.pair.projection.weight, m).T @ rows(w_k, m)
         if layer.z is not None:
             qk += rows(layer.z.weight, m).T @ rows(layer.z.weight, m)
     for name, product in (("qk", qk), ("ov", ov)):
