@@ -17,6 +17,7 @@ from lit_attn.attention.masks import Masks
 from lit_attn.attention.parts import LayerShape
 
 SELECTION = "selection"  # Name in a cache of the votes against each token.
+FIRST = "first"  # Name in a cache of the tokens that no vote counts against.
 
 
 class Filter(nn.Module):
@@ -76,13 +77,9 @@ class Selective(Filter):
         n, m = a.shape[-2:]
         voter = torch.arange(m - n, m, device=a.device).unsqueeze(1)
         key = torch.arange(m, device=a.device)
-        may_vote = key < voter
-        present = self._find_present(masks)
-        if present is None:
-            may_vote = may_vote & (key > 0)
-        else:
-            is_first = present & (present.cumsum(-1) == 1)
-            may_vote = may_vote & ~is_first.unsqueeze(-2) & present[..., -n:].unsqueeze(-1)
+        present = self._find_present(a, masks)
+        is_first = self._find_first(present, m, cache)
+        may_vote = (key < voter) & ~is_first.unsqueeze(-2) & present.unsqueeze(-1)
         votes = a[:, 0].relu().masked_fill(~may_vote, 0)
         sums = votes.cumsum(-2)
         if cache is not None:
@@ -93,9 +90,28 @@ class Selective(Filter):
         earlier = sums - votes
         return a - earlier.unsqueeze(1)
 
-    def _find_present(self, masks: Masks) -> Tensor | None:
-        """Return (B, m) or (m,), False where a token is padding for the first head, or None."""
+    def _find_present(self, a: Tensor, masks: Masks) -> Tensor:
+        """Return (B, n), False where a token of the queries is padding for the first head."""
+        size = (a.shape[0], a.shape[-2])
         present = masks.present_keys()
-        if present is None or present.ndim < 2:
-            return present
-        return present.select(-2, 0)
+        if present is None:
+            return torch.ones(size, dtype=torch.bool, device=a.device)
+        if present.ndim > 1:
+            present = present.select(-2, 0)
+        return present[..., -size[1] :].expand(size)
+
+    def _find_first(self, present: Tensor, m: int, cache: Cache | None) -> Tensor:
+        """Return (B, m), True for the first token of each sequence that is no padding.
+
+        A later call of a cache has masks that may hide it, so the cache stores it.
+        """
+        b, n = present.shape
+        first_of_call = present & (present.cumsum(-1) == 1)
+        is_first = torch.cat([present.new_zeros(b, m - n), first_of_call], -1)
+        if cache is not None:
+            assert isinstance(cache, KeyValues)
+            if FIRST in cache.totals:
+                known = torch.cat([cache.totals[FIRST], present.new_zeros(b, n)], -1)
+                is_first = torch.where(known.any(-1, keepdim=True), known, is_first)
+            cache.totals[FIRST] = is_first
+        return is_first
