@@ -2,9 +2,9 @@
 
     python docs/generators/write_mechanisms.py > docs/mechanisms.md
 
-The formulas and sentences are in mechanism_entries.py. Parts, files, parameters and measured costs
-are read from the code and from reports/evidence/bench. A test fails if docs/mechanisms.md is out of
-date.
+The formulas and sentences are in mechanism_entries.py and mechanism_parity.py. Parts, files,
+parameters and measured costs are read from the code and from reports/evidence/bench. A test fails
+if docs/mechanisms.md is out of date.
 """
 
 import csv
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mechanism_entries import ENTRIES, LINKS, NORMALISERS
+from mechanism_parity import PARITY
 from pydantic.alias_generators import to_snake
 
 from lit_attn.attention.channel_parts import ChannelPart
@@ -44,7 +45,9 @@ compiled transformer block, forward and backward, relative to timm's block, on o
 the FFN narrowed until the parameter counts match: the median over rounds in which all blocks take
 turns, ± the interquartile range. At 65 tokens the width is 192 (12 heads, batch 128), at 257 tokens
 384 (6 heads, batch 8). The number of tokens links to the measurements, which name their machine:
-compare only rows with the same link.
+compare only rows with the same link. *Released code* names the code whose layer computes the same
+values and gradients in float64, from the same parameters (`tests/released/mechanisms.py`), or says
+why there is no such comparison.
 """
 
 INDEX = """\
@@ -115,6 +118,8 @@ def write_page(root: Path) -> str:
             f"- Code: {', '.join(code_of(name))}.",
             f"- Crossing with another part: `attention: {entry.cross}`",
         ]
+        if name in PARITY:
+            lines.append(f"- Released code: {PARITY[name]}")
     return "\n".join(lines) + "\n" + NORMALISERS + PATHS
 
 

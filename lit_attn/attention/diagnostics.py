@@ -109,6 +109,10 @@ def captured_variance(layer: Attention) -> dict[str, float]:
     if more is not None:
         # The sum of the products of all keys is the product of their sum.
         k = k + sum(repeat_heads(weight) for weight in more.split(shared * width))
+    if layer.pair.projection is not None:
+        # Second queries are circuits with the same keys.
+        q = torch.cat([q, layer.pair.projection.weight])
+        k = torch.cat([k, k])
     if layer.z is not None:
         q = torch.cat([q, layer.z.weight])
         k = torch.cat([k, layer.z.weight])

@@ -77,7 +77,8 @@ def choose_path(
     """Return the path that computes a layer with these properties in little memory and fast.
 
     `keys` is M. `is_hard`: the largest of a token's M logits counts. `has_bias`: the logits have a
-    term of each key. `normaliser` is its kind. `mask` is "none"; "causal"; "order" for a window or
+    term of each key. `is_composed`: heads are composed, or a filter acts on the matrix of logits.
+    `normaliser` is its kind. `mask` is "none"; "causal"; "order" for a window or
     local self-attention, without another mask; or "other" for any other mask, a bias of pairs, a
     factor of each query, a cache that is not empty, or cross-attention. `device` is "flex" on a GPU
     where flex_attention supports the type and the widths, else the device's type.
@@ -203,7 +204,7 @@ def describe_call(inputs: Inputs, features: Features) -> dict[str, Any]:
         "is_hard": features.hard,
         "has_bias": features.key_bias is not None,
         "has_z": inputs.z is not None,
-        "is_composed": len(inputs.composers) > 0,
+        "is_composed": len(inputs.composers) > 0 or inputs.filter.is_active,
         "normaliser": inputs.normaliser.part.kind,
         "mask": mask,
         "dropout": inputs.dropout,
@@ -228,6 +229,8 @@ def _formed(inputs: Inputs, joined: Features, maps: dict[str, dict[str, Any]]) -
         maps=maps,
         composers=inputs.composers,
         normaliser=inputs.normaliser,
+        filter=inputs.filter,
+        cache=inputs.cache,
         hard=joined.hard,
         scale=joined.scale,
         dropout=inputs.dropout,

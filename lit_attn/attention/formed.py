@@ -17,7 +17,9 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
 
+from lit_attn.attention.cache import Cache
 from lit_attn.attention.derivatives import refuse_forward_mode, refuse_second_derivatives
+from lit_attn.attention.filters import Filter
 from lit_attn.attention.masks import CHUNK, Masks, differs_between_heads, in_chunks
 from lit_attn.attention.normaliser import Normaliser
 from lit_attn.attention.precision import keeps_range, multiply, wide
@@ -38,7 +40,7 @@ class Formed(NamedTuple):
 
     q (B, H, n, E), k (B, H, M, n', E). `maps` are the composers' maps of all tokens by place and
     side. `hard`: the largest of a token's M logits counts, not their log-sum-exp. `scale`
-    multiplies the products of q and k.
+    multiplies the products of q and k. `cache` holds the earlier tokens, for a filter.
     """
 
     masks: Masks
@@ -47,6 +49,8 @@ class Formed(NamedTuple):
     maps: dict[str, dict[str, Any]]
     composers: nn.ModuleDict
     normaliser: Normaliser
+    filter: Filter
+    cache: Cache | None
     hard: bool
     scale: float
     dropout: float
@@ -59,7 +63,8 @@ def attend_in_pieces(formed: Formed, v: Tensor) -> Tensor:
     # On the meta device, where FLOPs are counted, all queries attend to all keys, as in the FLOPs
     # of one kernel call.
     is_long = keys > ONE_CHUNK_UP_TO and n > CHUNK and not v.is_meta
-    if not is_long:
+    # A filter reads the logits of all earlier queries.
+    if not is_long or formed.filter.is_active:
         return _attend_chunk(formed, v, 0, n)
     if torch.compiler.is_compiling():
         return _attend_recomputed(formed, v)
@@ -106,6 +111,7 @@ def _attend_in_turn(formed: Formed, v: Tensor) -> Tensor:
     masks_without_tensors = formed.masks._replace(visibility=None, bias=None)
     composers = formed.composers
     normaliser = formed.normaliser
+    formed_filter = formed.filter
     hard = formed.hard
     scale = formed.scale
     dropout = formed.dropout
@@ -119,6 +125,8 @@ def _attend_in_turn(formed: Formed, v: Tensor) -> Tensor:
             maps=maps,
             composers=composers,
             normaliser=normaliser,
+            filter=formed_filter,
+            cache=None,
             hard=hard,
             scale=scale,
             dropout=dropout,
@@ -232,8 +240,9 @@ def _attend_chunk(formed: Formed, v: Tensor, start: int, stop: int) -> Tensor:
 def form_weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype) -> Tensor:
     """Return the weights (B, H, c, m) of the queries `rows` for the keys `columns`, in `dtype`.
 
-    Logits -> maximum or, before a composition, log-sum-exp over M -> composition -> masks ->
-    normaliser -> composition. `columns` contains every key that the queries can see.
+    Logits -> maximum or, before a composition or a filter, log-sum-exp over M -> composition ->
+    biases -> filter -> masks -> normaliser -> filter -> composition. `columns` contains every key
+    that the queries can see.
     """
     masks = formed.masks
     keys = formed.k.shape[-2]
@@ -243,9 +252,13 @@ def form_weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype
     if bias is not None:
         logits = wide(logits) + wide(bias).unsqueeze(-2)
     hidden = None if visible is None else ~visible
+    if formed.filter.is_active:
+        logits = _filter_logits(formed, logits, visible)
     if hidden is not None:
         logits = logits.masked_fill(hidden.unsqueeze(-2), torch.finfo(logits.dtype).min)
     a = formed.normaliser.over_keys(logits, visible).to(dtype)
+    if formed.filter.is_active:
+        a = formed.filter.filter_weights(a, visible, masks, formed.cache)
     if "post" in formed.composers:
         if hidden is not None and differs_between_heads(hidden):
             # The softmax of a head that sees no key is uniform; other heads must not take it over.
@@ -255,6 +268,15 @@ def form_weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype
         return a
     # Composition fills masked positions again, and a query that sees no key gets zero.
     return a.masked_fill(hidden, 0)
+
+
+def _filter_logits(formed: Formed, logits: Tensor, visible: Tensor | None) -> Tensor:
+    """Return the filtered logits (B, H, c, 1, m) of the logits (B, H, c, M, m) of each key."""
+    logits = wide(logits)
+    a = logits.squeeze(3) if logits.shape[3] == 1 else logits.logsumexp(3)
+    if visible is not None:
+        a = a.masked_fill(~visible, torch.finfo(a.dtype).min)
+    return formed.filter(a, visible, formed.masks, formed.cache).unsqueeze(3)
 
 
 def _logits(formed: Formed, rows: slice, columns: slice) -> Tensor:

@@ -202,3 +202,6 @@ class LinearConfig(MixedKeysConfig, kind="linear"):
         bias = layer.parts["bias"]
         if bias.kind != "none":
             raise ValueError(f"bias: {reason} to which '{bias.kind}' would add")
+        chosen_filter = layer.parts["filter"]
+        if chosen_filter.kind != "none":
+            raise ValueError(f"filter: {reason} that '{chosen_filter.kind}' would filter")

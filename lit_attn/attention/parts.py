@@ -423,7 +423,7 @@ class ValueConfig(ResidualConfig, kind="value"):
             raise ValueError(f"compose: {reason}; set `compose: none`")
         if layer.normaliser.kind != "softmax":
             raise ValueError(f"normaliser: '{layer.normaliser.kind}' {reason}; remove it")
-        for family in ("scale", "bias"):
+        for family in ("scale", "bias", "filter", "pair"):
             part = layer.parts[family]
             if part.kind != "none":
                 raise ValueError(f"{family}: '{part.kind}' {reason}; remove it")

@@ -30,10 +30,17 @@ def attention(
     is_causal: bool = False,
     rotary: Rotary | None = None,
     memory: Tensor | None = None,
+    first_values: Tensor | None = None,
 ) -> Tensor:
-    """Return the output (B, n, d) of `layer` by its formulas, without dropout."""
+    """Return the output (B, n, d) of `layer` by its formulas, without dropout.
+
+    `first_values` are the values (B, n, H', D) of the network's first layer; None in that layer.
+    """
     parts, tokens = layer.spec, x if memory is None else memory
-    q, keys, v = project(layer, x, rotary, tokens)
+    if attn_mask is not None and attn_mask.ndim > 2 and attn_mask.shape[-3] > 1:
+        # The mask of a head is that of each of its queries.
+        attn_mask = attn_mask.repeat_interleave(parts.pair.queries, dim=-3)
+    q, keys, v = project(layer, x, rotary, tokens, first_values)
     visible = torch.ones(x.shape[1], tokens.shape[1], dtype=torch.bool)
     if memory is None:
         visible = may_attend(x.shape[1], parts.window, layer.local_self_attention, is_causal)
@@ -43,10 +50,14 @@ def attention(
     if a is None:
         a = weights(layer, x, q, keys, visible, attn_mask, rotary, memory, is_causal)
     h = parts.normaliser.reference_heads(layer.normaliser, a @ v)
+    h = parts.filter.reference_heads(layer.filter, h)
 
     def project_gated(signal: Tensor) -> Tensor:
         return layer.proj(parts.gate.reference(layer.gate, x, signal))
 
+    h = parts.pair.reference(layer.pair, x, h)
+    # All queries of a head have the value of the head.
+    v = v[:, :: parts.pair.queries]
     out: Tensor = parts.residual.reference(layer.residual, x, h, v, project_gated)
     return out
 
@@ -73,41 +84,60 @@ def weights(
         z = layer.z_norm(split_heads(layer.z(x), layer.num_heads))
         if rotary is not None and layer.spec.zz == "like-k":
             z = rotate(z, rotary)
+        z = z.repeat_interleave(layer.spec.pair.queries, dim=1)
         logits = logits + tau * z @ z.transpose(-1, -2) / math.sqrt(layer.head_dim)  # Belief2 (11)
     more_inputs = () if memory is None else (memory,)
     if "pre" in layer.composers:
         logits = layer.spec.compose.reference(layer.composers["pre"], x, logits, *more_inputs)
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         logits = logits + attn_mask.to(logits.dtype).masked_fill(~mask_shows(attn_mask), 0)
+    present = None
     if memory is None:
-        present = None
         if attn_mask is not None:
             present = mask_shows(attn_mask).broadcast_to(logits.shape).any(-2)
         logits = logits + layer.spec.bias.reference(layer.bias, x, is_causal, present)
+    logits = layer.spec.filter.reference(layer.filter, logits, visible, present)
     # A finite number gives a query that sees no key weights without NaN; they become zero.
     logits = logits.masked_fill(~visible, -1e300)
     a = layer.spec.normaliser.reference(layer.normaliser, logits, visible).masked_fill(~visible, 0)
+    a = layer.spec.filter.reference_weights(layer.filter, a, visible, present)
+    # A map of the heads fills weights that are hidden from one of them alone.
+    a = a.masked_fill(~visible, 0)
     if "post" in layer.composers:
         a = layer.spec.compose.reference(layer.composers["post"], x, a, *more_inputs)
     return a.masked_fill(~visible, 0)
 
 
 def project(
-    layer: Attention, x: Tensor, rotary: Rotary | None, memory: Tensor | None = None
+    layer: Attention,
+    x: Tensor,
+    rotary: Rotary | None,
+    memory: Tensor | None = None,
+    first_values: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Return q of x, and the M keys and v of `memory` (x if None), (B, H, n, D) each."""
+    """Return q of x, and the M keys and v of `memory` (x if None), (B, H, n, D) each.
+
+    `first_values` are the values (B, n, H', D) of the network's first layer.
+    """
     memory = x if memory is None else memory
     heads, shared = layer.num_heads, layer.key_heads
     sizes = [heads * layer.head_dim, shared * layer.head_dim, shared * layer.head_dim]
     q, _, _ = layer.qkv(x).split(sizes, dim=-1)
     _, k, v = layer.qkv(memory).split(sizes, dim=-1)
+    queries = layer.spec.pair.reference_queries(layer.pair, x, q.unflatten(-1, (heads, -1)))
+    heads = layer.query_heads
     mapped = layer.spec.transform.reference(
         layer.transform,
-        q.unflatten(-1, (heads, -1)),
+        queries,
         k.unflatten(-1, (shared, -1)),
         v.unflatten(-1, (shared, -1)),
     )
-    q, k, v = (vectors.flatten(-2) for vectors in mapped)
+    q, k, own_v = mapped
+    if first_values is None:
+        v = own_v
+    else:
+        v = layer.spec.values.reference(layer.values, own_v, first_values)
+    q, k, v = (vectors.flatten(-2) for vectors in (q, k, v))
     keys = layer.spec.similarity.reference_keys(layer.similarity, memory, k)
 
     def head_of_group(t: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ from timm.models.vision_transformer import Block, PatchEmbed, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.attention.layer import Attention, attn_layer, number_layers
+from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.network import number_layers
 from lit_attn.config.models.vision import (
     ImageViTConfig,
     NormedTransformer,

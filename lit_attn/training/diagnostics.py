@@ -263,7 +263,7 @@ def _list_priors(layer: Attention) -> list[LayerValue]:
     pi = layer.similarity.mean_prior()
     if pi is None:
         return []
-    has_heads = len(pi) == layer.num_heads
+    has_heads = len(pi) == layer.query_heads
     values = []
     for number, head_pi in enumerate(pi.tolist(), start=1):
         head = number if has_heads else None
@@ -300,6 +300,10 @@ def record_calls(
         if arguments.pop("memory", None) is not None:
             # Cross-attention has no square matrix of attention and no value of the query's token.
             return
+        assert isinstance(layer, Attention)
+        if layer.spec.values.reads_first and not layer.is_first:
+            assert layer.first_values is not None
+            arguments["first_values"] = layer.first_values.read()
         x = arguments["x"]
         stream = block_inputs.get(blocks[layer], x)
         if stream.shape != x.shape:
@@ -330,12 +334,14 @@ def split_calls(layer: Attention, calls: list[LayerCall]) -> Iterator[tuple[Laye
         x = call.arguments["x"]
         batch, n = x.shape[:2]
         keys = getattr(layer.spec.similarity, "keys", 1)
-        weights_per_sample = layer.num_heads * keys * n * n
+        weights_per_sample = layer.query_heads * keys * n * n
         size = max(1, MAX_WEIGHTS // weights_per_sample)
         for start in range(0, batch, size):
             part = slice(start, start + size)
             arguments = dict(call.arguments)
-            arguments["x"] = x[part].double()
+            for name in ("x", "first_values"):
+                if name in arguments:
+                    arguments[name] = arguments[name][part].double()
             is_attended = torch.ones(arguments["x"].shape[:2], dtype=torch.bool, device=x.device)
             mask = arguments.get("attn_mask")
             if mask is not None:

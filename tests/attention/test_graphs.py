@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lit_attn.attention import flex
 from lit_attn.attention.layer import attn_layer
+from lit_attn.attention.network import number_layers
 from lit_attn.attention.spec import PRESETS
 from lit_attn.attention.statistics import leave_steps_to_loop
 
@@ -36,5 +37,6 @@ def test_a_training_step_is_one_graph(name: str, n: int, monkeypatch: pytest.Mon
     """With flex_attention as on a GPU; the loop of training ends the steps, as in this package."""
     use_flex(monkeypatch, flex_of_torch, flex.weighted_sums)
     layer = attn_layer(name)(32, 2).train()
+    number_layers(layer)
     leave_steps_to_loop(layer)
     assert count_breaks(layer, torch.randn(1, n, 32)) == 0
