@@ -95,8 +95,10 @@ class HeadMaps(Composer):
             is_open = self.has_identity
             terms = []
             if self.matrix is not None:
-                # With the pairs of tokens in one axis, this product needs no copies.
-                product = self.matrix.to(a.dtype) @ a.flatten(2)
+                # With the pairs of tokens in one axis, and one matrix for each sequence, this product
+                # needs no copies. Compiled code would transpose `a` for one matrix.
+                matrices = self.matrix.to(a.dtype).expand(len(a), -1, -1)
+                product = matrices @ a.flatten(2)
                 terms.append(product.view_as(a))
             if query is not None:
                 terms.append(_map(a, query, "c", is_open))

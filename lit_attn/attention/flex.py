@@ -17,17 +17,22 @@ exponentials, not by that of all pairs. A second call returns the log-sum-exp of
 
     dropped sum = sum of the pairs that stay * exp(lse of these - lse of all) / (1 - p).
 
+A hard assignment takes the largest of a token's M logits: the others are hidden by -inf. A kernel
+sees one key at a time, so the largest key of every pair of tokens is computed before, from products
+with differences of keys, and its number is kept in one to four bits.
+
 Shapes: B batch, n queries, n' tokens with keys, H heads, M keys for every token, E width of the
 features, D of the values.
 """
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.attention.flex_attention import (
     AuxRequest,
     BlockMask,
@@ -37,8 +42,9 @@ from torch.nn.attention.flex_attention import (
 )
 
 from lit_attn.attention.derivatives import refuse_forward_mode
-from lit_attn.attention.masks import Masks
-from lit_attn.attention.precision import wide
+from lit_attn.attention.formed import large_chunk
+from lit_attn.attention.masks import Masks, in_chunks
+from lit_attn.attention.precision import multiply, wide
 
 # Widths of features and values that the kernels support. Wider ones need more shared memory in the
 # backward pass than consumer cards have.
@@ -66,6 +72,7 @@ class Scores(NamedTuple):
     q (B, H, n, E), k (B, H, M, n', E) and key_bias (B, H, M, n') or None. `scale` multiplies the
     products of q and k, not `key_bias`. `dropout` is the probability of dropping a pair.
     `log_offset` is the logarithm of a number that is added to each sum of exponentials, or None.
+    `hard`: the largest of a token's M logits counts, not their log-sum-exp.
     """
 
     q: Tensor
@@ -75,6 +82,7 @@ class Scores(NamedTuple):
     scale: float
     dropout: float
     log_offset: float | None
+    hard: bool = False
 
 
 def supports(q: Tensor, features: int, width: int) -> bool:
@@ -113,13 +121,14 @@ def weighted_sums(scores: Scores, v: Tensor) -> Tensor:
     if m > 1:
         values = v.unsqueeze(3).expand(-1, -1, -1, m, -1).flatten(2, 3)
     order = _order(scores.masks, scores.q.shape[2], tokens, m, scores.q.device)
+    largest = LargestKeys.find(scores) if scores.hard and m > 1 else None
     needs_lse = scores.log_offset is not None or scores.dropout > 0
     if not needs_lse:
         return flex_attention(
             scores.q,
             keys,
             values,
-            _score_mod(scores, None),
+            _score_mod(scores, largest, None),
             order,
             scores.scale,
             kernel_options=OPTIONS,
@@ -127,12 +136,12 @@ def weighted_sums(scores: Scores, v: Tensor) -> Tensor:
     seed = None
     if scores.dropout > 0:
         seed = torch.randint(2**31 - 1, (), dtype=torch.int32, device=v.device)
-    out, lse = _with_lse(scores, keys, values, _score_mod(scores, seed), order)
+    out, lse = _with_lse(scores, keys, values, _score_mod(scores, largest, seed), order)
     factor = None
     if seed is not None:
         # The sums of this call are not needed, so it reads as few columns of the values as it can.
         few_values = values[..., :NARROWEST]
-        _, lse_of_all = _with_lse(scores, keys, few_values, _score_mod(scores, None), order)
+        _, lse_of_all = _with_lse(scores, keys, few_values, _score_mod(scores, largest, None), order)
         factor = _exp_of_difference(lse, lse_of_all) / (1 - scores.dropout)
         lse = lse_of_all
     if scores.log_offset is not None:
@@ -193,10 +202,13 @@ def _order(
     return create_block_mask(is_visible, None, None, queries, m * tokens, device)
 
 
-def _score_mod(scores: Scores, seed: Tensor | None) -> ScoreMod:
+def _score_mod(
+    scores: Scores, largest: "LargestKeys | None", seed: Tensor | None
+) -> ScoreMod:
     """Return the function that adds biases to a logit, and hides it by -inf.
 
-    With a `seed`, a pair of tokens that dropout drops is hidden too.
+    With `largest`, the other keys of a pair of tokens are hidden. With a `seed`, a pair of tokens
+    that dropout drops is hidden too.
     """
     heads = scores.q.shape[1]
     m = scores.k.shape[2]
@@ -217,12 +229,82 @@ def _score_mod(scores: Scores, seed: Tensor | None) -> ScoreMod:
             score = score + bias.at(b, h, i, j)
         if visibility is not None:
             score = torch.where(visibility.at(b, h, i, j), score, -math.inf)
+        if largest is not None:
+            score = torch.where(largest.at(b, h, i, j) == key % m, score, -math.inf)
         if seed is not None:
             stays = is_kept(seed, b * heads + h, i, j, dropout)
             score = torch.where(stays, score, -math.inf)
         return score
 
     return score_mod
+
+
+class LargestKeys(NamedTuple):
+    """Number of the key with the largest logit for every pair of tokens, in `bits` bits.
+
+    `packed` (B, H, n, bytes) has the numbers of 8 / `bits` neighbouring tokens in every byte. Of
+    equal logits the last one counts.
+    """
+
+    packed: Tensor
+    bits: int
+
+    @classmethod
+    @torch.no_grad()
+    def find(cls, scores: Scores) -> "LargestKeys":
+        """Return the largest keys, from logits relative to those of the first key, in chunks."""
+        q = scores.q
+        batch, heads, m, tokens = scores.k.shape[:4]
+        bits = next(bits for bits in (1, 2, 4, 8) if m <= 2**bits)
+        keys = wide(scores.k)
+        differences = (keys[:, :, 1:] - keys[:, :, :1]).to(q.dtype)
+        bias = None
+        if scores.key_bias is not None:
+            of_keys = wide(scores.key_bias)
+            bias = (of_keys[:, :, 1:] - of_keys[:, :, :1]).unsqueeze(2)
+        bytes_of_a_query = batch * heads * (m - 1) * tokens * q.element_size()
+        size = large_chunk(q.shape[2], bytes_of_a_query, scores.masks.is_causal)
+        parts = []
+        for rows in in_chunks(q.shape[2], size):
+            columns = scores.masks.visible(rows, tokens)
+            visible_keys = differences[..., columns, :]
+            logits = wide(
+                multiply("bhce,bhrme->bhcrm", q[:, :, rows], visible_keys, scores.scale)
+            )
+            if bias is not None:
+                logits = logits + bias[..., columns]
+            numbers = _number_of_largest(logits.unbind(3))
+            hidden = (columns.start, tokens - columns.stop)
+            parts.append(_pack(F.pad(numbers, hidden), bits))
+        return cls(torch.cat(parts, 2), bits)
+
+    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """Return the number of the largest key for the indices of batch, head, query and token."""
+        tokens_of_a_byte = 8 // self.bits
+        byte = self.packed[b, h, i, j // tokens_of_a_byte].to(torch.int32)
+        shift = (j % tokens_of_a_byte) * self.bits
+        return (byte >> shift) & (2**self.bits - 1)
+
+
+def _number_of_largest(logits: Sequence[Tensor]) -> Tensor:
+    """Return the number of the largest key from logits relative to that of the key 0."""
+    largest = torch.zeros_like(logits[0])
+    numbers = torch.zeros_like(logits[0], dtype=torch.int32)
+    for number, logit in enumerate(logits, 1):
+        is_smaller = largest > logit
+        largest = torch.where(is_smaller, largest, logit)
+        numbers = torch.where(is_smaller, numbers, number)
+    return numbers
+
+
+def _pack(numbers: Tensor, bits: int) -> Tensor:
+    """Return numbers (..., n') below 2^bits as bytes (..., n' bits / 8), the first the lowest."""
+    tokens_of_a_byte = 8 // bits
+    missing = -numbers.shape[-1] % tokens_of_a_byte
+    of_bytes = F.pad(numbers, (0, missing)).unflatten(-1, (-1, tokens_of_a_byte))
+    places = torch.arange(tokens_of_a_byte, dtype=torch.int32, device=numbers.device)
+    # As a sum, it is computed together with the numbers, which are not written.
+    return (of_bytes << (places * bits)).sum(-1).to(torch.uint8)
 
 
 class _Pairs(NamedTuple):

@@ -73,9 +73,7 @@ def _attend_recomputed(formed: Formed, v: Tensor) -> Tensor:
     require, and in causal order four, which leave out three of eight pairs of tokens.
     """
     n = formed.q.shape[-2]
-    size = _large_chunk(formed, v)
-    if formed.masks.is_causal:
-        size = min(size, max(CHUNK, -(-n // CAUSAL_CHUNKS)))
+    size = large_chunk(n, _bytes_of_a_query(formed, v), formed.masks.is_causal)
     sums = []
     for rows in in_chunks(n, size):
         chunk = functools.partial(_attend_chunk, formed, v, rows.start, rows.stop)
@@ -85,11 +83,20 @@ def _attend_recomputed(formed: Formed, v: Tensor) -> Tensor:
     return torch.cat(sums, -2)
 
 
-def _large_chunk(formed: Formed, v: Tensor) -> int:
-    """Return the number of queries with FEW_BYTES of weights, or CHUNK if that is more."""
+def large_chunk(n: int, bytes_of_a_query: int, is_causal: bool) -> int:
+    """Return the number of queries of a chunk on a GPU and in compiled code, at least CHUNK.
+
+    A chunk has FEW_BYTES of logits. In causal order there are at least CAUSAL_CHUNKS of n queries.
+    """
+    size = FEW_BYTES // bytes_of_a_query
+    if is_causal:
+        size = min(size, -(-n // CAUSAL_CHUNKS))
+    return max(CHUNK, size)
+
+
+def _bytes_of_a_query(formed: Formed, v: Tensor) -> int:
     b, heads = formed.q.shape[:2]
-    bytes_of_a_query = b * heads * formed.k.shape[-2] * v.element_size()
-    return max(CHUNK, FEW_BYTES // bytes_of_a_query)
+    return b * heads * formed.k.shape[-2] * v.element_size()
 
 
 def _attend_in_turn(formed: Formed, v: Tensor) -> Tensor:
@@ -125,8 +132,12 @@ def _attend_in_turn(formed: Formed, v: Tensor) -> Tensor:
         )
         return _attend_chunk(chunk, values, rows.start, rows.stop)
 
-    size = CHUNK if v.device.type == "cpu" else _large_chunk(formed, v)
-    chunks = in_chunks(formed.q.shape[-2], size)
+    n = formed.q.shape[-2]
+    size = CHUNK
+    if v.device.type != "cpu":
+        # A GPU that launches kernels one by one is slowed by further chunks in causal order.
+        size = large_chunk(n, _bytes_of_a_query(formed, v), is_causal=False)
+    chunks = in_chunks(n, size)
     parameters = [*composers.parameters(), *normaliser.parameters()]
     refuse_forward_mode(*leaves, *parameters)
     is_random = dropout > 0
