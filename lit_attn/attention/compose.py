@@ -38,6 +38,9 @@ class Composer(nn.Module):
     selects the tokens of a chunk and stores the keys' maps in the cache.
     """
 
+    keeps_zeros = False
+    """True if a pair of tokens with zeros in all heads keeps them; its mask is then not repeated."""
+
     def __init__(self, part: Any, shape: LayerShape) -> None:
         super().__init__()
         self.part = part
@@ -52,6 +55,8 @@ class Composer(nn.Module):
 
 class HeadMaps(Composer):
     """Sum of the identity, a learned matrix and a map of each token, w2 w1^T + diag(gate), on a."""
+
+    keeps_zeros = True
 
     def __init__(self, part: StaticConfig | DynamicConfig, shape: LayerShape) -> None:
         super().__init__(part, shape)

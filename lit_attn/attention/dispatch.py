@@ -295,9 +295,8 @@ def _flex_call(inputs: Inputs, joined: Features, values: Tensor) -> Tensor:
         scale=joined.scale,
         dropout=inputs.dropout,
         log_offset=math.log(part.offset) if part.kind == "offset-softmax" else None,
-        hard=joined.hard,
     )
-    return flex.attend(scores, as_multiplied(values))
+    return flex.attend(scores, as_multiplied(values), joined.hard)
 
 
 def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropout: float) -> Tensor:

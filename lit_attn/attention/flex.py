@@ -72,7 +72,7 @@ class Scores(NamedTuple):
     q (B, H, n, E), k (B, H, M, n', E) and key_bias (B, H, M, n') or None. `scale` multiplies the
     products of q and k, not `key_bias`. `dropout` is the probability of dropping a pair.
     `log_offset` is the logarithm of a number that is added to each sum of exponentials, or None.
-    `hard`: the largest of a token's M logits counts, not their log-sum-exp.
+    `largest` has the only key of a token that counts for a query, or is None: all M count.
     """
 
     q: Tensor
@@ -82,7 +82,7 @@ class Scores(NamedTuple):
     scale: float
     dropout: float
     log_offset: float | None
-    hard: bool = False
+    largest: "LargestKeys | None" = None
 
 
 def supports(q: Tensor, features: int, width: int) -> bool:
@@ -95,13 +95,18 @@ def supports(q: Tensor, features: int, width: int) -> bool:
     return has_kernel and q.shape[-2] > 1
 
 
-def attend(scores: Scores, v: Tensor) -> Tensor:
+def attend(scores: Scores, v: Tensor, hard: bool = False) -> Tensor:
     """Return the weighted sums (B, H, n, D) of v (B, H, n', D).
 
-    q, k and v have one dtype. A query that sees no key gets zeros. Raises RuntimeError for
-    derivatives in forward mode; second derivatives are an error of PyTorch.
+    `hard`: the largest of a token's M logits counts, not their log-sum-exp. q, k and v have one
+    dtype. A query that sees no key gets zeros. Raises RuntimeError for derivatives in forward mode;
+    second derivatives are an error of PyTorch.
     """
     refuse_forward_mode(scores.q, scores.k, scores.key_bias, v, scores.masks.bias)
+    if hard and scores.k.shape[2] > 1:
+        # The number of chunks depends on the number of tokens. As a part of `_compiled` this would
+        # be compiled anew for every length.
+        scores = scores._replace(largest=LargestKeys.find(scores))
     if torch.compiler.is_compiling():
         return weighted_sums(scores, v)
     return _compiled()(scores, v)
@@ -121,14 +126,13 @@ def weighted_sums(scores: Scores, v: Tensor) -> Tensor:
     if m > 1:
         values = v.unsqueeze(3).expand(-1, -1, -1, m, -1).flatten(2, 3)
     order = _order(scores.masks, scores.q.shape[2], tokens, m, scores.q.device)
-    largest = LargestKeys.find(scores) if scores.hard and m > 1 else None
     needs_lse = scores.log_offset is not None or scores.dropout > 0
     if not needs_lse:
         return flex_attention(
             scores.q,
             keys,
             values,
-            _score_mod(scores, largest, None),
+            _score_mod(scores, None),
             order,
             scores.scale,
             kernel_options=OPTIONS,
@@ -136,12 +140,12 @@ def weighted_sums(scores: Scores, v: Tensor) -> Tensor:
     seed = None
     if scores.dropout > 0:
         seed = torch.randint(2**31 - 1, (), dtype=torch.int32, device=v.device)
-    out, lse = _with_lse(scores, keys, values, _score_mod(scores, largest, seed), order)
+    out, lse = _with_lse(scores, keys, values, _score_mod(scores, seed), order)
     factor = None
     if seed is not None:
         # The sums of this call are not needed, so it reads as few columns of the values as it can.
         few_values = values[..., :NARROWEST]
-        _, lse_of_all = _with_lse(scores, keys, few_values, _score_mod(scores, largest, None), order)
+        _, lse_of_all = _with_lse(scores, keys, few_values, _score_mod(scores, None), order)
         factor = _exp_of_difference(lse, lse_of_all) / (1 - scores.dropout)
         lse = lse_of_all
     if scores.log_offset is not None:
@@ -202,14 +206,13 @@ def _order(
     return create_block_mask(is_visible, None, None, queries, m * tokens, device)
 
 
-def _score_mod(
-    scores: Scores, largest: "LargestKeys | None", seed: Tensor | None
-) -> ScoreMod:
+def _score_mod(scores: Scores, seed: Tensor | None) -> ScoreMod:
     """Return the function that adds biases to a logit, and hides it by -inf.
 
-    With `largest`, the other keys of a pair of tokens are hidden. With a `seed`, a pair of tokens
-    that dropout drops is hidden too.
+    The keys of a token that are not the largest are hidden, and with a `seed` all keys of a pair of
+    tokens that dropout drops.
     """
+    largest = scores.largest
     heads = scores.q.shape[1]
     m = scores.k.shape[2]
     dropout = scores.dropout
@@ -264,18 +267,23 @@ class LargestKeys(NamedTuple):
             bias = (of_keys[:, :, 1:] - of_keys[:, :, :1]).unsqueeze(2)
         bytes_of_a_query = batch * heads * (m - 1) * tokens * q.element_size()
         size = large_chunk(q.shape[2], bytes_of_a_query, scores.masks.is_causal)
+        tokens_of_a_byte = 8 // bits
+        all_bytes = -(-tokens // tokens_of_a_byte)
         parts = []
         for rows in in_chunks(q.shape[2], size):
-            columns = scores.masks.visible(rows, tokens)
-            visible_keys = differences[..., columns, :]
+            visible = scores.masks.visible(rows, tokens)
+            first_byte = visible.start // tokens_of_a_byte
+            columns = slice(first_byte * tokens_of_a_byte, visible.stop)
             logits = wide(
-                multiply("bhce,bhrme->bhcrm", q[:, :, rows], visible_keys, scores.scale)
+                multiply(
+                    "bhce,bhrme->bhcrm", q[:, :, rows], differences[..., columns, :], scores.scale
+                )
             )
             if bias is not None:
                 logits = logits + bias[..., columns]
-            numbers = _number_of_largest(logits.unbind(3))
-            hidden = (columns.start, tokens - columns.stop)
-            parts.append(_pack(F.pad(numbers, hidden), bits))
+            packed = _pack(_number_of_largest(logits.unbind(3)), bits)
+            bytes_after = all_bytes - first_byte - packed.shape[-1]
+            parts.append(F.pad(packed, (first_byte, bytes_after)))
         return cls(torch.cat(parts, 2), bits)
 
     def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -289,7 +297,7 @@ class LargestKeys(NamedTuple):
 def _number_of_largest(logits: Sequence[Tensor]) -> Tensor:
     """Return the number of the largest key from logits relative to that of the key 0."""
     largest = torch.zeros_like(logits[0])
-    numbers = torch.zeros_like(logits[0], dtype=torch.int32)
+    numbers = torch.zeros_like(logits[0], dtype=torch.uint8)
     for number, logit in enumerate(logits, 1):
         is_smaller = largest > logit
         largest = torch.where(is_smaller, largest, logit)
@@ -302,9 +310,9 @@ def _pack(numbers: Tensor, bits: int) -> Tensor:
     tokens_of_a_byte = 8 // bits
     missing = -numbers.shape[-1] % tokens_of_a_byte
     of_bytes = F.pad(numbers, (0, missing)).unflatten(-1, (-1, tokens_of_a_byte))
-    places = torch.arange(tokens_of_a_byte, dtype=torch.int32, device=numbers.device)
-    # As a sum, it is computed together with the numbers, which are not written.
-    return (of_bytes << (places * bits)).sum(-1).to(torch.uint8)
+    shifts = bits * torch.arange(tokens_of_a_byte, dtype=torch.int32, device=numbers.device)
+    # Compiled code computes the numbers in this sum, and does not write them.
+    return (of_bytes.to(torch.int32) << shifts).sum(-1, dtype=torch.int32).to(torch.uint8)
 
 
 class _Pairs(NamedTuple):

@@ -257,14 +257,17 @@ def form_weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype
     if hidden is not None:
         logits = logits.masked_fill(hidden.unsqueeze(-2), torch.finfo(logits.dtype).min)
     a = formed.normaliser.over_keys(logits, visible).to(dtype)
-    if "post" in formed.composers:
-        if hidden is not None and differs_between_heads(hidden):
-            # The softmax of a head that sees no key is uniform; other heads must not take it over.
-            a = a.masked_fill(hidden, 0)
-        a = _compose("post", formed, a, rows, columns)
+    if hidden is not None:
+        # The softmax of a query that sees no key is uniform, and other heads must not take it over.
+        a = a.masked_fill(hidden, 0)
+    if "post" not in formed.composers:
+        return a
+    a = _compose("post", formed, a, rows, columns)
     if hidden is None:
         return a
-    # Composition fills masked positions again, and a query that sees no key gets zero.
+    if formed.composers["post"].keeps_zeros and not differs_between_heads(hidden):
+        return a
+    # Composition fills masked positions again.
     return a.masked_fill(hidden, 0)
 
 

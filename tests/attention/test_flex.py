@@ -166,8 +166,9 @@ def make_scores(
         scale=0.4,
         dropout=dropout,
         log_offset=log_offset,
-        hard=hard,
     )
+    if hard:
+        scores = scores._replace(largest=flex.LargestKeys.find(scores))
     return scores, draw(2, 3, N, 4)
 
 
@@ -179,7 +180,8 @@ def by_weights(scores: flex.Scores, v: Tensor, seed: Tensor) -> Tensor:
     i = torch.arange(N).view(-1, 1)
     j = torch.arange(N)
     logits = logits.masked_fill((j > i).unsqueeze(1), -math.inf)
-    exponentials = logits.exp().amax(3) if scores.hard else logits.exp().sum(3)
+    is_hard = scores.largest is not None
+    exponentials = logits.exp().amax(3) if is_hard else logits.exp().sum(3)
     total = exponentials.sum(-1, keepdim=True)
     if scores.log_offset is not None:
         total = total + math.exp(scores.log_offset)
@@ -188,8 +190,7 @@ def by_weights(scores: flex.Scores, v: Tensor, seed: Tensor) -> Tensor:
     return (exponentials / total * stays / (1 - scores.dropout)) @ v
 
 
-@pytest.mark.parametrize("m", [1, 3])
-@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize(("m", "hard"), [(1, False), (3, False), (3, True)])
 @pytest.mark.parametrize("log_offset", [None, -1.0])
 @pytest.mark.parametrize("dropout", [0.3, 0.9])
 def test_dropped_sums_equal_those_of_dropped_weights(
@@ -228,7 +229,7 @@ def test_the_largest_key_of_every_visible_pair_is_kept_in_few_bits(
     """Nine tokens take two bytes with one bit, three with two bits and five with four bits."""
     monkeypatch.setattr(formed, "CHUNK", 2)
     monkeypatch.setattr(formed, "FEW_BYTES", 1)
-    scores, _ = make_scores(m, 0.0, None, hard=True)
+    scores, _ = make_scores(m, 0.0, None)
     masks = scores.masks._replace(is_causal=is_causal, window=window)
     scores = scores._replace(masks=masks)
     calls.append(scores)
@@ -250,14 +251,11 @@ def test_the_largest_key_of_every_visible_pair_is_kept_in_few_bits(
     assert torch.equal(numbers.masked_fill(hidden, 0), expected.int().masked_fill(hidden, 0))
 
 
-def test_the_last_of_equal_keys_gets_the_gradient_as_in_formed_weights(
-    calls: list[flex.Scores],
-) -> None:
-    scores, v = make_scores(3, 0.0, None, hard=True)
-    calls.append(scores)
+def test_the_last_of_equal_keys_gets_the_gradient_as_in_formed_weights() -> None:
+    scores, v = make_scores(3, 0.0, None)
     keys = scores.k[:, :, :1].detach().repeat(1, 1, 3, 1, 1).requires_grad_()
     bias = torch.zeros(2, 3, 3, N, dtype=torch.double)
-    out = flex.weighted_sums(scores._replace(k=keys, key_bias=bias), v)
+    out = flex.attend(scores._replace(k=keys, key_bias=bias), v, hard=True)
     gradient = torch.autograd.grad(out.square().sum(), keys)[0]
     assert (gradient[:, :, :2] == 0).all()
     assert (gradient[:, :, 2] != 0).any()
