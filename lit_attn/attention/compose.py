@@ -39,7 +39,7 @@ class Composer(nn.Module):
     """
 
     keeps_zeros = False
-    """True if a pair of tokens with zeros in all heads keeps them; its mask is then not repeated."""
+    """True if a pair of tokens with zeros in all heads keeps them, so that it stays masked."""
 
     def __init__(self, part: Any, shape: LayerShape) -> None:
         super().__init__()
@@ -100,8 +100,8 @@ class HeadMaps(Composer):
             is_open = self.has_identity
             terms = []
             if self.matrix is not None:
-                # With the pairs of tokens in one axis, and one matrix for each sequence, this product
-                # needs no copies. Compiled code would transpose `a` for one matrix.
+                # With the pairs of tokens in one axis and a matrix for each sequence, this product
+                # needs no copies. For a single matrix, compiled code would transpose `a`.
                 matrices = self.matrix.to(a.dtype).expand(len(a), -1, -1)
                 product = matrices @ a.flatten(2)
                 terms.append(product.view_as(a))

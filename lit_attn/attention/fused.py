@@ -28,8 +28,8 @@ from lit_attn.attention.derivatives import raise_no_second, refuse_forward_mode
 from lit_attn.attention.masks import in_chunks
 from lit_attn.attention.precision import wide
 
-# Bytes of [k|z] in a slice. On a CPU the joined and padded inputs of a slice need little memory, and
-# on a GPU a slice is large enough to occupy it.
+# Bytes of [k|z] in a slice: few, because the joined inputs need memory, but on a GPU enough to
+# occupy it.
 SLICE = 1 << 20
 GPU_SLICE = 1 << 25
 

@@ -264,9 +264,8 @@ class Mixture(MixedKeys):
         exponentials = [(logit - largest).exp() for logit in logits_of_keys]
         offset = RESPONSIBILITY_OFFSET * (-largest).exp()
         divisor = functools.reduce(torch.add, exponentials) + offset
-        assigned = []
-        for exponential in exponentials:
-            assigned.append((exponential / divisor * weight).sum(2).sum(0))
+        responsibilities = [exponential / divisor for exponential in exponentials]
+        assigned = [(share * weight).sum(2).sum(0) for share in responsibilities]
         return torch.stack(assigned, 1), weight.sum(2).sum(0).unsqueeze(1)
 
     @torch.no_grad()
