@@ -71,12 +71,12 @@ form of one mask give the same result, and a query that sees no key gets zero
 
 | similarity | composition | normaliser | mask | dropout | device | path |
 |---|---|---|---|---|---|---|
-| hard mixture | any | any | any | any | any | FORMED |
 | any | some | any | any | any | any | FORMED |
 | any | any | not a softmax | any | any | any | FORMED |
 | M > 1 keys, key term or z z | none | softmax, offset | any | any | flex | FLEX |
 | any | none | offset | any | any | flex | FLEX |
 | any | none | softmax | order | any | flex | FLEX |
+| hard mixture | any | any | any | any | any | FORMED |
 | any | any | offset | any | any | any | FORMED |
 | M > 1 keys | none | softmax | any | yes | any | FORMED |
 | M > 1 keys or z z | none | softmax | none or causal | no | not meta | MERGED |
@@ -85,9 +85,10 @@ form of one mask give the same result, and a query that sees no key gets zero
 - FORMED: the weights are formed. Up to 384 keys they are kept; beyond, they are formed for
   one chunk of queries at a time, and formed again in the backward pass.
 - FLEX: one call of flex_attention, compiled, with all M n keys as neighbours, the terms of keys and
-  pairs as addends and values of their own width. Dropout needs a second call, for the sums of
-  exponentials of all pairs. Nobody has run this path on a GPU; tests on a CPU compare the same
-  formulation with the reference.
+  pairs as addends and values of their own width. For a hard mixture, the number of the largest key
+  of every pair of tokens is computed before the call, and kept in one bit for two keys. Dropout
+  needs a second call, for the sums of exponentials of all pairs. Nobody has run this path on a GPU;
+  tests on a CPU compare the same formulation with the reference.
 - MERGED: one kernel call with all M n keys for each slice of the batch. If attention is causal, one
   call for each of the M keys, merged by log-sum-exp.
 - ONE_CALL: one call of scaled-dot-product attention with all M n keys.

@@ -83,13 +83,13 @@ def choose_path(
     factor of each query, a cache that is not empty, or cross-attention. `device` is "flex" on a GPU
     where flex_attention supports the type and the widths, else the device's type.
     """
-    if is_hard or is_composed or normaliser not in ("softmax", "offset-softmax"):
+    if is_composed or normaliser not in ("softmax", "offset-softmax"):
         return Path.FORMED
     needs_flex = keys > 1 or has_bias or has_z or normaliser != "softmax" or mask == "order"
     if device == "flex" and needs_flex:
         return Path.FLEX
     # Dropout has to drop a pair of tokens with all of its keys.
-    if normaliser != "softmax" or (keys > 1 and dropout > 0):
+    if is_hard or normaliser != "softmax" or (keys > 1 and dropout > 0):
         return Path.FORMED
     # FLOPs are counted on the meta device, which only counts those of torch's own operators.
     is_merged = (keys > 1 or has_z) and mask in ("none", "causal")
@@ -299,7 +299,7 @@ def _flex_call(inputs: Inputs, joined: Features, values: Tensor) -> Tensor:
         dropout=inputs.dropout,
         log_offset=math.log(part.offset) if part.kind == "offset-softmax" else None,
     )
-    return flex.attend(scores, as_multiplied(values))
+    return flex.attend(scores, as_multiplied(values), joined.hard)
 
 
 def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropout: float) -> Tensor:

@@ -78,9 +78,7 @@ def _attend_recomputed(formed: Formed, v: Tensor) -> Tensor:
     require, and in causal order four, which leave out three of eight pairs of tokens.
     """
     n = formed.q.shape[-2]
-    size = _large_chunk(formed, v)
-    if formed.masks.is_causal:
-        size = min(size, max(CHUNK, -(-n // CAUSAL_CHUNKS)))
+    size = large_chunk(n, _bytes_of_a_query(formed, v), formed.masks.is_causal)
     sums = []
     for rows in in_chunks(n, size):
         chunk = functools.partial(_attend_chunk, formed, v, rows.start, rows.stop)
@@ -90,11 +88,20 @@ def _attend_recomputed(formed: Formed, v: Tensor) -> Tensor:
     return torch.cat(sums, -2)
 
 
-def _large_chunk(formed: Formed, v: Tensor) -> int:
-    """Return the number of queries with FEW_BYTES of weights, or CHUNK if that is more."""
+def large_chunk(n: int, bytes_of_a_query: int, is_causal: bool) -> int:
+    """Return the number of queries of a chunk on a GPU and in compiled code, at least CHUNK.
+
+    A chunk has FEW_BYTES of logits. In causal order there are at least CAUSAL_CHUNKS of n queries.
+    """
+    size = FEW_BYTES // bytes_of_a_query
+    if is_causal:
+        size = min(size, -(-n // CAUSAL_CHUNKS))
+    return max(CHUNK, size)
+
+
+def _bytes_of_a_query(formed: Formed, v: Tensor) -> int:
     b, heads = formed.q.shape[:2]
-    bytes_of_a_query = b * heads * formed.k.shape[-2] * v.element_size()
-    return max(CHUNK, FEW_BYTES // bytes_of_a_query)
+    return b * heads * formed.k.shape[-2] * v.element_size()
 
 
 def _attend_in_turn(formed: Formed, v: Tensor) -> Tensor:
@@ -133,8 +140,12 @@ def _attend_in_turn(formed: Formed, v: Tensor) -> Tensor:
         )
         return _attend_chunk(chunk, values, rows.start, rows.stop)
 
-    size = CHUNK if v.device.type == "cpu" else _large_chunk(formed, v)
-    chunks = in_chunks(formed.q.shape[-2], size)
+    n = formed.q.shape[-2]
+    size = CHUNK
+    if v.device.type != "cpu":
+        # A GPU that launches kernels one by one is slowed by further chunks in causal order.
+        size = large_chunk(n, _bytes_of_a_query(formed, v), is_causal=False)
+    chunks = in_chunks(n, size)
     parameters = [*composers.parameters(), *normaliser.parameters()]
     refuse_forward_mode(*leaves, *parameters)
     is_random = dropout > 0
@@ -257,16 +268,22 @@ def form_weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype
     if hidden is not None:
         logits = logits.masked_fill(hidden.unsqueeze(-2), torch.finfo(logits.dtype).min)
     a = formed.normaliser.over_keys(logits, visible).to(dtype)
+    if hidden is not None:
+        # The softmax of a query that sees no key is uniform, and other heads must not take it over.
+        a = a.masked_fill(hidden, 0)
     if formed.filter.is_active:
         a = formed.filter.filter_weights(a, visible, masks, formed.cache)
-    if "post" in formed.composers:
-        if hidden is not None and differs_between_heads(hidden):
-            # The softmax of a head that sees no key is uniform; other heads must not take it over.
+        if hidden is not None:
+            # A map of the heads fills weights that are hidden from one of them alone.
             a = a.masked_fill(hidden, 0)
-        a = _compose("post", formed, a, rows, columns)
+    if "post" not in formed.composers:
+        return a
+    a = _compose("post", formed, a, rows, columns)
     if hidden is None:
         return a
-    # Composition fills masked positions again, and a query that sees no key gets zero.
+    if formed.composers["post"].keeps_zeros and not differs_between_heads(hidden):
+        return a
+    # Composition fills masked positions again.
     return a.masked_fill(hidden, 0)
 
 

@@ -15,6 +15,7 @@ CASES = [(name, 65) for name in PRESETS]
 # Beyond 384 tokens weights are formed in chunks; kernels have no other branch.
 CASES += [(name, n) for name in ("standard", "belief2", "mgk-soft-e", "dcmha") for n in (197, 1024)]
 CASES += [("mgk-hard", 1024), ("talking-heads", 1024), ("linear", 1024)]
+CASES += [("differential", 1024), ("forgetting", 1024), ("off-by-one", 1024)]
 
 
 def count_breaks(layer: torch.nn.Module, x: Tensor) -> int:

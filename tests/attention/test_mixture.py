@@ -135,6 +135,16 @@ def test_padded_queries_have_no_responsibilities() -> None:
     torch.testing.assert_close(padded.similarity.prior, alone.similarity.prior)
 
 
+@pytest.mark.parametrize("kernel", ["gaussian", "dot"])
+def test_responsibilities_of_extreme_logits_are_numbers(kernel: str) -> None:
+    """Logits of several thousands in float32, whose exponentials are 0 or not finite."""
+    layer = mixture(prior="m-step", kernel=kernel).float().train()
+    layer(300 * tokens(7).float()).sum().backward()
+    prior = layer.similarity.prior
+    assert ((prior >= 0) & (prior <= 1)).all()
+    torch.testing.assert_close(prior.sum(0), torch.ones_like(prior[0]))
+
+
 def test_a_position_without_attention_keeps_its_weights() -> None:
     """Without pairs there is no responsibility to average."""
     layer = mixture(prior="m-step", prior_scope="position", positions=8).train()
