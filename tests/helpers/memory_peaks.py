@@ -73,7 +73,9 @@ def _train(
 def _read_peak(profiler: profile) -> int:
     """Return the largest sum of the bytes that were allocated and freed in a profile."""
     assert profiler.profiler is not None
-    all_events = profiler.profiler.kineto_results.events()
+    # PyTorch's type stubs lack the bytes of an event.
+    results: Any = profiler.profiler.kineto_results
+    all_events = results.events()
     events = [event for event in all_events if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
     total = 0
