@@ -97,9 +97,12 @@ def _choose_depths(model: Model, data: Data) -> tuple[int, int] | None:
     first or of the last layer: one of them is in each half, and each half is a phase.
     """
     depth = _read_depth(model)
-    period = max(2, len(getattr(model, "windows", ())))
+    pattern = max(1, len(getattr(model, "windows", ())))
+    period = max(2, pattern)
     has_equal_layers = all(len(spec.mechanisms) == 1 for spec in find_specs(model))
-    if depth <= 3 * period or not has_equal_layers:
+    # The layers of each window must be the same share of every depth.
+    is_whole = depth % pattern == 0
+    if depth <= 3 * period or not has_equal_layers or not is_whole:
         return None
     depths = (period, 2 * period)
     fewest, fewer, all_parameters = (

@@ -117,12 +117,17 @@ def test_the_parts_of_an_estimate_have_the_sizes_of_their_tensors() -> None:
 def test_deep_models_are_estimated_from_shallow_ones(
     model: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cell = make_cell(model={"depth": 9, **model}, data={"batch_size": 2})
+    cell = make_cell(model={"depth": 10, **model}, data={"batch_size": 2})
     extrapolated = estimate_cell(cell)
     monkeypatch.setattr(memory, "_choose_depths", lambda model, data: None)
     exact = estimate_cell(cell)
     assert extrapolated.total == pytest.approx(exact.total, rel=1e-3)
     assert extrapolated.weights == exact.weights
+
+
+def test_windows_that_do_not_divide_the_depth_are_not_extrapolated() -> None:
+    cell = make_cell(model={"depth": 9, "windows": (64, None)})
+    assert memory._choose_depths(cell.experiment.model, cell.experiment.data) is None
 
 
 def test_layers_that_differ_are_not_extrapolated() -> None:
