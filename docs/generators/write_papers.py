@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from lit_attn.ablate.papers import UTILISATION, estimate_hours, expand_paper, format_hours
+from lit_attn.ablate.papers import UTILISATION, estimate_costs, expand_paper, format_item
 from lit_attn.config.papers import Figure, PaperSource, read_paper
 
 # Short names of the papers.
@@ -76,6 +76,13 @@ that grow count with their final size, and small models use far less than {UTILI
 GPU: the times are a lower limit for the Long Range Arena and CIFAR. Tables that share cells share
 their times.
 
+A model whose weights, gradients and states of Adam take more than a quarter of the memory is
+estimated with the standard attention layer, for text with one sequence in a micro-batch
+([running.md](running.md#will-it-fit)). Where one {GPU} is too small, the page has the smallest
+power of 2 of them on which the cell fits with parameters sharded over the GPUs (FSDP), and the
+hours on so many, if they lose no time by exchanging parameters. These are estimates; nothing was
+measured on a GPU.
+
 ## Small models
 
 `--small` runs the same rows at a size for two CPU cores, with at least five seeds: scikit-learn's
@@ -131,13 +138,13 @@ def _name_item(number: str) -> str:
 def _describe(source: PaperSource) -> str:
     """Return the section of one paper."""
     items = source.items(())
-    hours = estimate_hours(source, expand_paper(source, (), Path("runs")), GPU)
+    costs = estimate_costs(source, expand_paper(source, (), Path("runs")), GPU)
     rows = []
     for number, item in items.items():
         name = re.sub("^figure-", "Figure ", number) if isinstance(item, Figure) else number
         needed = source.references(item)
         command = f"`--paper {source.name} --table {number}`" if needed else ""
-        spent = "" if item.script and not needed else format_hours(source, item, hours)
+        spent = "" if item.script and not needed else format_item(source, item, costs, GPU)
         script = f"`{item.script}`" if item.script else ""
         cells = (name, item.caption, " and ".join(filter(None, [command, script])), spent)
         rows.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
