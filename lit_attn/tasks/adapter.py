@@ -50,6 +50,7 @@ class Adapter(TaskModule):
     """
 
     network: L.LightningModule
+    network_methods = ("training_step", "validation_step")
 
     def __init__(
         self,
