@@ -199,13 +199,14 @@ class Training(Config):
     devices: PositiveInt = outside_identity(1, "devices that share every batch")
     strategy: Literal["ddp", "fsdp"] = outside_identity(
         "ddp",
-        "how several devices train; ddp: each one has all weights; fsdp: each one keeps a part of "
-        "every weight, gradient and state of the optimiser, for models larger than a device",
+        "division of the training among devices; ddp: each device has all weights; fsdp: each "
+        "device keeps a part of every weight, gradient and state of the optimiser, for models "
+        "larger than a device",
     )
     recompute: Literal["none", "blocks"] = outside_identity(
         "none",
-        "what is computed once more for the gradient to save memory; blocks: each block of the "
-        "network, of which only the input is kept",
+        "parts that are computed once more for the gradient, to save memory; blocks: each block of "
+        "the network, which keeps its input only",
     )
     checkpoint_every: PositiveFloat = outside_identity(60.0, "seconds between checkpoints")
     diagnostics: DiagnosticsConfig | None = outside_identity(

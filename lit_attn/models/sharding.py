@@ -104,7 +104,7 @@ def gather(values: Any, is_kept: bool) -> Any:
     (`is_kept` is False) gets None in their places. One tensor at a time is gathered.
     """
     if isinstance(values, DTensor):
-        full = values.detach().full_tensor()
+        full = values.full_tensor().detach()
         return full.cpu() if is_kept else None
     if isinstance(values, dict):
         return {key: gather(value, is_kept) for key, value in values.items()}
