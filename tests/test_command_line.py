@@ -4,10 +4,6 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
-import tarfile
-import venv
-import zipfile
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -260,74 +256,3 @@ def test_bash_completes_commands_options_and_files(
         ["bash"], input=text, text=True, cwd=tmp_path, capture_output=True, check=False
     )
     assert done.stdout.rstrip("/\n") == completed, done.stderr
-
-
-def build_wheel(folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "-q", "--wheel-dir", str(folder)], check=True, cwd=folder)
-    (wheel,) = folder.glob("lit_attn-*.whl")
-    return wheel
-
-
-@pytest.mark.slow
-def test_the_sdist_is_accepted_and_has_no_tests(tmp_path: Path) -> None:
-    for package in ("hatchling", "twine"):
-        pytest.importorskip(package)
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
-    subprocess.run(build, check=True, cwd=ROOT, capture_output=True)
-    (sdist,) = tmp_path.glob("lit_attn-*.tar.gz")
-    command = [sys.executable, "-m", "twine", "check", "--strict", str(sdist)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    with tarfile.open(sdist) as archive:
-        names = [name.partition("/")[2] for name in archive.getnames()]
-    assert {"ablations.yaml", "lit_attn/hub.py", "experiments/digits_vit.yaml"} <= set(names)
-    assert not any(name.startswith(("tests/", "reports/")) for name in names)
-
-
-@pytest.mark.slow
-def test_an_installed_wheel_runs_without_the_repository(tmp_path: Path) -> None:
-    """The environment is empty but for the dependencies, which it sees through a .pth file."""
-    pytest.importorskip("hatchling")
-    wheel = build_wheel(tmp_path)
-    names = zipfile.ZipFile(wheel).namelist()
-    assert "lit_attn/shipped/ablations.yaml" in names
-    assert "lit_attn/starter/ablations.yaml" in names
-    assert not any(name.startswith(("tests/", "reports/")) for name in names)
-    for check in (["twine", "check", "--strict"], ["check_wheel_contents"]):
-        pytest.importorskip(check[0])
-        done = subprocess.run(
-            [sys.executable, "-m", *check, str(wheel)], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    home, work = tmp_path / "environment", tmp_path / "work"
-    work.mkdir()
-    venv.create(home, with_pip=False)
-    (library,) = home.glob("lib/python*/site-packages")
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(library)]
-    subprocess.run([*command, str(wheel)], check=True)
-    (library / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-
-    def lit_attn(*words: str) -> str:
-        script = "import sys; from lit_attn.__main__ import main; sys.exit(main())"
-        done = subprocess.run(
-            [str(home / "bin" / "python"), "-c", script, *words],
-            cwd=work,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    assert str(library) in lit_attn("list", "studies")
-    assert "belief2-cifar100: " in lit_attn("run", "belief2-cifar100", "--dry-run")
-    lit_attn("init")
-    assert "12 missing" in lit_attn("run", "--dry-run")
-    lit_attn("run", "first", "--smoke", "--seeds", "1")
-    lit_attn("report", "runs/smoke")
-    assert (work / "reports" / "index.html").exists()
-    assert "4 done" in lit_attn("status", "runs/smoke")

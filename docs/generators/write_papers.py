@@ -27,6 +27,8 @@ HEAD = f"""\
 too. The results of a cell lie in the folder of its study, so tables that share cells share their
 results.
 
+## How to read a page
+
 The page of a paper has its tables in the paper's order of rows and columns. Below each row of
 published values is a row with our values: the mean over seeds ± the sample standard deviation, and
 the number n of seeds. A cell that has not run is empty. Alternative readings of a set-up
@@ -37,13 +39,20 @@ studies and their recorded agreement with the released code ([parity.md](parity.
 other cells of the paper are listed there under `slips`. Studies take the published numbers of their
 tables from these files ([studies.md](studies.md), `paper`).
 
+A claim is judged by the difference between two rows, paired by seed. It is undecided if the 95 %
+interval contains 0, if there is only one pair of seeds, if a time was measured on a busy machine,
+or if seeds have failed and a test of signed ranks at 0.05, in which a failed seed is worse than any
+value, does not confirm the direction. Claims about the same difference between the same cells share
+a row and count once. No interval is corrected for the number of claims.
+
 Some tables and figures need no training of ours: counts, the cost of models with random weights,
 and measurements of released weights. A script writes their files. Its command stands in the table
 below, and the page shows the files as soon as they exist below the folder of results. The first
 lines of each script explain it; [released-weights.md](released-weights.md) has examples.
-Claims about such values are judged by the standard errors in the files: the key `error` of a column
-names the file's standard error, the number of samples of a share, or the interquartile range of
-several rounds. Counts have no error.
+Values of such a file are single measurements. Their difference has the 95 % normal interval of the
+standard errors in the file, taken as independent: the key `error` of a column names the file's
+standard error, the number of samples of a share, or the interquartile range of several rounds.
+Counts have no error. A claim about values without a standard error is undecided.
 
 `--smoke` trains one step of every cell and fills the page, to try the whole path from cells to
 page; the page says that its values mean nothing.

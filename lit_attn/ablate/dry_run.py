@@ -9,10 +9,10 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from lit_attn.ablate.plan import Job, Matrix
+from lit_attn.ablate.plan import Job, Matrix, find_ended
 from lit_attn.ablate.slots import Slots, make_slots
 from lit_attn.ablate.status import StudyCell, make_cell_answers
-from lit_attn.cells.folder import State, count_states, read_cell
+from lit_attn.cells.folder import State, count_states, mark_stopped, read_cell
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import PlannedCell, Timing
 from lit_attn.config.cell import Cell
@@ -32,7 +32,9 @@ def print_cells(matrices: list[Matrix], with_costs: bool) -> list[Job]:
         if with_costs:
             _print_costs(matrix)
         states = _print_states(matrix)
-        missing += [job for job, state in zip(matrix.jobs, states, strict=True) if state != "done"]
+        for job, state in zip(matrix.jobs, states, strict=True):
+            if state not in ("done", "stopped"):
+                missing.append(job)
         variants = {job.cell.variant for job in matrix.jobs}
         product = f"{plural(len(variants), 'variant')} x {plural(len(matrix.seeds), 'seed')}"
         print(f"  {product} = {count_states(states)}\n")
@@ -46,7 +48,8 @@ def print_answer(matrices: list[Matrix]) -> None:
 
     studies = []
     for matrix in matrices:
-        cells = [_read_study_cell(job) for job in matrix.jobs]
+        ended = find_ended([matrix])
+        cells = [_read_study_cell(job, job.folder in ended) for job in matrix.jobs]
         study = PlannedStudy(
             study=matrix.name,
             title=matrix.title,
@@ -63,13 +66,14 @@ def print_answer(matrices: list[Matrix]) -> None:
     print(write_answer(DryRunAnswer(studies=studies)))
 
 
-def _read_study_cell(job: Job) -> StudyCell:
+def _read_study_cell(job: Job, is_ended: bool) -> StudyCell:
     """Return a cell of the study as `status` reads it from the plan."""
     cell = job.cell
     planned = PlannedCell(
         variant=cell.variant, seed=cell.seed, identity=job.identity, path=job.folder.name
     )
-    return StudyCell(planned, job.folder, read_cell(job.folder, job.identity))
+    status = mark_stopped(read_cell(job.folder, job.identity), is_ended)
+    return StudyCell(planned, job.folder, status)
 
 
 def _print_study(matrix: Matrix) -> list[Job]:
@@ -116,11 +120,15 @@ def _print_states(matrix: Matrix) -> list[State]:
     width = max((len(job.cell.variant) for job in matrix.jobs), default=0)
     find_change = change_finder()
     states: list[State] = []
+    ended = find_ended([matrix])
     for job in matrix.jobs:
-        status = read_cell(job.folder, job.identity)
+        is_ended = job.folder in ended
+        status = mark_stopped(read_cell(job.folder, job.identity), is_ended)
         states.append(status.state)
         description: str = status.state
         change = find_change(status.result)
+        if status.state == "stopped":
+            description = ended[job.folder].describe()
         if change:
             description += f", stale: {change}"
         cell = job.cell
@@ -158,7 +166,9 @@ def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
 
 def format_hours(matrix: Matrix, timings: dict[str, Timing], slots: Slots) -> str:
     """Return the hours of one device and of this machine that the missing cells need."""
-    missing = [job.cell for job in (*matrix.trials, *matrix.jobs) if job.state() != "done"]
+    ended = find_ended([matrix])
+    unfinished = [job for job in (*matrix.trials, *matrix.jobs) if job.state() != "done"]
+    missing = [job.cell for job in unfinished if job.folder not in ended]
     measured = [cell for cell in missing if cell.kind in timings]
     hours = []
     device_hours = []

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from lit_attn.ablate.match import apply_criteria, read_ratios
 from lit_attn.ablate.origin import claim_folder
+from lit_attn.ablate.stopping import find_ended_cells, require_seeds_for_stop, update_endings
 from lit_attn.ablate.tune import Point, Search, read_search
 from lit_attn.ablate.variants import Variant, make_label, resolve
 from lit_attn.cells import records
@@ -129,6 +130,7 @@ class Matrix:
             best_test_epoch=study.best_test_epoch,
             parity=study.parity,
             contrast=study.contrast,
+            stop=study.stop,
             columns=None if study.columns is None else list(study.columns),
             latex=latex_columns,
         )
@@ -177,6 +179,8 @@ class Matrix:
         if self.tuning is not None:
             self.tuning.write(self.folder / "tuning.json")
         self._write_seal(plan.seeds)
+        if plan.stop is not None:
+            update_endings(self.folder)
 
     def _write_seal(self, seeds: list[int]) -> None:
         """Append the seal to those of the folder if the decisions have changed."""
@@ -205,6 +209,9 @@ class Matrix:
         decisions["variants"] = identities
         decisions["seeds"] = seeds
         decisions["metric"] = self.baseline.metric.model_dump()
+        if study.stop is not None:
+            # Seals of studies without the rule keep their hashes.
+            decisions["stop"] = study.stop
         text = json.dumps(decisions, sort_keys=True)
         decisions_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
         return records.Seal(hash=decisions_hash, **decisions)
@@ -248,6 +255,7 @@ def expand(
     written = resolve(source, changes)
     if seeds is None:
         seeds = source.study.seeds
+    require_seeds_for_stop(source, seeds)
     name, title = _name_trial(source, written, changes, smoke)
     folder = out / name
     search = read_search(source, seeds, written, changes)
@@ -361,6 +369,15 @@ def _make_jobs(
             cell = variant.cell(study, seed)
             jobs[folder / cell.folder] = Job(cell, folder / cell.folder)
     return list(jobs.values())
+
+
+def find_ended(matrices: list[Matrix]) -> dict[Path, records.Ending]:
+    """Return the cells that need not run by the rules of their studies."""
+    ended: dict[Path, records.Ending] = {}
+    for matrix in matrices:
+        if matrix.source.study.stop is not None:
+            ended |= find_ended_cells(matrix.plan(), matrix.folder)
+    return ended
 
 
 def find_variants(matrices: list[Matrix], jobs: list[Job]) -> list[tuple[str, Variant, Cell]]:

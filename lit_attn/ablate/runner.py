@@ -6,7 +6,7 @@ import re
 import signal
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -17,7 +17,7 @@ from lit_attn.ablate.launch import CellProcess, Launcher
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.slots import Slot, Slots
 from lit_attn.cells import failure, folder, lock
-from lit_attn.cells.records import Exit, FailureClass, Result
+from lit_attn.cells.records import Ending, Exit, FailureClass, Result
 from lit_attn.schema.errors import plural, program
 
 TICK = 0.25  # Seconds between two checks of the running cells and two updates of the display.
@@ -37,6 +37,15 @@ FREEZE = 0.1
 """Fraction of the stall limit that one pass of the runner's loop may take. A longer pass means that
 the runner was frozen, and probably its cells with it."""
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Signals that end a run.
+
+
+Review = Callable[[Path], Mapping[Path, Ending]]
+"""Function that returns the cells of a study's folder that need not run, by their folders."""
+
+
+def review_nothing(study: Path) -> Mapping[Path, Ending]:
+    """Return no cell: all cells of a study run."""
+    return {}
 
 
 @contextlib.contextmanager
@@ -104,15 +113,22 @@ class Runner:
 
     A first SIGINT lets the running cells finish. A second SIGINT, SIGTERM or SIGHUP lets them write
     a checkpoint and end. A third kills them. A cell without a step for `stall` seconds is killed.
+    `review` is called after every end of a cell, and the waiting cells that it returns do not run.
     """
 
     def __init__(
-        self, launcher: Launcher, slots: Slots, display: Display, stall: float = 1800.0
+        self,
+        launcher: Launcher,
+        slots: Slots,
+        display: Display,
+        stall: float = 1800.0,
+        review: Review = review_nothing,
     ) -> None:
         self.launcher = launcher
         self.slots = slots
         self.display = display
         self.stall = stall
+        self.review = review
         self.grace = GRACE  # Seconds that a stopped cell has to write its last checkpoint.
         self.queue: deque[Job] = deque()
         self.before: dict[Path, int] = {}  # Number of attempts of each cell before this run.
@@ -367,6 +383,7 @@ class Runner:
             self.lost_starts = 0
         self.display.add_event(outcome.describe())
         self._skip_failing_variant(outcome)
+        self._drop_ended(job.folder.parents[1])
 
     def _retry_delay(self, outcome: Outcome) -> float | None:
         """Return the seconds until the cell is retried, or None if it is not retried."""
@@ -406,6 +423,16 @@ class Runner:
                 " the next run tries them again"
             )
 
+    def _drop_ended(self, study: Path) -> None:
+        """Remove the waiting cells of variants that a rule of the study has ended."""
+        ended = self.review(study)
+        waiting = [*self.queue, *(job for _, job in self.resting)]
+        dropped = [job for job in waiting if job.folder in ended]
+        self.queue = deque(job for job in self.queue if job.folder not in ended)
+        self.resting = [(due, job) for due, job in self.resting if job.folder not in ended]
+        for line in describe_dropped(dropped, ended):
+            self.display.add_event(line)
+
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
             previous = self.last_interrupt
@@ -437,6 +464,12 @@ class Runner:
             waiting += [job.name for _, job in self.resting]
         slots = max(self.slots.limit, len(self.running))
         return self.summary.snapshot(waiting, cells, slots)
+
+
+def describe_dropped(dropped: Iterable[Job], ended: Mapping[Path, Ending]) -> list[str]:
+    """Return a line for each variant whose waiting cells do not run."""
+    endings = {job.variant: ended[job.folder] for job in dropped}
+    return [f"ended    {variant}  {ending.describe()}" for variant, ending in endings.items()]
 
 
 def _describe_same_failures(outcome: Outcome) -> str:

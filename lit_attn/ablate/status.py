@@ -4,20 +4,22 @@ They read the folders of the cells, so they work at any time on any machine with
 machine with SLURM, `status` also asks for what the waiting jobs of a study wait.
 """
 
+import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from lit_attn.ablate.display import Snapshot, StartedCell, format_seconds
+from lit_attn.ablate.stopping import read_ended_cells
 from lit_attn.cells import folder
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import Plan, PlannedCell
 from lit_attn.files import require_folder
-from lit_attn.schema.errors import ConfigError, escape_control, program, require
+from lit_attn.schema.errors import ConfigError, escape_control, plural, program, require
 
 if TYPE_CHECKING:
     from lit_attn.report.answers import Cell
@@ -26,6 +28,8 @@ MAX_FAILED = 10  # Failed and stale cells that are described; further ones are c
 LOG_BLOCK = 2**20  # Characters of a log that are printed at once.
 LOG_LINES = 6  # Last lines of a failed cell's log that are shown.
 PAUSE = 3.0  # Seconds between two statuses of `watch`.
+QUEUE_PAUSE = 30.0
+"""Seconds between two questions of `watch` to SLURM, whose controller serves all users."""
 RETRY_TIME = 60.0
 """Seconds after a failure in which its runner may retry the cell; the longest delay is 40 s."""
 CLEAR_SCREEN = "\x1b[H\x1b[2J"  # Escape sequences of a terminal.
@@ -55,20 +59,29 @@ class StudyCell(NamedTuple):
         return f"{self.planned.variant}/{self.planned.seed}"
 
 
-def watch(where: Path) -> None:
+AskQueues = Callable[[list[Path]], Mapping[Path, Iterable[str]]]
+"""Function that returns the lines about waiting jobs of each study's folder."""
+
+
+def watch(where: Path, ask_queues: AskQueues) -> None:
     """Print the status of the studies in `where` every few seconds until every cell has ended.
 
     A terminal shows only the newest status. Other outputs get each status that differs from the one
     before. Raises ConfigError without a study.
     """
     previous = ""
+    queues: Mapping[Path, Iterable[str]] = {}
+    next_question = -math.inf
     while True:
         plans, unreadable = load_plans(where)
+        if time.monotonic() >= next_question:
+            queues = ask_queues([place for _, place in plans])
+            next_question = time.monotonic() + QUEUE_PAUSE
         studies = []
         cells: list[StudyCell] = []
         for plan, place in plans:
             study_cells = read_cells(plan, place)
-            studies.append(f"{describe(plan, study_cells)}\n")
+            studies.append(f"{describe(plan, study_cells, queues.get(place, ()))}\n")
             cells += study_cells
         text = "".join([*studies, *(f"{error} (skipped)\n" for error in unreadable)])
         if text != previous:
@@ -83,7 +96,7 @@ def watch(where: Path) -> None:
 def has_ended(cell: StudyCell) -> bool:
     """Return True if a cell has a result, or has failed and its runner does not retry it."""
     status = cell.status
-    if status.state == "done":
+    if status.state in ("done", "stopped"):
         return True
     if status.state not in ADVICE:
         return False
@@ -131,11 +144,20 @@ def load_plans(where: Path) -> tuple[list[tuple[Plan, Path]], list[ConfigError]]
 
 def read_cells(plan: Plan, place: Path) -> list[StudyCell]:
     """Return the status of every cell of a plan, in the order of the plan."""
+    ended = read_ended_cells(plan, place)
     cells = []
     for planned in (*plan.trials, *plan.cells):
         path = place / planned.path
-        cells.append(StudyCell(planned, path, folder.read_cell(path, planned.identity)))
+        status = folder.mark_stopped(folder.read_cell(path, planned.identity), path in ended)
+        cells.append(StudyCell(planned, path, status))
     return cells
+
+
+def _describe_endings(cells: list[StudyCell]) -> Iterator[str]:
+    """Yield a line for each variant that a rule of the plan has ended."""
+    counts = Counter(cell.planned.variant for cell in cells if cell.status.state == "stopped")
+    for variant, count in counts.items():
+        yield f"  ended    {variant}  {plural(count, 'seed')} not needed: stopped for futility"
 
 
 def describe(plan: Plan, cells: list[StudyCell], queue: Iterable[str] = ()) -> str:
@@ -158,6 +180,7 @@ def describe(plan: Plan, cells: list[StudyCell], queue: Iterable[str] = ()) -> s
         lines += _describe_failure(cell)
     if len(failed) > MAX_FAILED:
         lines.append(f"  and {len(failed) - MAX_FAILED} more failed cells")
+    lines += _describe_endings(cells)
     lines += _describe_inputs(cells)
     return escape_control("\n".join(lines) + "\n")
 
@@ -251,7 +274,7 @@ def estimate_seconds(study: str, cells: list[StudyCell], at_once: int) -> float 
         status = cell.status
         if status.result is not None:
             finished.append((name, status.result.wall_time))
-        elif status.state == "diverged":
+        elif status.state in ("diverged", "stopped"):
             continue
         elif status.progress is not None:
             progress = status.progress

@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     # torch's profiler, which counts a CPU's memory, would report its own start and end.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     options = _make_parser().parse_args(arguments)
-    load_parts(options.parts)
+    new_presets = _load_parts(options.parts)
     if options.out is not None:
         require_writable(options.out, "--out")
     if options.rounds < 2:
@@ -61,9 +61,49 @@ def main(arguments: list[str] | None = None) -> int:
     if options.command == "data":
         _measure_data(options)
     else:
+        if options.presets is None:
+            options.presets = new_presets or DEFAULTS[options.command].presets
         _check(options)
-        _measure(options)
+        _compare(options)
+        if not options.check:
+            _measure(options)
     return 0
+
+
+def _load_parts(files: list[Path]) -> list[str]:
+    """Import the plug-ins and return the names of their presets, one for each part of theirs."""
+    if not files:
+        load_parts(files)
+        return []
+    from lit_attn.bench.formulas import add_presets, list_kinds
+
+    kinds = list_kinds()
+    presets = set(PRESETS)
+    load_parts(files)
+    add_presets(kinds)
+    return [name for name in PRESETS if name not in presets]
+
+
+def _compare(options: argparse.Namespace) -> None:
+    """Compare every layer with the formulas of its parts, in float64.
+
+    Raises ConfigError after the last comparison if a layer disagrees.
+    """
+    from lit_attn.bench.formulas import Size, compare
+
+    size = Size(dim=options.dim, heads=options.heads)
+    # With --check the comparisons are the result, and else they say that the command works.
+    stream = sys.stdout if options.check else sys.stderr
+    wrong = []
+    for name in dict.fromkeys(name.removesuffix(WINDOWS) for name in options.presets):
+        for is_causal in (False, True):
+            comparison = compare(name, size, is_causal)
+            print(comparison.describe(), file=stream, flush=True)
+            if not comparison.holds:
+                wrong.append(name)
+    if wrong:
+        names = ", ".join(f"'{name}'" for name in dict.fromkeys(wrong))
+        raise ConfigError(f"--presets: {names} disagrees with its reference")
 
 
 def _measure_data(options: argparse.Namespace) -> None:
@@ -82,28 +122,16 @@ def _measure_data(options: argparse.Namespace) -> None:
 
 
 def _measure(options: argparse.Namespace) -> None:
-    """Print every table and write it to `--out`.
-
-    Raises ConfigError before any measurement if a layer disagrees with its reference.
-    """
+    """Print every table and write it to `--out`."""
     import torch
 
-    from lit_attn.bench import attention, measure
+    from lit_attn.bench import measure
 
     if options.threads:
         torch.set_num_threads(options.threads)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: torch finds no GPU")
     options.dtype = options.dtype or ("bfloat16" if device == "cuda" else "float32")
     setup = measure.Setup(device, getattr(torch, options.dtype), options.rounds, options.clock)
-    torch.manual_seed(0)
-    # Only the benchmark `attention` has a choice: decoding is causal, and memory measures both.
-    is_causal = getattr(options, "causal", True)
-    shape = attention.Shape(2, 33, options.dim, options.heads, is_causal)
-    for name in options.presets:
-        if not attention.agrees(name.removesuffix(WINDOWS), shape):
-            raise ConfigError(f"--presets: '{name}' disagrees with its reference")
     file = "decoding" if options.command == "decoding" else "attention"
     make_tables = load(f"lit_attn.bench.{file}:make_{options.command}_tables")
     conditions = measure.read_conditions(device, setup.clock)
@@ -115,7 +143,11 @@ def _measure(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raise ConfigError for arguments that do not fit together."""
+    """Raise ConfigError for arguments that do not fit together, or not to this machine."""
+    import torch
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch finds no GPU")
     names = list(PRESETS)
     if options.command == "decoding":
         names += [name + WINDOWS for name in PRESETS]
@@ -151,9 +183,10 @@ def _add_common_options(parser: argparse.ArgumentParser, name: str) -> None:
     """Add the options that all benchmarks have to the parser of the benchmark `name`."""
     defaults = DEFAULTS[name]
     metavar = f"NAME[{WINDOWS}]" if name == "decoding" else "NAME"
-    presets_help = "default: all" if name == "attention" else "default: one a kind"
+    presets_help = "all" if name == "attention" else "one a kind"
     add = parser.add_argument
-    add("--presets", nargs="+", default=defaults.presets, metavar=metavar, help=presets_help)
+    text = f"default: those of --parts; without --parts {presets_help}"
+    add("--presets", nargs="+", metavar=metavar, help=text)
     add("--dim", type=from_one, default=defaults.dim, help="width of the block, layer or model")
     add("--heads", type=from_one, default=defaults.heads, help="attention heads")
     add("--rounds", type=int, default=defaults.rounds, help="measurements of each row")
@@ -163,6 +196,8 @@ def _add_common_options(parser: argparse.ArgumentParser, name: str) -> None:
     add("--threads", type=from_one, help="CPU threads; default: torch's choice")
     add("--clock", choices=["wall", "cpu"], default="wall", help="cpu: the process's CPU time")
     add("--out", type=Path, metavar="DIR", help="write Markdown and CSV files there")
+    text = "compare values and gradients with the formulas in float64, and measure nothing"
+    add("--check", action="store_true", help=text)
 
 
 def _add_attention_options(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,6 @@ import torch
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench import measure
@@ -59,24 +58,6 @@ def match_width(name: str, shape: Shape, target: int) -> int:
     per_unit = count(build_block(name, shape, 2)) - smallest
     added_units = round((target - smallest) / per_unit)
     return max(1, 1 + added_units)
-
-
-def agrees(name: str, shape: Shape) -> bool:
-    """Return True if the layer has the values and gradients of the reference, in float64.
-
-    The reference needs far more memory than the layer, so `shape` should be small.
-    """
-    compared = build_layer(name, shape).double().eval()
-    x = torch.randn(shape.batch, shape.tokens, shape.dim, dtype=torch.double, requires_grad=True)
-    inputs = [x, *compared.parameters()]
-    out = compared(x, is_causal=shape.causal)
-    expected = reference.attention(compared, x, is_causal=shape.causal)
-    if not torch.allclose(out, expected):
-        return False
-    direction = torch.randn_like(out)
-    gradients = torch.autograd.grad(out, inputs, direction, materialize_grads=True)
-    expected_gradients = torch.autograd.grad(expected, inputs, direction, materialize_grads=True)
-    return all(map(torch.allclose, gradients, expected_gradients))
 
 
 class Row(NamedTuple):

@@ -16,7 +16,7 @@ from lit_attn.schema.errors import ConfigError, plural
 FINAL_FAILURES: set[FailureClass] = {"diverged", "bad-configuration", "error"}
 """Failures after which a runner does not try a cell again if another runner met them meanwhile."""
 
-State = Literal["done", "running", "unreadable", "missing", "interrupted"] | FailureClass
+State = Literal["done", "running", "unreadable", "missing", "interrupted", "stopped"] | FailureClass
 """State of a cell.
 
 - done: it has a result.
@@ -24,6 +24,7 @@ State = Literal["done", "running", "unreadable", "missing", "interrupted"] | Fai
 - unreadable: its result.json is torn, or belongs to a cell with another identity.
 - missing: no attempt was started.
 - interrupted: the last attempt ended without a record of its end.
+- stopped: a rule of the plan has ended the variant, and the cell has no result (`endings.json`).
 - a failure class: how the last attempt failed.
 """
 
@@ -70,6 +71,13 @@ def read_cell(folder: Path, identity: str) -> CellStatus:
     else:
         state = "interrupted" if last_exit is None else last_exit.failure
     return CellStatus(state, None, attempt, last_exit, read_progress(folder))
+
+
+def mark_stopped(status: CellStatus, is_ended: bool) -> CellStatus:
+    """Return the status "stopped" for a cell that has not run and whose variant has ended."""
+    if is_ended and status.state in ("missing", "interrupted"):
+        return CellStatus("stopped")
+    return status
 
 
 def count_states(states: Iterable[State]) -> str:

@@ -7,6 +7,8 @@ nothing else. CELL stands for runs/<study>/<variant>/<seed>-<identity>:
     runs/<study>/step_times.json   StepTimes
     runs/<study>/tuning.json       Tuning
     runs/<study>/seals.json        Seals
+    runs/<study>/looks.json        Looks
+    runs/<study>/endings.json      Endings
     runs/<study>/origin.json       Origin
     CELL/result.json               Result, written last: it marks success
     CELL/attempts/<k>/exit.json    Exit
@@ -174,6 +176,7 @@ class Plan(Record):
     best_test_epoch: bool = Field(False, description="True to show the best test epoch")
     parity: str = Field("", description="agreement with released code")
     contrast: str | None = Field(None, description="study whose leads are compared with these")
+    stop: str | None = Field(None, description="rule that ends variants early: futility")
     columns: list[str] | None = Field(None, description="columns of the tables, by key")
     latex: list[str] | None = Field(None, description="columns of the LaTeX table, by key")
 
@@ -311,12 +314,13 @@ class Seal(Record):
     match: list[str]
     tune: dict[str, Any]
     exclude: list[dict[str, Any]]
+    stop: str | None = None
 
     @property
     def decisions(self) -> dict[str, Any]:
         """Decisions by key, except variants and seeds."""
         metric = {f"metric.{key}": value for key, value in self.metric.model_dump().items()}
-        return metric | self.model_dump(include={"baseline", "match", "tune", "exclude"})
+        return metric | self.model_dump(include={"baseline", "match", "tune", "exclude", "stop"})
 
 
 class Seals(Record):
@@ -371,6 +375,64 @@ class Seals(Record):
             "removed_seeds": [str(seed) for seed in sorted(removed_seeds)],
             "changed_decisions": changed_decisions,
         }
+
+
+class Look(Record):
+    """Results of a running study that were shown: after `seeds` of `planned` seeds."""
+
+    seeds: Integer
+    planned: Integer
+    time: str = Field(default_factory=utc_now, description="time in UTC, ISO 8601")
+
+
+class Looks(Record):
+    """Looks at a running study at which a variant could have had a verdict, oldest first."""
+
+    entries: list[Look]
+
+    def has_any(self, planned: int) -> bool:
+        """Return True if there was a look at a plan of `planned` seeds."""
+        return any(look.planned == planned for look in self.entries)
+
+
+class Ending(Record):
+    """Variant that a rule of the plan has ended before its last seed.
+
+    `rule` is "futility", and `power` the probability of a verdict with all `planned` seeds after
+    the first `seeds` of them.
+    """
+
+    variant: str
+    identity: str = Field(description="identity of the variant's first planned cell")
+    rule: str
+    seeds: Integer
+    planned: Integer
+    power: FiniteFloat
+
+    def describe(self) -> str:
+        """Return the rule, the seeds and the power in words."""
+        return (
+            f"stopped for futility after {self.seeds} of {self.planned} seeds"
+            f" (probability of a verdict {self.power:.2g})"
+        )
+
+
+class Endings(Record):
+    """Variants of a study that have ended early; every run derives them again from the results."""
+
+    entries: list[Ending]
+
+    def of_plan(self, plan: Plan) -> dict[str, Ending]:
+        """Return the endings that hold for the seeds and variants of `plan`, by variant."""
+        identities: dict[str, str] = {}
+        for cell in plan.cells:
+            identities.setdefault(cell.variant, cell.identity)
+        endings = {}
+        for entry in self.entries:
+            is_same = identities.get(entry.variant) == entry.identity
+            if plan.stop == entry.rule and is_same and entry.planned == len(plan.seeds):
+                endings[entry.variant] = entry
+        return endings
 
 
 class TuningTrial(Record):

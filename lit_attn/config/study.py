@@ -193,6 +193,11 @@ class StudyConfig(Config):
         description="keys with the values to try for every variant, and `select`, `seeds`, "
         "`sampler` and `trials` of the search",
     )
+    stop: Literal["futility"] | None = Field(
+        None,
+        description="`futility` ends a variant after a completed seed if a verdict with all seeds "
+        "has become improbable (docs/statistics.md)",
+    )
     contrast: str | None = Field(None, description="another study with which leads are compared")
     columns: tuple[str, ...] | None = Field(
         None,

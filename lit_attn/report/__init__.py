@@ -17,9 +17,11 @@ def write_reports(runs: Path, reports: Path, studies: list[str] | None = None) -
     """
     # pandas is imported only when it is needed.
     from lit_attn.report import write
+    from lit_attn.report.looks import record_looks
     from lit_attn.report.read import read_studies
 
-    folders = write.write_reports(read_studies(runs, studies), reports).written
+    records = record_looks(read_studies(runs, studies), runs)
+    folders = write.write_reports(records, reports).written
     for folder in folders:
         _record_origin(folder, runs / folder.name)
     return folders

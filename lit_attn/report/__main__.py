@@ -137,6 +137,7 @@ def _report_checklist(options: argparse.Namespace) -> int:
 def _report_studies(options: argparse.Namespace) -> int:
     """Write the reports of studies, from a folder or a table, and return the exit code."""
     from lit_attn.report import write
+    from lit_attn.report.looks import record_looks
     from lit_attn.report.read import read_studies
 
     if options.csv:
@@ -147,7 +148,7 @@ def _report_studies(options: argparse.Namespace) -> int:
         outcome = write.write_reports(tables, options.reports)
     else:
         planned_count = len(options.study or list(options.runs.glob("*/plan.json")))
-        studies = read_studies(options.runs, options.study)
+        studies = record_looks(read_studies(options.runs, options.study), options.runs)
         outcome = write.write_reports(studies, options.reports)
     index = options.reports / "index.html"
     if options.json:

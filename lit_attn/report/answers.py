@@ -158,21 +158,44 @@ class Cost(Entry):
     seconds_spent: float | None
 
 
+class InterimLook(Entry):
+    """Look at a running study: the fewest pairs of a running variant, and its largest p for a star.
+
+    The levels of all looks spend 0.05 together (docs/statistics.md).
+    """
+
+    seeds: int
+    planned: int
+    level: float
+
+
+class JudgedEnding(Entry):
+    """Rule of the plan that has ended a variant after `seeds` seeds, and the power at that time."""
+
+    rule: str
+    seeds: int
+    power: float
+    text: str
+
+
 class JudgedVariant(Entry):
     """Verdict of a variant and the numbers that it follows from.
 
     `p` is corrected for all variants. `seeds_needed` is the range of pairs for 80 % power of a
     paired t test at 0.05, and `seeds_missing` what remains of it; `pairs_for_verdict` is the number
     of pairs with which the verdict would be decided at the next look, if mean and spread of the
-    differences stay as they are (null: decided already, unknown, or over 1,000).
+    differences stay as they are (null: decided already, ended, unknown, or over 1,000). `level` is
+    the variant's largest p with a star. `ended` is null unless a rule of the plan has ended it.
     """
 
     variant: str
     label: str
     verdict: Verdict
     is_final: bool
+    ended: JudgedEnding | None
     difference: Interval | None
     p: float | None
+    level: float
     is_significant: bool
     seeds: SeedCounts
     power: list[Power]
@@ -214,8 +237,8 @@ class JudgedStudy(Entry):
     """Verdicts of a study.
 
     `rule` is the rule of the verdicts: the margin of the study, or the star of its table. `level`
-    is the largest corrected p with a star at this look (0.05 at the first one). `is_interim` is
-    true while planned seeds are missing.
+    is the largest corrected p with a star at this look (0.05 for a complete first plan without
+    earlier looks). `is_interim` is true while planned seeds are missing; `interim` has the bound.
     """
 
     study: str
@@ -227,6 +250,7 @@ class JudgedStudy(Entry):
     level: float
     look: int
     is_interim: bool
+    interim: InterimLook | None
     sealed: SealedPlan | None
     warnings: list[str]
     variants: list[JudgedVariant]

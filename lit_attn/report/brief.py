@@ -57,7 +57,9 @@ def _find_flags(
     """Return the clauses that apply to a study, the most important one first."""
     applying = {
         "no_baseline": not study.values(study.plan.baseline),
-        "interim": bool((summary["planned"] > summary["n"] + summary["failed"]).any()),
+        "interim": any(cell.is_open for cell in study.cells),
+        "stopped": bool(study.endings),
+        "watched": study.looks is not None and study.looks.has_any(len(study.plan.seeds)),
         "failed": bool(summary["failed"].any()),
     }
     seals = study.seals

@@ -5,13 +5,17 @@ import statistics
 from dataclasses import dataclass
 from typing import Any, get_args
 
+import numpy as np
 import pandas as pd
 
 from lit_attn.cells.records import FailureClass, Plan
 from lit_attn.report import stats
+from lit_attn.report.futility import fill_ended
 from lit_attn.report.read import StudyRecord
+from lit_attn.report.sequential import look_level
 
 ALPHA = 0.05
+SMALLEST = 1e-12  # Smallest level of an interval.
 POWERS = {"power_n": 1, "power_2n": 2, "power_4n": 4}
 """Multiple of the measured pairs of seeds by CSV field of a star's power."""
 FAILURES: frozenset[str] = frozenset(get_args(FailureClass))
@@ -24,12 +28,19 @@ class Comparisons:
     """Numbers of every variant's comparison with the baseline, by variant and CSV field.
 
     `pairs` has the number of pairs of every compared variant, and `level` is the largest corrected
-    p with a star.
+    p with a star after all planned seeds. `interim` are the bounds of the variants with planned
+    seeds to run, by their number of pairs.
     """
 
     records: dict[str, dict[str, Any]]
     pairs: list[int]
     level: float
+    interim: dict[int, float]
+
+    @property
+    def look_level(self) -> float:
+        """Smallest level of a running variant, or `level` if there is none."""
+        return min(self.interim.values(), default=self.level)
 
 
 def compare_variants(study: StudyRecord) -> Comparisons:
@@ -43,15 +54,22 @@ def compare_variants(study: StudyRecord) -> Comparisons:
         failed[name] = {cell.seed for cell in cells if cell.status in FAILURES}
     differences = _pair_values(values, plan.baseline)
     compared = {name: pairs for name, pairs in differences.items() if pairs}
-    adjusted = _adjust(compared)
+    adjusted = _adjust(compared, study)
     ranked: dict[str, tuple[float, float]] = {}
     failure_p: dict[str, float] = {}
     if any(failed.values()):
         ranked = _rank_test(study, values, failed)
         failure_p = _failure_tests(plan.baseline, values, failed)
-    level = _find_level(study)
+    final_level = _find_level(study)
+    running = _find_running(study)
+    interim: dict[int, float] = {}
     records: dict[str, dict[str, Any]] = {plan.baseline: {"failed": len(failed[plan.baseline])}}
     for name, pairs in differences.items():
+        level = final_level
+        if name in running or name in study.endings:
+            level = look_level(len(pairs), len(plan.seeds), find_alpha(study))
+        if name in running and pairs:
+            interim[len(pairs)] = level
         # Bonferroni's correction of the simultaneous intervals.
         alpha = level / max(1, len(compared))
         record = _describe(list(pairs.values()), values[plan.baseline], alpha, study.resolution)
@@ -64,13 +82,29 @@ def compare_variants(study: StudyRecord) -> Comparisons:
         if failed[name] or failed[plan.baseline]:
             p, favour = ranked.get(name, (1.0, 0.0))
             _confirm(record, p, favour, plan.metric.goal)
+        if level != final_level:
+            # The margin of a wider interval would say nothing about the complete study.
+            record["margin"] = None
         effect = record.get("effect")
         if effect:
             for field, factor in POWERS.items():
                 pair_count = factor * len(pairs)
-                record[field] = stats.star_power(effect, pair_count, len(compared), level)
+                record[field] = stats.star_power(effect, pair_count, len(compared), final_level)
         records[name] = record
-    return Comparisons(records, [len(pairs) for pairs in compared.values()], level)
+    pair_counts = [len(pairs) for pairs in compared.values()]
+    return Comparisons(records, pair_counts, final_level, dict(sorted(interim.items())))
+
+
+def _find_running(study: StudyRecord) -> set[str]:
+    """Return the variants with planned seeds to run, in the variant or in the baseline."""
+    baseline = study.variant_cells(study.plan.baseline)
+    open_seeds = {cell.seed for cell in baseline if cell.is_open}
+    running = set()
+    for variant in study.plan.variants:
+        for cell in study.variant_cells(variant.name):
+            if cell.is_open or cell.seed in open_seeds:
+                running.add(variant.name)
+    return running - study.endings.keys()
 
 
 def _pair_values(values: Values, baseline: str) -> Values:
@@ -88,9 +122,21 @@ def _pair_values(values: Values, baseline: str) -> Values:
 
 
 def _find_level(study: StudyRecord) -> float:
-    """Return the largest corrected p with a star.
+    """Return the largest corrected p with a star after all planned seeds.
 
-    The first look has spent ALPHA, and all others together spend at most half as much again.
+    If results were shown while the study ran, these looks have used a part of the error.
+    """
+    alpha = find_alpha(study)
+    planned = len(study.plan.seeds)
+    if study.looks is not None and study.looks.has_any(planned):
+        return look_level(planned, planned, alpha)
+    return alpha
+
+
+def find_alpha(study: StudyRecord) -> float:
+    """Return the error that the looks at the planned seeds may use together.
+
+    The first plan has spent ALPHA, and all extensions spend at most half as much again.
     """
     added_looks = len(study.seals.added_seeds) if study.seals else 0
     return ALPHA / 2 ** (added_looks + 1) if added_looks else ALPHA
@@ -112,16 +158,24 @@ def _confirm(record: dict[str, Any], p: float, favour: float, goal: str) -> None
         record["verdict"] = "undecided"
 
 
-def _adjust(pairs: Values) -> dict[str, float]:
+def _adjust(pairs: Values, study: StudyRecord | None = None) -> dict[str, float]:
     """Return each variant's p of the joint sign-flip test, corrected for all variants.
 
     A sign pattern flips a seed in all variants that have it. A seed that a variant lacks adds
     nothing to its statistic, whichever sign it has, so the test stays exact, and a variant with all
-    seeds keeps its own number of patterns.
+    seeds keeps its own number of patterns. Variants that a rule of the plan has ended count for the
+    other variants as if they had all seeds (`fill_ended`), and for themselves with their own seeds.
     """
     frame = pd.DataFrame.from_dict(pairs, orient="index", dtype=float).sort_index(axis=1)
     p_values = stats.joint_sign_flip(frame.fillna(0.0).to_numpy())
-    return dict(zip(pairs, p_values, strict=True))
+    adjusted = dict(zip(pairs, p_values, strict=True))
+    ended = set() if study is None else pairs.keys() & study.endings.keys()
+    if ended:
+        is_ended = np.array([name in ended for name in pairs])
+        filled = fill_ended(frame.to_numpy(), is_ended)
+        corrected = dict(zip(pairs, stats.joint_sign_flip(filled), strict=True))
+        adjusted.update({name: p for name, p in corrected.items() if name not in ended})
+    return adjusted
 
 
 def _rank_test(study: StudyRecord, values: Values, failed: Seeds) -> dict[str, tuple[float, float]]:
@@ -172,7 +226,8 @@ def _describe(
     tie = 1e-6 * max(abs(value) for value in baseline.values())
     record["ties"] = sum(abs(difference) <= tie for difference in differences)
     interval = stats.paired_interval(differences, 1 - ALPHA, resolution)
-    simultaneous = stats.paired_interval(differences, 1 - alpha, resolution)
+    # Levels of early looks are smaller than the distance of a confidence to 1 in floating point.
+    simultaneous = stats.paired_interval(differences, 1 - max(alpha, SMALLEST), resolution)
     if interval and simultaneous:
         record["low"] = interval.low
         record["high"] = interval.high

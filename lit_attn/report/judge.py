@@ -16,7 +16,9 @@ from lit_attn.report import stats
 from lit_attn.report.answers import (
     Action,
     Cost,
+    InterimLook,
     Interval,
+    JudgedEnding,
     JudgedMetric,
     JudgedStudy,
     JudgedVariant,
@@ -75,9 +77,10 @@ def judge_study(
         baseline=plan.baseline,
         baseline_label=labels[plan.baseline],
         rule="star" if metric.margin is None else "margin",
-        level=comparisons.level,
+        level=comparisons.look_level,
+        interim=_describe_interim(plan, comparisons),
         look=1 + _count_added_looks(study.seals),
-        is_interim=any(_is_waiting(cell) for cell in study.cells),
+        is_interim=any(cell.is_waiting for cell in study.cells),
         sealed=None if study.seals is None else _describe_seals(study.seals),
         warnings=warnings,
         variants=variants,
@@ -86,14 +89,31 @@ def judge_study(
 
 
 def is_decided(study: JudgedStudy) -> bool:
-    """Return True if every verdict is final and none of them is undecided."""
-    verdicts = [variant.verdict for variant in study.variants]
-    return not study.is_interim and "undecided" not in verdicts
+    """Return True if every verdict is final, and none but those of ended variants is undecided."""
+    is_open = any(_is_undecided(variant) for variant in study.variants)
+    return not study.is_interim and not is_open
 
 
-def _is_waiting(cell: CellRecord) -> bool:
-    """Return True if `run` would train the cell: it has no result, and has not diverged."""
-    return cell.status not in ("done", "diverged") and not cell.status.startswith("without ")
+def _is_undecided(variant: JudgedVariant) -> bool:
+    """Return True if a variant has no verdict, and no rule of the plan has ended it."""
+    return variant.verdict == "undecided" and variant.ended is None
+
+
+def _describe_interim(plan: Plan, comparisons: Comparisons) -> InterimLook | None:
+    """Return the bound of the running variant with the fewest pairs, None without one."""
+    for pairs, level in comparisons.interim.items():
+        return InterimLook(seeds=pairs, planned=len(plan.seeds), level=level)
+    return None
+
+
+def _describe_ending(study: StudyRecord, name: str) -> JudgedEnding | None:
+    """Return how a rule of the plan has ended a variant, None if it has not."""
+    ending = study.endings.get(name)
+    if ending is None:
+        return None
+    return JudgedEnding(
+        rule=ending.rule, seeds=ending.seeds, power=ending.power, text=ending.describe()
+    )
 
 
 def _count_added_looks(seals: Seals | None) -> int:
@@ -125,13 +145,15 @@ def _judge_variant(
     verdict = cast("Verdict", find_verdict(record, study.plan) or "undecided")
     needed = stats.seeds_needed_range(differences)
     forecast = None
-    if verdict == "undecided" and not record["failed"]:
+    if verdict == "undecided" and not record["failed"] and name not in study.endings:
         forecast = _forecast_pairs(study, differences, comparisons)
     return JudgedVariant(
         variant=name,
         label=label,
         verdict=verdict,
-        is_final=not any(_is_waiting(cell) for cell in cells),
+        is_final=not any(cell.is_waiting for cell in cells),
+        ended=_describe_ending(study, name),
+        level=record["level"],
         difference=_find_interval(record),
         p=record.get("p_adjusted"),
         is_significant=record["significant"],
@@ -222,10 +244,13 @@ def _find_action(
     study: StudyRecord, variants: list[JudgedVariant], make_command: MakeCommand
 ) -> Action:
     """Return the next action that can change a verdict at the lowest cost."""
-    waiting = [cell for cell in study.cells if _is_waiting(cell)]
+    waiting = [cell for cell in study.cells if cell.is_waiting]
     if waiting:
         return _complete_plan(study, waiting, make_command)
-    undecided = [variant for variant in variants if variant.verdict == "undecided"]
+    undecided = [variant for variant in variants if _is_undecided(variant)]
+    if not undecided and any(variant.ended for variant in variants):
+        text = "Every other verdict is decided, and the plan has ended the variants without one."
+        return _make_action("none", text)
     if not undecided:
         return _make_action("none", "Every verdict is decided; nothing remains to run.")
     possible = [variant for variant in undecided if variant.pairs_for_verdict is not None]

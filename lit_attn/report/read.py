@@ -75,6 +75,17 @@ class CellRecord:
         """Folder of the cell."""
         return Path(self.path) if self.path else None
 
+    @property
+    def is_waiting(self) -> bool:
+        """True if `run` would train the cell: no result, not diverged, variant not ended."""
+        has_ended = self.status in ("done", "diverged", "stopped")
+        return not has_ended and not self.status.startswith("without ")
+
+    @property
+    def is_open(self) -> bool:
+        """True if the planned cell has neither a result nor a failure yet."""
+        return self.status in ("missing", "running", "interrupted", "unreadable")
+
     def curve(self, metric: records.Metric | str) -> list[records.MetricRow]:
         """Return the logged rows of `metric` in printed units, or of a name in recorded units."""
         if isinstance(metric, str):
@@ -90,8 +101,9 @@ class StudyRecord:
     """A plan and all of its cells, in the order of the plan.
 
     `plan.cells` is empty: `cells` has the same content and more. `contrast` is the study that
-    `plan.contrast` names, if it has a plan and the same metric. `unreadable` names the files of the
-    study that exist and cannot be read. `names` has the names of variants by their labels if the
+    `plan.contrast` names, if it has a plan and the same metric. `endings` are the variants that a
+    rule of the plan has ended early, by name. `unreadable` names the files of the study that exist
+    and cannot be read. `names` has the names of variants by their labels if the
     labels stand in all other places (`lit_attn.report.labels`).
     """
 
@@ -101,6 +113,8 @@ class StudyRecord:
     seals: records.Seals | None = None
     tuning: records.Tuning | None = None
     step_times: records.StepTimes | None = None
+    looks: records.Looks | None = None
+    endings: Mapping[str, records.Ending] = field(default_factory=dict)
     unreadable: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
 
@@ -338,22 +352,44 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
         raise ConfigError(f"{path}: is the plan of '{plan.study}', not of '{path.parent.name}'")
     require(f"{path}: baseline: no variant", plan.baseline, (v.name for v in plan.variants))
     folder = path.parent
-    cells = _read_cells(folder, plan)
+    endings = read_or_skip(records.Endings.read, folder, "endings.json")
+    ended = {} if endings is None else endings.of_plan(plan)
+    cells = [_mark_stopped(cell, ended) for cell in _read_cells(folder, plan)]
     seals = read_or_skip(records.Seals.read, folder, "seals.json")
     tuning = read_or_skip(records.Tuning.read, folder, "tuning.json")
     step_times = read_or_skip(records.StepTimes.read, folder, "step_times.json")
-    files = {"seals.json": seals, "tuning.json": tuning, "step_times.json": step_times}
+    looks = read_or_skip(records.Looks.read, folder, "looks.json")
+    files = {
+        "seals.json": seals,
+        "tuning.json": tuning,
+        "step_times.json": step_times,
+        "looks.json": looks,
+        "endings.json": endings,
+    }
     unreadable = []
     for name, content in files.items():
         if content is None and (folder / name).exists():
             unreadable.append(name)
     study = StudyRecord(
-        plan, cells, seals=seals, tuning=tuning, step_times=step_times, unreadable=unreadable
+        plan,
+        cells,
+        seals=seals,
+        tuning=tuning,
+        step_times=step_times,
+        looks=looks,
+        endings=ended,
+        unreadable=unreadable,
     )
     _require_metric(path, study)
     if plan.contrast and not is_contrast:
         return replace(study, contrast=_read_contrast(path, plan.contrast, plan.metric))
     return study
+
+
+def _mark_stopped(cell: CellRecord, ended: Mapping[str, records.Ending]) -> CellRecord:
+    """Return the cell with the state "stopped" if its variant has ended before it was started."""
+    is_unstarted = cell.status in ("missing", "interrupted")
+    return replace(cell, status="stopped") if is_unstarted and cell.variant in ended else cell
 
 
 def _read_cells(folder: Path, plan: records.Plan) -> list[CellRecord]:

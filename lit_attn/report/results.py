@@ -60,6 +60,7 @@ def make_results_table(
             notes.append(note)
     notes += _describe_marks(study, cells)
     notes += _describe_rows(study, summary)
+    notes += _describe_rules(study, comparisons)
     notes += _describe_plan(study, comparisons.level)
     provenance, warnings = describe_records(study)
     shown_keys = [column.key for column in shown]
@@ -103,8 +104,6 @@ def _describe_rows(study: StudyRecord, summary: pd.DataFrame) -> list[str]:
     notes = []
     if summary["missing"].astype(bool).any():
         notes.append(SENTENCES["missing"])
-    if (summary["planned"] > summary["n"] + summary["failed"]).any():
-        notes.append(SENTENCES["interim"])
     ties = int(summary["ties"].sum())
     if ties:
         pairs = int(summary["pairs"].sum())
@@ -112,6 +111,25 @@ def _describe_rows(study: StudyRecord, summary: pd.DataFrame) -> list[str]:
     baseline = study.plan.baseline
     if not study.values(baseline):
         notes.append(fill(SENTENCES["no_baseline"], baseline=baseline))
+    return notes
+
+
+def _describe_rules(study: StudyRecord, comparisons: Comparisons) -> list[str]:
+    """Return the sentences of the caption about looks at a running study and ended variants."""
+    notes = []
+    planned = len(study.plan.seeds)
+    if any(cell.is_open for cell in study.cells):
+        bounds = [
+            f"after {pairs} of {planned} seeds a star needs p ≤ {level:.2g}"
+            for pairs, level in comparisons.interim.items()
+        ]
+        words = "; ".join(bounds) or "no variant has a pair of seeds"
+        notes.append(fill(SENTENCES["interim"], bounds=words))
+    elif study.looks is not None and study.looks.has_any(planned):
+        notes.append(fill(SENTENCES["watched"], level=comparisons.level))
+    if study.endings:
+        variants = [f"{name} {ending.describe()}" for name, ending in study.endings.items()]
+        notes.append(fill(SENTENCES["stopped"], variants="; ".join(variants)))
     return notes
 
 

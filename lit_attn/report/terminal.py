@@ -66,6 +66,8 @@ def draw_judgement(study: JudgedStudy) -> str:
     if rows:
         parts.append(draw_table(Table(headings, rows)))
     parts.append(_wrap(describe_verdicts(study)))
+    ended = [variant for variant in study.variants if variant.ended is not None]
+    parts += [_wrap(f"{variant.label}: {variant.ended.text}.") for variant in ended]
     parts += [_wrap(f"Warning: {warning}") for warning in study.warnings]
     parts.append(_wrap(f"Next: {study.next.text}{_describe_cost(study)}"))
     if study.next.command is not None:
@@ -99,6 +101,9 @@ def describe_verdicts(study: JudgedStudy) -> str:
     sentence = f"{study.study}: against {study.baseline_label}, {'; '.join(parts)}."
     if study.is_interim:
         sentence += " Planned seeds are missing, so no verdict is final."
+    look = study.interim
+    if look is not None:
+        sentence += f" Interim: {look.seeds} of {look.planned} seeds, bound {look.level:.2g}."
     return sentence
 
 

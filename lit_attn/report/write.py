@@ -142,7 +142,7 @@ def _draw_figures(analysis: Analysis) -> Iterator[tuple[str, Figure | None]]:
         yield "progress", figures.draw_progress(study, comparisons)
         yield "cost", figures.draw_cost(study, summary)
         label = study.plan.metric.label
-        yield "effects", figures.draw_effects(estimates, label, comparisons.level)
+        yield "effects", figures.draw_effects(estimates, label, comparisons.look_level)
         yield "pictures", draw_pictures(study)
         for name, draw in diagnostics.DRAWERS.items():
             yield name, draw(recorded, baseline)
@@ -206,7 +206,7 @@ def _make_further_tables(
         # Two studies share names of variants, and each of them has labels of its own.
         contrast = effects.make_contrast_table(written, written.contrast, digits)
         tables.append(label_rows(contrast, find_labels(written.plan)))
-    tables.append(effects.make_effects_table(estimates, study.plan, digits, comparisons.level))
+    tables.append(effects.make_effects_table(estimates, study.plan, digits, comparisons.look_level))
     tables.append(results.make_class_table(classes))
     rows = [[Cell(text) for text in row] for row in settings.itertuples(index=False)]
     tables.append(named_table("settings", rows, baseline=baseline))

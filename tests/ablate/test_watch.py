@@ -130,6 +130,23 @@ def test_a_terminal_shows_the_newest_status_alone(
     assert captured.err == ""
 
 
+def test_a_watch_shows_why_jobs_wait_and_seldom_asks(
+    tmp_path: Path, pauses: Pauses, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_study(tmp_path, seeds=1, skip=(("belief", 0),))
+    questions: list[list[Path]] = []
+
+    def ask(studies: list[Path]) -> dict[Path, list[str]]:
+        questions.append(studies)
+        return {folder: [f"waiting  question {len(questions)}"]}
+
+    # The second pause ends with the last result, long before the next question.
+    pauses(lambda: None, lambda: write_study(tmp_path, seeds=1))
+    status.watch(tmp_path, ask)
+    assert questions == [[folder]]
+    assert "  waiting  question 1\n" in capsys.readouterr().out
+
+
 def test_a_watch_without_a_study_is_one_error_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

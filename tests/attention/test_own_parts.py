@@ -102,6 +102,23 @@ def test_the_benchmark_compares_parts_with_their_own_references(tmp_path: Path) 
     assert missing.stderr == f"{tmp_path}/other.py: no such file\n"
 
 
+@pytest.mark.process
+def test_the_formulas_of_a_file_are_checked_without_a_measurement(tmp_path: Path) -> None:
+    """Without presets of the file, each of its parts is checked with its defaults."""
+    text = re.sub(r"PRESETS\[.*\n", "", page())
+    wrong = text.replace("- 2 * reference", "- 3 * reference")
+    for source, code in ((text, 0), (wrong, 2)):
+        (tmp_path / "mine.py").write_text(source)
+        arguments = ["--parts", "mine.py", "--check", "--dim", "8", "--heads", "2"]
+        done = run_python(tmp_path, "-m", "lit_attn.bench", "attention", *arguments)
+        assert done.returncode == code, done.stdout + done.stderr
+        verdict = "DISAGREES" if code else "agrees"
+        assert f"residual=reflected, causal: {verdict} with its formula" in done.stdout
+        assert "similarity=cosine, all pairs: agrees with its formula" in done.stdout
+        assert "standard" not in done.stdout
+        assert "ms" not in done.stdout
+
+
 INHERITED = """
 from typing import Literal
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_attn.attention import residual
+from lit_attn.attention import normaliser, residual
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench import attention, measure
 from lit_attn.bench.__main__ import main
@@ -78,6 +78,28 @@ def test_a_layer_that_disagrees_with_the_reference_is_not_measured(
     assert "--presets: 'belief' disagrees with its reference" in printed.err
     assert printed.out == ""
     assert not list(tmp_path.iterdir())
+
+
+def test_a_mistake_behind_a_parameter_that_starts_at_zero_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = normaliser.Sink.forward
+
+    def wrong(self: normaliser.Sink, *inputs: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.logit.mul_(2)
+        weights = right(self, *inputs)
+        with torch.no_grad():
+            self.logit.div_(2)
+        return weights
+
+    monkeypatch.setattr(normaliser.Sink, "forward", wrong)
+    arguments = ["--presets", "sink", "standard", "--check", "--dim", "8", "--heads", "2"]
+    assert main(["attention", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert "sink, causal: DISAGREES with its formula" in printed.out
+    assert "standard, causal: agrees with its formula" in printed.out
+    assert "--presets: 'sink' disagrees with its reference" in printed.err
 
 
 def test_every_length_has_a_table_with_its_conditions(

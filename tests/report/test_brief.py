@@ -9,7 +9,14 @@ from helpers.fake_study import report, write_study
 
 from lit_attn.ablate.plan import expand
 from lit_attn.report.captions import shorten, split_sentences
-from lit_attn.report.formats import MOST_COLUMNS, Cell, Table, make_markdown_files, to_latex
+from lit_attn.report.formats import (
+    MOST_COLUMNS,
+    Cell,
+    Table,
+    make_markdown_files,
+    read_asset,
+    to_latex,
+)
 from lit_attn.report.terminal import draw_table
 from lit_attn.schema.errors import ConfigError
 
@@ -26,6 +33,13 @@ def count_sentences(path: Path) -> int:
     """Return the number of sentences below the title of a Markdown table."""
     _, _, caption = path.read_text().rpartition("**\n")
     return len(split_sentences(caption))
+
+
+def test_the_captions_of_a_papers_page_have_at_most_six_sentences() -> None:
+    """They have no short form, so all of their sentences are on the page."""
+    tables = read_asset("tables.yaml")
+    for caption in (tables["claims"]["note"], *tables["paper"].values()):
+        assert 1 <= len(split_sentences(caption)) <= 6, caption
 
 
 def test_tables_have_six_columns_and_six_sentences(tmp_path: Path) -> None:

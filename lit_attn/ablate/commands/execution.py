@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from lit_attn.ablate import adopt
 from lit_attn.ablate.commands.options import StudyOptions
 from lit_attn.ablate.display import make_display, write_line
-from lit_attn.ablate.plan import Job, Matrix, require_inputs
+from lit_attn.ablate.plan import Job, Matrix, find_ended, require_inputs
 from lit_attn.ablate.rerun import set_aside
 from lit_attn.ablate.slots import make_slots
+from lit_attn.ablate.stopping import update_endings
 from lit_attn.cells.folder import CellStatus, read_cell
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.lock import require_locks
+from lit_attn.cells.records import Ending
 from lit_attn.files import require_writable
 from lit_attn.schema.errors import ConfigError, plural, program
 
@@ -29,7 +31,8 @@ class Selection(NamedTuple):
     """Cells of a command: those to run, and the state of the others.
 
     `missing` are all cells without a result, `total` is the number of all cells, and `diverged` the
-    number of cells that are left out because they have diverged.
+    number of cells that are left out because they have diverged. `ended` are the cells without a
+    result that need not run, because a rule of their study has ended the variant.
     """
 
     jobs: list[Job]
@@ -37,6 +40,7 @@ class Selection(NamedTuple):
     missing: list[Job]
     diverged: int
     total: int
+    ended: list[Ending]
 
 
 def run_cells(
@@ -111,9 +115,13 @@ def _select(matrices: list[Matrix], chosen: list[Job] | None, limit: int | None)
     for matrix in matrices:
         every_job += matrix.jobs
     cells = [(job, read_cell(job.folder, job.identity)) for job in every_job]
+    ended = find_ended(matrices)
     diverged = 0
+    stopped: list[Ending] = []
     if chosen is None:
-        jobs = [job for job, cell in cells if cell.state not in ("done", "diverged")]
+        unfinished = [job for job, cell in cells if cell.state not in ("done", "diverged")]
+        jobs = [job for job in unfinished if job.folder not in ended]
+        stopped = [ended[job.folder] for job in unfinished if job.folder in ended]
         diverged = sum(cell.state == "diverged" for _, cell in cells)
     else:
         jobs = chosen
@@ -121,7 +129,7 @@ def _select(matrices: list[Matrix], chosen: list[Job] | None, limit: int | None)
     folders = {job.folder for job in jobs}
     done = [cell for job, cell in cells if cell.state == "done" and job.folder not in folders]
     missing = [job for job, cell in cells if cell.result is None]
-    return Selection(jobs, done, missing, diverged, len(cells))
+    return Selection(jobs, done, missing, diverged, len(cells), stopped)
 
 
 def _announce(matrices: list[Matrix], selection: Selection, is_rerun: bool) -> None:
@@ -140,6 +148,9 @@ def _announce(matrices: list[Matrix], selection: Selection, is_rerun: bool) -> N
     changes = [change for change in changes if change]
     if changes:
         write_line(f"stale: {plural(len(changes), 'done cell')}; {changes[0]}; see `{rerun} stale`")
+    endings = {ending.variant: ending for ending in selection.ended}
+    for variant, ending in endings.items():
+        write_line(f"ended: {variant} {ending.describe()}")
     if selection.diverged:
         cells = plural(selection.diverged, "cell")
         write_line(f"skipped: {cells} that diverged; see `{rerun} failed`")
@@ -217,15 +228,18 @@ def _write_tables(matrices: list[Matrix], options: StudyOptions) -> None:
 
 def _prepare_local(matrices: list[Matrix], options: StudyOptions, launcher: "Launcher") -> "Start":
     """Return the function that runs cells on this machine. Raises ConfigError if a cell cannot."""
-    from lit_attn.ablate.runner import Runner
+    from lit_attn.ablate.runner import Runner, review_nothing
 
+    has_rule = any(matrix.source.study.stop is not None for matrix in matrices)
+    review = update_endings if has_rule else review_nothing
     slots = make_slots(options.jobs)
     for matrix in matrices:
         slots.check(job.cell for job in (*matrix.trials, *matrix.jobs))
 
     def start(missing: list[Job]) -> "Summary":
         write_line(f"{slots.at_once(job.cell for job in missing)} at once")
-        return Runner(launcher, slots, make_display(), options.stall_seconds).run(missing)
+        stall = options.stall_seconds
+        return Runner(launcher, slots, make_display(), stall, review).run(missing)
 
     return start
 

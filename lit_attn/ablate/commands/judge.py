@@ -47,6 +47,7 @@ class Judge(Command):
         from lit_attn.ablate.origin import find_file
         from lit_attn.report.answers import JudgeAnswer, write_answer
         from lit_attn.report.judge import is_decided, judge_study, make_study_command
+        from lit_attn.report.looks import record_look
         from lit_attn.report.read import read_studies
         from lit_attn.report.terminal import draw_judgement
 
@@ -56,6 +57,7 @@ class Judge(Command):
             for study in read_studies(folder.parent, [folder.name]):
                 command = make_study_command(folder, find_file(folder), study.plan)
                 judged.append(judge_study(study, command))
+                record_look(study, folder)
         if options.json:
             print(write_answer(JudgeAnswer(studies=judged)))
         else:

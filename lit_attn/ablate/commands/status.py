@@ -55,7 +55,7 @@ class Status(Command):
             print(make_answer(read_plans(options.where)))
             return 0
         if options.watch:
-            watch(options.where)
+            watch(options.where, describe_queues)
             return 0
         plans = read_plans(options.where)
         queues = describe_queues([folder for _, folder in plans])

@@ -11,10 +11,12 @@ from types import FrameType
 
 from lit_attn.ablate.display import Display, Snapshot, StartedCell
 from lit_attn.ablate.plan import Job, Matrix
-from lit_attn.ablate.runner import TICK, Outcome, Summary, handle_signals
-from lit_attn.ablate.slurm.queue import ENDS, Task, describe_reasons, find_tasks
+from lit_attn.ablate.runner import TICK, Outcome, Summary, describe_dropped, handle_signals
+from lit_attn.ablate.slurm.commands import run_command
+from lit_attn.ablate.slurm.queue import ENDS, OVER, Task, describe_reasons, find_tasks
+from lit_attn.ablate.stopping import update_endings
 from lit_attn.cells import failure, folder
-from lit_attn.cells.records import Exit, FailureClass
+from lit_attn.cells.records import Ending, Exit, FailureClass
 from lit_attn.schema.errors import plural
 
 POLL = 10.0  # Seconds between two requests to SLURM.
@@ -70,6 +72,7 @@ class Follower:
                 self.display.add_event(f"SLURM does not answer: {error}")
             self.has_answer = False
             return
+        self._drop_ended()
         for job in list(self.unfinished):
             outcome = self._outcome(job, self.tasks.get(job.folder))
             if outcome is not None:
@@ -77,6 +80,34 @@ class Follower:
                 self.summary.outcomes.append(outcome)
                 self.display.add_event(outcome.describe())
         self._report_reasons()
+
+    def _drop_ended(self) -> None:
+        """Stop waiting for cells that the rule of their study has ended, and cancel their jobs.
+
+        A running cell is followed to its end. SLURM may not answer: a job that starts nevertheless
+        finds that its variant has ended.
+        """
+        ended: dict[Path, Ending] = {}
+        for matrix in self.matrices:
+            if matrix.source.study.stop is not None:
+                ended |= update_endings(matrix.folder)
+        dropped = []
+        for job in self.unfinished:
+            task = self.tasks.get(job.folder)
+            is_active = task is not None and task.state not in ("PENDING", *OVER)
+            if job.folder in ended and job.state() in ("missing", "interrupted") and not is_active:
+                dropped.append(job)
+        for line in describe_dropped(dropped, ended):
+            self.display.add_event(line)
+        pending = []
+        for job in dropped:
+            self.unfinished.remove(job)
+            task = self.tasks.get(job.folder)
+            if task is not None and not task.is_over:
+                pending.append(task.id)
+        if pending:
+            with contextlib.suppress(OSError):
+                run_command("scancel", *pending)
 
     def _report_reasons(self) -> None:
         """Report each reason for which jobs wait once."""

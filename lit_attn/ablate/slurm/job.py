@@ -25,6 +25,7 @@ from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.runner import RETRIES, Outcome, Runner
 from lit_attn.ablate.slots import Device, Slots, make_slots
+from lit_attn.ablate.stopping import update_endings
 from lit_attn.cells import folder
 from lit_attn.cells.nodes import NODES
 from lit_attn.config.cell import Cell
@@ -74,6 +75,9 @@ class SlurmCell:
     def __call__(self) -> None:
         """Run the cell. Raises RuntimeError if it has no result, unless the job is requeued."""
         job = Job(Cell.read(self.folder / "config.yaml"), self.folder)
+        if job.state() != "done" and self.folder in update_endings(self.folder.parents[1]):
+            print(f"{job.name}: not run, because a rule of the study has ended its variant")
+            return
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's
         assert callable(requeue)
         is_over_time = False

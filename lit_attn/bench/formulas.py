@@ -1,0 +1,122 @@
+"""Comparison of layers with their formulas in float64, before or instead of a measurement."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_attn.attention import reference
+from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.parts import Part
+from lit_attn.attention.spec import PRESETS, AttentionSpec
+from lit_attn.schema.base import Kind
+from lit_attn.schema.errors import ConfigError
+
+LIMIT = 1e-6
+"""Largest error of a value or gradient, relative to the largest number of the same tensor."""
+
+NOISE = 0.05
+"""Standard deviation of the noise on all parameters: a gate of zero would hide a wrong term."""
+
+SMALL = 1e-3
+"""A gradient whose numbers are below this share of the largest gradient is compared with the share:
+a gradient that is exactly zero has no relative error."""
+
+
+class Size(NamedTuple):
+    """Size of the compared layer; the formulas need far more memory than the layer."""
+
+    batch: int = 2
+    tokens: int = 33
+    dim: int = 192
+    heads: int = 12
+
+
+class Comparison(NamedTuple):
+    """Largest relative errors of the output and of all gradients of one layer."""
+
+    preset: str
+    is_causal: bool
+    value: float
+    gradient: float
+
+    @property
+    def holds(self) -> bool:
+        # A comparison with NaN is false.
+        return self.value <= LIMIT and self.gradient <= LIMIT
+
+    def describe(self) -> str:
+        """Return one line for a person."""
+        order = "causal" if self.is_causal else "all pairs"
+        verdict = "agrees with its formula" if self.holds else "DISAGREES with its formula"
+        errors = f"largest error of values {self.value:.1e}, of gradients {self.gradient:.1e}"
+        return f"{self.preset}, {order}: {verdict} ({errors})"
+
+
+def compare(preset: str, size: Size, is_causal: bool) -> Comparison:
+    """Return the comparison of the layer called `preset` with the formulas of its parts."""
+    torch.manual_seed(0)
+    layer = _build_layer(preset, size)
+    x = torch.randn(size.batch, size.tokens, size.dim, dtype=torch.double, requires_grad=True)
+    inputs = [x, *layer.parameters()]
+    output = layer(x, is_causal=is_causal)
+    expected = reference.attention(layer, x, is_causal=is_causal)
+    direction = torch.randn_like(output)
+    gradients = torch.autograd.grad(output, inputs, direction, materialize_grads=True)
+    expected_gradients = torch.autograd.grad(expected, inputs, direction, materialize_grads=True)
+    largest = max(_largest_number(gradient) for gradient in expected_gradients)
+    errors = []
+    for actual, exact in zip(gradients, expected_gradients, strict=True):
+        scale = max(_largest_number(exact), SMALL * largest)
+        errors.append(_largest_number(actual - exact) / scale)
+    value = _largest_number(output - expected) / _largest_number(expected)
+    # max() of Python may drop a NaN, and torch's keeps it.
+    return Comparison(preset, is_causal, value, float(torch.tensor(errors).max()))
+
+
+def _build_layer(preset: str, size: Size) -> Attention:
+    """Return the float64 layer in evaluation mode, without parameters that are zero."""
+    layer = attn_layer(preset)(size.dim, size.heads).double().eval()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(NOISE * torch.randn_like(parameter))
+    return layer
+
+
+def _largest_number(tensor: Tensor) -> float:
+    return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
+
+
+def list_kinds() -> dict[str, set[str]]:
+    """Return the names of the registered parts of each family."""
+    kinds = {}
+    for base in _list_families():
+        kinds[base.family_name()] = set(base.family)
+    return kinds
+
+
+def add_presets(before: Mapping[str, Iterable[str]]) -> None:
+    """Add a preset for each part that is not in `before`, as `residual=reflected`.
+
+    The other parts of such a preset are those of the standard layer. A part that a preset already
+    uses gets none. Raises ConfigError if a part has a choice without a default.
+    """
+    used = {(family, part.kind) for spec in PRESETS.values() for family, part in spec.parts.items()}
+    for base in _list_families():
+        family = base.family_name()
+        for kind in base.family:
+            if kind in before[family] or (family, kind) in used:
+                continue
+            try:
+                PRESETS[f"{family}={kind}"] = AttentionSpec.model_validate({family: kind})
+            except ValueError as error:
+                raise ConfigError(
+                    f"--parts: {family} '{kind}' is no layer with its defaults; add a preset with "
+                    f"your choices to the file, as PRESETS['{kind}'] = AttentionSpec(...)"
+                ) from error
+
+
+def _list_families() -> list[type[Kind]]:
+    """Return the base classes of the families of parts."""
+    return [base for base in Kind.__subclasses__() if issubclass(base, Part)]
