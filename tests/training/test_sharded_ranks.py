@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 TOLERANCE = 1e-9
 LOOSE = {"muon": 3e-3}
-"""Tolerance of optimisers that multiply matrices in bfloat16, whose rounding the sums of parts change."""
+"""Tolerance of optimisers that multiply matrices in bfloat16; the parts decide on the rounding."""
 
 
 @pytest.fixture(scope="module")
