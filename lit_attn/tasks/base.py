@@ -102,14 +102,8 @@ class TaskModule(L.LightningModule, ABC):
         """Return the arguments of the metrics' `update` for one evaluation batch."""
 
     def record_training(self, name: str, values: Tensor) -> None:
-        """Add values of training samples, of any shape, to the mean of the epoch `train/NAME`.
-
-        A number without axes is a mean over the samples of this process. It weighs less if more
-        processes share a batch, so that a cell can continue with another number of devices.
-        """
-        processes = distributed.get_world_size() if distributed.is_initialized() else 1
-        weight = 1.0 if values.ndim else 1.0 / processes
-        self.train_means[name].update(values.detach(), weight)
+        """Add values of training samples, of any shape, to the mean of the epoch `train/NAME`."""
+        self.train_means[name].update(values.detach())
 
     def unit_values(self, *arguments: Tensor) -> Tensor | None:
         """Return loss (nats, a sum), targets and correct predictions (NaN if not counted), (B, 3).
