@@ -18,7 +18,7 @@ TESTS: dict[str, list[tuple[str, str]]] = {
     "a cell or one of its data workers is killed": [
         (ABLATE, "test_a_killed_cell_is_retried_a_limited_number_of_times"),
         (ABLATE, "test_the_delay_doubles_with_each_retry"),
-        (TRAINING, "test_ten_kills_change_no_table"),
+        (TRAINING, "test_six_kills_change_no_table"),
         (TRAINING, "test_the_loss_of_a_data_worker_is_retried"),
     ],
     "one rank of a cell on several devices is killed": [
@@ -95,7 +95,7 @@ TESTS: dict[str, list[tuple[str, str]]] = {
     ],
     "the metrics file ends": [
         ("cells/test_records.py", "test_only_torn_lines_are_left_out"),
-        (TRAINING, "test_ten_kills_change_no_table"),
+        (TRAINING, "test_six_kills_change_no_table"),
     ],
     "the first two seeds": [
         (ABLATE, "test_the_other_seeds_of_a_variant_that_fails_at_once_are_skipped")
