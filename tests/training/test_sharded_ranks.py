@@ -1,6 +1,7 @@
 """Two and four processes with sharded weights compute what one process computes, in float64."""
 
 import json
+from pathlib import Path
 
 import pytest
 from helpers import sharded_ranks
@@ -9,34 +10,27 @@ from helpers.paths import ROOT
 
 from lit_attn.attention.spec import PRESETS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
 TOLERANCE = 1e-9
 LOOSE = {"muon": 3e-3}
 """Tolerance of optimisers that multiply matrices in bfloat16; the parts decide on the rounding."""
 
 
-@pytest.fixture(scope="module")
-def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    """Return the largest difference to one process of every training that ranks have shared."""
-    folder = tmp_path_factory.mktemp("ranks")
-    done = run_python(ROOT / "tests", "-m", "helpers.sharded_ranks", str(folder))
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sharded_ranks_compute_what_one_process_computes(tmp_path: Path) -> None:
+    """Every preset on two and on four ranks, and every optimiser on two.
+
+    It is one test, because processes of pytest that share its cases would each train all of them.
+    """
+    done = run_python(ROOT / "tests", "-m", "helpers.sharded_ranks", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    values: dict[str, float] = {}
-    for path in folder.glob("differences*.json"):
-        values |= json.loads(path.read_text())
-    return values
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("preset", PRESETS)
-def test_sharded_ranks_compute_what_one_process_computes(
-    preset: str, ranks: int, differences: dict[str, float]
-) -> None:
-    """Two ranks recompute the blocks too."""
-    assert differences[f"{preset} on {ranks}"] < TOLERANCE
-
-
-@pytest.mark.parametrize("name", sharded_ranks.OPTIMIZERS)
-def test_every_optimiser_steps_sharded_weights(name: str, differences: dict[str, float]) -> None:
-    assert differences[name] < LOOSE.get(name, TOLERANCE)
+    differences: dict[str, float] = {}
+    for path in tmp_path.glob("differences*.json"):
+        differences |= json.loads(path.read_text())
+    names = [f"{preset} on {ranks}" for preset in PRESETS for ranks in (2, 4)]
+    assert sorted(differences) == sorted([*names, *sharded_ranks.OPTIMIZERS])
+    wrong = {}
+    for name, difference in differences.items():
+        if not difference < LOOSE.get(name, TOLERANCE):
+            wrong[name] = difference
+    assert wrong == {}
