@@ -69,6 +69,7 @@ def _make_key(experiment: Experiment, match_to: Model | None, micro_batch: int) 
         experiment.loss.model_dump(mode="json"),
         experiment.optimizer.model_dump(mode="json", exclude={"lr", "weight_decay"}),
         training.precision,
+        training.recompute,
         training.clip is None,
         training.average is None,
     ]
@@ -103,13 +104,24 @@ def shard(memory: MemoryEstimate, gpus: int, samples: int) -> float:
     - Weights, gradients, states of the optimiser and averages are divided evenly.
     - The batch of a step stays the same. Each GPU has its share of the micro-batch, at least one
       sample; a step then has fewer micro-batches, or a larger batch if it had too few samples.
-    - Activations and outputs are proportional to the samples of a GPU, without recomputation.
+    - Activations and outputs are proportional to the samples of a GPU.
     - The parameters and gradients of the layer that is computed, which FSDP gathers, and the
       buffers of NCCL lie within the share of the memory that an estimate may not fill.
     """
-    divided = memory.weights + memory.gradients + memory.states + memory.averages
+    divided = divide_parameters(memory, gpus)
     share = max(1, samples // gpus) / samples
-    return divided / gpus + share * (memory.activations + memory.outputs)
+    activations = share * (memory.activations + memory.outputs)
+    return divided.total - memory.activations - memory.outputs + activations
+
+
+def divide_parameters(memory: MemoryEstimate, gpus: int) -> MemoryEstimate:
+    """Return the estimate of each of `gpus` GPUs that divide all but activations and outputs."""
+    return memory._replace(
+        weights=memory.weights // gpus,
+        gradients=memory.gradients // gpus,
+        states=memory.states // gpus,
+        averages=memory.averages // gpus,
+    )
 
 
 def count_gpus(memory: MemoryEstimate, gpu: Gpu, samples: int) -> int | None:
@@ -141,5 +153,9 @@ def print_memory(matrix: Matrix, gpu_name: str) -> None:
         except ConfigError as error:
             print(f"  {variant.name:<{width}}  {error}")
             continue
+        training = variant.experiment.training
+        if training.is_sharded:
+            # The estimate is for the samples of one device.
+            memory = divide_parameters(memory, training.devices)
         sizes = "".join(f"  {part / MEBIBYTE:>11,.1f}" for part in memory)
         print(f"  {variant.name:<{width}}{sizes}  {describe_fit(memory, gpu_name, gpu)}")

@@ -32,14 +32,28 @@ STATE_BYTES = 16
 """Bytes of weight, gradient and Adam's two states of a parameter in float32."""
 
 
+RECOMPUTED_SHARE = 4 / 3
+"""Time of a step with `recompute: blocks`, which computes four forward passes instead of three."""
+
+
+class Arrangement(NamedTuple):
+    """Smallest number of GPUs that a cell needs, and whether it then recomputes its blocks."""
+
+    gpus: int
+    recomputes: bool = False
+
+
+ONE_GPU = Arrangement(1)
+
+
 class Cost(NamedTuple):
     """Cost of all seeds of a variant: hours of one GPU, and the GPUs that a cell needs.
 
-    `gpus` is None if the activations of one sample do not fit on a GPU.
+    `arrangement` is None if the activations of one sample do not fit on a GPU.
     """
 
     hours: float
-    gpus: int | None
+    arrangement: Arrangement | None
 
 
 def expand_paper(
@@ -129,15 +143,19 @@ def estimate_costs(
             rate = UTILISATION * peak
             cell_flops = sample_flops * sample_count
             hours = cell_flops * count / rate / 3600
-            gpus: int | None = 1
+            arrangement: Arrangement | None = ONE_GPU
             if STATE_BYTES * budget.parameters > ESTIMATED_SHARE * gpu.usable_bytes:
-                gpus = count_gpus_of_size(variant, gpu)
-            costs[Reference(matrix.source.name, variant.name)] = Cost(hours, gpus)
+                arrangement = arrange_size(variant, gpu)
+            if arrangement is not None and arrangement.recomputes:
+                hours *= RECOMPUTED_SHARE
+            costs[Reference(matrix.source.name, variant.name)] = Cost(hours, arrangement)
     return costs
 
 
-def count_gpus_of_size(variant: Variant, gpu: Gpu) -> int | None:
+def arrange_size(variant: Variant, gpu: Gpu) -> Arrangement | None:
     """Return the GPUs that a model of the size of a variant needs; None if too many.
+
+    Blocks are recomputed only if their activations fit on no GPU otherwise.
 
     Its attention is the standard layer: the weights decide, all variants of a size share one
     estimate, and the estimate of composed heads takes long. Data whose steps can be cut into
@@ -149,8 +167,13 @@ def count_gpus_of_size(variant: Variant, gpu: Gpu) -> int | None:
     if isinstance(experiment.data, TokenData):
         accumulate = {"accumulate": experiment.data.batch_size}
         changes["data"] = experiment.data.model_copy(update=accumulate)
-    standard = experiment.model_copy(update=changes)
-    return count_gpus(estimate(standard, None), gpu, count_samples(standard))
+    for recompute in ("none", "blocks"):
+        changes["training"] = experiment.training.model_copy(update={"recompute": recompute})
+        standard = experiment.model_copy(update=changes)
+        gpus = count_gpus(estimate(standard, None), gpu, count_samples(standard))
+        if gpus is not None:
+            return Arrangement(gpus, recomputes=recompute == "blocks")
+    return None
 
 
 def count_steps(experiment: Experiment, samples: int | None) -> int:
@@ -181,17 +204,30 @@ def format_item(
 
 def format_costs(costs: Sequence[Cost], gpu_name: str) -> str:
     """Return the hours of the cells that fit on one GPU, and the GPUs that the others need."""
-    fitting = [cost.hours for cost in costs if cost.gpus == 1]
-    sharded = [cost for cost in costs if cost.gpus is not None and cost.gpus > 1]
     parts = []
+    fitting = [cost.hours for cost in costs if cost.arrangement == ONE_GPU]
     if fitting:
         parts.append(format_time(math.fsum(fitting)))
-    if sharded:
-        gpus = max(cost.gpus for cost in sharded if cost.gpus is not None)
-        hours = math.fsum(cost.hours for cost in sharded) / gpus
-        arrangement = f"needs {gpus} (estimate: {format_time(hours)} on {gpus})"
-        parts.append(f"does not fit on one {gpu_name}: {arrangement}")
-    if any(cost.gpus is None for cost in costs):
+    for recomputes in (False, True):
+        hours = []
+        numbers = []
+        for cost in costs:
+            arrangement = cost.arrangement
+            if arrangement is None or arrangement == ONE_GPU:
+                continue
+            if arrangement.recomputes != recomputes:
+                continue
+            hours.append(cost.hours)
+            numbers.append(arrangement.gpus)
+        if not hours:
+            continue
+        gpus = max(numbers)
+        setting = " with `training.recompute: blocks`" if recomputes else ""
+        parts.append(
+            f"does not fit on one {gpu_name}: needs {gpus}{setting} "
+            f"(estimate: {format_time(math.fsum(hours) / gpus)} on {gpus})"
+        )
+    if any(cost.arrangement is None for cost in costs):
         parts.append("does not fit on any number of GPUs: activations of one sample are too large")
     return "; larger models: ".join(parts)
 

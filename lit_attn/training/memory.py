@@ -29,6 +29,7 @@ from lit_attn.config.experiment import Experiment, find_specs
 from lit_attn.config.models.base import Model
 from lit_attn.data.module import DataModule, EvaluationLoader
 from lit_attn.models import factory
+from lit_attn.models.blocks import recompute_blocks
 from lit_attn.tasks.base import TaskModule
 from lit_attn.training.live_bytes import LiveBytes
 
@@ -171,6 +172,8 @@ class FakeStep:
         memory.part = "averages"
         if training.average is not None:
             self.task.average_weights(training.average, 1)
+        if training.recompute == "blocks":
+            recompute_blocks(self.task.network)
         self.signature = experiment.data.signature()
         has_loss_scale = training.precision == "fp16"
         # As in `TaskModule.configure_optimizers`.

@@ -8,7 +8,7 @@ from helpers import studies
 from lit_attn.ablate import memory
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.gpus import GIBIBYTE, GPUS
-from lit_attn.ablate.papers import Cost, format_costs
+from lit_attn.ablate.papers import Arrangement, Cost, format_costs
 from lit_attn.ablate.plan import expand
 from lit_attn.config.study import read_studies
 from lit_attn.schema.errors import ConfigError
@@ -71,6 +71,24 @@ def test_sharding_divides_the_states_and_the_samples() -> None:
     assert memory.shard(estimate, 8, 4) == (12.5 + 5) * GIBIBYTE
 
 
+def test_the_estimate_of_a_sharded_cell_is_that_of_each_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    totals = []
+    for strategy in ("ddp", "fsdp"):
+        path = studies.write(
+            tmp_path, BODY + f"\nset: {{training.devices: 2, training.strategy: {strategy}}}"
+        )
+        assert main([str(path), "--dry-run", "--gpu", "A100", "--out", str(tmp_path / "runs")]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        (row,) = [line.split() for line in lines if line.startswith("  a ") and "fit on" in line]
+        totals.append([float(size) for size in row[1:7]])
+    replicated, sharded = totals
+    # Weights, gradients, states and averages are divided; activations and outputs are not.
+    assert sharded[:3] == pytest.approx([size / 2 for size in replicated[:3]], abs=0.06)
+    assert sharded[4:] == replicated[4:]
+
+
 def test_the_smallest_number_of_gpus_is_a_power_of_two() -> None:
     gpu = GPUS["H100"]
     assert memory.count_gpus(make_estimate(10, 10), gpu, 1) == 1
@@ -100,11 +118,20 @@ def test_an_estimate_that_fails_is_one_sentence_of_the_dry_run(
 @pytest.mark.parametrize(
     ("costs", "text"),
     [
-        ([Cost(2, 1), Cost(3, 1)], "5.0 h"),
-        ([Cost(8, 4), Cost(4, 2)], "does not fit on one H100: needs 4 (estimate: 3.0 h on 4)"),
+        ([Cost(2, Arrangement(1)), Cost(3, Arrangement(1))], "5.0 h"),
         (
-            [Cost(2, 1), Cost(8, 4)],
+            [Cost(8, Arrangement(4)), Cost(4, Arrangement(2))],
+            "does not fit on one H100: needs 4 (estimate: 3.0 h on 4)",
+        ),
+        (
+            [Cost(2, Arrangement(1)), Cost(8, Arrangement(4))],
             "2.0 h; larger models: does not fit on one H100: needs 4 (estimate: 2.0 h on 4)",
+        ),
+        (
+            [Cost(8, Arrangement(2)), Cost(8, Arrangement(4, recomputes=True))],
+            "does not fit on one H100: needs 2 (estimate: 4.0 h on 2); larger models: "
+            "does not fit on one H100: needs 4 with `training.recompute: blocks` "
+            "(estimate: 2.0 h on 4)",
         ),
         (
             [Cost(2, None)],

@@ -58,6 +58,7 @@ def test_every_preset_takes_the_estimated_memory(tmp_path: Path) -> None:
         {"data": {"accumulate": 2, "batch_size": 8}},
         {"training": {"precision": "bf16"}},
         {"training": {"average": {"decay": 0.9}}},
+        {"training": {"recompute": "blocks"}},
         {"model": {"vocabulary_multiple": 8192}},
         {"model": {"vocabulary_multiple": 8192, "head": "untied"}},
     ],
@@ -67,6 +68,13 @@ def test_training_takes_the_estimated_memory(changes: dict[str, Any], tmp_path: 
     cell = make_cell(**changes)
     measured = measure_cell(cell, tmp_path)
     assert estimate_cell(cell).total == pytest.approx(measured, rel=TOLERANCE)
+
+
+def test_recomputed_blocks_keep_less() -> None:
+    kept = estimate_cell(make_cell(model={"depth": 4}))
+    recomputed = estimate_cell(make_cell(model={"depth": 4}, training={"recompute": "blocks"}))
+    assert recomputed.activations < kept.activations / 2
+    assert recomputed.weights == kept.weights
 
 
 def test_a_loss_in_chunks_takes_the_estimated_memory(
@@ -86,6 +94,7 @@ def test_images_take_the_estimated_memory(tmp_path: Path) -> None:
     assert estimate_cell(cell).total == pytest.approx(measured, rel=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_segmentation_takes_the_estimated_memory(tmp_path: Path) -> None:
     """The loaders' images are a larger part of this small model than of others."""
     pytest.importorskip("mmseg")
@@ -112,7 +121,13 @@ def test_the_parts_of_an_estimate_have_the_sizes_of_their_tensors() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [{}, {"attention": "dcmha"}, {"attention": "mgk", "windows": (64, None)}], ids=str
+    "model",
+    [
+        {},
+        pytest.param({"attention": "dcmha"}, marks=pytest.mark.slow),
+        {"attention": "mgk", "windows": (64, None)},
+    ],
+    ids=str,
 )
 def test_deep_models_are_estimated_from_shallow_ones(
     model: dict[str, Any], monkeypatch: pytest.MonkeyPatch
