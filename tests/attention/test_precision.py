@@ -50,7 +50,7 @@ def test_sums_are_as_exact_as_float32(name: str, in_float32: bool) -> None:
     assert is_exact == in_float32
     if in_float32:
         finished = layer._finish(heads)
-        # The factors of a pair of queries follow from the tokens, as a gate does, in half precision.
+        # The factors of a pair of queries are computed in half precision, as a gate is.
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             finished = layer.pair(tokens(9).float(), finished).transpose(1, 2)
         torch.testing.assert_close(record.heads, finished, rtol=1e-4, atol=1e-5)
