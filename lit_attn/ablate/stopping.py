@@ -1,8 +1,8 @@
 """Variants that end before their last seed by the rules `stop` and `gates`, and their cells.
 
-The rules follow from the results alone (`lit_attn.report.futility`, `lit_attn.ablate.gates`). Each command derives it again
-and records it in `endings.json`, which `status` and the report read, so a resumed run, several
-runners and the jobs of a cluster come to the same decisions.
+The rules follow from the results alone (`lit_attn.report.futility`, `lit_attn.ablate.gates`). Each
+command derives the decisions again and records them in `endings.json`, which `status` and the
+report read, so a resumed run, several runners and the jobs of a cluster decide in the same way.
 """
 
 import contextlib

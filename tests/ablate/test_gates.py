@@ -109,7 +109,7 @@ def test_mistakes_are_one_error_line(tmp_path: Path, old: str, new: str, message
 def test_too_few_seeds_are_refused(tmp_path: Path, seeds: str) -> None:
     """The smallest p of six pairs is 2 / 2^6, and each of two gates has the level 0.025."""
     write_ladder(tmp_path, seeds=seeds)
-    with pytest.raises(ConfigError, match="tiny-small.gates: with . planned seed.* and 3 sizes"):
+    with pytest.raises(ConfigError, match=r"tiny-small.gates: with . planned seed.* and 3 sizes"):
         expand(tmp_path)
     write_ladder(tmp_path, seeds="7")
     assert len(expand(tmp_path)) == 3
