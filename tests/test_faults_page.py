@@ -24,6 +24,10 @@ TESTS: dict[str, list[tuple[str, str]]] = {
     "one rank of a cell on several devices is killed": [
         (CELLS, "test_the_first_failed_rank_is_named"),
         (CELLS, "test_kill_9_of_any_process_leaves_none"),
+        (
+            "training/test_sharded_cells.py",
+            "test_a_rank_killed_during_a_checkpoint_loses_nothing",
+        ),
     ],
     "one rank of a cell on several devices fails": [
         (CELLS, "test_the_first_failed_rank_is_named"),

@@ -41,6 +41,16 @@ class Signature(ABC):
     def sample(self) -> "tuple[Tensor, ...]":
         """Return the network's inputs for a batch of one sample, on the meta device."""
 
+    def training_batch(self, size: int) -> Any:
+        """Return a training batch of `size` samples, whose values mean nothing.
+
+        The estimate of memory trains on it. Raises ConfigError if a class does not define it.
+        """
+        raise ConfigError(
+            f"the signature {type(self).__name__} has no `training_batch`, so the memory of a"
+            " training step is unknown"
+        )
+
     def check_output(self, output: Any) -> None:
         """Raise ConfigError if a network's output for one sample has other sides than `sides`."""
         if not self.sides:
@@ -93,6 +103,12 @@ class ImageLabels(ImageSignature):
     def has_fixed_shapes(self) -> bool:
         return not self.training_sizes
 
+    def training_batch(self, size: int) -> "tuple[Tensor, ...]":
+        """Return images of the final size and their labels."""
+        import torch
+
+        return torch.zeros(size, *self.shape), torch.zeros(size, dtype=torch.long)
+
 
 @dataclass(frozen=True)
 class ImageTargets(ImageSignature):
@@ -109,6 +125,12 @@ class ImageTargets(ImageSignature):
     def has_fixed_shapes(self) -> bool:
         return True
 
+    def training_batch(self, size: int) -> "tuple[Tensor, ...]":
+        """Return images and the numbers to predict."""
+        import torch
+
+        return torch.zeros(size, *self.shape), torch.zeros(size, self.outputs)
+
 
 @dataclass(frozen=True)
 class ImageMasks(ImageSignature):
@@ -122,6 +144,23 @@ class ImageMasks(ImageSignature):
     classes: int
     ignore: int
     names: tuple[str, ...] = ()
+
+    def training_batch(self, size: int) -> "dict[str, list[Any]]":
+        """Return windows and labelled masks as mmsegmentation does."""
+        import torch
+        from mmengine.structures import PixelData
+        from mmseg.structures import SegDataSample
+
+        height, width = self.shape[1:]
+        windows = []
+        samples = []
+        for _ in range(size):
+            windows.append(torch.zeros(self.shape, dtype=torch.uint8))
+            labels = PixelData(data=torch.zeros(1, height, width, dtype=torch.long))
+            sample = SegDataSample(gt_sem_seg=labels)
+            sample.set_metainfo({"img_shape": (height, width), "ori_shape": (height, width)})
+            samples.append(sample)
+        return {"inputs": windows, "data_samples": samples}
 
 
 @dataclass(frozen=True)
@@ -219,6 +258,13 @@ class TokenStream(CausalTokens):
     def has_fixed_shapes(self) -> bool:
         return True
 
+    def training_batch(self, size: int) -> "tuple[Tensor, ...]":
+        """Return inputs and targets."""
+        import torch
+
+        tokens = torch.zeros(size, self.context, dtype=torch.long)
+        return tokens, torch.zeros_like(tokens)
+
 
 @dataclass(frozen=True)
 class ParallelTokens(TokenSignature):
@@ -246,6 +292,15 @@ class ParallelTokens(TokenSignature):
 
         tokens = torch.empty(1, self.sample_count, dtype=torch.long, device="meta")
         return tokens, tokens
+
+    def training_batch(self, size: int) -> "tuple[Tensor, ...]":
+        """Return sentences of a typical length with about `size` tokens in each language."""
+        import torch
+
+        rows = max(1, size // self.sample_count)
+        source = torch.zeros(rows, self.sample_count, dtype=torch.long)
+        targets = torch.zeros_like(source)
+        return source, torch.zeros_like(source), targets, torch.zeros(rows)
 
 
 @dataclass(frozen=True)
@@ -276,6 +331,14 @@ class TaggedTokens(PaddedTokens):
     pairs: ClassVar = False
     are_tagged: ClassVar = True
 
+    def training_batch(self, size: int) -> "tuple[Tensor, ...]":
+        """Return sequences without padding, with a class for each token."""
+        import torch
+
+        tokens = torch.zeros(size, self.context, dtype=torch.long)
+        present = torch.ones(size, self.context, dtype=torch.bool)
+        return tokens, present, torch.zeros_like(tokens), torch.zeros(size)
+
 
 @dataclass(frozen=True)
 class LabelledTokens(PaddedTokens):
@@ -298,3 +361,12 @@ class LabelledTokens(PaddedTokens):
         if not self.pairs:
             return tokens, mask
         return tokens[:, None].repeat(1, 2, 1), mask[:, None].repeat(1, 2, 1)
+
+    def training_batch(self, size: int) -> "tuple[Tensor, ...]":
+        """Return sequences without padding and their labels."""
+        import torch
+
+        shape = (size, 2, self.context) if self.pairs else (size, self.context)
+        tokens = torch.zeros(shape, dtype=torch.long)
+        labels = torch.zeros(size, dtype=torch.long)
+        return tokens, torch.ones(shape, dtype=torch.bool), labels

@@ -52,6 +52,8 @@ class Adapter(HookCaller):
     mean of the numbers that validation_step logs under the same name.
     """
 
+    network_methods = ("training_step", "validation_step")
+
     def __init__(
         self,
         config: ModuleTaskConfig,

@@ -28,6 +28,7 @@ class Classification(TaskModule):
 
     training_values = ("accuracy",)
 
+    evaluates_in_step = True
     loss_function: Callable[[Tensor, Tensor], Tensor]
     """Mean loss of logits and targets, which the configuration sets."""
 
@@ -135,6 +136,8 @@ class Regression(TaskModule):
 
     Predictions and targets are (B, K) float, in the units of the targets.
     """
+
+    evaluates_in_step = True
 
     def build_metrics(self, split: str) -> MetricCollection:
         return MetricCollection(
