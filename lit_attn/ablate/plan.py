@@ -151,9 +151,11 @@ class Matrix:
             return None
         # A trial is compared with trials of the smaller sizes.
         suffix = self.name.removeprefix(source.name)
+        # The study of one level has one value of the axis.
+        (size,) = source.study.axes[axis]
         return records.Gate(
             axis=axis,
-            size=source.gate_size,
+            size=size,
             before=[f"{name}{suffix}" for name in source.before],
             level=find_gate_level(source),
         )

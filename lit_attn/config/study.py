@@ -227,10 +227,9 @@ class StudySource:
     """A study with the mappings of its file and of its experiment's file.
 
     `path` is the study's file. `tree` and `experiment` contain the line of every key, `parts`
-    absolute paths. `family` is the
-    study as written and `level` the value of its axis if `compare_within` has split it. `before`
-    are the names of the studies at the smaller values of the axis that `gates` names, smallest
-    first, and `sizes` is the number of all values of this axis.
+    absolute paths. `family` is the study as written and `level` the value of its axis if
+    `compare_within` has split it. `before` are the names of the studies at the smaller values of
+    the axis that `gates` names, smallest first, and `sizes` is the number of all values of it.
     """
 
     path: Path
@@ -249,14 +248,6 @@ class StudySource:
     def has_rule(self) -> bool:
         """True if a rule of the study can end one of its variants."""
         return self.study.stop is not None or bool(self.before)
-
-    @property
-    def gate_size(self) -> str:
-        """Value of the axis that `gates` names, or "" without `gates`."""
-        if self.study.gates is None:
-            return ""
-        # The study of one level has one value of the axis.
-        return next(iter(self.study.axes[self.study.gates]))
 
     def error(self, keys: tuple[str | int, ...], message: str) -> ConfigError:
         """Return an error that begins with the line of the deepest of `keys`."""
@@ -456,10 +447,7 @@ def _require_gates(source: StudySource) -> None:
     if study.gates is None:
         return
     if not study.compare_within:
-        raise source.error(
-            ("gates",),
-            "needs `compare_within` with an axis of sizes; add it, or leave out `gates`",
-        )
+        raise source.error(("gates",), "needs `compare_within` with an axis of sizes; add it")
     if study.gates not in study.compare_within:
         raise source.error(
             ("gates",),
