@@ -11,6 +11,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from lit_attn.ablate.gates import find_open_size
 from lit_attn.ablate.memory import print_memory
 from lit_attn.ablate.plan import Job, Matrix, find_ended
 from lit_attn.ablate.slots import Slots, make_slots
@@ -92,6 +93,9 @@ def _print_study(matrix: Matrix) -> list[Job]:
     print(f"  experiment {matrix.source.experiment_path}, baseline {matrix.baseline.name}")
     if not matrix.is_measured:
         print("  match: time: the step times are not measured yet")
+    open_size = find_open_size(matrix.gate, matrix.folder.parent)
+    if open_size is not None:
+        print(f"  gates: waits, because {open_size}")
     if matrix.tuning is not None:
         states = [job.state() for job in matrix.trials]
         missing = [job for job, state in zip(matrix.trials, states, strict=True) if state != "done"]

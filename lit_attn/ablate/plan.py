@@ -13,9 +13,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from lit_attn.ablate.gates import find_gate_level, require_seeds_for_gates
 from lit_attn.ablate.match import apply_criteria, read_ratios
 from lit_attn.ablate.origin import claim_folder
-from lit_attn.ablate.stopping import find_ended_cells, require_seeds_for_stop, update_endings
+from lit_attn.ablate.stopping import (
+    find_ended_cells,
+    find_endings,
+    require_seeds_for_stop,
+    update_endings,
+)
 from lit_attn.ablate.tune import Point, Search, read_search
 from lit_attn.ablate.variants import Variant, make_label, resolve
 from lit_attn.cells import records
@@ -131,8 +137,27 @@ class Matrix:
             parity=study.parity,
             contrast=study.contrast,
             stop=study.stop,
+            gate=self.gate,
             columns=None if study.columns is None else list(study.columns),
             latex=latex_columns,
+        )
+
+    @property
+    def gate(self) -> records.Gate | None:
+        """Rule `gates` of the study, None without it."""
+        source = self.source
+        axis = source.study.gates
+        if axis is None:
+            return None
+        # A trial is compared with trials of the smaller sizes.
+        suffix = self.name.removeprefix(source.name)
+        # The study of one level has one value of the axis.
+        (size,) = source.study.axes[axis]
+        return records.Gate(
+            axis=axis,
+            size=size,
+            before=[f"{name}{suffix}" for name in source.before],
+            level=find_gate_level(source),
         )
 
     def _list_seeds(self) -> list[int]:
@@ -179,7 +204,7 @@ class Matrix:
         if self.tuning is not None:
             self.tuning.write(self.folder / "tuning.json")
         self._write_seal(plan.seeds)
-        if plan.stop is not None:
+        if plan.has_rule:
             update_endings(self.folder)
 
     def _write_seal(self, seeds: list[int]) -> None:
@@ -209,9 +234,11 @@ class Matrix:
         decisions["variants"] = identities
         decisions["seeds"] = seeds
         decisions["metric"] = self.baseline.metric.model_dump()
+        # Seals of studies without the rules keep their hashes.
         if study.stop is not None:
-            # Seals of studies without the rule keep their hashes.
             decisions["stop"] = study.stop
+        if self.gate is not None:
+            decisions["gate"] = self.gate.model_dump()
         text = json.dumps(decisions, sort_keys=True)
         decisions_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
         return records.Seal(hash=decisions_hash, **decisions)
@@ -256,6 +283,7 @@ def expand(
     if seeds is None:
         seeds = source.study.seeds
     require_seeds_for_stop(source, seeds)
+    require_seeds_for_gates(source, seeds)
     name, title = _name_trial(source, written, changes, smoke)
     folder = out / name
     search = read_search(source, seeds, written, changes)
@@ -375,9 +403,17 @@ def find_ended(matrices: list[Matrix]) -> dict[Path, records.Ending]:
     """Return the cells that need not run by the rules of their studies."""
     ended: dict[Path, records.Ending] = {}
     for matrix in matrices:
-        if matrix.source.study.stop is not None:
+        if matrix.source.has_rule:
             ended |= find_ended_cells(matrix.plan(), matrix.folder)
     return ended
+
+
+def find_kept(matrix: Matrix) -> set[str]:
+    """Return the variants, as written, that no rule of the study has ended."""
+    plan = matrix.plan()
+    endings = find_endings(plan, matrix.folder)
+    kept = [variant for variant in plan.variants if variant.name not in endings]
+    return {variant.variant or variant.name for variant in kept}
 
 
 def find_variants(matrices: list[Matrix], jobs: list[Job]) -> list[tuple[str, Variant, Cell]]:

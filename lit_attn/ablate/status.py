@@ -17,7 +17,7 @@ from lit_attn.ablate.stopping import read_ended_cells
 from lit_attn.cells import folder
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.inputs import change_finder
-from lit_attn.cells.records import Plan, PlannedCell
+from lit_attn.cells.records import Ending, Plan, PlannedCell
 from lit_attn.files import require_folder
 from lit_attn.schema.errors import ConfigError, escape_control, plural, program, require
 
@@ -47,11 +47,12 @@ ADVICE: dict[folder.State, str] = {
 
 
 class StudyCell(NamedTuple):
-    """A planned cell with its folder and its status."""
+    """A planned cell with its folder, its status, and how its variant has ended (None: not)."""
 
     planned: PlannedCell
     folder: Path
     status: CellStatus
+    ended: Ending | None = None
 
     @property
     def name(self) -> str:
@@ -149,15 +150,18 @@ def read_cells(plan: Plan, place: Path) -> list[StudyCell]:
     for planned in (*plan.trials, *plan.cells):
         path = place / planned.path
         status = folder.mark_stopped(folder.read_cell(path, planned.identity), path in ended)
-        cells.append(StudyCell(planned, path, status))
+        cells.append(StudyCell(planned, path, status, ended.get(path)))
     return cells
 
 
 def _describe_endings(cells: list[StudyCell]) -> Iterator[str]:
     """Yield a line for each variant that a rule of the plan has ended."""
-    counts = Counter(cell.planned.variant for cell in cells if cell.status.state == "stopped")
-    for variant, count in counts.items():
-        yield f"  ended    {variant}  {plural(count, 'seed')} not needed: stopped for futility"
+    counts: Counter[tuple[str, str]] = Counter()
+    for cell in cells:
+        if cell.status.state == "stopped" and cell.ended is not None:
+            counts[cell.planned.variant, cell.ended.reason] += 1
+    for (variant, reason), count in counts.items():
+        yield f"  ended    {variant}  {plural(count, 'seed')} not needed: {reason}"
 
 
 def describe(plan: Plan, cells: list[StudyCell], queue: Iterable[str] = ()) -> str:

@@ -1,25 +1,23 @@
-"""Rule `stop: futility` of a study: which variants end before their last seed, and their cells.
+"""Variants that end before their last seed by the rules `stop` and `gates`, and their cells.
 
-The rule follows from the results alone (`lit_attn.report.futility`). Each command derives it again
-and records it in `endings.json`, which `status` and the report read, so a resumed run, several
-runners and the jobs of a cluster come to the same decisions.
+The rules follow from the results alone (`lit_attn.report.futility`, `lit_attn.ablate.gates`). Each
+command derives the decisions again and records them in `endings.json`, which `status` and the
+report read, so a resumed run, several runners and the jobs of a cluster decide in the same way.
 """
 
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from lit_attn.cells.folder import read_cell
-from lit_attn.cells.records import Ending, Endings, FailureClass, Metric, Plan, PlannedCell
+from lit_attn.ablate.gates import find_gated
+from lit_attn.cells.folder import RETRIED, read_cell
+from lit_attn.cells.records import Ending, Endings, Metric, Plan, PlannedCell
 from lit_attn.config.study import StudySource
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import plural
 
 Ends = dict[int, float | None]
 """Values of a variant by seed, None for a failed seed; seeds without an end are absent."""
-
-RETRIED: set[FailureClass] = {"killed", "timed-out", "no-space", "out-of-memory"}
-"""Failures that a run tries again, so that their seeds have not ended."""
 
 
 def require_seeds_for_stop(source: StudySource, seeds: tuple[int, ...]) -> None:
@@ -44,9 +42,10 @@ def require_seeds_for_stop(source: StudySource, seeds: tuple[int, ...]) -> None:
 
 
 def find_endings(plan: Plan, folder: Path) -> dict[str, Ending]:
-    """Return the variants of the study in `folder` that its rule ends now, by name."""
+    """Return the variants of the study in `folder` that its rules end now, by name."""
+    endings = find_gated(plan, folder)
     if plan.stop is None:
-        return {}
+        return endings
     # Imported here, because a study without the rule needs no statistics.
     from lit_attn.report.comparison import ALPHA
     from lit_attn.report.futility import find_end
@@ -55,7 +54,9 @@ def find_endings(plan: Plan, folder: Path) -> dict[str, Ending]:
     for cell in plan.cells:
         by_variant.setdefault(cell.variant, []).append(cell)
     baseline = _read_ends(by_variant.pop(plan.baseline, []), folder, plan.metric)
-    endings = {}
+    # A variant that runs at smaller sizes only is not compared at this one.
+    for name in endings:
+        by_variant.pop(name, None)
     for name, cells in by_variant.items():
         ends = _read_ends(cells, folder, plan.metric)
         differences = _pair_first_seeds(plan.seeds, ends, baseline)
@@ -101,13 +102,13 @@ def _pair_first_seeds(seeds: Iterable[int], ends: Ends, baseline: Ends) -> list[
 
 
 def update_endings(folder: Path) -> dict[Path, Ending]:
-    """Record the variants of the study in `folder` that its rule ends, and return their cells.
+    """Record the variants of the study in `folder` that its rules end, and return their cells.
 
     The cells have no result yet, and need not run. A variant under several criteria shares cells
     with others, which still need them. The plan of the study must have been written.
     """
     plan = Plan.read_valid(folder / "plan.json")
-    if plan is None or plan.stop is None:
+    if plan is None or not plan.has_rule:
         return {}
     endings = find_endings(plan, folder)
     path = folder / "endings.json"
@@ -122,7 +123,7 @@ def update_endings(folder: Path) -> dict[Path, Ending]:
 
 def read_ended_cells(plan: Plan, folder: Path) -> dict[Path, Ending]:
     """Return the cells that need not run by the recorded decisions of a study."""
-    recorded = None if plan.stop is None else Endings.read_valid(folder / "endings.json")
+    recorded = Endings.read_valid(folder / "endings.json") if plan.has_rule else None
     if recorded is None:
         return {}
     return list_ended_cells(plan, folder, recorded.of_plan(plan))

@@ -16,6 +16,9 @@ from lit_attn.schema.errors import ConfigError, plural
 FINAL_FAILURES: set[FailureClass] = {"diverged", "bad-configuration", "error"}
 """Failures after which a runner does not try a cell again if another runner met them meanwhile."""
 
+RETRIED: set[FailureClass] = {"killed", "timed-out", "no-space", "out-of-memory"}
+"""Failures that a run tries again, so that their seeds have not ended."""
+
 State = Literal["done", "running", "unreadable", "missing", "interrupted", "stopped"] | FailureClass
 """State of a cell.
 

@@ -158,6 +158,28 @@ class PlannedCell(Record):
         return path
 
 
+class Gate(Record):
+    """Rule `gates`: a variant that is worse than the baseline at one value of an axis ends.
+
+    `before` are the studies at the smaller values of the axis, smallest first, beside the study in
+    the folder of runs.
+    """
+
+    axis: str
+    size: str = Field(description="value of the axis in this study")
+    before: list[str]
+    level: FiniteFloat = Field(description="largest corrected p with which a variant is worse")
+
+    @field_validator("before")
+    @classmethod
+    def _names_folders(cls, names: list[str]) -> list[str]:
+        """Refuse a path: the decisions follow from the folders of the other studies."""
+        for name in names:
+            if not is_file_name(name):
+                raise ValueError(f"'{name}' cannot name a folder")
+        return names
+
+
 class Plan(Record):
     """All cells that a study should have. The baseline belongs to every criterion."""
 
@@ -177,8 +199,14 @@ class Plan(Record):
     parity: str = Field("", description="agreement with released code")
     contrast: str | None = Field(None, description="study whose leads are compared with these")
     stop: str | None = Field(None, description="rule that ends variants early: futility")
+    gate: Gate | None = Field(None, description="rule that skips variants worse at a smaller size")
     columns: list[str] | None = Field(None, description="columns of the tables, by key")
     latex: list[str] | None = Field(None, description="columns of the LaTeX table, by key")
+
+    @property
+    def has_rule(self) -> bool:
+        """True if a rule of the plan can end one of its variants."""
+        return self.stop is not None or (self.gate is not None and bool(self.gate.before))
 
     @field_validator("family", "contrast")
     @classmethod
@@ -315,12 +343,15 @@ class Seal(Record):
     tune: dict[str, Any]
     exclude: list[dict[str, Any]]
     stop: str | None = None
+    gate: Gate | None = None
 
     @property
     def decisions(self) -> dict[str, Any]:
         """Decisions by key, except variants and seeds."""
         metric = {f"metric.{key}": value for key, value in self.metric.model_dump().items()}
-        return metric | self.model_dump(include={"baseline", "match", "tune", "exclude", "stop"})
+        return metric | self.model_dump(
+            include={"baseline", "match", "tune", "exclude", "stop", "gate"}
+        )
 
 
 class Seals(Record):
@@ -395,11 +426,16 @@ class Looks(Record):
         return any(look.planned == planned for look in self.entries)
 
 
+GATE = "gate"
+"""Rule of an ending by the key `gates`."""
+
+
 class Ending(Record):
     """Variant that a rule of the plan has ended before its last seed.
 
-    `rule` is "futility", and `power` the probability of a verdict with all `planned` seeds after
-    the first `seeds` of them.
+    `rule` is "futility" or "gate". With futility, `power` is the probability of a verdict with all
+    `planned` seeds after the first `seeds` of them. With a gate the variant has not started, and
+    `p` is its corrected p at `size`, where it was worse than the baseline.
     """
 
     variant: str
@@ -407,12 +443,23 @@ class Ending(Record):
     rule: str
     seeds: Integer
     planned: Integer
-    power: FiniteFloat
+    power: FiniteFloat | None = None
+    size: str = Field("", description="axis and value of the gate that the variant did not pass")
+    p: FiniteFloat | None = None
+
+    @property
+    def reason(self) -> str:
+        """The rule in a few words."""
+        if self.rule == GATE:
+            return f"not run: worse at {self.size}"
+        return "stopped for futility"
 
     def describe(self) -> str:
-        """Return the rule, the seeds and the power in words."""
+        """Return the rule, the seeds and the probability in words."""
+        if self.rule == GATE:
+            return f"{self.reason} (p = {self.p:.2g})"
         return (
-            f"stopped for futility after {self.seeds} of {self.planned} seeds"
+            f"{self.reason} after {self.seeds} of {self.planned} seeds"
             f" (probability of a verdict {self.power:.2g})"
         )
 
@@ -429,8 +476,11 @@ class Endings(Record):
             identities.setdefault(cell.variant, cell.identity)
         endings = {}
         for entry in self.entries:
-            is_same = identities.get(entry.variant) == entry.identity
-            if plan.stop == entry.rule and is_same and entry.planned == len(plan.seeds):
+            # A variant that is not tuned yet has no cell.
+            is_same = identities.get(entry.variant, "") == entry.identity
+            has_gate = plan.gate is not None and bool(plan.gate.before)
+            is_in_force = has_gate if entry.rule == GATE else plan.stop == entry.rule
+            if is_in_force and is_same and entry.planned == len(plan.seeds):
                 endings[entry.variant] = entry
         return endings
 

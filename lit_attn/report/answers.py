@@ -170,11 +170,15 @@ class InterimLook(Entry):
 
 
 class JudgedEnding(Entry):
-    """Rule of the plan that has ended a variant after `seeds` seeds, and the power at that time."""
+    """Rule of the plan that has ended a variant after `seeds` seeds, also in words.
+
+    `rule` is futility or gate. `power` is the probability of a verdict at that time (null for a
+    gate, with which the variant has not started).
+    """
 
     rule: str
     seeds: int
-    power: float
+    power: float | None
     text: str
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from lit_attn.cells.records import GATE
 from lit_attn.report import columns
 from lit_attn.report.captions import SENTENCES, split_sentences
 from lit_attn.report.formats import Cell, read_asset
@@ -58,7 +59,8 @@ def _find_flags(
     applying = {
         "no_baseline": not study.values(study.plan.baseline),
         "interim": any(cell.is_open for cell in study.cells),
-        "stopped": bool(study.endings),
+        "stopped": any(ending.rule != GATE for ending in study.endings.values()),
+        "gated": any(ending.rule == GATE for ending in study.endings.values()),
         "watched": study.looks is not None and study.looks.has_any(len(study.plan.seeds)),
         "failed": bool(summary["failed"].any()),
     }

@@ -8,7 +8,15 @@ from typing import cast
 
 import pandas as pd
 
-from lit_attn.cells.records import Metric, Plan, Seals, StepTimes, Tuning, read_unreadable
+from lit_attn.cells.records import (
+    GATE,
+    Metric,
+    Plan,
+    Seals,
+    StepTimes,
+    Tuning,
+    read_unreadable,
+)
 from lit_attn.report import brief, columns, stats
 from lit_attn.report.brief import choose_places
 from lit_attn.report.comparison import ALPHA, Comparisons, find_verdict
@@ -127,9 +135,12 @@ def _describe_rules(study: StudyRecord, comparisons: Comparisons) -> list[str]:
         notes.append(fill(SENTENCES["interim"], bounds=words))
     elif study.looks is not None and study.looks.has_any(planned):
         notes.append(fill(SENTENCES["watched"], level=comparisons.level))
-    if study.endings:
-        variants = [f"{name} {ending.describe()}" for name, ending in study.endings.items()]
-        notes.append(fill(SENTENCES["stopped"], variants="; ".join(variants)))
+    by_rule: dict[str, list[str]] = {}
+    for name, ending in study.endings.items():
+        by_rule.setdefault(ending.rule, []).append(f"{name} {ending.describe()}")
+    for rule, variants in by_rule.items():
+        sentence = "gated" if rule == GATE else "stopped"
+        notes.append(fill(SENTENCES[sentence], variants="; ".join(variants)))
     return notes
 
 

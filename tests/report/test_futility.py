@@ -49,9 +49,9 @@ def simulate(effects: list[float], studies: int, is_filled: bool = True):
 @pytest.mark.slow
 @pytest.mark.parametrize("comparisons", [1, 6])
 def test_the_rule_does_not_make_false_stars_more_frequent_and_saves_seeds(comparisons: int) -> None:
-    """The limit is 0.05 and three standard errors of 800 studies without effects."""
-    limit = ALPHA + 3 * np.sqrt(ALPHA * (1 - ALPHA) / 800)
-    _, stars, used = simulate([0.0] * comparisons, 800)
+    """The limit is 0.05 and three standard errors of 400 studies without effects."""
+    limit = ALPHA + 3 * np.sqrt(ALPHA * (1 - ALPHA) / 400)
+    _, stars, used = simulate([0.0] * comparisons, 400)
     assert stars.any(axis=1).mean() <= limit
     # More than a third of the seeds is saved.
     assert used < 0.65
@@ -59,9 +59,9 @@ def test_the_rule_does_not_make_false_stars_more_frequent_and_saves_seeds(compar
 
 @pytest.mark.slow
 def test_a_correction_for_the_kept_variants_alone_would_make_false_stars_frequent() -> None:
-    """Both rates come from the same 800 studies."""
-    _, forgetful, _ = simulate([0.0] * 6, 800, is_filled=False)
-    _, filled, _ = simulate([0.0] * 6, 800)
+    """Both rates come from the same 400 studies."""
+    _, forgetful, _ = simulate([0.0] * 6, 400, is_filled=False)
+    _, filled, _ = simulate([0.0] * 6, 400)
     assert forgetful.any(axis=1).mean() > 1.4 * filled.any(axis=1).mean()
 
 

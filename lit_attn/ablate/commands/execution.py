@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from lit_attn.ablate import adopt
 from lit_attn.ablate.commands.options import StudyOptions
 from lit_attn.ablate.display import make_display, write_line
-from lit_attn.ablate.plan import Job, Matrix, find_ended, require_inputs
+from lit_attn.ablate.gates import find_open_size
+from lit_attn.ablate.plan import Job, Matrix, find_ended, find_kept, require_inputs
 from lit_attn.ablate.rerun import set_aside
 from lit_attn.ablate.slots import make_slots
 from lit_attn.ablate.stopping import update_endings
@@ -43,6 +44,19 @@ class Selection(NamedTuple):
     ended: list[Ending]
 
 
+class Stage(NamedTuple):
+    """Studies that have run together, with their tuned variants, and how they have ended.
+
+    `limit` is the rest of --limit. `has_failed`: a cell has failed or diverged, or a variant could
+    not be tuned.
+    """
+
+    matrices: list[Matrix]
+    limit: int | None
+    stopped_by: signal.Signals | None
+    has_failed: bool
+
+
 def run_cells(
     matrices: list[Matrix], options: StudyOptions, target: str, chosen: list[Job] | None
 ) -> int:
@@ -61,23 +75,94 @@ def run_cells(
     for matrix in matrices:
         require_writable(options.reports / matrix.name, "--reports")
 
-    limit = options.limit
     if chosen is None:
-        matrices, limit = _tune(matrices, options, launcher, start)
+        stages = run_stages(matrices, options, launcher, start)
+    else:
+        stages = [_run_stage(matrices, options, launcher, start, chosen, options.limit)]
+    matrices = _replace_tuned(matrices, stages)
+    stopped_by = stages[-1].stopped_by
+    try:
+        if stopped_by is None and options.quiet_timing:
+            measure_times(matrices, options)
+    finally:
+        if stopped_by in (None, signal.SIGINT):
+            _write_tables(matrices, options)
+    if stopped_by is not None:
+        return 128 + stopped_by
+    return 1 if any(stage.has_failed for stage in stages) else 0
+
+
+def run_stages(
+    matrices: list[Matrix], options: StudyOptions, launcher: "Launcher", start: "Start"
+) -> list[Stage]:
+    """Run the missing cells of the studies, those of smaller sizes first.
+
+    A study with `gates` runs after all cells of its smaller sizes have ended, and without them it
+    waits. Raises ConfigError if every study waits.
+    """
+    by_position: dict[int, list[Matrix]] = {}
+    for matrix in matrices:
+        by_position.setdefault(len(matrix.source.before), []).append(matrix)
+    if len(by_position) > 1:
+        # A mistake at the last size is found before the first size has trained.
+        every_job: list[Job] = []
+        for matrix in matrices:
+            every_job += [job for job in matrix.jobs if job.state() != "done"]
+        _require_cells(matrices, options, launcher, every_job)
+    stages: list[Stage] = []
+    limit = options.limit
+    waiting = ""
+    for _, candidates in sorted(by_position.items()):
+        ready = []
+        for matrix in candidates:
+            open_size = find_open_size(matrix.gate, matrix.folder.parent)
+            if open_size is None:
+                ready.append(matrix)
+                continue
+            waiting = f"{matrix.name}: gates: waits, because {open_size}"
+            write_line(waiting)
+        if not ready:
+            continue
+        stage = _run_stage(ready, options, launcher, start, None, limit)
+        stages.append(stage)
+        limit = stage.limit
+        if stage.stopped_by is not None:
+            break
+    if not stages:
+        raise ConfigError(f"{waiting}; run the smaller sizes first")
+    return stages
+
+
+def _run_stage(
+    matrices: list[Matrix],
+    options: StudyOptions,
+    launcher: "Launcher",
+    start: "Start",
+    chosen: list[Job] | None,
+    limit: int | None,
+) -> Stage:
+    """Run the missing cells, or the `chosen` cells, of studies that do not wait for each other."""
+    if chosen is None:
+        matrices, limit = _tune(matrices, options, launcher, start, limit)
     selection = _select(matrices, chosen, limit)
     _prepare_folders(matrices, options, launcher, selection.jobs, is_rerun=chosen is not None)
     _announce(matrices, selection, is_rerun=chosen is not None)
     summary = start(selection.jobs)
-    try:
-        if summary.stopped_by is None and options.quiet_timing:
-            measure_times(matrices, options)
-    finally:
-        if summary.stopped_by in (None, signal.SIGINT):
-            _write_tables(matrices, options)
-    if summary.stopped_by is not None:
-        return 128 + summary.stopped_by
-    is_untuned = any(matrix.untuned for matrix in matrices)
-    return 1 if summary.failed or selection.diverged or is_untuned else 0
+    if limit is not None:
+        limit -= len(selection.jobs)
+    has_failed = bool(summary.failed) or selection.diverged > 0
+    for matrix in matrices:
+        untuned = {variant.name for variant in matrix.untuned}
+        has_failed |= bool(untuned and untuned & find_kept(matrix))
+    return Stage(matrices, limit, summary.stopped_by, has_failed)
+
+
+def _replace_tuned(matrices: list[Matrix], stages: list[Stage]) -> list[Matrix]:
+    """Return the studies in their order, with the tuned variants of those that have run."""
+    latest = {matrix.name: matrix for matrix in matrices}
+    for stage in stages:
+        latest |= {matrix.name: matrix for matrix in stage.matrices}
+    return list(latest.values())
 
 
 def cancel_jobs(matrices: list[Matrix], options: StudyOptions) -> int:
@@ -164,10 +249,7 @@ def _prepare_folders(
     is_rerun: bool,
 ) -> None:
     """Check what `jobs` need, set their folders aside for a rerun, and write the plans."""
-    is_local = not options.is_slurm
-    if is_local:
-        require_inputs(matrices, jobs)
-    launcher.require_cells(matrices, jobs, options.jobs, is_local)
+    _require_cells(matrices, options, launcher, jobs)
     if is_rerun:
         for job in jobs:
             set_aside(job)
@@ -175,20 +257,39 @@ def _prepare_folders(
         matrix.write_plan()
 
 
+def _require_cells(
+    matrices: list[Matrix], options: StudyOptions, launcher: "Launcher", jobs: list[Job]
+) -> None:
+    """Raise ConfigError if the input files or the models of `jobs` cannot be used."""
+    is_local = not options.is_slurm
+    if is_local:
+        require_inputs(matrices, jobs)
+    launcher.require_cells(matrices, jobs, options.jobs, is_local)
+
+
 def _tune(
-    matrices: list[Matrix], options: StudyOptions, launcher: "Launcher", start: "Start"
+    matrices: list[Matrix],
+    options: StudyOptions,
+    launcher: "Launcher",
+    start: "Start",
+    limit: int | None,
 ) -> tuple[list[Matrix], int | None]:
-    """Run the trials of `tune`; return the cells of the tuned variants and the rest of --limit.
+    """Run the trials of `tune`; return the cells of the tuned variants and the rest of `limit`.
 
     A cell is tried once in a run: a search with a failed cell continues in the next run. Raises
     SystemExit if the run is stopped.
     """
-    limit = options.limit
+    names = {matrix.name for matrix in matrices}
     attempted: set[Path] = set()
     while True:
         trials = []
         for matrix in matrices:
-            trials += [job for job in matrix.trials if job.folder not in attempted]
+            open_trials = [job for job in matrix.trials if job.folder not in attempted]
+            if open_trials and matrix.source.before:
+                # A variant that was worse at a smaller size needs no search.
+                kept = find_kept(matrix)
+                open_trials = [job for job in open_trials if _written_name(job) in kept]
+            trials += open_trials
         trials = [job for job in trials if job.state() not in ("done", "diverged")]
         trials = trials[:limit]
         if not trials:
@@ -201,7 +302,12 @@ def _tune(
         attempted.update(job.folder for job in trials)
         if limit is not None:
             limit -= len(trials)
-        matrices = options.expand_studies()
+        matrices = [matrix for matrix in options.expand_studies() if matrix.name in names]
+
+
+def _written_name(trial: Job) -> str:
+    """Return the name of the variant that a trial of `tune` belongs to."""
+    return trial.cell.variant.partition("@")[0]
 
 
 def _write_tables(matrices: list[Matrix], options: StudyOptions) -> None:
