@@ -13,7 +13,7 @@ from lit_attn.config import adam_variants, further_optimizers
 from lit_attn.config.data import images, listops, segmentation, tables, text
 from lit_attn.config.data.base import Data
 from lit_attn.config.metrics import AddedMetric, MetricChoice
-from lit_attn.config.models import external, language, vision
+from lit_attn.config.models import external, language, mmseg, vision
 from lit_attn.config.models.base import Model
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Constant, Schedule
@@ -25,7 +25,7 @@ from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure
 
 DATA = (images, listops, segmentation, tables, text)
-MEMBERS = (*DATA, vision, language, external, adam_variants, further_optimizers)
+MEMBERS = (*DATA, vision, language, external, mmseg, adam_variants, further_optimizers)
 """Modules that register members of this package."""
 
 

@@ -19,7 +19,7 @@ from lit_attn.models.batch_norm import synchronise_batch_norms
 from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.tasks.base import TaskModule
 from lit_attn.training.compilation import choose_mode, require_static_steps
-from lit_attn.training.several_devices import require_gradients
+from lit_attn.training.several_devices import require_gradients, require_shared_losses
 
 
 class Parts(NamedTuple):
@@ -128,10 +128,14 @@ def _has_all_files(data: Data) -> bool:
 
 
 def _prepare_for_devices(network: nn.Module, devices: int) -> None:
-    """Let the batch norms of `network` share their statistics if there are several devices."""
+    """Let the batch norms of `network` share their statistics if there are several devices.
+
+    Raises ConfigError if its losses or its norms are those of one device.
+    """
     if devices > 1:
         with factory.model_errors():
             synchronise_batch_norms(network)
+            require_shared_losses(network)
 
 
 def _build_task(cell: Cell, data: DataModule, network: nn.Module) -> TaskModule:
