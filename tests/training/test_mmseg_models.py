@@ -1,11 +1,14 @@
 """Cells of models from configuration files of mmsegmentation: training, inference, resume."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from helpers.mmseg_files import make_network, write_file
+from helpers.paths import ADE20K, ROOT
 from helpers.training_cells import folder_of, result_of, scenes_cell
 
 from lit_attn.config.cell import Cell
@@ -64,3 +67,26 @@ def test_several_devices_refuse_a_loss_that_is_no_mean_over_labelled_pixels(
     network = factory.build(cell.experiment.model, cell.experiment.data, "meta")
     with pytest.raises(ValueError, match=r"CrossEntropyLoss of FCNHead is no mean over labelled"):
         require_shared_losses(network)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ADE20K.is_dir(), reason="no ADE20K images at hand")
+def test_the_example_of_the_page_trains_on_ade20k(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "own-models.md").read_text(encoding="utf-8")
+    example = text.partition("### Train a configuration file of mmsegmentation")[2]
+    (python,) = re.findall(r"```py\n(.*?)```", example.partition("## What cannot")[0], re.S)
+    (tmp_path / "segformer.py").write_text(python)
+    (recipe,) = re.findall(r'```yaml title="own-mmseg.yaml"\n(.*?)```', example, re.S)
+    experiment = yaml.safe_load(recipe)
+    experiment["data"] |= {"root": str(ADE20K), "workers": 0}
+    experiment["model"]["config"] = str(tmp_path / experiment["model"]["config"])
+    experiment["model"]["attention"] = {"preset": experiment["model"]["attention"]}
+    experiment["optimizer"]["lr"] = float(experiment["optimizer"]["lr"])
+    experiment["training"] |= {"accelerator": "cpu", "epochs": 1}
+    fields = {"study": "t", "variant": "v", "seed": 0, "experiment": experiment}
+    cell = Cell.model_validate({**fields, "metric": {"name": "test/mIoU"}})
+    folder = folder_of(cell, tmp_path / "cell")
+    run_cell(folder)
+    result = result_of(folder)
+    assert result.steps == 2
+    assert 0 <= result.metrics["test/mIoU"] <= 1
