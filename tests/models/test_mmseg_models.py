@@ -103,7 +103,8 @@ def build_original(model: MMSegConfig) -> nn.Module:
     return network
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit", "segformer", "swin"])
 def test_parameters_are_matched_and_flops_counted(name: str, tmp_path: Path) -> None:
     standard = read(tmp_path, make_network(name))
     other = standard.model_copy(update={"attention": PRESETS["mgk"]})
@@ -114,7 +115,7 @@ def test_parameters_are_matched_and_flops_counted(name: str, tmp_path: Path) -> 
     assert matched.ffn is not None
     assert budget.ffn_width == matched.ffn.width
     assert budget.flops > 10**5
-    assert target.ffn_width == {"vit": 64, "segformer": 32, "swin": 64, "segmenter": 64}[name]
+    assert target.ffn_width == {"vit": 64, "segformer": 32, "swin": 64}[name]
     network = matched.build(SIGNATURE).eval()
     assert factory.count(network) == budget.parameters
     assert network(torch.zeros(1, 3, CROP, CROP)).isfinite().all()
