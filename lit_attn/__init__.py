@@ -4,10 +4,66 @@ from typing import Any
 
 __version__ = "0.2.0"
 
+# Types of the same names for editors and mypy stand in __init__.pyi. As imports of this file, even
+# under TYPE_CHECKING, they would let every package of lit_attn import every other one.
 _PUBLIC = {
+    # Functions and classes to call.
     "Study": "lit_attn.study:Study",
+    "attn_layer": "lit_attn.attention.layer:attn_layer",
+    "compare": "lit_attn.report:compare",
+    "load_exported": "lit_attn.hub:load_exported",
+    "read_runs": "lit_attn.report:read_runs",
     "replace_attention": "lit_attn.models.replace:replace_attention",
+    # Configurations of an attention layer and of its parts.
+    "AttentionSpec": "lit_attn.attention.spec:AttentionSpec",
+    "BiasConfig": "lit_attn.attention.channel_parts:BiasConfig",
+    "ComposeConfig": "lit_attn.attention.parts:ComposeConfig",
+    "FilterConfig": "lit_attn.attention.channel_parts:FilterConfig",
+    "GateConfig": "lit_attn.attention.channel_parts:GateConfig",
+    "LayerShape": "lit_attn.attention.parts:LayerShape",
+    "NormaliserConfig": "lit_attn.attention.parts:NormaliserConfig",
+    "PairConfig": "lit_attn.attention.channel_parts:PairConfig",
+    "ResidualConfig": "lit_attn.attention.parts:ResidualConfig",
+    "ScaleConfig": "lit_attn.attention.channel_parts:ScaleConfig",
+    "SimilarityConfig": "lit_attn.attention.parts:SimilarityConfig",
+    "TransformConfig": "lit_attn.attention.channel_parts:TransformConfig",
+    "ValuesConfig": "lit_attn.attention.channel_parts:ValuesConfig",
+    # Modules of the parts, and the cache of a token mixer.
+    "Bias": "lit_attn.attention.bias:Bias",
+    "Cache": "lit_attn.attention.cache:Cache",
+    "Composer": "lit_attn.attention.compose:Composer",
+    "Filter": "lit_attn.attention.filters:Filter",
+    "Gate": "lit_attn.attention.gate:Gate",
+    "Normaliser": "lit_attn.attention.normaliser:Normaliser",
+    "Pair": "lit_attn.attention.pairs:Pair",
+    "Residual": "lit_attn.attention.residual:Residual",
+    "Scale": "lit_attn.attention.scale:Scale",
+    "Similarity": "lit_attn.attention.similarity:Similarity",
+    "Transform": "lit_attn.attention.transform:Transform",
+    "Values": "lit_attn.attention.first_values:Values",
+    # Families of an experiment.
+    "AddedMetric": "lit_attn.config.metrics:AddedMetric",
+    "Augmentation": "lit_attn.config.augment:Augmentation",
+    "Data": "lit_attn.config.data.base:Data",
+    "Loss": "lit_attn.config.tasks:Loss",
+    "MetricLogger": "lit_attn.config.training:MetricLogger",
+    "Model": "lit_attn.config.models.base:Model",
+    "Optimizer": "lit_attn.config.optimizers:Optimizer",
+    "SceneAugmentation": "lit_attn.config.data.segmentation:SceneAugmentation",
+    "Schedule": "lit_attn.config.schedules:Schedule",
+    "Task": "lit_attn.config.tasks:Task",
+    "Tokenizer": "lit_attn.config.data.text:Tokenizer",
+    # What their members return or derive from.
+    "DataModule": "lit_attn.data.module:DataModule",
+    "EvaluationLoader": "lit_attn.data.module:EvaluationLoader",
+    "FFN": "lit_attn.config.models.base:FFN",
+    "MetricInfo": "lit_attn.config.metrics:MetricInfo",
+    "Signature": "lit_attn.config.signatures:Signature",
+    "TaskModule": "lit_attn.tasks.base:TaskModule",
 }
+"""Public names, and where each of them is defined."""
+
+__all__ = ["__version__", *_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,3 +73,8 @@ def __getattr__(name: str) -> Any:
     from lit_attn.schema.base import load
 
     return load(_PUBLIC[name])
+
+
+def __dir__() -> list[str]:
+    """Return all names of the module, also those that have not been imported yet."""
+    return sorted({*globals(), *_PUBLIC})

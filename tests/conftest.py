@@ -1,4 +1,4 @@
-"""Settings of all tests: one thread each, and no GPU tests on a machine without a GPU."""
+"""Settings of all tests: one thread each, their order, and no GPU tests without a GPU."""
 
 import os
 import signal
@@ -22,7 +22,18 @@ def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_attn.ablate.runner.BACKOFF", 0.01)
 
 
+# Folders with thousands of short tests.
+QUICK_FOLDERS = {"attention", "models"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Short tests come last, so that no process starts a test of a minute when the others are done.
+    items.sort(key=lambda item: item.path.parent.name in QUICK_FOLDERS)
+    skip_gpu_tests(items)
+
+
+def skip_gpu_tests(items: list[pytest.Item]) -> None:
+    """Skip the tests marked `gpu` on a machine without a GPU."""
     # Not `item.keywords`, which have the names of folders too: tests/gpu needs no GPU.
     gpu_tests = [item for item in items if item.get_closest_marker("gpu") is not None]
     if not gpu_tests:

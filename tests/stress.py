@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests:. python tests/stress.py FOLDER --faults 300 --record stress.json
 
-The study has `--cells` small cells of image files, which data workers read. The cells of some
-variants are trained by two processes. The commands run a copy of the package, which a fault
+The study has `--cells` small cells of image files, which data workers read. Two processes train the
+cells of some variants, with DDP or FSDP. The commands run a copy of the package, which a fault
 replaces for a second by one that does not work.
 
 First an undisturbed command computes the cells. Then three commands compute them again while faults
@@ -50,9 +50,9 @@ RUNNERS = 3
 MARK = "LIT_ATTN_STRESS"
 """Environment variable of every process of the test, by which processes that remain are found."""
 VARIANTS = ("standard", "belief2", "mgk", "xsa", "dcmha", "talking-heads")
-TWO_RANKS = ("belief2", "dcmha")
-"""Variants whose cells two processes train. After an interruption, the mean loss of an epoch of
-such a cell is rounded in another order, so this value is not compared."""
+TWO_RANKS = {"belief2": "ddp", "dcmha": "ddp", "xsa": "fsdp"}
+"""Strategies of the variants whose cells two processes train. After an interruption, the mean loss
+of an epoch of such a cell is rounded in another order, so this value is not compared."""
 TRAINING = {"epochs": 8, "accelerator": "cpu", "checkpoint_every": 0.1}
 IMAGES = 40  # Images of each of the four classes: 10 steps are an epoch.
 MEASURED = ("time", "memory", "attempts", "seconds", "finished", "ms / step", "evaluation")
@@ -366,7 +366,9 @@ def write_study(folder: Path, cells: int) -> None:
     settings = []
     for name in names:
         devices = 2 if name in TWO_RANKS else 1
-        settings.append(f"{name}: {{attention: {name}, training.devices: {devices}}}")
+        strategy = TWO_RANKS.get(name, "ddp")
+        keys = f"attention: {name}, training.devices: {devices}, training.strategy: {strategy}"
+        settings.append(f"{name}: {{{keys}}}")
     variants = ", ".join(settings)
     body = f"baseline: standard\nmatch: none\ncells: {{{variants}}}"
     path = studies.write(folder, body, yaml.safe_dump(experiment))

@@ -17,5 +17,5 @@ def test_a_folder_called_gpu_skips_no_test(request: pytest.FixtureRequest, is_ma
         get_closest_marker=lambda name: marker,
         add_marker=marks.append,
     )
-    hooks.pytest_collection_modifyitems([item])
+    hooks.skip_gpu_tests([item])
     assert len(marks) == int(is_marked and not torch.cuda.is_available())

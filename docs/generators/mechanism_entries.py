@@ -31,6 +31,11 @@ LINKS = {
     "alibi": "[Train Short, Test Long](https://arxiv.org/abs/2108.12409)",
     "t5": "[Exploring the Limits of Transfer Learning](https://arxiv.org/abs/1910.10683)",
     "knocking heads": "[Knocking-Heads Attention](https://arxiv.org/abs/2510.23052)",
+    "differential 2": "[Differential Transformer V2]"
+    "(https://github.com/microsoft/unilm/tree/master/Diff-Transformer/Diff-Transformer-V2)",
+    "selective": "[Selective Attention Improves Transformer](https://arxiv.org/abs/2410.02703)",
+    "multi-token": "[Multi-Token Attention](https://arxiv.org/abs/2504.00927)",
+    "value residual": "[Value Residual Learning](https://arxiv.org/abs/2410.17897)",
 }
 
 
@@ -454,6 +459,59 @@ ENTRIES: dict[str, Entry] = {
         r"v_i \leftarrow 2\, (v_i W_{up} \odot \sigma(v_i W_{gate}))\, W_{down}",
         "All heads share a gated map of the values that starts as the identity.",
         "{preset: knocking-heads-mlp, residual: perpendicular}",
+    ),
+    "value-residual": Entry(
+        "Value residual (ResFormer)",
+        "value residual",
+        "section 3, ResFormer",
+        r"v_i \leftarrow \tfrac{1}{2} v_i^{(0)} + \tfrac{1}{2} v_i",
+        "Layers after the first mix their values with those of the first layer, which is "
+        "unchanged. Everything in the layer uses the mixed values. The network brings the values "
+        "to its layers, so `replace_attention` refuses it.",
+        "{preset: value-residual, residual: perpendicular}",
+    ),
+    "value-residual-learned": Entry(
+        "Value residual with learned factors",
+        "value residual",
+        "section 3, learnable ResFormer",
+        r"v_i \leftarrow \lambda_1 v_i^{(0)} + \lambda_2 v_i",
+        "As `value-residual`, with two learned numbers of each layer that start at 1/2.",
+        "{preset: value-residual-learned, values: {first: 2.0}}",
+    ),
+    "selective": Entry(
+        "Selective attention",
+        "selective",
+        "section 3",
+        r"s_{ij} \leftarrow s_{ij} - \sum_{u=j+1}^{i-1} \max(s^{1}_{uj}, 0)",
+        "A token can ask all later tokens to ignore a token before it, by the logits of the first "
+        "head. The sum leaves out the first token, and no token asks for itself. The logits are "
+        "those that the softmax would get, after compositions and biases. The weights are formed "
+        "for all queries at once.",
+        "{preset: selective, residual: perpendicular}",
+    ),
+    "multi-token": Entry(
+        "Multi-token attention",
+        "multi-token",
+        "section 3, in the form of the released code",
+        r"s_{ij} \leftarrow \mathrm{heads} \sum_{u, w} K_{uw}\, s_{i-5+u,\, j-5+w}, \qquad "
+        r"a_{ij} \leftarrow \mathrm{heads}' \sum_{u, w} K'_{uw}\, a_{i-5+u,\, j-5+w}, \qquad "
+        r"h_i \leftarrow \bar h_i\, \sigma(\bar h_i \cdot w + b)",
+        "Each head convolves its logits, and then its weights, over 6 queries and 11 keys, and "
+        "matrices mix the heads; hidden numbers count as 0. The bar is an RMSNorm. This is the "
+        "form of the released configurations. The paper's text has a factor of the norm that "
+        "grows with depth instead of the gate: `filter: {gate: false, rescale: depth}`. The "
+        "weights are formed for all queries at once.",
+        "{preset: multi-token, filter: {queries: 3, keys: 5}}",
+    ),
+    "differential-2": Entry(
+        "Differential attention, version 2",
+        "differential 2",
+        "the released code of January 2026",
+        r"h_i = h^{1}_i - \sigma(x_i \cdot w_m)\, h^{2}_i",
+        "Each head has two queries for its key and its value, and a factor of each token subtracts "
+        "the second result from the first. There is no norm of the heads and no lambda_init. The "
+        "second queries have a projection of their own, so the weights of a standard layer fit.",
+        "{preset: differential-2, residual: perpendicular}",
     ),
 }
 

@@ -2,9 +2,9 @@
 
     python docs/generators/write_mechanisms.py > docs/mechanisms.md
 
-The formulas and sentences are in mechanism_entries.py. Parts, files, parameters and measured costs
-are read from the code and from reports/evidence/bench. A test fails if docs/mechanisms.md is out of
-date.
+The formulas and sentences are in mechanism_entries.py and mechanism_parity.py. Parts, files,
+parameters and measured costs are read from the code and from reports/evidence/bench. A test fails
+if docs/mechanisms.md is out of date.
 """
 
 import csv
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mechanism_entries import ENTRIES, LINKS, NORMALISERS
+from mechanism_parity import PARITY
 from pydantic.alias_generators import to_snake
 
 from lit_attn.attention.channel_parts import ChannelPart
@@ -44,7 +45,9 @@ compiled transformer block, forward and backward, relative to timm's block, on o
 the FFN narrowed until the parameter counts match: the median over rounds in which all blocks take
 turns, ± the interquartile range. At 65 tokens the width is 192 (12 heads, batch 128), at 257 tokens
 384 (6 heads, batch 8). The number of tokens links to the measurements, which name their machine:
-compare only rows with the same link.
+compare only rows with the same link. *Released code* names the code whose layer computes the same
+values and gradients in float64, from the same parameters (`tests/released/mechanisms.py`), or says
+why there is no such comparison.
 """
 
 INDEX = """\
@@ -68,12 +71,12 @@ form of one mask give the same result, and a query that sees no key gets zero
 
 | similarity | composition | normaliser | mask | dropout | device | path |
 |---|---|---|---|---|---|---|
-| hard mixture | any | any | any | any | any | FORMED |
 | any | some | any | any | any | any | FORMED |
 | any | any | not a softmax | any | any | any | FORMED |
 | M > 1 keys, key term or z z | none | softmax, offset | any | any | flex | FLEX |
 | any | none | offset | any | any | flex | FLEX |
 | any | none | softmax | order | any | flex | FLEX |
+| hard mixture | any | any | any | any | any | FORMED |
 | any | any | offset | any | any | any | FORMED |
 | M > 1 keys | none | softmax | any | yes | any | FORMED |
 | M > 1 keys or z z | none | softmax | none or causal | no | not meta | MERGED |
@@ -82,9 +85,10 @@ form of one mask give the same result, and a query that sees no key gets zero
 - FORMED: the weights are formed. Up to 384 keys they are kept; beyond, they are formed for
   one chunk of queries at a time, and formed again in the backward pass.
 - FLEX: one call of flex_attention, compiled, with all M n keys as neighbours, the terms of keys and
-  pairs as addends and values of their own width. Dropout needs a second call, for the sums of
-  exponentials of all pairs. Nobody has run this path on a GPU; tests on a CPU compare the same
-  formulation with the reference.
+  pairs as addends and values of their own width. For a hard mixture, the number of the largest key
+  of every pair of tokens is computed before the call, and kept in one bit for two keys. Dropout
+  needs a second call, for the sums of exponentials of all pairs. Nobody has run this path on a GPU;
+  tests on a CPU compare the same formulation with the reference.
 - MERGED: one kernel call with all M n keys for each slice of the batch. If attention is causal, one
   call for each of the M keys, merged by log-sum-exp.
 - ONE_CALL: one call of scaled-dot-product attention with all M n keys.
@@ -115,6 +119,8 @@ def write_page(root: Path) -> str:
             f"- Code: {', '.join(code_of(name))}.",
             f"- Crossing with another part: `attention: {entry.cross}`",
         ]
+        if name in PARITY:
+            lines.append(f"- Released code: {PARITY[name]}")
     return "\n".join(lines) + "\n" + NORMALISERS + PATHS
 
 

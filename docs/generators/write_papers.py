@@ -3,10 +3,17 @@
 import re
 from pathlib import Path
 
-from lit_attn.ablate.papers import UTILISATION, estimate_hours, expand_paper, format_hours
+from lit_attn.ablate.papers import UTILISATION, estimate_costs, expand_paper, format_item
 from lit_attn.config.papers import Figure, PaperSource, read_paper
 
-NAMES = ("beliefformer", "attentionx", "belief2", "mgk", "dcmha")
+# Short names of the papers.
+TITLES = {
+    "beliefformer": "BeliefFormer",
+    "attentionx": "AttentionX",
+    "belief2": "Belief2",
+    "mgk": "MGK",
+    "dcmha": "DCMHA",
+}
 GPU = "H100"
 FOLDER = Path(__file__).parents[2] / "experiments" / "papers"
 
@@ -54,6 +61,10 @@ standard errors in the file, taken as independent: the key `error` of a column n
 standard error, the number of samples of a share, or the interquartile range of several rounds.
 Counts have no error. A claim about values without a standard error is undecided.
 
+Numbers of parameters and FLOPs are counts too. `python experiments/papers/count_costs.py` has
+counted them for every row that prints them (`experiments/papers/counts/costs.csv`), and the page
+shows these counts, marked as counted, for rows that have not run.
+
 `--smoke` trains one step of every cell and fills the page, to try the whole path from cells to
 page; the page says that its values mean nothing.
 
@@ -64,6 +75,13 @@ of the table. A training step counts three forward passes. Evaluations are not c
 that grow count with their final size, and small models use far less than {UTILISATION:.0%} of a
 GPU: the times are a lower limit for the Long Range Arena and CIFAR. Tables that share cells share
 their times.
+
+A model whose weights, gradients and states of Adam take more than a quarter of the memory is
+estimated with the standard attention layer, for text with one sequence in a micro-batch
+([running.md](running.md#will-it-fit)). Where one {GPU} is too small, the page has the smallest
+power of 2 of them on which the cell fits with parameters sharded over the GPUs (FSDP), and the
+hours on so many, if they lose no time by exchanging parameters. These are estimates; nothing was
+measured on a GPU.
 
 ## Small models
 
@@ -87,19 +105,46 @@ are trained for one epoch. The caption of each table and figure names its data.
 
 def write_page() -> str:
     """Return the page in Markdown."""
-    return "\n".join([HEAD, *(_describe(read_paper(name, "", FOLDER)) for name in NAMES)])
+    sources = [read_paper(name, "", FOLDER) for name in TITLES]
+    sections = [_describe(source) for source in sources]
+    return "\n".join([HEAD, _list_incomplete(sources), *sections])
+
+
+def _list_incomplete(sources: list[PaperSource]) -> str:
+    """Return the section with the tables and figures that are not whole, and their reasons."""
+    total = 0
+    reasons = []
+    for source in sources:
+        for number, item in source.printed_items().items():
+            total += 1
+            if item.lacks:
+                name = _name_item(number)
+                reasons.append(f"- {TITLES[source.name]}, {name}: {item.lacks}")
+    lead = (
+        f"The five papers have {total} tables and figures that measure something. Of these "
+        f"{total - len(reasons)} are whole:\nthe page has them as printed, and commands fill every "
+        "cell and draw every curve. The others are:\n"
+    )
+    return "\n".join(["## Complete tables and figures", "", lead, *reasons, ""])
+
+
+def _name_item(number: str) -> str:
+    """Return the name of a table ("4") or figure ("figure-4")."""
+    if number.startswith("figure-"):
+        return f"Figure {number.removeprefix('figure-')}"
+    return f"Table {number}"
 
 
 def _describe(source: PaperSource) -> str:
     """Return the section of one paper."""
     items = source.items(())
-    hours = estimate_hours(source, expand_paper(source, (), Path("runs")), GPU)
+    costs = estimate_costs(source, expand_paper(source, (), Path("runs")), GPU)
     rows = []
     for number, item in items.items():
         name = re.sub("^figure-", "Figure ", number) if isinstance(item, Figure) else number
         needed = source.references(item)
         command = f"`--paper {source.name} --table {number}`" if needed else ""
-        spent = "" if item.script and not needed else format_hours(source, item, hours)
+        spent = "" if item.script and not needed else format_item(source, item, costs, GPU)
         script = f"`{item.script}`" if item.script else ""
         cells = (name, item.caption, " and ".join(filter(None, [command, script])), spent)
         rows.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")

@@ -15,7 +15,8 @@ from timm.layers import SwiGLU
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.attention.layer import Attention, attn_layer, number_layers
+from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.network import number_layers
 from lit_attn.attention.rotary import Rotary, rotary
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.models.layers import Device, HeadNorm, sincos_positions

@@ -1,5 +1,7 @@
 """Plug-in with a language model that starts from trained weights: `model: {kind: finetuned-gpt}`.
 
+The weights can be those of a model of this project, or released ones such as GPT-2's.
+
 DCMHA (arXiv:2405.08553, section 4.3) finetunes a Transformer for a tenth of its training steps with
 dynamic composition, and finds no significant improvement. A study does the same:
 
@@ -12,11 +14,11 @@ dynamic composition, and finds no significant improvement. A study does the same
 The other keys of `model` are those of the trained model, because a new kind replaces all keys.
 FOLDER is a finished cell of a GPT (runs/STUDY/VARIANT/SEED-IDENTITY) or a folder of
 `lit-attn export hub` or `released_weights.py`. Every parameter that both models have starts with
-its trained value; parameters of the composition and of norms of q and k, which only the new model
-may have, start as in any training. Any other difference in names or shapes is refused.
+its trained value. Parameters of attention layers that only the new model has start as in any
+training, or copy W if their part says so (`residual: {kind: split, init: copy}`). Any other
+difference in names or shapes is refused.
 """
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-FRESH = re.compile(r"\.(composers|q_norm|k_norm)\.")
-"""Names of parameters that the trained model may lack."""
+NORMS = ("q_norm", "k_norm")
+"""Children of an attention layer that the trained model may lack, beside those of EXTRA."""
 
 
 class FinetunedGPTConfig(GPTConfig, kind="finetuned-gpt"):
@@ -56,12 +58,20 @@ class FinetunedGPTConfig(GPTConfig, kind="finetuned-gpt"):
         path = self.find_weights()
         trained = read_weights(path)
         initial = network.state_dict()
-        missing = [n for n in initial if n not in trained and not FRESH.search(n)]
+        missing = [n for n in initial if n not in trained and not can_be_fresh(n)]
         wrong = [n for n in trained if n not in initial or trained[n].shape != initial[n].shape]
         if names := missing + wrong:
             raise ConfigError(f"model.start_from: {path} does not fit this model: {names[0]}")
         network.load_state_dict(trained, strict=False)
         return network
+
+
+def can_be_fresh(name: str) -> bool:
+    """Return True for a parameter of an attention layer that the trained model may lack."""
+    from lit_attn.attention.standard_weights import EXTRA
+
+    _, is_in_attention, part = name.partition(".attn.")
+    return is_in_attention != "" and part.split(".")[0] in (*EXTRA, *NORMS)
 
 
 def read_weights(path: Path) -> "dict[str, torch.Tensor]":

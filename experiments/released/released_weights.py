@@ -4,8 +4,9 @@
 
 SOURCE is a downloaded folder of the Hugging Face hub with config.json, the weights (safetensors or
 pytorch_model.bin, in one file or in shards) and, optionally, tokenizer.json. Its `model_type` is
-`gpt_neox` (Pythia), `dcpythia` (DCPythia) or `dcformer` (DCFormer). OUT becomes a folder as
-`lit-attn export hub` writes it, which `lit_attn.hub.load_exported` reads. Precision is unchanged.
+`gpt2` (GPT-2), `gpt_neox` (Pythia), `dcpythia` (DCPythia) or `dcformer` (DCFormer). OUT becomes a
+folder as `lit-attn export hub` writes it, which `lit_attn.hub.load_exported` reads. Precision is
+unchanged.
 
 The logits are those of the released classes, up to rounding, for a prompt that is processed at
 once. DCPythia's class differs from itself in decoding: a token that it generates sees one key less
@@ -193,6 +194,62 @@ def read_weights(source: Path) -> Tensors:
     return tensors
 
 
+def gpt2_model(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of `model` for GPT-2."""
+    if not config.get("scale_attn_weights", True):
+        raise ValueError("scale_attn_weights: false is not supported")
+    for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
+        if config.get(key):
+            raise ValueError(f"{key}: true is not supported")
+    if (activation := config.get("activation_function", "gelu_new")) not in ACTIVATIONS:
+        hint = suggest(activation, ACTIVATIONS)
+        raise ValueError(f"activation_function: '{activation}' is not supported{hint}")
+    return {
+        "dim": config["n_embd"],
+        "depth": config["n_layer"],
+        "heads": config["n_head"],
+        "positions": "learned",
+        "norm": "layernorm",
+        "norm_eps": config.get("layer_norm_epsilon", 1e-5),
+        "bias": "all",
+        "ffn": {
+            "width": config.get("n_inner") or 4 * config["n_embd"],
+            "activation": ACTIVATIONS[activation],
+        },
+        "head": "tied" if config.get("tie_word_embeddings", True) else "untied",
+    }
+
+
+def gpt2_tensors(tensors: Tensors, config: dict[str, Any]) -> Tensors:
+    """Return the tensors of GPT-2, whose matrices are stored as (inputs, outputs)."""
+    names = {
+        # The files of the published models lack this part.
+        "transformer.": "",
+        "wte.": "trunk.tokens.",
+        "wpe.": "trunk.positions.",
+        "ln_f.": "trunk.norm.",
+        "h.": "trunk.blocks.",
+        "lm_head.": "head.",
+        ".ln_1.": ".norm1.",
+        ".ln_2.": ".norm2.",
+        ".attn.c_attn.": ".attn.qkv.",
+        ".attn.c_proj.": ".attn.proj.",
+        ".mlp.c_fc.": ".ffn.up.",
+        ".mlp.c_proj.": ".ffn.down.",
+    }
+    masks = (".attn.bias", ".attn.masked_bias")
+    turned = {}
+    for name, tensor in tensors.items():
+        if name.endswith(masks):
+            continue
+        is_turned = ".c_" in name and name.endswith(".weight")
+        turned[name] = tensor.T.contiguous() if is_turned else tensor
+    renamed = rename(turned, names)
+    if config.get("tie_word_embeddings", True):
+        renamed.pop("head.weight", None)
+    return renamed
+
+
 def neox_model(config: dict[str, Any]) -> dict[str, Any]:
     """Return the keys of `model` for GPT-NeoX and Pythia, of any version of transformers."""
     rope = config.get("rope_parameters") or {}
@@ -373,6 +430,7 @@ def rename(tensors: Tensors, names: dict[str, str]) -> Tensors:
 
 
 RELEASED = {
+    "gpt2": Released(gpt2_model, gpt2_tensors, "vocab_size", "n_positions"),
     "gpt_neox": Released(neox_model, neox_tensors, "vocab_size", "max_position_embeddings"),
     "dcpythia": Released(dcpythia_model, composed_tensors, "vocab_size", "block_size"),
     "dcformer": Released(dcformer_model, composed_tensors, "vocab_size", "block_size"),

@@ -1,5 +1,7 @@
 """`--dry-run`: the cells of a study and their states, with `--params` or `--estimate` their costs.
 
+`--gpu` adds the memory of a training step (lit_attn.ablate.memory).
+
 `--estimate` times a few steps of every distinct model on this machine, with as many models at once
 as there would be cells, so that models slow each other down as cells would.
 """
@@ -9,6 +11,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from lit_attn.ablate.memory import print_memory
 from lit_attn.ablate.plan import Job, Matrix, find_ended
 from lit_attn.ablate.slots import Slots, make_slots
 from lit_attn.ablate.status import StudyCell, make_cell_answers
@@ -21,16 +24,19 @@ from lit_attn.schema.errors import ConfigError, plural
 TIMING_TARGET = "lit_attn.train:time_cell"
 
 
-def print_cells(matrices: list[Matrix], with_costs: bool) -> list[Job]:
+def print_cells(matrices: list[Matrix], with_costs: bool, gpu: str | None = None) -> list[Job]:
     """Write every cell with its identity and state, `with_costs` also what its model costs.
 
-    Returns the cells without a result, trials of `tune` included.
+    With the name of a `gpu`, it also writes the memory of a training step. Returns the cells
+    without a result, trials of `tune` included.
     """
     missing: list[Job] = []
     for matrix in matrices:
         missing += _print_study(matrix)
         if with_costs:
             _print_costs(matrix)
+        if gpu is not None:
+            print_memory(matrix, gpu)
         states = _print_states(matrix)
         for job, state in zip(matrix.jobs, states, strict=True):
             if state not in ("done", "stopped"):

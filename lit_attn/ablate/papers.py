@@ -5,8 +5,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from lit_attn.ablate.gpus import GPUS, Gpu
+from lit_attn.ablate.memory import count_gpus, count_samples, estimate
 from lit_attn.ablate.plan import Matrix, expand
+from lit_attn.ablate.variants import Variant
+from lit_attn.attention.spec import AttentionSpec
+from lit_attn.config.data.base import TokenData
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.papers import Layout, PaperSource, Reading, Reference
 from lit_attn.config.source import Mapping
@@ -15,13 +21,39 @@ from lit_attn.schema.errors import ConfigError
 
 UTILISATION = 0.4  # Share of a GPU's peak that is assumed; small models and fp32 cells reach less.
 NO_STUDY = "no study measures it"
-PEAKS = {
-    "H100": (9.89e14, 6.7e13),
-    "H200": (9.89e14, 6.7e13),
-    "A100": (3.12e14, 1.95e13),
-    "A6000": (1.55e14, 3.87e13),
-}
-"""FLOP/s of dense products in half precision and in float32, from NVIDIA's data sheets."""
+ESTIMATED_SHARE = 0.25
+"""Share of a GPU's memory that weights, gradients and Adam's states of a model must take.
+
+The memory of a smaller model is not estimated here: its activations decide, and smaller
+micro-batches reduce them.
+"""
+
+STATE_BYTES = 16
+"""Bytes of weight, gradient and Adam's two states of a parameter in float32."""
+
+
+RECOMPUTED_SHARE = 4 / 3
+"""Time of a step with `recompute: blocks`, which computes four forward passes instead of three."""
+
+
+class Arrangement(NamedTuple):
+    """Smallest number of GPUs that a cell needs, and whether it then recomputes its blocks."""
+
+    gpus: int
+    recomputes: bool = False
+
+
+ONE_GPU = Arrangement(1)
+
+
+class Cost(NamedTuple):
+    """Cost of all seeds of a variant: hours of one GPU, and the GPUs that a cell needs.
+
+    `arrangement` is None if the activations of one sample do not fit on a GPU.
+    """
+
+    hours: float
+    arrangement: Arrangement | None
 
 
 def expand_paper(
@@ -82,15 +114,18 @@ def _require_reading(
         source.require("no variant for the reading", [reading], known)
 
 
-def estimate_hours(source: PaperSource, matrices: list[Matrix], gpu: str) -> dict[Reference, float]:
-    """Return the hours of a GPU that all seeds of each variant in `matrices` train.
+def estimate_costs(
+    source: PaperSource, matrices: list[Matrix], gpu_name: str
+) -> dict[Reference, Cost]:
+    """Return the cost of each variant in `matrices` on a GPU.
 
     The FLOPs are counted on the meta device; a training step counts three forward passes.
     Evaluations are left out. Raises ConfigError if the paper lacks the size of a data set.
     """
     from lit_attn.models import factory
 
-    hours: dict[Reference, float] = {}
+    gpu = GPUS[gpu_name]
+    costs: dict[Reference, Cost] = {}
     for matrix in matrices:
         samples = source.paper.samples.get(matrix.source.name)
         counts = Counter(job.cell.variant for job in matrix.jobs)
@@ -100,14 +135,45 @@ def estimate_hours(source: PaperSource, matrices: list[Matrix], gpu: str) -> dic
                 continue
             experiment = variant.experiment
             model = factory.resolve(experiment.model, variant.match_to, experiment.data)
-            sample_flops = 3 * factory.describe(model, experiment.data).flops
+            budget = factory.describe(model, experiment.data)
+            sample_flops = 3 * budget.flops
             sample_count = count_steps(experiment, samples) * experiment.data.batch_size
-            half_peak, float32_peak = PEAKS[gpu]
-            peak = float32_peak if experiment.training.precision == "fp32" else half_peak
+            is_float32 = experiment.training.precision == "fp32"
+            peak = gpu.float32_peak if is_float32 else gpu.half_peak
             rate = UTILISATION * peak
             cell_flops = sample_flops * sample_count
-            hours[Reference(matrix.source.name, variant.name)] = cell_flops * count / rate / 3600
-    return hours
+            hours = cell_flops * count / rate / 3600
+            arrangement: Arrangement | None = ONE_GPU
+            if STATE_BYTES * budget.parameters > ESTIMATED_SHARE * gpu.usable_bytes:
+                arrangement = arrange_size(variant, gpu)
+            if arrangement is not None and arrangement.recomputes:
+                hours *= RECOMPUTED_SHARE
+            costs[Reference(matrix.source.name, variant.name)] = Cost(hours, arrangement)
+    return costs
+
+
+def arrange_size(variant: Variant, gpu: Gpu) -> Arrangement | None:
+    """Return the GPUs that a model of the size of a variant needs; None if too many.
+
+    Blocks are recomputed only if their activations fit on no GPU otherwise.
+
+    Its attention is the standard layer: the weights decide, all variants of a size share one
+    estimate, and the estimate of composed heads takes long. Data whose steps can be cut into
+    micro-batches have one sample in each, which changes no result.
+    """
+    experiment = variant.experiment
+    size = variant.match_to or experiment.model
+    changes: dict[str, Any] = {"model": size.model_copy(update={"attention": AttentionSpec()})}
+    if isinstance(experiment.data, TokenData):
+        accumulate = {"accumulate": experiment.data.batch_size}
+        changes["data"] = experiment.data.model_copy(update=accumulate)
+    for recompute in ("none", "blocks"):
+        changes["training"] = experiment.training.model_copy(update={"recompute": recompute})
+        standard = experiment.model_copy(update=changes)
+        gpus = count_gpus(estimate(standard, None), gpu, count_samples(standard))
+        if gpus is not None:
+            return Arrangement(gpus, recomputes=recompute == "blocks")
+    return None
 
 
 def count_steps(experiment: Experiment, samples: int | None) -> int:
@@ -126,12 +192,44 @@ def count_steps(experiment: Experiment, samples: int | None) -> int:
     return int(min(training.epochs * per_epoch, training.max_steps or math.inf))
 
 
-def format_hours(source: PaperSource, item: Layout, hours: dict[Reference, float]) -> str:
+def format_item(
+    source: PaperSource, item: Layout, costs: dict[Reference, Cost], gpu_name: str
+) -> str:
     """Return the GPU time of one table or figure, or the reason why it has none."""
     needed = source.references(item)
     if not needed:
         return item.absent or item.script or NO_STUDY
-    return format_time(math.fsum(hours[reference] for reference in needed))
+    return format_costs([costs[reference] for reference in needed], gpu_name)
+
+
+def format_costs(costs: Sequence[Cost], gpu_name: str) -> str:
+    """Return the hours of the cells that fit on one GPU, and the GPUs that the others need."""
+    parts = []
+    fitting = [cost.hours for cost in costs if cost.arrangement == ONE_GPU]
+    if fitting:
+        parts.append(format_time(math.fsum(fitting)))
+    for recomputes in (False, True):
+        hours = []
+        numbers = []
+        for cost in costs:
+            arrangement = cost.arrangement
+            if arrangement is None or arrangement == ONE_GPU:
+                continue
+            if arrangement.recomputes != recomputes:
+                continue
+            hours.append(cost.hours)
+            numbers.append(arrangement.gpus)
+        if not hours:
+            continue
+        gpus = max(numbers)
+        setting = " with `training.recompute: blocks`" if recomputes else ""
+        parts.append(
+            f"does not fit on one {gpu_name}: needs {gpus}{setting} "
+            f"(estimate: {format_time(math.fsum(hours) / gpus)} on {gpus})"
+        )
+    if any(cost.arrangement is None for cost in costs):
+        parts.append("does not fit on any number of GPUs: activations of one sample are too large")
+    return "; larger models: ".join(parts)
 
 
 def format_time(hours: float) -> str:
@@ -147,9 +245,9 @@ def print_costs(
     source: PaperSource, items: dict[str, Layout], matrices: list[Matrix], gpu: str
 ) -> None:
     """Print the GPU time of each table and figure, and of all of them without repetition."""
-    hours = estimate_hours(source, matrices, gpu)
+    costs = estimate_costs(source, matrices, gpu)
     print(source.paper.title)
     print(f"training time of one {gpu} at {UTILISATION:.0%} of its peak")
     for number, item in items.items():
-        print(f"  {number:<10}  {format_hours(source, item, hours)}")
-    print(f"  {'all':<10}  {format_time(math.fsum(hours.values()))}")
+        print(f"  {number:<10}  {format_item(source, item, costs, gpu)}")
+    print(f"  {'all':<10}  {format_costs(list(costs.values()), gpu)}")

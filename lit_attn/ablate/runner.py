@@ -48,6 +48,15 @@ def review_nothing(study: Path) -> Mapping[Path, Ending]:
     return {}
 
 
+Observer = Callable[[Job], str]
+"""Function that gets every cell that has ended, and returns a line for the display or nothing."""
+
+
+def observe_nothing(ended: Job) -> str:
+    """Return no line."""
+    return ""
+
+
 @contextlib.contextmanager
 def handle_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Call `handler` for the signals that end a run, except for signals that nohup ignores."""
@@ -113,7 +122,8 @@ class Runner:
 
     A first SIGINT lets the running cells finish. A second SIGINT, SIGTERM or SIGHUP lets them write
     a checkpoint and end. A third kills them. A cell without a step for `stall` seconds is killed.
-    `review` is called after every end of a cell, and the waiting cells that it returns do not run.
+    `review` is called after every end of a cell, and the waiting cells that it returns do not run;
+    the lines of `observe` are displayed.
     """
 
     def __init__(
@@ -123,12 +133,14 @@ class Runner:
         display: Display,
         stall: float = 1800.0,
         review: Review = review_nothing,
+        observe: Observer = observe_nothing,
     ) -> None:
         self.launcher = launcher
         self.slots = slots
         self.display = display
         self.stall = stall
         self.review = review
+        self.observe = observe
         self.grace = GRACE  # Seconds that a stopped cell has to write its last checkpoint.
         self.queue: deque[Job] = deque()
         self.before: dict[Path, int] = {}  # Number of attempts of each cell before this run.
@@ -384,6 +396,9 @@ class Runner:
         self.display.add_event(outcome.describe())
         self._skip_failing_variant(outcome)
         self._drop_ended(job.folder.parents[1])
+        line = self.observe(job)
+        if line:
+            self.display.add_event(line)
 
     def _retry_delay(self, outcome: Outcome) -> float | None:
         """Return the seconds until the cell is retried, or None if it is not retried."""

@@ -5,6 +5,7 @@ and records it in `endings.json`, which `status` and the report read, so a resum
 runners and the jobs of a cluster come to the same decisions.
 """
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from lit_attn.cells.folder import read_cell
 from lit_attn.cells.records import Ending, Endings, FailureClass, Metric, Plan, PlannedCell
 from lit_attn.config.study import StudySource
 from lit_attn.files import one_at_a_time
+from lit_attn.schema.errors import plural
 
 Ends = dict[int, float | None]
 """Values of a variant by seed, None for a failed seed; seeds without an end are absent."""
@@ -28,16 +30,17 @@ def require_seeds_for_stop(source: StudySource, seeds: tuple[int, ...]) -> None:
     from lit_attn.report.comparison import ALPHA
     from lit_attn.report.stats import pairs_for_a_star
 
+    planned = {*source.study.seeds, *seeds}
     has_margin = source.study.metric.margin is not None
     needed = 3 if has_margin else pairs_for_a_star(1, ALPHA)
-    if len(seeds) >= needed:
+    if len(planned) >= needed:
         return
     reason = "the rule decides after two seeds at the earliest"
     advice = f"use at least {needed} seeds, or leave out `stop`"
     if not has_margin:
         reason = "no variant can have a star"
         advice = f"use at least {needed} seeds, set metric.margin, or leave out `stop`"
-    raise source.error(("stop",), f"with {len(seeds)} planned seeds {reason}; {advice}")
+    raise source.error(("stop",), f"with {plural(len(planned), 'planned seed')} {reason}; {advice}")
 
 
 def find_endings(plan: Plan, folder: Path) -> dict[str, Ending]:
@@ -108,7 +111,8 @@ def update_endings(folder: Path) -> dict[Path, Ending]:
         return {}
     endings = find_endings(plan, folder)
     path = folder / "endings.json"
-    with one_at_a_time(folder, "endings"):
+    # On a full disk the decisions hold for this command, and the next one records them.
+    with contextlib.suppress(OSError), one_at_a_time(folder, "endings"):
         recorded = Endings.read_valid(path)
         current = Endings(entries=list(endings.values()))
         if recorded != current and (endings or recorded is not None):

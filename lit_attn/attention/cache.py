@@ -131,7 +131,7 @@ class KeyValues(Cache):
 
 
 class RunningSums(Cache):
-    """Cache of linear attention: sum_j phi(k_j) v_j^T (B, H, D, D), sum_j phi(k_j) (B, H, 1, D)."""
+    """Cache of linear attention: sum_j phi(k_j) v_j^T (B, H, E, D), sum_j phi(k_j) (B, H, 1, E)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class RunningSums(Cache):
         self.keys: Tensor | None = None
 
     def add(self, k: Tensor, v: Tensor) -> None:
-        """Add the tokens of k and v (B, H, n, D)."""
+        """Add the tokens of the features k (B, H, n, E) and of v (B, H, n, D)."""
         products = k.transpose(-1, -2) @ v
         keys = k.sum(-2, keepdim=True)
         self.products = products if self.products is None else self.products + products

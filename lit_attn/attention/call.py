@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.compose import Composer
+from lit_attn.attention.filters import Filter
 from lit_attn.attention.masks import Masks
 from lit_attn.attention.normaliser import Normaliser
 from lit_attn.attention.precision import wide
@@ -33,6 +34,7 @@ class Inputs(NamedTuple):
     masks: Masks
     composers: nn.ModuleDict
     normaliser: Normaliser
+    filter: Filter
     temperature: Tensor | None = None
     factor: Tensor | None = None
     dropout: float = 0.0

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_attn.attention.multi_token import EPS as MULTI_TOKEN_EPS
+
 
 def unchanged(form: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
@@ -32,6 +34,17 @@ def mlp_transform(form: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, T
     up = torch.einsum("bnhd,de->bnhe", v, form.up)
     gate = 1 / (1 + torch.exp(-torch.einsum("bnhd,de->bnhe", v, form.gate)))
     return q, k, 2 * torch.einsum("bnhd,de->bnhe", up * gate, form.down)
+
+
+def own_values(form: Any, v: Tensor, first: Tensor) -> Tensor:
+    return v
+
+
+def mixed_values(form: Any, v: Tensor, first: Tensor) -> Tensor:
+    """Value residual: lambda_1 v^(0) + lambda_2 v."""
+    if form.part.learned:
+        return form.factors[0] * first + form.factors[1] * v
+    return form.part.first * first + form.part.layer * v
 
 
 def unscaled(form: Any, visible: Tensor, n: int) -> float:
@@ -124,3 +137,109 @@ def sigmoid_gate(form: Any, x: Tensor, signal: Tensor) -> Tensor:
     gates = form.part.factor / (1 + torch.exp(-form.linear(read)))
     parts = signal.unflatten(-1, (gates.shape[-1], -1))
     return (parts * gates.unsqueeze(-1)).flatten(-2)
+
+
+def unfiltered(form: Any, logits: Tensor, visible: Tensor, present: Tensor | None) -> Tensor:
+    return logits
+
+
+def selective(form: Any, logits: Tensor, visible: Tensor, present: Tensor | None) -> Tensor:
+    """Leviathan et al. 2024, section 3: each token's votes, added up query by query."""
+    batch, _, n, _ = logits.shape
+    shown = visible.expand(logits.shape)[:, 0]
+    is_token = torch.ones(batch, n, dtype=torch.bool)
+    if present is not None:
+        is_token = present[:, 0]
+    filtered = []
+    for b in range(batch):
+        tokens = [t for t in range(n) if is_token[b, t]]
+        votes = logits.new_zeros(n)
+        rows = []
+        for i in range(n):
+            rows.append(logits[b, :, i] - votes)
+            if i not in tokens:
+                continue
+            can_lose = [j < i and j not in tokens[:1] and bool(shown[b, i, j]) for j in range(n)]
+            vote = torch.tensor(can_lose)
+            votes = votes + torch.where(vote, logits[b, 0, i].clamp_min(0), 0.0)
+        filtered.append(torch.stack(rows, dim=1))
+    return torch.stack(filtered)
+
+
+def multi_token_logits(
+    form: Any, logits: Tensor, visible: Tensor, present: Tensor | None
+) -> Tensor:
+    """Golovneva et al. 2025, section 3: the convolution of each head, then the map of the heads."""
+    convolved = convolve_pairs(zero_hidden(logits, visible, present), form.logit_kernel)
+    return torch.einsum("gh,bhij->bgij", form.logit_heads, convolved)
+
+
+def multi_token_weights(
+    form: Any, weights: Tensor, visible: Tensor, present: Tensor | None
+) -> Tensor:
+    """Golovneva et al. 2025, section 3: the same of the weights, with maps of groups of heads."""
+    convolved = convolve_pairs(zero_hidden(weights, visible, present), form.weight_kernel)
+    convolved = convolved.masked_fill(~visible, 0)
+    group = form.weight_heads.shape[-1]
+    mixed = []
+    for number, matrix in enumerate(form.weight_heads):
+        heads = convolved[:, number * group : (number + 1) * group]
+        mixed.append(torch.einsum("gh,bhij->bgij", matrix, heads))
+    return torch.cat(mixed, dim=1)
+
+
+def multi_token_heads(form: Any, heads: Tensor) -> Tensor:
+    """Golovneva et al. 2025, released code: RMSNorm with shared weights, times a gate of a head."""
+    mean_square = heads.square().mean(-1, keepdim=True)
+    normed = form.factor * form.norm * heads / (mean_square + MULTI_TOKEN_EPS).sqrt()
+    if form.gate is None:
+        return normed
+    return normed / (1 + torch.exp(-form.gate(normed)))
+
+
+def zero_hidden(a: Tensor, visible: Tensor, present: Tensor | None) -> Tensor:
+    """Return a with 0 where a key is hidden, and in the rows of padding."""
+    a = a.masked_fill(~visible, 0)
+    if present is None:
+        return a
+    return a.masked_fill(~present.unsqueeze(-1), 0)
+
+
+def convolve_pairs(a: Tensor, kernel: Tensor) -> Tensor:
+    """Return sum over u, w of K[u, w] a[i - (C_q - 1) + u, j - (C_k - 1) / 2 + w] of each head."""
+    queries, keys = kernel.shape[1:]
+    n, m = a.shape[-2:]
+    total = torch.zeros_like(a)
+    for u in range(queries):
+        for w in range(keys):
+            down = queries - 1 - u
+            right = (keys - 1) // 2 - w
+            moved = torch.zeros_like(a)
+            for i in range(down, n):
+                for j in range(max(0, right), min(m, m + right)):
+                    moved[..., i, j] = a[..., i - down, j - right]
+            total = total + kernel[:, u, w].view(-1, 1, 1) * moved
+    return total
+
+
+def one_query(form: Any, x: Tensor, a: Tensor) -> Tensor:
+    return a
+
+
+def two_queries(form: Any, x: Tensor, q: Tensor) -> Tensor:
+    """Differential attention, version 2: the queries 2m and 2m + 1 of head m."""
+    second = form.projection(x).unflatten(-1, q.shape[-2:])
+    queries = []
+    for m in range(q.shape[-2]):
+        queries += [q[..., m, :], second[..., m, :]]
+    return torch.stack(queries, dim=-2)
+
+
+def difference(form: Any, x: Tensor, a: Tensor) -> Tensor:
+    """Differential attention, version 2: h_2m - sigmoid(x w_m) h_2m+1."""
+    factors = 1 / (1 + torch.exp(-form.factor(x)))
+    heads = []
+    for m in range(factors.shape[-1]):
+        subtracted = factors[..., m].unsqueeze(-1) * a[:, 2 * m + 1]
+        heads.append(a[:, 2 * m] - subtracted)
+    return torch.stack(heads, dim=1)

@@ -38,6 +38,9 @@ class Composer(nn.Module):
     selects the tokens of a chunk and stores the keys' maps in the cache.
     """
 
+    keeps_zeros = False
+    """True if a pair of tokens with zeros in all heads keeps them, so that it stays masked."""
+
     def __init__(self, part: Any, shape: LayerShape) -> None:
         super().__init__()
         self.part = part
@@ -52,6 +55,8 @@ class Composer(nn.Module):
 
 class HeadMaps(Composer):
     """Sum of the identity, a learned matrix and a map of each token, w2 w1^T + diag(gate), on a."""
+
+    keeps_zeros = True
 
     def __init__(self, part: StaticConfig | DynamicConfig, shape: LayerShape) -> None:
         super().__init__(part, shape)
@@ -95,8 +100,10 @@ class HeadMaps(Composer):
             is_open = self.has_identity
             terms = []
             if self.matrix is not None:
-                # With the pairs of tokens in one axis, this product needs no copies.
-                product = self.matrix.to(a.dtype) @ a.flatten(2)
+                # With the pairs of tokens in one axis and a matrix for each sequence, this product
+                # needs no copies. For a single matrix, compiled code would transpose `a`.
+                matrices = self.matrix.to(a.dtype).expand(len(a), -1, -1)
+                product = matrices @ a.flatten(2)
                 terms.append(product.view_as(a))
             if query is not None:
                 terms.append(_map(a, query, "c", is_open))

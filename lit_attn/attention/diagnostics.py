@@ -60,7 +60,7 @@ def query_likelihood(layer: Attention, record: LayerRecord) -> Tensor:
     variance = layer.similarity.variances(keys).to(q) * width**0.5
     prior = layer.similarity.log_prior(n)
     distance = torch.cdist(q.expand(-1, -1, count, -1, -1), keys).square()
-    logs = -distance / (2 * variance.view(-1, 1, 1))
+    logs = -distance / (2 * variance.unsqueeze(-1).unsqueeze(-1))
     if isinstance(prior, Tensor):
         prior = prior.unsqueeze(-2)
     logs = logs + prior
@@ -109,6 +109,10 @@ def captured_variance(layer: Attention) -> dict[str, float]:
     if more is not None:
         # The sum of the products of all keys is the product of their sum.
         k = k + sum(repeat_heads(weight) for weight in more.split(shared * width))
+    if layer.pair.projection is not None:
+        # Second queries are circuits with the same keys.
+        q = torch.cat([q, layer.pair.projection.weight])
+        k = torch.cat([k, k])
     if layer.z is not None:
         q = torch.cat([q, layer.z.weight])
         k = torch.cat([k, layer.z.weight])

@@ -77,18 +77,19 @@ def choose_path(
     """Return the path that computes a layer with these properties in little memory and fast.
 
     `keys` is M. `is_hard`: the largest of a token's M logits counts. `has_bias`: the logits have a
-    term of each key. `normaliser` is its kind. `mask` is "none"; "causal"; "order" for a window or
+    term of each key. `is_composed`: heads are composed, or a filter acts on the matrix of logits.
+    `normaliser` is its kind. `mask` is "none"; "causal"; "order" for a window or
     local self-attention, without another mask; or "other" for any other mask, a bias of pairs, a
     factor of each query, a cache that is not empty, or cross-attention. `device` is "flex" on a GPU
     where flex_attention supports the type and the widths, else the device's type.
     """
-    if is_hard or is_composed or normaliser not in ("softmax", "offset-softmax"):
+    if is_composed or normaliser not in ("softmax", "offset-softmax"):
         return Path.FORMED
     needs_flex = keys > 1 or has_bias or has_z or normaliser != "softmax" or mask == "order"
     if device == "flex" and needs_flex:
         return Path.FLEX
     # Dropout has to drop a pair of tokens with all of its keys.
-    if normaliser != "softmax" or (keys > 1 and dropout > 0):
+    if is_hard or normaliser != "softmax" or (keys > 1 and dropout > 0):
         return Path.FORMED
     # FLOPs are counted on the meta device, which only counts those of torch's own operators.
     is_merged = (keys > 1 or has_z) and mask in ("none", "causal")
@@ -203,7 +204,7 @@ def describe_call(inputs: Inputs, features: Features) -> dict[str, Any]:
         "is_hard": features.hard,
         "has_bias": features.key_bias is not None,
         "has_z": inputs.z is not None,
-        "is_composed": len(inputs.composers) > 0,
+        "is_composed": len(inputs.composers) > 0 or inputs.filter.is_active,
         "normaliser": inputs.normaliser.part.kind,
         "mask": mask,
         "dropout": inputs.dropout,
@@ -228,6 +229,8 @@ def _formed(inputs: Inputs, joined: Features, maps: dict[str, dict[str, Any]]) -
         maps=maps,
         composers=inputs.composers,
         normaliser=inputs.normaliser,
+        filter=inputs.filter,
+        cache=inputs.cache,
         hard=joined.hard,
         scale=joined.scale,
         dropout=inputs.dropout,
@@ -296,7 +299,7 @@ def _flex_call(inputs: Inputs, joined: Features, values: Tensor) -> Tensor:
         dropout=inputs.dropout,
         log_offset=math.log(part.offset) if part.kind == "offset-softmax" else None,
     )
-    return flex.attend(scores, as_multiplied(values))
+    return flex.attend(scores, as_multiplied(values), joined.hard)
 
 
 def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropout: float) -> Tensor:

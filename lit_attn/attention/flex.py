@@ -17,17 +17,22 @@ exponentials, not by that of all pairs. A second call returns the log-sum-exp of
 
     dropped sum = sum of the pairs that stay * exp(lse of these - lse of all) / (1 - p).
 
+A hard assignment takes the largest of a token's M logits: the others are hidden by -inf. A kernel
+sees one key at a time, so the largest key of every pair of tokens is computed before, from products
+with differences of keys, and its number is kept in one to four bits.
+
 Shapes: B batch, n queries, n' tokens with keys, H heads, M keys for every token, E width of the
 features, D of the values.
 """
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.attention.flex_attention import (
     AuxRequest,
     BlockMask,
@@ -37,8 +42,9 @@ from torch.nn.attention.flex_attention import (
 )
 
 from lit_attn.attention.derivatives import refuse_forward_mode
-from lit_attn.attention.masks import Masks
-from lit_attn.attention.precision import wide
+from lit_attn.attention.formed import large_chunk
+from lit_attn.attention.masks import Masks, in_chunks
+from lit_attn.attention.precision import multiply, wide
 
 # Widths of features and values that the kernels support. Wider ones need more shared memory in the
 # backward pass than consumer cards have.
@@ -66,6 +72,7 @@ class Scores(NamedTuple):
     q (B, H, n, E), k (B, H, M, n', E) and key_bias (B, H, M, n') or None. `scale` multiplies the
     products of q and k, not `key_bias`. `dropout` is the probability of dropping a pair.
     `log_offset` is the logarithm of a number that is added to each sum of exponentials, or None.
+    `largest` has the only key of a token that counts for a query, or is None: all M count.
     """
 
     q: Tensor
@@ -75,6 +82,7 @@ class Scores(NamedTuple):
     scale: float
     dropout: float
     log_offset: float | None
+    largest: "LargestKeys | None" = None
 
 
 def supports(q: Tensor, features: int, width: int) -> bool:
@@ -87,13 +95,18 @@ def supports(q: Tensor, features: int, width: int) -> bool:
     return has_kernel and q.shape[-2] > 1
 
 
-def attend(scores: Scores, v: Tensor) -> Tensor:
+def attend(scores: Scores, v: Tensor, hard: bool = False) -> Tensor:
     """Return the weighted sums (B, H, n, D) of v (B, H, n', D).
 
-    q, k and v have one dtype. A query that sees no key gets zeros. Raises RuntimeError for
-    derivatives in forward mode; second derivatives are an error of PyTorch.
+    `hard`: the largest of a token's M logits counts, not their log-sum-exp. q, k and v have one
+    dtype. A query that sees no key gets zeros. Raises RuntimeError for derivatives in forward mode;
+    second derivatives are an error of PyTorch.
     """
     refuse_forward_mode(scores.q, scores.k, scores.key_bias, v, scores.masks.bias)
+    if hard and scores.k.shape[2] > 1:
+        # The number of chunks depends on the number of tokens. As a part of `_compiled` this would
+        # be compiled anew for every length.
+        scores = scores._replace(largest=LargestKeys.find(scores))
     if torch.compiler.is_compiling():
         return weighted_sums(scores, v)
     return _compiled()(scores, v)
@@ -196,8 +209,10 @@ def _order(
 def _score_mod(scores: Scores, seed: Tensor | None) -> ScoreMod:
     """Return the function that adds biases to a logit, and hides it by -inf.
 
-    With a `seed`, a pair of tokens that dropout drops is hidden too.
+    The keys of a token that are not the largest are hidden, and with a `seed` all keys of a pair of
+    tokens that dropout drops.
     """
+    largest = scores.largest
     heads = scores.q.shape[1]
     m = scores.k.shape[2]
     dropout = scores.dropout
@@ -217,12 +232,87 @@ def _score_mod(scores: Scores, seed: Tensor | None) -> ScoreMod:
             score = score + bias.at(b, h, i, j)
         if visibility is not None:
             score = torch.where(visibility.at(b, h, i, j), score, -math.inf)
+        if largest is not None:
+            score = torch.where(largest.at(b, h, i, j) == key % m, score, -math.inf)
         if seed is not None:
             stays = is_kept(seed, b * heads + h, i, j, dropout)
             score = torch.where(stays, score, -math.inf)
         return score
 
     return score_mod
+
+
+class LargestKeys(NamedTuple):
+    """Number of the key with the largest logit for every pair of tokens, in `bits` bits.
+
+    `packed` (B, H, n, bytes) has the numbers of 8 / `bits` neighbouring tokens in every byte. Of
+    equal logits the last one counts.
+    """
+
+    packed: Tensor
+    bits: int
+
+    @classmethod
+    @torch.no_grad()
+    def find(cls, scores: Scores) -> "LargestKeys":
+        """Return the largest keys, from logits relative to those of the first key, in chunks."""
+        q = scores.q
+        batch, heads, m, tokens = scores.k.shape[:4]
+        bits = next(bits for bits in (1, 2, 4, 8) if m <= 2**bits)
+        keys = wide(scores.k)
+        differences = (keys[:, :, 1:] - keys[:, :, :1]).to(q.dtype)
+        bias = None
+        if scores.key_bias is not None:
+            of_keys = wide(scores.key_bias)
+            bias = (of_keys[:, :, 1:] - of_keys[:, :, :1]).unsqueeze(2)
+        bytes_of_a_query = batch * heads * (m - 1) * tokens * q.element_size()
+        size = large_chunk(q.shape[2], bytes_of_a_query, scores.masks.is_causal)
+        tokens_of_a_byte = 8 // bits
+        all_bytes = -(-tokens // tokens_of_a_byte)
+        parts = []
+        for rows in in_chunks(q.shape[2], size):
+            visible = scores.masks.visible(rows, tokens)
+            first_byte = visible.start // tokens_of_a_byte
+            columns = slice(first_byte * tokens_of_a_byte, visible.stop)
+            logits = wide(
+                multiply(
+                    "bhce,bhrme->bhcrm", q[:, :, rows], differences[..., columns, :], scores.scale
+                )
+            )
+            if bias is not None:
+                logits = logits + bias[..., columns]
+            packed = _pack(_number_of_largest(logits.unbind(3)), bits)
+            bytes_after = all_bytes - first_byte - packed.shape[-1]
+            parts.append(F.pad(packed, (first_byte, bytes_after)))
+        return cls(torch.cat(parts, 2), bits)
+
+    def at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """Return the number of the largest key for the indices of batch, head, query and token."""
+        tokens_of_a_byte = 8 // self.bits
+        byte = self.packed[b, h, i, j // tokens_of_a_byte].to(torch.int32)
+        shift = (j % tokens_of_a_byte) * self.bits
+        return (byte >> shift) & (2**self.bits - 1)
+
+
+def _number_of_largest(logits: Sequence[Tensor]) -> Tensor:
+    """Return the number of the largest key from logits relative to that of the key 0."""
+    largest = torch.zeros_like(logits[0])
+    numbers = torch.zeros_like(logits[0], dtype=torch.uint8)
+    for number, logit in enumerate(logits, 1):
+        is_smaller = largest > logit
+        largest = torch.where(is_smaller, largest, logit)
+        numbers = torch.where(is_smaller, numbers, number)
+    return numbers
+
+
+def _pack(numbers: Tensor, bits: int) -> Tensor:
+    """Return numbers (..., n') below 2^bits as bytes (..., n' bits / 8), the first the lowest."""
+    tokens_of_a_byte = 8 // bits
+    missing = -numbers.shape[-1] % tokens_of_a_byte
+    of_bytes = F.pad(numbers, (0, missing)).unflatten(-1, (-1, tokens_of_a_byte))
+    shifts = bits * torch.arange(tokens_of_a_byte, dtype=torch.int32, device=numbers.device)
+    # Compiled code computes the numbers in this sum, and does not write them.
+    return (of_bytes.to(torch.int32) << shifts).sum(-1, dtype=torch.int32).to(torch.uint8)
 
 
 class _Pairs(NamedTuple):

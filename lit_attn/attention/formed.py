@@ -17,7 +17,9 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
 
+from lit_attn.attention.cache import Cache
 from lit_attn.attention.derivatives import refuse_forward_mode, refuse_second_derivatives
+from lit_attn.attention.filters import Filter
 from lit_attn.attention.masks import CHUNK, Masks, differs_between_heads, in_chunks
 from lit_attn.attention.normaliser import Normaliser
 from lit_attn.attention.precision import keeps_range, multiply, wide
@@ -38,7 +40,7 @@ class Formed(NamedTuple):
 
     q (B, H, n, E), k (B, H, M, n', E). `maps` are the composers' maps of all tokens by place and
     side. `hard`: the largest of a token's M logits counts, not their log-sum-exp. `scale`
-    multiplies the products of q and k.
+    multiplies the products of q and k. `cache` holds the earlier tokens, for a filter.
     """
 
     masks: Masks
@@ -47,6 +49,8 @@ class Formed(NamedTuple):
     maps: dict[str, dict[str, Any]]
     composers: nn.ModuleDict
     normaliser: Normaliser
+    filter: Filter
+    cache: Cache | None
     hard: bool
     scale: float
     dropout: float
@@ -59,7 +63,8 @@ def attend_in_pieces(formed: Formed, v: Tensor) -> Tensor:
     # On the meta device, where FLOPs are counted, all queries attend to all keys, as in the FLOPs
     # of one kernel call.
     is_long = keys > ONE_CHUNK_UP_TO and n > CHUNK and not v.is_meta
-    if not is_long:
+    # A filter reads the logits of all earlier queries.
+    if not is_long or formed.filter.is_active:
         return _attend_chunk(formed, v, 0, n)
     if torch.compiler.is_compiling():
         return _attend_recomputed(formed, v)
@@ -73,9 +78,7 @@ def _attend_recomputed(formed: Formed, v: Tensor) -> Tensor:
     require, and in causal order four, which leave out three of eight pairs of tokens.
     """
     n = formed.q.shape[-2]
-    size = _large_chunk(formed, v)
-    if formed.masks.is_causal:
-        size = min(size, max(CHUNK, -(-n // CAUSAL_CHUNKS)))
+    size = large_chunk(n, _bytes_of_a_query(formed, v), formed.masks.is_causal)
     sums = []
     for rows in in_chunks(n, size):
         chunk = functools.partial(_attend_chunk, formed, v, rows.start, rows.stop)
@@ -85,11 +88,20 @@ def _attend_recomputed(formed: Formed, v: Tensor) -> Tensor:
     return torch.cat(sums, -2)
 
 
-def _large_chunk(formed: Formed, v: Tensor) -> int:
-    """Return the number of queries with FEW_BYTES of weights, or CHUNK if that is more."""
+def large_chunk(n: int, bytes_of_a_query: int, is_causal: bool) -> int:
+    """Return the number of queries of a chunk on a GPU and in compiled code, at least CHUNK.
+
+    A chunk has FEW_BYTES of logits. In causal order there are at least CAUSAL_CHUNKS of n queries.
+    """
+    size = FEW_BYTES // bytes_of_a_query
+    if is_causal:
+        size = min(size, -(-n // CAUSAL_CHUNKS))
+    return max(CHUNK, size)
+
+
+def _bytes_of_a_query(formed: Formed, v: Tensor) -> int:
     b, heads = formed.q.shape[:2]
-    bytes_of_a_query = b * heads * formed.k.shape[-2] * v.element_size()
-    return max(CHUNK, FEW_BYTES // bytes_of_a_query)
+    return b * heads * formed.k.shape[-2] * v.element_size()
 
 
 def _attend_in_turn(formed: Formed, v: Tensor) -> Tensor:
@@ -106,6 +118,7 @@ def _attend_in_turn(formed: Formed, v: Tensor) -> Tensor:
     masks_without_tensors = formed.masks._replace(visibility=None, bias=None)
     composers = formed.composers
     normaliser = formed.normaliser
+    formed_filter = formed.filter
     hard = formed.hard
     scale = formed.scale
     dropout = formed.dropout
@@ -119,14 +132,20 @@ def _attend_in_turn(formed: Formed, v: Tensor) -> Tensor:
             maps=maps,
             composers=composers,
             normaliser=normaliser,
+            filter=formed_filter,
+            cache=None,
             hard=hard,
             scale=scale,
             dropout=dropout,
         )
         return _attend_chunk(chunk, values, rows.start, rows.stop)
 
-    size = CHUNK if v.device.type == "cpu" else _large_chunk(formed, v)
-    chunks = in_chunks(formed.q.shape[-2], size)
+    n = formed.q.shape[-2]
+    size = CHUNK
+    if v.device.type != "cpu":
+        # A GPU that launches kernels one by one is slowed by further chunks in causal order.
+        size = large_chunk(n, _bytes_of_a_query(formed, v), is_causal=False)
+    chunks = in_chunks(n, size)
     parameters = [*composers.parameters(), *normaliser.parameters()]
     refuse_forward_mode(*leaves, *parameters)
     is_random = dropout > 0
@@ -232,8 +251,9 @@ def _attend_chunk(formed: Formed, v: Tensor, start: int, stop: int) -> Tensor:
 def form_weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype) -> Tensor:
     """Return the weights (B, H, c, m) of the queries `rows` for the keys `columns`, in `dtype`.
 
-    Logits -> maximum or, before a composition, log-sum-exp over M -> composition -> masks ->
-    normaliser -> composition. `columns` contains every key that the queries can see.
+    Logits -> maximum or, before a composition or a filter, log-sum-exp over M -> composition ->
+    biases -> filter -> masks -> normaliser -> filter -> composition. `columns` contains every key
+    that the queries can see.
     """
     masks = formed.masks
     keys = formed.k.shape[-2]
@@ -243,18 +263,37 @@ def form_weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype
     if bias is not None:
         logits = wide(logits) + wide(bias).unsqueeze(-2)
     hidden = None if visible is None else ~visible
+    if formed.filter.is_active:
+        logits = _filter_logits(formed, logits, visible)
     if hidden is not None:
         logits = logits.masked_fill(hidden.unsqueeze(-2), torch.finfo(logits.dtype).min)
     a = formed.normaliser.over_keys(logits, visible).to(dtype)
-    if "post" in formed.composers:
-        if hidden is not None and differs_between_heads(hidden):
-            # The softmax of a head that sees no key is uniform; other heads must not take it over.
+    if hidden is not None:
+        # The softmax of a query that sees no key is uniform, and other heads must not take it over.
+        a = a.masked_fill(hidden, 0)
+    if formed.filter.is_active:
+        a = formed.filter.filter_weights(a, visible, masks, formed.cache)
+        if hidden is not None:
+            # A map of the heads fills weights that are hidden from one of them alone.
             a = a.masked_fill(hidden, 0)
-        a = _compose("post", formed, a, rows, columns)
+    if "post" not in formed.composers:
+        return a
+    a = _compose("post", formed, a, rows, columns)
     if hidden is None:
         return a
-    # Composition fills masked positions again, and a query that sees no key gets zero.
+    if formed.composers["post"].keeps_zeros and not differs_between_heads(hidden):
+        return a
+    # Composition fills masked positions again.
     return a.masked_fill(hidden, 0)
+
+
+def _filter_logits(formed: Formed, logits: Tensor, visible: Tensor | None) -> Tensor:
+    """Return the filtered logits (B, H, c, 1, m) of the logits (B, H, c, M, m) of each key."""
+    logits = wide(logits)
+    a = logits.squeeze(3) if logits.shape[3] == 1 else logits.logsumexp(3)
+    if visible is not None:
+        a = a.masked_fill(~visible, torch.finfo(a.dtype).min)
+    return formed.filter(a, visible, formed.masks, formed.cache).unsqueeze(3)
 
 
 def _logits(formed: Formed, rows: slice, columns: slice) -> Tensor:

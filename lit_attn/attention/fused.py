@@ -28,8 +28,10 @@ from lit_attn.attention.derivatives import raise_no_second, refuse_forward_mode
 from lit_attn.attention.masks import in_chunks
 from lit_attn.attention.precision import wide
 
-# Bytes of [k|z] in a slice: enough to occupy a GPU.
-SLICE = 1 << 25
+# Bytes of [k|z] in a slice: few, because the joined inputs need memory, but on a GPU enough to
+# occupy it.
+SLICE = 1 << 20
+GPU_SLICE = 1 << 25
 
 Index = tuple[slice, ...]
 
@@ -235,15 +237,16 @@ def _arguments(
 
 
 def _slices(q: Tensor, k: Tensor, z: Tensor | None) -> tuple[int, list[Index]]:
-    """Return the axis, batch or heads, and slices along it that keep [k|z] below SLICE bytes."""
+    """Return the axis, batch or heads, and slices along it with few bytes of [k|z]."""
+    limit = SLICE if k.device.type == "cpu" else GPU_SLICE
     batch, heads, m, n, features = k.shape
     joined = features if z is None else features + z.shape[-1]
     head_bytes = n * m * supported_width(joined, q) * q.element_size()
     # A slice of the batch has all heads, and a slice of the heads has the complete batch.
-    if heads * head_bytes <= SLICE or batch >= heads:
-        size = max(1, SLICE // (head_bytes * heads))
+    if heads * head_bytes <= limit or batch >= heads:
+        size = max(1, limit // (head_bytes * heads))
         return 0, [(cut,) for cut in in_chunks(batch, size)]
-    size = max(1, SLICE // (head_bytes * batch))
+    size = max(1, limit // (head_bytes * batch))
     return 1, [(slice(None), cut) for cut in in_chunks(heads, size)]
 
 

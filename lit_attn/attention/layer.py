@@ -17,41 +17,36 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lit_attn.attention.bias import Bias
 from lit_attn.attention.building import build_part
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.call import Inputs
 from lit_attn.attention.compose import Composer
+from lit_attn.attention.filters import Filter
+from lit_attn.attention.first_values import FirstValues, Values
 from lit_attn.attention.gate import Gate
+from lit_attn.attention.joined_projection import (
+    HeadSizes,
+    Projected,
+    can_project_together,
+    project_together,
+)
 from lit_attn.attention.masks import Masks, split_mask
 from lit_attn.attention.mixer import TokenMixer
 from lit_attn.attention.normaliser import Normaliser
+from lit_attn.attention.pairs import Pair
 from lit_attn.attention.parts import LayerShape, Part
 from lit_attn.attention.precision import without_autocast
-from lit_attn.attention.projections import is_plain, split_outputs
+from lit_attn.attention.projections import split_outputs
 from lit_attn.attention.residual import Residual
 from lit_attn.attention.rotary import Rotary, rotate
 from lit_attn.attention.scale import Scale
 from lit_attn.attention.similarity import Similarity
 from lit_attn.attention.spec import AttentionSpec, attention_spec
+from lit_attn.attention.standard_weights import complete_standard_weights
 from lit_attn.attention.transform import Transform
 from lit_attn.schema.errors import ConfigError
-
-# Names of the children that the standard layer does not have.
-EXTRA = (
-    "bias",
-    "composers",
-    "gate",
-    "normaliser",
-    "residual",
-    "scale",
-    "similarity",
-    "transform",
-    "z",
-    "z_norm",
-)
 
 
 class LayerRecord(NamedTuple):
@@ -65,15 +60,6 @@ class LayerRecord(NamedTuple):
     weights: Tensor | None
     heads: Tensor
     values: Tensor
-
-
-class Projected(NamedTuple):
-    """Projections of a call: q and z (B, n, H, D), keys (B, m, M, H', D) and v (B, m, H', D)."""
-
-    q: Tensor
-    keys: Tensor
-    v: Tensor
-    z: Tensor | None
 
 
 class Attention(nn.Module):
@@ -116,6 +102,7 @@ class Attention(nn.Module):
         self.spec.check_heads(num_heads)
         options: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_heads = num_heads
+        self.query_heads = self.spec.pair.queries * num_heads
         self.key_heads = self.spec.kv_heads or num_heads
         self.head_dim = attn_head_dim or dim // num_heads
         inner = num_heads * self.head_dim
@@ -129,9 +116,11 @@ class Attention(nn.Module):
             head_dim=self.head_dim,
             qkv_bias=qkv_bias,
             proj_bias=proj_bias,
-            needs_row_terms="pre" in places or not self.spec.normaliser.ignores_row_terms,
+            needs_row_terms=self.spec.needs_row_terms,
             options=options,
         )
+        # Parts that act on logits or weights see all queries of a head.
+        query_shape = shape._replace(heads=self.query_heads)
         self.attn_drop = attn_drop
         # Between the projections, compute in float32 under autocast too.
         self.in_float32 = False
@@ -144,12 +133,18 @@ class Attention(nn.Module):
         self.k_norm = head_norm()
         self.composers = nn.ModuleDict()
         for place in places:
-            self.composers[place] = build_part(self.spec.compose, shape, Composer)
-        self.similarity: Similarity = build_part(self.spec.similarity, shape, Similarity)
-        self.normaliser: Normaliser = build_part(self.spec.normaliser, shape, Normaliser)
+            self.composers[place] = build_part(self.spec.compose, query_shape, Composer)
+        self.similarity: Similarity = build_part(self.spec.similarity, query_shape, Similarity)
+        self.normaliser: Normaliser = build_part(self.spec.normaliser, query_shape, Normaliser)
         self.transform: Transform = build_part(self.spec.transform, shape, Transform)
-        self.scale: Scale = build_part(self.spec.scale, shape, Scale)
-        self.bias: Bias = build_part(self.spec.bias, shape, Bias)
+        self.values: Values = build_part(self.spec.values, shape, Values)
+        # Whether the layer is the first one of its network, if known, and the channel to that one.
+        self.is_first: bool | None = None
+        self.first_values: FirstValues | None = None
+        self.scale: Scale = build_part(self.spec.scale, query_shape, Scale)
+        self.bias: Bias = build_part(self.spec.bias, query_shape, Bias)
+        self.filter: Filter = build_part(self.spec.filter, query_shape, Filter)
+        self.pair: Pair = build_part(self.spec.pair, shape, Pair)
         self.gate: Gate = build_part(self.spec.gate, shape, Gate)
         self.z = nn.Linear(dim, inner, bias=False, **options) if self.spec.zz else None
         self.z_norm = head_norm() if self.spec.zz == "like-k" else nn.Identity()
@@ -161,7 +156,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(inner, shape.dim_out, bias=proj_bias, **options)
         self.residual: Residual = build_part(self.spec.residual, shape, Residual)
         self.proj_drop = nn.Dropout(proj_drop)
-        self.register_load_state_dict_pre_hook(_complete_standard_weights)
+        self.register_load_state_dict_pre_hook(complete_standard_weights)
         self.copy_projection()
 
     def forward(
@@ -197,11 +192,21 @@ class Attention(nn.Module):
             heads = inputs.q
         else:
             with self._precision(x):
-                heads = self.normaliser.finish(self.similarity.attend(inputs))
+                heads = self._finish(self.similarity.attend(inputs))
+        heads = self.pair(x, heads)
         if cache is not None:
             cache.advance(inputs.memory.shape[1])
-        values = inputs.shared(inputs.v, 2)
+        values = self._values_of_heads(inputs.v)
         return self.proj_drop(self.output(x, heads.transpose(1, 2), values))
+
+    def _finish(self, heads: Tensor) -> Tensor:
+        """Return the weighted sums (B, H, n, D) after what follows them in each head."""
+        return self.filter.finish(self.normaliser.finish(heads))
+
+    def _values_of_heads(self, v: Tensor) -> Tensor:
+        """Return the values (B, n, H, D) of all heads from those of the key heads."""
+        repeats = self.num_heads // self.key_heads
+        return v if repeats == 1 else v.repeat_interleave(repeats, 2)
 
     def output(self, x: Tensor, heads: Tensor, values: Tensor) -> Tensor:
         """Return the output (B, n, d) of the residual part, for heads and values (B, n, H, D)."""
@@ -213,21 +218,27 @@ class Attention(nn.Module):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         rotary: Rotary | None = None,
+        first_values: Tensor | None = None,
     ) -> LayerRecord:
         """Return what `forward` computes before the residual part, without dropout.
 
         For diagnostics (lit_attn.training.diagnostics): it needs O(H n^2) memory for any n.
+        `first_values` are the values (B, n, H', D) of the network's first layer.
         """
-        inputs = self.inputs(x, attn_mask, is_causal, rotary)._replace(dropout=0.0)
-        values = inputs.shared(inputs.v, 2)
+        inputs = self.inputs(x, attn_mask, is_causal, rotary, first_values=first_values)
+        inputs = inputs._replace(dropout=0.0)
+        values = self._values_of_heads(inputs.v)
         with self._precision(x):
             weights = self.similarity.weights(inputs)
             if weights is None:
                 heads = self.similarity.attend(inputs)
             else:
-                heads = weights @ values.transpose(1, 2)
-        finished = self.normaliser.finish(heads).transpose(1, 2)
-        return LayerRecord(inputs=inputs, weights=weights, heads=finished, values=values)
+                heads = weights @ inputs.shared(inputs.v, 2).transpose(1, 2)
+            finished = self._finish(heads)
+        if weights is not None:
+            weights = self.pair(x, weights)
+        heads = self.pair(x, finished).transpose(1, 2)
+        return LayerRecord(inputs=inputs, weights=weights, heads=heads, values=values)
 
     def no_weight_decay(self) -> set[str]:
         """Return the parameters without weight decay with `decay: weights`, as timm's models do."""
@@ -262,6 +273,7 @@ class Attention(nn.Module):
             self.q_norm,
             self.k_norm,
             self.z_norm,
+            self.pair,
         ]
         if self.z is not None:
             modules.append(self.z)
@@ -284,8 +296,12 @@ class Attention(nn.Module):
         rotary: Rotary | None,
         cache: Cache | None = None,
         memory: Tensor | None = None,
+        first_values: Tensor | None = None,
     ) -> Inputs:
-        """Return everything that the similarity needs for one call of the layer."""
+        """Return everything that the similarity needs for one call of the layer.
+
+        `first_values` replaces the values (B, n, H', D) of the network's first layer.
+        """
         offset = 0 if cache is None else cache.length
         is_cross = memory is not None
         if memory is None:
@@ -294,16 +310,17 @@ class Attention(nn.Module):
             self._check_cross_attention(is_causal, rotary)
             offset += memory.shape[1] - x.shape[1]
         q, keys, v, z = self._project(x, memory)
+        v = self._mix_values(v, first_values)
         q = self.q_norm(q).transpose(1, 2)
         keys = self.k_norm(keys).permute(0, 3, 2, 1, 4)
         if rotary is not None:
             q = rotate(q, rotary)
             keys = rotate(keys, rotary)
         if z is not None:
-            z = self.z_norm(z).transpose(1, 2)
+            z = self.pair.repeat(self.z_norm(z).transpose(1, 2))
             if rotary is not None and self.spec.zz == "like-k":
                 z = rotate(z, rotary)
-        visibility, bias = split_mask(attn_mask)
+        visibility, bias = split_mask(self.pair.repeat_mask(attn_mask))
         masks = Masks(
             visibility,
             bias,
@@ -324,12 +341,30 @@ class Attention(nn.Module):
             masks=masks,
             composers=self.composers,
             normaliser=self.normaliser,
+            filter=self.filter,
             temperature=self.temperature,
             factor=self.scale(masks, x.shape[1], masks.offset + x.shape[1], x.device),
             dropout=self.attn_drop if self.training else 0.0,
             cache=cache,
         )
         return call.widened() if self.in_float32 else call
+
+    def _mix_values(self, v: Tensor, first_values: Tensor | None) -> Tensor:
+        """Return the values that the layer uses; a first layer passes its own to later layers."""
+        if self.is_first:
+            if self.first_values is not None:
+                self.first_values.write(v)
+            return v
+        if not self.spec.values.reads_first:
+            return v
+        if first_values is None:
+            if self.first_values is None:
+                raise RuntimeError(
+                    "values: this layer has no connection to the first layer of its network; "
+                    "call lit_attn.attention.network.number_layers(network) once"
+                )
+            first_values = self.first_values.read()
+        return self.values(v, first_values)
 
     def _check_cross_attention(self, is_causal: bool, rotary: Rotary | None) -> None:
         """Raise ValueError if cross-attention has no meaning with these arguments or this layer."""
@@ -342,10 +377,16 @@ class Attention(nn.Module):
         """Return the context of the computation between the projections."""
         return without_autocast(x) if self.in_float32 else contextlib.nullcontext()
 
-    def _project(self, x: Tensor, memory: Tensor) -> "Projected":
+    def _project(self, x: Tensor, memory: Tensor) -> Projected:
         """Return q and z of x, and keys and values of `memory`."""
-        if memory is x and torch.compiler.is_compiling() and self._can_project_together():
-            return self._project_together(x)
+        if memory is x and torch.compiler.is_compiling() and self.transform.is_identity:
+            further = (self.similarity.more, self.z)
+            if can_project_together(self.qkv, *further):
+                head_sizes = HeadSizes(self.num_heads, self.key_heads, self.head_dim)
+                q, keys, v, z = project_together(x, self.qkv, *further, head_sizes)
+                if self.similarity.more is None:
+                    keys = self.similarity.keys(x, keys.squeeze(-3))
+                return Projected(q=self.pair.add_queries(x, q), keys=keys, v=v, z=z)
         sizes = [self.num_heads, self.key_heads, self.key_heads]
         if memory is x:
             q, k, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(sizes, dim=-2)
@@ -354,55 +395,18 @@ class Attention(nn.Module):
             q, keys_and_values = split_outputs(self.qkv, x, memory, rows_of_q)
             k, v = keys_and_values.chunk(2, dim=-1)
             q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
-        q, k, v = self.transform(q, k, v)
+        q, k, v = self.transform(self.pair.add_queries(x, q), k, v)
         z = None
         if self.z is not None:
             z = self.z(x).unflatten(-1, (self.num_heads, self.head_dim))
         return Projected(q=q, keys=self.similarity.keys(memory, k), v=v, z=z)
 
-    def _can_project_together(self) -> bool:
-        """Return True if the layer has several plain projections of x."""
-        further = [part for part in (self.similarity.more, self.z) if part is not None]
-        has_plain_parts = all(is_plain(part) for part in [self.qkv, *further])
-        return len(further) > 0 and has_plain_parts and self.transform.is_identity
-
-    def _project_together(self, x: Tensor) -> "Projected":
-        """Return all projections of x from one product, whose parts need no copies."""
-        inner = self.num_heads * self.head_dim
-        shared = self.key_heads * self.head_dim
-        q_rows, k_rows, v_rows = self.qkv.weight.split([inner, shared, shared])
-        rows = {"q": q_rows, "k": k_rows}
-        if self.similarity.more is not None:
-            rows["more"] = self.similarity.more.weight
-        rows["v"] = v_rows
-        if self.z is not None:
-            rows["z"] = self.z.weight
-        bias = None
-        if self.qkv.bias is not None:
-            q_bias, k_bias, v_bias = self.qkv.bias.split([inner, shared, shared])
-            biases = [q_bias, k_bias]
-            if self.similarity.more is not None:
-                biases.append(self.similarity.more.bias)
-            biases.append(v_bias)
-            if self.z is not None:
-                biases.append(q_bias.new_zeros(inner))
-            bias = torch.cat(biases)
-        weight = torch.cat(list(rows.values()))
-        outputs = F.linear(x, weight, bias).unflatten(-1, (-1, self.head_dim))
-        counts = [len(part) // self.head_dim for part in rows.values()]
-        if self.similarity.more is not None:
-            # All keys of a token are neighbours.
-            counts[1:3] = [counts[1] + counts[2]]
-        q, all_keys, v, *rest = outputs.split(counts, dim=-2)
-        if self.similarity.more is None:
-            keys = self.similarity.keys(x, all_keys)
-        else:
-            keys = all_keys.unflatten(-2, (-1, self.key_heads))
-        return Projected(q=q, keys=keys, v=v, z=rest[0] if rest else None)
-
     def set_depth(self, layer: int) -> None:
         """Tell the parts that depend on it the number of the layer, which counts from 0."""
+        self.is_first = layer == 0
         self.normaliser.set_depth(layer)
+        self.filter.set_depth(layer)
+        self.values.set_depth(layer)
 
     def copy_projection(self) -> None:
         """Set the residual part's parameters that start as a copy of W (Belief2, Proposition 1).
@@ -435,13 +439,6 @@ def attn_layer(
     return _chosen_class(spec, local_self_attention)
 
 
-def number_layers(network: nn.Module) -> None:
-    """Give every layer of `network` its number, in the order of the network's modules."""
-    layers = [module for module in network.modules() if isinstance(module, TokenLayer)]
-    for number, layer in enumerate(layers):
-        layer.set_depth(number)
-
-
 TokenLayer: TypeAlias = Attention | TokenMixer
 """Layers that `attn_layer` makes: attention, or a layer of a user."""
 
@@ -468,26 +465,3 @@ def _pickled(layer_class: type[TokenLayer]) -> str | tuple[Any, ...]:
 
 
 copyreg.pickle(_Chosen, _pickled)  # type: ignore[arg-type]
-
-
-def _complete_standard_weights(
-    module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object
-) -> None:
-    """Complete the weights of a standard layer in `state`, so that any layer can load them.
-
-    If `state` has W but none of the layer's further parameters, these keep their initial values, or
-    become a copy of W if the residual part says so.
-    """
-    assert isinstance(module, Attention)
-    initial = module.state_dict()
-    extra = {name for name in initial if name.split(".")[0] in EXTRA}
-    has_projection = prefix + "proj.weight" in state
-    has_extra = any(prefix + name in state for name in extra)
-    if not has_projection or has_extra:
-        return
-    for name in extra:
-        state[prefix + name] = initial[name]
-    projection = {name: state[prefix + "proj." + name] for name in module.proj.state_dict()}
-    copied = module.residual.initial_state(projection)
-    for name, value in copied.items():
-        state[f"{prefix}residual.{name}"] = value

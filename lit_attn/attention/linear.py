@@ -3,10 +3,11 @@
 Katharopoulos et al. 2020, "Transformers are RNNs", https://arxiv.org/abs/2006.16236; with several
 keys MGK (Nguyen et al. 2022, https://arxiv.org/abs/2110.08678), section 2.4.
 
-Shapes: B batch, n tokens, H heads, D head width.
+Shapes: B batch, n tokens, H heads, D head width, E width of the features, D with elu + 1.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,13 +18,14 @@ from lit_attn.attention.call import Inputs
 from lit_attn.attention.masks import Masks
 from lit_attn.attention.mixture import MixedKeys
 from lit_attn.attention.mixture_parts import LinearConfig
+from lit_attn.attention.parts import LayerShape
 from lit_attn.attention.precision import wide, without_autocast
 
 # Added to divisors as in MGK's code, because a query may see no key.
 LINEAR_OFFSET = 1e-5
 
-# Tokens of a chunk of causal sums. A chunk costs products of its pairs of tokens and one D x D sum,
-# which are about as many numbers at usual head widths D.
+# Tokens of a chunk of causal sums. A chunk costs products of its pairs of tokens and one E x D sum,
+# which are about as many numbers at usual head widths D for E = D.
 SUMS_CHUNK = 64
 
 
@@ -31,6 +33,10 @@ class Linear(MixedKeys):
     """Attention as running sums of phi(k_j) v_j^T and phi(k_j), without logits."""
 
     part: LinearConfig
+
+    def __init__(self, part: LinearConfig, shape: LayerShape) -> None:
+        super().__init__(part, shape)
+        self.head_dim = shape.head_dim
 
     def attend(self, inputs: Inputs) -> Tensor:
         """Return the weighted sums (B, H, n, D), and add the tokens to the cache's running sums.
@@ -93,16 +99,16 @@ class Linear(MixedKeys):
         return RunningSums()
 
     def _phi(self, x: Tensor) -> Tensor:
-        """Return phi of x (..., D): elu + 1, divided by its sum with `features: sum-to-one`."""
-        x = F.elu(x) + 1
+        """Return phi of x (..., D), divided by its sum with `features: sum-to-one`; (..., E)."""
+        x = FEATURE_MAPS[self.part.phi](x)
         if self.part.features == "plain":
             return x
-        # In float32, phi of a number below -17 is 0. If phi of a token is 0, it stays 0.
+        # In float32, elu + 1 of a number below -17 is 0. If phi of a token is 0, it stays 0.
         total = x.sum(-1, keepdim=True)
         return x / total.masked_fill(total == 0, 1.0)
 
     def _mixed(self, keys: Tensor, first: int) -> Tensor:
-        """Return sum_r pi_r phi(k_jr), or phi of the mixed key (B, H, n, D)."""
+        """Return sum_r pi_r phi(k_jr), or phi of the mixed key (B, H, n, E)."""
         log_prior = self.log_prior(keys.shape[-2], first)
         prior: Tensor | float = 1 / self.part.keys
         if isinstance(log_prior, Tensor):
@@ -117,7 +123,7 @@ class Linear(MixedKeys):
         """Return the sum over keys divided as `divide_by` says."""
         before = 0 if past is None else past.position
         n = before + k.shape[-2]
-        root = math.sqrt(q.shape[-1])
+        root = math.sqrt(self.head_dim)
         if is_causal:
             out, total = causal_sums(q, k, v)
         else:
@@ -137,10 +143,44 @@ class Linear(MixedKeys):
         return out / (total + LINEAR_OFFSET * root)
 
 
+def shifted_elu(x: Tensor) -> Tensor:
+    """Return elu(x) + 1."""
+    return F.elu(x) + 1
+
+
+def softmax_of_elements(x: Tensor) -> Tensor:
+    """Return the softmax over the elements of each vector (..., D)."""
+    return x.softmax(-1)
+
+
+def products_of_neighbours(x: Tensor) -> Tensor:
+    """Return the products of neighbours of [relu(x), relu(-x)], (..., 2 D), of x (..., D)."""
+    rectified = torch.cat([x.relu(), (-x).relu()], -1)
+    return rectified * rectified.roll(1, -1)
+
+
+def second_order_series(x: Tensor) -> Tensor:
+    """Return [1, x', x'_a x'_b / sqrt(2)] with x' = x / D^(1/4), (..., 1 + D + D^2)."""
+    x = x / x.shape[-1] ** 0.25
+    pairs = (x.unsqueeze(-1) * x.unsqueeze(-2)).flatten(-2)
+    return torch.cat([torch.ones_like(x[..., :1]), x, pairs / math.sqrt(2)], -1)
+
+
+FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "elu": shifted_elu,
+    "relu": F.relu,
+    "softmax": softmax_of_elements,
+    "dpfp": products_of_neighbours,
+    "taylor": second_order_series,
+}
+"""Feature maps by the value of `phi`, (..., D) -> (..., E)."""
+
+
 def causal_sums(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return q_i.sum_{j <= i} k_j v_j^T (B, H, n, D) and q_i.sum_{j <= i} k_j (B, H, n, 1).
 
-    Chunk by chunk: earlier chunks enter as one D x D sum of products and one sum of keys.
+    q and k are features (B, H, n, E). Chunk by chunk: earlier chunks enter as one E x D sum of
+    products and one sum of keys.
     """
     n = q.shape[-2]
     # One decoded token is a chunk of one token.
@@ -157,6 +197,6 @@ def causal_sums(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cut_into_chunks(x: Tensor, size: int) -> Tensor:
-    """Return x (B, H, n, D) as (B, H, chunks, size, D), with zeros after the last token."""
+    """Return x (B, H, n, E) as (B, H, chunks, size, E), with zeros after the last token."""
     missing = -x.shape[-2] % size
     return F.pad(x, (0, 0, 0, missing)).unflatten(-2, (-1, size))

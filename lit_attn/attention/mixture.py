@@ -7,6 +7,7 @@ Shapes: B batch, n tokens, n' tokens with keys, d width, H heads, H' key heads, 
 for every token, E width of the features, c queries of a chunk.
 """
 
+import functools
 import math
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.dispatch import bias_in_columns
-from lit_attn.attention.formed import CAUSAL_CHUNKS, FEW_BYTES
+from lit_attn.attention.formed import large_chunk
 from lit_attn.attention.masks import CHUNK, Masks, in_chunks
 from lit_attn.attention.mixture_parts import MixedKeysConfig, MixtureConfig
 from lit_attn.attention.parts import LayerShape
@@ -128,7 +129,10 @@ class Mixture(MixedKeys):
             self.fixed_variances = part.variance
         learns_variances = part.variance == "learned"
         if learns_variances:
-            self.log_variance = nn.Parameter(torch.zeros(part.keys, **shape.options))
+            size: tuple[int, ...] = (part.keys,)
+            if part.variance_scope == "head":
+                size = (shape.heads, part.keys)
+            self.log_variance = nn.Parameter(torch.zeros(size, **shape.options))
         # Sums of the training step's responsibilities and, in the last row, of its pairs of tokens:
         # (H, M + 1, positions), with 1 where heads or positions share a pi.
         self.sums: Tensor | None = None
@@ -145,9 +149,9 @@ class Mixture(MixedKeys):
 
     def variances(self, keys: Tensor) -> Tensor:
         if hasattr(self, "log_variance"):
-            return wide(self.log_variance).exp()
-        values = [wide(keys).new_full((1,), number) for number in self.fixed_variances]
-        return torch.cat(values)
+            return torch.atleast_2d(wide(self.log_variance).exp())
+        values = [wide(keys).new_full((1, 1), number) for number in self.fixed_variances]
+        return torch.cat(values, dim=1)
 
     def features(self, q: Tensor, keys: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
         """Return `biased_features` with the bias in further columns of the features."""
@@ -168,7 +172,7 @@ class Mixture(MixedKeys):
             offset = self.unit * self.log_prior(keys.shape[-2], first)
         variance: Tensor | None = None
         if self.varies:
-            variance = self.variances(keys).view(-1, 1, 1)
+            variance = self.variances(keys).unsqueeze(-1).unsqueeze(-1)
         if self.part.kernel == "gaussian":
             half_square = square(keys) / 2
             if variance is not None:
@@ -230,10 +234,9 @@ class Mixture(MixedKeys):
         if q.device.type == "cpu" and not is_compiling:
             return CHUNK
         batch, heads, m, keys = k.shape[:4]
-        size = max(CHUNK, FEW_BYTES // (batch * heads * m * keys * q.element_size()))
-        if is_compiling and masks.is_causal:
-            size = min(size, max(CHUNK, -(-q.shape[-2] // CAUSAL_CHUNKS)))
-        return size
+        bytes_of_a_query = batch * heads * m * keys * q.element_size()
+        is_split = is_compiling and masks.is_causal
+        return large_chunk(q.shape[-2], bytes_of_a_query, is_split)
 
     def _count(
         self, q: Tensor, k: Tensor, scale: float, masks: Masks, rows: slice, columns: slice
@@ -250,16 +253,23 @@ class Mixture(MixedKeys):
             # With the offset, |q_i|^2 does not cancel in the responsibilities.
             half_square = square(q[..., : self.width]).unsqueeze(-1) / 2
             logits = logits - scale * half_square / self.fixed_variances[0]
-        total = logits.logsumexp(3, keepdim=True) - math.log(RESPONSIBILITY_OFFSET)
-        responsibility = logits.softmax(3) * torch.sigmoid(total)
+        weight = torch.ones_like(logits[:, :, :, 0])
         visible = masks.chunk(rows, columns, keys, q.device)
-        weight = torch.ones_like(responsibility[:, :, :, :1])
         if visible is not None:
-            weight = weight * visible.unsqueeze(-2)
+            weight = weight * visible
         present = masks.present_queries(rows)
         if present is not None:
-            weight = weight * present.unsqueeze(-2)
-        return (responsibility * weight).sum((0, 2)), weight.sum((0, 2))
+            weight = weight * present
+        # With one term for each key, compiled code reads every logit once. One sum over queries and
+        # the batch would be cut into parts that are written.
+        logits_of_keys = logits.unbind(3)
+        largest = functools.reduce(torch.maximum, logits_of_keys)
+        exponentials = [(logit - largest).exp() for logit in logits_of_keys]
+        offset = RESPONSIBILITY_OFFSET * (-largest).exp()
+        divisor = functools.reduce(torch.add, exponentials) + offset
+        responsibilities = [exponential / divisor for exponential in exponentials]
+        assigned = [(share * weight).sum(2).sum(0) for share in responsibilities]
+        return torch.stack(assigned, 1), weight.sum(2).sum(0).unsqueeze(1)
 
     @torch.no_grad()
     def end_step(self, reduce: Reduce | None = None) -> None:

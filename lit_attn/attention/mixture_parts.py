@@ -91,7 +91,12 @@ class MixtureConfig(MixedKeysConfig, kind="mixture"):
         None,
         description="sigma_r^2 of each key's Gaussian in units of sqrt(D); null: 1; (1, 3) in the "
         "paper's section 3.4, (1, 1/3) in the released language model code; learned: exp of a "
-        "parameter of the layer for each r, 1 at first",
+        "parameter for each r, 1 at first",
+    )
+    variance_scope: Literal["layer", "head"] = Field(
+        "layer",
+        description="unit with its own sigma_r^2 for `variance: learned`: each layer or each head; "
+        "all tokens share it (sigma_jr in MGK eq. 5-7 is that of key r of token j)",
     )
 
     @consistency_check
@@ -100,9 +105,17 @@ class MixtureConfig(MixedKeysConfig, kind="mixture"):
             raise ValueError(f"variance: has {len(self.variance)} values for {self.keys} keys")
         if self.variance is not None and self.kernel == "dot":
             raise ValueError("variance: has no effect with `kernel: dot`")
+        if self.variance_scope != "layer" and self.variance != "learned":
+            raise ValueError("variance_scope: has no effect without `variance: learned`")
         for key, default in (("prior", "learned"), ("prior_scope", "head")):
             if self.assignment == "hard" and getattr(self, key) != default:
                 raise ValueError(f"{key}: has no effect with `assignment: hard`")
+
+    def exempt_parameters(self) -> tuple[str, ...]:
+        return (*super().exempt_parameters(), *self.stacked_vectors())
+
+    def stacked_vectors(self) -> tuple[str, ...]:
+        return ("log_variance",) if self.variance_scope == "head" else ()
 
 
 class GaussianConfig(SimilarityConfig, kind="gaussian"):
@@ -115,7 +128,23 @@ class GaussianConfig(SimilarityConfig, kind="gaussian"):
 
 
 class LinearConfig(MixedKeysConfig, kind="linear"):
-    """phi(q_i).sum_r pi_r phi(k_jr), phi = elu + 1: linear in n (MGK section 2.4)."""
+    """phi(q_i).sum_r pi_r phi(k_jr): linear in n (MGK section 2.4).
+
+    The feature maps phi of a vector t of the head's width D, by their sources:
+
+    - elu: elu(t) + 1 (Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236, eq. 7), that of
+      MGK's linear attention.
+    - relu: max(t, 0) (Choromanski et al. 2021, https://arxiv.org/abs/2009.14794).
+    - softmax: exp(t) divided by its sum over the D elements, as for the queries of efficient
+      attention (Shen et al. 2021, https://arxiv.org/abs/1812.01243), whose keys are
+      divided by a sum over the tokens instead, which has no causal form.
+    - dpfp: the 2 D products of neighbours of r = [max(t, 0), max(-t, 0)], r_c r_(c - 1), where r_0
+      is the last one (Schlag et al. 2021, https://arxiv.org/abs/2102.11174, section 5.3, nu = 1;
+      MGK's language models extend its code).
+    - taylor: [1, t', t'_a t'_b / sqrt(2)] with t' = t / D^(1/4), 1 + D + D^2 elements, so that
+      phi(q).phi(k) = 1 + s + s^2 / 2 with s = q.k / sqrt(D), the second-order series of softmax's
+      exp(s) (Arora et al. 2024, https://arxiv.org/abs/2402.18668).
+    """
 
     has_logits = False
     fast = "linear:Linear"
@@ -124,9 +153,14 @@ class LinearConfig(MixedKeysConfig, kind="linear"):
         "after",
         description="order of mixing the keys and phi; after (paper) or before (released LRA code)",
     )
+    phi: Literal["elu", "relu", "softmax", "dpfp", "taylor"] = Field(
+        "elu",
+        description="feature map; elu: elu + 1 (paper); relu, softmax over the head's width, dpfp: "
+        "products of neighbours (fast weights), taylor: series of exp up to second order",
+    )
     features: Literal["plain", "sum-to-one"] = Field(
         "plain",
-        description="sum-to-one: phi divided by its sum over the head's width (released LM code)",
+        description="sum-to-one: phi divided by the sum of its elements (released LM code)",
     )
     divide_by: Literal["sum", "scaled-sum", "root-length"] = Field(
         "sum",
@@ -139,6 +173,13 @@ class LinearConfig(MixedKeysConfig, kind="linear"):
     def _makes_sense(self) -> None:
         if self.prior == "m-step":
             raise ValueError("prior: responsibilities need the logits that linear keys never form")
+        if self.features == "sum-to-one" and self.phi == "softmax":
+            raise ValueError("features: the elements of `phi: softmax` sum to one; remove it")
+        if self.features == "sum-to-one" and self.phi == "taylor":
+            raise ValueError(
+                "features: elements of `phi: taylor` can be negative, and their sum near zero; "
+                "remove it"
+            )
 
     def reference_weights(
         self, module: Any, q: Any, keys: Any, visible: Any, is_causal: bool
@@ -161,3 +202,6 @@ class LinearConfig(MixedKeysConfig, kind="linear"):
         bias = layer.parts["bias"]
         if bias.kind != "none":
             raise ValueError(f"bias: {reason} to which '{bias.kind}' would add")
+        chosen_filter = layer.parts["filter"]
+        if chosen_filter.kind != "none":
+            raise ValueError(f"filter: {reason} that '{chosen_filter.kind}' would filter")

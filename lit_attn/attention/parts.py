@@ -391,12 +391,18 @@ class PerpendicularConfig(ResidualConfig, kind="perpendicular"):
 
 
 class ProjectedConfig(ResidualConfig, kind="projected"):
-    """alpha V W (Belief2 Fig. 3)."""
+    """alpha V W; scope both adds (beta_m v_m) W^l (Belief2 Fig. 3, section 2.2).
+
+    The paper speaks of local and global components and prints no equation of their sum. Scope both
+    is the sum that Belief-Attention has of the perpendicular components (Belief2 eq. 7).
+    """
 
     fast = "residual:Projected"
-    scope: Literal["global", "head"] = Field(
-        "global", description="projection over all heads (global) or in each head (head)"
+    scope: Literal["global", "head", "both"] = Field(
+        "global",
+        description="projection over all heads (global), in each head (head), or both added (both)",
     )
+    bias: bool = Field(True, description="give W^l the bias that W has, for `scope: both`")
 
 
 class ValueConfig(ResidualConfig, kind="value"):
@@ -417,7 +423,7 @@ class ValueConfig(ResidualConfig, kind="value"):
             raise ValueError(f"compose: {reason}; set `compose: none`")
         if layer.normaliser.kind != "softmax":
             raise ValueError(f"normaliser: '{layer.normaliser.kind}' {reason}; remove it")
-        for family in ("scale", "bias"):
+        for family in ("scale", "bias", "filter", "pair"):
             part = layer.parts[family]
             if part.kind != "none":
                 raise ValueError(f"{family}: '{part.kind}' {reason}; remove it")
@@ -432,21 +438,45 @@ class DiscrepancyConfig(ResidualConfig, kind="discrepancy"):
     gamma: float = Field(
         1.0, gt=0, le=1, description="factor of V; 1 for the paper's ViT, 0.5 for its GPT-2"
     )
+    gamma_scope: Literal["fixed", "layer", "head"] = Field(
+        "fixed",
+        description="fixed: gamma is a constant, as in the paper; layer, head: each layer or each "
+        "head learns its gamma, which starts at `gamma` and can leave (0, 1]",
+    )
 
 
 class SplitConfig(ResidualConfig, kind="split"):
-    """(MH - alpha V) W + phi(alpha V) W_p (Belief2 eq. 14-15)."""
+    """(MH - alpha V) W + phi(alpha V) W_p (Belief2 eq. 14-15).
+
+    Scope both adds the same sum of the components in each head, (H_m - beta_m v_m) W^l and
+    phi(beta_m v_m) W_p^l: Belief-Attention with both scopes (Belief2 eq. 7), whose projected
+    components are kept too.
+    """
 
     fast = "residual:Split"
-    scope: Literal["global", "head"] = Field(
-        "global", description="projection over all heads (global) or in each head (head)"
+    scope: Literal["global", "head", "both"] = Field(
+        "global",
+        description="projection over all heads (global), in each head (head), or both added (both)",
     )
     activation: Literal["identity", "gelu", "silu", "relu", "tanh"] = Field(
         "gelu", description="phi, applied to the projected part"
     )
+    phi_scope: Literal["fixed", "layer", "head"] = Field(
+        "fixed",
+        description="fixed: phi is `activation`; layer, head: each layer or each head learns phi "
+        "(Belief2, Remark 2) as a weighted sum of the five activations (Manessi and Rozza 2018, "
+        "https://arxiv.org/abs/1801.09403), which starts as `activation`",
+    )
     init: Literal["fresh", "copy"] = Field(
         "fresh",
-        description="initial W_p; fresh: as any Linear; copy: equal to W, so that a pretrained "
-        "layer computes the same with `activation: identity` (Proposition 1)",
+        description="initial W_p; fresh: as any Linear; copy: equal to W, with W^l and W_p^l of "
+        "`scope: both` at 0, so that a pretrained layer computes the same with "
+        "`activation: identity` (Proposition 1)",
     )
-    bias: bool = Field(True, description="give W_p the bias that W has")
+    bias: bool = Field(True, description="give W_p, W^l and W_p^l the bias that W has")
+
+    def exempt_parameters(self) -> tuple[str, ...]:
+        return () if self.phi_scope == "fixed" else ("phi",)
+
+    def stacked_vectors(self) -> tuple[str, ...]:
+        return self.exempt_parameters()

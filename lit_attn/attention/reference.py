@@ -30,10 +30,17 @@ def attention(
     is_causal: bool = False,
     rotary: Rotary | None = None,
     memory: Tensor | None = None,
+    first_values: Tensor | None = None,
 ) -> Tensor:
-    """Return the output (B, n, d) of `layer` by its formulas, without dropout."""
+    """Return the output (B, n, d) of `layer` by its formulas, without dropout.
+
+    `first_values` are the values (B, n, H', D) of the network's first layer; None in that layer.
+    """
     parts, tokens = layer.spec, x if memory is None else memory
-    q, keys, v = project(layer, x, rotary, tokens)
+    if attn_mask is not None and attn_mask.ndim > 2 and attn_mask.shape[-3] > 1:
+        # The mask of a head is that of each of its queries.
+        attn_mask = attn_mask.repeat_interleave(parts.pair.queries, dim=-3)
+    q, keys, v = project(layer, x, rotary, tokens, first_values)
     visible = torch.ones(x.shape[1], tokens.shape[1], dtype=torch.bool)
     if memory is None:
         visible = may_attend(x.shape[1], parts.window, layer.local_self_attention, is_causal)
@@ -43,10 +50,14 @@ def attention(
     if a is None:
         a = weights(layer, x, q, keys, visible, attn_mask, rotary, memory, is_causal)
     h = parts.normaliser.reference_heads(layer.normaliser, a @ v)
+    h = parts.filter.reference_heads(layer.filter, h)
 
     def project_gated(signal: Tensor) -> Tensor:
         return layer.proj(parts.gate.reference(layer.gate, x, signal))
 
+    h = parts.pair.reference(layer.pair, x, h)
+    # All queries of a head have the value of the head.
+    v = v[:, :: parts.pair.queries]
     out: Tensor = parts.residual.reference(layer.residual, x, h, v, project_gated)
     return out
 
@@ -73,41 +84,60 @@ def weights(
         z = layer.z_norm(split_heads(layer.z(x), layer.num_heads))
         if rotary is not None and layer.spec.zz == "like-k":
             z = rotate(z, rotary)
+        z = z.repeat_interleave(layer.spec.pair.queries, dim=1)
         logits = logits + tau * z @ z.transpose(-1, -2) / math.sqrt(layer.head_dim)  # Belief2 (11)
     more_inputs = () if memory is None else (memory,)
     if "pre" in layer.composers:
         logits = layer.spec.compose.reference(layer.composers["pre"], x, logits, *more_inputs)
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         logits = logits + attn_mask.to(logits.dtype).masked_fill(~mask_shows(attn_mask), 0)
+    present = None
     if memory is None:
-        present = None
         if attn_mask is not None:
             present = mask_shows(attn_mask).broadcast_to(logits.shape).any(-2)
         logits = logits + layer.spec.bias.reference(layer.bias, x, is_causal, present)
+    logits = layer.spec.filter.reference(layer.filter, logits, visible, present)
     # A finite number gives a query that sees no key weights without NaN; they become zero.
     logits = logits.masked_fill(~visible, -1e300)
     a = layer.spec.normaliser.reference(layer.normaliser, logits, visible).masked_fill(~visible, 0)
+    a = layer.spec.filter.reference_weights(layer.filter, a, visible, present)
+    # A map of the heads fills weights that are hidden from one of them alone.
+    a = a.masked_fill(~visible, 0)
     if "post" in layer.composers:
         a = layer.spec.compose.reference(layer.composers["post"], x, a, *more_inputs)
     return a.masked_fill(~visible, 0)
 
 
 def project(
-    layer: Attention, x: Tensor, rotary: Rotary | None, memory: Tensor | None = None
+    layer: Attention,
+    x: Tensor,
+    rotary: Rotary | None,
+    memory: Tensor | None = None,
+    first_values: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Return q of x, and the M keys and v of `memory` (x if None), (B, H, n, D) each."""
+    """Return q of x, and the M keys and v of `memory` (x if None), (B, H, n, D) each.
+
+    `first_values` are the values (B, n, H', D) of the network's first layer.
+    """
     memory = x if memory is None else memory
     heads, shared = layer.num_heads, layer.key_heads
     sizes = [heads * layer.head_dim, shared * layer.head_dim, shared * layer.head_dim]
     q, _, _ = layer.qkv(x).split(sizes, dim=-1)
     _, k, v = layer.qkv(memory).split(sizes, dim=-1)
+    queries = layer.spec.pair.reference_queries(layer.pair, x, q.unflatten(-1, (heads, -1)))
+    heads = layer.query_heads
     mapped = layer.spec.transform.reference(
         layer.transform,
-        q.unflatten(-1, (heads, -1)),
+        queries,
         k.unflatten(-1, (shared, -1)),
         v.unflatten(-1, (shared, -1)),
     )
-    q, k, v = (vectors.flatten(-2) for vectors in mapped)
+    q, k, own_v = mapped
+    if first_values is None:
+        v = own_v
+    else:
+        v = layer.spec.values.reference(layer.values, own_v, first_values)
+    q, k, v = (vectors.flatten(-2) for vectors in (q, k, v))
     keys = layer.spec.similarity.reference_keys(layer.similarity, memory, k)
 
     def head_of_group(t: Tensor) -> Tensor:
@@ -166,7 +196,10 @@ def mixture(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Te
     unit = math.sqrt(q.shape[-1])
     variances = [1.0] * len(keys)
     if form.part.variance == "learned":
+        # (M,), or (M, H, 1, 1) if each head has its own
         variances = form.log_variance.exp()
+        if form.part.variance_scope == "head":
+            variances = variances.T.unsqueeze(-1).unsqueeze(-1)
     elif form.part.variance is not None:
         variances = form.part.variance
     terms = []
@@ -183,10 +216,10 @@ def mixture(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Te
 
 
 def linear(form: Any, q: Tensor, keys: list[Tensor], visible: Tensor, is_causal: bool) -> Tensor:
-    """MGK section 2.4: phi(q_i).sum_r pi_r phi(k_jr), phi = elu + 1, over its sum in j."""
+    """MGK section 2.4: phi(q_i).sum_r pi_r phi(k_jr) over its sum in j."""
 
     def phi(t: Tensor) -> Tensor:
-        plain = F.elu(t) + 1
+        plain = feature_map(form.part.phi, t)
         total = plain.sum(-1, keepdim=True)
         total = total.masked_fill(total == 0, 1.0)
         return plain / total if form.part.features == "sum-to-one" else plain
@@ -204,6 +237,27 @@ def linear(form: Any, q: Tensor, keys: list[Tensor], visible: Tensor, is_causal:
         lengths = [i + 1 if is_causal else n for i in range(queries)]
         total = torch.tensor(lengths).double().sqrt().unsqueeze(-1)
     return similarity / total
+
+
+def feature_map(name: str, t: Tensor) -> Tensor:
+    """Return the features of t (..., D); lit_attn.attention.mixture_parts has their sources."""
+    width = t.shape[-1]
+    if name == "relu":
+        return torch.where(t > 0, t, torch.zeros_like(t))
+    if name == "softmax":
+        exponentials = torch.exp(t - t.detach().amax(-1, keepdim=True))
+        return exponentials / exponentials.sum(-1, keepdim=True)
+    if name == "dpfp":
+        r = [side[..., c] for side in (t, -t) for c in range(width)]
+        r = [torch.where(element > 0, element, torch.zeros_like(element)) for element in r]
+        return torch.stack([r[c] * r[c - 1] for c in range(2 * width)], dim=-1)
+    if name == "taylor":
+        t = t / width**0.25
+        elements = [torch.ones_like(t[..., 0])]
+        elements += [t[..., a] for a in range(width)]
+        elements += [t[..., a] * t[..., b] / 2**0.5 for a in range(width) for b in range(width)]
+        return torch.stack(elements, dim=-1)
+    return F.elu(t) + 1
 
 
 def mixed_keys(form: Any, x: Tensor, k: Tensor) -> list[Tensor]:
@@ -359,7 +413,9 @@ def perpendicular(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear
 
 
 def projected(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
-    """Belief2, Fig. 3."""
+    """Belief2, Fig. 3; both scopes are added as the perpendicular ones are in eq. 7."""
+    if form.part.scope == "both":
+        return project(along_values(h, v, "global")) + form.local(along_values(h, v, "head"))
     return project(along_values(h, v, form.part.scope))
 
 
@@ -369,11 +425,40 @@ def value(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Ten
 
 
 def discrepancy(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
-    """AttentionX (9), (10)."""
-    return project(form.part.gamma * concat(v) - concat(h))
+    """AttentionX (9), (10); a learned gamma is a parameter of the layer or of each head."""
+    gamma = form.part.gamma
+    if form.part.gamma_scope == "layer":
+        gamma = form.gamma
+    elif form.part.gamma_scope == "head":
+        gamma = form.gamma.repeat_interleave(v.shape[-1])
+    return project(gamma * concat(v) - concat(h))
 
 
 def split(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
-    """Belief2 (14), (15)."""
-    along = along_values(h, v, form.part.scope)
-    return project(concat(h) - along) + form.projected(form.activation(along))
+    """Belief2 (14), (15); scope both adds the components of each head as in (7)."""
+    scope = "head" if form.part.scope == "head" else "global"
+    along = along_values(h, v, scope)
+    width = h.shape[-1]
+    out = project(concat(h) - along) + form.projected(phi(form, along, width))
+    if form.part.scope == "both":
+        along = along_values(h, v, "head")
+        out = out + form.local(concat(h) - along) + form.local_projected(phi(form, along, width))
+    return out
+
+
+def phi(form: Any, t: Tensor, width: int) -> Tensor:
+    """Belief2 (15): phi of the projected part (B, n, d); `width` is D. Learned phi: Remark 2."""
+    functions = {
+        "identity": t,
+        "gelu": t * (1 + torch.erf(t / math.sqrt(2))) / 2,
+        "silu": t / (1 + torch.exp(-t)),
+        "relu": torch.where(t > 0, t, torch.zeros_like(t)),
+        "tanh": torch.tanh(t),
+    }
+    if form.part.phi_scope == "fixed":
+        return functions[form.part.activation]
+    weights = form.phi.expand(t.shape[-1] // width, -1).repeat_interleave(width, dim=0)
+    total = torch.zeros_like(t)
+    for number, value in enumerate(functions.values()):
+        total = total + weights[:, number] * value
+    return total

@@ -13,6 +13,7 @@ Shapes: B batch, n tokens, d width, H heads, D head width.
     `project` is W, the layer's output projection (H D -> d); every part returns (B, n, d).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,13 +21,33 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lit_attn.attention.parts import LayerShape, PerpendicularConfig, SplitConfig
+from lit_attn.attention.parts import (
+    DiscrepancyConfig,
+    LayerShape,
+    PerpendicularConfig,
+    ProjectedConfig,
+    SplitConfig,
+)
 from lit_attn.attention.precision import wide
 from lit_attn.attention.projections import add_outputs
 
 # Lower bound of <V, V> as a divisor: a zero value vector projects to zero instead of NaN. It
 # belongs to the definition; the reference uses the same bound.
 FLOOR = 1e-12
+
+
+def unchanged(x: Tensor) -> Tensor:
+    return x
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": unchanged,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "relu": F.relu,
+    "tanh": torch.tanh,
+}
+"""Functions phi of the projected part by name, of which a learned phi is a weighted sum."""
 
 
 def projected(heads: Tensor, values: Tensor, scope: str) -> Tensor:
@@ -47,7 +68,7 @@ def projected(heads: Tensor, values: Tensor, scope: str) -> Tensor:
 class Residual(nn.Module):
     """Base of the residual parts: `forward(x, heads, values, project)` returns the layer's output.
 
-    Further projections (W^l, W_p) have the sizes of W.
+    Further projections (W^l, W_p, W_p^l) have the sizes of W.
     """
 
     uses_heads = True
@@ -102,11 +123,19 @@ class Perpendicular(Residual):
 
 
 class Projected(Residual):
-    """alpha V W."""
+    """alpha V W, and with scope both + (beta_m v_m) W^l."""
+
+    def __init__(self, part: ProjectedConfig, shape: LayerShape) -> None:
+        super().__init__(part, shape)
+        self.local = another_projection(shape, part.bias) if part.scope == "both" else None
 
     def forward(self, x: Tensor, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
-        along = projected(heads, values, self.part.scope)
-        return project(along.flatten(-2))
+        scope = "head" if self.part.scope == "head" else "global"
+        along = projected(heads, values, scope)
+        if self.local is None:
+            return project(along.flatten(-2))
+        along_in_heads = projected(heads, values, "head")
+        return add_outputs([project, self.local], [along.flatten(-2), along_in_heads.flatten(-2)])
 
 
 class Value(Residual):
@@ -119,46 +148,109 @@ class Value(Residual):
 
 
 class Discrepancy(Residual):
-    """(gamma V - MH) W."""
+    """(gamma V - MH) W, with a constant gamma, or one that each layer or each head learns."""
+
+    def __init__(self, part: DiscrepancyConfig, shape: LayerShape) -> None:
+        super().__init__(part, shape)
+        self.gamma = None
+        if part.gamma_scope != "fixed":
+            count = shape.heads if part.gamma_scope == "head" else 1
+            self.gamma = nn.Parameter(torch.empty(count, **shape.options))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the learned gammas to their start."""
+        if self.gamma is not None:
+            nn.init.constant_(self.gamma, self.part.gamma)
 
     def forward(self, x: Tensor, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
-        return project((self.part.gamma * values - heads).flatten(-2))
+        if self.gamma is None:
+            return project((self.part.gamma * values - heads).flatten(-2))
+        gamma = wide(self.gamma).unsqueeze(-1)
+        difference = gamma * values - heads
+        return project(difference.to(heads.dtype).flatten(-2))
 
 
 class Split(Residual):
-    """(MH - alpha V) W + phi(alpha V) W_p."""
+    """(MH - alpha V) W + phi(alpha V) W_p, and with scope both the same sum in each head.
+
+    The sum in each head is (H_m - beta_m v_m) W^l + phi(beta_m v_m) W_p^l.
+    """
 
     def __init__(self, part: SplitConfig, shape: LayerShape) -> None:
         super().__init__(part, shape)
-        is_identity = part.activation == "identity"
-        self.activation = nn.Identity() if is_identity else getattr(F, part.activation)
+        self.phi = None
+        if part.phi_scope != "fixed":
+            groups = shape.heads if part.phi_scope == "head" else 1
+            self.phi = nn.Parameter(torch.empty(groups, len(ACTIVATIONS), **shape.options))
+        self.reset_parameters()
         self.projected = another_projection(shape, part.bias)
+        self.local = None
+        self.local_projected = None
+        if part.scope == "both":
+            self.local = another_projection(shape, part.bias)
+            self.local_projected = another_projection(shape, part.bias)
+
+    def reset_parameters(self) -> None:
+        """Let a learned phi start as `activation`."""
+        if self.phi is not None:
+            start = list(ACTIVATIONS).index(self.part.activation)
+            with torch.no_grad():
+                self.phi.zero_()
+                self.phi[:, start] = 1
+
+    def activation(self, along: Tensor) -> Tensor:
+        """Return phi of the projected part (B, n, H, D)."""
+        if self.phi is None:
+            return ACTIVATIONS[self.part.activation](along)
+        weights = wide(self.phi)
+        terms = []
+        for number, function in enumerate(ACTIVATIONS.values()):
+            # (H, 1), or (1, 1) if the heads share phi
+            weight = weights[:, number, None]
+            terms.append(weight * function(along))
+        return torch.stack(terms).sum(0).to(along.dtype)
 
     def forward(self, x: Tensor, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
         if torch.compiler.is_compiling():
-            # Both parts are computed from heads and values in one pass, so only these are kept.
-            across, along = checkpoint(self.parts, heads, values, use_reentrant=False)
+            # All parts are computed from heads and values in one pass, so only these are kept.
+            parts = checkpoint(self.parts, heads, values, use_reentrant=False)
         else:
-            across, along = self.parts(heads, values)
-        return add_outputs([project, self.projected], [across, along])
+            parts = self.parts(heads, values)
+        projections = [project, self.projected]
+        if self.local is not None and self.local_projected is not None:
+            projections += [self.local, self.local_projected]
+        return add_outputs(projections, parts)
 
     def initial_state(self, projection: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return a copy of W for W_p if `init: copy` (Proposition 1).
+        """Return a copy of W for W_p if `init: copy` (Proposition 1), and zeros for W^l and W_p^l.
 
-        The bias of W_p starts at zero, because the output already contains the bias of W.
+        All biases start at zero, because the output already contains the bias of W.
         """
         if self.part.init != "copy":
             return {}
-        copied = {"projected.weight": projection["weight"]}
+        state = {"projected.weight": projection["weight"]}
+        if self.phi is not None:
+            state["phi"] = self.phi.detach()
         if self.projected.bias is not None:
-            copied["projected.bias"] = torch.zeros_like(projection["bias"])
-        return copied
+            state["projected.bias"] = torch.zeros_like(projection["bias"])
+        if self.part.scope == "both":
+            for name in ("local", "local_projected"):
+                state[f"{name}.weight"] = torch.zeros_like(projection["weight"])
+                if self.projected.bias is not None:
+                    state[f"{name}.bias"] = torch.zeros_like(projection["bias"])
+        return state
 
-    def parts(self, heads: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return MH - alpha V and phi(alpha V), each (B, n, H D)."""
-        along = projected(heads, values, self.part.scope)
-        across = heads - along
-        return across.flatten(-2), self.activation(along.flatten(-2))
+    def parts(self, heads: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+        """Return MH - alpha V and phi(alpha V), (B, n, H D), and with scope both those of heads."""
+        scopes = ["global", "head"] if self.part.scope == "both" else [self.part.scope]
+        parts = []
+        for scope in scopes:
+            along = projected(heads, values, scope)
+            across = heads - along
+            parts.append(across.flatten(-2))
+            parts.append(self.activation(along).flatten(-2))
+        return tuple(parts)
 
 
 def another_projection(shape: LayerShape, bias: bool) -> nn.Linear:

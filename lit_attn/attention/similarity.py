@@ -130,8 +130,11 @@ class Similarity(Learner):
         return None
 
     def variances(self, keys: Tensor) -> Tensor:
-        """Return sigma_r^2 of each key in units of sqrt(D), (M,), for keys (B, H', M, n, D)."""
-        return wide(keys).new_ones(keys.shape[2])
+        """Return sigma_r^2 of each key in units of sqrt(D), (H or 1, M).
+
+        `keys` are (B, H, M, n, D).
+        """
+        return wide(keys).new_ones(1, keys.shape[2])
 
     def extra_key_weights(self) -> Tensor | None:
         """Return the projections of the second and further keys, (M - 1) H' D x d, or None."""

@@ -132,11 +132,22 @@ class AttentionSpec(Config):
     transform: channel_parts.TransformConfig = Field(
         channel_parts.NoTransformConfig(), description="maps of each head's q, k and v"
     )
+    values: channel_parts.ValuesConfig = Field(
+        channel_parts.OwnValuesConfig(),
+        description="mixture of the layer's values with those of the network's first layer",
+    )
     scale: channel_parts.ScaleConfig = Field(
         channel_parts.NoScaleConfig(), description="factor of all logits of a query"
     )
     bias: channel_parts.BiasConfig = Field(
         channel_parts.NoBiasConfig(), description="number added to the logit of a pair of tokens"
+    )
+    pair: channel_parts.PairConfig = Field(
+        channel_parts.OneQueryConfig(), description="combination of two queries of each head"
+    )
+    filter: channel_parts.FilterConfig = Field(
+        channel_parts.NoFilterConfig(),
+        description="map of the matrix of logits, in which other pairs of tokens count",
     )
     gate: channel_parts.GateConfig = Field(
         channel_parts.NoGateConfig(), description="factor of the output projection's input"
@@ -189,8 +200,16 @@ class AttentionSpec(Config):
     def by_layer(self, depth: int) -> "tuple[AttentionSpec, ...]":
         """Return the specification of each of the `depth` layers of a model.
 
-        Raises ValueError, which begins with `layers`, if it is for another number of layers.
+        Raises ValueError, which begins with `layers`, if it is for another number of layers, or if
+        a layer cannot read the values of the first one.
         """
+        specs = self._choose_layers(depth)
+        for number, spec in enumerate(specs):
+            _check_first_values(specs[0], spec, number)
+        return specs
+
+    def _choose_layers(self, depth: int) -> "tuple[AttentionSpec, ...]":
+        """Return the specification of each layer by the list or the rules of `layers`."""
         if self.layers is None:
             return (self,) * depth
         if self.layers[0].is_single:
@@ -210,6 +229,12 @@ class AttentionSpec(Config):
             for layer in chosen:
                 specs[layer] = rule.use
         return tuple(specs)
+
+    @property
+    def needs_row_terms(self) -> bool:
+        """True if adding one number to all logits of a query changes the output of the layer."""
+        is_mixed = "pre" in self.compose.places() or self.filter.needs_row_terms
+        return is_mixed or not self.normaliser.ignores_row_terms
 
     def find_cross_problem(self) -> str:
         """Return why cross-attention has no such layer, beginning with a key, or an empty text."""
@@ -238,7 +263,7 @@ class AttentionSpec(Config):
                 f"the nearest that do are {find_nearest_divisor(self.kv_heads, heads)}"
             )
         for part in self.parts.values():
-            part.check_heads(heads)
+            part.check_heads(self.pair.queries * heads)
 
     @consistency_check
     def _makes_sense(self) -> None:
@@ -313,6 +338,22 @@ class AttentionSpec(Config):
         if value == "without":
             return False
         return value
+
+
+def _check_first_values(first: AttentionSpec, spec: AttentionSpec, number: int) -> None:
+    """Raise ValueError if layer `number`, from 0, cannot mix values with those of the first."""
+    if not spec.values.reads_first:
+        return
+    if first.mixer is not None:
+        raise ValueError(
+            f"layers: layer {number + 1} mixes its values with those of the first layer, which is "
+            "of `kind: module` and has none; choose attention for the first layer"
+        )
+    if first.kv_heads != spec.kv_heads:
+        raise ValueError(
+            f"layers: layer {number + 1} mixes its values with those of the first layer, which has "
+            "another number of key heads; set the same `kv_heads` for both"
+        )
 
 
 def _change_part(part: Any, change: Any) -> Any:

@@ -14,6 +14,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.network import number_layers
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench import measure
 from lit_attn.bench.measure import TITLES, Setup, Spread, Step, Table, summarize, summarize_ratios
@@ -39,7 +40,9 @@ class Shape(NamedTuple):
 
 def build_layer(name: str, shape: Shape) -> Attention:
     """Return the attention layer of the block called `name`."""
-    return attn_layer(name)(shape.dim, shape.heads)
+    layer = attn_layer(name)(shape.dim, shape.heads)
+    number_layers(layer)
+    return layer
 
 
 def build_block(name: str, shape: Shape, width: int) -> nn.Module:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.network import number_layers
 from lit_attn.attention.parts import Part
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.schema.base import Kind
@@ -78,6 +79,7 @@ def compare(preset: str, size: Size, is_causal: bool) -> Comparison:
 def _build_layer(preset: str, size: Size) -> Attention:
     """Return the float64 layer in evaluation mode, without parameters that are zero."""
     layer = attn_layer(preset)(size.dim, size.heads).double().eval()
+    number_layers(layer)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(NOISE * torch.randn_like(parameter))

@@ -10,9 +10,10 @@ from lit_attn.attention.spec import AttentionSpec
 
 # Importing these modules registers the members of the families.
 from lit_attn.config import adam_variants, further_optimizers
-from lit_attn.config.data import images, listops, segmentation, tables, text
+from lit_attn.config.data import columns, images, listops, segmentation, tables, text
 from lit_attn.config.data.base import Data
 from lit_attn.config.metrics import AddedMetric, MetricChoice
+from lit_attn.config.models import columns as column_models
 from lit_attn.config.models import external, language, mmseg, vision
 from lit_attn.config.models.base import Model
 from lit_attn.config.optimizers import Optimizer
@@ -24,8 +25,9 @@ from lit_attn.schema.base import Config, Kind, consistency_check, load
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure
 
-DATA = (images, listops, segmentation, tables, text)
-MEMBERS = (*DATA, vision, language, external, mmseg, adam_variants, further_optimizers)
+DATA = (columns, images, listops, segmentation, tables, text)
+MODELS = (vision, language, column_models, external, mmseg)
+MEMBERS = (*DATA, *MODELS, adam_variants, further_optimizers)
 """Modules that register members of this package."""
 
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 class Optimizer(Kind):
     """Base of the optimisers."""
 
+    fuses_shards: ClassVar[bool] = False
+    """True if one kernel for all parameters accepts sharded parameters (FSDP)."""
+
     lr: PositiveFloat = Field(description="peak learning rate, which the schedule scales")
     weight_decay: float = Field(0.0, ge=0, description="weight-decay coefficient")
 
@@ -64,6 +67,7 @@ class SGD(Optimizer, kind="sgd"):
 class Adaptive(Optimizer):
     """Base of the optimisers that divide by a running mean of squared gradients."""
 
+    fuses_shards = True
     target: ClassVar[str]
     """Class of the optimiser as "module:name"."""
 

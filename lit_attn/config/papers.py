@@ -25,6 +25,10 @@ SIZES = {"--small": "embedded", "--small-data": "real"}
 """Options of small models, and their data: data that needs no download, or files."""
 COSTS = ("parameters", "flops", "step_time", "epoch_time", "evaluation_time", "peak_memory")
 """Values that every cell records: counts, FLOPs of one sample, seconds, bytes."""
+COUNTS = ("parameters", "flops")
+"""Values of COSTS that are counted without training."""
+COUNTS_FILE = Path("counts/costs.csv")
+"""File of these counts, in the folder of the papers (experiments/papers/count_costs.py)."""
 AXES = {"seconds": "wall-clock time (s)", "compute": "training FLOPs", "variant": ""}
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
@@ -132,6 +136,19 @@ class Column(Config):
     small: bool = Field(True, description="false: small models lack this value")
 
 
+Drawing = Literal[
+    "first-norms",
+    "first-angles",
+    "norms",
+    "angles",
+    "ranks",
+    "maps",
+    "heads",
+    "key-weights",
+    "keys",
+]
+"""Drawings of recorded diagnostics; `first-` stands for the first token instead of all."""
+
 Place = tuple[str, str]  # Row and column of a cell, or the label of a line and no column.
 Reading = str | dict[str, str]
 """Further variants: a pattern in which * is the variant of a row or line, or variants by row."""
@@ -167,13 +184,15 @@ class Claim(Config):
 class Layout(Config):
     """Keys of tables and figures: `absent` is the reason why no study measures them.
 
-    `note` compares our set-up with the paper's. `small` names studies of the small size that differ
-    from the paper's `small`, and `small_note` stands on their pages instead of `note`. `script` is
-    the command that writes the files of a table or figure.
+    `note` compares our set-up with the paper's. `lacks` says in one sentence why the page cannot be
+    complete, and is empty for a complete table or figure. `small` names studies of the small size
+    that differ from the paper's `small`, and `small_note` stands on their pages instead of `note`.
+    `script` is the command that writes the files of a table or figure.
     """
 
     caption: str
     note: str = ""
+    lacks: str = ""
     small_note: str = ""
     script: str = ""
     absent: str | None = None
@@ -184,6 +203,10 @@ class Layout(Config):
     @abstractmethod
     def grid(self) -> tuple[dict[str, Column], dict[str, Row]]:
         """Return the columns and the rows; those of a figure are its final metric and its lines."""
+
+    def is_counted(self, column: Column) -> bool:
+        """Return True if a column shows counts of models, for which no cell has to train."""
+        return column.file is None and column.value in COUNTS
 
     def variants(self, reading: Reading = "*", is_small: bool = False) -> dict[Place, str]:
         """Return STUDY/VARIANT by row and column; `is_small` leaves out what small models lack."""
@@ -305,9 +328,7 @@ class Figure(Layout):
     file: str | None = None
     where: dict[str, str] = Field({})
     pictures: tuple[str, ...] = ()
-    draw: tuple[
-        Literal["norms", "angles", "ranks", "maps", "heads", "key-weights", "keys"], ...
-    ] = ()
+    draw: tuple[Drawing, ...] = ()
     last_step: PositiveInt | None = None
 
     def grid(self) -> tuple[dict[str, Column], dict[str, Row]]:
@@ -324,6 +345,12 @@ class Figure(Layout):
         for name, line in lines.items():
             rows[name] = Row(variant=line, published=published)
         return columns, rows
+
+    def is_counted(self, column: Column) -> bool:
+        """Return True if all panels show counts; the columns of a figure only name its lines."""
+        if self.file is not None or not self.panels:
+            return False
+        return all(panel.y in COUNTS for panel in self.panels)
 
     @consistency_check
     def _check_axes(self) -> None:
@@ -384,6 +411,15 @@ class PaperSource:
             return items
         return {name: item for name, item in items.items() if name in numbers}
 
+    def printed_items(self) -> dict[str, Layout]:
+        """Return the items that the paper prints with this number and that measure something."""
+        items = {}
+        for name, item in self.items(()).items():
+            is_printed = name.removeprefix("figure-").isdigit()
+            if is_printed and not item.absent:
+                items[name] = item
+        return items
+
     def locate(self, item: Layout, reading: Reading = "*") -> dict[Place, Reference]:
         """Return the variants that this size measures; the keys are those of `Layout.variants`."""
         small = dict(self.paper.small)
@@ -401,13 +437,18 @@ class PaperSource:
         return located
 
     def references(self, item: Layout) -> set[Reference]:
-        """Return the variants of studies that a table or figure needs."""
+        """Return the variants of studies that a table or figure needs.
+
+        Counts need none, except those of small models.
+        """
         if item.absent and not self.size:
             return set()
         columns, _ = item.grid()
         references = set()
         for (_, heading), reference in self.locate(item).items():
             column = columns[heading]
+            if item.is_counted(column) and not self.size:
+                continue
             if column.relative:
                 references.add(Reference(reference.study, column.relative))
             # Small models have the metric of a study in place of a column of a file.

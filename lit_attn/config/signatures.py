@@ -41,6 +41,16 @@ class Signature(ABC):
     def sample(self) -> "tuple[Tensor, ...]":
         """Return the network's inputs for a batch of one sample, on the meta device."""
 
+    def training_batch(self, size: int) -> Any:
+        """Return a training batch of `size` samples, whose values mean nothing.
+
+        The estimate of memory trains on it. Raises ConfigError if a class does not define it.
+        """
+        raise ConfigError(
+            f"the signature {type(self).__name__} has no `training_batch`, so the memory of a"
+            " training step is unknown"
+        )
+
     def check_output(self, output: Any) -> None:
         """Raise ConfigError if a network's output for one sample has other sides than `sides`."""
         if not self.sides:
@@ -93,6 +103,12 @@ class ImageLabels(ImageSignature):
     def has_fixed_shapes(self) -> bool:
         return not self.training_sizes
 
+    def training_batch(self, size: int) -> "tuple[Tensor, ...]":
+        """Return images of the final size and their labels."""
+        import torch
+
+        return torch.zeros(size, *self.shape), torch.zeros(size, dtype=torch.long)
+
 
 @dataclass(frozen=True)
 class ImageTargets(ImageSignature):
@@ -109,6 +125,12 @@ class ImageTargets(ImageSignature):
     def has_fixed_shapes(self) -> bool:
         return True
 
+    def training_batch(self, size: int) -> "tuple[Tensor, ...]":
+        """Return images and the numbers to predict."""
+        import torch
+
+        return torch.zeros(size, *self.shape), torch.zeros(size, self.outputs)
+
 
 @dataclass(frozen=True)
 class ImageMasks(ImageSignature):
@@ -122,6 +144,83 @@ class ImageMasks(ImageSignature):
     classes: int
     ignore: int
     names: tuple[str, ...] = ()
+
+    def training_batch(self, size: int) -> "dict[str, list[Any]]":
+        """Return windows and labelled masks as mmsegmentation does."""
+        import torch
+        from mmengine.structures import PixelData
+        from mmseg.structures import SegDataSample
+
+        height, width = self.shape[1:]
+        windows = []
+        samples = []
+        for _ in range(size):
+            windows.append(torch.zeros(self.shape, dtype=torch.uint8))
+            labels = PixelData(data=torch.zeros(1, height, width, dtype=torch.long))
+            sample = SegDataSample(gt_sem_seg=labels)
+            sample.set_metainfo({"img_shape": (height, width), "ori_shape": (height, width)})
+            samples.append(sample)
+        return {"inputs": windows, "data_samples": samples}
+
+
+@dataclass(frozen=True)
+class ColumnSignature(Signature):
+    """Rows of a table: `numbers` columns of numbers, and columns of categories.
+
+    Batches begin with numbers (B, `numbers`) float32 and categories (B, len(`categories`)) int64,
+    which are the inputs of a network. `categories` has the number of values of each column, whose
+    ids begin with 1; id 0 is a value that the training rows lack.
+    """
+
+    numbers: int
+    categories: tuple[int, ...]
+
+    @property
+    def context(self) -> int:
+        """Number of tokens: one of each column, and one for the prediction."""
+        return 1 + self.numbers + len(self.categories)
+
+    @property
+    def tokens(self) -> int:
+        return self.context
+
+    @property
+    def has_fixed_shapes(self) -> bool:
+        return True
+
+    def sample(self) -> "tuple[Tensor, ...]":
+        import torch
+
+        numbers = torch.empty(1, self.numbers, device="meta")
+        categories = torch.empty(1, len(self.categories), dtype=torch.long, device="meta")
+        return numbers, categories
+
+
+@dataclass(frozen=True)
+class ColumnLabels(ColumnSignature):
+    """A row with one label; the third tensor of a batch has the labels (B,).
+
+    A network returns logits (B, classes).
+    """
+
+    sides = ("outputs",)
+    classes: int
+
+    @property
+    def outputs(self) -> int:
+        """Number of logits of the network, as `ColumnTargets.outputs`."""
+        return self.classes
+
+
+@dataclass(frozen=True)
+class ColumnTargets(ColumnSignature):
+    """A row with `outputs` numbers to predict; the third tensor of a batch is (B, outputs) float32.
+
+    A network returns (B, outputs), in the units of the targets.
+    """
+
+    sides = ("outputs",)
+    outputs: int
 
 
 @dataclass(frozen=True)
@@ -159,6 +258,13 @@ class TokenStream(CausalTokens):
     def has_fixed_shapes(self) -> bool:
         return True
 
+    def training_batch(self, size: int) -> "tuple[Tensor, ...]":
+        """Return inputs and targets."""
+        import torch
+
+        tokens = torch.zeros(size, self.context, dtype=torch.long)
+        return tokens, torch.zeros_like(tokens)
+
 
 @dataclass(frozen=True)
 class ParallelTokens(TokenSignature):
@@ -186,6 +292,15 @@ class ParallelTokens(TokenSignature):
 
         tokens = torch.empty(1, self.sample_count, dtype=torch.long, device="meta")
         return tokens, tokens
+
+    def training_batch(self, size: int) -> "tuple[Tensor, ...]":
+        """Return sentences of a typical length with about `size` tokens in each language."""
+        import torch
+
+        rows = max(1, size // self.sample_count)
+        source = torch.zeros(rows, self.sample_count, dtype=torch.long)
+        targets = torch.zeros_like(source)
+        return source, torch.zeros_like(source), targets, torch.zeros(rows)
 
 
 @dataclass(frozen=True)
@@ -216,6 +331,14 @@ class TaggedTokens(PaddedTokens):
     pairs: ClassVar = False
     are_tagged: ClassVar = True
 
+    def training_batch(self, size: int) -> "tuple[Tensor, ...]":
+        """Return sequences without padding, with a class for each token."""
+        import torch
+
+        tokens = torch.zeros(size, self.context, dtype=torch.long)
+        present = torch.ones(size, self.context, dtype=torch.bool)
+        return tokens, present, torch.zeros_like(tokens), torch.zeros(size)
+
 
 @dataclass(frozen=True)
 class LabelledTokens(PaddedTokens):
@@ -238,3 +361,12 @@ class LabelledTokens(PaddedTokens):
         if not self.pairs:
             return tokens, mask
         return tokens[:, None].repeat(1, 2, 1), mask[:, None].repeat(1, 2, 1)
+
+    def training_batch(self, size: int) -> "tuple[Tensor, ...]":
+        """Return sequences without padding and their labels."""
+        import torch
+
+        shape = (size, 2, self.context) if self.pairs else (size, self.context)
+        tokens = torch.zeros(shape, dtype=torch.long)
+        labels = torch.zeros(size, dtype=torch.long)
+        return tokens, torch.ones(shape, dtype=torch.bool), labels

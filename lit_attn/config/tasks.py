@@ -132,16 +132,24 @@ class ImageClassificationConfig(ClassificationConfig, kind="image-classification
     module = "lit_attn.tasks.classification:Classification"
 
 
-class RegressionConfig(Task, kind="regression"):
-    """Prediction of numbers from an image, by the mean squared error."""
+class TabularClassificationConfig(ClassificationConfig, kind="tabular-classification"):
+    """Classification of the rows of a table."""
 
-    takes = (signatures.ImageTargets,)
+    takes = (signatures.ColumnLabels,)
+    module = "lit_attn.tasks.classification:Classification"
+
+
+class RegressionConfig(Task, kind="regression"):
+    """Prediction of numbers from an image or a row of a table, by the mean squared error."""
+
+    takes = (signatures.ImageTargets, signatures.ColumnTargets)
     module = "lit_attn.tasks.classification:Regression"
     predicts = ("values", "outputs")
 
     def metrics(self, signature: signatures.ImageTargets) -> tuple[MetricInfo, ...]:
         return (
             MetricInfo("mae", "mean absolute error"),
+            MetricInfo("rmse", "root mean squared error"),
             MetricInfo("r2", "R²", goal="max"),
             MetricInfo("loss", "mean squared error"),
         )

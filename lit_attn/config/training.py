@@ -196,7 +196,18 @@ class Training(Config):
         "record CUDA graphs, for small models on a GPU whose batches have one shape (not measured)",
     )
     accelerator: Literal["auto", "cpu", "cuda"] = outside_identity("auto", "device to train on")
-    devices: PositiveInt = outside_identity(1, "devices that share every batch (DDP)")
+    devices: PositiveInt = outside_identity(1, "devices that share every batch")
+    strategy: Literal["ddp", "fsdp"] = outside_identity(
+        "ddp",
+        "division of the training among devices; ddp: each device has all weights; fsdp: each "
+        "device keeps a part of every weight, gradient and state of the optimiser, for models "
+        "larger than a device",
+    )
+    recompute: Literal["none", "blocks"] = outside_identity(
+        "none",
+        "parts that are computed once more for the gradient, to save memory; blocks: each block of "
+        "the network, which keeps its input only",
+    )
     checkpoint_every: PositiveFloat = outside_identity(60.0, "seconds between checkpoints")
     diagnostics: DiagnosticsConfig | None = outside_identity(
         None, "records of attention layers; null: none"
@@ -209,6 +220,24 @@ class Training(Config):
     def _has_a_device_with_tf32(self) -> None:
         if self.precision == "tf32" and self.accelerator == "cpu":
             raise ValueError("precision: tf32 needs a GPU, and `accelerator` is cpu; write fp32")
+
+    @consistency_check
+    def _has_graphs_of_the_network(self) -> None:
+        if self.compile == "cuda-graphs" and self.recompute == "blocks":
+            raise ValueError(
+                "compile: cuda-graphs records the network, and recompute: blocks computes each "
+                "block again outside of that record; write compile: true or recompute: none"
+            )
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if the weights are sharded; one device has nothing to share."""
+        return self.strategy == "fsdp" and self.devices > 1
+
+    @property
+    def is_compiled_by_block(self) -> bool:
+        """True if `compile` compiles each block alone, and not the network."""
+        return self.is_sharded or self.recompute == "blocks"
 
     @field_validator("loggers", mode="before")
     @classmethod

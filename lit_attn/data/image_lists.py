@@ -61,12 +61,12 @@ def list_folders(data: ClassFolders) -> dict[str, Files]:
     Images are in the natural order of their paths. Raises ConfigError and warns as
     `read_class_folders`.
     """
-    trees = read_class_folders(data)
-    numbers = {name: number for number, name in enumerate(trees["train"].images)}
+    trees = read_class_folders(data.path, data.classes)
+    numbers = {name: number for number, name in enumerate(trees["train"].files)}
     files = {}
     for split, tree in trees.items():
         samples = []
-        for name, images in tree.images.items():
+        for name, images in tree.files.items():
             names = [str(image.relative_to(tree.folder)) for image in images]
             samples += [(image, numbers[name]) for image in names]
         samples.sort(key=lambda sample: natural_order(sample[0]))

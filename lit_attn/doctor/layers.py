@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lit_attn.attention import dispatch, path_record, reference
 from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.network import number_layers
 from lit_attn.attention.spec import PRESETS
 from lit_attn.doctor.apart import Unavailable
 from lit_attn.tasks.tf32 import FIRST_CAPABILITY, products_in_tf32
@@ -147,6 +148,7 @@ def build_layer(name: str, shape: Shape) -> Attention:
     """Return the float32 layer of a preset in evaluation mode, with nonzero parameters."""
     torch.manual_seed(0)
     layer = attn_layer(name)(shape.dim, shape.heads, qkv_bias=True).eval()
+    number_layers(layer)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(NOISE * torch.randn_like(parameter))

@@ -18,7 +18,8 @@ import torch
 from timm.models.maxxvit import MaxxVit
 from torch import Tensor, nn
 
-from lit_attn.attention.layer import attn_layer, number_layers
+from lit_attn.attention.layer import attn_layer
+from lit_attn.attention.network import number_layers
 from lit_attn.config import signatures
 from lit_attn.config.models.external import (
     ExternalModel,

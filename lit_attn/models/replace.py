@@ -92,6 +92,7 @@ def replace_attention(
     if not layers:
         raise ConfigError(f"{source}: {type(model).__name__} has no self-attention layers")
     layers = choose(layers, only, skip, source)
+    check_first_values(chosen, source)
     with unchanged_after_an_error(model):
         replacements = build_replacements(model, layers, chosen, source)
         number_replacements(replacements)
@@ -137,6 +138,19 @@ def build_replacements(
             new.path = layer.paths[0]
         replacements.append(Replacement(layer, new))
     return replacements
+
+
+def check_first_values(spec: AttentionSpec, source: str) -> None:
+    """Raise ConfigError if layers of `spec` need the values of the network's first layer.
+
+    Nothing in a model says which of its layers follow each other on the same tokens.
+    """
+    for mechanism in spec.mechanisms:
+        if mechanism.values.reads_first:
+            raise ConfigError(
+                f"{source}: values: '{mechanism.values.kind}' needs the first layer of a network "
+                "of this package; replace layers of other models without it"
+            )
 
 
 def number_replacements(replacements: list[Replacement]) -> None:

@@ -22,7 +22,8 @@ from timm.models import get_pretrained_cfg
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from lit_attn.attention.layer import attn_layer, number_layers
+from lit_attn.attention.layer import attn_layer
+from lit_attn.attention.network import number_layers
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.data.segmentation import IGNORED
 from lit_attn.config.models.vision import ImageViTConfig, SegmenterConfig, Transformer

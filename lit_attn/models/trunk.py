@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.layer import Attention, TokenLayer, attn_layer
+from lit_attn.attention.network import connect_first_values
 from lit_attn.attention.rotary import Rotary, rotary
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.models.base import FFN
@@ -177,9 +178,9 @@ class Trunk(nn.Module):
         if model.positions == "learned":
             self.positions = nn.Embedding(context, model.dim, device=device)
         self.dropout = nn.Dropout(model.dropout)
-        self.blocks = nn.ModuleList(
-            Block(model, number, device, cross) for number in range(model.depth)
-        )
+        blocks = [Block(model, number, device, cross) for number in range(model.depth)]
+        self.blocks = nn.ModuleList(blocks)
+        connect_first_values([block.attn for block in blocks])
         last = norm(model.norm, model.dim, model.norm_eps, device)
         self.norm = last if model.norm_order == "pre" else nn.Identity()
 

@@ -21,9 +21,15 @@ from timm.models.vision_transformer import Block, PatchEmbed, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.attention.layer import Attention, attn_layer, number_layers
-from lit_attn.config.models.vision import ImageViTConfig, Transformer, ViTConfig
-from lit_attn.models.layers import Device, sincos_positions
+from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.network import number_layers
+from lit_attn.config.models.vision import (
+    ImageViTConfig,
+    NormedTransformer,
+    Transformer,
+    ViTConfig,
+)
+from lit_attn.models.layers import Device, HeadNorm, sincos_positions
 from lit_attn.models.seeded_draws import draw_parameters, outside_composers
 
 Shape = tuple[int, int, int]
@@ -102,6 +108,7 @@ def build(
         norm_layer=nn.LayerNorm,
         embed_layer=ShiftedPatchEmbed if model.patchify == "shifted" else PatchEmbed,
         local_self_attention=model.local_self_attention,
+        head_norm=choose_head_norm(model),
     )
     if model.drop_path_schedule == "constant" and model.drop_path > 0:
         for block in vit.blocks:
@@ -127,6 +134,7 @@ def build_image_vit(
         norm_layer=partial(nn.LayerNorm, eps=model.norm_eps),
         class_token=model.pool == "token",
         global_pool="token" if model.pool == "token" else "avg",
+        head_norm=choose_head_norm(model),
     )
     fill: Callable[[VisionTransformer], None] = partial(initialise, scheme=model.init)
     if model.init == "flax":
@@ -135,6 +143,11 @@ def build_image_vit(
     if model.positions == "sincos":
         _fix_positions(vit)
     return vit
+
+
+def choose_head_norm(model: NormedTransformer) -> Callable[..., nn.Module] | None:
+    """Return the class of the norms of each head's q and k, or None without `qk_norm`."""
+    return partial(HeadNorm, eps=model.qk_norm_eps) if model.qk_norm else None
 
 
 def _fix_positions(vit: VisionTransformer) -> None:
@@ -157,11 +170,13 @@ def assemble(
     local_self_attention: bool = False,
     qkv_bias: bool = True,
     proj_drop_rate: float = 0.0,
+    head_norm: Callable[..., nn.Module] | None = None,
     **options: Any,
 ) -> VisionTransformer:
     """Build a `network` without initial values for images of `image_shape` (C, H, W).
 
-    `feed_forward(d, width, device)` builds a block's FFN; `options` are timm's.
+    `feed_forward(d, width, device)` builds a block's FFN, and `head_norm(D)` the norm of each
+    head's q or k, None without such norms; `options` are timm's.
     """
     layers = [
         attn_layer(spec, local_self_attention=local_self_attention)
@@ -184,10 +199,17 @@ def assemble(
     )
     for index, block in enumerate(vit.blocks):
         assert isinstance(block, Block)
-        if layers[index] is not layers[0]:
-            # timm builds all blocks with one class of layers.
+        if head_norm is not None or layers[index] is not layers[0]:
+            # timm builds all blocks with one class of layers, and their norms of q and k with the
+            # class of the norms of blocks.
             block.attn = layers[index](
-                model.dim, model.heads, qkv_bias=qkv_bias, proj_drop=proj_drop_rate, device=device
+                model.dim,
+                model.heads,
+                qkv_bias=qkv_bias,
+                qk_norm=head_norm is not None,
+                proj_drop=proj_drop_rate,
+                norm_layer=head_norm,
+                device=device,
             )
         if model.ffn is None:
             vit.blocks[index] = AttentionBlock(block)

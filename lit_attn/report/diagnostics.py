@@ -81,11 +81,16 @@ def make_ranks_table(diagnostics: Diagnostics) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["variant", "layer", "rank", "matrices"])
 
 
-def _draw_over_training(diagnostics: Diagnostics, name: str, label: str) -> "Figure | None":
-    """Draw a panel for each variant with a colour for each layer: MH solid, Δ dashed."""
+def _draw_over_training(
+    diagnostics: Diagnostics, name: str, label: str, place: str = ""
+) -> "Figure | None":
+    """Draw a panel for each variant with a colour for each layer: MH solid, Δ dashed.
+
+    The values are means over all tokens, or with the `place` "@1" those of the first token.
+    """
     from matplotlib import colormaps
 
-    dashes = {f"{name}-mh": "-", f"{name}-delta": "--"}
+    dashes = {f"{name}-mh{place}": "-", f"{name}-delta{place}": "--"}
     values = diagnostics.values[diagnostics.values["name"].isin(dashes)]
     layers = sorted(values["layer"].unique())
     # Colours from dark to light, which the eye reads as an order.
@@ -308,3 +313,13 @@ DRAWERS: "dict[str, Callable[[Diagnostics, str], Figure | None]]" = {
 
 A function returns None if nothing was recorded for its figure.
 """
+
+PAPER_DRAWERS: "dict[str, Callable[[Diagnostics, str], Figure | None]]" = DRAWERS | {
+    "first-norms": lambda recorded, _: _draw_over_training(
+        recorded, "norm", "‖MH‖, ‖Δ‖ of token 0", "@1"
+    ),
+    "first-angles": lambda recorded, _: _draw_over_training(
+        recorded, "cos", "cosine to X of token 0", "@1"
+    ),
+}
+"""Drawing function of each figure that a page of a paper can have."""

@@ -23,6 +23,7 @@ from lit_attn.schema.errors import ConfigError, require
 
 Records = dict[str, StudyRecord]  # Studies by name.
 Values = dict[int, float]  # Values in printed units by seed.
+Counts = dict[tuple[config.Reference, str], float]  # Counts by variant, and name in COUNTS.
 
 
 SMOKE_SUFFIX = f"@{SMOKE}"
@@ -34,6 +35,7 @@ class Entry(NamedTuple):
 
     `is_file` is True for values of a script's file, whose keys are the places of the rows, and
     `error` is the standard error of a single one in printed units, None if it is unknown.
+    `is_counted` is True for a count of the model of a variant without a result; its key is 0.
     """
 
     row: str
@@ -44,6 +46,7 @@ class Entry(NamedTuple):
     references: list[config.Reference]
     is_file: bool = False
     error: float | None = None
+    is_counted: bool = False
 
 
 def read_records(source: config.PaperSource, items: Iterable[config.Layout], runs: Path) -> Records:
@@ -79,6 +82,27 @@ def measure(
         if number is not None:
             values[cell.seed] = number
     return values
+
+
+def read_counts(source: config.PaperSource, reading: config.Reading = "*") -> Counts:
+    """Return the counts of the variants of a paper's rows and lines, from COUNTS_FILE.
+
+    Small models and alternative readings have none: their pages show results only.
+    """
+    path = source.path.parent / config.COUNTS_FILE
+    if source.size or reading != "*" or not path.exists():
+        return {}
+
+    def read(file: Path) -> Counts:
+        counts: Counts = {}
+        with file.open(encoding="utf-8", newline="") as stream:
+            for row in csv.DictReader(stream):
+                reference = config.Reference(row["study"], row["variant"])
+                for name in config.COUNTS:
+                    counts[reference, name] = float(row[name])
+        return counts
+
+    return read_or_skip(read, path) or {}
 
 
 def _read_value(cell: CellRecord, metric: Metric, value: str, epoch: int | None) -> float | None:
@@ -164,10 +188,14 @@ def choose_columns(source: config.PaperSource, item: config.Layout) -> dict[str,
 
 
 class Measured(NamedTuple):
-    """Values of a cell in printed units, and the standard error of a single value of a file."""
+    """Values of a cell in printed units, and the standard error of a single value of a file.
+
+    `is_counted` is True for a count of a model without a result.
+    """
 
     values: Values
     error: float | None = None
+    is_counted: bool = False
 
 
 def make_entries(
@@ -177,10 +205,11 @@ def make_entries(
     columns = choose_columns(source, item)
     _, rows = item.grid()
     lines = source.locate(item, reading)
+    counts = read_counts(source, reading)
     grid: list[list[Entry]] = []
     above: dict[str | None, dict[str, Measured]] = {}
     for name, row in rows.items():
-        measured = _measure_row(source, records, lines, columns, name)
+        measured = _measure_row(source, records, counts, lines, columns, name)
         entries = []
         for place, (heading, column) in enumerate(columns.items()):
             parts = column.mean or (heading,)
@@ -198,6 +227,7 @@ def make_entries(
                 references=references,
                 is_file=any(columns[part].file for part in parts),
                 error=measured[heading].error,
+                is_counted=measured[heading].is_counted,
             )
             if is_busy(records, entry, column.value):
                 text = BUSY_TEXT
@@ -216,6 +246,7 @@ def make_entries(
 def _measure_row(
     source: config.PaperSource,
     records: Records,
+    counts: Counts,
     lines: dict[config.Place, config.Reference],
     columns: dict[str, config.Column],
     row: str,
@@ -227,7 +258,7 @@ def _measure_row(
         if column.file:
             measured[heading] = _measure_file(source, line, column)
         else:
-            measured[heading] = _measure_studies(records, line, column)
+            measured[heading] = _measure_studies(records, counts, line, column)
     # A column may show the mean of columns on its right.
     for heading, column in columns.items():
         if column.mean:
@@ -253,17 +284,39 @@ def _measure_file(
 
 
 def _measure_studies(
-    records: Records, reference: config.Reference | None, column: config.Column
+    records: Records,
+    counts: Counts,
+    reference: config.Reference | None,
+    column: config.Column,
 ) -> Measured:
-    """Return the values of every finished seed, relative to another variant's mean if asked for."""
-    values = measure(records, reference, column.value, column.epoch)
+    """Return the values of every finished seed, relative to another variant's mean if asked for.
+
+    A variant without a result has the count of its model, if the column shows counts.
+    """
+    measured = measure_or_count(records, counts, reference, column.value, column.epoch)
+    values = measured.values
     if column.relative and reference is not None:
         base = reference._replace(variant=column.relative)
-        base_values = measure(records, base, column.value, column.epoch).values()
+        base_values = measure_or_count(records, counts, base, column.value, column.epoch).values
         if base_values:
-            mean = statistics.fmean(base_values)
+            mean = statistics.fmean(base_values.values())
             values = {seed: value / mean for seed, value in values.items()}
-    return Measured({seed: value * column.scale for seed, value in values.items()})
+    scaled = {seed: value * column.scale for seed, value in values.items()}
+    return Measured(scaled, is_counted=measured.is_counted)
+
+
+def measure_or_count(
+    records: Records,
+    counts: Counts,
+    reference: config.Reference | None,
+    value: str,
+    epoch: int | None = None,
+) -> Measured:
+    """Return a value of every finished seed of a variant, or the count of its model if none is."""
+    values = measure(records, reference, value, epoch)
+    if values or reference is None or (reference, value) not in counts:
+        return Measured(values)
+    return Measured({0: counts[reference, value]}, is_counted=True)
 
 
 def _average(parts: list[Measured]) -> Measured:
@@ -279,7 +332,12 @@ def _average(parts: list[Measured]) -> Measured:
 
 
 def _add_count(text: str, entry: Entry, records: Records, value: str) -> str:
-    """Add the number of seeds, the seeds without a result and marks to the text of a cell."""
+    """Add the number of seeds, the seeds without a result and marks to the text of a cell.
+
+    A count of a model without a result has the word `counted` instead.
+    """
+    if entry.is_counted:
+        return f"{text} (counted)"
     cells = find_cells(records, entry)
     statuses = Counter(cell.status for cell in cells if cell.status != "done")
     has_failed = not FAILURES.isdisjoint(statuses)

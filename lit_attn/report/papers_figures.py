@@ -9,7 +9,7 @@ import pandas as pd
 from lit_attn.cells.records import read_clock
 from lit_attn.config.papers import AXES, Figure, Panel, PaperSource, Reading, Reference
 from lit_attn.report import diagnostics, drawing, papers
-from lit_attn.report.papers import Records, measure
+from lit_attn.report.papers import Counts, Records, measure, measure_or_count
 from lit_attn.report.read import drop_undefined_steps, read_or_skip
 from lit_attn.report.scaling import read_points
 
@@ -23,11 +23,13 @@ def draw_figure(
 ) -> dict[str, dict[str, bytes]]:
     """Return SVG and PNG of the drawings of a reading that have records, by name and kind."""
     pictures = {} if source.size else _read_pictures(source, item)
+    counts = papers.read_counts(source, reading) if shows_counts(item) else {}
+    counted_lines = {reference for reference, _ in counts}
     lines: dict[str, Reference] = {}
     for (label, _), line in source.locate(item, reading).items():
-        if item.file or line.study in records:
+        if item.file or line.study in records or line in counted_lines:
             lines[label] = line
-    if not item.file:
+    if not item.file and not counts:
         cells = (records[line.study].finished_cells(line.variant) for line in lines.values())
         if not any(cells):
             return pictures
@@ -37,14 +39,20 @@ def draw_figure(
         if merged is not None:
             first = next(iter(item.lines))
             for kind in item.draw:
-                drawn[kind] = diagnostics.DRAWERS[kind](merged, first)
+                drawn[kind] = diagnostics.PAPER_DRAWERS[kind](merged, first)
         if item.panels:
-            drawn["panels"] = draw_panels(source, item, lines, records)
+            drawn["panels"] = draw_panels(source, item, lines, records, counts)
         images = dict(pictures)
         for name, figure in drawn.items():
             if figure:
                 images[name] = drawing.render(figure)
     return images
+
+
+def shows_counts(item: Figure) -> bool:
+    """Return True if all panels of a figure show counts of models, which need no training."""
+    columns, _ = item.grid()
+    return any(item.is_counted(column) for column in columns.values())
 
 
 def _merge_diagnostics(
@@ -77,9 +85,13 @@ def _read_pictures(source: PaperSource, item: Figure) -> dict[str, dict[str, byt
 
 
 def draw_panels(
-    source: PaperSource, item: Figure, located: dict[str, Reference], records: Records
+    source: PaperSource,
+    item: Figure,
+    located: dict[str, Reference],
+    records: Records,
+    counts: Counts,
 ) -> "matplotlib.figure.Figure | None":
-    """Draw the panels side by side with one legend; return None without any record."""
+    """Draw the panels side by side with one legend; return None without any record or count."""
     names = dict.fromkeys(label.partition(" / ")[0] for label, _ in item.variants())
     # All colours of a style before the next style.
     styles = itertools.cycle(itertools.product(("-", "--", ":", "-."), drawing.COLOURS))
@@ -99,7 +111,7 @@ def draw_panels(
         if item.file:
             frame = _read_points(source, item, panel, lines)
         else:
-            frame = _read_panel(panel, lines, records)
+            frame = _read_panel(panel, lines, records, counts)
         if not frame.empty:
             is_empty = False
         _draw_panel(axes, panel, frame, key)
@@ -151,12 +163,14 @@ def _read_points(
     return pd.DataFrame(rows, columns=["label", "x", "value"]).set_index("x")
 
 
-def _read_panel(panel: Panel, lines: dict[str, Reference], records: Records) -> pd.DataFrame:
+def _read_panel(
+    panel: Panel, lines: dict[str, Reference], records: Records, counts: Counts
+) -> pd.DataFrame:
     """Return the label and value of every seed, indexed by epoch, step, seconds or variant."""
     rows: list[tuple[Any, ...]] = []
     for label, reference in lines.items():
         if panel.x == "variant":
-            values = measure(records, reference, panel.y).values()
+            values = measure_or_count(records, counts, reference, panel.y).values.values()
             rows += [(label, label, label, value) for value in values]
         elif panel.x == "compute":
             rows += _read_scaling(panel, label, lines, records)

@@ -17,9 +17,12 @@ from lit_attn.report.claims import judge_claims
 from lit_attn.report.formats import Cell, Table
 from lit_attn.report.page import Section, render_page
 from lit_attn.report.papers import Entry, Records, make_entries
-from lit_attn.report.papers_figures import draw_figure
+from lit_attn.report.papers_figures import draw_figure, shows_counts
 from lit_attn.report.read import LOG, Outcome, describe_failure
 from lit_attn.report.results import describe_origin, describe_records
+
+PAPER: dict[str, str] = formats.read_asset("tables.yaml")["paper"]
+"""Explanations of values: by the content of a table, of counts, and of bars that are counts."""
 
 SMALL: dict[str, str] = formats.read_asset("tables.yaml")["small"]
 """Title of the tables of small models, and the warning of their page."""
@@ -155,6 +158,8 @@ def _make_figure_part(
 ) -> Part:
     """Return a figure of the paper, and a drawing of each reading, as SVG and PNG files."""
     notes = _list_notes(source, item) + _describe_studies(source, item, records)
+    if shows_counts(item) and papers.read_counts(source):
+        notes.append(PAPER["counted_bars"])
     readings: list[Reading] = ["*"]
     if not source.size:
         readings += item.readings
@@ -211,9 +216,9 @@ def make_tables(
 
 
 def _list_notes(source: PaperSource, item: Layout) -> list[str]:
-    """Return the note of an item for this size of models, if it has one."""
-    note = item.small_note if source.size else item.note
-    return [note] if note else []
+    """Return the notes of an item for this size of models."""
+    notes = [item.small_note] if source.size else [item.note, item.lacks]
+    return [note for note in notes if note]
 
 
 def _describe_studies(source: PaperSource, item: Layout, records: Records) -> list[str]:
@@ -259,8 +264,9 @@ def _lay_out(
             rows.append([Cell(heading), *cells])
     headings = [item.corner, *(entry.column for entry in grid[0])]
     # "po" and "o" share the explanation of our values.
-    sentences = formats.read_asset("tables.yaml")["paper"]
-    explanations = [text for key, text in sentences.items() if key in (content, content[-1])]
+    explanations = [text for key, text in PAPER.items() if key in (content, content[-1])]
+    if any(entry.is_counted for entry in itertools.chain(*grid)):
+        explanations.append(PAPER["counted"])
     return Table(
         headings,
         rows,
@@ -339,7 +345,8 @@ def _to_csv(grid: list[list[Entry]]) -> str:
         if not entry.values:
             rows.append((*cell, "", None))
         for seed, value in entry.values.items():
-            rows.append((*cell, seed, value))
+            # A count belongs to no seed.
+            rows.append((*cell, "" if entry.is_counted else seed, value))
     frame = pd.DataFrame(rows, columns=["row", "column", "published", "seed", "ours"])
     published = frame["published"].mask(frame["published"].isin(["^", "<"]))
     frame["published"] = published.groupby(frame["column"]).ffill()

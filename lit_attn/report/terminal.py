@@ -66,8 +66,7 @@ def draw_judgement(study: JudgedStudy) -> str:
     if rows:
         parts.append(draw_table(Table(headings, rows)))
     parts.append(_wrap(describe_verdicts(study)))
-    ended = [variant for variant in study.variants if variant.ended is not None]
-    parts += [_wrap(f"{variant.label}: {variant.ended.text}.") for variant in ended]
+    parts += _describe_endings(study.variants)
     parts += [_wrap(f"Warning: {warning}") for warning in study.warnings]
     parts.append(_wrap(f"Next: {study.next.text}{_describe_cost(study)}"))
     if study.next.command is not None:
@@ -115,6 +114,12 @@ def join_names(names: Sequence[str], most: int = 6) -> str:
     if len(names) == 1:
         return names[0]
     return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _describe_endings(variants: Sequence[JudgedVariant]) -> list[str]:
+    """Return a line for each variant that a rule of the plan has ended."""
+    endings = {variant.label: variant.ended for variant in variants}
+    return [_wrap(f"{label}: {ending.text}.") for label, ending in endings.items() if ending]
 
 
 def _describe_cost(study: JudgedStudy) -> str:

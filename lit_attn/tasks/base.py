@@ -18,6 +18,7 @@ from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Rate
 from lit_attn.config.training import WeightAverage
 from lit_attn.data.module import DataModule
+from lit_attn.models.sharding import gathered_weights, is_sharded, reshard, shard
 from lit_attn.schema.base import require_methods
 from lit_attn.tasks.pictures import Pictures
 from lit_attn.tasks.tf32 import products_in_tf32
@@ -42,6 +43,16 @@ class TaskModule(L.LightningModule, ABC):
 
     monitored = ""
     """Metric that decides on early stopping, with its split."""
+
+    network_methods: tuple[str, ...] = ()
+    """Methods of the network, beside `forward`, that this task calls (for sharded networks)."""
+
+    evaluates_in_step = False
+    """True if every evaluation batch calls the network equally often.
+
+    The devices then evaluate a sharded network block by block. If False, they gather its weights
+    for each evaluation.
+    """
 
     compile_mode = "default"
     """Mode of torch.compile in which `compile_network` compiles."""
@@ -71,6 +82,8 @@ class TaskModule(L.LightningModule, ABC):
         self.registered_means = nn.ModuleList(self.train_means.values())
         self.average: ModelEmaV3 | None = None
         self.unaveraged_epochs: int | None = None
+        # Open while the weights of a sharded network are gathered for an evaluation.
+        self.gathered = contextlib.ExitStack()
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -148,6 +161,17 @@ class TaskModule(L.LightningModule, ABC):
         """Compile the network with torch.compile in `compile_mode`."""
         self.network.compile(mode=self.compile_mode)
 
+    def configure_model(self) -> None:
+        """Shard the network and its average if the strategy has a mesh of devices for that."""
+        if self.device_mesh is None or is_sharded(self.network):
+            return
+        mesh = self.device_mesh["data_parallel"]
+        shard(self.network, mesh, self.network_methods)
+        if self.average is not None:
+            shard(self.average.module, mesh, self.network_methods)
+            # One operation for all tensors does not take sharded and other tensors together.
+            self.average.foreach = False
+
     @property
     def has_cuda_graphs(self) -> bool:
         """True if the training steps of the network are replayed as CUDA graphs."""
@@ -200,6 +224,23 @@ class TaskModule(L.LightningModule, ABC):
                 mean.reset()
         self._record(values)
 
+    def on_validation_start(self) -> None:
+        if self.evaluates_in_step:
+            return
+        for network in self._list_networks():
+            self.gathered.enter_context(gathered_weights(network))
+
+    def on_validation_end(self) -> None:
+        self.gathered.close()
+        for network in self._list_networks():
+            reshard(network)
+
+    def _list_networks(self) -> list[nn.Module]:
+        """Return the networks that are evaluated."""
+        if self.average is None:
+            return [self.network]
+        return [self.network, self.average.module]
+
     def validation_step(
         self, batch: Any, batch_index: int, dataloader_idx: int = 0
     ) -> dict[str, Tensor | None]:
@@ -207,11 +248,14 @@ class TaskModule(L.LightningModule, ABC):
 
         Returns the values of `unit_values` by the prefix of the weights: "" or "averaged-". A batch
         of padding changes no metric. A process that has nothing else computes it once, because the
-        states of its metrics need the shapes and types of those on other processes.
+        states of its metrics need the shapes and types of those on other processes. The processes
+        of a sharded network that is evaluated in step compute every batch of padding.
         """
         assert self.trainer.val_dataloaders is not None
         is_padding = not self.trainer.val_dataloaders[dataloader_idx].has_samples(batch_index)
         if is_padding and batch_index > 0:
+            if self.evaluates_in_step and is_sharded(self.network):
+                self._evaluate_padding(batch)
             return {}
         with self.evaluation_context():
             units = {"": self._update(dataloader_idx, batch)}
@@ -287,7 +331,11 @@ class TaskModule(L.LightningModule, ABC):
         # A fused optimiser removes the loss scale itself, which is too late for clipping.
         has_loss_scale = self.trainer.precision == "16-mixed"
         is_clipping = self.trainer.gradient_clip_val is not None
-        return self.optimizer.build(self.network, fused=not (has_loss_scale and is_clipping))
+        is_fused = not (has_loss_scale and is_clipping)
+        if is_sharded(self.network):
+            # The loss scale is no sharded tensor, as the parameters are.
+            is_fused = self.optimizer.fuses_shards and not has_loss_scale
+        return self.optimizer.build(self.network, fused=is_fused)
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
@@ -344,15 +392,27 @@ class TaskModule(L.LightningModule, ABC):
         # Lightning moves registered metrics to the device of this module.
         self.registered_metrics = nn.ModuleList([*self.metrics, *self.added])
 
+    def _evaluate_padding(self, batch: Any) -> None:
+        """Call the networks as often as `validation_step` does, and change no metric."""
+        with self.evaluation_context():
+            self._predict(batch)
+            if self.average is not None:
+                with self.averaged_network(self.average):
+                    self._predict(batch)
+
+    def _predict(self, batch: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return the arguments of the task's metrics and those of the added metrics, if any."""
+        evaluated = self.evaluate(batch)
+        predictions = self.predictions(batch, evaluated) if self.added_metrics else ()
+        return evaluated, predictions
+
     def _update(self, index: int, batch: Any) -> Tensor | None:
         """Update the metrics with number `index` and return the `unit_values` of the batch."""
-        evaluated = self.evaluate(batch)
+        evaluated, predictions = self._predict(batch)
         self.metrics[index].update(*evaluated)
-        if self.added_metrics:
-            predictions = self.predictions(batch, evaluated)
-            # A rank can have a batch of padding alone, which not every metric accepts.
-            if predictions[0].numel():
-                self.added[index].update(*predictions)
+        # A rank can have a batch of padding alone, which not every metric accepts.
+        if predictions and predictions[0].numel():
+            self.added[index].update(*predictions)
         return self.unit_values(*evaluated)
 
 

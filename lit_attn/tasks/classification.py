@@ -1,4 +1,4 @@
-"""Classification of images, sequences and tokens, and regression from images.
+"""Classification of images, sequences, tokens and rows, and regression from images and rows.
 
 Shapes: images (B, C, H, W) float; tokens and their mask (B, n), or (B, 2, n) for pairs; logits
 (B, classes); targets (B,) class indices or (B, classes) probabilities.
@@ -19,14 +19,16 @@ from lit_attn.tasks.base import TaskModule
 
 
 class Classification(TaskModule):
-    """Classification of images: accuracy, top-5 accuracy, calibration error and loss.
+    """Classification of images or rows: accuracy, top-5 accuracy, calibration error and loss.
 
-    Batches are images and targets. All metrics but the loss are fractions. The training accuracy is
-    that of the batches that train, with dropout and augmentation, if their targets are classes.
+    Batches are the inputs of the network and targets. All metrics but the loss are fractions. The
+    training accuracy is that of the batches that train, with dropout and augmentation, if their
+    targets are classes.
     """
 
     training_values = ("accuracy",)
 
+    evaluates_in_step = True
     loss_function: Callable[[Tensor, Tensor], Tensor]
     """Mean loss of logits and targets, which the configuration sets."""
 
@@ -130,25 +132,32 @@ class TokenClassification(Classification):
 
 
 class Regression(TaskModule):
-    """Regression from images: mean squared and absolute errors, and R² (mean over the K numbers).
+    """Regression from images and rows: errors, and R² (mean over the K numbers).
 
     Predictions and targets are (B, K) float, in the units of the targets.
     """
 
+    evaluates_in_step = True
+
     def build_metrics(self, split: str) -> MetricCollection:
         return MetricCollection(
-            {"mae": MeanAbsoluteError(), "r2": R2Score(), "loss": MeanSquaredError()},
+            {
+                "mae": MeanAbsoluteError(),
+                "rmse": MeanSquaredError(squared=False),
+                "r2": R2Score(),
+                "loss": MeanSquaredError(),
+            },
             compute_groups=False,
         )
 
     def loss(self, batch: Any) -> Tensor:
-        images, targets = batch
-        return F.mse_loss(self.network(images), targets)
+        *inputs, targets = batch
+        return F.mse_loss(self.network(*inputs), targets)
 
     def evaluate(self, batch: Any) -> tuple[Tensor, ...]:
         """Return predictions and targets."""
-        images, targets = batch
-        return self.network(images).float(), targets
+        *inputs, targets = batch
+        return self.network(*inputs).float(), targets
 
     def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return predictions and targets, (B,) for one number and (B, K) for several."""

@@ -19,6 +19,9 @@ from lit_attn.tasks.base import TaskModule
 class LanguageModelling(TaskModule):
     """Cross-entropy per token; loss, perplexity and bits per byte over all tokens of a split."""
 
+    network_methods: tuple[str, ...] = ("nll",)
+    evaluates_in_step = True
+
     def build_metrics(self, split: str) -> "TokenLoss":
         return TokenLoss(self.data.bytes_per_token(split))
 

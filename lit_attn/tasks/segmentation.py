@@ -39,6 +39,7 @@ class Segmentation(TaskModule):
 
     config: SegmentationConfig
     network: "EncoderDecoder"
+    network_methods = ("loss", "predict")
     data: SceneryData
 
     def build_metrics(self, split: str) -> "Overlap":
@@ -71,7 +72,7 @@ class Segmentation(TaskModule):
         labelled = sum((sample.gt_sem_seg.data != IGNORED).sum() for sample in samples)
         total = labelled.clone()
         distributed.all_reduce(total)
-        # DDP averages the gradients over devices.
+        # DDP and FSDP average the gradients over devices.
         return mean * labelled * self.trainer.world_size / total.clamp(min=1)
 
     def inputs(self, batch: Any) -> tuple[Any, ...]:

@@ -25,6 +25,9 @@ class Translation(LanguageModelling):
     config: TranslationConfig
     data: ParallelData
     network: EncoderDecoder
+    network_methods = ("decode", "encode", "logits")
+    # Beam search takes as many steps as the longest translation of a batch.
+    evaluates_in_step = False
 
     def build_metrics(self, split: str) -> "TranslationScores":
         return TranslationScores(self.data)

@@ -12,10 +12,13 @@ from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
 from lit_attn.config.data.base import Data, find_paths
 from lit_attn.config.schedules import stretch
+from lit_attn.config.training import Training
 from lit_attn.data.log import LOG
 from lit_attn.data.module import DataModule
 from lit_attn.models import factory
 from lit_attn.models.batch_norm import synchronise_batch_norms
+from lit_attn.models.blocks import compile_blocks, recompute_blocks, require_recomputable
+from lit_attn.models.sharding import require_shardable
 from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.tasks.base import TaskModule
 from lit_attn.training.compilation import choose_mode, require_static_steps
@@ -44,11 +47,17 @@ def build(cell: Cell, device: torch.device, *, may_compile: bool = True) -> Part
     L.seed_everything(cell.seed, verbose=False)
     data = _build_data(cell, device)
     network = factory.build(model, experiment.data)
-    _prepare_for_devices(network, experiment.training.devices)
+    training = experiment.training
+    _prepare_for_devices(network, training)
     task = _build_task(cell, data, network)
     if compile_mode is not None:
         task.compile_mode = compile_mode
-        task.compile_network()
+        if training.is_compiled_by_block:
+            compile_blocks(network, compile_mode)
+        else:
+            task.compile_network()
+    if training.recompute == "blocks":
+        recompute_blocks(network)
     inputs = collect_inputs(cell.parts, experiment.data.input_paths())
     return Parts(data, task, costs, inputs, is_compiled=compile_mode is not None)
 
@@ -113,12 +122,12 @@ class LoadedData:
 def _build_without_memory(cell: Cell) -> nn.Module:
     """Return the network of `cell` on the meta device. Raises ConfigError if it cannot train."""
     experiment = cell.experiment
-    devices = experiment.training.devices
+    training = experiment.training
     model = factory.resolve(experiment.model, cell.match_to, experiment.data)
     network = factory.build(model, experiment.data, "meta")
-    _prepare_for_devices(network, devices)
+    _prepare_for_devices(network, training)
     require_static_steps(experiment)
-    require_gradients(network, experiment.data.signature().sample(), devices)
+    require_gradients(network, experiment.data.signature().sample(), training)
     return network
 
 
@@ -127,15 +136,19 @@ def _has_all_files(data: Data) -> bool:
     return all(path.exists() for _, path in find_paths(data.model_dump()))
 
 
-def _prepare_for_devices(network: nn.Module, devices: int) -> None:
+def _prepare_for_devices(network: nn.Module, training: Training) -> None:
     """Let the batch norms of `network` share their statistics if there are several devices.
 
-    Raises ConfigError if its losses or its norms are those of one device.
+    Raises ConfigError if `network` cannot be trained with the strategy or the recomputation.
     """
-    if devices > 1:
+    if training.devices > 1:
         with factory.model_errors():
             synchronise_batch_norms(network)
             require_shared_losses(network)
+    if training.is_sharded:
+        require_shardable(network)
+    if training.recompute == "blocks":
+        require_recomputable(network, "training.recompute: blocks")
 
 
 def _build_task(cell: Cell, data: DataModule, network: nn.Module) -> TaskModule:

@@ -13,7 +13,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import nn
 
 from lit_attn.cells.failure import Preempted
 from lit_attn.cells.folder import set_aside
@@ -182,11 +181,11 @@ class Checkpoints(L.Callback):
         print(f"checkpoint {path.name} {problem} ({reason}); trying an earlier one", flush=True)
         set_aside(path)
 
-    def write_weights(self, network: nn.Module, name: str = "weights.pt") -> None:
-        """Write the weights of `network` to the checkpoint folder."""
+    def write_weights(self, weights: dict[str, Any], name: str) -> None:
+        """Write the weights of a network to the checkpoint folder."""
         # Through memory: given a file, torch.save hides that a disk is full.
         content = io.BytesIO()
-        torch.save(network.state_dict(), content)
+        torch.save(weights, content)
         write_atomic(self.folder / name, content.getvalue())
 
     def clear(self) -> None:

@@ -25,6 +25,7 @@ from lit_attn.attention.masks import split_mask
 from lit_attn.cells.records import DiagnosticRow, csv_lines, read_diagnostics
 from lit_attn.config.training import SAMPLED_KINDS, DiagnosticsConfig
 from lit_attn.files import append, write_atomic
+from lit_attn.models.sharding import gathered_weights, is_sharded
 from lit_attn.training.recording import MetricsFile
 
 MAP_SIZE = 256  # Rows and columns of the attention maps that are kept: as a figure can show.
@@ -59,6 +60,7 @@ class DiagnosticsCallback(L.Callback):
 
     The last evaluation writes `attention.npz` too. The diagnostics describe the trained weights
     (not their average) on the first samples of the first split, in evaluation mode and in float64.
+    Rank 0 computes them; the ranks of a sharded network give it their parts of the weights.
     With `first_epoch_every`, steps of the first epoch are recorded too, on samples of their batch.
     `interval` is the number of steps between two evaluations, `total` the steps of the cell.
     """
@@ -86,9 +88,7 @@ class DiagnosticsCallback(L.Callback):
     ) -> None:
         if not trainer.is_global_zero or dataloader_idx != 0:
             return
-        step = trainer.global_step
-        evaluation = step // self.interval
-        is_due = step >= self.total or evaluation % self.settings.every == 0
+        is_due = self._is_due(trainer.global_step)
         collected = sum(len(parts[0]) for parts in self.batches)
         missing = self.settings.samples - collected
         if is_due and missing > 0:
@@ -98,22 +98,38 @@ class DiagnosticsCallback(L.Callback):
         self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         every = self.settings.first_epoch_every
-        if every is None or trainer.current_epoch > 0 or not trainer.is_global_zero:
+        if every is None or trainer.current_epoch > 0:
             return
         step = trainer.global_step
         is_step_end = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         # The evaluation after the last step of an epoch records that step.
         is_evaluated = step % self.interval == 0
         if is_step_end and step % every == 0 and not is_evaluated:
-            self.batches = [_first_samples(module.inputs(batch), self.settings.samples)]
-            self.on_validation_end(trainer, module)
+            if trainer.is_global_zero:
+                self.batches = [_first_samples(module.inputs(batch), self.settings.samples)]
+            self._record(trainer, module)
 
     def on_validation_end(self, trainer: L.Trainer, module: Any) -> None:
-        if not self.batches:
+        if self._is_due(trainer.global_step):
+            self._record(trainer, module)
+
+    def _is_due(self, step: int) -> bool:
+        """Return True if the evaluation after `step` steps has diagnostics."""
+        evaluation = step // self.interval
+        return step >= self.total or evaluation % self.settings.every == 0
+
+    def _record(self, trainer: L.Trainer, module: Any) -> None:
+        """Write the diagnostics of the collected batches on rank 0."""
+        if not trainer.is_global_zero and not is_sharded(module.network):
             return
+        with gathered_weights(module.network):
+            if self.batches:
+                self._write(module.network, trainer.global_step)
+
+    def _write(self, network: nn.Module, step: int) -> None:
+        """Write the diagnostics of the collected batches, and forget the batches."""
         started = time.perf_counter()
-        step = trainer.global_step
-        rows, arrays = diagnose(module.network, self.batches, self.settings, step)
+        rows, arrays = diagnose(network, self.batches, self.settings, step)
         self.batches = []
         append(self.path, csv_lines(rows))
         self._add_scalars(rows, step)
@@ -263,7 +279,7 @@ def _list_priors(layer: Attention) -> list[LayerValue]:
     pi = layer.similarity.mean_prior()
     if pi is None:
         return []
-    has_heads = len(pi) == layer.num_heads
+    has_heads = len(pi) == layer.query_heads
     values = []
     for number, head_pi in enumerate(pi.tolist(), start=1):
         head = number if has_heads else None
@@ -300,6 +316,10 @@ def record_calls(
         if arguments.pop("memory", None) is not None:
             # Cross-attention has no square matrix of attention and no value of the query's token.
             return
+        assert isinstance(layer, Attention)
+        if layer.spec.values.reads_first and not layer.is_first:
+            assert layer.first_values is not None
+            arguments["first_values"] = layer.first_values.read()
         x = arguments["x"]
         stream = block_inputs.get(blocks[layer], x)
         if stream.shape != x.shape:
@@ -330,12 +350,14 @@ def split_calls(layer: Attention, calls: list[LayerCall]) -> Iterator[tuple[Laye
         x = call.arguments["x"]
         batch, n = x.shape[:2]
         keys = getattr(layer.spec.similarity, "keys", 1)
-        weights_per_sample = layer.num_heads * keys * n * n
+        weights_per_sample = layer.query_heads * keys * n * n
         size = max(1, MAX_WEIGHTS // weights_per_sample)
         for start in range(0, batch, size):
             part = slice(start, start + size)
             arguments = dict(call.arguments)
-            arguments["x"] = x[part].double()
+            for name in ("x", "first_values"):
+                if name in arguments:
+                    arguments[name] = arguments[name][part].double()
             is_attended = torch.ones(arguments["x"].shape[:2], dtype=torch.bool, device=x.device)
             mask = arguments.get("attn_mask")
             if mask is not None:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import lightning as L
 import torch
@@ -23,8 +23,11 @@ from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.config.metrics import MetricChoice
 from lit_attn.config.tasks import MOST_PICTURES
+from lit_attn.models.sharding import gather, gathered_weights, is_sharded
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.publish import hide_private
+from lit_attn.tasks.base import TaskModule
+from lit_attn.tasks.pictures import Pictures
 from lit_attn.tasks.tf32 import products_in_tf32, require_tf32
 from lit_attn.training.build import build
 from lit_attn.training.checkpoints import Checkpoints
@@ -46,12 +49,21 @@ NOISE = (
     ".*`srun` command is available",
     # The memory layout of a convolution's gradient may differ from the buckets that ranks exchange.
     "Grad strides do not match bucket view strides",
+    # No code changes the output of a network in place, which FSDP warns of.
+    "FSDP2-wrapped module .* returned a view tensor",
     # Lightning itself uses a deprecated torch function.
     ".*LeafSpec.*is deprecated",
 )
 
 MISFIT = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 """Exceptions of restoring a checkpoint that does not fit the cell."""
+
+
+class Outputs(NamedTuple):
+    """Pictures and weights of a trained cell on rank 0; `weights` are named after their files."""
+
+    pictures: Pictures | None
+    weights: dict[str, dict[str, Any]]
 
 
 def fit(
@@ -76,9 +88,10 @@ def fit(
             del run
             run = Attempt(cell, cell_dir, group, limits, compile_failure)
     result = run.collect_result()
+    outputs = run.collect_outputs()
     if result is None:
         return None
-    run.write_outputs(result)
+    run.write_outputs(result, outputs)
     result.write(cell_dir / "result.json")
     run.checkpoints.clear()
     return FinishedRun(run.parts, run.total_steps, result, run.diagnostics)
@@ -269,7 +282,11 @@ class Attempt:
             accelerator=group.device.type,
             devices=group.world_size // group.nodes,
             num_nodes=group.nodes,
-            strategy=choose_strategy(self.parts.task.network, group.world_size, data.accumulate),
+            strategy=choose_strategy(
+                self.parts.task.network, group.world_size, data.accumulate, training.is_sharded
+            ),
+            # Weights that FSDP gathers in inference mode could not be used in training.
+            inference_mode=not training.is_sharded,
             # By default Lightning takes any SLURM allocation around the cell for its ranks.
             plugins=[self._make_precision(), LightningEnvironment()],
             max_epochs=max(training.epochs, self.epochs),
@@ -322,7 +339,41 @@ class Attempt:
             callbacks.append(self.stopping)
         return callbacks
 
-    def write_outputs(self, result: Result) -> None:
+    def collect_outputs(self) -> Outputs:
+        """Return the pictures and the weights on rank 0; every rank must call this."""
+        task = self.parts.task
+        is_rank_zero = self.group.is_rank_zero
+        if not is_rank_zero and not is_sharded(task.network):
+            return Outputs(None, {})
+        pictures = self._draw_pictures()
+        weights = {"weights.pt": gather(task.network.state_dict(), is_rank_zero)}
+        if task.average is not None:
+            averaged = task.average.module.state_dict()
+            weights["averaged.pt"] = gather(averaged, is_rank_zero)
+        return Outputs(pictures, weights)
+
+    def _draw_pictures(self) -> Pictures | None:
+        """Return the task's pictures on rank 0; the ranks of a sharded network must call this."""
+        task = self.parts.task
+        if type(task).draw_pictures is TaskModule.draw_pictures:
+            return None
+        most_pictures = MOST_PICTURES if self.limits is None else self.limits.evaluation_batches
+        has_averaged = self.cell.metric.averaged
+        network = task.network
+        if has_averaged and task.average is not None:
+            network = task.average.module
+        if not is_sharded(network):
+            # Lightning has moved the task to the CPU.
+            task.to(self.group.device)
+            pictures = task.draw_pictures(most_pictures, has_averaged)
+            task.cpu()
+            return pictures
+        with gathered_weights(network):
+            if not self.group.is_rank_zero:
+                return None
+            return task.draw_pictures(most_pictures, has_averaged)
+
+    def write_outputs(self, result: Result, outputs: Outputs) -> None:
         """Write weights and pictures, and the last values and the settings for TensorBoard."""
         metric_name = self.cell.metric.name
         events = self.metrics.events
@@ -334,19 +385,11 @@ class Attempt:
         # tab has the columns of all cells, first those in which cells differ.
         for summary in summaries[1:]:
             events._get_file_writer().add_summary(summary, result.steps)
-        task = self.parts.task
-        most_pictures = MOST_PICTURES if self.limits is None else self.limits.evaluation_batches
-        # Lightning has moved the task to the CPU.
-        pictures = task.to(self.group.device).draw_pictures(
-            most_pictures, self.cell.metric.averaged
-        )
-        task.cpu()
-        if pictures is not None:
-            write_pictures(pictures, self.folder / "pictures", events, result.steps)
+        if outputs.pictures is not None:
+            write_pictures(outputs.pictures, self.folder / "pictures", events, result.steps)
         events.close()
-        self.checkpoints.write_weights(task.network)
-        if task.average is not None:
-            self.checkpoints.write_weights(task.average.module, "averaged.pt")
+        for name, weights in outputs.weights.items():
+            self.checkpoints.write_weights(weights, name)
 
 
 def _settings(cell: Cell) -> dict[str, Any]:

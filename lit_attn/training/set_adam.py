@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_attn.models.sharding import to_plain
+
 # Avoids 0 / 0 in the down-scaling of a tensor whose gradients were all zero.
 GUARD = 1e-300
 
@@ -70,5 +72,6 @@ class SETAdam(torch.optim.Optimizer):
         squared_cosine = (total / length.clamp_min(GUARD)).square() / v.numel()
         scale = (squared_cosine / second_correction).to(v.dtype)
         w = (v * scale + group["eps"]).sqrt_()
-        w -= group["tau"] * w.amin()
+        # A device can have no entry of a sharded tensor, and so no minimum.
+        w -= group["tau"] * to_plain(w).amin()
         parameter.sub_(group["lr"] / first_correction * m / w)

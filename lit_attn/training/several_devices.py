@@ -1,4 +1,4 @@
-"""Requirements of models that are trained on several devices (DDP)."""
+"""Strategies of several devices, and what they require of a model."""
 
 from typing import Any
 
@@ -6,7 +6,9 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import Tensor, nn
 
+from lit_attn.config.training import Training
 from lit_attn.schema.errors import ConfigError
+from lit_attn.training.sharded_strategy import ShardedStrategy
 
 KNOWN_PACKAGES = ("lit_attn", "mmseg", "timm", "torch")
 """Packages whose modules have neither a changing graph nor buffers of one device alone."""
@@ -23,13 +25,17 @@ def leaves_parameters_unused(network: nn.Module) -> bool:
     return any(getattr(module, "leaves_parameters_unused", False) for module in network.modules())
 
 
-def choose_strategy(network: nn.Module, world_size: int, accumulate: int) -> Strategy | str:
+def choose_strategy(
+    network: nn.Module, world_size: int, accumulate: int, is_sharded: bool = False
+) -> Strategy | str:
     """Return Lightning's strategy for `network` on `world_size` devices.
 
     `accumulate` is the number of micro-batches of a step.
     """
     if world_size == 1:
         return "auto"
+    if is_sharded:
+        return ShardedStrategy(world_size)
     return DDPStrategy(**choose_ddp_options(network, accumulate))
 
 
@@ -88,14 +94,15 @@ def require_shared_losses(network: nn.Module) -> None:
                 )
 
 
-def require_gradients(network: nn.Module, sample: tuple[Tensor, ...], devices: int) -> None:
+def require_gradients(network: nn.Module, sample: tuple[Tensor, ...], training: Training) -> None:
     """Raise ConfigError if parameters of `network` get no gradient and no module says so.
 
     `network` and `sample` are on the meta device. On one device such a model trains, on several
-    devices DDP ends the first step with an error of many lines. A model that cannot be trained on
-    the meta device is not checked.
+    devices DDP ends the first step with an error of many lines, and FSDP accepts it. A model that
+    cannot be trained on the meta device is not checked.
     """
-    if devices == 1 or leaves_parameters_unused(network):
+    devices = training.devices
+    if devices == 1 or training.is_sharded or leaves_parameters_unused(network):
         return
     try:
         unused = _find_unused_parameters(network, sample)

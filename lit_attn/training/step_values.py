@@ -11,6 +11,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
+from lit_attn.models.sharding import to_plain
 from lit_attn.training.recording import MetricsFile
 from lit_attn.training.timing import DeviceClock, StepTimer
 
@@ -116,9 +117,12 @@ class StepValuesCallback(L.Callback):
 
 
 def measure_gradient_norm(module: nn.Module) -> Tensor | None:
-    """Return the joint norm of all gradients on their device; None without any gradient."""
+    """Return the joint norm of all gradients on their device; None without any gradient.
+
+    Every rank must call this if the gradients are sharded.
+    """
     gradients = [p.grad for p in module.parameters() if p.grad is not None]
-    return nn.utils.get_total_norm(gradients) if gradients else None
+    return to_plain(nn.utils.get_total_norm(gradients)) if gradients else None
 
 
 def is_scaled(optimizer: torch.optim.Optimizer) -> bool:

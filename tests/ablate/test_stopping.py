@@ -55,7 +55,7 @@ def list_ended(matrix: Matrix) -> list[str]:
 @pytest.mark.parametrize(
     ("seeds", "extra", "message"),
     [
-        ("1", "stop: futility", "tiny.stop: with 1 planned seeds no variant can have a star"),
+        ("1", "stop: futility", "tiny.stop: with 1 planned seed no variant can have a star"),
         ("5", "stop: futility", "use at least 6 seeds, set metric.margin, or leave out `stop`"),
         (
             "2",
@@ -68,6 +68,22 @@ def test_too_few_seeds_are_refused(seeds: str, extra: str, message: str, tmp_pat
     with pytest.raises(ConfigError, match=r"ablations.yaml:9: tiny.stop: ") as error:
         write_study(tmp_path, seeds, extra)
     assert message in str(error.value)
+
+
+def test_a_run_of_some_planned_seeds_is_accepted(tmp_path: Path) -> None:
+    write_study(tmp_path)
+    source = read_studies(tmp_path / "ablations.yaml")["tiny"]
+    matrix = expand(source, tmp_path / "runs", seeds=(0, 1))
+    assert matrix.plan().seeds == list(range(10))
+
+
+def test_a_full_disk_keeps_the_decisions(tmp_path: Path) -> None:
+    """A folder in place of the record is an error of the disk in every file system."""
+    matrix = write_study(tmp_path)
+    train(matrix, range(6))
+    matrix.plan().write(matrix.folder / "plan.json")
+    (matrix.folder / "endings.json").mkdir()
+    assert {ending.variant for ending in update_endings(matrix.folder).values()} == {"dull"}
 
 
 def test_a_misspelt_rule_names_the_nearest_one(tmp_path: Path) -> None:

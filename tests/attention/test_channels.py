@@ -10,8 +10,9 @@ from helpers.attention_checks import DIM, HEADS, make, tokens
 from torch import Tensor, nn
 
 from lit_attn.attention.bias import list_slopes
-from lit_attn.attention.layer import Attention, attn_layer, number_layers
+from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.masks import Masks
+from lit_attn.attention.network import number_layers
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.schema.errors import ConfigError
 
@@ -206,6 +207,12 @@ def test_maps_start_as_the_identity(name: str) -> None:
     [
         ({"similarity": "linear", "scale": "ssmax"}, "scale: linear keys never form the logits"),
         ({"similarity": "linear", "bias": "alibi"}, "bias: linear keys never form the logits"),
+        ({"similarity": "linear", "filter": "selective"}, "filter: linear keys never form the log"),
+        ({"residual": "value", "filter": "selective"}, "filter: 'selective' has no effect"),
+        ({"filter": "selective", "window": 4}, "window: filter 'selective' needs the logits of"),
+        ({"filter": {"kind": "multi-token", "keys": 4}}, "filter: keys: 4 keys have no middle"),
+        ({"pair": "difference", "normaliser": "differential"}, "both subtract heads; remove one"),
+        ({"residual": "value", "pair": "difference"}, "pair: 'difference' has no effect"),
         ({"residual": "value", "bias": "t5"}, "bias: 't5' has no effect"),
         ({"residual": "value", "scale": "ssmax"}, "scale: 'ssmax' has no effect"),
         ({"bias": {"kind": "t5", "buckets": 6}}, "bias.buckets: "),
@@ -214,3 +221,66 @@ def test_maps_start_as_the_identity(name: str) -> None:
 def test_choices_without_a_meaning_are_refused(choice: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         attn_layer(choice)
+
+
+def test_votes_of_the_first_head_lower_later_logits() -> None:
+    """With logits of 1 the last of 4 queries sees one vote against the second token."""
+    layer = build("selective")
+    logits = torch.ones(1, HEADS, 4, 4, dtype=torch.double)
+    visible = torch.ones(4, 4, dtype=torch.bool).tril()
+    masks = Masks(None, None, True, None, False)
+    filtered = layer.filter(logits.masked_fill(~visible, -1e300), visible, masks, None)
+    for head in range(HEADS):
+        assert filtered[0, head, 3].tolist() == [1, 0, 1, 1]
+        assert filtered[0, head, 2, :3].tolist() == [1, 1, 1]
+    assert filtered[0, 0, 3].softmax(0).tolist() == pytest.approx(
+        [0.2969, 0.1092, 0.2969, 0.2969], abs=1e-4
+    )
+
+
+def test_padding_does_not_vote_and_the_first_token_after_it_is_kept() -> None:
+    for name in ("selective", "multi-token"):
+        layer = make(PRESETS[name])
+        x = tokens(N)
+        padded = torch.cat([torch.full_like(x[:, :2], 3.0), x], 1)
+        shown = torch.tensor([False, False] + [True] * N).expand(2, 1, 1, -1)
+        out = layer(padded, shown, is_causal=True)[:, 2:]
+        torch.testing.assert_close(out, layer(x, is_causal=True))
+
+
+def test_multi_token_attention_starts_with_the_weights_of_the_standard_layer() -> None:
+    layer = build("multi-token")
+    x = tokens(9)
+    weights = layer.record(x, is_causal=True).weights
+    standard = standard_like(layer).record(x, is_causal=True).weights
+    assert weights is not None
+    assert standard is not None
+    torch.testing.assert_close(weights, standard)
+
+
+def test_the_norm_of_multi_token_attention_can_shrink_with_depth() -> None:
+    chosen = {"filter": {"kind": "multi-token", "rescale": "depth", "gate": False}}
+    network = nn.Sequential(*(build(chosen) for _ in range(2)))
+    number_layers(network)
+    assert [layer.filter.factor for layer in network] == pytest.approx([0.8, 0.6445], abs=1e-4)
+    heads = torch.randn(1, HEADS, 3, 6, dtype=torch.double)
+    squares = network[0].filter.finish(heads).square().mean(-1)
+    torch.testing.assert_close(squares, torch.full_like(squares, 0.64), rtol=1e-3, atol=0)
+
+
+def test_groups_of_heads_must_divide_them() -> None:
+    with pytest.raises(ValueError, match=r"filter\.group: groups of 3 heads do not divide"):
+        build({"filter": {"kind": "multi-token", "group": 3}})
+
+
+def test_equal_queries_with_a_factor_of_one_half_halve_the_output() -> None:
+    layer = build("differential-2")
+    assert layer.query_heads == 2 * HEADS
+    with torch.no_grad():
+        layer.pair.projection.weight.copy_(layer.qkv.weight[:DIM])
+        layer.pair.factor.weight.zero_()
+    assert_standard(layer, 0.5)
+    record = layer.record(tokens(N))
+    assert record.weights is not None
+    assert record.weights.shape == (2, HEADS, N, N)
+    torch.testing.assert_close(record.weights.sum(-1), torch.full((2, HEADS, N), 0.5).double())

@@ -7,6 +7,7 @@ from helpers.attention_checks import DIM, HEADS, assert_same, make, tokens
 
 from lit_attn.attention import dispatch, formed, reference
 from lit_attn.attention.mixture_parts import LinearConfig
+from lit_attn.attention.parts import SplitConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 
 SPECS = attention_cases.all_specs()
@@ -203,6 +204,7 @@ def test_a_token_that_attends_to_nothing_gets_zero(spec: AttentionSpec) -> None:
 COMPILED = ["belief-star", "belief2", "mgk", "smgk-hard", "mlk", "talking-heads", "dcmha"]
 COMPILED += ["differential"]
 COMPILED_SPECS = {name: PRESETS[name] for name in COMPILED}
+COMPILED_SPECS["learned-phi"] = AttentionSpec(residual=SplitConfig(scope="both", phi_scope="head"))
 
 
 # PyTorch 2.15 uses a function of its own that it has deprecated.

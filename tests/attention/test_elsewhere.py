@@ -15,6 +15,7 @@ from helpers.paths import ROOT
 from torch import nn
 
 from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.network import number_layers
 from lit_attn.attention.parts import SplitConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.schema.errors import ConfigError
@@ -106,6 +107,7 @@ def test_layers_can_be_pickled_and_copied(chosen: Any, lsa: bool) -> None:
     layer_class = attn_layer(chosen, local_self_attention=lsa)
     assert pickle.loads(pickle.dumps(layer_class)) is layer_class
     layer, x = layer_class(24, 4).eval(), torch.randn(2, 5, 24)
+    number_layers(layer)
     for again in (pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
         assert type(again) is layer_class
         assert again.qkv.weight is not layer.qkv.weight

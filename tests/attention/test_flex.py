@@ -10,7 +10,7 @@ from helpers.attention_checks import DIM, HEADS, assert_same, make, tokens
 from helpers.flex_on_cpu import flex_by_formula, flex_of_torch, use_flex
 from torch import Tensor
 
-from lit_attn.attention import flex, reference
+from lit_attn.attention import flex, formed, reference
 from lit_attn.attention.dispatch import Path, choose_path
 from lit_attn.attention.masks import Masks
 from lit_attn.attention.parts import OffsetSoftmaxConfig
@@ -40,8 +40,10 @@ def takes_flex(spec: AttentionSpec) -> bool:
 
 
 SPECS = [spec for spec in attention_cases.all_specs() if takes_flex(spec)]
+HARD = {"kind": "mixture", "assignment": "hard"}
 SPECS += [
     AttentionSpec(normaliser=OffsetSoftmaxConfig(offset=0.3)),
+    AttentionSpec.model_validate({"similarity": {**HARD, "keys": 3}, "zz": True, "window": 4}),
     AttentionSpec.model_validate({"preset": "mgk", "window": 3, "normaliser": "offset-softmax"}),
 ]
 every_spec = pytest.mark.parametrize("spec", SPECS, ids=attention_cases.label)
@@ -64,6 +66,7 @@ def padding(absent: slice) -> Tensor:
 def test_every_preset_of_mixtures_and_of_belief2_takes_the_path(calls: list[flex.Scores]) -> None:
     names = {name for name, spec in PRESETS.items() if spec in SPECS}
     assert {"belief2", "gaussian", "mgk", "smgk", "mgk-soft-e", "softmax-mgk"} <= names
+    assert {"mgk-hard", "smgk-hard"} <= names
     make(PRESETS["mgk"])(tokens(N))
     assert calls[0].k.shape == (2, HEADS, 2, N, DIM // HEADS)
 
@@ -113,7 +116,7 @@ def test_several_queries_after_a_cache_equal_the_sequence(spec: AttentionSpec) -
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["belief2", "mgk", "gaussian"])
+@pytest.mark.parametrize("name", ["belief2", "mgk", "gaussian", "mgk-hard"])
 def test_half_precision_agrees_to_rounding(
     name: str, dtype: torch.dtype, calls: list[flex.Scores]
 ) -> None:
@@ -145,7 +148,9 @@ def test_a_query_without_keys_gets_zeros_and_finite_gradients(
     assert gradient.isfinite().all()
 
 
-def make_scores(m: int, dropout: float, log_offset: float | None) -> tuple[flex.Scores, Tensor]:
+def make_scores(
+    m: int, dropout: float, log_offset: float | None, hard: bool = False
+) -> tuple[flex.Scores, Tensor]:
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
@@ -162,6 +167,8 @@ def make_scores(m: int, dropout: float, log_offset: float | None) -> tuple[flex.
         dropout=dropout,
         log_offset=log_offset,
     )
+    if hard:
+        scores = scores._replace(largest=flex.LargestKeys.find(scores))
     return scores, draw(2, 3, N, 4)
 
 
@@ -173,7 +180,8 @@ def by_weights(scores: flex.Scores, v: Tensor, seed: Tensor) -> Tensor:
     i = torch.arange(N).view(-1, 1)
     j = torch.arange(N)
     logits = logits.masked_fill((j > i).unsqueeze(1), -math.inf)
-    exponentials = logits.exp().sum(3)
+    is_hard = scores.largest is not None
+    exponentials = logits.exp().amax(3) if is_hard else logits.exp().sum(3)
     total = exponentials.sum(-1, keepdim=True)
     if scores.log_offset is not None:
         total = total + math.exp(scores.log_offset)
@@ -182,13 +190,13 @@ def by_weights(scores: flex.Scores, v: Tensor, seed: Tensor) -> Tensor:
     return (exponentials / total * stays / (1 - scores.dropout)) @ v
 
 
-@pytest.mark.parametrize("m", [1, 3])
+@pytest.mark.parametrize(("m", "hard"), [(1, False), (3, False), (3, True)])
 @pytest.mark.parametrize("log_offset", [None, -1.0])
 @pytest.mark.parametrize("dropout", [0.3, 0.9])
 def test_dropped_sums_equal_those_of_dropped_weights(
-    m: int, log_offset: float | None, dropout: float, calls: list[flex.Scores]
+    m: int, hard: bool, log_offset: float | None, dropout: float, calls: list[flex.Scores]
 ) -> None:
-    scores, v = make_scores(m, dropout, log_offset)
+    scores, v = make_scores(m, dropout, log_offset, hard)
     calls.append(scores)
     torch.manual_seed(4)
     out = flex.weighted_sums(scores, v)
@@ -205,6 +213,52 @@ def test_dropped_sums_equal_those_of_dropped_weights(
     if dropout == 0.9:
         # Every pair of the first query, which sees one token, is dropped in some head.
         assert (out[:, :, 0] == 0).all(-1).any()
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("m", "size"), [(2, 2), (3, 3), (4, 3), (5, 5), (16, 5)])
+def test_the_largest_key_of_every_visible_pair_is_kept_in_few_bits(
+    m: int,
+    size: int,
+    is_causal: bool,
+    window: int | None,
+    calls: list[flex.Scores],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nine tokens take two bytes with one bit, three with two bits and five with four bits."""
+    monkeypatch.setattr(formed, "CHUNK", 2)
+    monkeypatch.setattr(formed, "FEW_BYTES", 1)
+    scores, _ = make_scores(m, 0.0, None)
+    masks = scores.masks._replace(is_causal=is_causal, window=window)
+    scores = scores._replace(masks=masks)
+    calls.append(scores)
+    largest = flex.LargestKeys.find(scores)
+    assert largest.packed.dtype == torch.uint8
+    assert largest.packed.shape == (2, 3, N, size)
+    assert not largest.packed.requires_grad
+    sizes = (2, 3, N, N)
+    places = [torch.arange(length) for length in sizes]
+    numbers = largest.at(*torch.meshgrid(*places, indexing="ij"))
+    logits = torch.einsum("bhie,bhrje->bhrij", scores.q, scores.k) * scores.scale
+    assert scores.key_bias is not None
+    expected = (logits + scores.key_bias.unsqueeze(3)).argmax(2)
+    every_token = slice(0, N)
+    visible = masks.chunk(every_token, every_token, N, torch.device("cpu"))
+    if visible is None:
+        visible = torch.ones(N, N, dtype=torch.bool)
+    hidden = (~visible).expand(sizes)
+    assert torch.equal(numbers.masked_fill(hidden, 0), expected.int().masked_fill(hidden, 0))
+
+
+def test_the_last_of_equal_keys_gets_the_gradient_as_in_formed_weights() -> None:
+    scores, v = make_scores(3, 0.0, None)
+    keys = scores.k[:, :, :1].detach().repeat(1, 1, 3, 1, 1).requires_grad_()
+    bias = torch.zeros(2, 3, 3, N, dtype=torch.double)
+    out = flex.attend(scores._replace(k=keys, key_bias=bias), v, hard=True)
+    gradient = torch.autograd.grad(out.square().sum(), keys)[0]
+    assert (gradient[:, :, :2] == 0).all()
+    assert (gradient[:, :, 2] != 0).any()
 
 
 def test_a_layer_drops_weights_in_training_only(calls: list[flex.Scores]) -> None:
@@ -254,6 +308,8 @@ OWN: dict[str, tuple[object, Callable[[], dict[str, Tensor | bool]]]] = {
         "softmax-smgk",
         lambda: {"attn_mask": torch.randn(1, HEADS, N, N, dtype=torch.double)},
     ),
+    "a hard mixture in a window": ({"preset": "mgk-hard", "window": 3}, dict),
+    "a hard mixture in causal order": ("smgk-hard", lambda: {"is_causal": True}),
     "a query without keys": (
         "mgk",
         lambda: {"attn_mask": torch.ones(N, N, dtype=torch.bool).tril(-1)},

@@ -206,11 +206,11 @@ def test_no_joined_tensor_is_kept_for_the_backward_pass(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])
-def test_the_peak_memory_of_belief2_is_near_the_standard_blocks(mode: str) -> None:
+@pytest.mark.parametrize(("mode", "limit"), [("eager", 1.15), ("compiled", 1.25)])
+def test_the_peak_memory_of_belief2_is_near_the_standard_blocks(mode: str, limit: float) -> None:
     """The baseline is timm's block with as many parameters; allocations are deterministic.
 
-    [q|z] and [k|z] are joined for the batch at once, and copied for the kernel.
+    [q|z] and [k|z] are joined for a few samples of the batch at a time.
     """
     torch.compiler.reset()
     shape = attention.Shape(batch=64)
@@ -223,7 +223,7 @@ def test_the_peak_memory_of_belief2_is_near_the_standard_blocks(mode: str) -> No
         step = Step(block, x, False, mode)
         step()
         peaks.append(measure_memory(step, "cpu").peak)
-    assert peaks[1] <= 1.85 * peaks[0]
+    assert peaks[1] <= limit * peaks[0]
 
 
 @pytest.mark.parametrize("choice", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"])

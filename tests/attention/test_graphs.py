@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lit_attn.attention import flex
 from lit_attn.attention.layer import attn_layer
+from lit_attn.attention.network import number_layers
 from lit_attn.attention.spec import PRESETS
 from lit_attn.attention.statistics import leave_steps_to_loop
 
@@ -14,6 +15,7 @@ CASES = [(name, 65) for name in PRESETS]
 # Beyond 384 tokens weights are formed in chunks; kernels have no other branch.
 CASES += [(name, n) for name in ("standard", "belief2", "mgk-soft-e", "dcmha") for n in (197, 1024)]
 CASES += [("mgk-hard", 1024), ("talking-heads", 1024), ("linear", 1024)]
+CASES += [("differential", 1024), ("forgetting", 1024), ("off-by-one", 1024)]
 
 
 def count_breaks(layer: torch.nn.Module, x: Tensor) -> int:
@@ -36,5 +38,6 @@ def test_a_training_step_is_one_graph(name: str, n: int, monkeypatch: pytest.Mon
     """With flex_attention as on a GPU; the loop of training ends the steps, as in this package."""
     use_flex(monkeypatch, flex_of_torch, flex.weighted_sums)
     layer = attn_layer(name)(32, 2).train()
+    number_layers(layer)
     leave_steps_to_loop(layer)
     assert count_breaks(layer, torch.randn(1, n, 32)) == 0

@@ -5,8 +5,13 @@ import timm
 import torch
 
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.parts import PerpendicularConfig, ProjectedConfig, SplitConfig
-from lit_attn.attention.residual import projected
+from lit_attn.attention.parts import (
+    DiscrepancyConfig,
+    PerpendicularConfig,
+    ProjectedConfig,
+    SplitConfig,
+)
+from lit_attn.attention.residual import ACTIVATIONS, projected
 from lit_attn.attention.spec import AttentionSpec
 
 DIM, HEADS = 24, 3
@@ -24,8 +29,10 @@ def heads_and_values() -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-def test_proposition_1_split_with_copied_weights_is_the_standard_layer() -> None:
-    split = layer_of(AttentionSpec(residual=SplitConfig(activation="identity", init="copy")))
+@pytest.mark.parametrize("scope", ["global", "head", "both"])
+def test_proposition_1_split_with_copied_weights_is_the_standard_layer(scope: str) -> None:
+    copied = SplitConfig(activation="identity", init="copy", scope=scope)
+    split = layer_of(AttentionSpec(residual=copied))
     standard = layer_of("standard", seed=9)
     standard.load_state_dict(
         {k: v for k, v in split.state_dict().items() if not k.startswith("residual")}
@@ -58,6 +65,80 @@ def test_perpendicular_plus_projected_is_full(scope: str) -> None:
         part.load_state_dict(parts[0].state_dict())
     across, along, full = (part(x) - part.proj.bias for part in parts)
     torch.testing.assert_close(across + along, full)
+
+
+def test_both_scopes_of_the_components_add_to_the_full_signal_through_both_matrices() -> None:
+    x = torch.randn(2, 7, DIM, dtype=torch.double)
+    across = layer_of(AttentionSpec(residual=PerpendicularConfig(scope="both", bias=False)))
+    along = layer_of(AttentionSpec(residual=ProjectedConfig(scope="both", bias=False)))
+    along.load_state_dict(across.state_dict())
+    full = layer_of("standard")
+    standard_names = full.state_dict().keys()
+    full.load_state_dict({name: across.state_dict()[name] for name in standard_names})
+    expected = full(x) - full.proj.bias
+    with torch.no_grad():
+        full.proj.weight.copy_(across.residual.local.weight)
+    expected = expected + full(x) - full.proj.bias
+    total = across(x) + along(x) - 2 * across.proj.bias
+    torch.testing.assert_close(total, expected)
+
+
+def test_split_with_both_scopes_is_belief_star_plus_the_projected_components() -> None:
+    """With the identity, (W, W^l) have the perpendicular parts and (W_p, W_p^l) the projected."""
+    x = torch.randn(2, 7, DIM, dtype=torch.double)
+    both = SplitConfig(activation="identity", scope="both", bias=False)
+    split = layer_of(AttentionSpec(residual=both))
+    weights = split.state_dict()
+    across = layer_of(AttentionSpec(residual=PerpendicularConfig(scope="both", bias=False)))
+    along = layer_of(AttentionSpec(residual=ProjectedConfig(scope="both", bias=False)))
+    shared = {"qkv.weight": weights["qkv.weight"], "proj.bias": weights["proj.bias"]}
+    across.load_state_dict(
+        shared
+        | {
+            "proj.weight": weights["proj.weight"],
+            "residual.local.weight": weights["residual.local.weight"],
+        }
+    )
+    along.load_state_dict(
+        shared
+        | {
+            "proj.weight": weights["residual.projected.weight"],
+            "residual.local.weight": weights["residual.local_projected.weight"],
+        }
+    )
+    torch.testing.assert_close(split(x), across(x) + along(x) - along.proj.bias)
+
+
+@pytest.mark.parametrize(("scope", "count"), [("layer", 1), ("head", HEADS)])
+def test_a_learned_gamma_starts_at_its_constant_and_learns(scope: str, count: int) -> None:
+    fixed = layer_of(AttentionSpec(residual=DiscrepancyConfig(gamma=0.5)))
+    learned = layer_of(AttentionSpec(residual=DiscrepancyConfig(gamma=0.5, gamma_scope=scope)))
+    learned.load_state_dict(fixed.state_dict())
+    x = torch.randn(2, 7, DIM, dtype=torch.double)
+    out = learned(x)
+    torch.testing.assert_close(out, fixed(x), rtol=1e-12, atol=1e-12)
+    out.square().sum().backward()
+    assert learned.residual.gamma.shape == (count,)
+    assert (learned.residual.gamma.grad != 0).all()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("scope", "groups"), [("layer", 1), ("head", HEADS)])
+def test_a_learned_phi_starts_as_its_activation_and_learns(
+    activation: str, scope: str, groups: int
+) -> None:
+    fixed = layer_of(AttentionSpec(residual=SplitConfig(activation=activation)))
+    part = SplitConfig(activation=activation, phi_scope=scope)
+    learned = layer_of(AttentionSpec(residual=part))
+    phi = learned.residual.phi
+    learned.load_state_dict(fixed.state_dict() | {"residual.phi": phi.detach().clone()})
+    x = torch.randn(2, 7, DIM, dtype=torch.double)
+    out = learned(x)
+    torch.testing.assert_close(out, fixed(x), rtol=1e-12, atol=1e-12)
+    out.square().sum().backward()
+    assert phi.shape == (groups, len(ACTIVATIONS))
+    assert (phi.grad != 0).all()
+    assert learned.no_weight_decay() == {"residual.phi"}
 
 
 def test_xsa_is_belief_star_without_the_global_term() -> None:
@@ -96,9 +177,14 @@ def test_timm_models_accept_the_layer_and_standard_weights(name: str) -> None:
     assert same == (name == "standard")
 
 
-def test_belief2_with_init_copy_keeps_a_pretrained_models_outputs() -> None:
+@pytest.mark.parametrize(("scope", "phi_scope"), [("global", "fixed"), ("both", "head")])
+def test_belief2_with_init_copy_keeps_a_pretrained_models_outputs(
+    scope: str, phi_scope: str
+) -> None:
     torch.manual_seed(0)
-    chosen = AttentionSpec(residual=SplitConfig(activation="identity", init="copy"))
+    choices = {"activation": "identity", "init": "copy", "scope": scope, "phi_scope": phi_scope}
+    copied = SplitConfig(**choices)
+    chosen = AttentionSpec(residual=copied)
     arguments = {"img_size": 32, "depth": 2, "num_classes": 3}
     pretrained = timm.create_model("vit_tiny_patch16_224", **arguments)
     with torch.no_grad():

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 from helpers.attention_checks import DIM, HEADS, assert_same, make, tokens
+from pydantic import ValidationError
 from torch import Tensor
 
 from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.linear import FEATURE_MAPS
 from lit_attn.attention.mixture_parts import LinearConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 
@@ -152,3 +154,41 @@ def test_linear_keys_add_the_expected_parameters() -> None:
     assert count("linear") == plain
     assert count("mlk") == plain + DIM * DIM + 2 * HEADS
     assert count("smlk") == plain + 2 * DIM + 2 * HEADS
+
+
+def test_taylor_features_give_the_second_order_series_of_the_exponential() -> None:
+    q, k = torch.randn(2, 5, 8, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+    phi = FEATURE_MAPS["taylor"]
+    s = q @ k.T / math.sqrt(8)
+    torch.testing.assert_close(phi(q) @ phi(k).T, 1 + s + s**2 / 2)
+
+
+def test_dpfp_features_are_products_of_neighbours() -> None:
+    """r = [1, 0, 3, 0, 2, 0] for t = [1, -2, 3]; each is multiplied by the one before it."""
+    t = torch.tensor([1.0, -2.0, 3.0])
+    assert FEATURE_MAPS["dpfp"](t).tolist() == [0, 0, 0, 0, 0, 0]
+    t = torch.tensor([1.0, 2.0, -3.0])
+    assert FEATURE_MAPS["dpfp"](t).tolist() == [3, 2, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("phi", FEATURE_MAPS)
+@pytest.mark.parametrize("divide_by", ["sum", "scaled-sum", "root-length"])
+@pytest.mark.parametrize("n", [9, 70])
+def test_every_feature_map_equals_the_reference(phi: str, divide_by: str, n: int) -> None:
+    layer = layer_of(phi=phi, divide_by=divide_by, keys=2)
+    assert_same(layer, tokens(n, batch=1), is_causal=True)
+    assert_same(layer, tokens(n, batch=1))
+
+
+@pytest.mark.parametrize("phi", FEATURE_MAPS)
+def test_decoding_with_every_feature_map_equals_the_full_sequence(phi: str) -> None:
+    layer, x = layer_of(phi=phi), tokens(7)
+    cache = layer.new_cache()
+    outs = [layer(x[:, i : i + 1], is_causal=True, cache=cache) for i in range(7)]
+    torch.testing.assert_close(torch.cat(outs, 1), layer(x, is_causal=True))
+
+
+@pytest.mark.parametrize("phi", ["softmax", "taylor"])
+def test_sums_of_features_without_meaning_are_refused(phi: str) -> None:
+    with pytest.raises(ValidationError, match=f"features: .*`phi: {phi}`"):
+        LinearConfig(phi=phi, features="sum-to-one")

@@ -7,10 +7,12 @@ import pytest
 import torch
 from helpers import attention_cases
 from helpers.attention_checks import DIM, HEADS, assert_same, make, tokens
+from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention import dispatch, formed, reference
+from lit_attn.attention.diagnostics import query_likelihood
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.mixture_parts import GaussianConfig, MixtureConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
@@ -131,6 +133,16 @@ def test_padded_queries_have_no_responsibilities() -> None:
     alone(x[:, :5]).sum().backward()
     assert (alone.similarity.prior != 0.5).all()
     torch.testing.assert_close(padded.similarity.prior, alone.similarity.prior)
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "dot"])
+def test_responsibilities_of_extreme_logits_are_numbers(kernel: str) -> None:
+    """Logits of several thousands in float32, whose exponentials are 0 or not finite."""
+    layer = mixture(prior="m-step", kernel=kernel).float().train()
+    layer(300 * tokens(7).float()).sum().backward()
+    prior = layer.similarity.prior
+    assert ((prior >= 0) & (prior <= 1)).all()
+    torch.testing.assert_close(prior.sum(0), torch.ones_like(prior[0]))
 
 
 def test_a_position_without_attention_keeps_its_weights() -> None:
@@ -284,3 +296,29 @@ def test_learned_variances_equal_fixed_ones_and_get_gradients(variance: tuple[in
     torch.testing.assert_close(out, plain(x), rtol=1e-6, atol=1e-7)
     out.square().sum().backward()
     assert (learned.similarity.log_variance.grad != 0).all()
+
+
+def test_variances_of_heads_equal_those_of_a_layer_in_each_head() -> None:
+    """Each head of the layer has the weights that the head has with its variances alone."""
+    of_layer = mixture(variance="learned")
+    of_heads = mixture(variance="learned", variance_scope="head")
+    assert of_heads.similarity.log_variance.shape == (HEADS, 2)
+    assert of_heads.no_weight_decay() - of_layer.no_weight_decay() == {"similarity.log_variance"}
+    variances = torch.rand(HEADS, 2, dtype=torch.double)
+    weights = of_layer.state_dict()
+    of_heads.load_state_dict(weights | {"similarity.log_variance": variances})
+    x = tokens(7)
+    record = of_heads.record(x)
+    likelihood = query_likelihood(of_heads, record)
+    for head in range(HEADS):
+        of_layer.load_state_dict(weights | {"similarity.log_variance": variances[head]})
+        one = of_layer.record(x)
+        torch.testing.assert_close(record.weights[:, head], one.weights[:, head])
+        torch.testing.assert_close(likelihood[:, head], query_likelihood(of_layer, one)[:, head])
+
+
+def test_variances_of_heads_need_learned_variances() -> None:
+    with pytest.raises(ValidationError, match="variance_scope: has no effect without"):
+        MixtureConfig(variance_scope="head")
+    with pytest.raises(ValidationError, match="variance_scope: has no effect without"):
+        MixtureConfig(variance=(1, 3), variance_scope="head")

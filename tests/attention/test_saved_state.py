@@ -7,6 +7,7 @@ from helpers.attention_checks import DIM, HEADS, make, tokens
 from helpers.saved_state import forget_values
 
 from lit_attn.attention.layer import attn_layer
+from lit_attn.attention.network import number_layers
 from lit_attn.attention.spec import AttentionSpec
 
 
@@ -21,6 +22,7 @@ def test_a_layer_from_the_meta_device_computes_what_the_saved_layer_computes(
     layer = make(spec, lsa=lsa)
     with torch.device("meta"):
         loaded = attn_layer(spec, local_self_attention=lsa)(DIM, HEADS, qkv_bias=True)
+    number_layers(loaded)
     loaded = loaded.double().eval()
     forget_values(loaded)
     loaded.load_state_dict(layer.state_dict(), strict=True)

@@ -9,6 +9,7 @@ from helpers.attention_checks import DIM, HEADS, tokens
 from torch import nn
 
 from lit_attn.attention.layer import attn_layer
+from lit_attn.attention.network import number_layers
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.training.several_devices import choose_ddp_options
 
@@ -26,6 +27,7 @@ def test_the_strategy_searches_for_unused_parameters_where_there_are_some(
         if lsa and not spec.similarity.has_logits:
             continue
         layer = attn_layer(spec, local_self_attention=lsa)(DIM, HEADS, **options).double()
+        number_layers(layer)
         layer(tokens(5)).sum().backward()
         has_unused = any(parameter.grad is None for parameter in layer.parameters())
         assert layer.leaves_parameters_unused == has_unused

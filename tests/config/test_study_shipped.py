@@ -107,6 +107,12 @@ def test_a_short_study_has_a_tenth_of_the_schedule(name: str) -> None:
         ("belief2-cifar100", "belief2-without-zz", 3_043_300),
         ("belief2-cifar100", "standard-repository-width", 2_709_796),
         ("residual-signal-cifar100", "residual=value,width=384", 2_709_796),
+        # W^l of nine layers, with a bias.
+        (
+            "residual-signal-cifar100",
+            "residual=projected+scope=both,width=384",
+            2_709_796 + 9 * 192 * 193,
+        ),
         ("attentionx-cifar10", "standard", 9_622_512),
         ("attentionx-cifar10", "plain-attentionx", 9_523_722),
         ("attentionx-cifar100", "attentionx", 9_668_682),
@@ -204,6 +210,20 @@ def test_the_retrieval_study_has_every_row_of_the_tables() -> None:
     # MGK's README names another batch and warm-up, so every row and reading has its variant.
     for name in published:
         assert name.startswith("readme-") or f"readme-{name}" in published, name
+
+
+def test_the_ranks_of_mgk_are_those_of_a_thousand_matrices() -> None:
+    """The heads of all seeds for both documents of a pair; all other records have 4 pairs."""
+    matrix = matrices()["mgk-retrieval"]
+    counts = {}
+    for variant in matrix.variants:
+        experiment = variant.experiment
+        matrices_of_head = 2 * experiment.training.diagnostics.samples * len(matrix.seeds)
+        counts[variant.name] = matrices_of_head * experiment.model.heads
+    figure = {"softmax-4", "mgk-4", "mgk-2"}
+    assert {counts[name] for name in figure} == {1000}
+    others = [variant for variant in matrix.variants if variant.name not in figure]
+    assert {variant.experiment.training.diagnostics.samples for variant in others} == {4}
 
 
 def test_readings_differ_in_the_settings_that_they_name() -> None:

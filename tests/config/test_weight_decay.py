@@ -14,6 +14,7 @@ from lit_attn import replace_attention
 from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.experiment import Experiment, find_exempt
+from lit_attn.config.models.columns import FeatureTransformerConfig
 from lit_attn.config.models.language import (
     EncoderDecoderConfig,
     GPTConfig,
@@ -23,6 +24,7 @@ from lit_attn.config.models.vision import ImageViTConfig, SegmenterConfig, ViTCo
 from lit_attn.config.optimizers import SGD, AdamW
 from lit_attn.config.signatures import (
     CausalTokens,
+    ColumnLabels,
     ImageLabels,
     ImageMasks,
     LabelledTokens,
@@ -107,6 +109,7 @@ MODELS: dict[str, tuple[Any, Any]] = {
         CausalTokens(20, 8),
     ),
     "classifier": (SequenceClassifierConfig(**SMALL), LabelledTokens(20, 8, 3)),
+    "columns": (FeatureTransformerConfig(**SMALL), ColumnLabels(2, (3,), 4)),
     "encoder-decoder": (EncoderDecoderConfig(**SMALL), ParallelTokens(20, 8)),
 }
 

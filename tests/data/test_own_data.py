@@ -75,6 +75,16 @@ def write_tables(root: Path) -> None:
     words = [(f"word {i} .".split(), ["O", "NUMBER", "STOP"]) for i in range(40)]
     tagged = [json.dumps({"tokens": tokens, "tags": tags}) for tokens, tags in words]
     (root / "tags.jsonl").write_text("\n".join(tagged) + "\n")
+    colours = ["red", "green", "blue"]
+    columns = [f"{i / 9},{i % 13},{colours[i % 3]},{'ab'[i % 2]}" for i in range(80)]
+    lines = ["height,age,colour,grade", *columns]
+    (root / "columns.csv").write_text("\n".join(lines) + "\n")
+    for split, number in (("train", 8), ("test", 4)):
+        for name in ("good", "bad"):
+            folder = root / "reviews" / split / name
+            folder.mkdir(parents=True)
+            for i in range(number):
+                (folder / f"{i}.txt").write_text(f"A {name} text, number {i}.\n")
     (root / "train.txt").write_text("A line of text.\n" * 50)
     (root / "sentences").mkdir()
     for name, count in (("train", 60), ("valid", 4), ("test", 4)):

@@ -13,11 +13,15 @@ from pydantic import ValidationError
 
 from lit_attn.attention.channel_parts import (
     BiasConfig,
+    FilterConfig,
     GateConfig,
     HeadGateConfig,
+    MultiTokenConfig,
+    PairConfig,
     ScaleConfig,
     T5BiasConfig,
     TransformConfig,
+    ValuesConfig,
 )
 from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
 from lit_attn.attention.parts import (
@@ -97,23 +101,33 @@ def label(spec: AttentionSpec) -> str:
 
 
 def takes_window(spec: AttentionSpec) -> bool:
-    """Return True if a layer can have a window: V itself and linear keys have no use for one."""
-    return spec.similarity.has_logits and spec.residual.kind != "value"
+    """Return True if a layer can have a window: V itself and linear keys have no use for one.
+
+    Filters need all earlier tokens.
+    """
+    has_weights = spec.similarity.has_logits and spec.residual.kind != "value"
+    return has_weights and spec.filter.kind == "none"
 
 
 def nearest_valid(cross: dict[str, Any]) -> AttentionSpec:
     """Return the specification of a cross, without the part that refuses the others."""
+    cross = dict(cross)
+    if cross["normaliser"] == "differential":
+        # Both subtract heads.
+        cross["pair"] = "none"
     # Linear keys form no logits that could be masked or composed.
     with_logits = {**cross, "similarity": "gaussian"}
     # V itself does not depend on the attention weights.
     with_heads = {**cross, "residual": "full"}
     both = {**with_logits, "residual": "full"}
-    for choices in (cross, with_logits, with_heads):
-        try:
-            return AttentionSpec.model_validate(choices)
-        except ValidationError:
-            continue
-    return AttentionSpec.model_validate(both)
+    for choices in (cross, with_logits, with_heads, both):
+        # A filter needs the logits of all earlier tokens.
+        for windows in ({}, {"window": None}):
+            try:
+                return AttentionSpec.model_validate({**choices, **windows})
+            except ValidationError:
+                continue
+    raise AssertionError(f"no valid specification is near {cross}")
 
 
 def all_specs() -> list[AttentionSpec]:
@@ -126,9 +140,16 @@ def all_specs() -> list[AttentionSpec]:
     specs += [AttentionSpec(transform=transform) for transform in members(TransformConfig)]
     specs += [AttentionSpec(gate=gate) for gate in members(GateConfig)]
     specs.append(AttentionSpec(gate=HeadGateConfig(columns=5, bias=4.0, init="zeros", factor=2.0)))
+    specs += [AttentionSpec(filter=chosen) for chosen in members(FilterConfig)]
+    specs.append(AttentionSpec(filter=MultiTokenConfig(queries=3, keys=1, group=2)))
     specs.append(AttentionSpec(bias=T5BiasConfig(buckets=8, max_distance=6)))
     specs.append(AttentionSpec(similarity=MixtureConfig(keys=3, variance=(1, 3, 0.5))))
     specs.append(AttentionSpec(similarity=MixtureConfig(variance="learned")))
+    of_heads = {"variance": "learned", "variance_scope": "head"}
+    specs.append(AttentionSpec(similarity=MixtureConfig(**of_heads)))
+    specs.append(AttentionSpec(similarity=MixtureConfig(**of_heads, keys=1), normaliser="sigmoid"))
+    specs.append(AttentionSpec(similarity=MixtureConfig(**of_heads, assignment="hard"), kv_heads=1))
+    specs.append(AttentionSpec(similarity=MixtureConfig(**of_heads, prior="m-step"), zz=True))
     specs.append(AttentionSpec(similarity=LinearConfig(keys=3)))
     crosses = pairwise(
         {
@@ -146,6 +167,9 @@ def all_specs() -> list[AttentionSpec]:
             "scale": list(ScaleConfig.family),
             "bias": list(BiasConfig.family),
             "gate": list(GateConfig.family),
+            "filter": list(FilterConfig.family),
+            "pair": list(PairConfig.family),
+            "values": list(ValuesConfig.family),
             "window": [None, 3],
             "kv_heads": [None, 1],
         }

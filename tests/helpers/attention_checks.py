@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.network import number_layers
 from lit_attn.attention.spec import AttentionSpec
 
 DIM, HEADS = 24, 4
@@ -14,6 +15,7 @@ def make(spec: AttentionSpec, seed: int = 0, lsa: bool = False) -> Attention:
     """Return a float64 layer with nonzero parameters."""
     torch.manual_seed(seed)
     layer = attn_layer(spec, local_self_attention=lsa)(DIM, HEADS, qkv_bias=True).double()
+    number_layers(layer)
     layer.eval()  # the M-step would change pi between the two computations
     with torch.no_grad():
         for parameter in layer.parameters():

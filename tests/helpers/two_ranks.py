@@ -13,13 +13,13 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.attention.statistics import end_step, leave_steps_to_loop
 from lit_attn.config.models.vision import ViTConfig
 from lit_attn.models import vit
 from lit_attn.models.batch_norm import synchronise_batch_norms
+from lit_attn.models.blocks import recompute_blocks
 from lit_attn.training.several_devices import choose_ddp_options
 
 WORLD = 2
@@ -34,9 +34,9 @@ class Case(NamedTuple):
     is_checkpointed: bool = False
 
 
-def transformer(attention: Any, ffn: bool = True) -> nn.Module:
-    """Return a vision transformer of two blocks on 16 tokens."""
-    sizes = {"dim": 8, "depth": 2, "heads": 2, "patch": 2, "ffn": {"width": 8} if ffn else None}
+def transformer(attention: Any, ffn: bool = True, depth: int = 2) -> nn.Module:
+    """Return a vision transformer of `depth` blocks on 16 tokens."""
+    sizes = {"dim": 8, "depth": depth, "heads": 2, "patch": 2, "ffn": {"width": 8} if ffn else None}
     model = ViTConfig.model_validate({**sizes, "attention": attention})
     return vit.build(model, SHAPE, CLASSES)
 
@@ -115,8 +115,7 @@ def train(case: Case, rank: int = 0, world: int = 1) -> dict[str, Tensor]:
         options = choose_ddp_options(network, MICRO_BATCHES)
         model = DistributedDataParallel(network, **options)
     if case.is_checkpointed:
-        for block in network.blocks:  # type: ignore[union-attr]
-            block.forward = _recomputed(block.forward)
+        recompute_blocks(network)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
     for step in batches():
         optimizer.zero_grad()
@@ -126,10 +125,6 @@ def train(case: Case, rank: int = 0, world: int = 1) -> dict[str, Tensor]:
         optimizer.step()
         end_step(network, distributed.all_reduce if world > 1 else None)
     return network.state_dict()
-
-
-def _recomputed(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda *inputs, **named: checkpoint(forward, *inputs, use_reentrant=False, **named)
 
 
 def largest_difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:

@@ -3,15 +3,17 @@
 import pytest
 import timm
 import torch
+from pydantic import ValidationError
 from torch.nn import functional as F
 
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.data.images import ImageNet
 from lit_attn.config.models.base import FFN
-from lit_attn.config.models.vision import ImageViTConfig
+from lit_attn.config.models.vision import ImageViTConfig, ViTConfig
 from lit_attn.config.signatures import ImageLabels
 from lit_attn.models import vit
 from lit_attn.models.factory import build, count
+from lit_attn.models.layers import HeadNorm
 
 IMAGENET = ImageNet()
 
@@ -97,3 +99,40 @@ def test_without_ffn_every_block_contains_only_attention() -> None:
 def test_patches_must_tile_the_image() -> None:
     with pytest.raises(ValueError, match="patches of 16 do not tile images of 32 x 40"):
         ImageViTConfig().build(ImageLabels((3, 32, 40), 10), "meta")
+
+
+@pytest.mark.parametrize("config_class", [ImageViTConfig, ViTConfig])
+@pytest.mark.parametrize("attention", ["standard", "belief2", "mgk", "linear"])
+def test_qk_norm_divides_the_queries_and_keys_of_every_head_by_their_root_mean_square(
+    config_class: type[ImageViTConfig | ViTConfig], attention: str
+) -> None:
+    choices = {**TINY, "patch": 4, "ffn": FFN(width=8), "attention": PRESETS[attention]}
+    plain = config_class(**choices).build(ImageLabels((3, 8, 8), 3))
+    model = config_class(**choices, qk_norm=True, qk_norm_eps=1e-3)
+    normed = model.build(ImageLabels((3, 8, 8), 3)).double()
+    width = TINY["dim"] // TINY["heads"]
+    assert count(normed) - count(plain) == TINY["depth"] * 2 * width
+    names = normed.state_dict().keys() - plain.state_dict().keys()
+    assert names == {f"blocks.{i}.attn.{part}_norm.weight" for i in (0, 1) for part in "qk"}
+    x = torch.randn(2, 5, TINY["dim"], dtype=torch.double)
+    attn = normed.blocks[1].attn
+    inputs = attn.inputs(x, None, False, None)
+    q = attn.qkv(x)[..., : TINY["dim"]].unflatten(-1, (TINY["heads"], width)).transpose(1, 2)
+    expected = q / (q.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+    torch.testing.assert_close(inputs.q, expected)
+    assert inputs.keys.square().mean(-1).max() <= 1
+    assert normed(torch.randn(2, 3, 8, 8, dtype=torch.double)).shape == (2, 3)
+
+
+def test_layers_that_differ_have_norms_of_q_and_k_too() -> None:
+    layers = {"preset": "standard", "layers": [{"last": 1, "use": "xsa"}]}
+    model = ImageViTConfig(**TINY, patch=4, qk_norm=True, attention=layers)
+    network = model.build(ImageLabels((3, 8, 8), 3))
+    for block in network.blocks:
+        assert isinstance(block.attn.q_norm, HeadNorm)
+        assert isinstance(block.attn.k_norm, HeadNorm)
+
+
+def test_an_epsilon_without_norms_is_refused() -> None:
+    with pytest.raises(ValidationError, match="qk_norm_eps: needs `qk_norm: true`"):
+        ImageViTConfig(qk_norm_eps=1e-5)

@@ -9,13 +9,13 @@ from helpers.saved_state import forget_values
 from torch import Tensor, nn
 
 from lit_attn.config import signatures
-from lit_attn.config.models import language, vision
+from lit_attn.config.models import columns, language, vision
 from lit_attn.config.models.base import Model
 from lit_attn.config.models.external import ExternalModel
 from lit_attn.extras import require_mmseg
 
 # Importing these modules registers the kinds of models.
-REGISTERED = (language, vision)
+REGISTERED = (columns, language, vision)
 
 SMALL: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "ffn": {"width": 16}}
 IMAGES = signatures.ImageLabels((3, 16, 16), classes=5)
@@ -36,6 +36,7 @@ CASES: list[tuple[dict[str, Any], signatures.Signature]] = [
     ({"kind": "sequence-classifier"}, LABELLED),
     ({"kind": "sequence-classifier"}, PAIRS),
     ({"kind": "encoder-decoder"}, PARALLEL),
+    ({"kind": "feature-transformer"}, signatures.ColumnLabels(3, (12, 14), classes=5)),
     ({"kind": "segmenter", "patch": 4}, signatures.ImageMasks((3, 16, 16), 5, 255)),
 ]
 CASES += [({"kind": "gpt", "positions": positions}, STREAM) for positions in POSITIONS]

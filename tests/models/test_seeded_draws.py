@@ -11,9 +11,10 @@ from torch import nn
 
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.models.base import FFN, Model
+from lit_attn.config.models.columns import FeatureTransformerConfig
 from lit_attn.config.models.language import GPTConfig, Init, SequenceClassifierConfig
 from lit_attn.config.models.vision import ImageViTConfig, SegmenterConfig, ViTConfig
-from lit_attn.config.signatures import ImageLabels
+from lit_attn.config.signatures import ColumnLabels, ImageLabels
 from lit_attn.models import language
 from lit_attn.models.seeded_draws import by_name
 from lit_attn.schema.plugins import load_parts
@@ -54,6 +55,10 @@ FAMILIES: dict[str, tuple[Model, Callable[..., nn.Module]]] = {
         lambda model: language.GPT(model, 11, 8),
     ),
     "sequence": (SequenceClassifierConfig(**SMALL), classifier),
+    "columns": (
+        FeatureTransformerConfig(**SMALL),
+        lambda model: model.build(ColumnLabels(3, (4,), 5)),
+    ),
 }
 ELSEWHERE = {"segmenter": (SegmenterConfig(**SMALL, patch=4), images)}
 

@@ -86,6 +86,10 @@ row of a set-up has the runs to which such a difference applies.
 Talking heads have no released training code. `tests/attention/test_mechanisms.py` trains this
 project's layer beside the one that timm has for CaiT, without the biases that only timm's has.
 
+Mechanisms that are no published set-up of this project are compared as single layers: output and
+gradients, in float64, from the same parameters (`tests/released/mechanisms.py`). The section of a
+preset in [mechanisms.md](mechanisms.md) names its released code, or the reason why there is none.
+
 The comparison covers half precision, two ranks and `torch.compile` in one run each (`bf16`, `ddp`
 and `compile` of nanoGPT), and the reading of image files in the evaluation of local_vit. A
 [second table](#input-pipelines) compares the images of training, after reading and augmentation.

@@ -219,3 +219,22 @@ def test_ranks_of_which_one_percent_differ_need_no_figure(others: int, is_drawn:
     ranks[:others, 0] = 16
     recorded = diagnostics.Diagnostics(pd.DataFrame(), {"standard": [{"rank.1": ranks}]})
     assert (diagnostics.DRAWERS["ranks"](recorded, "standard") is not None) == is_drawn
+
+
+@pytest.mark.parametrize("kind", ["norm", "cos"])
+def test_the_first_token_has_drawings_of_its_own_values(kind: str) -> None:
+    rows = []
+    for step in STEPS:
+        rows.append(("belief", step, 1, None, f"{kind}-mh", 2.0))
+        rows.append(("belief", step, 1, None, f"{kind}-mh@1", step / 1000))
+        rows.append(("belief", step, 1, None, f"{kind}-delta@1", step / 2000))
+    values = pd.DataFrame(rows, columns=["variant", *DiagnosticRow._fields])
+    recorded = diagnostics.Diagnostics(values, {})
+    name = {"norm": "first-norms", "cos": "first-angles"}[kind]
+    figure = diagnostics.PAPER_DRAWERS[name](recorded, "belief")
+    assert figure is not None
+    curves = {tuple(line.get_ydata()) for line in figure.axes[0].lines}
+    expected = {tuple(step / scale for step in STEPS) for scale in (1000, 2000)}
+    assert expected <= curves
+    only_means = recorded._replace(values=values[values["name"] == f"{kind}-mh"])
+    assert diagnostics.PAPER_DRAWERS[name](only_means, "belief") is None

@@ -134,6 +134,8 @@ def test_every_reading_of_a_page_exists_and_every_variant_is_on_a_page(name: str
 @pytest.mark.parametrize("size", ["", "embedded", "real"])
 def test_figures_of_attention_layers_have_studies_that_record_them(size: str) -> None:
     recorded_by = {
+        "first-norms": "residual",
+        "first-angles": "residual",
         "norms": "residual",
         "angles": "residual",
         "ranks": "rank",
@@ -367,3 +369,19 @@ def test_papers_of_a_wheel_are_found_outside_a_clone(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("lit_attn.config.papers.SHIPPED", ROOT)
     assert read_paper("attentionx").path == ROOT / "experiments/papers/attentionx.yaml"
+
+
+def test_the_printed_tables_and_figures_are_whole_or_have_one_sentence_why_not() -> None:
+    """56 of them measure something (the others are drawings, code and lists)."""
+    total = 0
+    reasons = []
+    for name in NAMES:
+        for item in paper(name).printed_items().values():
+            total += 1
+            if item.lacks:
+                reasons.append(item.lacks)
+    assert total == 56
+    assert len(reasons) == 5
+    for reason in reasons:
+        assert reason.count(". ") == 0
+        assert reason.endswith(".")

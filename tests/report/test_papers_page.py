@@ -21,7 +21,7 @@ from lit_attn.report.papers import make_entries, read_records
 from lit_attn.report.papers_page import make_tables, write_paper
 
 
-def test_a_table_without_results_has_empty_rows_for_our_values(tmp_path: Path) -> None:
+def test_a_table_without_results_has_counts_and_otherwise_empty_rows(tmp_path: Path) -> None:
     source = read_paper("belief2", "", FOLDER)
     table = make_tables(source, source.paper.tables["2"], {}, "Table 2.")[0]
     assert table.headings == ["", "Attention", "Belief-Attention", "Belief2-Attention"]
@@ -29,7 +29,7 @@ def test_a_table_without_results_has_empty_rows_for_our_values(tmp_path: Path) -
         ["val acc.", "72.01±0.20", "74.18±0.25", "76.15±0.25"],
         ["ours", "", "", ""],
         ["model size", "3.38M", "<", "<"],
-        ["ours", "", "", ""],
+        ["ours", "3.38M (counted)", "3.38M (counted)", "3.38M (counted)"],
         ["time/epoch (s)", "43.42", "55.52", "59.74"],
         ["ours", "", "", ""],
     ]

@@ -127,13 +127,13 @@ def test_a_study_trains_with_parts_from_a_file(tmp_path: Path) -> None:
     """Both processes of a cell import the file, and so does a cell that runs again alone."""
     (tmp_path / "mine.py").write_text(PARTS)
     write_study(tmp_path)
-    finished = run(tmp_path, "lit_attn.ablate", "study.yaml", "--jobs", "1")
+    finished = run_python(tmp_path, "-m", "lit_attn.ablate", "study.yaml", "--jobs", "1")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     (cell,) = cells(tmp_path, "mine")
     config = yaml.safe_load((cell / "config.yaml").read_text())
     assert config["experiment"]["optimizer"] == {"kind": "plain", "lr": 0.1, "weight_decay": 0.0}
     (cell / "result.json").unlink()
-    repeated = run(tmp_path, "lit_attn.train", str(cell))
+    repeated = run_python(tmp_path, "-m", "lit_attn.train", str(cell))
     assert repeated.returncode == 0, repeated.stderr
 
 

@@ -60,16 +60,22 @@ def values(recorded: NetworkDiagnostics) -> Values:
 
 
 @torch.no_grad()
-def by_definition(layer: Attention, stream: Tensor, x: Tensor) -> Iterator[tuple[Any, str, float]]:
+def by_definition(
+    layer: Attention, stream: Tensor, x: Tensor, first_values: Tensor | None
+) -> Iterator[tuple[Any, str, float]]:
     """Yield head, name and value for a bidirectional layer from the reference, with numpy loops."""
     batch, n, _ = x.shape
-    q, keys, v = reference.project(layer, x, None)
+    q, keys, v = reference.project(layer, x, None, first_values=first_values)
     all_see = reference.may_attend(n, None, False, False)
     if isinstance(layer.spec.similarity, LinearConfig):
         weights = reference.linear(layer.similarity, q, keys, all_see, False)
     else:
         weights = reference.weights(layer, x, q, keys, all_see, None)
     h = layer.spec.normaliser.reference_heads(layer.normaliser, weights @ v)
+    h = layer.spec.filter.reference_heads(layer.filter, h)
+    h = layer.spec.pair.reference(layer.pair, x, h)
+    weights = layer.spec.pair.reference(layer.pair, x, weights)
+    v = v[:, :: layer.spec.pair.queries]
     for m in range(HEADS):
         ranks = [np.linalg.matrix_rank(weights[b, m].numpy(), tol=1e-6) for b in range(batch)]
         yield m + 1, "rank", float(np.mean(ranks))
@@ -101,6 +107,8 @@ def by_definition(layer: Attention, stream: Tensor, x: Tensor) -> Iterator[tuple
     for m in range(HEADS):
         qk += sum(rows(w_q, m).T @ rows(key, m) for key in all_keys)
         ov += rows(w_v, m).T @ rows(layer.proj.weight.T, m)
+        if layer.pair.projection is not None:
+            qk += rows(layer.pair.projection.weight, m).T @ rows(w_k, m)
         if layer.z is not None:
             qk += rows(layer.z.weight, m).T @ rows(layer.z.weight, m)
     for name, product in (("qk", qk), ("ov", ov)):
@@ -124,9 +132,13 @@ def test_every_preset_has_the_diagnostics_of_the_formulas(name: str) -> None:
     with torch.no_grad():
         x = network._pos_embed(network.patch_embed(images()))
         expected: Values = {}
+        first_values = None
         for number, block in enumerate(network.blocks, start=1):
-            for head, quantity, value in by_definition(block.attn, x, block.norm1(x)):
+            normed = block.norm1(x)
+            for head, quantity, value in by_definition(block.attn, x, normed, first_values):
                 expected[number, head, quantity] = value
+            if first_values is None:
+                first_values = reference.project(block.attn, normed, None)[2].transpose(1, 2)
             x = block(x)
     actual = values(diagnose_network(network, images()))
     assert actual.keys() == expected.keys()

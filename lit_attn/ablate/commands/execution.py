@@ -228,8 +228,10 @@ def _write_tables(matrices: list[Matrix], options: StudyOptions) -> None:
 
 def _prepare_local(matrices: list[Matrix], options: StudyOptions, launcher: "Launcher") -> "Start":
     """Return the function that runs cells on this machine. Raises ConfigError if a cell cannot."""
+    from lit_attn.ablate.early import EarlyTables
     from lit_attn.ablate.runner import Runner, review_nothing
 
+    early = EarlyTables(matrices, options.out, options.reports)
     has_rule = any(matrix.source.study.stop is not None for matrix in matrices)
     review = update_endings if has_rule else review_nothing
     slots = make_slots(options.jobs)
@@ -239,7 +241,11 @@ def _prepare_local(matrices: list[Matrix], options: StudyOptions, launcher: "Lau
     def start(missing: list[Job]) -> "Summary":
         write_line(f"{slots.at_once(job.cell for job in missing)} at once")
         stall = options.stall_seconds
-        return Runner(launcher, slots, make_display(), stall, review).run(missing)
+        runner = Runner(launcher, slots, make_display(), stall, review, early.update)
+        try:
+            return runner.run(missing)
+        finally:
+            early.finish()
 
     return start
 

@@ -34,6 +34,7 @@ class StudyOptions:
     json: bool
     params: bool
     estimate: bool
+    gpu: str | None
     jobs: int | None
     seeds: tuple[int, ...] | None
     changes: Mapping
@@ -103,6 +104,7 @@ def read_options(arguments: Namespace) -> StudyOptions:
         json=arguments.json,
         params=arguments.params,
         estimate=arguments.estimate,
+        gpu=arguments.gpu,
         jobs=arguments.jobs,
         changes=parse_settings(arguments.set),
         seeds=parse_seeds(arguments.seeds),
@@ -131,7 +133,7 @@ def _require_positive_numbers(arguments: Namespace) -> None:
 def _require_conditions(arguments: Namespace) -> None:
     """Raise ConfigError for an option without the option that it needs."""
     conditions = {
-        "--dry-run": (arguments.dry_run, ("params", "estimate", "json")),
+        "--dry-run": (arguments.dry_run, ("params", "estimate", "gpu", "json")),
         "--launcher slurm": (arguments.launcher == "slurm", ("cancel", "cancel_removed")),
         "--paper": (arguments.paper, ("table", "small", "cost")),
     }
@@ -139,7 +141,9 @@ def _require_conditions(arguments: Namespace) -> None:
         for name in names:
             if getattr(arguments, name) and not is_met:
                 raise ConfigError(f"--{name.replace('_', '-')}: needs {condition}")
-    for name in ("params", "estimate", "quiet_timing"):
+    if arguments.gpu and arguments.estimate:
+        raise ConfigError("--gpu: lists cells with their memory; leave out --estimate")
+    for name in ("params", "estimate", "gpu", "quiet_timing"):
         if arguments.json and getattr(arguments, name):
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(f"--json: lists cells only; leave out {option}")

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from lit_attn.config.data.base import find_paths, method
 from lit_attn.config.data.images import OwnClasses, OwnTargets
-from lit_attn.config.data.text import Bytes, Labelled, NamedTokens, OwnLabels, Tokenizer
+from lit_attn.config.data.text import Labelled, NamedTokens, TokenizedLabels
 from lit_attn.config.signatures import TaggedTokens
 from lit_attn.schema.base import Config, consistency_check, outside_identity
 
@@ -107,27 +107,16 @@ class TableText(Table, NamedTokens, kind="table-text"):
     texts: ClassVar = method("lit_attn.data.tables:read_texts")
 
 
-class LabelledTable(Table, OwnLabels):
+class LabelledTable(Table, TokenizedLabels):
     """Texts and classes (numbers or names)."""
 
     column_keys: ClassVar = ("text", "label")
-    tokenizer: Tokenizer = Field(Bytes(), description="conversion of text to token ids")
     text: str = Field("text", description="column of the texts")
     label: str = Field("label", description="column of the classes")
     has_tags: ClassVar[bool] = False
     """True if a row has a list of words, with a class for each, instead of a text."""
 
     read_samples: ClassVar = method("lit_attn.data.tables:read_samples")
-
-    @consistency_check
-    def _has_room_for_padding(self) -> None:
-        """Refuse a vocabulary without an id for padding."""
-        count = self.tokenizer.vocabulary
-        if self.vocabulary <= count:
-            raise ValueError(
-                f"vocabulary: {self.vocabulary}, but the tokenizer has {count} ids and 0 is"
-                f" padding; choose at least {count + 1}"
-            )
 
 
 class TableLabels(LabelledTable, Labelled, kind="table-labels"):

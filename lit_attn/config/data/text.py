@@ -296,6 +296,31 @@ class OwnLabels(PaddedText):
         return self.classes
 
 
+class TokenizedLabels(OwnLabels):
+    """Labelled texts of the user in files of their own formats, with any tokenizer."""
+
+    tokenizer: Tokenizer = Field(Bytes(), description="conversion of text to token ids")
+
+    @consistency_check
+    def _has_room_for_padding(self) -> None:
+        """Refuse a vocabulary without an id for padding."""
+        count = self.tokenizer.vocabulary
+        if self.vocabulary <= count:
+            raise ValueError(
+                f"vocabulary: {self.vocabulary}, but the tokenizer has {count} ids and 0 is"
+                f" padding; choose at least {count + 1}"
+            )
+
+
+class TextFolder(TokenizedLabels, Labelled, kind="text-folder"):
+    """Text files in folders of classes: path/train/CLASS/*.txt, and path/test or path/val."""
+
+    path: Path = outside_identity(..., "folder of train, and of test or val or both")
+    pairs: Literal[False] = Field(False, description="a sample is one text")
+
+    read_samples: ClassVar = method("lit_attn.data.text.text_folders:read_text_folder")
+
+
 class LabelledText(OwnLabels, Labelled, kind="labelled-text"):
     """Labelled text as bytes: train.tsv, val.tsv and test.tsv with lines `label<TAB>text`.
 

@@ -45,7 +45,20 @@ class Transformer(PackageModel):
         base.require_tiling(self.patch, [final_size, *training_sizes])
 
 
-class ImageViTConfig(Transformer, kind="image-vit"):
+class NormedTransformer(Transformer):
+    """Base of the vision transformers whose heads can have norms of q and k."""
+
+    qk_norm: bool = Field(False, description="RMSNorm with weight on each head's q and k")
+    qk_norm_eps: PositiveFloat = Field(1e-6, description="epsilon of the norms of `qk_norm`")
+
+    @consistency_check
+    def _norms_have_an_effect(self) -> None:
+        """Refuse the epsilon of norms that the heads do not have."""
+        if not self.qk_norm and self.qk_norm_eps != 1e-6:
+            raise ValueError("qk_norm_eps: needs `qk_norm: true`")
+
+
+class ImageViTConfig(NormedTransformer, kind="image-vit"):
     """timm's VisionTransformer for images of any size, with positions resampled to each size.
 
     The defaults are DeiT-S/16 (Touvron et al. 2021). With `pool: average`, which drops the class
@@ -69,7 +82,7 @@ class ImageViTConfig(Transformer, kind="image-vit"):
     norm_eps: PositiveFloat = Field(1e-6, description="epsilon of the LayerNorms")
 
 
-class ViTConfig(Transformer, kind="vit"):
+class ViTConfig(NormedTransformer, kind="vit"):
     """Pre-norm vision transformer with a class token, for images of one size."""
 
     has_one_size = True

@@ -46,6 +46,19 @@ def save_neox(folder: Path, **changes: Any) -> torch.nn.Module:
     return model.double().eval()
 
 
+def save_gpt2(folder: Path, **changes: Any) -> torch.nn.Module:
+    """Save a GPT-2 with random weights, also in norms and biases, and return it in float64."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": 60, "n_positions": 32, "n_embd": 48, "n_layer": 2}
+    config = transformers.GPT2Config(**sizes | {"n_head": 3} | changes)
+    model = transformers.GPT2LMHeadModel(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    model.save_pretrained(folder)
+    return model.double().eval()
+
+
 def tokens() -> Tensor:
     return torch.randint(60, (2, 20), generator=torch.Generator().manual_seed(1))
 
@@ -85,6 +98,51 @@ def assert_converts(model: torch.nn.Module, folder: Path, out: Path) -> torch.nn
 def test_pythia_has_the_logits_of_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
     model = save_neox(tmp_path / "source", **changes)
     assert_converts(model, tmp_path / "source", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"n_inner": 40, "activation_function": "relu", "layer_norm_epsilon": 1e-3},
+        {"tie_word_embeddings": False},
+    ],
+)
+def test_gpt2_has_the_logits_of_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
+    model = save_gpt2(tmp_path / "source", **changes)
+    assert_converts(model, tmp_path / "source", tmp_path / "out")
+
+
+def test_the_released_files_of_gpt2_are_read(tmp_path: Path) -> None:
+    """They lack the part `transformer.` of the names and the head, and have masks."""
+    source = tmp_path / "gpt2"
+    model = save_gpt2(source)
+    state = load_file(source / "model.safetensors")
+    released_state = {name.removeprefix("transformer."): state[name] for name in state}
+    released_state.pop("lm_head.weight", None)
+    released_state["h.0.attn.bias"] = torch.ones(1, 1, 32, 32)
+    released_state["h.0.attn.masked_bias"] = torch.tensor(-1e4)
+    save_file(released_state, source / "model.safetensors")
+    assert_converts(model, source, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scale_attn_weights": False}, "scale_attn_weights: false is not supported"),
+        (
+            {"scale_attn_by_inverse_layer_idx": True},
+            "scale_attn_by_inverse_layer_idx: true is not supported",
+        ),
+        ({"activation_function": "silu"}, "activation_function: 'silu' is not supported"),
+    ],
+)
+def test_a_gpt2_without_an_equal_is_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    save_gpt2(tmp_path / "source", **changes)
+    with pytest.raises(ConfigError, match=message):
+        released.convert(tmp_path / "source", tmp_path / "out")
 
 
 def test_the_released_files_of_pythia_are_read(tmp_path: Path) -> None:

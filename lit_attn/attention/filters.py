@@ -1,0 +1,117 @@
+"""Filters of the matrix of logits, whose numbers depend on other pairs of tokens.
+
+Selective attention: Leviathan et al. 2024, "Selective Attention Improves Transformer",
+https://arxiv.org/abs/2410.02703, section 3.
+
+Shapes: B batch, H heads, n queries, m keys: the cached tokens, and then those of the queries.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_attn.attention.cache import Cache, KeyValues
+from lit_attn.attention.masks import Masks
+from lit_attn.attention.parts import LayerShape
+
+SELECTION = "selection"  # Name in a cache of the votes against each token.
+FIRST = "first"  # Name in a cache of the tokens that no vote counts against.
+
+
+class Filter(nn.Module):
+    """Base of the filters, which see all queries of a call at once.
+
+    Both methods take a (B, H, n, m) and the masks of the call; `visible`, broadcastable to a, is
+    True where a query may attend to a key, and None everywhere. `cache` holds the earlier tokens.
+    """
+
+    is_active = True
+    """False if both methods return their input."""
+
+    def __init__(self, part: Any, shape: LayerShape) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(
+        self, a: Tensor, visible: Tensor | None, masks: Masks, cache: Cache | None
+    ) -> Tensor:
+        """Return the filtered logits; those that are hidden are the lowest number."""
+        return a
+
+    def filter_weights(
+        self, a: Tensor, visible: Tensor | None, masks: Masks, cache: Cache | None
+    ) -> Tensor:
+        """Return the filtered weights; those that are hidden are 0."""
+        return a
+
+    def finish(self, heads: Tensor) -> Tensor:
+        """Return the heads' weighted sums (B, H, n, D) after what follows them; unchanged here."""
+        return heads
+
+    def set_depth(self, layer: int) -> None:
+        """Use the number of the layer, which counts from 0; ignored here."""
+
+
+class NoFilter(Filter):
+    """Unchanged logits and weights."""
+
+    is_active = False
+
+    def forward(
+        self, a: Tensor, visible: Tensor | None, masks: Masks, cache: Cache | None
+    ) -> Tensor:
+        return a
+
+
+class Selective(Filter):
+    """s_ij - sum over u = j + 1 to i - 1 of max(s_uj, 0) of the first head.
+
+    Token u votes against the keys before it, except the first one, for all queries after it.
+    """
+
+    def forward(
+        self, a: Tensor, visible: Tensor | None, masks: Masks, cache: Cache | None
+    ) -> Tensor:
+        n, m = a.shape[-2:]
+        voter = torch.arange(m - n, m, device=a.device).unsqueeze(1)
+        key = torch.arange(m, device=a.device)
+        present = self._find_present(a, masks)
+        is_first = self._find_first(present, m, cache)
+        may_vote = (key < voter) & ~is_first.unsqueeze(-2) & present.unsqueeze(-1)
+        votes = a[:, 0].relu().masked_fill(~may_vote, 0)
+        sums = votes.cumsum(-2)
+        if cache is not None:
+            assert isinstance(cache, KeyValues)
+            if SELECTION in cache.totals:
+                sums = sums + F.pad(cache.totals[SELECTION], (0, n)).unsqueeze(-2)
+            cache.totals[SELECTION] = sums[:, -1].clone()
+        earlier = sums - votes
+        return a - earlier.unsqueeze(1)
+
+    def _find_present(self, a: Tensor, masks: Masks) -> Tensor:
+        """Return (B, n), False where a token of the queries is padding for the first head."""
+        size = (a.shape[0], a.shape[-2])
+        present = masks.present_keys()
+        if present is None:
+            return torch.ones(size, dtype=torch.bool, device=a.device)
+        if present.ndim > 1:
+            present = present.select(-2, 0)
+        return present[..., -size[1] :].expand(size)
+
+    def _find_first(self, present: Tensor, m: int, cache: Cache | None) -> Tensor:
+        """Return (B, m), True for the first token of each sequence that is no padding.
+
+        A later call of a cache has masks that may hide it, so the cache stores it.
+        """
+        b, n = present.shape
+        first_of_call = present & (present.cumsum(-1) == 1)
+        is_first = torch.cat([present.new_zeros(b, m - n), first_of_call], -1)
+        if cache is not None:
+            assert isinstance(cache, KeyValues)
+            if FIRST in cache.totals:
+                known = torch.cat([cache.totals[FIRST], present.new_zeros(b, n)], -1)
+                is_first = torch.where(known.any(-1, keepdim=True), known, is_first)
+            cache.totals[FIRST] = is_first
+        return is_first

@@ -1,0 +1,116 @@
+"""Values of a network's first layer, mixed into those of later layers (value residual).
+
+Zhou et al. 2024, "Value Residual Learning", https://arxiv.org/abs/2410.17897, section 3.
+
+Shapes: B batch, n tokens, H' key heads, D head width.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_attn.attention.parts import LayerShape
+from lit_attn.attention.precision import wide
+from lit_attn.attention.statistics import is_in_backward
+
+
+class FirstValues:
+    """Channel of a network that brings the values of its first layer to later layers.
+
+    The first layer writes its values (B, n, H', D) in each forward pass, and later layers of the
+    same pass read them. Copies of a network, and saved networks, have a channel without values.
+    """
+
+    values: Tensor | None = None
+    open_passes = 0
+    """Forward passes whose gradients have not reached the first layer yet."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return no state: values of a running pass belong to no copy."""
+        return {}
+
+    def write(self, values: Tensor) -> None:
+        """Store the values of the first layer of a new forward pass."""
+        self.values = values
+        if torch.compiler.is_compiling() or is_in_backward():
+            return
+        if values.requires_grad:
+            self.open_passes += 1
+            values.register_hook(self._close_passes)
+
+    def _close_passes(self, gradient: Tensor) -> None:
+        """Note that all later layers have their gradients."""
+        self.open_passes = 0
+
+    def read(self) -> Tensor:
+        """Return the values of the running forward pass.
+
+        Raises RuntimeError if no first layer has written values, and if activation checkpointing
+        computes a layer again after a later forward pass, whose values are stored now.
+        """
+        if self.values is None:
+            raise RuntimeError(
+                "values: the first layer of the network has not computed its values; "
+                "call the complete network"
+            )
+        if not torch.compiler.is_compiling() and is_in_backward() and self.open_passes > 1:
+            raise RuntimeError(
+                "values: activation checkpointing computes a layer of an earlier forward pass "
+                "again, and the values of its first layer are replaced; call backward after each "
+                "forward pass"
+            )
+        return self.values
+
+
+class Values(nn.Module):
+    """Base of the mixtures with the values of the first layer.
+
+    `forward(v, first)` returns the values that the layer uses, from its own v and those of the
+    first layer, (B, n, H', D) each. The first layer itself does not call it.
+    """
+
+    def __init__(self, part: Any, shape: LayerShape) -> None:
+        super().__init__()
+        self.part = part
+
+    def set_depth(self, layer: int) -> None:
+        """Prepare for the number of the layer, which counts from 0; ignored here."""
+
+
+class OwnValues(Values):
+    """The layer's own values."""
+
+    def forward(self, v: Tensor, first: Tensor) -> Tensor:
+        return v
+
+
+class MixedValues(Values):
+    """first v^(0) + layer v, with fixed or learned factors."""
+
+    def __init__(self, part: Any, shape: LayerShape) -> None:
+        super().__init__(part, shape)
+        self.options = shape.options
+        # The factors of v^(0) and of v, if they are learned.
+        self.factors: nn.Parameter | None = None
+        self.set_depth(1)
+
+    def set_depth(self, layer: int) -> None:
+        """Remove the learned factors of the first layer, which would have no gradient."""
+        has_factors = self.part.learned and layer > 0
+        if not has_factors:
+            self.factors = None
+        elif self.factors is None:
+            self.factors = nn.Parameter(torch.empty(2, **self.options))
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.factors is not None:
+            with torch.no_grad():
+                self.factors.copy_(torch.tensor([self.part.first, self.part.layer]))
+
+    def forward(self, v: Tensor, first: Tensor) -> Tensor:
+        if self.factors is None:
+            return self.part.first * first + self.part.layer * v
+        factors = wide(self.factors)
+        return (factors[0] * first + factors[1] * v).to(v.dtype)

@@ -1,0 +1,125 @@
+"""Multi-token attention: convolutions of logits and weights over queries and keys, and head maps.
+
+Golovneva et al. 2025, "Multi-Token Attention", https://arxiv.org/abs/2504.00927, section 3, in the
+form of its released code (facebookresearch/RAM, projects/mta).
+
+Shapes: B batch, H heads, D head width, n queries, m keys, C_q and C_k sizes of a kernel, C_h heads
+of a group.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_attn.attention.cache import Cache, KeyValues
+from lit_attn.attention.filters import Filter
+from lit_attn.attention.masks import Masks
+from lit_attn.attention.parts import LayerShape
+from lit_attn.attention.precision import wide, without_autocast
+
+# Added to the mean square in the RMSNorm of the heads (the released code's value).
+EPS = 1e-5
+
+
+class MultiToken(Filter):
+    """Convolution and head map of the logits, the same of the weights, then norm and gate.
+
+    Hidden numbers count as 0 in a convolution, and so do those of queries that are padding.
+    """
+
+    def __init__(self, part: Any, shape: LayerShape) -> None:
+        super().__init__(part, shape)
+        heads = shape.heads
+        group = part.group or heads
+        size = (heads, part.queries, part.keys)
+        self.width = shape.dim
+        self.logit_kernel = nn.Parameter(torch.empty(size, **shape.options))
+        self.weight_kernel = nn.Parameter(torch.empty(size, **shape.options))
+        self.logit_heads = nn.Parameter(torch.empty(heads, heads, **shape.options))
+        self.weight_heads = nn.Parameter(torch.empty(heads // group, group, group, **shape.options))
+        self.norm = nn.Parameter(torch.empty(shape.head_dim, **shape.options))
+        self.gate: nn.Linear | None = None
+        if part.gate:
+            self.gate = nn.Linear(shape.head_dim, 1, **shape.options)
+        self.factor = 1.0
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start as the standard layer before the norm, as in the released code."""
+        with torch.no_grad():
+            for kernel in (self.logit_kernel, self.weight_kernel):
+                kernel.zero_()
+                # The query itself is the last row, and the key itself the middle column.
+                kernel[:, -1, self.part.keys // 2] = 1
+            self.logit_heads.copy_(torch.eye(len(self.logit_heads)))
+            self.weight_heads.copy_(torch.eye(self.weight_heads.shape[-1]))
+            self.norm.fill_(1)
+        if self.gate is not None:
+            std = self.width**-0.5
+            nn.init.trunc_normal_(self.gate.weight, std=std, a=-3 * std, b=3 * std)
+
+    def set_depth(self, layer: int) -> None:
+        """Set the factor of the norm, 1 - lambda_init of differential attention."""
+        if self.part.rescale == "depth":
+            self.factor = 0.2 + 0.6 * math.exp(-0.3 * layer)
+
+    def forward(
+        self, a: Tensor, visible: Tensor | None, masks: Masks, cache: Cache | None
+    ) -> Tensor:
+        with without_autocast(a):
+            a = self._convolve(_zero_hidden(wide(a), visible, masks), self.logit_kernel, cache, "s")
+            return torch.einsum("gh,bhij->bgij", wide(self.logit_heads), a)
+
+    def filter_weights(
+        self, a: Tensor, visible: Tensor | None, masks: Masks, cache: Cache | None
+    ) -> Tensor:
+        dtype = a.dtype
+        with without_autocast(a):
+            shown = _zero_hidden(wide(a), visible, masks)
+            convolved = self._convolve(shown, self.weight_kernel, cache, "a")
+            if visible is not None:
+                convolved = convolved.masked_fill(~visible, 0)
+            grouped = convolved.unflatten(1, self.weight_heads.shape[:2])
+            mixed = torch.einsum("kgh,bkhij->bkgij", wide(self.weight_heads), grouped)
+            return mixed.flatten(1, 2).to(dtype)
+
+    def _convolve(self, a: Tensor, kernel: Tensor, cache: Cache | None, name: str) -> Tensor:
+        """Return each head of a, convolved with its kernel over earlier queries and near keys."""
+        earlier = self.part.queries - 1
+        beside = self.part.keys // 2
+        before = a.new_zeros(*a.shape[:2], earlier, a.shape[-1])
+        if cache is not None:
+            assert isinstance(cache, KeyValues)
+            key = f"multi-token {name}"
+            if key in cache.totals:
+                stored = cache.totals[key]
+                # Earlier queries do not see the new keys.
+                before = F.pad(stored, (0, a.shape[-1] - stored.shape[-1]))
+            rows = torch.cat([before, a], -2)
+            cache.totals[key] = rows[..., rows.shape[-2] - earlier :, :].clone()
+        else:
+            rows = torch.cat([before, a], -2)
+        padded = F.pad(rows, (beside, beside))
+        return F.conv2d(padded, wide(kernel).unsqueeze(1), groups=len(kernel))
+
+    def finish(self, heads: Tensor) -> Tensor:
+        """Return the norm of each head with shared weights, times a gate from the norm's result."""
+        normed = self.factor * F.rms_norm(wide(heads), heads.shape[-1:], wide(self.norm), eps=EPS)
+        if self.gate is not None:
+            opened = torch.sigmoid(wide(self.gate(normed.to(self.gate.weight.dtype))))
+            normed = normed * opened
+        return normed.to(heads.dtype)
+
+
+def _zero_hidden(a: Tensor, visible: Tensor | None, masks: Masks) -> Tensor:
+    """Return a (B, H, n, m) with 0 where a key is hidden or the query is padding."""
+    if visible is not None:
+        a = a.masked_fill(~visible, 0)
+    present = masks.present_keys()
+    if present is not None:
+        is_padding = ~present[..., -a.shape[-2] :].unsqueeze(-1)
+        a = a.masked_fill(is_padding, 0)
+    return a

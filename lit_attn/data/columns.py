@@ -1,0 +1,289 @@
+"""Rows of numbers and categories from tables, and their batches.
+
+Shapes: N rows, F columns of numbers, C columns of categories, K numbers to predict.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lit_attn.config.data.columns import ColumnClasses, Columns
+from lit_attn.data.labels import measure_largest_class, warn_of_missing_labels
+from lit_attn.data.log import LOG
+from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
+from lit_attn.data.rows import NUMBER
+from lit_attn.data.sets import digest, require_classes
+from lit_attn.data.tables import load_rows
+from lit_attn.schema.errors import ConfigError, plural, suggest
+
+Batch = tuple[Tensor, ...]
+
+
+class Rows(NamedTuple):
+    """Complete rows of one split: where they come from, their numbers, and the cells by column."""
+
+    source: str
+    numbers: list[int]
+    cells: dict[str, list[Any]]
+
+    def choose(self, places: list[int]) -> "Rows":
+        """Return the rows at some places."""
+        cells = {name: [column[i] for i in places] for name, column in self.cells.items()}
+        return Rows(self.source, [self.numbers[i] for i in places], cells)
+
+    def place(self, index: int, column: str) -> str:
+        """Return the words for a cell in an error."""
+        return f"{self.source}: row {self.numbers[index]} of '{column}'"
+
+
+class ColumnSplit(NamedTuple):
+    """Numbers (N, F) float32, categories (N, C) int64, and classes (N,) or targets (N, K)."""
+
+    numbers: NDArray[np.float32]
+    categories: NDArray[np.int64]
+    targets: NDArray[Any]
+
+
+class ColumnData(DataModule):
+    """Batches of rows. An epoch has every training row once, in an order of its own."""
+
+    def __init__(self, data: Columns, seed: int, device: torch.device) -> None:
+        super().__init__(data, seed, device)
+        arrays = read_columns(data)
+        # Training rows stay on the CPU, where worker processes can read them.
+        self.tensors: dict[str, Batch] = {}
+        for split, content in arrays.items():
+            place = torch.device("cpu") if split == "train" else device
+            self.tensors[split] = tuple(torch.from_numpy(array).to(place) for array in content)
+        self.splits = [split for split in ("val", "test") if split in arrays]
+        if isinstance(data, ColumnClasses):
+            labels = {split: content.targets for split, content in arrays.items()}
+            warn_of_missing_labels(labels, data.classes)
+            self.largest_class = measure_largest_class(labels)
+        self.set_epoch(len(arrays["train"].targets), drop_last=True)
+
+    def fingerprint(self) -> str:
+        parts = [tensor.cpu().numpy() for split in self.tensors.values() for tensor in split]
+        return digest(parts)
+
+    def batch(self, step: int) -> Batch:
+        chosen = self.share(self.rows(step, self._draw_order))
+        return tuple(tensor[chosen].to(self.device) for tensor in self.tensors["train"])
+
+    def _draw_order(self, epoch: int) -> Tensor:
+        """Return the order (N,) of the training rows in an epoch."""
+        count = len(self.tensors["train"][0])
+        return torch.from_numpy(numpy_generator(self.seed, "order", epoch).permutation(count))
+
+    def evaluation_loader(self, split: str) -> EvaluationLoader:
+        tensors = self.tensors[split]
+        count = len(tensors[0])
+        rows = self.share(torch.arange(count))
+        units = [part.tolist() for part in rows.split(self.eval_batch_size)]
+        batches = units
+        if len(rows) == 0:
+            # A process without rows evaluates the first one as padding.
+            batches = [[0]]
+            units = [[count]]
+
+        def load(batches: Any) -> Iterator[Batch]:
+            return (tuple(tensor[chosen] for tensor in tensors) for chosen in batches)
+
+        return EvaluationLoader(batches, load, units, count)
+
+
+def read_columns(data: Columns) -> dict[str, ColumnSplit]:
+    """Return the splits "train", "test" and perhaps "val"; a single evaluated split is "test".
+
+    Rows with an empty cell are left out and counted in a warning. Raises ConfigError, which names
+    the row, for a cell that is no number and for a class that train lacks.
+    """
+    tables = load_rows(data)
+    if "test" not in tables:
+        tables["test"] = tables.pop("val")
+    rows = {split: _read_complete_rows(data, split, table) for split, table in tables.items()}
+    if data.validation and "val" not in rows:
+        rows["train"], rows["val"] = _hold_out(data, rows["train"])
+    numbers = _read_numbers(data, rows)
+    categories = _read_categories(data, rows)
+    targets = _read_targets(data, rows)
+    return {
+        split: ColumnSplit(numbers[split], categories[split], targets[split])
+        for split in ("train", "val", "test")
+        if split in rows
+    }
+
+
+def _read_complete_rows(data: Columns, split: str, table: Any) -> Rows:
+    """Return the rows without an empty cell; warn of the others with their number by column."""
+    source = f"data.{split}: {data.files.get(split, data.hub)}"
+    cells = {name: list(table[name]) for name in data.columns.values()}
+    count = len(next(iter(cells.values())))
+    complete = []
+    left_out: Counter[str] = Counter()
+    for row in range(count):
+        empty = [name for name, column in cells.items() if _is_missing(column[row])]
+        if empty:
+            left_out[empty[0]] += 1
+        else:
+            complete.append(row)
+    if left_out:
+        counts = [f"{name} ({number:,})" for name, number in left_out.items()]
+        LOG.warning(
+            "%s: %s of %s are left out, because a cell is empty: %s",
+            source,
+            f"{left_out.total():,}",
+            plural(count, "row"),
+            ", ".join(counts),
+        )
+    if not complete:
+        raise ConfigError(
+            f"{source}: no row has all cells; fill the empty ones, or read fewer columns"
+        )
+    return Rows(source, list(range(count)), cells).choose(complete)
+
+
+def _is_missing(cell: Any) -> bool:
+    """Return True for an empty cell; tables of numbers mark it with NaN."""
+    return cell is None or cell == "" or (isinstance(cell, float) and math.isnan(cell))
+
+
+def _hold_out(data: Columns, train: Rows) -> tuple[Rows, Rows]:
+    """Return the training rows and `data.validation` rows of them, which are always the same."""
+    count = len(train.numbers)
+    if data.validation >= count:
+        raise ConfigError(
+            f"data.validation: {data.validation} of {plural(count, 'row')} leave none"
+        )
+    order = numpy_generator(0, "validation", 0).permutation(count).tolist()
+    held_out = sorted(order[: data.validation])
+    return train.choose(sorted(order[data.validation :])), train.choose(held_out)
+
+
+def _to_numbers(rows: Rows, column: str) -> NDArray[np.float64]:
+    """Return the numbers (N,) of a column; ConfigError for a cell that is no finite number."""
+    values = []
+    for index, cell in enumerate(rows.cells[column]):
+        try:
+            # Python reads 1_000 as a number, and no other program writes it.
+            value = math.nan if "_" in str(cell) else float(cell)
+        except (TypeError, ValueError):
+            value = math.nan
+        if not math.isfinite(value):
+            raise ConfigError(
+                f"{rows.place(index, column)} is {cell!r:.60}, which is no number; correct it, "
+                "empty the cell to leave the row out, or read the column in `categories`"
+            )
+        values.append(value)
+    return np.asarray(values)
+
+
+def _read_numbers(data: Columns, rows: dict[str, Rows]) -> dict[str, NDArray[np.float32]]:
+    """Return the numbers (N, F) of each split, standardised by those of train."""
+    columns: dict[str, list[NDArray[np.float32]]] = {split: [] for split in rows}
+    for name in data.numbers:
+        trained = _to_numbers(rows["train"], name)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = trained.mean()
+            deviation = trained.std()
+        if not math.isfinite(deviation):
+            raise ConfigError(f"data.numbers: the values of '{name}' are too large; divide them")
+        if deviation == 0:
+            LOG.warning("data.numbers: '%s' has one value in all rows of train", name)
+            deviation = 1.0
+        for split, content in rows.items():
+            standardised = (_to_numbers(content, name) - mean) / deviation
+            columns[split].append(standardised.astype(np.float32))
+    return {split: _stack(rows[split], columns[split], np.float32) for split in rows}
+
+
+def _read_categories(data: Columns, rows: dict[str, Rows]) -> dict[str, NDArray[np.int64]]:
+    """Return the ids (N, C) of the categories of each split; 0 is a value that train lacks."""
+    columns: dict[str, list[NDArray[np.int64]]] = {split: [] for split in rows}
+    for name in data.category_columns:
+        values = sorted({str(cell) for cell in rows["train"].cells[name]})
+        if len(values) > data.categories[name]:
+            raise ConfigError(
+                f"data.categories.{name}: {data.categories[name]}, but train has "
+                f"{plural(len(values), 'value')}; set {len(values)}, or read the "
+                "column in `numbers`"
+            )
+        ids = {value: number for number, value in enumerate(values, start=1)}
+        for split, content in rows.items():
+            numbers = [ids.get(str(cell), 0) for cell in content.cells[name]]
+            columns[split].append(np.asarray(numbers, np.int64))
+            unknown = numbers.count(0)
+            if unknown:
+                LOG.warning(
+                    "%s: %s of %s have a value of '%s' that train lacks",
+                    content.source,
+                    f"{unknown:,}",
+                    plural(len(numbers), "row"),
+                    name,
+                )
+    return {split: _stack(rows[split], columns[split], np.int64) for split in rows}
+
+
+def _stack(rows: Rows, columns: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    """Return columns (N,) side by side; without a column, (N, 0)."""
+    if not columns:
+        return np.empty((len(rows.numbers), 0), dtype)
+    return np.stack(columns, axis=1)
+
+
+def _read_targets(data: Columns, rows: dict[str, Rows]) -> dict[str, NDArray[Any]]:
+    """Return the classes (N,) int64 or the numbers to predict (N, K) float32 of each split."""
+    if isinstance(data, ColumnClasses):
+        return _read_labels(data, rows)
+    names = data.columns
+    targets = [column for key, column in names.items() if key.startswith("targets.")]
+    result = {}
+    for split, content in rows.items():
+        numbers = [_to_numbers(content, name).astype(np.float32) for name in targets]
+        result[split] = np.stack(numbers, axis=1)
+    return result
+
+
+def _read_labels(data: ColumnClasses, rows: dict[str, Rows]) -> dict[str, NDArray[Any]]:
+    """Return the classes of each split: whole numbers, or the places of names among train's."""
+    numbered = {}
+    for split, content in rows.items():
+        numbered[split] = [_read_whole_number(cell) for cell in content.cells[data.label]]
+    labels = {}
+    if not any(None in numbers for numbers in numbered.values()):
+        for split, numbers in numbered.items():
+            labels[split] = np.asarray(numbers, np.int64)
+    else:
+        names = sorted({str(cell) for cell in rows["train"].cells[data.label]})
+        places = {name: number for number, name in enumerate(names)}
+        for split, content in rows.items():
+            for index, cell in enumerate(content.cells[data.label]):
+                if str(cell) not in places:
+                    raise ConfigError(
+                        f"{content.place(index, data.label)} is '{cell}', no class of train"
+                        f"{suggest(str(cell), names)}"
+                    )
+            numbers_of_names = [places[str(cell)] for cell in content.cells[data.label]]
+            labels[split] = np.asarray(numbers_of_names, np.int64)
+    for split, values in labels.items():
+        require_classes(split, values, data.classes)
+    return labels
+
+
+def _read_whole_number(cell: Any) -> int | None:
+    """Return the whole number that a cell has in any form, or None for another cell."""
+    if isinstance(cell, bool):
+        return None
+    if isinstance(cell, float) and cell.is_integer():
+        return int(cell)
+    if isinstance(cell, int):
+        return cell
+    if isinstance(cell, str) and NUMBER.fullmatch(cell):
+        return int(cell)
+    return None

@@ -1,0 +1,64 @@
+"""Text files in folders of classes: path/SPLIT/CLASS/*.txt."""
+
+import numpy as np
+
+from lit_attn import files
+from lit_attn.config.data.text import TextFolder
+from lit_attn.data.class_folders import TEXTS, ClassTree, read_class_folders
+from lit_attn.data.folders import natural_order
+from lit_attn.data.log import LOG
+from lit_attn.data.text.labelled import Sample
+from lit_attn.data.text.tokenizers import Encoder
+from lit_attn.schema.errors import plural
+
+EMPTY_TEXT = " "  # Text of an empty file: a sample needs a token.
+
+
+def read_text_folder(data: TextFolder) -> dict[str, list[Sample]]:
+    """Return the samples of "train", "val" and "test"; each of the last may be both.
+
+    Raises ConfigError for folders that do not match `data` and for a file that is not UTF-8. Warns
+    about empty files.
+    """
+    trees = read_class_folders(data.path, data.classes, TEXTS)
+    labels = {name: number for number, name in enumerate(trees["train"].files)}
+    texts = {split: _read_texts(tree) for split, tree in trees.items()}
+    # A vocabulary of words is learned from the training texts.
+    encoder = data.tokenizer.encoder(text for _, text in texts["train"])
+    samples = {}
+    for split, named_texts in texts.items():
+        samples[split] = _make_samples(named_texts, labels, encoder)
+    return {"val": samples["test"]} | samples
+
+
+def _read_texts(tree: ClassTree) -> list[tuple[str, str]]:
+    """Return (class, text) of every file of a split, in the natural order of the paths."""
+    texts = []
+    empty_files = 0
+    for name, paths in tree.files.items():
+        for path in sorted(paths, key=lambda path: natural_order(str(path))):
+            text = files.read_text(path)
+            if not text:
+                empty_files += 1
+            texts.append((name, text or EMPTY_TEXT))
+    if empty_files:
+        LOG.warning(
+            "data.path: %s: %s of %s are empty, and each is read as one space",
+            tree.folder,
+            f"{empty_files:,}",
+            plural(len(texts), "text"),
+        )
+    return texts
+
+
+def _make_samples(
+    named_texts: list[tuple[str, str]], labels: dict[str, int], encoder: Encoder
+) -> list[Sample]:
+    """Return a sample for each (class, text)."""
+    encoded = encoder.encode([text for _, text in named_texts])
+    samples = []
+    for (name, _), document in zip(named_texts, encoded, strict=True):
+        # The last id of a document is its end, and id 0 of a sample is padding.
+        ids = np.asarray(document[:-1], np.uint16) + np.uint16(1)
+        samples.append(Sample((ids,), labels[name]))
+    return samples

@@ -1,0 +1,109 @@
+"""Blocks of a network: the repeated modules, each with its attention layers.
+
+FSDP shards a network block by block (lit_attn.models.sharding). Recomputation, also known as
+activation checkpointing or gradient checkpointing, keeps the inputs of a block alone and computes
+the block once more for its gradient.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
+
+from lit_attn.attention.layer import TokenLayer
+from lit_attn.schema.errors import ConfigError
+
+
+def find_blocks(network: nn.Module, key: str) -> dict[str, nn.Module]:
+    """Return the blocks of `network` by name, in the order of its modules.
+
+    A block is the smallest module that contains an attention layer and is an item of an
+    nn.ModuleList or nn.Sequential. Raises ConfigError, which begins with the configuration's `key`,
+    for an attention layer outside a block.
+    """
+    modules = dict(network.named_modules())
+    blocks: dict[str, nn.Module] = {}
+    for path, module in modules.items():
+        if not isinstance(module, TokenLayer):
+            continue
+        name = _find_block_of(path, modules)
+        if name is None:
+            raise ConfigError(
+                f"{key}: the attention layer '{path}' is in no block: no module that contains it "
+                "is an item of a torch.nn.ModuleList or torch.nn.Sequential; "
+                "put the blocks of the model into such a list"
+            )
+        blocks[name] = modules[name]
+    if not blocks:
+        raise ConfigError(f"{key}: {type(network).__name__} has no blocks with attention layers")
+    return _without_outer_blocks(blocks)
+
+
+def _find_block_of(path: str, modules: dict[str, nn.Module]) -> str | None:
+    """Return the name of the block that contains the layer at `path`."""
+    name, _, _ = path.rpartition(".")
+    while name:
+        parent, _, _ = name.rpartition(".")
+        if isinstance(modules[parent], nn.ModuleList | nn.Sequential):
+            return name
+        name = parent
+    return None
+
+
+def _without_outer_blocks(blocks: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return the blocks that contain no other block."""
+    inner = {}
+    for name, block in blocks.items():
+        contains_another = any(other.startswith(f"{name}.") for other in blocks)
+        if not contains_another:
+            inner[name] = block
+    return inner
+
+
+def require_recomputable(network: nn.Module, key: str) -> None:
+    """Raise ConfigError, which begins with `key`, if a block cannot be computed twice in a step."""
+    for block_name, block in find_blocks(network, key).items():
+        for name, module in block.named_modules():
+            if isinstance(module, _NormBase) and module.track_running_stats:
+                path = f"{block_name}.{name}" if name else block_name
+                raise ConfigError(
+                    f"{key}: '{path}' ({type(module).__name__}) averages statistics over the steps,"
+                    " and a block that is computed twice would count each step twice; write none"
+                )
+
+
+def recompute_blocks(network: nn.Module, key: str = "training.recompute") -> None:
+    """Let the blocks of `network` keep their inputs only, and compute the rest for the gradient.
+
+    The second computation has the random numbers of the first, so dropout is the same. This
+    replaces `forward` of each block, so parameters keep their names, and it must follow any copy of
+    the network.
+    """
+    for block in find_blocks(network, key).values():
+        block.forward = _recomputed(block.forward)
+
+
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `forward`, computed once more in the backward pass."""
+
+    @functools.wraps(forward)
+    def compute(*inputs: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*inputs, **named)
+        return checkpoint(forward, *inputs, use_reentrant=False, **named)
+
+    return compute
+
+
+def compile_blocks(network: nn.Module, mode: str, key: str = "training.compile") -> None:
+    """Compile the forward pass of each block of `network` alone, with torch.compile in `mode`.
+
+    What surrounds a block is not compiled: the exchange of its weights, and its recomputation. Call
+    this before `recompute_blocks`.
+    """
+    for block in find_blocks(network, key).values():
+        block.forward = torch.compile(block.forward, mode=mode)

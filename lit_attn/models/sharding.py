@@ -1,0 +1,178 @@
+"""Networks whose weights are sharded over several devices with FSDP2.
+
+Each device keeps an equal part of every parameter, of its gradient and of the optimiser's state.
+The devices gather the parameters of one block at a time (`torch.distributed.fsdp.fully_shard`). All
+of them must call a sharded network equally often, because each call waits for the other devices.
+
+Parameters stay in float32 (in the type that they have) and mixed precision is that of autocast, as
+on one device. So a sharded training computes what an unsharded one computes.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from lit_attn.models.blocks import find_blocks
+from lit_attn.schema.errors import ConfigError
+
+KEY = "training.strategy: fsdp"
+"""Beginning of the errors about networks that cannot be sharded."""
+
+
+def require_shardable(network: nn.Module) -> None:
+    """Raise ConfigError if `network` cannot be sharded block by block."""
+    blocks = find_blocks(network, KEY)
+    owners: dict[int, str] = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        if parameter.ndim == 0:
+            raise ConfigError(
+                f"{KEY}: the parameter '{name}' is a number without axes, which has no parts; "
+                "give it the shape (1,), or write ddp"
+            )
+        owner = ""
+        for block_name in blocks:
+            if name.startswith(f"{block_name}."):
+                owner = block_name
+        first_owner = owners.setdefault(id(parameter), owner)
+        if first_owner != owner:
+            raise ConfigError(
+                f"{KEY}: '{name}' is shared between '{first_owner or 'the model'}' and "
+                f"'{owner or 'the model'}', which are gathered at different times; write ddp"
+            )
+
+
+def shard(network: nn.Module, mesh: DeviceMesh, methods: Sequence[str] = ()) -> None:
+    """Shard `network` over the devices of `mesh`, first its blocks and then the rest, in place.
+
+    All devices must have the same weights. `methods` names further methods of the network that are
+    called from outside, as `forward` is; those that it does not have are left out.
+    """
+    for block in find_blocks(network, KEY).values():
+        fully_shard(block, mesh=mesh, reshard_after_forward=True)
+    # The rest is needed at the beginning and at the end of the network.
+    fully_shard(network, mesh=mesh, reshard_after_forward=False)
+    for method in methods:
+        if hasattr(network, method):
+            register_fsdp_forward_method(network, method)
+
+
+def is_sharded(network: nn.Module) -> bool:
+    """Return True if the weights of `network` are sharded."""
+    return isinstance(network, FSDPModule)
+
+
+def _list_sharded(network: nn.Module) -> list[FSDPModule]:
+    """Return the modules of `network` whose weights are gathered together."""
+    return [module for module in network.modules() if isinstance(module, FSDPModule)]
+
+
+def reshard(network: nn.Module) -> None:
+    """Release the gathered weights of `network`; without this, those outside its blocks stay."""
+    for module in _list_sharded(network):
+        module.reshard()
+
+
+@contextlib.contextmanager
+def gathered_weights(network: nn.Module) -> Iterator[None]:
+    """Keep all weights of `network` on every device in this context.
+
+    In it, devices may call the network unequally often. Every device must enter it. Gradients
+    cannot be computed. A network that is not sharded stays as it is.
+    """
+    modules = _list_sharded(network)
+    for module in modules:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.set_reshard_after_forward(module is not network, recurse=False)
+            module.reshard()
+
+
+def gather(values: Any, is_kept: bool) -> Any:
+    """Return the nested `values` with full tensors on the CPU in place of sharded ones.
+
+    Every device must call this with the same structure. A device that does not keep the tensors
+    (`is_kept` is False) gets None in their places. One tensor at a time is gathered.
+    """
+    if isinstance(values, DTensor):
+        full = values.full_tensor().detach()
+        return full.cpu() if is_kept else None
+    if isinstance(values, dict):
+        return {key: gather(value, is_kept) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return type(values)([gather(value, is_kept) for value in values])
+    return values
+
+
+def take_part(full: Tensor, like: Tensor) -> Tensor:
+    """Return this device's part of a `full` tensor, sharded as `like` is.
+
+    No device sends anything. The tensor itself is returned if `like` is not sharded or has another
+    shape.
+    """
+    if not isinstance(like, DTensor) or full.shape != like.shape:
+        return full
+    return distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def to_plain(value: Tensor) -> Tensor:
+    """Return the full tensor of a sharded `value` on every device; another `value` as it is.
+
+    Every device must call this if the value is sharded.
+    """
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def load_weights(module: nn.Module, weights: dict[str, Tensor], strict: bool = True) -> None:
+    """Load full `weights` into a `module` with sharded parameters.
+
+    Raises RuntimeError if they do not fit, as `load_state_dict` does.
+    """
+    current = module.state_dict()
+    parts = {}
+    for name, weight in weights.items():
+        parts[name] = take_part(weight, current[name]) if name in current else weight
+    module.load_state_dict(parts, strict=strict)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Load the state of an optimiser with full tensors into one of sharded parameters."""
+    optimizer.load_state_dict(_shard_state(optimizer, saved))
+
+
+def _shard_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """Return `saved` with this device's parts of the tensors that belong to a parameter's entries.
+
+    Other tensors, such as the count of the steps, stay as they are.
+    """
+    if "optimizers" in saved:
+        # Several optimisers as one (lit_attn.training.joined_optimizer).
+        joined: Any = optimizer
+        pairs = zip(joined.optimizers, saved["optimizers"], strict=True)
+        return {"optimizers": [_shard_state(part, state) for part, state in pairs]}
+    parameters = []
+    for group in optimizer.param_groups:
+        parameters += group["params"]
+    numbers = []
+    for group in saved["param_groups"]:
+        numbers += group["params"]
+    states = dict(saved["state"])
+    for number, parameter in zip(numbers, parameters, strict=True):
+        if number not in states:
+            # A parameter that never had a gradient.
+            continue
+        parts = {}
+        for name, value in states[number].items():
+            is_tensor = isinstance(value, Tensor)
+            parts[name] = take_part(value, parameter) if is_tensor else value
+        states[number] = parts
+    return {**saved, "state": states}

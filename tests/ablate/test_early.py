@@ -1,0 +1,80 @@
+"""First tables of a study, which are written while its other cells run."""
+
+import io
+from pathlib import Path
+
+import pytest
+from helpers import fake_cells, studies
+from helpers.runs import make_body
+
+from lit_attn.ablate.display import Display
+from lit_attn.ablate.early import EarlyTables
+from lit_attn.ablate.launch import Launcher
+from lit_attn.ablate.plan import Job, Matrix, expand
+from lit_attn.ablate.runner import Runner
+from lit_attn.ablate.slots import make_slots
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def matrix(tmp_path: Path) -> Matrix:
+    """A study of two variants with two seeds, without results."""
+    path = studies.study(tmp_path, make_body("ok", "ok-2"))
+    matrix = expand(path, tmp_path / "runs")
+    matrix.write_plan()
+    return matrix
+
+
+def run(cells: list[Job], early: EarlyTables) -> list[str]:
+    """Run fake cells one after another and return the events of the display about tables."""
+    output = io.StringIO()
+    launcher = Launcher(fake_cells.TARGET)
+    runner = Runner(launcher, make_slots(1), Display(output), observe=early.update)
+    runner.run(cells)
+    early.finish()
+    lines = output.getvalue().splitlines()
+    # The state of the run follows each event.
+    return [line.partition("  [")[0] for line in lines if line.startswith("tables")]
+
+
+def make_early(matrix: Matrix) -> EarlyTables:
+    return EarlyTables([matrix], matrix.folder.parent, matrix.folder.parents[1] / "reports")
+
+
+def test_tables_are_written_once_when_every_variant_has_a_result(matrix: Matrix) -> None:
+    reports = matrix.folder.parents[1] / "reports" / "tiny"
+    first_seed = [job for job in matrix.jobs if job.cell.seed == 0]
+    assert [job.cell.variant for job in first_seed] == ["ok", "ok-2"]
+    early = make_early(matrix)
+    assert run(first_seed[:1], early) == []
+    assert not reports.exists()
+    third = next(job for job in matrix.jobs if job.cell.seed == 1)
+    (line,) = run([first_seed[1], third], early)
+    assert line == f"tables   first ones, 2 cells to come: {reports / 'table.html'}"
+    rows = (reports / "table.csv").read_text().splitlines()
+    assert len(rows) == 3
+    assert (reports.parent / "index.html").exists()
+
+
+def test_a_study_without_missing_cells_gets_its_last_tables_alone(matrix: Matrix) -> None:
+    single = [job for job in matrix.jobs if job.cell.variant == "ok"]
+    others = [job for job in matrix.jobs if job.cell.variant == "ok-2"]
+    assert run(single, make_early(matrix)) == []
+    early = make_early(matrix)
+    (line,) = run(others, early)
+    assert "1 cell to come" in line
+
+
+def test_tables_of_an_earlier_run_are_not_the_first_ones(matrix: Matrix) -> None:
+    run([job for job in matrix.jobs if job.cell.seed == 0], make_early(matrix))
+    early = make_early(matrix)
+    assert run([job for job in matrix.jobs if job.cell.seed == 1], early) == []
+
+
+def test_tables_that_cannot_be_written_do_not_stop_the_cells(matrix: Matrix) -> None:
+    reports = matrix.folder.parents[1] / "reports"
+    reports.write_text("a file in the place of the folder")
+    assert len(run(list(matrix.jobs), make_early(matrix))) == 1
+    assert all(job.state() == "done" for job in matrix.jobs)
+    assert reports.read_text() == "a file in the place of the folder"

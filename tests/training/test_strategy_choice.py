@@ -1,0 +1,63 @@
+"""Keys of the strategy and of the recomputation: what is refused, and what they leave unchanged."""
+
+from typing import Any
+
+import pytest
+from helpers.training_cells import digits_cell, text_cell
+from helpers.two_ranks import transformer
+
+from lit_attn.training.build import find_mistake
+from lit_attn.training.several_devices import choose_strategy
+from lit_attn.training.sharded_strategy import ShardedStrategy
+
+
+def test_neither_enters_the_identity() -> None:
+    plain = digits_cell().fingerprint
+    for training in (
+        {"strategy": "fsdp"},
+        {"strategy": "fsdp", "devices": 2},
+        {"recompute": "blocks"},
+    ):
+        assert digits_cell(training=training).fingerprint == plain
+
+
+def test_one_device_has_nothing_to_shard() -> None:
+    training = digits_cell(training={"strategy": "fsdp"}).experiment.training
+    assert not training.is_sharded
+    assert choose_strategy(transformer("standard"), 1, 1, is_sharded=False) == "auto"
+    strategy = choose_strategy(transformer("standard"), 2, 1, is_sharded=True)
+    assert isinstance(strategy, ShardedStrategy)
+
+
+def own_model(name: str, **training: Any) -> dict[str, Any]:
+    cell = digits_cell(training=training).model_dump(mode="json", by_alias=True)
+    cell["experiment"]["model"] = {"kind": "module", "import": f"helpers.normed_network:{name}"}
+    return cell
+
+
+@pytest.mark.parametrize(
+    ("training", "key"),
+    [
+        ({"strategy": "fsdp", "devices": 2}, "training.strategy: fsdp"),
+        ({"recompute": "blocks"}, "training.recompute: blocks"),
+    ],
+)
+def test_a_model_without_known_blocks_is_refused_before_the_first_cell(
+    training: dict[str, Any], key: str
+) -> None:
+    assert find_mistake([own_model("Normed")]) is None
+    mistake = find_mistake([own_model("Normed", **training)])
+    assert mistake is not None
+    assert mistake[1].startswith(f"{key}: ")
+    assert "\n" not in mistake[1]
+
+
+def test_the_models_of_the_package_are_accepted() -> None:
+    training = {"strategy": "fsdp", "devices": 2, "recompute": "blocks"}
+    cells = [digits_cell(training=training), text_cell(training=training)]
+    assert find_mistake([cell.model_dump(mode="json", by_alias=True) for cell in cells]) is None
+
+
+def test_graphs_of_the_network_exclude_recomputed_blocks() -> None:
+    with pytest.raises(ValueError, match=r"cuda-graphs records the network, and recompute: blocks"):
+        digits_cell(training={"compile": "cuda-graphs", "recompute": "blocks"})
