@@ -22,13 +22,9 @@ class EarlyTables:
     def __init__(self, matrices: Iterable[Matrix], runs: Path, reports: Path) -> None:
         self.runs = runs
         self.reports = reports
-        self.jobs: dict[Path, list[Job]] = {}
+        self.jobs = {matrix.folder: list(matrix.jobs) for matrix in matrices}
+        # Variants without a result, of each study in which a cell has ended.
         self.without_result: dict[Path, set[str]] = {}
-        for matrix in matrices:
-            done = {job.cell.variant for job in matrix.jobs if job.state() == "done"}
-            self.jobs[matrix.folder] = list(matrix.jobs)
-            variants = {job.cell.variant for job in matrix.jobs}
-            self.without_result[matrix.folder] = variants - done
         self.writers: list[BaseProcess] = []
 
     def update(self, ended: Job) -> str:
@@ -37,8 +33,10 @@ class EarlyTables:
         Return a line about them, or an empty text.
         """
         study = ended.folder.parents[1]
-        needed = self.without_result.get(study)
-        # Trials of a search, and tables of an earlier run, need nothing.
+        if study not in self.without_result:
+            self.without_result[study] = self._find_missing_variants(study, ended)
+        needed = self.without_result[study]
+        # If every variant had a result before, an earlier run has written the first tables.
         if not needed or ended.state() != "done":
             return ""
         needed.discard(ended.cell.variant)
@@ -56,6 +54,15 @@ class EarlyTables:
         self.writers.append(writer)
         page = self.reports / study.name / "table.html"
         return f"tables   first ones, {plural(missing, 'cell')} to come: {page}"
+
+    def _find_missing_variants(self, study: Path, ended: Job) -> set[str]:
+        """Return the variants of a study that had no result before the cell `ended`."""
+        jobs = self.jobs.get(study, [])
+        missing = {job.cell.variant for job in jobs}
+        for job in jobs:
+            if job.folder != ended.folder and job.state() == "done":
+                missing.discard(job.cell.variant)
+        return missing
 
     def finish(self) -> None:
         """Wait until the last table is written."""

@@ -49,10 +49,11 @@ class ShardedStrategy(ModelParallelStrategy):
     ) -> dict[str, Any]:
         """Return the content of a checkpoint, whose tensors stay in the file until they are read.
 
-        So the ranks of one machine share its memory.
+        So the ranks of one machine share its memory. No object of another class is created,
+        whatever Lightning says about `weights_only`.
         """
         checkpoint: dict[str, Any] = torch.load(
-            checkpoint_path, map_location="cpu", mmap=True, weights_only=weights_only
+            checkpoint_path, map_location="cpu", mmap=True, weights_only=True
         )
         return checkpoint
 

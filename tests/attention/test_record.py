@@ -17,7 +17,7 @@ every_spec = pytest.mark.parametrize("spec", attention_cases.all_specs(), ids=at
 def expected(
     layer: Attention, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
 ) -> Tensor:
-    """Return the weights by the reference."""
+    """Return the weights of all queries (B, Q H, n, m) by the reference."""
     q, keys, _ = reference.project(layer, x, None)
     attended = reference.may_attend(
         x.shape[1], layer.spec.window, layer.local_self_attention, is_causal
@@ -37,10 +37,13 @@ def test_record_equals_the_reference_and_the_forward_pass(
 ) -> None:
     layer, x = make(spec), tokens(9)
     record = layer.record(x, is_causal=is_causal)
-    weights = expected(layer, x, is_causal=is_causal)
+    of_queries = expected(layer, x, is_causal=is_causal)
+    weights = spec.pair.reference(layer.pair, x, of_queries)
     torch.testing.assert_close(record.weights, weights, rtol=1e-9, atol=1e-10)
-    heads = weights @ record.values.transpose(1, 2)
-    heads = spec.normaliser.reference_heads(layer.normaliser, heads).transpose(1, 2)
+    values = record.values.transpose(1, 2).repeat_interleave(spec.pair.queries, 1)
+    heads = spec.normaliser.reference_heads(layer.normaliser, of_queries @ values)
+    heads = spec.filter.reference_heads(layer.filter, heads)
+    heads = spec.pair.reference(layer.pair, x, heads).transpose(1, 2)
     torch.testing.assert_close(record.heads, heads, rtol=1e-9, atol=1e-10)
     _, _, v = reference.project(layer, x, None)
     torch.testing.assert_close(record.values, v.transpose(1, 2))
@@ -54,7 +57,7 @@ def test_record_equals_the_forward_pass_with_padding(name: str) -> None:
     present = torch.ones(2, 1, 1, 9, dtype=torch.bool)
     present[1, ..., 6:] = False
     record = layer.record(x, present)
-    weights = expected(layer, x, present)
+    weights = layer.spec.pair.reference(layer.pair, x, expected(layer, x, present))
     torch.testing.assert_close(record.weights, weights, rtol=1e-9, atol=1e-10)
     assert not record.weights[1, ..., 6:].any()
     out = layer.output(x, record.heads, record.values)

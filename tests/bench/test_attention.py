@@ -128,7 +128,7 @@ def test_every_length_has_a_table_with_its_conditions(
         ("attention --rounds 1", "an interquartile range needs at least 2"),
         ("attention --presets mgk --dim 10 --heads 3", "3 heads do not divide a width of 10"),
         ("memory --presets mgk/windows", "unknown preset 'mgk/windows'"),
-        ("attention --presets zzzz", "unknown preset 'zzzz'; of 45 the nearest are "),
+        ("attention --presets zzzz", f"unknown preset 'zzzz'; of {len(PRESETS)} the nearest are "),
         ("memory --out /dev/null/x", "--out /dev/null/x: cannot be written: Not a dir"),
     ],
 )

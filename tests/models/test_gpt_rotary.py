@@ -6,6 +6,7 @@ from helpers import attention_cases
 from helpers.attention_checks import DIM, HEADS, assert_same, make, tokens
 
 from lit_attn.attention.layer import attn_layer
+from lit_attn.attention.network import number_layers
 from lit_attn.attention.rotary import rotary, rotate
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.models.layers import HeadNorm
@@ -89,5 +90,6 @@ def test_heads_of_another_width(spec: AttentionSpec) -> None:
     torch.manual_seed(0)
     head_dim = 4
     layer = attn_layer(spec)(DIM, HEADS, attn_head_dim=head_dim, qkv_bias=True).double().eval()
+    number_layers(layer)
     assert layer.proj.in_features == HEADS * head_dim
     assert_same(layer, tokens(7), rotary=rotary(torch.arange(7), head_dim))
