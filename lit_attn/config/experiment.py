@@ -14,7 +14,7 @@ from lit_attn.config.data import columns, images, listops, segmentation, tables,
 from lit_attn.config.data.base import Data
 from lit_attn.config.metrics import AddedMetric, MetricChoice
 from lit_attn.config.models import columns as column_models
-from lit_attn.config.models import external, language, vision
+from lit_attn.config.models import external, language, mmseg, vision
 from lit_attn.config.models.base import Model
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Constant, Schedule
@@ -26,7 +26,8 @@ from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure
 
 DATA = (columns, images, listops, segmentation, tables, text)
-MEMBERS = (*DATA, vision, language, column_models, external, adam_variants, further_optimizers)
+MODELS = (vision, language, column_models, external, mmseg)
+MEMBERS = (*DATA, *MODELS, adam_variants, further_optimizers)
 """Modules that register members of this package."""
 
 

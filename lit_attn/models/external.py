@@ -69,7 +69,7 @@ def build_timm(model: TimmConfig, signature: Any, device: Device) -> nn.Module:
             resize_ffns(network, width)
         return network
 
-    return _build(create, model, device)
+    return build_replaced(create, model, device)
 
 
 def find_ratio(
@@ -178,7 +178,7 @@ def build_transformers(model: TransformersConfig, signature: Any, device: Device
             )
         return network
 
-    return Logits(_build(create, model, device), head.call)
+    return Logits(build_replaced(create, model, device), head.call)
 
 
 def list_config_values(signature: Any) -> dict[str, Any]:
@@ -325,10 +325,10 @@ def build_module(model: ModuleConfig, signature: Any, device: Device) -> nn.Modu
             raise ValueError(f"import: {model.target} makes {type(network).__name__}, no nn.Module")
         return network
 
-    return _build(create, model, device, replaces=not builds_attention)
+    return build_replaced(create, model, device, replaces=not builds_attention)
 
 
-def _build(
+def build_replaced(
     create: Callable[[], nn.Module],
     model: ExternalModel,
     device: Device,

@@ -34,14 +34,14 @@ def resize_ffns(model: nn.Module, width: int) -> nn.Module:
     for ffn in ffns:
         hidden = max(1, round(factor * len(ffn.fc1.weight)))
         between = _depthwise(ffn)
-        _resize_layer(ffn.fc1, 0, hidden, OUTPUTS)
+        resize_layer(ffn.fc1, 0, hidden, OUTPUTS)
         for convolution in between:
-            _resize_layer(convolution, 0, hidden, CHANNELS)
-        _resize_layer(ffn.fc2, 1, hidden, INPUTS)
+            resize_layer(convolution, 0, hidden, CHANNELS)
+        resize_layer(ffn.fc2, 1, hidden, INPUTS)
     return model
 
 
-def _resize_layer(layer: nn.Module, axis: int, size: int, attributes: Iterable[str]) -> None:
+def resize_layer(layer: nn.Module, axis: int, size: int, attributes: Iterable[str]) -> None:
     """Give the parameters of `layer` the `size` along `axis`, and set its `attributes` to it."""
     for name, parameter in list(layer.named_parameters()):
         if parameter.ndim > axis and parameter.shape[axis] != size:

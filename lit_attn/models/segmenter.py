@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from mmengine.config import ConfigDict
 from mmengine.model import BaseModule, ModuleList
-from mmseg.models import EncoderDecoder, SegDataPreProcessor
+from mmseg.models import EncoderDecoder
 from mmseg.models.decode_heads import SegmenterMaskTransformerHead
 from mmseg.registry import MODELS
 from pydantic import ValidationError
@@ -30,6 +30,7 @@ from lit_attn.config.models.vision import ImageViTConfig, SegmenterConfig, Trans
 from lit_attn.models import vit
 from lit_attn.models.external import create_timm
 from lit_attn.models.layers import Device
+from lit_attn.models.mmseg_preprocessor import Preprocessor
 from lit_attn.models.seeded_draws import by_name, copy_projections
 from lit_attn.schema.errors import explain
 
@@ -73,30 +74,6 @@ def build(
             network.backbone.init_weights()
             network.decode_head.init_weights()
     return network
-
-
-class Preprocessor(SegDataPreProcessor):
-    """mmsegmentation's preprocessor with its mean and deviation as numbers.
-
-    mmsegmentation stores them as buffers outside the state dict, which have no values in a network
-    that is built on the meta device and then loads its weights. Here an empty buffer follows the
-    type and the device of the network, and the numbers are written into its type in each call.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        del self.mean, self.std
-        self.register_buffer("place", torch.empty(0), persistent=False)
-
-    @property
-    def mean(self) -> Tensor:
-        """Mean of the colours, (1, 1, 1) in the type of the network."""
-        return self.place.new_full((1, 1, 1), MEAN)
-
-    @property
-    def std(self) -> Tensor:
-        """Deviation of the colours, (1, 1, 1) in the type of the network."""
-        return self.place.new_full((1, 1, 1), STD)
 
 
 def read_model(model: SegmenterConfig | dict[str, Any], part: str) -> SegmenterConfig:

@@ -51,17 +51,21 @@ class Segmentation(TaskModule):
         return names
 
     def compile_network(self) -> None:
-        """Compile the modules that mmsegmentation calls: the encoder and the decoder's layers."""
+        """Compile the modules that mmsegmentation calls: the encoder and the decoder's layers.
+
+        A head of mmsegmentation without attention has no layers and is not compiled.
+        """
         self.network.backbone.compile(mode=self.compile_mode)
-        for layer in self.network.decode_head.layers:
+        for layer in getattr(self.network.decode_head, "layers", []):
             layer.compile(mode=self.compile_mode)
 
     def loss(self, batch: Any) -> Tensor:
         """Return the mean over the labelled pixels of the batch on all devices together."""
         prepared = self._prepared(batch, training=True)
         losses = self.network.loss(**prepared)
-        # mmsegmentation returns accuracies beside the losses.
-        mean: Tensor = sum(value for name, value in losses.items() if "loss" in name)
+        # The sum of the losses of all heads; mmsegmentation returns accuracies beside them.
+        mean: Tensor
+        mean, _ = self.network.parse_losses(losses)
         if self.trainer.world_size == 1:
             return mean
         samples = prepared["data_samples"]
@@ -72,9 +76,9 @@ class Segmentation(TaskModule):
         return mean * labelled * self.trainer.world_size / total.clamp(min=1)
 
     def inputs(self, batch: Any) -> tuple[Any, ...]:
-        """Return the first window of the image."""
-        height, width = self.network.test_cfg.crop_size
-        return (self._prepared(batch, training=False)["inputs"][..., :height, :width],)
+        """Return the first window of the image, of the size of a training window."""
+        crop = self.data.data.crop
+        return (self._prepared(batch, training=False)["inputs"][..., :crop, :crop],)
 
     def evaluate(self, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Return prediction, labels and -log p of the labels for a batch of one image."""

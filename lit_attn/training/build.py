@@ -22,7 +22,7 @@ from lit_attn.models.sharding import require_shardable
 from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.tasks.base import TaskModule
 from lit_attn.training.compilation import choose_mode, require_static_steps
-from lit_attn.training.several_devices import require_gradients
+from lit_attn.training.several_devices import require_gradients, require_shared_losses
 
 
 class Parts(NamedTuple):
@@ -144,6 +144,7 @@ def _prepare_for_devices(network: nn.Module, training: Training) -> None:
     if training.devices > 1:
         with factory.model_errors():
             synchronise_batch_norms(network)
+            require_shared_losses(network)
     if training.is_sharded:
         require_shardable(network)
     if training.recompute == "blocks":

@@ -72,6 +72,28 @@ def has_known_code(network: nn.Module) -> bool:
     return True
 
 
+def require_shared_losses(network: nn.Module) -> None:
+    """Raise ValueError if a loss of mmsegmentation cannot be averaged over several devices.
+
+    Every device weights its mean by its number of labelled pixels, so each loss must be a mean over
+    these pixels: a cross-entropy with `avg_non_ignore` and without weights of classes.
+    """
+    for module in network.modules():
+        head_losses = getattr(module, "loss_decode", None)
+        if head_losses is None:
+            continue
+        losses = head_losses if isinstance(head_losses, nn.ModuleList) else [head_losses]
+        for loss in losses:
+            is_mean = getattr(loss, "avg_non_ignore", False)
+            has_weights = getattr(loss, "class_weight", None) is not None
+            if not is_mean or has_weights:
+                raise ValueError(
+                    f"{type(loss).__name__} of {type(module).__name__} is no mean over labelled "
+                    "pixels, so several devices would compute another loss; set training.devices: "
+                    "1, or avg_non_ignore=True in loss_decode of a CrossEntropyLoss"
+                )
+
+
 def require_gradients(network: nn.Module, sample: tuple[Tensor, ...], training: Training) -> None:
     """Raise ConfigError if parameters of `network` get no gradient and no module says so.
 

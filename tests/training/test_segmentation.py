@@ -301,7 +301,7 @@ def test_a_compiled_cell_compiles_the_functions_that_mmsegmentation_calls(
     ("changes", "message"),
     [
         ({"data": {"kind": "digits"}}, "'digits' does not go with `task: segmentation`"),
-        ({"model": {"kind": "image-vit"}}, "choose from module, segmenter"),
+        ({"model": {"kind": "image-vit"}}, "choose from mmseg, module, segmenter"),
         (
             {"model": {"kind": "segmenter", "patch": 15}},
             "patch: patches of 15 do not tile windows of 32 x 32 .* of 16",

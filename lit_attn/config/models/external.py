@@ -30,7 +30,9 @@ class ExternalModel(Model):
 
     runs_foreign_code = True
     builder: ClassVar[str]
-    """Function in lit_attn.models.external that builds the model."""
+    """Function that builds the model."""
+    builder_file: ClassVar[str] = "lit_attn.models.external"
+    """Module with this function, which imports PyTorch."""
 
     ffn: ModelFFN = Field(ModelFFN(), description="FFN of every block, always present")
     arguments: dict[str, Any] = Field({}, description="further arguments of the model")
@@ -61,7 +63,7 @@ class ExternalModel(Model):
 
     def build(self, signature: Any, device: "torch.device | str | None" = None) -> "nn.Module":
         self.check(signature)
-        build_model = load(f"lit_attn.models.external:{self.builder}")
+        build_model = load(f"{self.builder_file}:{self.builder}")
         return build_model(self, signature, device)
 
     def try_out(self, signature: Any) -> Any:
