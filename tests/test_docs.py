@@ -22,7 +22,6 @@ from helpers import attention_cases
 import torch
 from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.bench.attention import Shape, agrees
 from helpers.attention_checks import assert_same, make, tokens
 
 specs = attention_cases.all_specs()

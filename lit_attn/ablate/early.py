@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from lit_attn.ablate.plan import Job, Matrix
+from lit_attn.ablate.plan import Job, Matrix, find_ended
 from lit_attn.schema.errors import plural
 
 
@@ -22,7 +22,7 @@ class EarlyTables:
     def __init__(self, matrices: Iterable[Matrix], runs: Path, reports: Path) -> None:
         self.runs = runs
         self.reports = reports
-        self.jobs = {matrix.folder: list(matrix.jobs) for matrix in matrices}
+        self.matrices = {matrix.folder: matrix for matrix in matrices}
         # Variants without a result, of each study in which a cell has ended.
         self.without_result: dict[Path, set[str]] = {}
         self.writers: list[BaseProcess] = []
@@ -42,7 +42,7 @@ class EarlyTables:
         needed.discard(ended.cell.variant)
         if needed:
             return ""
-        missing = sum(job.state() != "done" for job in self.jobs[study])
+        missing = sum(job.state() != "done" for job in self.matrices[study].jobs)
         if not missing:
             # The tables after the last cell are about to be written.
             return ""
@@ -57,10 +57,13 @@ class EarlyTables:
 
     def _find_missing_variants(self, study: Path, ended: Job) -> set[str]:
         """Return the variants of a study that had no result before the cell `ended`."""
-        jobs = self.jobs.get(study, [])
-        missing = {job.cell.variant for job in jobs}
-        for job in jobs:
-            if job.folder != ended.folder and job.state() == "done":
+        matrix = self.matrices[study]
+        missing = {job.cell.variant for job in matrix.jobs}
+        # A rule of the study may have ended variants that get no result.
+        unneeded = find_ended([matrix])
+        for job in matrix.jobs:
+            was_done = job.folder != ended.folder and job.state() == "done"
+            if was_done or job.folder in unneeded:
                 missing.discard(job.cell.variant)
         return missing
 

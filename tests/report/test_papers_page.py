@@ -385,8 +385,9 @@ def test_numbers_stand_beside_their_agreement_with_released_code(tmp_path: Path)
 
 @pytest.mark.process
 def test_a_figure_can_have_more_lines_than_colours(tmp_path: Path) -> None:
-    """Figure 4 of MGK has a bar for each of 18 variants."""
-    run_invented(tmp_path, "mgk", ["figure-4"], lambda name, seed: 0.5 + seed / 10, seeds=2)
+    """Figure 4 of MGK has a counted bar for each of 18 variants."""
+    # The page of a paper without any result is refused.
+    run_invented(tmp_path, "mgk", ["figure-5"], lambda name, seed: 0.5 + seed / 10, seeds=2)
     source = read_paper("mgk", "", FOLDER)
     page = write_paper(source, tmp_path, tmp_path / "reports")
     assert len(source.paper.figures["4"].variants()) == 18
