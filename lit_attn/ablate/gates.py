@@ -6,8 +6,9 @@ The rule follows from the results of the smaller sizes alone (`lit_attn.report.g
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lit_attn.cells.decisions import GATE, Ending
 from lit_attn.cells.folder import RETRIED
-from lit_attn.cells.records import GATE, Ending, Gate, Plan
+from lit_attn.cells.records import Gate, Plan
 from lit_attn.config.study import StudySource
 from lit_attn.schema.errors import ConfigError, plural
 

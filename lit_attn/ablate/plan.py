@@ -25,6 +25,7 @@ from lit_attn.ablate.stopping import (
 from lit_attn.ablate.tune import Point, Search, read_search
 from lit_attn.ablate.variants import Variant, make_label, resolve
 from lit_attn.cells import records
+from lit_attn.cells.decisions import Ending, Seal, Seals
 from lit_attn.cells.folder import State, read_cell
 from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.data.base import Data
@@ -211,7 +212,7 @@ class Matrix:
         """Append the seal to those of the folder if the decisions have changed."""
         path = self.folder / "seals.json"
         with one_at_a_time(self.folder, "seals"):
-            before = records.Seals.read(path)
+            before = Seals.read(path)
             entries = [] if before is None else before.entries
             seal = self.seal(seeds)
             has_changed = not entries or entries[-1].hash != seal.hash
@@ -219,9 +220,9 @@ class Matrix:
                 # Results of variants that the plan no longer has were seen, too.
                 results = len(list(self.folder.glob("*/*/result.json")))
                 seal = seal.model_copy(update={"results": results})
-                records.Seals(entries=[*entries, seal]).write(path)
+                Seals(entries=[*entries, seal]).write(path)
 
-    def seal(self, seeds: list[int]) -> records.Seal:
+    def seal(self, seeds: list[int]) -> Seal:
         """Return the decisions with their hash; measured times and tuned values come later."""
         study = self.source.study
         decisions = study.model_dump(include={"baseline", "match", "tune", "exclude"})
@@ -241,7 +242,7 @@ class Matrix:
             decisions["gate"] = self.gate.model_dump()
         text = json.dumps(decisions, sort_keys=True)
         decisions_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
-        return records.Seal(hash=decisions_hash, **decisions)
+        return Seal(hash=decisions_hash, **decisions)
 
     def _started_seeds(self) -> set[int]:
         """Return the seeds for which the folder of a cell with the same identity exists."""
@@ -399,9 +400,9 @@ def _make_jobs(
     return list(jobs.values())
 
 
-def find_ended(matrices: list[Matrix]) -> dict[Path, records.Ending]:
+def find_ended(matrices: list[Matrix]) -> dict[Path, Ending]:
     """Return the cells that need not run by the rules of their studies."""
-    ended: dict[Path, records.Ending] = {}
+    ended: dict[Path, Ending] = {}
     for matrix in matrices:
         if matrix.source.has_rule:
             ended |= find_ended_cells(matrix.plan(), matrix.folder)

@@ -17,7 +17,8 @@ from lit_attn.ablate.launch import CellProcess, Launcher
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.slots import Slot, Slots
 from lit_attn.cells import failure, folder, lock
-from lit_attn.cells.records import Ending, Exit, FailureClass, Result
+from lit_attn.cells.decisions import Ending
+from lit_attn.cells.records import Exit, FailureClass, Result
 from lit_attn.schema.errors import plural, program
 
 TICK = 0.25  # Seconds between two checks of the running cells and two updates of the display.

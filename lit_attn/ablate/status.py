@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from lit_attn.ablate.display import Snapshot, StartedCell, format_seconds
 from lit_attn.ablate.stopping import read_ended_cells
 from lit_attn.cells import folder
+from lit_attn.cells.decisions import Ending
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.inputs import change_finder
-from lit_attn.cells.records import Ending, Plan, PlannedCell
+from lit_attn.cells.records import Plan, PlannedCell
 from lit_attn.files import require_folder
 from lit_attn.schema.errors import ConfigError, escape_control, plural, program, require
 

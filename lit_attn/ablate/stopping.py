@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lit_attn.ablate.gates import find_gated
+from lit_attn.cells.decisions import Ending, Endings
 from lit_attn.cells.folder import RETRIED, read_cell
-from lit_attn.cells.records import Ending, Endings, Metric, Plan, PlannedCell
+from lit_attn.cells.records import Metric, Plan, PlannedCell
 from lit_attn.config.study import StudySource
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import plural

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from lit_attn.cells.records import GATE
+from lit_attn.cells.decisions import GATE
 from lit_attn.report import columns
 from lit_attn.report.captions import SENTENCES, split_sentences
 from lit_attn.report.formats import Cell, read_asset

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from lit_attn.cells.records import Plan, Seals
+from lit_attn.cells.decisions import Seals
+from lit_attn.cells.records import Plan
 from lit_attn.report import stats
 from lit_attn.report.answers import (
     Action,

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from lit_attn.cells.records import Look, Looks
+from lit_attn.cells.decisions import Look, Looks
 from lit_attn.files import one_at_a_time
 from lit_attn.report.comparison import compare_variants
 from lit_attn.report.read import StudyRecord

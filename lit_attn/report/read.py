@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lit_attn.cells import records
+from lit_attn.cells import decisions, records
 from lit_attn.cells.folder import read_cell, read_result
 from lit_attn.files import require_folder
 from lit_attn.report.drawing import MOST_PANELS
@@ -110,11 +110,11 @@ class StudyRecord:
     plan: records.Plan
     cells: list[CellRecord]
     contrast: "StudyRecord | None" = None
-    seals: records.Seals | None = None
+    seals: decisions.Seals | None = None
     tuning: records.Tuning | None = None
     step_times: records.StepTimes | None = None
-    looks: records.Looks | None = None
-    endings: Mapping[str, records.Ending] = field(default_factory=dict)
+    looks: decisions.Looks | None = None
+    endings: Mapping[str, decisions.Ending] = field(default_factory=dict)
     unreadable: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
 
@@ -352,13 +352,13 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
         raise ConfigError(f"{path}: is the plan of '{plan.study}', not of '{path.parent.name}'")
     require(f"{path}: baseline: no variant", plan.baseline, (v.name for v in plan.variants))
     folder = path.parent
-    endings = read_or_skip(records.Endings.read, folder, "endings.json")
+    endings = read_or_skip(decisions.Endings.read, folder, "endings.json")
     ended = {} if endings is None else endings.of_plan(plan)
     cells = [_mark_stopped(cell, ended) for cell in _read_cells(folder, plan)]
-    seals = read_or_skip(records.Seals.read, folder, "seals.json")
+    seals = read_or_skip(decisions.Seals.read, folder, "seals.json")
     tuning = read_or_skip(records.Tuning.read, folder, "tuning.json")
     step_times = read_or_skip(records.StepTimes.read, folder, "step_times.json")
-    looks = read_or_skip(records.Looks.read, folder, "looks.json")
+    looks = read_or_skip(decisions.Looks.read, folder, "looks.json")
     files = {
         "seals.json": seals,
         "tuning.json": tuning,
@@ -386,7 +386,7 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     return study
 
 
-def _mark_stopped(cell: CellRecord, ended: Mapping[str, records.Ending]) -> CellRecord:
+def _mark_stopped(cell: CellRecord, ended: Mapping[str, decisions.Ending]) -> CellRecord:
     """Return the cell with the state "stopped" if its variant has ended before it was started."""
     is_unstarted = cell.status in ("missing", "interrupted")
     return replace(cell, status="stopped") if is_unstarted and cell.variant in ended else cell

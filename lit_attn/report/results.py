@@ -8,15 +8,8 @@ from typing import cast
 
 import pandas as pd
 
-from lit_attn.cells.records import (
-    GATE,
-    Metric,
-    Plan,
-    Seals,
-    StepTimes,
-    Tuning,
-    read_unreadable,
-)
+from lit_attn.cells.decisions import GATE, Seals
+from lit_attn.cells.records import Metric, Plan, StepTimes, Tuning, read_unreadable
 from lit_attn.report import brief, columns, stats
 from lit_attn.report.brief import choose_places
 from lit_attn.report.comparison import ALPHA, Comparisons, find_verdict

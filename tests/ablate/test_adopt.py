@@ -10,9 +10,10 @@ from helpers.runs import make_body, run_cli
 
 from lit_attn.ablate import adopt, dry_run
 from lit_attn.ablate.plan import Job, Matrix, expand
+from lit_attn.cells.decisions import Seals
 from lit_attn.cells.folder import read_result
 from lit_attn.cells.lock import hold_lock
-from lit_attn.cells.records import Plan, Seals
+from lit_attn.cells.records import Plan
 from lit_attn.config.study import read_studies
 from lit_attn.report.read import read_studies as read_reported
 

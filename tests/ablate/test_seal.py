@@ -8,7 +8,7 @@ from helpers import studies
 from helpers.runs import make_body, run_cli
 
 from lit_attn.ablate.plan import expand
-from lit_attn.cells.records import Seals
+from lit_attn.cells.decisions import Seals
 from lit_attn.config.study import read_studies
 
 

@@ -18,7 +18,7 @@ from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import make_slots
 from lit_attn.ablate.slurm.job import SlurmCell
 from lit_attn.ablate.stopping import update_endings
-from lit_attn.cells.records import Ending, Endings
+from lit_attn.cells.decisions import Ending, Endings
 from lit_attn.config.study import read_studies
 from lit_attn.report.futility import FUTILITY
 from lit_attn.schema.errors import ConfigError

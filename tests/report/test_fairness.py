@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 from helpers.fake_study import write_study
 
-from lit_attn.cells.records import Metric, Plan, Seal, Seals, StepTimes, Tuning, TuningTrial
+from lit_attn.cells.decisions import Seal, Seals
+from lit_attn.cells.records import Metric, Plan, StepTimes, Tuning, TuningTrial
 from lit_attn.report import stats, write_reports
 from lit_attn.report.comparison import compare_variants
 from lit_attn.report.read import CellRecord, StudyRecord

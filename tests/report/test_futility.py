@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from helpers.fake_study import write_study
 
-from lit_attn.cells.records import Ending, Endings
+from lit_attn.cells.decisions import Ending, Endings
 from lit_attn.report import stats
 from lit_attn.report.comparison import compare_variants
 from lit_attn.report.futility import FUTILITY, fill_ended, find_end, predict_verdict

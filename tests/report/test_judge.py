@@ -11,7 +11,8 @@ from helpers.answers import read_answer
 from helpers.fake_study import read, report, rows, write_study
 
 from lit_attn.__main__ import main
-from lit_attn.cells.records import Origin, Seals
+from lit_attn.cells.decisions import Seals
+from lit_attn.cells.records import Origin
 from lit_attn.config.metrics import DEFAULT_METRIC
 from lit_attn.report.answers import ANSWERS, SCHEMAS, make_schema
 from lit_attn.report.judge import judge_study

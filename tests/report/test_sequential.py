@@ -5,7 +5,7 @@ import pytest
 from helpers.fake_study import read, report, rows, write_study
 from scipy import stats as scipy_stats
 
-from lit_attn.cells.records import Looks
+from lit_attn.cells.decisions import Looks
 from lit_attn.report import stats
 from lit_attn.report.judge import judge_study
 from lit_attn.report.looks import record_look

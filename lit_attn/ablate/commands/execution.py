@@ -14,10 +14,10 @@ from lit_attn.ablate.plan import Job, Matrix, find_ended, find_kept, require_inp
 from lit_attn.ablate.rerun import set_aside
 from lit_attn.ablate.slots import make_slots
 from lit_attn.ablate.stopping import update_endings
+from lit_attn.cells.decisions import Ending
 from lit_attn.cells.folder import CellStatus, read_cell
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.lock import require_locks
-from lit_attn.cells.records import Ending
 from lit_attn.files import require_writable
 from lit_attn.schema.errors import ConfigError, plural, program
 

@@ -16,7 +16,8 @@ from lit_attn.ablate.slurm.commands import run_command
 from lit_attn.ablate.slurm.queue import ENDS, OVER, Task, describe_reasons, find_tasks
 from lit_attn.ablate.stopping import update_endings
 from lit_attn.cells import failure, folder
-from lit_attn.cells.records import Ending, Exit, FailureClass
+from lit_attn.cells.decisions import Ending
+from lit_attn.cells.records import Exit, FailureClass
 from lit_attn.schema.errors import plural
 
 POLL = 10.0  # Seconds between two requests to SLURM.

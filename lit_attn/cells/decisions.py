@@ -1,0 +1,168 @@
+"""Records of decisions about a study: its sealed plans, looks at its results, and early endings.
+
+They stand beside the plan in the folder of the study (lit_attn.cells.records).
+"""
+
+import itertools
+import json
+from typing import Any
+
+from pydantic import Field, FiniteFloat
+
+from lit_attn.cells.records import Gate, Integer, Metric, Plan, Record, utc_now
+
+
+class Seal(Record):
+    """Decisions of a study at `time`; `hash` covers all other values but `results`."""
+
+    time: str = Field(default_factory=utc_now, description="time in UTC, ISO 8601")
+    results: Integer = Field(0, description="cells of the study that had a result at that time")
+    hash: str
+    variants: dict[str, str] = Field(description="identities of seed 0 by name, as written")
+    baseline: str
+    seeds: list[Integer]
+    metric: Metric
+    match: list[str]
+    tune: dict[str, Any]
+    exclude: list[dict[str, Any]]
+    stop: str | None = None
+    gate: Gate | None = None
+
+    @property
+    def decisions(self) -> dict[str, Any]:
+        """Decisions by key, except variants and seeds."""
+        metric = {f"metric.{key}": value for key, value in self.metric.model_dump().items()}
+        return metric | self.model_dump(
+            include={"baseline", "match", "tune", "exclude", "stop", "gate"}
+        )
+
+
+class Seals(Record):
+    """The plans of a study in the order of their first run."""
+
+    entries: list[Seal] = Field(min_length=1)
+
+    @property
+    def is_before_results(self) -> bool:
+        """True if the first plan was sealed before the first result."""
+        return self.entries[0].results == 0
+
+    @property
+    def _late_changes(self) -> list[tuple[Seal, Seal]]:
+        """Pairs (plan before, plan) for each plan that was sealed after results."""
+        pairs = itertools.pairwise(self.entries)
+        return [(before, plan) for before, plan in pairs if plan.results > 0]
+
+    @property
+    def added_seeds(self) -> list[tuple[int, ...]]:
+        """Seeds of each extension that came after results; one entry is one further look."""
+        extensions = []
+        for before, plan in self._late_changes:
+            added = set(plan.seeds) - set(before.seeds)
+            if added:
+                extensions.append(tuple(sorted(added)))
+        return extensions
+
+    def changes(self) -> dict[str, list[str]]:
+        """Return the decisions that changed after results, by kind; added seeds are looks."""
+        added_variants: set[str] = set()
+        removed_variants: set[str] = set()
+        removed_seeds: set[int] = set()
+        changed_decisions: list[str] = []
+        for before, plan in self._late_changes:
+            # A variant whose identity has changed counts as added.
+            for name, identity in plan.variants.items():
+                if before.variants.get(name) != identity:
+                    added_variants.add(name)
+            removed_variants |= before.variants.keys() - plan.variants.keys()
+            removed_seeds |= set(before.seeds) - set(plan.seeds)
+            new_decisions = plan.decisions
+            for key, value in before.decisions.items():
+                change = f"{key} (before: {json.dumps(value)})"
+                if value != new_decisions[key] and change not in changed_decisions:
+                    changed_decisions.append(change)
+        # A seed that a later plan has again is not removed.
+        removed_seeds -= set(self.entries[-1].seeds)
+        return {
+            "added_variants": sorted(added_variants),
+            "removed_variants": sorted(removed_variants),
+            "removed_seeds": [str(seed) for seed in sorted(removed_seeds)],
+            "changed_decisions": changed_decisions,
+        }
+
+
+class Look(Record):
+    """Results of a running study that were shown: after `seeds` of `planned` seeds."""
+
+    seeds: Integer
+    planned: Integer
+    time: str = Field(default_factory=utc_now, description="time in UTC, ISO 8601")
+
+
+class Looks(Record):
+    """Looks at a running study at which a variant could have had a verdict, oldest first."""
+
+    entries: list[Look]
+
+    def has_any(self, planned: int) -> bool:
+        """Return True if there was a look at a plan of `planned` seeds."""
+        return any(look.planned == planned for look in self.entries)
+
+
+GATE = "gate"
+"""Rule of an ending by the key `gates`."""
+
+
+class Ending(Record):
+    """Variant that a rule of the plan has ended before its last seed.
+
+    `rule` is "futility" or "gate". With futility, `power` is the probability of a verdict with all
+    `planned` seeds after the first `seeds` of them. With a gate the variant has not started, and
+    `p` is its corrected p at `size`, where it was worse than the baseline.
+    """
+
+    variant: str
+    identity: str = Field(description="identity of the variant's first planned cell")
+    rule: str
+    seeds: Integer
+    planned: Integer
+    power: FiniteFloat | None = None
+    size: str = Field("", description="axis and value of the gate that the variant did not pass")
+    p: FiniteFloat | None = None
+
+    @property
+    def reason(self) -> str:
+        """The rule in a few words."""
+        if self.rule == GATE:
+            return f"not run: worse at {self.size}"
+        return "stopped for futility"
+
+    def describe(self) -> str:
+        """Return the rule, the seeds and the probability in words."""
+        if self.rule == GATE:
+            return f"{self.reason} (p = {self.p:.2g})"
+        return (
+            f"{self.reason} after {self.seeds} of {self.planned} seeds"
+            f" (probability of a verdict {self.power:.2g})"
+        )
+
+
+class Endings(Record):
+    """Variants of a study that have ended early; every run derives them again from the results."""
+
+    entries: list[Ending]
+
+    def of_plan(self, plan: Plan) -> dict[str, Ending]:
+        """Return the endings that hold for the seeds and variants of `plan`, by variant."""
+        identities: dict[str, str] = {}
+        for cell in plan.cells:
+            identities.setdefault(cell.variant, cell.identity)
+        endings = {}
+        for entry in self.entries:
+            # A variant that is not tuned yet has no cell.
+            is_same = identities.get(entry.variant, "") == entry.identity
+            has_gate = plan.gate is not None and bool(plan.gate.before)
+            is_in_force = has_gate if entry.rule == GATE else plan.stop == entry.rule
+            if is_in_force and is_same and entry.planned == len(plan.seeds):
+                endings[entry.variant] = entry
+        return endings
