@@ -214,10 +214,12 @@ def convolve_pairs(a: Tensor, kernel: Tensor) -> Tensor:
         for w in range(keys):
             down = queries - 1 - u
             right = (keys - 1) // 2 - w
+            if down >= n or abs(right) >= m:
+                # Everything would move out of the matrix.
+                continue
+            first, last = max(0, right), min(m, m + right)
             moved = torch.zeros_like(a)
-            for i in range(down, n):
-                for j in range(max(0, right), min(m, m + right)):
-                    moved[..., i, j] = a[..., i - down, j - right]
+            moved[..., down:, first:last] = a[..., : n - down, first - right : last - right]
             total = total + kernel[:, u, w].view(-1, 1, 1) * moved
     return total
 
