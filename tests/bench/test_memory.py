@@ -27,10 +27,10 @@ LINEAR = [name for name, spec in PRESETS.items() if isinstance(spec.similarity, 
 
 
 def has_matrix(spec: AttentionSpec) -> bool:
-    """Return True for a bias of pairs, and for weights that are formed or counted."""
+    """Return True for a bias of pairs, and for weights that are formed, filtered or counted."""
     is_formed = spec.normaliser.kind not in ("softmax", "sigmoid", "offset-softmax", "sink")
     is_counted = spec.similarity.counts_queries
-    return is_formed or is_counted or spec.bias.kind != "none"
+    return is_formed or is_counted or spec.bias.kind != "none" or spec.filter.kind != "none"
 
 
 MATRIX = [name for name, spec in PRESETS.items() if has_matrix(spec)]

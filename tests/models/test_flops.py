@@ -16,7 +16,8 @@ from lit_attn.models.factory import count_flops
 def build(preset: str) -> nn.Module:
     """Return a network whose five layers have two different windows, if the preset has windows."""
     spec = PRESETS[preset]
-    windows = (3, None) if spec.similarity.kind != "linear" else (None,)
+    has_windows = spec.similarity.kind != "linear" and spec.filter.kind == "none"
+    windows = (3, None) if has_windows else (None,)
     network = gpt_cases.network("transformer++", attention=spec, windows=windows, depth=5)
     return network.eval().requires_grad_(False)
 
