@@ -24,7 +24,7 @@ from lit_attn.ablate.slots import CGROUPS, make_slots
 from lit_attn.cells.lock import read_holder
 
 SCRIPT = Path(__file__).parent / "fake_cells.py"
-TIMEOUT = 240.0
+TIMEOUT = 400.0
 
 
 def make_body(*variants: str) -> str:

@@ -134,6 +134,7 @@ def test_the_time_limit_and_a_failed_rank_are_as_on_one_node(
 
 
 @needs_slurm
+@pytest.mark.timeout(1200)
 def test_two_nodes_give_the_metrics_of_one_and_a_lost_node_is_replaced(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
@@ -149,7 +150,7 @@ def test_two_nodes_give_the_metrics_of_one_and_a_lost_node_is_replaced(
     assert process.poll() is None, process.communicate()[0] + read_logs(tmp_path)
     for pid in processes_of("node1"):
         os.kill(pid, signal.SIGKILL)
-    output, _ = process.communicate(timeout=200)
+    output, _ = process.communicate(timeout=900)
     logs = read_logs(tmp_path)
     assert process.returncode == 0, output + logs
     result = Result.model_validate_json((job.folder / "result.json").read_bytes())

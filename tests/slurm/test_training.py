@@ -58,7 +58,7 @@ def test_an_interrupted_job_gives_the_metrics_of_an_undisturbed_run(
             check=True,
         ).stdout.strip()  # fmt: skip
         subprocess.run([*stop, job], env=environment, check=True)
-        output, _ = process.communicate(timeout=200)
+        output, _ = process.communicate(timeout=500)
         logs = "".join(log.read_text() for log in tmp_path.glob("runs/*/.slurm/*/*_log.*"))
         assert process.returncode == 0, output + logs
     result = Result.model_validate_json((cell.folder / "result.json").read_bytes())
