@@ -248,14 +248,16 @@ def feature_map(name: str, t: Tensor) -> Tensor:
         exponentials = torch.exp(t - t.detach().amax(-1, keepdim=True))
         return exponentials / exponentials.sum(-1, keepdim=True)
     if name == "dpfp":
-        r = [side[..., c] for side in (t, -t) for c in range(width)]
+        r = [t[..., c] for c in range(width)]
+        r += [-t[..., c] for c in range(width)]
         r = [torch.where(element > 0, element, torch.zeros_like(element)) for element in r]
         return torch.stack([r[c] * r[c - 1] for c in range(2 * width)], dim=-1)
     if name == "taylor":
         t = t / width**0.25
         elements = [torch.ones_like(t[..., 0])]
         elements += [t[..., a] for a in range(width)]
-        elements += [t[..., a] * t[..., b] / 2**0.5 for a in range(width) for b in range(width)]
+        for a in range(width):
+            elements += [t[..., a] * t[..., b] / 2**0.5 for b in range(width)]
         return torch.stack(elements, dim=-1)
     return F.elu(t) + 1
 

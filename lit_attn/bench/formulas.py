@@ -104,7 +104,9 @@ def add_presets(before: Mapping[str, Iterable[str]]) -> None:
     The other parts of such a preset are those of the standard layer. A part that a preset already
     uses gets none. Raises ConfigError if a part has a choice without a default.
     """
-    used = {(family, part.kind) for spec in PRESETS.values() for family, part in spec.parts.items()}
+    used: set[tuple[str, str]] = set()
+    for spec in PRESETS.values():
+        used |= {(family, part.kind) for family, part in spec.parts.items()}
     for base in _list_families():
         family = base.family_name()
         for kind in base.family:
