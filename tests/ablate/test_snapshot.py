@@ -12,8 +12,9 @@ from helpers import studies
 from helpers.runs import make_body
 
 import lit_attn
+from lit_attn.ablate.outcomes import Summary
 from lit_attn.ablate.plan import Job, expand
-from lit_attn.ablate.runner import GRACE, Summary
+from lit_attn.ablate.runner import GRACE
 from lit_attn.ablate.slurm import job as job_module
 from lit_attn.ablate.slurm import submit
 from lit_attn.ablate.slurm.job import SlurmCell

@@ -23,7 +23,7 @@ from lit_attn.schema.errors import ConfigError, plural, program
 
 if TYPE_CHECKING:
     from lit_attn.ablate.launch import Launcher
-    from lit_attn.ablate.runner import Summary
+    from lit_attn.ablate.outcomes import Summary
 
     Start = Callable[[list[Job]], Summary]
 
