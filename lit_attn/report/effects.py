@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lit_attn.cells.records import Plan
 from lit_attn.report import columns, stats
 from lit_attn.report.formats import Cell, Table, named_table
-from lit_attn.report.read import StudyRecord
+from lit_attn.report.study_record import StudyRecord
 
 
 class Effect(NamedTuple):

@@ -17,7 +17,7 @@ from lit_attn.report.columns import STAR
 from lit_attn.report.comparison import Comparisons
 from lit_attn.report.drawing import COLOURS, GREY
 from lit_attn.report.effects import Effect
-from lit_attn.report.read import BUSY, StudyRecord
+from lit_attn.report.study_record import BUSY, StudyRecord
 
 
 class Difference(NamedTuple):

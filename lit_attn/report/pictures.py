@@ -9,7 +9,8 @@ import numpy as np
 from lit_attn.cells.legend import Legend
 from lit_attn.report import drawing
 from lit_attn.report.drawing import GREY, MOST_PANELS
-from lit_attn.report.read import LOG, CellRecord, StudyRecord
+from lit_attn.report.skipped import LOG
+from lit_attn.report.study_record import CellRecord, StudyRecord
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from lit_attn.report.brief import choose_places
 from lit_attn.report.comparison import ALPHA, Comparisons, find_verdict
 from lit_attn.report.formats import Cell, Table, named_table, read_asset
 from lit_attn.report.numbers import fill, round_number
-from lit_attn.report.read import BUSY, StudyRecord, find_differences, read_or_skip
+from lit_attn.report.skipped import read_or_skip
+from lit_attn.report.study_record import BUSY, StudyRecord, find_differences
 from lit_attn.report.timing import TIME_MARK
 from lit_attn.schema.errors import plural
 

@@ -16,7 +16,7 @@ from lit_attn.report import drawing, stats
 from lit_attn.report.columns import NOTHING, format_number
 from lit_attn.report.drawing import COLOURS, GREY
 from lit_attn.report.formats import Cell, Table, named_table
-from lit_attn.report.read import StudyRecord
+from lit_attn.report.study_record import StudyRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

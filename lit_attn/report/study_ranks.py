@@ -22,8 +22,9 @@ from lit_attn.report.formats import (
 from lit_attn.report.labels import find_labels
 from lit_attn.report.numbers import fill, round_number, write_number
 from lit_attn.report.page import Section, render_page
-from lit_attn.report.read import LOG, Outcome, StudyRecord, describe_failure
 from lit_attn.report.results import SENTENCES, describe_origin
+from lit_attn.report.skipped import LOG, Outcome, describe_failure
+from lit_attn.report.study_record import StudyRecord
 from lit_attn.report.summary import make_variant_frame
 from lit_attn.schema.errors import ConfigError
 

@@ -17,8 +17,8 @@ from lit_attn.cells.records import PlannedVariant
 from lit_attn.report.columns import COLUMNS, NOTHING, Record
 from lit_attn.report.comparison import Comparisons
 from lit_attn.report.numbers import round_number
-from lit_attn.report.read import StudyRecord
 from lit_attn.report.samples import measure_test_errors
+from lit_attn.report.study_record import StudyRecord
 from lit_attn.schema.limits import parse_yaml
 from lit_attn.schema.publish import hide_private
 

@@ -13,7 +13,7 @@ from lit_attn.cells.decisions import Seal, Seals
 from lit_attn.cells.records import Metric, Plan, StepTimes, Tuning, TuningTrial
 from lit_attn.report import stats, write_reports
 from lit_attn.report.comparison import compare_variants
-from lit_attn.report.read import CellRecord, StudyRecord
+from lit_attn.report.study_record import CellRecord, StudyRecord
 from lit_attn.report.tuning import draw_tuning, read_trials
 
 VARIANTS = {"standard": 0.0, "mgk": 0.03, "mgk@time": -0.02, "xsa": 0.01, "xsa@time": 0.01}

@@ -10,7 +10,7 @@ from helpers import fake_study
 
 from lit_attn.cells.records import Metric, Plan
 from lit_attn.report import drawing, write_reports
-from lit_attn.report.read import StudyRecord, read_studies
+from lit_attn.report.read import read_studies
 from lit_attn.report.scaling import (
     Law,
     Point,
@@ -22,6 +22,7 @@ from lit_attn.report.scaling import (
     read_points,
 )
 from lit_attn.report.stats import paired_interval
+from lit_attn.report.study_record import StudyRecord
 
 METRIC = Metric(name="val/loss", label="loss", goal="min", scale=1.0)
 PLAN = Plan(
