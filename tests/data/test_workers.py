@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import digit_folders
+from helpers import digit_folders, noise_images
 from helpers.commands import run_python
 from helpers.data_ranks import on_rank
 from helpers.paths import EXPERIMENTS
@@ -57,14 +57,7 @@ FILES: dict[str, dict[str, Any]] = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of 40 coloured images in one file, and of digits in class folders."""
     path = tmp_path_factory.mktemp("data")
-    generator = np.random.default_rng(0)
-    np.savez(
-        path / "noise.npz",
-        x_train=generator.integers(256, size=(40, 8, 8, 3), dtype=np.uint8),
-        y_train=np.arange(40) % 4,
-        x_test=generator.integers(256, size=(10, 8, 8, 3), dtype=np.uint8),
-        y_test=np.arange(10) % 4,
-    )
+    noise_images.write(path / "noise.npz")
     return path
 
 

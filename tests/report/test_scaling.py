@@ -134,15 +134,6 @@ def test_the_interval_of_the_multiplier_covers_its_true_value() -> None:
     """Cells of different levels are independent, so the fit itself varies between the seeds."""
     generator = np.random.default_rng(1)
     costs, trials, covered = [1e9, 4e9, 1.6e10, 6.4e10], 400, 0
-    plan = Plan(
-        study="x",
-        title="x",
-        baseline="a",
-        metric=METRIC,
-        seeds=list(range(5)),
-        cells=[],
-        variants=[{"name": "a"}, {"name": "b"}],
-    )
     for _ in range(trials):
         points = [
             Point(name, f"{c:g}", seed, c, (lead * c) ** -0.1 * math.exp(generator.normal(0, 0.01)))
@@ -150,7 +141,7 @@ def test_the_interval_of_the_multiplier_covers_its_true_value() -> None:
             for c in costs
             for seed in range(5)
         ]
-        text = make_scaling_table(points, plan).rows[1][4].text
+        text = make_scaling_table(points, PLAN).rows[1][4].text
         low, high = (float(x) for x in text.partition("[")[2].rstrip("]").split(","))
         covered += low - 0.005 <= 1.6 <= high + 0.005
     assert 0.92 <= covered / trials <= 0.98

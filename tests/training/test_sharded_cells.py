@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import sharded_cells
 from helpers.commands import run_python
+from helpers.finished_cells import assert_close_weights
 from helpers.training_cells import digits_cell, result_of, scenes_cell, text_cell
 
 from lit_attn.cells.records import read_metrics
@@ -82,22 +83,7 @@ def require_close(ours: Path, theirs: Path, loss_tolerance: float = 1e-4) -> Non
     for path in (ours / "checkpoints").glob("*.pt"):
         weights = torch.load(path, weights_only=True)
         other_weights = torch.load(theirs / "checkpoints" / path.name, weights_only=True)
-        assert weights.keys() == other_weights.keys()
-        for name, weight in weights.items():
-            pair = determined(name, weight), determined(name, other_weights[name])
-            torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-5)
-
-
-def determined(name: str, weight: torch.Tensor) -> torch.Tensor:
-    """Return the entries of a weight that the gradients determine.
-
-    The softmax cancels the bias of the keys. Its gradient is rounding error alone, of which Adam
-    makes whole steps.
-    """
-    if name.endswith("qkv.bias"):
-        queries, _, values = weight.chunk(3)
-        return torch.cat([queries, values])
-    return weight
+        assert_close_weights(weights, other_weights)
 
 
 def test_a_sharded_cell_computes_the_result_of_one_device(alone: Path, sharded: Path) -> None:
