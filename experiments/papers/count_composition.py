@@ -34,7 +34,10 @@ def main(arguments: list[str] | None = None) -> int:
     default = Path(__file__).parent / "counts"
     parser.add_argument("--out", type=Path, default=default, metavar="FOLDER", help="of the file")
     options = parser.parse_args(arguments)
-    rows = [(size, *(f"{share:.6g}" for share in count_shares(*SIZES[size]))) for size in SIZES]
+    rows = []
+    for size, (study, tokens) in SIZES.items():
+        parameters, flops = count_shares(study, tokens)
+        rows.append((size, f"{parameters:.6g}", f"{flops:.6g}"))
     path = options.out / "composition.csv"
     write_atomic(path, csv_lines([("size", "parameters", "flops"), *rows]))
     print(path)

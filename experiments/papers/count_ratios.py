@@ -35,7 +35,8 @@ PAIRS = {"mgk-softmax": ("mgk-4", "softmax-8"), "mlk-linear": ("mlk-4", "linear-
 WIDTHS = (256, 512, 1024, 2048, 4096)
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 HEADER = ("length", "width", "training", "inference", "parameters", "without-embeddings")
-HEADS, DEPTH = 8, 16  # Of the softmax model; the other one has 4 heads of two keys.
+HEADS = 8  # Heads of the softmax model; the other one has 4 heads of two keys.
+DEPTH = 16
 
 
 @command

@@ -62,7 +62,9 @@ class Iteration:
     """Forward pass of a model, as a step that `measure_memory` accepts."""
 
     def __init__(self, network: "nn.Module", inputs: "tuple[Tensor, ...]", precision: str) -> None:
-        self.network, self.inputs, self.precision = network.eval(), inputs, precision
+        self.network = network.eval()
+        self.inputs = inputs
+        self.precision = precision
 
     def forward(self) -> "Tensor":
         import torch

@@ -80,10 +80,8 @@ def evaluate(options: Namespace) -> None:
     window = options.window or model.max_tokens or WINDOW
     if model.max_tokens is not None and window > model.max_tokens:
         raise ConfigError(f"--window: the model has learned {model.max_tokens} positions")
-    losses = [
-        *score_documents(model, documents, window),
-        *(score_example(model, example, window) for example in examples),
-    ]
+    losses = list(score_documents(model, documents, window))
+    losses += [score_example(model, example, window) for example in examples]
     count = sum(loss.tokens for loss in losses)
     if not count:
         raise ConfigError(f"{options.files[0]}: has no token to predict")
@@ -146,7 +144,8 @@ def read_records(path: Path) -> Iterator[str | Example]:
 
 def score_documents(model: LanguageModel, documents: Iterable[str], window: int) -> Iterator[Loss]:
     """Yield the loss of every window of the joined documents."""
-    if not (texts := list(documents)):
+    texts = list(documents)
+    if not texts:
         return
     ids: list[int] = []
     for part in model.encoder.encode(texts):
