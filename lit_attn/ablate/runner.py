@@ -386,7 +386,8 @@ class Runner:
     def _drop_ended(self, study: Path) -> None:
         """Remove the waiting cells of variants that a rule of the study has ended."""
         ended = self.review(study)
-        waiting = [*self.queue, *(job for _, job in self.resting)]
+        waiting = list(self.queue)
+        waiting += [job for _, job in self.resting]
         dropped = [job for job in waiting if job.folder in ended]
         self.queue = deque(job for job in self.queue if job.folder not in ended)
         self.resting = [(due, job) for due, job in self.resting if job.folder not in ended]

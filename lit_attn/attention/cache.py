@@ -127,7 +127,8 @@ class KeyValues(Cache):
                 buffer.drop(self.limit)
 
     def tensors(self) -> list[Tensor]:
-        return [*(buffer.tokens for buffer in self.buffers.values()), *self.totals.values()]
+        tokens = [buffer.tokens for buffer in self.buffers.values()]
+        return tokens + list(self.totals.values())
 
 
 class RunningSums(Cache):

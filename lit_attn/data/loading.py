@@ -121,7 +121,8 @@ class BatchWorkers:
 
     def close(self) -> None:
         """End the workers. A later read starts new ones."""
-        loader, self._loader = self._loader, None
+        loader = self._loader
+        self._loader = None
         if loader is not None and loader._iterator is not None:
             # Without this call they end when the last reference to their iterator is gone.
             loader._iterator._shutdown_workers()  # type: ignore[attr-defined]

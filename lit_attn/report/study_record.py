@@ -60,9 +60,11 @@ class CellRecord:
     def curve(self, metric: records.Metric | str) -> list[records.MetricRow]:
         """Return the logged rows of `metric` in printed units, or of a name in recorded units."""
         if isinstance(metric, str):
-            name, scale = metric, 1.0
+            name = metric
+            scale = 1.0
         else:
-            name, scale = metric.name, metric.scale
+            name = metric.name
+            scale = metric.scale
         rows = read_or_skip(records.read_metrics, self.folder, "metrics.csv") or []
         return [row._replace(value=row.value * scale) for row in rows if row.name == name]
 

@@ -50,7 +50,8 @@ def read_runs(path: str | Path, *, variant: str = "", seed: str = "seed") -> pd.
         frame[seed] = _read_seeds(path, frame["run"].tolist(), seed)
     frame["seed"] = frame[seed].astype(float).astype(int)
     first = ["run", "variant", "seed"]
-    return frame[[*first, *(name for name in frame if name not in first)]]
+    others = [name for name in frame if name not in first]
+    return frame[first + others]
 
 
 def _read_seeds(path: Path, names: list[str], seed: str) -> list[int]:
