@@ -32,7 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python experiments/papers/count_composition.py", description=__doc__
     )
     default = Path(__file__).parent / "counts"
-    parser.add_argument("--out", type=Path, default=default, metavar="FOLDER", help="of the file")
+    parser.add_argument(
+        "--out", type=Path, default=default, metavar="FOLDER", help="folder of the file"
+    )
     options = parser.parse_args(arguments)
     rows = []
     for size, (study, tokens) in SIZES.items():

@@ -44,7 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Write both files; return exit code 0, or 2 for wrong input."""
     parser = OneLineParser(prog="python experiments/papers/count_ratios.py", description=__doc__)
     default = Path(__file__).parent / "counts"
-    parser.add_argument("--out", type=Path, default=default, metavar="FOLDER", help="of the files")
+    parser.add_argument(
+        "--out", type=Path, default=default, metavar="FOLDER", help="folder of the files"
+    )
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, metavar="D")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, metavar="N")
     options = parser.parse_args(arguments)

@@ -11,7 +11,7 @@ random subset of the Flan Collection, which has not been published. FILES are lo
 
 Documents are joined, each with the end of a document behind it, and cut into windows of --window
 tokens. Every token is predicted from the tokens before it in its window, and a window starts with
-the last token of the one before. Of an example only the targets are scored, after its inputs and a
+the last token of the one before. Only the targets of an example are scored, after its inputs and a
 space; long inputs lose their first tokens. Perplexity is exp of the mean negative log-likelihood of
 a token, so models with different tokenizers cannot be compared.
 

@@ -335,7 +335,7 @@ def print_log(name: str) -> None:
 
 
 def _find_cell(text: str) -> Path:
-    """Return the folder of a cell. Of several identities, return the one that changed last."""
+    """Return the folder of a cell, and of several identities the one that changed last."""
     if (Path(text) / "config.yaml").exists():
         return Path(text)
     runs = Path("runs")

@@ -54,7 +54,7 @@ def draw_pictures(study: StudyRecord) -> "Figure | None":
     for cell in cells:
         rows[cell.variant] = [panels.prediction for panels in cell.panels]
     colours = _list_shown([cell.legend for cell in cells])
-    # As many entries as fit side by side if all are as wide as the longest one.
+    # The number of entries that fit side by side if all are as wide as the longest one.
     longest = max((len(name) for name in colours), default=0)
     columns = max(1, int(drawing.WIDTH / (0.6 + drawing.LETTER_WIDTH * longest)))
     legend_lines = 1 + math.ceil(len(colours) / columns)

@@ -201,7 +201,7 @@ class StudyRecord:
             # Variants under several criteria share the time of one variant.
             if planned.name == variant and planned.variant is not None:
                 names.add(planned.variant)
-        # Of the last measurement of each kind of cell.
+        # The last measurement of each kind of cell counts.
         seconds = {entry.kind: entry.seconds for entry in self.step_times.variants}
         for entry in self.step_times.variants:
             if entry.variant in names:

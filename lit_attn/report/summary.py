@@ -165,7 +165,7 @@ def _variant_times(study: StudyRecord, variant: str) -> Record:
         times = study.measurements(field, variant)
         if times:
             record[field] = statistics.median(times)
-            # How far the machine's load changed a time.
+            # The ratio shows how much the machine's load changed a time.
             if min(times) > 0:
                 record[f"{field}_ratio"] = max(times) / min(times)
     step_time = study.step_time(variant)

@@ -335,7 +335,7 @@ def test_the_operator_of_torch_equals_the_reference(name: str, calls: list[flex.
 
 @pytest.mark.usefixtures("of_torch")
 def test_the_operator_of_torch_drops_pairs(calls: list[flex.Scores]) -> None:
-    """Its log-sum-exp has the precision of float32."""
+    """The operator returns a log-sum-exp with the precision of float32."""
     scores, v = make_scores(2, 0.5, -1.0)
     calls.append(scores)
     torch.manual_seed(4)

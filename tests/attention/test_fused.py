@@ -331,7 +331,7 @@ def test_the_compiled_split_part_recomputes_its_two_terms() -> None:
 
 @pytest.mark.parametrize("name", ["belief2", "mgk"])
 def test_flash_attention_is_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is called in both passes; without a kernel the result is the same."""
+    """Both passes call it; without a kernel the result is the same."""
     monkeypatch.setattr(formed, "ONE_CHUNK_UP_TO", 0)
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=cpu, acc_events=True) as profile:

@@ -64,7 +64,7 @@ def projected(layer: Attention, heads: Tensor) -> Tensor:
 
 
 def test_the_variant_of_the_released_lra_code() -> None:
-    """It mixes keys before phi, divides both features by n^(1/4), and has one pair of pi."""
+    """Keys are mixed before phi, both features divided by n^(1/4), and there is one pair of pi."""
     layer = layer_of(
         keys=2, mixing="before", divide_by="root-length", prior="clamped", prior_scope="layer"
     )
@@ -78,8 +78,8 @@ def test_the_variant_of_the_released_lra_code() -> None:
 
 
 def test_the_variant_of_the_released_language_model_code() -> None:
-    """It divides each feature by its sum, has pi for every head and position, a running sum plus
-    1e-5, and 1 / sqrt(D)."""
+    """Each feature is divided by its sum; pi of every head and position, a running sum plus 1e-5,
+    and 1 / sqrt(D)."""
     layer = layer_of(
         keys=2,
         features="sum-to-one",

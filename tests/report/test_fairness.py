@@ -64,7 +64,7 @@ def test_criteria_stand_side_by_side(tmp_path: Path) -> None:
     assert ">mgk@time<" not in table
     # The caption of the table of results explains the names of its rows.
     assert "Variants without @ have equal numbers of parameters and training steps." in page
-    # So do those of the figures of the page.
+    # The captions of the figures of the page explain them too.
     assert page.count("Variants with @time have equal training time") > page.count("<figure") > 1
 
 

@@ -114,7 +114,7 @@ def test_gpt2_has_the_logits_of_transformers(changes: dict[str, Any], tmp_path: 
 
 
 def test_the_released_files_of_gpt2_are_read(tmp_path: Path) -> None:
-    """They lack the part `transformer.` of the names and the head, and have masks."""
+    """The files lack the part `transformer.` of the names and the head, and have masks."""
     source = tmp_path / "gpt2"
     model = save_gpt2(source)
     state = load_file(source / "model.safetensors")
@@ -146,7 +146,7 @@ def test_a_gpt2_without_an_equal_is_refused(
 
 
 def test_the_released_files_of_pythia_are_read(tmp_path: Path) -> None:
-    """They have older keys, masks, and two files of weights; the head can have its new name."""
+    """The folder has older keys, masks, and two files of weights; the head can have a new name."""
     source = tmp_path / "pythia"
     model = save_neox(source)
     config = json.loads((source / "config.json").read_text())
