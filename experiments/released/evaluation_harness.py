@@ -159,11 +159,14 @@ class Scorer:
         from lit_attn.models.language import Sampling, continuation
 
         stops = options.get("until") or []
-        stops = [stops] if isinstance(stops, str) else stops
+        if isinstance(stops, str):
+            stops = [stops]
         count = int(options.get("max_gen_toks", 256))
         network = self.model.network
         encoder = self.model.encoder
-        prompt = (encoder.prompt(context) or [self.end])[-max(1, self.window - count) :]
+        prompt = encoder.prompt(context) or [self.end]
+        # The window has room for the last tokens of the prompt and the continuation.
+        prompt = prompt[-max(1, self.window - count) :]
         count = min(count, self.window - len(prompt) + 1)
         ids: list[int] = []
         text = ""

@@ -138,8 +138,9 @@ def check_data(cell: Cell, folder: Path) -> Tokens:
     """Return the data of a cell; raise ConfigError if they are no text."""
     data = cell.experiment.data
     if not isinstance(data, Tokens):
-        hint = "Choose a language model."
-        raise ConfigError(f"{folder}: its task is {cell.experiment.task.kind}. {hint}")
+        raise ConfigError(
+            f"{folder}: its task is {cell.experiment.task.kind}. Choose a language model."
+        )
     return data
 
 

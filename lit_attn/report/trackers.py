@@ -112,7 +112,9 @@ def _read_wandb_json(path: Path) -> Iterator[Run]:
             entries = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
-    for number, entry in enumerate(entries if isinstance(entries, list) else [entries]):
+    if not isinstance(entries, list):
+        entries = [entries]
+    for number, entry in enumerate(entries):
         if not isinstance(entry, dict) or "name" not in entry:
             raise ConfigError(f"{path}: run {number} has no name; write name, config and summary")
         run: Run = {"run": str(entry["name"])}
