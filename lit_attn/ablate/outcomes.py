@@ -3,14 +3,11 @@
 import errno
 import re
 import signal
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from lit_attn.ablate.display import Snapshot, StartedCell
 from lit_attn.ablate.plan import Job
 from lit_attn.cells import failure, folder
-from lit_attn.cells.decisions import Ending
 from lit_attn.cells.records import FailureClass
 from lit_attn.schema.errors import program
 
@@ -61,12 +58,6 @@ class Summary:
         done = [outcome for outcome in self.outcomes if outcome.failure is None]
         durations = [(o.job.name, o.seconds) for o in done if o.seconds]
         return Snapshot(len(done), len(self.failed), waiting, running, durations, slots)
-
-
-def describe_dropped(dropped: Iterable[Job], ended: Mapping[Path, Ending]) -> list[str]:
-    """Return a line for each variant whose waiting cells do not run."""
-    endings = {job.variant: ended[job.folder] for job in dropped}
-    return [f"ended    {variant}  {ending.describe()}" for variant, ending in endings.items()]
 
 
 def describe_same_failures(outcome: Outcome) -> str:

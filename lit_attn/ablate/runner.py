@@ -4,25 +4,25 @@ import contextlib
 import signal
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
 
 from lit_attn.ablate.display import Display, Snapshot, StartedCell
-from lit_attn.ablate.launch import CellProcess, Launcher
-from lit_attn.ablate.outcomes import (
-    Outcome,
-    Summary,
+from lit_attn.ablate.hooks import (
+    Observer,
+    Review,
     describe_dropped,
-    describe_same_failures,
-    make_os_failure,
+    observe_nothing,
+    review_nothing,
 )
+from lit_attn.ablate.launch import CellProcess, Launcher
+from lit_attn.ablate.outcomes import Outcome, Summary, describe_same_failures, make_os_failure
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.signals import handle_signals
 from lit_attn.ablate.slots import Slot, Slots
 from lit_attn.cells import failure, folder, lock
-from lit_attn.cells.decisions import Ending
 from lit_attn.cells.records import Exit, FailureClass, Result
 from lit_attn.schema.errors import plural
 
@@ -42,24 +42,6 @@ REPEAT = 1.0  # Seconds in which interrupts count as one: GNU timeout and `Study
 FREEZE = 0.1
 """Fraction of the stall limit that one pass of the runner's loop may take. A longer pass means that
 the runner was frozen, and probably its cells with it."""
-
-
-Review = Callable[[Path], Mapping[Path, Ending]]
-"""Function that returns the cells of a study's folder that need not run, by their folders."""
-
-
-def review_nothing(study: Path) -> Mapping[Path, Ending]:
-    """Return no cell: all cells of a study run."""
-    return {}
-
-
-Observer = Callable[[Job], str]
-"""Function that gets every cell that has ended, and returns a line for the display or nothing."""
-
-
-def observe_nothing(ended: Job) -> str:
-    """Return no line."""
-    return ""
 
 
 class Runner:

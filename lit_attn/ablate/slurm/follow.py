@@ -10,7 +10,8 @@ from pathlib import Path
 from types import FrameType
 
 from lit_attn.ablate.display import Display, Snapshot, StartedCell
-from lit_attn.ablate.outcomes import Outcome, Summary, describe_dropped
+from lit_attn.ablate.hooks import describe_dropped
+from lit_attn.ablate.outcomes import Outcome, Summary
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.runner import TICK
 from lit_attn.ablate.signals import handle_signals
