@@ -289,9 +289,8 @@ def read_titles(path: Path) -> dict[str, str]:
     """Return the titles of the studies of `path` and of the files that it names, unchecked."""
     tree = load(path)
     titles = {}
-    trees = [tree]
-    trees += [load(further) for further in _further_files(path, tree)]
-    for file_tree in trees:
+    further_trees = [load(further) for further in _further_files(path, tree)]
+    for file_tree in [tree, *further_trees]:
         studies = file_tree.get("studies")
         if not isinstance(studies, Mapping):
             continue

@@ -205,7 +205,8 @@ def test_a_failure_is_recorded_as_soon_as_the_disk_has_space(
     is_full_at_the_end: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (job, *_) = jobs(tmp_path, "crash")
-    write, refused = Exit.write, []
+    write = Exit.write
+    refused = []
 
     def refuse(record: Exit, path: Path) -> None:
         if is_full_at_the_end or len(refused) <= RETRIES["no-space"]:

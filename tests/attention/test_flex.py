@@ -106,7 +106,8 @@ def test_a_learned_bias_of_pairs_gets_its_gradient(shape: tuple[int, ...]) -> No
 
 @every_spec
 def test_several_queries_after_a_cache_equal_the_sequence(spec: AttentionSpec) -> None:
-    layer, x = make(spec), tokens(N)
+    layer = make(spec)
+    x = tokens(N)
     cache = layer.new_cache()
     pieces = [slice(0, 4), slice(4, 5), slice(5, N)]
     with torch.no_grad():
@@ -262,7 +263,8 @@ def test_the_last_of_equal_keys_gets_the_gradient_as_in_formed_weights() -> None
 
 
 def test_a_layer_drops_weights_in_training_only(calls: list[flex.Scores]) -> None:
-    layer, x = make(PRESETS["mgk"]), tokens(N)
+    layer = make(PRESETS["mgk"])
+    x = tokens(N)
     layer.attn_drop = 0.5
     expected = layer(x)
     assert calls[-1].dropout == 0

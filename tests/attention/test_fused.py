@@ -283,7 +283,8 @@ def test_limits_that_hold_in_training_are_respected(
 
 
 def test_a_kernel_is_chosen_for_inference_tensors() -> None:
-    layer, x = make(PRESETS["belief2"]), tokens(9)
+    layer = make(PRESETS["belief2"])
+    x = tokens(9)
     expected = layer(x, is_causal=True)
     with torch.inference_mode():
         torch.testing.assert_close(layer(x, is_causal=True), expected.detach())

@@ -118,7 +118,8 @@ def test_a_sequence_of_padding_gets_zero(is_causal: bool) -> None:
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_a_token_without_features_has_no_similarity(is_causal: bool) -> None:
     """phi of numbers below -37 is 0 in float64, and 0 / 0 would be NaN."""
-    layer, x = layer_of(features="sum-to-one"), tokens(6)
+    layer = layer_of(features="sum-to-one")
+    x = tokens(6)
     with torch.no_grad():
         layer.qkv.bias[DIM : 2 * DIM] = -50.0
     assert_same(layer, x, is_causal=is_causal)
@@ -182,7 +183,8 @@ def test_every_feature_map_equals_the_reference(phi: str, divide_by: str, n: int
 
 @pytest.mark.parametrize("phi", FEATURE_MAPS)
 def test_decoding_with_every_feature_map_equals_the_full_sequence(phi: str) -> None:
-    layer, x = layer_of(phi=phi), tokens(7)
+    layer = layer_of(phi=phi)
+    x = tokens(7)
     cache = layer.new_cache()
     outs = [layer(x[:, i : i + 1], is_causal=True, cache=cache) for i in range(7)]
     torch.testing.assert_close(torch.cat(outs, 1), layer(x, is_causal=True))

@@ -71,13 +71,15 @@ def require_close(ours: Path, theirs: Path, loss_tolerance: float = 1e-4) -> Non
 
     `loss_tolerance` is that of the mean training loss of an epoch.
     """
-    rows, others = read_metrics(ours / "metrics.csv"), read_metrics(theirs / "metrics.csv")
+    rows = read_metrics(ours / "metrics.csv")
+    others = read_metrics(theirs / "metrics.csv")
     assert [row[:3] for row in rows] == [row[:3] for row in others]
     assert rows
     for row, other in zip(rows, others, strict=True):
         tolerance = loss_tolerance if row.name == "train/loss" else 1e-4
         assert row.value == pytest.approx(other.value, rel=tolerance, abs=1e-5), row
-    units, other_units = np.load(ours / "units.npz"), np.load(theirs / "units.npz")
+    units = np.load(ours / "units.npz")
+    other_units = np.load(theirs / "units.npz")
     for name in units:
         assert units[name] == pytest.approx(other_units[name], rel=1e-3, abs=1e-4)
     for path in (ours / "checkpoints").glob("*.pt"):
@@ -103,7 +105,8 @@ def test_a_sharded_cell_computes_the_result_of_one_device(alone: Path, sharded: 
 
 def test_a_cell_resumes_with_other_strategies_and_numbers_of_devices(tmp_path: Path) -> None:
     """One file of a checkpoint serves sharded and other trainings on 1, 2 and 4 devices."""
-    alone, resumed = tmp_path / "alone", tmp_path / "resumed"
+    alone = tmp_path / "alone"
+    resumed = tmp_path / "resumed"
     train(alone, text())
     assert train(resumed, text(**TWO, recompute="blocks"), "stop:2") == 143
     assert train(resumed, text(), "stop:3") == 143
