@@ -63,7 +63,7 @@ def list_bucket_starts(exact: int, count: int, max_distance: int) -> list[int]:
     The buckets are evenly spaced in the logarithm of the distance. Python computes it: the
     logarithm of a GPU differs in the last bit, which would move a distance to another bucket.
     """
-    starts = []
+    starts: list[int] = []
     ratio = math.log(max_distance / exact)
     for bucket in range(exact, count):
         distance = starts[-1] if starts else exact
