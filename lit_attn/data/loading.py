@@ -243,6 +243,8 @@ def _start_worker(worker: int) -> None:
         threading.Thread(target=_exit_when_the_trainer_signals, daemon=True).start()
     info = get_worker_info()
     assert info is not None
+    assert isinstance(info.dataset, _Made)
+    assert info.dataset.functions is not None
     prepare = info.dataset.functions.prepare
     if prepare is not None:
         prepare()
