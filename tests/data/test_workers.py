@@ -366,6 +366,8 @@ def test_a_worker_ends_by_itself_when_its_owner_is_garbage(
     last: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch would wait five seconds for a worker that gets no message, and then kill it."""
+    # Workers of earlier tests end now.
+    gc.collect()
     killed: list[int | None] = []
     monkeypatch.setattr(BaseProcess, "terminate", lambda process: killed.append(process.pid))
     before = children()
