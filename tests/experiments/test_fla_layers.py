@@ -3,7 +3,6 @@
 Their kernels need a GPU. On a CPU, the layers are built, counted and refused.
 """
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from helpers import studies
 from helpers.commands import run_python
 from helpers.paths import EXPERIMENTS
 from helpers.stopping import stop_at
-from helpers.training_cells import folder_of, result_of, text_cell
+from helpers.training_cells import digits_cell, folder_of, result_of, text_cell
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,12 +26,14 @@ from lit_attn.attention.spec import AttentionSpec
 from lit_attn.cells.failure import Preempted
 from lit_attn.cells.records import read_metrics
 from lit_attn.config.cell import Cell
+from lit_attn.config.study import read_studies
 from lit_attn.models import factory
 from lit_attn.models.factory import count_flops
 from lit_attn.models.mixer_trial import Trial, Use, try_gpu_mixers
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import load_parts
 from lit_attn.train import run_cell
+from lit_attn.training import path_check
 from lit_attn.training.build import build, find_mistake
 
 PLUG_IN = EXPERIMENTS / "token_mixers" / "fla_layers.py"
@@ -206,7 +207,8 @@ def test_models_without_causal_order_are_refused() -> None:
         Trial(use_of("RetNet", is_causal=False)).run("fp32")
 
 
-def test_a_dry_run_names_the_layers_that_nothing_tried(tmp_path: Path) -> None:
+def write_study(folder: Path) -> Path:
+    """Write a study whose second variant has a layer that needs a GPU."""
     body = f"""
 parts: ["{PLUG_IN}"]
 baseline: a
@@ -214,10 +216,24 @@ cells:
   a: {{}}
   b: {{attention: {{kind: module, import: "fla_layers:RetNet"}}}}
 """
-    matrix = expand(studies.study(tmp_path, body), tmp_path / "runs")
-    assert find_warnings(matrix) == [
+    return studies.write(folder, body)
+
+
+def test_a_dry_run_names_the_layers_that_nothing_tried(tmp_path: Path) -> None:
+    source = read_studies(write_study(tmp_path))["tiny"]
+    assert find_warnings(expand(source, tmp_path / "runs")) == [
         "b: attention: fla_layers:RetNet needs a GPU; nothing was tried"
     ]
+
+
+@pytest.mark.process
+def test_a_run_without_a_gpu_trains_no_cell(tmp_path: Path) -> None:
+    """The runner names the variant, also if another one could train."""
+    path = write_study(tmp_path)
+    finished = run_python(tmp_path, "-m", "lit_attn.ablate", str(path))
+    assert finished.returncode == 2, finished.stdout + finished.stderr
+    assert "variant 'b': model: attention: fla_layers:RetNet needs a GPU" in finished.stderr
+    assert not list(tmp_path.rglob("result.json"))
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,9 +369,10 @@ def reference_of(layer: Any, name: str, x: Tensor) -> Tensor:
 
 
 def test_mamba_computes_the_recurrence() -> None:
-    """Only its norm is a kernel, so a layer without the norm runs on a CPU."""
+    """Only its norm and SiLU are kernels: with PyTorch's SiLU and no norm, it runs on a CPU."""
     torch.manual_seed(0)
     layer = fla_layers.Mamba2(DIM, HEADS, rmsnorm=False, state_size=4, chunk_size=16)
+    layer.layer.act = nn.SiLU()
     x = torch.randn(2, 40, DIM)
     output = layer(x)
     torch.testing.assert_close(
@@ -401,6 +418,8 @@ def test_a_cell_trains_on_a_gpu_and_resumes(
 ) -> None:
     """Triton may choose other kernels in the second attempt, so losses differ in rounding."""
     training = {"precision": precision, "compile": is_compiled}
+    # The check of attention paths before the first cell on a GPU takes minutes.
+    monkeypatch.setattr(path_check, "check_before_first_cell", lambda accelerator: None)
     folders = []
     for name, stops in (("complete", ()), ("stopped", (5,))):
         parent = tmp_path / name
@@ -429,21 +448,16 @@ def test_a_cell_trains_on_a_gpu_and_resumes(
 
 @pytest.mark.gpu
 @may_warn
-def test_causal_order_is_required_on_a_gpu(tmp_path: Path) -> None:
-    """A mixer that a task without causal order uses is refused before the first cell."""
-    cell = cell_of("RetNet", "RetNet")
-    written = cell.model_dump(mode="json", by_alias=True)
-    assert find_mistake([written]) is None
-    body = f"""
-parts: ["{PLUG_IN}"]
-baseline: a
-cells:
-  a: {{}}
-  b: {{attention: {{kind: module, import: "fla_layers:RetNet"}}}}
-"""
-    experiment = studies.EXPERIMENT.replace("dim: 16", "dim: 64")
-    path = studies.write(tmp_path, body, experiment)
-    finished = run_python(tmp_path, "-m", "lit_attn.ablate", str(path))
-    assert finished.returncode == 2, finished.stdout + finished.stderr
-    assert "RetNet: is causal only" in finished.stderr
-    assert not list(tmp_path.rglob("result.json")), json.dumps(finished.stdout)
+def test_causal_order_is_required_on_a_gpu() -> None:
+    """The check before the first cell accepts a language model, and refuses a vision transformer."""
+    cells = [
+        cell_of("RetNet", "RetNet"),
+        digits_cell(
+            model={"dim": DIM, "attention": attention("RetNet")}, training={"accelerator": "auto"}
+        ),
+    ]
+    mistake = find_mistake([cell.model_dump(mode="json", by_alias=True) for cell in cells])
+    assert mistake is not None
+    number, message = mistake
+    assert number == 1
+    assert message.startswith("attention: fla_layers:RetNet: is causal only")
