@@ -59,7 +59,7 @@ def test_the_short_study_of_mechanisms_has_the_published_model_and_rates() -> No
         assert getattr(short, part) == getattr(published, part), part
     kept = [step for step in published.data.augment if step.kind != "autoaugment"]
     assert list(short.data.augment) == kept
-    assert short.schedule.warmup / short.training.epochs == (
+    assert short.schedule.warmup / short.training.epochs == pytest.approx(
         published.schedule.warmup / published.training.epochs
     )
     assert (short.data.batch_size, short.data.validation) == (published.data.batch_size, 2000)
