@@ -27,6 +27,7 @@ from lit_attn.ablate.variants import Variant, make_label, resolve
 from lit_attn.cells import records
 from lit_attn.cells.decisions import Ending, Seal, Seals
 from lit_attn.cells.folder import State, read_cell
+from lit_attn.cells.rules import find_open_size
 from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.data.base import Data
 from lit_attn.config.models.base import Model
@@ -160,6 +161,11 @@ class Matrix:
             before=[f"{name}{suffix}" for name in source.before],
             level=find_gate_level(source),
         )
+
+    @property
+    def open_size(self) -> str:
+        """Smaller size that the study waits for, in words; "" if it can run."""
+        return find_open_size(self.gate, self.folder.parent, self.source.study.seeds)
 
     def _list_seeds(self) -> list[int]:
         """Return the seeds of the study, then the other seeds in ascending order."""

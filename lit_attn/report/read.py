@@ -7,7 +7,7 @@ import statistics
 import sys
 import zipfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,7 +18,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from lit_attn.cells import decisions, records
-from lit_attn.cells.folder import read_cell, read_result
+from lit_attn.cells.folder import UNENDED, read_cell, read_result
+from lit_attn.cells.rules import GateState, list_ended_cells, read_gate_state
 from lit_attn.files import require_folder
 from lit_attn.report.drawing import MOST_PANELS
 from lit_attn.report.rows import Row
@@ -58,7 +59,8 @@ class CellRecord:
     `status` is a state of `lit_attn.cells.folder` or "without <metric>". Only a cell with status
     "done" has a value (the study's metric in printed units) and measurements: the columns of
     per_seed.csv, times in seconds, memory in bytes. A cell of another program's table has no path.
-    `modules` has the hashes of the user's modules by path.
+    `modules` has the hashes of the user's modules by path. `has_ended_variant` is True if a rule
+    has ended the variant.
     """
 
     variant: str
@@ -69,6 +71,7 @@ class CellRecord:
     identity: str = ""
     path: str = ""
     modules: Mapping[str, str] = field(default_factory=dict)
+    has_ended_variant: bool = False
 
     @property
     def folder(self) -> Path | None:
@@ -78,6 +81,9 @@ class CellRecord:
     @property
     def is_waiting(self) -> bool:
         """True if `run` would train the cell: no result, not diverged, variant not ended."""
+        if self.has_ended_variant:
+            # A process trains a cell to its end, also if its variant has ended in the meantime.
+            return self.status == "running"
         has_ended = self.status in ("done", "diverged", "stopped")
         return not has_ended and not self.status.startswith("without ")
 
@@ -102,7 +108,8 @@ class StudyRecord:
 
     `plan.cells` is empty: `cells` has the same content and more. `contrast` is the study that
     `plan.contrast` names, if it has a plan and the same metric. `endings` are the variants that a
-    rule of the plan has ended early, by name. `unreadable` names the files of the study that exist
+    rule of the plan has ended early, by name, and `gates` is the state of the rule `gates`.
+    `unreadable` names the files of the study that exist
     and cannot be read. `names` has the names of variants by their labels if the
     labels stand in all other places (`lit_attn.report.labels`).
     """
@@ -115,6 +122,7 @@ class StudyRecord:
     step_times: records.StepTimes | None = None
     looks: decisions.Looks | None = None
     endings: Mapping[str, decisions.Ending] = field(default_factory=dict)
+    gates: GateState | None = None
     unreadable: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
 
@@ -354,7 +362,8 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     folder = path.parent
     endings = read_or_skip(decisions.Endings.read, folder, "endings.json")
     ended = {} if endings is None else endings.of_plan(plan)
-    cells = [_mark_stopped(cell, ended) for cell in _read_cells(folder, plan)]
+    unneeded = {str(path) for path in list_ended_cells(plan, folder, ended)}
+    cells = [_mark_ended(cell, unneeded) for cell in _read_cells(folder, plan)]
     seals = read_or_skip(decisions.Seals.read, folder, "seals.json")
     tuning = read_or_skip(records.Tuning.read, folder, "tuning.json")
     step_times = read_or_skip(records.StepTimes.read, folder, "step_times.json")
@@ -378,6 +387,7 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
         step_times=step_times,
         looks=looks,
         endings=ended,
+        gates=read_gate_state(plan, folder, ended),
         unreadable=unreadable,
     )
     _require_metric(path, study)
@@ -386,10 +396,15 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     return study
 
 
-def _mark_stopped(cell: CellRecord, ended: Mapping[str, decisions.Ending]) -> CellRecord:
-    """Return the cell with the state "stopped" if its variant has ended before it was started."""
-    is_unstarted = cell.status in ("missing", "interrupted")
-    return replace(cell, status="stopped") if is_unstarted and cell.variant in ended else cell
+def _mark_ended(cell: CellRecord, unneeded: Collection[str]) -> CellRecord:
+    """Return a cell that no variant needs as one of an ended variant.
+
+    Its state is "stopped", unless it has a result, runs or has failed for good.
+    """
+    if cell.path not in unneeded:
+        return cell
+    is_stopped = cell.status in UNENDED and cell.status != "running"
+    return replace(cell, status="stopped" if is_stopped else cell.status, has_ended_variant=True)
 
 
 def _read_cells(folder: Path, plan: records.Plan) -> list[CellRecord]:

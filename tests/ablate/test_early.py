@@ -32,14 +32,13 @@ def run(cells: list[Job], early: EarlyTables) -> list[str]:
     launcher = Launcher(fake_cells.TARGET)
     runner = Runner(launcher, make_slots(1), Display(output), observe=early.update)
     runner.run(cells)
-    early.finish()
-    lines = output.getvalue().splitlines()
+    lines = [*output.getvalue().splitlines(), *early.finish()]
     # The state of the run follows each event.
     return [line.partition("  [")[0] for line in lines if line.startswith("tables")]
 
 
 def make_early(matrix: Matrix) -> EarlyTables:
-    return EarlyTables([matrix], matrix.folder.parent, matrix.folder.parents[1] / "reports")
+    return EarlyTables(matrix.folder.parent, matrix.folder.parents[1] / "reports")
 
 
 def test_tables_are_written_once_when_every_variant_has_a_result(matrix: Matrix) -> None:
@@ -75,6 +74,9 @@ def test_tables_of_an_earlier_run_are_not_the_first_ones(matrix: Matrix) -> None
 def test_tables_that_cannot_be_written_do_not_stop_the_cells(matrix: Matrix) -> None:
     reports = matrix.folder.parents[1] / "reports"
     reports.write_text("a file in the place of the folder")
-    assert len(run(list(matrix.jobs), make_early(matrix))) == 1
+    first, error = run(list(matrix.jobs), make_early(matrix))
+    assert "2 cells to come" in first
+    assert error.startswith("tables   first ones of tiny not written: ")
+    assert str(reports) in error
     assert all(job.state() == "done" for job in matrix.jobs)
     assert reports.read_text() == "a file in the place of the folder"
