@@ -291,6 +291,10 @@ def expand(
         seeds = source.study.seeds
     require_seeds_for_stop(source, seeds)
     require_seeds_for_gates(source, seeds)
+    if smoke:
+        # Values after one step decide nothing, and a smoke run tries every cell.
+        study = source.study.model_copy(update={"stop": None, "gates": None})
+        source = replace(source, study=study, before=())
     name, title = _name_trial(source, written, changes, smoke)
     folder = out / name
     search = read_search(source, seeds, written, changes)

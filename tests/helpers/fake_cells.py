@@ -118,11 +118,12 @@ EFFECTS = {"base": 0.0, "weak": -0.05, "good": 0.05, "dull": 0.0}
 
 
 def measure(cell: Cell) -> dict[str, float] | None:
-    """Return the metrics of a variant in EFFECTS, None for another one.
+    """Return the metrics of a variant whose name ends with one in EFFECTS, None for another one.
 
-    The differences of `dull` alternate in sign, so that no seeds show a lead.
+    So `gated-dull` waits as `gated` and has the values of `dull`, whose differences alternate in
+    sign, so that no seeds show a lead.
     """
-    name = cell.variant.partition("@")[0]
+    name = cell.variant.partition("@")[0].rpartition("-")[2]
     if name not in EFFECTS:
         return None
     text = f"{cell.study}/{name}/{cell.seed}"
