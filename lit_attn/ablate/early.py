@@ -13,20 +13,18 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from lit_attn.ablate.display import write_line
+from lit_attn.ablate.hooks import Observer
 from lit_attn.ablate.plan import Job
 from lit_attn.cells.records import Plan, PlannedCell
 from lit_attn.cells.rules import read_ended_cells
 from lit_attn.schema.errors import ConfigError, plural
 
-if TYPE_CHECKING:
-    from lit_attn.ablate.runner import Observer
-
 
 @contextlib.contextmanager
-def write_early(runs: Path, reports: Path) -> "Iterator[Observer]":
+def write_early(runs: Path, reports: Path) -> Iterator[Observer]:
     """Yield the function that gets every cell that has ended and writes the first tables.
 
     At the end, wait for the tables, and write a line about those that could not be written.

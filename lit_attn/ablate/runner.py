@@ -6,18 +6,24 @@ import re
 import signal
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
 
 from lit_attn.ablate.display import Display, Snapshot, StartedCell
+from lit_attn.ablate.hooks import (
+    Observer,
+    Review,
+    describe_dropped,
+    observe_nothing,
+    review_nothing,
+)
 from lit_attn.ablate.launch import CellProcess, Launcher
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.slots import Slot, Slots
 from lit_attn.cells import failure, folder, lock
-from lit_attn.cells.decisions import Ending
 from lit_attn.cells.records import Exit, FailureClass, Result
 from lit_attn.schema.errors import plural, program
 
@@ -38,24 +44,6 @@ FREEZE = 0.1
 """Fraction of the stall limit that one pass of the runner's loop may take. A longer pass means that
 the runner was frozen, and probably its cells with it."""
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Signals that end a run.
-
-
-Review = Callable[[Path], Mapping[Path, Ending]]
-"""Function that returns the cells of a study's folder that need not run, by their folders."""
-
-
-def review_nothing(study: Path) -> Mapping[Path, Ending]:
-    """Return no cell: all cells of a study run."""
-    return {}
-
-
-Observer = Callable[[Job], str]
-"""Function that gets every cell that has ended, and returns a line for the display or nothing."""
-
-
-def observe_nothing(ended: Job) -> str:
-    """Return no line."""
-    return ""
 
 
 @contextlib.contextmanager
@@ -486,12 +474,6 @@ class Runner:
             waiting += [job.name for _, job in self.resting]
         slots = max(self.slots.limit, len(self.running))
         return self.summary.snapshot(waiting, cells, slots)
-
-
-def describe_dropped(dropped: Iterable[Job], ended: Mapping[Path, Ending]) -> list[str]:
-    """Return a line for each variant whose waiting cells do not run."""
-    endings = {job.variant: ended[job.folder] for job in dropped}
-    return [f"ended    {variant}  {ending.describe()}" for variant, ending in endings.items()]
 
 
 def _describe_same_failures(outcome: Outcome) -> str:

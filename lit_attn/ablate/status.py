@@ -168,10 +168,10 @@ def describe_rules(plan: Plan, place: Path, cells: list[StudyCell]) -> Iterator[
     stopped = Counter(cell.planned.variant for cell in cells if cell.status.state == "stopped")
     planned = {cell.variant for cell in plan.cells}
     for variant, ending in endings.items():
-        what = f"{plural(stopped[variant], 'seed')} not needed"
+        effect = f"{plural(stopped[variant], 'seed')} not needed"
         if variant not in planned:
-            what = "not tuned"
-        yield f"  ended    {variant}  {what}: {ending.describe()}"
+            effect = "not tuned"
+        yield f"  ended    {variant}  {effect}: {ending.describe()}"
 
 
 def describe(

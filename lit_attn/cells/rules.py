@@ -16,7 +16,7 @@ from lit_attn.schema.errors import plural
 
 
 class GateState(NamedTuple):
-    """What a study with `gates` waits for, and what its gates could not decide.
+    """State of the gates of a study: the size that it waits for, and the undecided variants.
 
     `waits` names the first smaller size that is not complete, "" if all are. `undecided` has the
     reason, by variant, why a gate that the variant passed has not decided about it. `follows` names

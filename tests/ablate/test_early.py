@@ -1,6 +1,7 @@
 """First tables of a study, which are written while its other cells run."""
 
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job, Matrix, expand
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import make_slots
+from lit_attn.cells.decisions import Ending, Endings
 
 pytestmark = pytest.mark.process
 
@@ -80,3 +82,61 @@ def test_tables_that_cannot_be_written_do_not_stop_the_cells(matrix: Matrix) -> 
     assert str(reports) in error
     assert all(job.state() == "done" for job in matrix.jobs)
     assert reports.read_text() == "a file in the place of the folder"
+
+
+def test_results_of_another_runner_count(matrix: Matrix) -> None:
+    """Each of two runners on the same folder trains one of the variants."""
+    ok, other = [job for job in matrix.jobs if job.cell.seed == 0]
+    early = make_early(matrix)
+    assert run([ok], early) == []
+    run([other], make_early(matrix))
+    third = next(job for job in matrix.jobs if job.cell.seed == 1)
+    (line,) = run([third], early)
+    assert "1 cell to come" in line
+
+
+def test_trials_of_a_search_begin_no_tables(tmp_path: Path) -> None:
+    """The plan has their cells besides those of the variants."""
+    tune = "\ntune: {optimizer.weight_decay: [0.1, 0.2], select: val/loss, seeds: [100]}"
+    source = studies.study(tmp_path, make_body("ok", "ok-2") + tune)
+    matrix = expand(source, tmp_path / "runs")
+    matrix.write_plan()
+    assert len(matrix.trials) == 4
+    assert run(matrix.trials, make_early(matrix)) == []
+
+
+def test_tables_count_no_cells_of_ended_variants(matrix: Matrix) -> None:
+    plan = matrix.plan()
+    plan.model_copy(update={"stop": "futility"}).write(matrix.folder / "plan.json")
+    last = matrix.jobs[-1]
+    ending = Ending(
+        variant="ok-2", identity=plan.cells[1].identity, rule="futility", seeds=1, planned=2
+    )
+    Endings(entries=[ending]).write(matrix.folder / "endings.json")
+    cells = [job for job in matrix.jobs if job.folder != last.folder]
+    (line,) = run(cells, make_early(matrix))
+    # The cell of the ended variant is not to come.
+    assert "1 cell to come" in line
+
+
+def test_an_unexpected_error_is_one_line(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake in the report does not end a run, and is not silent."""
+
+    def break_report(*arguments: object) -> None:
+        raise TypeError("a mistake\nin the report")
+
+    monkeypatch.setattr("lit_attn.report.write_reports", break_report)
+    first_seed = [job for job in matrix.jobs if job.cell.seed == 0]
+    begun, error = run(first_seed, make_early(matrix))
+    assert "2 cells to come" in begun
+    expected = "first ones of tiny not written: unexpected TypeError: a mistake in the report"
+    assert error == f"tables   {expected}"
+
+
+def test_the_end_of_a_writer_that_was_killed_is_one_line(
+    matrix: Matrix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lit_attn.report.write_reports", lambda *_: os.kill(os.getpid(), 9))
+    first_seed = [job for job in matrix.jobs if job.cell.seed == 0]
+    _, error = run(first_seed, make_early(matrix))
+    assert error.endswith("first ones of tiny not written: their process ended with exit code -9")

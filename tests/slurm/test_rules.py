@@ -12,8 +12,8 @@ from helpers.fake_squeue import Recorder, install_command, install_squeue, write
 from helpers.ladders import finish, read_endings, write_ladder
 from helpers.runs import TIMEOUT, start_cli, wait_until
 
+from lit_attn.ablate.hooks import review_nothing
 from lit_attn.ablate.plan import Job, Matrix
-from lit_attn.ablate.runner import review_nothing
 from lit_attn.ablate.slurm.follow import Follower
 from lit_attn.ablate.slurm.job import SlurmCell
 from lit_attn.ablate.slurm.queue import NAME

@@ -357,7 +357,8 @@ def _prepare_local(
 
     The rules of the studies do not hold for a rerun, whose cells are named by the user.
     """
-    from lit_attn.ablate.runner import Runner, review_nothing
+    from lit_attn.ablate.hooks import review_nothing
+    from lit_attn.ablate.runner import Runner
 
     has_rule = any(matrix.source.study.stop is not None for matrix in matrices)
     review = update_endings if has_rule and not is_rerun else review_nothing
@@ -382,7 +383,7 @@ def _prepare_slurm(
 
     The rules of the studies do not hold for a rerun, as in `_prepare_local`.
     """
-    from lit_attn.ablate.runner import review_nothing
+    from lit_attn.ablate.hooks import review_nothing
     from lit_attn.ablate.slurm.follow import Follower
     from lit_attn.ablate.slurm.job import SlurmCell
     from lit_attn.ablate.slurm.submit import require_resources, submit_missing

@@ -10,17 +10,9 @@ from pathlib import Path
 from types import FrameType
 
 from lit_attn.ablate.display import Display, Snapshot, StartedCell
+from lit_attn.ablate.hooks import Observer, Review, describe_dropped, observe_nothing
 from lit_attn.ablate.plan import Job, Matrix
-from lit_attn.ablate.runner import (
-    TICK,
-    Observer,
-    Outcome,
-    Review,
-    Summary,
-    describe_dropped,
-    handle_signals,
-    observe_nothing,
-)
+from lit_attn.ablate.runner import TICK, Outcome, Summary, handle_signals
 from lit_attn.ablate.slurm.commands import run_command
 from lit_attn.ablate.slurm.queue import ENDS, OVER, Task, describe_reasons, find_tasks
 from lit_attn.ablate.stopping import update_endings
