@@ -29,12 +29,20 @@ class GateState(NamedTuple):
 
 
 def list_ended_cells(plan: Plan, folder: Path, endings: Mapping[str, Ending]) -> dict[Path, Ending]:
-    """Return the cells of ended variants that no other variant needs."""
+    """Return the cells of ended variants that no other variant needs.
+
+    A variant that has ended before its search has no cells but those of its trials.
+    """
     needed = {cell.path for cell in plan.cells if cell.variant not in endings}
     ended = {}
     for cell in plan.cells:
         if cell.variant in endings and cell.path not in needed:
             ended[folder / cell.path] = endings[cell.variant]
+    untuned = endings.keys() - {cell.variant for cell in plan.cells}
+    for trial in plan.trials:
+        name = trial.variant.partition("@")[0]
+        if name in untuned:
+            ended[folder / trial.path] = endings[name]
     return ended
 
 

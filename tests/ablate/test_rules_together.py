@@ -74,7 +74,9 @@ def test_a_killed_cell_of_an_ended_variant_does_not_keep_the_next_size_waiting(
     assert not judge_study(study).is_interim
 
 
-def test_a_gate_does_not_search_a_worse_variant_and_a_sealed_plan_stays(tmp_path: Path) -> None:
+def test_a_gate_does_not_search_a_worse_variant_and_a_sealed_plan_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_ladder(tmp_path, TUNE + TUNED.lstrip(), "6")
     starts = run(tmp_path)
     trials = [name for start in starts for name in start if "@" in name]
@@ -94,6 +96,18 @@ def test_a_gate_does_not_search_a_worse_variant_and_a_sealed_plan_stays(tmp_path
     assert judged.next.kind == "none"
     assert not judged.is_interim
     assert run(tmp_path) == [[], []]
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    assert main(["status"]) == 0
+    status = capsys.readouterr().out
+    assert "ended    weak  not tuned: not run: worse at size small (p = " in status
+    # Its trials are not missing, so `status --watch` ends.
+    assert main(["status", "--json"]) == 0
+    by_name = {study["study"]: study for study in json.loads(capsys.readouterr().out)["studies"]}
+    assert by_name["tiny-medium"]["counts"] == {"done": 18, "stopped": 3}
+    assert main(["run", "ablations.yaml", "--dry-run", "--json"]) == 0
+    _, planned = json.loads(capsys.readouterr().out)["studies"]
+    assert planned["to_run"] == {"low": 0, "high": 0}
 
 
 def test_a_study_in_the_middle_of_its_search_is_not_complete(tmp_path: Path) -> None:

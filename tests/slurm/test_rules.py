@@ -188,16 +188,16 @@ def test_the_next_size_is_submitted_when_the_gate_has_decided(
 def test_waiting_jobs_of_an_ended_variant_are_cancelled_and_running_ones_finish(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
-    """Seeds 2 and 3 wait in their jobs while the result of seed 2 ends the variant."""
-    matrix = prepare_dull(tmp_path, 2)
+    """Seeds 3 and 4 wait in their jobs while the result of seed 3 ends the variant."""
+    matrix = prepare_dull(tmp_path, 3)
     dull = [job for job in matrix.jobs if job.cell.variant == "gated-dull"]
-    with start_cli(tmp_path, *SLURM, "--seeds", "6", environment=cluster) as process:
+    with start_cli(tmp_path, *SLURM, "--seeds", "7", environment=cluster) as process:
         wait_until(lambda: len(list(matrix.folder.glob("gated-dull/*/progress.json"))) == 2)
-        finish(dull[2])
+        finish(dull[3])
         wait_until(lambda: count_jobs(tmp_path, cluster, "CANCELLED") == 2)
         (matrix.folder / "go").touch()
         output, _ = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 0, output
-    assert "ended    tiny/gated-dull  stopped for futility after 3 of 10 seeds" in output
-    assert sorted(read_runs(tmp_path, "tiny")) == ["gated-dull/2", "gated-dull/3"]
-    assert (dull[3].state(), dull[4].state(), dull[5].state()) == ("done", "missing", "missing")
+    assert "ended    tiny/gated-dull  stopped for futility after 4 of 10 seeds" in output
+    assert sorted(read_runs(tmp_path, "tiny")) == ["gated-dull/3", "gated-dull/4"]
+    assert (dull[4].state(), dull[5].state(), dull[6].state()) == ("done", "missing", "missing")
