@@ -110,7 +110,12 @@ def test_tables_count_no_cells_of_ended_variants(matrix: Matrix) -> None:
     plan.model_copy(update={"stop": "futility"}).write(matrix.folder / "plan.json")
     last = matrix.jobs[-1]
     ending = Ending(
-        variant="ok-2", identity=plan.cells[1].identity, rule="futility", seeds=1, planned=2
+        variant="ok-2",
+        identity=plan.cells[1].identity,
+        rule="futility",
+        seeds=1,
+        planned=2,
+        power=0.01,
     )
     Endings(entries=[ending]).write(matrix.folder / "endings.json")
     cells = [job for job in matrix.jobs if job.folder != last.folder]
