@@ -190,6 +190,20 @@ def test_the_active_or_newest_job_of_a_cell_is_found(
 
 
 @pytest.mark.process
+def test_cancelled_jobs_that_did_not_start_are_not_the_job_of_the_first_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SLURM lists them together as one job without an index, as recorded with version 22.05."""
+    matrix = expand_study(tmp_path)
+    write_batch(matrix, "aaaa")
+    install_squeue(
+        tmp_path, monkeypatch, f"0|3_0|COMPLETED|{NAME}aaaa", f"N/A|3|CANCELLED|{NAME}aaaa"
+    )
+    tasks = find_tasks([matrix.folder])
+    assert [(task.id, task.state) for task in tasks.values()] == [("3_0", "COMPLETED")]
+
+
+@pytest.mark.process
 def test_no_cell_ends_while_slurm_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
