@@ -101,8 +101,8 @@ def split_missing(matrix: Matrix) -> tuple[list[Job], list[Job]]:
     missing = [job for job in unfinished if job.folder not in ended]
     if not matrix.open_size:
         return missing, []
-    always = []
-    gated = []
+    always: list[Job] = []
+    gated: list[Job] = []
     for job in missing:
         is_of_baseline = job.cell.variant.partition("@")[0] == matrix.baseline.name
         (always if is_of_baseline else gated).append(job)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from lit_attn.ablate import adopt
 from lit_attn.ablate.commands.options import StudyOptions
 from lit_attn.ablate.display import make_display, write_line
-from lit_attn.ablate.early import write_early
 from lit_attn.ablate.plan import Job, Matrix, find_ended, find_kept, require_inputs
 from lit_attn.ablate.rerun import set_aside
 from lit_attn.ablate.slots import make_slots
@@ -357,6 +356,7 @@ def _prepare_local(
 
     The rules of the studies do not hold for a rerun, whose cells are named by the user.
     """
+    from lit_attn.ablate.early import write_early
     from lit_attn.ablate.hooks import review_nothing
     from lit_attn.ablate.runner import Runner
 
@@ -383,6 +383,7 @@ def _prepare_slurm(
 
     The rules of the studies do not hold for a rerun, as in `_prepare_local`.
     """
+    from lit_attn.ablate.early import write_early
     from lit_attn.ablate.hooks import review_nothing
     from lit_attn.ablate.slurm.follow import Follower
     from lit_attn.ablate.slurm.job import SlurmCell
