@@ -54,9 +54,9 @@ def can_decide(differences: Floats) -> np.ndarray:
 
 def list_corrected_p(differences: Floats, is_ended: np.ndarray) -> Floats:
     """Return the corrected p of each variant as `lit_attn.report.comparison` computes it."""
-    own = np.array(stats.joint_sign_flip(np.nan_to_num(differences)))
-    others = np.array(stats.joint_sign_flip(fill_ended(differences, is_ended)))
-    return np.where(is_ended, own, others)
+    of_ended = np.array(stats.joint_sign_flip(np.nan_to_num(differences)))
+    of_others = np.array(stats.joint_sign_flip(fill_ended(differences, is_ended)))
+    return np.where(is_ended, of_ended, of_others)
 
 
 def decide(differences: Floats) -> tuple[bool, np.ndarray]:
