@@ -10,16 +10,18 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
-from lit_attn.ablate.gates import find_open_size
 from lit_attn.ablate.memory import print_memory
 from lit_attn.ablate.plan import Job, Matrix, find_ended
 from lit_attn.ablate.slots import Slots, make_slots
 from lit_attn.ablate.status import StudyCell, make_cell_answers
+from lit_attn.ablate.stopping import find_endings
 from lit_attn.ablate.variants import Variant
 from lit_attn.cells.folder import State, count_states, mark_stopped, read_cell
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import PlannedCell, Timing
+from lit_attn.cells.rules import read_gate_state
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import find_mixers
 from lit_attn.schema.errors import ConfigError, plural
@@ -53,11 +55,16 @@ def print_cells(matrices: list[Matrix], with_costs: bool, gpu: str | None = None
 def print_answer(matrices: list[Matrix]) -> None:
     """Write every study and cell, with its state, as JSON."""
     # Imported here, because the text of a dry run needs no models of answers.
-    from lit_attn.report.answers import DryRunAnswer, PlannedStudy, write_answer
+    from lit_attn.report.answers import CellRange, DryRunAnswer, PlannedStudy, write_answer
+    from lit_attn.report.rules import describe_ending, describe_gates
 
     studies = []
     for matrix in matrices:
         ended = find_ended([matrix])
+        plan = matrix.plan()
+        endings = find_endings(plan, matrix.folder)
+        gates = read_gate_state(plan, matrix.folder, endings, matrix.source.study.seeds)
+        fewest, most = count_to_run(matrix)
         cells = [_read_study_cell(job, job.folder in ended) for job in matrix.jobs]
         study = PlannedStudy(
             study=matrix.name,
@@ -69,10 +76,39 @@ def print_answer(matrices: list[Matrix]) -> None:
             warnings=find_warnings(matrix),
             counts=dict(Counter(cell.status.state for cell in cells)),
             trials=dict(Counter(job.state() for job in matrix.trials)),
+            gates=describe_gates(plan.gate, gates),
+            ended=[describe_ending(ending) for ending in endings.values()],
+            to_run=CellRange(low=fewest, high=most),
             cells=make_cell_answers(cells),
         )
         studies.append(study)
     print(write_answer(DryRunAnswer(studies=studies)))
+
+
+def count_to_run(matrix: Matrix) -> tuple[int, int]:
+    """Return the smallest and the largest number of cells that the study may still run.
+
+    A size that waits for its gates runs at least the cells of the baseline.
+    """
+    always, gated = split_missing(matrix)
+    return len(always), len(always) + len(gated)
+
+
+def split_missing(matrix: Matrix) -> tuple[list[Job], list[Job]]:
+    """Return the cells to run, trials included: those that certainly run, and those at gates."""
+    ended = find_ended([matrix])
+    unfinished = [
+        job for job in (*matrix.trials, *matrix.jobs) if job.state() not in ("done", "diverged")
+    ]
+    missing = [job for job in unfinished if job.folder not in ended]
+    if not matrix.open_size:
+        return missing, []
+    always: list[Job] = []
+    gated: list[Job] = []
+    for job in missing:
+        is_of_baseline = job.cell.variant.partition("@")[0] == matrix.baseline.name
+        (always if is_of_baseline else gated).append(job)
+    return always, gated
 
 
 def _read_study_cell(job: Job, is_ended: bool) -> StudyCell:
@@ -95,9 +131,13 @@ def _print_study(matrix: Matrix) -> list[Job]:
     print(f"  experiment {matrix.source.experiment_path}, baseline {matrix.baseline.name}")
     if not matrix.is_measured:
         print("  match: time: the step times are not measured yet")
-    open_size = find_open_size(matrix.gate, matrix.folder.parent)
-    if open_size is not None:
-        print(f"  gates: waits, because {open_size}")
+    if matrix.open_size:
+        fewest, most = count_to_run(matrix)
+        print(f"  gates: waits, because {matrix.open_size}")
+        print(
+            f"  gates: {fewest} to {plural(most, 'cell')} will run, because variants that are worse"
+            " at a smaller size are left out"
+        )
     if matrix.tuning is not None:
         states = [job.state() for job in matrix.trials]
         missing = [job for job, state in zip(matrix.trials, states, strict=True) if state != "done"]
@@ -193,21 +233,50 @@ def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
 
 
 def format_hours(matrix: Matrix, timings: dict[str, Timing], slots: Slots) -> str:
-    """Return the hours of one device and of this machine that the missing cells need."""
-    ended = find_ended([matrix])
-    unfinished = [job for job in (*matrix.trials, *matrix.jobs) if job.state() != "done"]
-    missing = [job.cell for job in unfinished if job.folder not in ended]
+    """Return the hours of one device and of this machine that the missing cells need.
+
+    They are ranges for a size that waits for its gates.
+    """
+    always, gated = split_missing(matrix)
+    missing = [job.cell for job in (*always, *gated)]
     measured = [cell for cell in missing if cell.kind in timings]
+    at_once = slots.at_once(missing)
+    fewest = _sum_hours([job.cell for job in always], timings)
+    most = _sum_hours(missing, timings)
+    count = _format_range(len(always), len(missing), "d")
+    noun = "cell" if len(missing) == 1 else "cells"
+    device_hours = _format_range(fewest.device, most.device, ".2f")
+    elapsed = _format_range(fewest.cell / at_once, most.cell / at_once, ".2f")
+    return (
+        f"{matrix.name}: {count} {noun} to run, {len(measured)} of them measured:"
+        f" {device_hours} {slots.unit} hours, {elapsed} hours with {at_once} at once"
+    )
+
+
+class Hours(NamedTuple):
+    """Hours of cells one after another, and the hours of all of their devices."""
+
+    cell: float
+    device: float
+
+
+def _sum_hours(cells: list[Cell], timings: dict[str, Timing]) -> Hours:
+    """Return the hours of the measured ones of `cells`."""
     hours = []
     device_hours = []
-    for cell in measured:
-        cell_hours = timings[cell.kind].seconds / 3600
-        hours.append(cell_hours)
-        device_hours.append(cell_hours * cell.experiment.training.devices)
-    at_once = slots.at_once(missing)
-    cells = f"{plural(len(missing), 'cell')} to run, {len(measured)} of them measured"
-    elapsed = f"{sum(hours) / at_once:.2f} hours with {at_once} at once"
-    return f"{matrix.name}: {cells}: {sum(device_hours):.2f} {slots.unit} hours, {elapsed}"
+    for cell in cells:
+        if cell.kind in timings:
+            cell_hours = timings[cell.kind].seconds / 3600
+            hours.append(cell_hours)
+            device_hours.append(cell_hours * cell.experiment.training.devices)
+    return Hours(sum(hours), sum(device_hours))
+
+
+def _format_range(low: float, high: float, form: str) -> str:
+    """Return two numbers as `low to high`, or one if they are equal."""
+    if low == high:
+        return format(high, form)
+    return f"{low:{form}} to {high:{form}}"
 
 
 def _print_costs(matrix: Matrix) -> None:

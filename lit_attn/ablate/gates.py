@@ -4,16 +4,24 @@ The rule follows from the results of the smaller sizes alone (`lit_attn.report.g
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lit_attn.cells.decisions import GATE, Ending
-from lit_attn.cells.folder import RETRIED
-from lit_attn.cells.records import Gate, Plan
+from lit_attn.cells.folder import read_result
+from lit_attn.cells.records import Gate, Plan, PlannedCell
+from lit_attn.cells.rules import count_open
 from lit_attn.config.study import StudySource
 from lit_attn.schema.errors import ConfigError, plural
 
 if TYPE_CHECKING:
     from lit_attn.report.study_record import StudyRecord
+
+
+class Loss(NamedTuple):
+    """Size at which a variant was worse than the baseline, in words, and its corrected p."""
+
+    size: str
+    p: float
 
 
 def find_gate_level(source: StudySource) -> float:
@@ -40,84 +48,70 @@ def require_seeds_for_gates(source: StudySource, seeds: tuple[int, ...]) -> None
         )
 
 
-def find_open_size(gate: Gate | None, runs: Path) -> str | None:
-    """Return the first smaller size that has cells to run, in words; None if there is none.
-
-    The study must wait for it. `runs` is the folder of the studies.
-    """
-    if gate is None:
-        return None
-    for name in gate.before:
-        study = _read_size(runs, name)
-        if study is None:
-            return f"{name} has no results"
-        count = _count_open(study)
-        if count:
-            return f"{name} has {plural(count, 'cell')} to run"
-    return None
-
-
 def find_gated(plan: Plan, folder: Path) -> dict[str, Ending]:
     """Return the variants of the study in `folder` that are worse at a smaller size, by name.
 
-    A size decides after all of its cells have ended.
+    A size decides after all of its cells have ended. A variant whose search has not ended stands
+    for its rows under all criteria of `match`, so it is searched unless all of them are worse.
     """
     gate = plan.gate
     if gate is None or not gate.before:
         return {}
-    # Imported here, because a study without the rule needs no statistics.
-    from lit_attn.report.gates import find_worse
-
-    identities: dict[str, str] = {}
-    for cell in plan.cells:
-        identities.setdefault(cell.variant, cell.identity)
-    names = {variant.name for variant in plan.variants}
-    endings: dict[str, Ending] = {}
+    worse: dict[str, Loss] = {}
+    rows: dict[str, set[str]] = {}
     for before in gate.before:
-        study = _read_size(folder.parent, before)
-        if study is None or _count_open(study):
+        study = _read_complete_size(folder.parent, before)
+        if study is None:
             break
-        size = study.plan.gate.size if study.plan.gate is not None else study.plan.level
-        for name, p in find_worse(study, gate.level).items():
-            if name in names and name not in endings:
-                endings[name] = Ending(
-                    variant=name,
-                    # A variant that is not tuned yet has no cell.
-                    identity=identities.get(name, ""),
-                    rule=GATE,
-                    seeds=0,
-                    planned=len(plan.seeds),
-                    size=f"{gate.axis} {size}",
-                    p=p,
-                )
+        _add_losses(study, gate, worse, rows)
+    cells: dict[str, list[PlannedCell]] = {}
+    for cell in plan.cells:
+        cells.setdefault(cell.variant, []).append(cell)
+    endings: dict[str, Ending] = {}
+    for variant in plan.variants:
+        own_cells = cells.get(variant.name, [])
+        names = [variant.name] if own_cells else sorted(rows.get(variant.name, ()))
+        losses = [worse[name] for name in names if name in worse]
+        if not losses or len(losses) < len(names):
+            continue
+        loss = max(losses, key=lambda entry: entry.p)
+        results = [read_result(folder / cell.path, cell.identity) for cell in own_cells]
+        endings[variant.name] = Ending(
+            variant=variant.name,
+            # A variant that is not tuned yet has no cell.
+            identity=own_cells[0].identity if own_cells else "",
+            rule=GATE,
+            seeds=sum(result is not None for result in results),
+            planned=len(plan.seeds),
+            size=loss.size,
+            p=loss.p,
+        )
     return endings
 
 
-def _read_size(runs: Path, name: str) -> "StudyRecord | None":
-    """Read the study of a smaller size, None if it has no plan that can be read."""
+def _add_losses(
+    study: "StudyRecord", gate: Gate, worse: dict[str, Loss], rows: dict[str, set[str]]
+) -> None:
+    """Add the variants that are worse in `study`, and the rows of each variant as written."""
+    # Imported here, because a study without the rule needs no statistics.
+    from lit_attn.report.gates import find_worse
+
+    plan = study.plan
+    size = plan.level if plan.gate is None else plan.gate.size
+    for name, p in find_worse(study, gate.level).items():
+        worse.setdefault(name, Loss(f"{gate.axis} {size}", p))
+    for variant in plan.variants:
+        rows.setdefault(variant.variant or variant.name, set()).add(variant.name)
+
+
+def _read_complete_size(runs: Path, name: str) -> "StudyRecord | None":
+    """Read the study of a smaller size, None if it cannot be read or has cells to run."""
     from lit_attn.report.read import read_studies
 
-    if not (runs / name / "plan.json").is_file():
+    plan = Plan.read_valid(runs / name / "plan.json")
+    if plan is None or count_open(plan, runs / name):
         return None
     try:
         return next(read_studies(runs, [name]))
     except ConfigError:
         return None
-
-
-def _count_open(study: "StudyRecord") -> int:
-    """Return the number of cells that run, are still to run or are retried.
-
-    A variant without cells whose search has not ended counts as one cell.
-    """
-    count = 0
-    for cell in study.cells:
-        if cell.is_open or cell.status in RETRIED:
-            count += 1
-    searched = [] if study.tuning is None else study.tuning.variants
-    for entry in searched:
-        has_ended = entry.variant in study.endings or entry.chosen is not None
-        all_diverged = bool(entry.trials) and all(trial.mean is None for trial in entry.trials)
-        if not has_ended and not all_diverged:
-            count += 1
-    return count

@@ -27,6 +27,7 @@ from lit_attn.ablate.variants import Variant, make_label, resolve
 from lit_attn.cells import records
 from lit_attn.cells.decisions import Ending, Seal, Seals
 from lit_attn.cells.folder import State, read_cell
+from lit_attn.cells.rules import find_open_size
 from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.data.base import Data
 from lit_attn.config.models.base import Model
@@ -161,6 +162,11 @@ class Matrix:
             level=find_gate_level(source),
         )
 
+    @property
+    def open_size(self) -> str:
+        """Smaller size that the study waits for, in words; "" if it can run."""
+        return find_open_size(self.gate, self.folder.parent, self.source.study.seeds)
+
     def _list_seeds(self) -> list[int]:
         """Return the seeds of the study, then the other seeds in ascending order."""
         study_seeds = self.source.study.seeds
@@ -285,6 +291,10 @@ def expand(
         seeds = source.study.seeds
     require_seeds_for_stop(source, seeds)
     require_seeds_for_gates(source, seeds)
+    if smoke:
+        # Values after one step decide nothing, and a smoke run tries every cell.
+        study = source.study.model_copy(update={"stop": None, "gates": None})
+        source = replace(source, study=study, before=())
     name, title = _name_trial(source, written, changes, smoke)
     folder = out / name
     search = read_search(source, seeds, written, changes)

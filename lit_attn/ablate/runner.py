@@ -155,7 +155,9 @@ class Runner:
             self.queue.append(job)
             return False
         if state == "done":
+            # Another runner has trained it, and its result may be the last that a rule needed.
             self.summary.outcomes.append(Outcome(job, 0.0))
+            self._note_end(job)
             return False
         # Another runner may have tried the cell in the meantime.
         final = folder.final_failure_since(job.folder, self.before[job.folder])
@@ -322,6 +324,10 @@ class Runner:
             self.lost_starts = 0
         self.display.add_event(outcome.describe())
         self._skip_failing_variant(outcome)
+        self._note_end(job)
+
+    def _note_end(self, job: Job) -> None:
+        """Drop the cells that need not run after the end of `job`, and report it to `observe`."""
         self._drop_ended(job.folder.parents[1])
         line = self.observe(job)
         if line:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from lit_attn.ablate.display import Snapshot, StartedCell, format_seconds
-from lit_attn.ablate.stopping import read_ended_cells
 from lit_attn.cells import folder
 from lit_attn.cells.decisions import Ending
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import Plan, PlannedCell
+from lit_attn.cells.rules import read_ended_cells, read_endings, read_gate_state
 from lit_attn.files import require_folder
 from lit_attn.schema.errors import ConfigError, escape_control, plural, program, require
 
@@ -83,7 +83,8 @@ def watch(where: Path, ask_queues: AskQueues) -> None:
         cells: list[StudyCell] = []
         for plan, place in plans:
             study_cells = read_cells(plan, place)
-            studies.append(f"{describe(plan, study_cells, queues.get(place, ()))}\n")
+            rules = describe_rules(plan, place, study_cells)
+            studies.append(f"{describe(plan, study_cells, queues.get(place, ()), rules)}\n")
             cells += study_cells
         skipped = [f"{error} (skipped)\n" for error in unreadable]
         text = "".join(studies + skipped)
@@ -156,20 +157,30 @@ def read_cells(plan: Plan, place: Path) -> list[StudyCell]:
     return cells
 
 
-def _describe_endings(cells: list[StudyCell]) -> Iterator[str]:
-    """Yield a line for each variant that a rule of the plan has ended."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for cell in cells:
-        if cell.status.state == "stopped" and cell.ended is not None:
-            counts[cell.planned.variant, cell.ended.reason] += 1
-    for (variant, reason), count in counts.items():
-        yield f"  ended    {variant}  {plural(count, 'seed')} not needed: {reason}"
+def describe_rules(plan: Plan, place: Path, cells: list[StudyCell]) -> Iterator[str]:
+    """Yield lines about the rules of a plan: what waits, what is undecided, and what has ended."""
+    endings = read_endings(plan, place)
+    gates = read_gate_state(plan, place, endings)
+    if gates is not None and gates.waits:
+        yield f"  waits    for its gate: {gates.waits}"
+    if gates is not None:
+        for variant, reason in gates.undecided.items():
+            yield f"  gate     {variant}  {reason}, so it runs"
+    stopped = Counter(cell.planned.variant for cell in cells if cell.status.state == "stopped")
+    planned = {cell.variant for cell in plan.cells}
+    for variant, ending in endings.items():
+        effect = f"{plural(stopped[variant], 'seed')} not needed"
+        if variant not in planned:
+            effect = "not tuned"
+        yield f"  ended    {variant}  {effect}: {ending.describe()}"
 
 
-def describe(plan: Plan, cells: list[StudyCell], queue: Iterable[str] = ()) -> str:
+def describe(
+    plan: Plan, cells: list[StudyCell], queue: Iterable[str] = (), rules: Iterable[str] = ()
+) -> str:
     """Return counts, the time left, the running cells, and the failed cells with advice.
 
-    `queue` are lines about jobs of the study that wait.
+    `queue` are lines about jobs of the study that wait, and `rules` those of `describe_rules`.
     """
     states = [cell.status.state for cell in cells]
     at_once = max(1, states.count("running"))
@@ -186,7 +197,7 @@ def describe(plan: Plan, cells: list[StudyCell], queue: Iterable[str] = ()) -> s
         lines += _describe_failure(cell)
     if len(failed) > MAX_FAILED:
         lines.append(f"  and {len(failed) - MAX_FAILED} more failed cells")
-    lines += _describe_endings(cells)
+    lines += rules
     lines += _describe_inputs(cells)
     return escape_control("\n".join(lines) + "\n")
 
@@ -195,17 +206,21 @@ def make_answer(plans: list[tuple[Plan, Path]]) -> str:
     """Return the status of every study and cell as JSON."""
     # Imported here, because the text of the status needs no models of answers.
     from lit_attn.report.answers import StatusAnswer, StudyStatus, write_answer
+    from lit_attn.report.rules import describe_ending, describe_gates
 
     studies = []
     for plan, place in plans:
         cells = read_cells(plan, place)
         states = [cell.status.state for cell in cells]
         at_once = max(1, states.count("running"))
+        endings = read_endings(plan, place)
         study = StudyStatus(
             study=plan.study,
             title=plan.title,
             counts=dict(Counter(states)),
             seconds_left=estimate_seconds(plan.study, cells, at_once),
+            gates=describe_gates(plan.gate, read_gate_state(plan, place, endings)),
+            ended=[describe_ending(ending) for ending in endings.values()],
             cells=make_cell_answers(cells),
         )
         studies.append(study)

@@ -13,6 +13,7 @@ from lit_attn.ablate.gates import find_gated
 from lit_attn.cells.decisions import Ending, Endings
 from lit_attn.cells.folder import RETRIED, read_cell
 from lit_attn.cells.records import Metric, Plan, PlannedCell
+from lit_attn.cells.rules import list_ended_cells
 from lit_attn.config.study import StudySource
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import plural
@@ -80,8 +81,10 @@ def _read_ends(cells: Iterable[PlannedCell], folder: Path, metric: Metric) -> En
     ends: Ends = {}
     for cell in cells:
         status = read_cell(folder / cell.path, cell.identity)
-        if status.result is not None and metric.name in status.result.metrics:
-            ends[cell.seed] = status.result.metrics[metric.name] * metric.scale
+        if status.result is not None:
+            # A result leaves out a metric that is not finite. The cell is not trained again.
+            value = status.result.metrics.get(metric.name)
+            ends[cell.seed] = None if value is None else value * metric.scale
         elif status.exit is not None and status.exit.failure not in RETRIED:
             ends[cell.seed] = None
     return ends
@@ -122,24 +125,6 @@ def update_endings(folder: Path) -> dict[Path, Ending]:
     return list_ended_cells(plan, folder, endings)
 
 
-def read_ended_cells(plan: Plan, folder: Path) -> dict[Path, Ending]:
-    """Return the cells that need not run by the recorded decisions of a study."""
-    recorded = Endings.read_valid(folder / "endings.json") if plan.has_rule else None
-    if recorded is None:
-        return {}
-    return list_ended_cells(plan, folder, recorded.of_plan(plan))
-
-
 def find_ended_cells(plan: Plan, folder: Path) -> dict[Path, Ending]:
     """Return the cells that need not run by the results of a study, without recording it."""
     return list_ended_cells(plan, folder, find_endings(plan, folder))
-
-
-def list_ended_cells(plan: Plan, folder: Path, endings: dict[str, Ending]) -> dict[Path, Ending]:
-    """Return the cells of ended variants that no other variant needs."""
-    needed = {cell.path for cell in plan.cells if cell.variant not in endings}
-    ended = {}
-    for cell in plan.cells:
-        if cell.variant in endings and cell.path not in needed:
-            ended[folder / cell.path] = endings[cell.variant]
-    return ended

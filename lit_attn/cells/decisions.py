@@ -117,8 +117,9 @@ class Ending(Record):
     """Variant that a rule of the plan has ended before its last seed.
 
     `rule` is "futility" or "gate". With futility, `power` is the probability of a verdict with all
-    `planned` seeds after the first `seeds` of them. With a gate the variant has not started, and
-    `p` is its corrected p at `size`, where it was worse than the baseline.
+    `planned` seeds after the first `seeds` of them. With a gate `p` is the variant's corrected p at
+    `size`, where it was worse than the baseline. It has `seeds` results at this size, usually none;
+    it has some if the gate has decided again, for example after `rerun`.
     """
 
     variant: str
@@ -134,7 +135,8 @@ class Ending(Record):
     def reason(self) -> str:
         """The rule in a few words."""
         if self.rule == GATE:
-            return f"not run: worse at {self.size}"
+            verb = "stopped" if self.seeds else "not run"
+            return f"{verb}: worse at {self.size}"
         return "stopped for futility"
 
     def describe(self) -> str:

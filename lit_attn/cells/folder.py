@@ -32,6 +32,10 @@ State = Literal["done", "running", "unreadable", "missing", "interrupted", "stop
 """
 
 
+UNENDED: set[State] = {"missing", "running", "interrupted", "unreadable", *RETRIED}
+"""States of a cell that runs, is still to run or is retried."""
+
+
 class Progress(Record):
     """Steps done and in total, seconds per step, and the most bytes reserved on a device."""
 
@@ -77,8 +81,11 @@ def read_cell(folder: Path, identity: str) -> CellStatus:
 
 
 def mark_stopped(status: CellStatus, is_ended: bool) -> CellStatus:
-    """Return the status "stopped" for a cell that has not run and whose variant has ended."""
-    if is_ended and status.state in ("missing", "interrupted"):
+    """Return the status "stopped" for a cell that need not run, because its variant has ended.
+
+    A killed cell is not tried again either, and its kill says nothing about the variant.
+    """
+    if is_ended and status.state in UNENDED and status.state != "running":
         return CellStatus("stopped")
     return status
 

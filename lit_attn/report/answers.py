@@ -52,8 +52,55 @@ class Cell(Entry):
     folder: str
 
 
+class EndedVariant(Entry):
+    """Variant that a rule of the plan has ended after `seeds` of `planned` seeds, also in words.
+
+    `rule` is futility or gate. `power` is the probability of a verdict at that time (null for a
+    gate). `size` is the axis and value at which the variant was worse, and `p` its corrected p
+    there (null for futility).
+    """
+
+    variant: str
+    rule: str
+    seeds: int
+    planned: int
+    power: float | None
+    size: str | None
+    p: float | None
+    text: str
+
+
+class UndecidedGate(Entry):
+    """Variant that runs because a gate has not decided about it, and why in words."""
+
+    variant: str
+    text: str
+
+
+class StudyGates(Entry):
+    """Rule `gates` of a study at the value `size` of `axis`.
+
+    `before` are the studies at the smaller sizes, and `level` is the largest corrected p with which
+    a variant is worse there. `waits` says which smaller size is not complete (null if all are).
+    """
+
+    axis: str
+    size: str
+    before: list[str]
+    level: float
+    waits: str | None
+    undecided: list[UndecidedGate]
+
+
+class CellRange(Entry):
+    """Range of a number of cells: `low` if the gates leave only the baseline, `high` if all run."""
+
+    low: int
+    high: int
+
+
 class PlannedStudy(Entry):
-    """Study of a dry run."""
+    """Study of a dry run; `to_run` are the cells without a result that `run` may train."""
 
     study: str
     title: str
@@ -64,6 +111,9 @@ class PlannedStudy(Entry):
     warnings: list[str]
     counts: dict[str, int]
     trials: dict[str, int]
+    gates: StudyGates | None
+    ended: list[EndedVariant]
+    to_run: CellRange
     cells: list[Cell]
 
 
@@ -82,6 +132,8 @@ class StudyStatus(Entry):
     title: str
     counts: dict[str, int]
     seconds_left: float | None
+    gates: StudyGates | None
+    ended: list[EndedVariant]
     cells: list[Cell]
 
 
@@ -169,19 +221,6 @@ class InterimLook(Entry):
     level: float
 
 
-class JudgedEnding(Entry):
-    """Rule of the plan that has ended a variant after `seeds` seeds, also in words.
-
-    `rule` is futility or gate. `power` is the probability of a verdict at that time (null for a
-    gate, with which the variant has not started).
-    """
-
-    rule: str
-    seeds: int
-    power: float | None
-    text: str
-
-
 class JudgedVariant(Entry):
     """Verdict of a variant and the numbers that it follows from.
 
@@ -196,7 +235,7 @@ class JudgedVariant(Entry):
     label: str
     verdict: Verdict
     is_final: bool
-    ended: JudgedEnding | None
+    ended: EndedVariant | None
     difference: Interval | None
     p: float | None
     level: float
@@ -255,6 +294,7 @@ class JudgedStudy(Entry):
     look: int
     is_interim: bool
     interim: InterimLook | None
+    gates: StudyGates | None
     sealed: SealedPlan | None
     warnings: list[str]
     variants: list[JudgedVariant]

@@ -61,6 +61,8 @@ def _find_flags(
         "interim": any(cell.is_open for cell in study.cells),
         "stopped": any(ending.rule != GATE for ending in study.endings.values()),
         "gated": any(ending.rule == GATE for ending in study.endings.values()),
+        "gate_waits": study.gates is not None and bool(study.gates.waits),
+        "gate_undecided": study.gates is not None and bool(study.gates.undecided),
         "watched": study.looks is not None and study.looks.has_any(len(study.plan.seeds)),
         "failed": bool(summary["failed"].any()),
     }

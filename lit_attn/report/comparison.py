@@ -43,8 +43,11 @@ class Comparisons:
         return min(self.interim.values(), default=self.level)
 
 
-def compare_variants(study: StudyRecord) -> Comparisons:
-    """Compare every variant with the baseline of the study."""
+def compare_variants(study: StudyRecord, with_power: bool = True) -> Comparisons:
+    """Compare every variant with the baseline of the study.
+
+    The simulated power takes most of the time; a decision that does not need it leaves it out.
+    """
     plan = study.plan
     values = {variant.name: study.values(variant.name) for variant in plan.variants}
     failed: Seeds = {}
@@ -86,7 +89,7 @@ def compare_variants(study: StudyRecord) -> Comparisons:
             # The margin of a wider interval would say nothing about the complete study.
             record["margin"] = None
         effect = record.get("effect")
-        if effect:
+        if effect and with_power:
             for field, factor in POWERS.items():
                 pair_count = factor * len(pairs)
                 record[field] = stats.star_power(effect, pair_count, len(compared), final_level)

@@ -38,7 +38,7 @@ def find_worse(study: StudyRecord, level: float) -> dict[str, float]:
     Seeds that were added after results had been seen lower the `level` as they lower that of a
     star.
     """
-    records = compare_variants(study).records
+    records = compare_variants(study, with_power=False).records
     reduced = level * find_alpha(study) / ALPHA
     worse = {}
     for name, record in records.items():

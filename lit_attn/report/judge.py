@@ -13,13 +13,13 @@ from typing import Any, cast
 
 from lit_attn.cells.decisions import Seals
 from lit_attn.cells.records import Plan
+from lit_attn.cells.rules import list_searched
 from lit_attn.report import stats
 from lit_attn.report.answers import (
     Action,
     Cost,
     InterimLook,
     Interval,
-    JudgedEnding,
     JudgedMetric,
     JudgedStudy,
     JudgedVariant,
@@ -38,6 +38,7 @@ from lit_attn.report.comparison import (
 )
 from lit_attn.report.labels import find_labels
 from lit_attn.report.results import describe_records
+from lit_attn.report.rules import describe_ending, describe_gates
 from lit_attn.report.study_record import CellRecord, StudyRecord
 from lit_attn.schema.errors import plural, program
 
@@ -80,8 +81,9 @@ def judge_study(
         rule="star" if metric.margin is None else "margin",
         level=comparisons.look_level,
         interim=_describe_interim(plan, comparisons),
+        gates=describe_gates(plan.gate, study.gates),
         look=1 + _count_added_looks(study.seals),
-        is_interim=any(cell.is_waiting for cell in study.cells),
+        is_interim=any(cell.is_waiting for cell in study.cells) or bool(_list_searched(study)),
         sealed=None if study.seals is None else _describe_seals(study.seals),
         warnings=warnings,
         variants=variants,
@@ -105,16 +107,6 @@ def _describe_interim(plan: Plan, comparisons: Comparisons) -> InterimLook | Non
     for pairs, level in comparisons.interim.items():
         return InterimLook(seeds=pairs, planned=len(plan.seeds), level=level)
     return None
-
-
-def _describe_ending(study: StudyRecord, name: str) -> JudgedEnding | None:
-    """Return how a rule of the plan has ended a variant, None if it has not."""
-    ending = study.endings.get(name)
-    if ending is None:
-        return None
-    return JudgedEnding(
-        rule=ending.rule, seeds=ending.seeds, power=ending.power, text=ending.describe()
-    )
 
 
 def _count_added_looks(seals: Seals | None) -> int:
@@ -145,15 +137,16 @@ def _judge_variant(
     # A variant without pairs is undecided.
     verdict = cast("Verdict", find_verdict(record, study.plan) or "undecided")
     needed = stats.seeds_needed_range(differences)
+    ending = study.endings.get(name)
     forecast = None
-    if verdict == "undecided" and not record["failed"] and name not in study.endings:
+    if verdict == "undecided" and not record["failed"] and ending is None:
         forecast = _forecast_pairs(study, differences, comparisons)
     return JudgedVariant(
         variant=name,
         label=label,
         verdict=verdict,
-        is_final=not any(cell.is_waiting for cell in cells),
-        ended=_describe_ending(study, name),
+        is_final=not any(cell.is_waiting for cell in cells) and name not in _list_searched(study),
+        ended=None if ending is None else describe_ending(ending),
         level=record["level"],
         difference=_find_interval(record),
         p=record.get("p_adjusted"),
@@ -170,6 +163,11 @@ def _judge_variant(
         pairs_for_verdict=forecast,
         cost=_measure_cost(study.finished_cells(name)),
     )
+
+
+def _list_searched(study: StudyRecord) -> list[str]:
+    """Return the variants whose search has not ended, so that their cells are not planned yet."""
+    return list_searched(study.tuning, study.endings)
 
 
 def _pair_differences(study: StudyRecord, name: str) -> list[float]:
@@ -246,9 +244,11 @@ def _find_action(
 ) -> Action:
     """Return the next action that can change a verdict at the lowest cost."""
     waiting = [cell for cell in study.cells if cell.is_waiting]
-    if waiting:
+    if waiting or _list_searched(study):
         return _complete_plan(study, waiting, make_command)
     undecided = [variant for variant in variants if _is_undecided(variant)]
+    if undecided and study.gates is not None and study.gates.follows:
+        return _run_next_size(study.gates.follows, undecided, make_command)
     if not undecided and any(variant.ended for variant in variants):
         text = "Every other verdict is decided, and the plan has ended the variants without one."
         return _make_action("none", text)
@@ -279,6 +279,17 @@ def _complete_plan(
     counts = Counter(cell.status for cell in waiting)
     states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
     text = f"Complete the plan: {plural(len(waiting), 'planned cell')} without a result ({states})."
+    if not waiting:
+        text = "Complete the plan."
+    searched = _list_searched(study)
+    if searched:
+        text += f" The search of {plural(len(searched), 'variant')} has not ended."
+        names += [name for name in searched if name not in names]
+    if study.gates is not None and study.gates.waits:
+        text += (
+            f" This size waits, because {study.gates.waits}; variants that are worse at a smaller"
+            " size do not run, so this is the largest number of cells."
+        )
     return Action(
         kind="run",
         text=text,
@@ -286,6 +297,26 @@ def _complete_plan(
         variants=names,
         cells=len(waiting),
         seconds=_expect_seconds(study, [cell.variant for cell in waiting]),
+    )
+
+
+def _run_next_size(
+    follows: str, undecided: list[JudgedVariant], make_command: MakeCommand
+) -> Action:
+    """Return the action that continues a study with `gates` at its next size.
+
+    More seeds at a size whose gate has decided would decide it again, with a smaller level.
+    """
+    return Action(
+        kind="run",
+        text=(
+            f"Run the next size: {follows}. The gate of this size has decided with the planned"
+            f" seeds, and {_name_all(undecided)} passed it without a verdict."
+        ),
+        command=make_command("run"),
+        variants=[variant.variant for variant in undecided],
+        cells=0,
+        seconds=None,
     )
 
 
@@ -305,6 +336,8 @@ def _add_seeds(study: StudyRecord, variant: JudgedVariant, make_command: MakeCom
         " its mean difference and its spread stay as measured. This is one more look, with a"
         " smaller level."
     )
+    if plan.gate is not None:
+        text += " The gates decide again with it."
     return Action(
         kind="add-seeds",
         text=text,

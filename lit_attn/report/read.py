@@ -2,14 +2,15 @@
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lit_attn.cells import decisions, records
-from lit_attn.cells.folder import read_cell, read_result
+from lit_attn.cells.folder import UNENDED, read_cell, read_result
+from lit_attn.cells.rules import list_ended_cells, read_gate_state
 from lit_attn.files import require_folder
 from lit_attn.report.measurements import measure, shorten_hashes
 from lit_attn.report.skipped import LOG, describe_failure, read_or_skip
@@ -57,7 +58,8 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     folder = path.parent
     endings = read_or_skip(decisions.Endings.read, folder, "endings.json")
     ended = {} if endings is None else endings.of_plan(plan)
-    cells = [_mark_stopped(cell, ended) for cell in _read_cells(folder, plan)]
+    unneeded = {str(path) for path in list_ended_cells(plan, folder, ended)}
+    cells = [_mark_ended(cell, unneeded) for cell in _read_cells(folder, plan)]
     seals = read_or_skip(decisions.Seals.read, folder, "seals.json")
     tuning = read_or_skip(records.Tuning.read, folder, "tuning.json")
     step_times = read_or_skip(records.StepTimes.read, folder, "step_times.json")
@@ -81,6 +83,7 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
         step_times=step_times,
         looks=looks,
         endings=ended,
+        gates=read_gate_state(plan, folder, ended),
         unreadable=unreadable,
     )
     _require_metric(path, study)
@@ -89,10 +92,15 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     return study
 
 
-def _mark_stopped(cell: CellRecord, ended: Mapping[str, decisions.Ending]) -> CellRecord:
-    """Return the cell with the state "stopped" if its variant has ended before it was started."""
-    is_unstarted = cell.status in ("missing", "interrupted")
-    return replace(cell, status="stopped") if is_unstarted and cell.variant in ended else cell
+def _mark_ended(cell: CellRecord, unneeded: Collection[str]) -> CellRecord:
+    """Return a cell that no variant needs as one of an ended variant.
+
+    Its state is "stopped", unless it has a result, runs or has failed for good.
+    """
+    if cell.path not in unneeded:
+        return cell
+    is_stopped = cell.status in UNENDED and cell.status != "running"
+    return replace(cell, status="stopped" if is_stopped else cell.status, has_ended_variant=True)
 
 
 def _read_cells(folder: Path, plan: records.Plan) -> list[CellRecord]:

@@ -135,6 +135,11 @@ def _describe_rules(study: StudyRecord, comparisons: Comparisons) -> list[str]:
     for rule, variants in by_rule.items():
         sentence = "gated" if rule == GATE else "stopped"
         notes.append(fill(SENTENCES[sentence], variants="; ".join(variants)))
+    if study.gates is not None and study.gates.waits:
+        notes.append(fill(SENTENCES["gate_waits"], reason=study.gates.waits))
+    if study.gates is not None and study.gates.undecided:
+        undecided = [f"{name} {reason}" for name, reason in study.gates.undecided.items()]
+        notes.append(fill(SENTENCES["gate_undecided"], variants="; ".join(undecided)))
     return notes
 
 

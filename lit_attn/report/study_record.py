@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from lit_attn.cells import decisions, records
+from lit_attn.cells.rules import GateState
 from lit_attn.report.drawing import MOST_PANELS
 from lit_attn.report.skipped import read_or_skip
 from lit_attn.report.stats import find_resolution
@@ -29,7 +30,8 @@ class CellRecord:
     `status` is a state of `lit_attn.cells.folder` or "without <metric>". Only a cell with status
     "done" has a value (the study's metric in printed units) and measurements: the columns of
     per_seed.csv, times in seconds, memory in bytes. A cell of another program's table has no path.
-    `modules` has the hashes of the user's modules by path.
+    `modules` has the hashes of the user's modules by path. `has_ended_variant` is True if a rule
+    has ended the variant.
     """
 
     variant: str
@@ -40,6 +42,7 @@ class CellRecord:
     identity: str = ""
     path: str = ""
     modules: Mapping[str, str] = field(default_factory=dict)
+    has_ended_variant: bool = False
 
     @property
     def folder(self) -> Path | None:
@@ -49,6 +52,9 @@ class CellRecord:
     @property
     def is_waiting(self) -> bool:
         """True if `run` would train the cell: no result, not diverged, variant not ended."""
+        if self.has_ended_variant:
+            # A process trains a cell to its end, also if its variant has ended in the meantime.
+            return self.status == "running"
         has_ended = self.status in ("done", "diverged", "stopped")
         return not has_ended and not self.status.startswith("without ")
 
@@ -75,9 +81,9 @@ class StudyRecord:
 
     `plan.cells` is empty: `cells` has the same content and more. `contrast` is the study that
     `plan.contrast` names, if it has a plan and the same metric. `endings` are the variants that a
-    rule of the plan has ended early, by name. `unreadable` names the files of the study that exist
-    and cannot be read. `names` has the names of variants by their labels if the
-    labels stand in all other places (`lit_attn.report.labels`).
+    rule of the plan has ended early, by name, and `gates` is the state of the rule `gates`.
+    `unreadable` names the files of the study that exist and cannot be read. `names` has the names
+    of variants by their labels if the labels stand in all other places (`lit_attn.report.labels`).
     """
 
     plan: records.Plan
@@ -88,6 +94,7 @@ class StudyRecord:
     step_times: records.StepTimes | None = None
     looks: decisions.Looks | None = None
     endings: Mapping[str, decisions.Ending] = field(default_factory=dict)
+    gates: GateState | None = None
     unreadable: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
 

@@ -1,6 +1,7 @@
 """First tables of a study, which are written while its other cells run."""
 
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job, Matrix, expand
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import make_slots
+from lit_attn.cells.decisions import Ending, Endings
 
 pytestmark = pytest.mark.process
 
@@ -32,14 +34,13 @@ def run(cells: list[Job], early: EarlyTables) -> list[str]:
     launcher = Launcher(fake_cells.TARGET)
     runner = Runner(launcher, make_slots(1), Display(output), observe=early.update)
     runner.run(cells)
-    early.finish()
-    lines = output.getvalue().splitlines()
+    lines = [*output.getvalue().splitlines(), *early.finish()]
     # The state of the run follows each event.
     return [line.partition("  [")[0] for line in lines if line.startswith("tables")]
 
 
 def make_early(matrix: Matrix) -> EarlyTables:
-    return EarlyTables([matrix], matrix.folder.parent, matrix.folder.parents[1] / "reports")
+    return EarlyTables(matrix.folder.parent, matrix.folder.parents[1] / "reports")
 
 
 def test_tables_are_written_once_when_every_variant_has_a_result(matrix: Matrix) -> None:
@@ -75,6 +76,72 @@ def test_tables_of_an_earlier_run_are_not_the_first_ones(matrix: Matrix) -> None
 def test_tables_that_cannot_be_written_do_not_stop_the_cells(matrix: Matrix) -> None:
     reports = matrix.folder.parents[1] / "reports"
     reports.write_text("a file in the place of the folder")
-    assert len(run(list(matrix.jobs), make_early(matrix))) == 1
+    first, error = run(list(matrix.jobs), make_early(matrix))
+    assert "2 cells to come" in first
+    assert error.startswith("tables   first ones of tiny not written: ")
+    assert str(reports) in error
     assert all(job.state() == "done" for job in matrix.jobs)
     assert reports.read_text() == "a file in the place of the folder"
+
+
+def test_results_of_another_runner_count(matrix: Matrix) -> None:
+    """Each of two runners on the same folder trains one of the variants."""
+    ok, other = [job for job in matrix.jobs if job.cell.seed == 0]
+    early = make_early(matrix)
+    assert run([ok], early) == []
+    run([other], make_early(matrix))
+    third = next(job for job in matrix.jobs if job.cell.seed == 1)
+    (line,) = run([third], early)
+    assert "1 cell to come" in line
+
+
+def test_trials_of_a_search_begin_no_tables(tmp_path: Path) -> None:
+    """The plan has their cells besides those of the variants."""
+    tune = "\ntune: {optimizer.weight_decay: [0.1, 0.2], select: val/loss, seeds: [100]}"
+    source = studies.study(tmp_path, make_body("ok", "ok-2") + tune)
+    matrix = expand(source, tmp_path / "runs")
+    matrix.write_plan()
+    assert len(matrix.trials) == 4
+    assert run(matrix.trials, make_early(matrix)) == []
+
+
+def test_tables_count_no_cells_of_ended_variants(matrix: Matrix) -> None:
+    plan = matrix.plan()
+    plan.model_copy(update={"stop": "futility"}).write(matrix.folder / "plan.json")
+    last = matrix.jobs[-1]
+    ending = Ending(
+        variant="ok-2",
+        identity=plan.cells[1].identity,
+        rule="futility",
+        seeds=1,
+        planned=2,
+        power=0.01,
+    )
+    Endings(entries=[ending]).write(matrix.folder / "endings.json")
+    cells = [job for job in matrix.jobs if job.folder != last.folder]
+    (line,) = run(cells, make_early(matrix))
+    # The cell of the ended variant is not to come.
+    assert "1 cell to come" in line
+
+
+def test_an_unexpected_error_is_one_line(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake in the report does not end a run, and is not silent."""
+
+    def break_report(*arguments: object) -> None:
+        raise TypeError("a mistake\nin the report")
+
+    monkeypatch.setattr("lit_attn.report.write_reports", break_report)
+    first_seed = [job for job in matrix.jobs if job.cell.seed == 0]
+    begun, error = run(first_seed, make_early(matrix))
+    assert "2 cells to come" in begun
+    expected = "first ones of tiny not written: unexpected TypeError: a mistake in the report"
+    assert error == f"tables   {expected}"
+
+
+def test_the_end_of_a_writer_that_was_killed_is_one_line(
+    matrix: Matrix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lit_attn.report.write_reports", lambda *_: os.kill(os.getpid(), 9))
+    first_seed = [job for job in matrix.jobs if job.cell.seed == 0]
+    _, error = run(first_seed, make_early(matrix))
+    assert error.endswith("first ones of tiny not written: their process ended with exit code -9")

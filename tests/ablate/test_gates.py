@@ -1,22 +1,14 @@
 """Key `gates`: its mistakes, its seal, the order of the sizes, and the cells that do not run."""
 
-import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from helpers import fake_cells, studies
 from helpers.fake_cells import result
+from helpers.ladders import LADDER, SIZES, expand, finish, make_options, run, write_ladder
 
 from lit_attn.__main__ import main
-from lit_attn.ablate.commands.arguments import add_study_arguments
-from lit_attn.ablate.commands.execution import run_stages
-from lit_attn.ablate.commands.options import StudyOptions, read_options
-from lit_attn.ablate.launch import Launcher
-from lit_attn.ablate.outcomes import Summary
-from lit_attn.ablate.plan import Job, Matrix
+from lit_attn.ablate.plan import Job
 from lit_attn.cells.decisions import Endings, Seal
 from lit_attn.config.study import read_studies
 from lit_attn.report.comparison import compare_variants
@@ -24,60 +16,6 @@ from lit_attn.report.read import read_studies as read_records
 from lit_attn.report.results import make_results_table
 from lit_attn.report.summary import make_variant_frame
 from lit_attn.schema.errors import ConfigError
-
-LADDER = """
-baseline: base
-compare_within: [size]
-gates: size
-axes:
-  size: {small: {}, medium: {training.epochs: 3}, large: {training.epochs: 4}}
-  layer: {base: {}, weak: {optimizer.lr: 2}, good: {optimizer.lr: 3}}
-"""
-EFFECTS = {"base": 0.0, "weak": -0.05, "good": 0.05}
-SIZES = ["tiny-small", "tiny-medium", "tiny-large"]
-
-
-def write_ladder(folder: Path, body: str = LADDER, seeds: str = "8") -> Path:
-    """Write a study over three sizes."""
-    path = studies.write(folder, body)
-    path.write_text(path.read_text().replace("    seeds: 2\n", f"    seeds: {seeds}\n"))
-    return path
-
-
-def make_options(folder: Path, *arguments: str) -> StudyOptions:
-    """Return the options of a run of the study in `folder`."""
-    parser = argparse.ArgumentParser()
-    add_study_arguments(parser)
-    words = [str(folder / "ablations.yaml"), "--out", str(folder / "runs"), *arguments]
-    return read_options(parser.parse_args(words))
-
-
-def finish(job: Job) -> None:
-    """Give a cell a result."""
-    seed = [job.cell.seed, len(job.cell.variant), len(job.cell.study)]
-    noise = np.random.default_rng(seed).normal(0, 0.004)
-    job.folder.mkdir(parents=True, exist_ok=True)
-    metrics = {"test/accuracy": 0.7 + EFFECTS[job.cell.variant] + noise}
-    result(job.cell, metrics).write(job.folder / "result.json")
-
-
-def run(folder: Path, *arguments: str, end: Callable[[Job], None] = finish) -> list[list[str]]:
-    """Run the missing cells; return the variants of each start, as STUDY/VARIANT."""
-    options = make_options(folder, *arguments)
-    starts = []
-
-    def start(missing: list[Job]) -> Summary:
-        for job in missing:
-            end(job)
-        starts.append(list(dict.fromkeys(job.variant for job in missing)))
-        return Summary()
-
-    run_stages(options.expand_studies(), options, Launcher(fake_cells.TARGET), start)
-    return starts
-
-
-def expand(folder: Path) -> list[Matrix]:
-    return make_options(folder).expand_studies()
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,12 @@ def attend_by_tiles(
         visible = visible & visibility
     visible = visible.expand(batch, heads, n, keys)
     matrices = []
-    for of_all, length in ((before.query, n), (before.key, keys), (after.query, n), (after.key, keys)):
+    for of_all, length in (
+        (before.query, n),
+        (before.key, keys),
+        (after.query, n),
+        (after.key, keys),
+    ):
         of_tokens = None if of_all is None else of_all.expand(batch, length, heads, heads)
         matrices.append(of_tokens)
     out: Tensor = composed_by_tiles.Tiled.apply(q, k, v, *matrices, visible, scale)

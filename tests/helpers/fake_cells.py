@@ -4,6 +4,7 @@ As a script, this file is `python -m lit_attn.ablate` with these cells and witho
 """
 
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -110,7 +111,28 @@ def run_cell(folder: Path, *, smoke: bool = False) -> None:
             # This child process outlives the cell unless the runner kills it.
             child = subprocess.Popen(["sleep", "1000"])
             (folder / "child.pid").write_text(str(child.pid))
-    result(cell).write(folder / "result.json")
+    result(cell, measure(cell)).write(folder / "result.json")
+
+
+EFFECTS = {"base": 0.0, "weak": -0.05, "good": 0.05, "dull": 0.0}
+"""Differences to the variant `base`, by variant; all other variants have equal results."""
+
+
+def measure(cell: Cell) -> dict[str, float] | None:
+    """Return the metrics of a variant whose name ends with one in EFFECTS, None for another one.
+
+    So `gated-dull` waits as `gated` and has the values of `dull`, whose differences alternate in
+    sign, so that no seeds show a lead.
+    """
+    name = cell.variant.partition("@")[0].rpartition("-")[2]
+    if name not in EFFECTS:
+        return None
+    text = f"{cell.study}/{name}/{cell.seed}"
+    noise = random.Random(text).gauss(0, 0.001)
+    if name == "dull":
+        noise += 0.01 * (-1) ** cell.seed
+    loss = abs(cell.experiment.optimizer.lr - 2) + 0.001 * noise
+    return {"test/accuracy": 0.7 + EFFECTS[name] + noise, "val/loss": loss}
 
 
 def _other_rank(folder: Path, variant: str, rank: int) -> None:

@@ -1,12 +1,12 @@
 """Requests to SLURM and the interpretation of its answers, with a fake squeue."""
 
 import os
-import stat
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from helpers import studies
+from helpers.fake_squeue import Recorder, install_squeue, write_batch
 from helpers.runs import make_body
 
 from lit_attn.__main__ import main as lit_attn_main
@@ -15,32 +15,16 @@ from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.ablate.slurm.commands import use_clean_environment
 from lit_attn.ablate.slurm.follow import Follower, find_cause
 from lit_attn.ablate.slurm.job import may_retry
-from lit_attn.ablate.slurm.queue import BATCH, NAME, describe_queues, find_tasks
+from lit_attn.ablate.slurm.queue import NAME, describe_queues, find_tasks
 from lit_attn.ablate.slurm.submit import make_parameters, require_resources
 from lit_attn.cells.folder import create_attempt, read_exit
 from lit_attn.cells.records import Exit, FailureClass
 from lit_attn.config.slurm import Slurm, parse_minutes
-from lit_attn.files import write_atomic
 from lit_attn.schema.errors import ConfigError
 
 
 def expand_study(path: Path, body: str = "") -> Matrix:
     return expand(studies.study(path, make_body("ok", "ok-2") + body), path / "runs")
-
-
-def write_batch(matrix: Matrix, token: str, attempts: int = 0) -> None:
-    cells = [(job.cell.folder, attempts) for job in matrix.jobs]
-    write_atomic(matrix.folder / ".slurm" / token / "batch.json", BATCH.dump_json(cells))
-
-
-def install_squeue(path: Path, monkeypatch: pytest.MonkeyPatch, *rows: str, code: int = 0) -> None:
-    """Put a `squeue` on PATH that prints `rows`: index|id|state|name."""
-    command = path / "bin" / "squeue"
-    command.parent.mkdir(exist_ok=True)
-    text = "\n".join(rows)
-    command.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\nexit {code}\n")
-    command.chmod(command.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{command.parent}:/usr/bin:/bin")
 
 
 @pytest.mark.process
@@ -206,6 +190,20 @@ def test_the_active_or_newest_job_of_a_cell_is_found(
 
 
 @pytest.mark.process
+def test_cancelled_jobs_that_did_not_start_are_not_the_job_of_the_first_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SLURM lists them together as one job without an index, as recorded with version 22.05."""
+    matrix = expand_study(tmp_path)
+    write_batch(matrix, "aaaa")
+    install_squeue(
+        tmp_path, monkeypatch, f"0|3_0|COMPLETED|{NAME}aaaa", f"N/A|3|CANCELLED|{NAME}aaaa"
+    )
+    tasks = find_tasks([matrix.folder])
+    assert [(task.id, task.state) for task in tasks.values()] == [("3_0", "COMPLETED")]
+
+
+@pytest.mark.process
 def test_no_cell_ends_while_slurm_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,20 +224,6 @@ def test_no_cell_ends_while_slurm_does_not_answer(
     follower.poll()
     assert follower.unfinished == []
     assert {outcome.failure for outcome in follower.summary.failed} == {"killed"}
-
-
-class Recorder:
-    """Display that keeps the events."""
-
-    def __init__(self, events: list[str]) -> None:
-        self.events = events
-
-    def close(self) -> None: ...
-
-    def update(self, snapshot: object) -> None: ...
-
-    def add_event(self, text: str) -> None:
-        self.events.append(text)
 
 
 @pytest.mark.process

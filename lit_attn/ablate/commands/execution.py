@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from lit_attn.ablate import adopt
 from lit_attn.ablate.commands.options import StudyOptions
 from lit_attn.ablate.display import make_display, write_line
-from lit_attn.ablate.gates import find_open_size
 from lit_attn.ablate.plan import Job, Matrix, find_ended, find_kept, require_inputs
 from lit_attn.ablate.rerun import set_aside
 from lit_attn.ablate.slots import make_slots
-from lit_attn.ablate.stopping import update_endings
+from lit_attn.ablate.stopping import find_endings, update_endings
 from lit_attn.cells.decisions import Ending
 from lit_attn.cells.folder import CellStatus, read_cell
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.lock import require_locks
+from lit_attn.cells.rules import read_gate_state
 from lit_attn.files import require_writable
 from lit_attn.schema.errors import ConfigError, plural, program
 
@@ -69,7 +69,7 @@ def run_cells(
 
     launcher = Launcher(target, options.smoke)
     prepare = _prepare_slurm if options.is_slurm else _prepare_local
-    start = prepare(matrices, options, launcher)
+    start = prepare(matrices, options, launcher, is_rerun=chosen is not None)
     require_locks(options.out)
     require_writable(options.reports, "--reports")
     for matrix in matrices:
@@ -109,14 +109,17 @@ def run_stages(
         for matrix in matrices:
             every_job += [job for job in matrix.jobs if job.state() != "done"]
         _require_cells(matrices, options, launcher, every_job)
+        # From now on `status --watch` waits for the last size, and all sizes are sealed.
+        for matrix in matrices:
+            matrix.write_plan()
     stages: list[Stage] = []
     limit = options.limit
     waiting = ""
     for _, candidates in sorted(by_position.items()):
         ready = []
         for matrix in candidates:
-            open_size = find_open_size(matrix.gate, matrix.folder.parent)
-            if open_size is None:
+            open_size = matrix.open_size
+            if not open_size:
                 ready.append(matrix)
                 continue
             waiting = f"{matrix.name}: gates: waits, because {open_size}"
@@ -236,9 +239,23 @@ def _announce(matrices: list[Matrix], selection: Selection, is_rerun: bool) -> N
     endings = {ending.variant: ending for ending in selection.ended}
     for variant, ending in endings.items():
         write_line(f"ended: {variant} {ending.describe()}")
+    for matrix in matrices:
+        _announce_undecided(matrix)
     if selection.diverged:
         cells = plural(selection.diverged, "cell")
         write_line(f"skipped: {cells} that diverged; see `{rerun} failed`")
+
+
+def _announce_undecided(matrix: Matrix) -> None:
+    """Write why a variant runs at this size although a gate has not decided about it."""
+    if not matrix.source.before:
+        return
+    plan = matrix.plan()
+    endings = find_endings(plan, matrix.folder)
+    state = read_gate_state(plan, matrix.folder, endings)
+    if state is not None:
+        for variant, reason in state.undecided.items():
+            write_line(f"gate: {variant} {reason}, so it runs")
 
 
 def _prepare_folders(
@@ -332,15 +349,19 @@ def _write_tables(matrices: list[Matrix], options: StudyOptions) -> None:
         write_line(str(write_paper(options.paper, options.out, options.reports)))
 
 
-def _prepare_local(matrices: list[Matrix], options: StudyOptions, launcher: "Launcher") -> "Start":
-    """Return the function that runs cells on this machine. Raises ConfigError if a cell cannot."""
-    from lit_attn.ablate.early import EarlyTables
+def _prepare_local(
+    matrices: list[Matrix], options: StudyOptions, launcher: "Launcher", is_rerun: bool
+) -> "Start":
+    """Return the function that runs cells on this machine. Raises ConfigError if a cell cannot.
+
+    The rules of the studies do not hold for a rerun, whose cells are named by the user.
+    """
+    from lit_attn.ablate.early import write_early
     from lit_attn.ablate.hooks import review_nothing
     from lit_attn.ablate.runner import Runner
 
-    early = EarlyTables(matrices, options.out, options.reports)
     has_rule = any(matrix.source.study.stop is not None for matrix in matrices)
-    review = update_endings if has_rule else review_nothing
+    review = update_endings if has_rule and not is_rerun else review_nothing
     slots = make_slots(options.jobs)
     for matrix in matrices:
         slots.check(job.cell for job in (*matrix.trials, *matrix.jobs))
@@ -348,28 +369,38 @@ def _prepare_local(matrices: list[Matrix], options: StudyOptions, launcher: "Lau
     def start(missing: list[Job]) -> "Summary":
         write_line(f"{slots.at_once(job.cell for job in missing)} at once")
         stall = options.stall_seconds
-        runner = Runner(launcher, slots, make_display(), stall, review, early.update)
-        try:
+        with write_early(options.out, options.reports) as observe:
+            runner = Runner(launcher, slots, make_display(), stall, review, observe)
             return runner.run(missing)
-        finally:
-            early.finish()
 
     return start
 
 
-def _prepare_slurm(matrices: list[Matrix], options: StudyOptions, launcher: "Launcher") -> "Start":
-    """Return the function that runs cells as SLURM jobs. Raises ConfigError for wrong resources."""
+def _prepare_slurm(
+    matrices: list[Matrix], options: StudyOptions, launcher: "Launcher", is_rerun: bool
+) -> "Start":
+    """Return the function that runs cells as SLURM jobs. Raises ConfigError for wrong resources.
+
+    The rules of the studies do not hold for a rerun, as in `_prepare_local`.
+    """
+    from lit_attn.ablate.early import write_early
+    from lit_attn.ablate.hooks import review_nothing
     from lit_attn.ablate.slurm.follow import Follower
     from lit_attn.ablate.slurm.job import SlurmCell
     from lit_attn.ablate.slurm.submit import require_resources, submit_missing
 
     for matrix in matrices:
         require_resources(matrix)
+    review = review_nothing if is_rerun else update_endings
 
     def start(missing: list[Job]) -> "Summary":
-        cell = SlurmCell(Path(), launcher.target, options.smoke, options.stall_seconds)
+        cell = SlurmCell(
+            Path(), launcher.target, options.smoke, options.stall_seconds, is_rerun=is_rerun
+        )
         count = submit_missing(matrices, missing, cell, options.jobs)
         write_line(f"{plural(count, 'job')} submitted, {len(missing) - count} already submitted")
-        return Follower(matrices, make_display()).run(missing)
+        with write_early(options.out, options.reports) as observe:
+            follower = Follower(matrices, make_display(), review, observe)
+            return follower.run(missing)
 
     return start

@@ -6,6 +6,7 @@ from pathlib import Path
 from lit_attn.ablate.slurm.queue import describe_queues
 from lit_attn.ablate.status import (
     describe,
+    describe_rules,
     make_answer,
     print_log,
     read_cells,
@@ -60,7 +61,9 @@ class Status(Command):
         plans = read_plans(options.where)
         queues = describe_queues([folder for _, folder in plans])
         for plan, folder in plans:
-            print(describe(plan, read_cells(plan, folder), queues.get(folder, ())))
+            cells = read_cells(plan, folder)
+            rules = describe_rules(plan, folder, cells)
+            print(describe(plan, cells, queues.get(folder, ()), rules))
         return 0
 
 

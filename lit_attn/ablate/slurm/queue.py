@@ -110,7 +110,11 @@ def find_tasks(studies: Iterable[Path], timeout: float = TIMEOUT) -> dict[Path, 
         if job.name not in batches:
             continue
         batch = batches[job.name]
-        position = int(job.array_index) if job.array_index.isdecimal() else 0
+        is_numbered = job.array_index.isdecimal()
+        if not is_numbered and len(batch.cells) > 1:
+            # SLURM lists the cancelled jobs of an array that have not started as one job.
+            continue
+        position = int(job.array_index) if is_numbered else 0
         cell, attempts = batch.cells[position]
         task = Task(job.id, job.state, batch.folder, attempts, _read_reason(job))
         tasks.append((batch.study / cell, task))

@@ -1,0 +1,45 @@
+"""A `squeue` with invented rows, and a display that keeps the events of a follower."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from lit_attn.ablate.plan import Matrix
+from lit_attn.ablate.slurm.queue import BATCH
+from lit_attn.files import write_atomic
+
+
+def write_batch(matrix: Matrix, token: str, attempts: int = 0) -> None:
+    """Record the cells of a study as a job array."""
+    cells = [(job.cell.folder, attempts) for job in matrix.jobs]
+    write_atomic(matrix.folder / ".slurm" / token / "batch.json", BATCH.dump_json(cells))
+
+
+def install_command(path: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str) -> None:
+    """Put a shell script on PATH, with the programs of the system."""
+    command = path / "bin" / name
+    command.parent.mkdir(exist_ok=True)
+    command.write_text(f"#!/bin/sh\n{script}\n")
+    command.chmod(command.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{command.parent}:/usr/bin:/bin")
+
+
+def install_squeue(path: Path, monkeypatch: pytest.MonkeyPatch, *rows: str, code: int = 0) -> None:
+    """Put a `squeue` on PATH that prints `rows`: index|id|state|name."""
+    text = "\n".join(rows)
+    install_command(path, monkeypatch, "squeue", f"cat <<'END'\n{text}\nEND\nexit {code}")
+
+
+class Recorder:
+    """Display that keeps the events."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def close(self) -> None: ...
+
+    def update(self, snapshot: object) -> None: ...
+
+    def add_event(self, text: str) -> None:
+        self.events.append(text)
