@@ -5,6 +5,7 @@ key heads, M keys for every token, D head width, E width of the features, c quer
 keys that they can see.
 """
 
+import contextlib
 import math
 from collections.abc import Sequence
 from enum import Enum
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_attn.attention import flex, fused, path_record
 from lit_attn.attention.cache import KeyValues
@@ -21,6 +23,9 @@ from lit_attn.attention.formed import Formed, attend_in_pieces, form_weights, mu
 from lit_attn.attention.kernels import composed
 from lit_attn.attention.masks import CHUNK, Masks, in_chunks
 from lit_attn.attention.precision import as_multiplied, rounded_terms
+
+# Kernels of PyTorch that take a mask, or would be chosen without one, but for cuDNN's.
+MASKED_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class Tokens(NamedTuple):
@@ -62,6 +67,10 @@ class Path(Enum):
     MERGED = "one kernel call for each of the M keys and slice of the batch, merged"
     COMPOSED = "one kernel for all heads of a tile, which composes them"
     FORMED = "weights formed in chunks, and formed again in the backward pass"
+
+
+# The compiler of PyTorch 2.11 cannot go through the members of an Enum.
+ALL_PATHS = tuple(Path)
 
 
 def choose_path(
@@ -191,7 +200,7 @@ def choose_usable_path(properties: dict[str, Any], kind: str) -> Path:
     """
     without_flex = {**properties, "device": kind}
     candidates = [choose_path(**properties), choose_path(**without_flex), Path.FORMED]
-    refused = [path for path in Path if path_record.is_refused(path.name, kind)]
+    refused = [path for path in ALL_PATHS if path_record.is_refused(path.name, kind)]
     return first_usable(candidates, refused)
 
 
@@ -403,13 +412,26 @@ def _call(
     values = fused.padded(v, full)
     if m > 1:
         values = values.repeat(1, 1, m, 1)
-    out = F.scaled_dot_product_attention(
-        fused.padded(q, full),
-        fused.padded(k, full).flatten(2, 3),
-        values,
-        mask,
-        dropout_p=dropout,
-        is_causal=is_causal,
-        scale=scale,
-    )
+    with _kernels_for(mask):
+        out = F.scaled_dot_product_attention(
+            fused.padded(q, full),
+            fused.padded(k, full).flatten(2, 3),
+            values,
+            mask,
+            dropout_p=dropout,
+            is_causal=is_causal,
+            scale=scale,
+        )
     return out[..., :width]
+
+
+def _kernels_for(mask: Tensor | None) -> contextlib.AbstractContextManager[Any]:
+    """Return a context without cuDNN's kernel if there is a mask on a GPU.
+
+    From PyTorch 2.11 on, Hopper and Blackwell cards prefer it. For a query that sees no key it
+    returns numbers instead of zeros, and with some lengths its gradients are not numbers
+    (https://github.com/pytorch/pytorch/issues/196678).
+    """
+    if mask is None or mask.device.type != "cuda":
+        return contextlib.nullcontext()
+    return sdpa_kernel(MASKED_KERNELS)
