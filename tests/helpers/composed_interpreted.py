@@ -61,6 +61,12 @@ def main() -> None:
         layer.composes_in_kernel = True
         check(layer, number)
     assert len(calls) == len(CHOICES)
+    composed.attend = attend
+    layer = make(attention_spec(CHOICES[0], "test"))
+    layer.composes_in_kernel = True
+    # The compiler traces the operators with tensors that have no memory.
+    layer.compile(backend="aot_eager", fullgraph=True)
+    check(layer, 0)
 
 
 if __name__ == "__main__":
