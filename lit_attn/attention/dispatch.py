@@ -9,7 +9,7 @@ import contextlib
 import math
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lit_attn.attention import flex, fused, path_record
 from lit_attn.attention.cache import KeyValues
 from lit_attn.attention.call import Inputs
+from lit_attn.attention.compose import Composer
 from lit_attn.attention.formed import Formed, attend_in_pieces, form_weights, multiply_query
 from lit_attn.attention.kernels import composed
 from lit_attn.attention.masks import CHUNK, Masks, in_chunks
@@ -344,7 +345,8 @@ def _flex_call(inputs: Inputs, joined: Features, values: Tensor) -> Tensor:
 def _composed_call(inputs: Inputs, joined: Features, tokens: Tokens) -> Tensor:
     """Return the sums of the path COMPOSED, in the precision that autocast would choose."""
     matrices = {}
-    for place, composer in inputs.composers.items():
+    for place, part in inputs.composers.items():
+        composer = cast(Composer, part)
         maps = tokens.maps[place]
         matrices[place] = composer.matrices(maps.get("query"), maps.get("key"))
     return composed.attend(

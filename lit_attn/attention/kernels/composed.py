@@ -51,10 +51,17 @@ def supports(q: Tensor, features: int, width: int) -> bool:
     """Return True if the kernels support queries like q, `features` and values of `width`."""
     if q.device.type != "cuda" or q.dtype not in DTYPES:
         return False
-    if torch.cuda.get_device_capability(q.device) < FIRST_CAPABILITY:
+    if not _has_tensor_cores(q.device.index):
         return False
     heads, n = q.shape[1:3]
     return n > 1 and heads <= MOST_HEADS and features <= WIDEST and width <= WIDEST
+
+
+# Compiled code takes the result as a constant.
+@torch.compiler.assume_constant_result
+def _has_tensor_cores(number: int) -> bool:
+    """Return True if the GPU with this number multiplies in TF32 and bfloat16."""
+    return torch.cuda.get_device_capability(number) >= FIRST_CAPABILITY
 
 
 def attend(

@@ -20,12 +20,13 @@ A program holds a tile of c queries (or m keys) with all heads, and loops over t
 queries). It computes everything above again for each tile, so that no tensor of H x n x n numbers
 exists in memory. Every program writes its results alone: no sum depends on an order of programs.
 
-`forward` (composed_forward.py) and `backward_of_queries` (composed_backward.py) loop twice: the first
-loop computes lse or delta, which the second one needs. `backward_of_keys` reads both.
+`forward` (composed_forward.py) and `backward_of_queries` (composed_backward.py) loop twice: the
+first loop computes lse or delta, which the second one needs. `backward_of_keys` reads both.
 
-Shapes: B batch, n queries, n' keys, H heads, E width of q and k, D width of v. Tensors of tokens are
-(B, H, n, E); matrices are (B, n, H, H) or (1, 1, H, H) with strides 0. A tile of pairs is (H, c, m).
-HEADS, FEATURES and WIDTH are H, E and D up to the next power of two; the missing numbers are 0.
+Shapes: B batch, n queries, n' keys, H heads, E width of q and k, D width of v. Tensors of tokens
+are (B, H, n, E); matrices are (B, n, H, H) or (1, 1, H, H) with strides 0. A tile of pairs is
+(H, c, m). HEADS, FEATURES and WIDTH are H, E and D up to the next power of two; the missing numbers
+are 0.
 """
 
 # Triton reads the source of these functions: annotations of tensors would have no effect.
