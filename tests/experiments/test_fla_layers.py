@@ -449,7 +449,7 @@ def test_a_cell_trains_on_a_gpu_and_resumes(
 @pytest.mark.gpu
 @may_warn
 def test_causal_order_is_required_on_a_gpu() -> None:
-    """The check before the first cell accepts a language model, and refuses a vision transformer."""
+    """The check before the first cell accepts a language model, and refuses a ViT."""
     cells = [
         cell_of("RetNet", "RetNet"),
         digits_cell(
