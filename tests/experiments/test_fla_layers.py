@@ -3,6 +3,7 @@
 Their kernels need a GPU. On a CPU, the layers are built, counted and refused.
 """
 
+import copy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -113,10 +114,9 @@ def test_arguments_reach_the_layer_of_fla() -> None:
 
 
 def test_numbers_of_each_head_have_no_weight_decay() -> None:
-    assert fla_layers.GatedDeltaNet(DIM, HEADS).no_weight_decay() == {
-        "layer.A_log",
-        "layer.dt_bias",
-    }
+    layer = fla_layers.GatedDeltaNet(DIM, HEADS)
+    for same in (layer, copy.deepcopy(layer)):
+        assert same.no_weight_decay() == {"layer.A_log", "layer.dt_bias"}
     assert fla_layers.RetNet(DIM, HEADS).no_weight_decay() == set()
 
 
