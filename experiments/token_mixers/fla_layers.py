@@ -36,6 +36,11 @@ class FlaLayer(nn.Module):
         super().__init__()
         layer_class = getattr(import_fla(), self.fla_class)
         self.layer = layer_class(hidden_size=dim, num_heads=heads, **arguments)
+        # Read now, because a copy of a parameter loses its attributes.
+        self.undecayed: set[str] = set()
+        for name, parameter in self.named_parameters():
+            if getattr(parameter, "_no_weight_decay", False):
+                self.undecayed.add(name)
 
     # torch.compile cannot trace the tuning of the kernels.
     @torch.compiler.disable
@@ -54,11 +59,7 @@ class FlaLayer(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of the parameters that fla exempts from weight decay."""
-        exempt = set()
-        for name, parameter in self.named_parameters():
-            if getattr(parameter, "_no_weight_decay", False):
-                exempt.add(name)
-        return exempt
+        return self.undecayed
 
     def flops(self, tokens: int) -> int:
         """Return the FLOPs of one sequence."""

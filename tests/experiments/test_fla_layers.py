@@ -3,6 +3,7 @@
 Their kernels need a GPU. On a CPU, the layers are built, counted and refused.
 """
 
+import copy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -113,10 +114,9 @@ def test_arguments_reach_the_layer_of_fla() -> None:
 
 
 def test_numbers_of_each_head_have_no_weight_decay() -> None:
-    assert fla_layers.GatedDeltaNet(DIM, HEADS).no_weight_decay() == {
-        "layer.A_log",
-        "layer.dt_bias",
-    }
+    layer = fla_layers.GatedDeltaNet(DIM, HEADS)
+    for same in (layer, copy.deepcopy(layer)):
+        assert same.no_weight_decay() == {"layer.A_log", "layer.dt_bias"}
     assert fla_layers.RetNet(DIM, HEADS).no_weight_decay() == set()
 
 
@@ -449,7 +449,7 @@ def test_a_cell_trains_on_a_gpu_and_resumes(
 @pytest.mark.gpu
 @may_warn
 def test_causal_order_is_required_on_a_gpu() -> None:
-    """The check before the first cell accepts a language model, and refuses a vision transformer."""
+    """The check before the first cell accepts a language model, and refuses a ViT."""
     cells = [
         cell_of("RetNet", "RetNet"),
         digits_cell(

@@ -6,6 +6,7 @@ variant says how its cell ends.
 """
 
 import importlib
+import json
 import os
 import signal
 import sys
@@ -114,7 +115,9 @@ def normed(devices: int) -> Cell:
 def configured(devices: int) -> Cell:
     """Return a cell of a model in the form of a configuration file of mmsegmentation."""
     cell = scenes_cell(Path(), training={"devices": devices}).model_dump(mode="json")
-    cell["experiment"]["model"] = {"kind": "mmseg", "resolved": make_network("segmenter")}
+    # A file that is read has lists instead of tuples.
+    resolved = json.loads(json.dumps(make_network("segmenter")))
+    cell["experiment"]["model"] = {"kind": "mmseg", "resolved": resolved}
     return Cell.model_validate(cell)
 
 

@@ -66,7 +66,9 @@ def test_a_stopped_cell_resumes_exactly(tmp_path: Path, monkeypatch: pytest.Monk
     for name, stops in (("complete", ()), ("stopped", (4,))):
         parent = tmp_path / name
         parent.mkdir()
-        folder = folder_of(make_cell(parent, make_network("swin")), parent)
+        cell = make_cell(parent, make_network("swin")).model_dump(mode="json")
+        cell["experiment"]["training"]["epochs"] = 2
+        folder = folder_of(Cell.model_validate(cell), parent)
         for step in stops:
             with monkeypatch.context() as patch:
                 stop_at(patch, step)
