@@ -33,7 +33,7 @@ WIDTH = 7.2  # Inches; a two-column page.
 LINE_HEIGHT = 0.17  # Inches; a line of a legend.
 LETTER_WIDTH = 0.07  # Inches.
 
-MOST_ROWS = 60  # Variants in a figure with a row for each variant.
+MOST_ROWS = 120  # Variants in a figure with a row for each variant.
 MOST_PANELS = 24  # Variants in a figure with a panel for each variant.
 MOST_COSTS = 16  # Variants in the figure of costs.
 
