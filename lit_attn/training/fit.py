@@ -55,6 +55,9 @@ NOISE = (
     ".*LeafSpec.*is deprecated",
 )
 
+MIXED_WITH_SHARDS = "got mixed torch.Tensor and DTensor"
+"""Part of PyTorch's error about an operation with a weight of which each device has a part."""
+
 MISFIT = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 """Exceptions of restoring a checkpoint that does not fit the cell."""
 
@@ -229,8 +232,14 @@ class Attempt:
     def _can_try_again(self, error: Exception) -> bool:
         """Return True if another attempt can do without what raised `error`.
 
-        Raises ConfigError if torch.compile failed and the cell may not train without it.
+        Raises ConfigError if torch.compile failed and the cell may not train without it, and if
+        code reads sharded weights.
         """
+        if MIXED_WITH_SHARDS in str(error):
+            raise ConfigError(
+                "training.strategy: fsdp: code outside the network's forward pass reads a weight, "
+                "of which each device has a part; read it in `forward`, or write ddp"
+            ) from error
         if self.parts.is_compiled and is_compilation_failure(error):
             reason = read_reason(error)
             training = self.cell.experiment.training
