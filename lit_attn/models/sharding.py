@@ -26,6 +26,12 @@ from lit_attn.schema.errors import ConfigError
 KEY = "training.strategy: fsdp"
 """Beginning of the errors about networks that cannot be sharded."""
 
+READ_OUTSIDE = (
+    f"{KEY}: code outside the network's forward pass reads a weight, of which each device has a "
+    "part; read it in `forward`, or write ddp"
+)
+"""Error about a loss of a user that reads a weight of a block."""
+
 _GATHERED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """Sharded networks whose weights outside the blocks stay gathered during the present call."""
 
@@ -165,6 +171,12 @@ def to_plain(value: Tensor) -> Tensor:
     Every device must call this if the value is sharded.
     """
     return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def require_complete(loss: Tensor) -> None:
+    """Raise ConfigError if `loss` depends on parts of weights, so that it differs by device."""
+    if isinstance(loss, DTensor):
+        raise ConfigError(READ_OUTSIDE)
 
 
 def load_weights(module: nn.Module, weights: dict[str, Tensor], strict: bool = True) -> None:

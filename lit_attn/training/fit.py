@@ -23,7 +23,7 @@ from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.config.metrics import MetricChoice
 from lit_attn.config.tasks import MOST_PICTURES
-from lit_attn.models.sharding import gather, gathered_weights, is_sharded
+from lit_attn.models.sharding import READ_OUTSIDE, gather, gathered_weights, is_sharded
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.publish import hide_private
 from lit_attn.tasks.base import TaskModule
@@ -238,10 +238,7 @@ class Attempt:
         code reads sharded weights.
         """
         if MIXED_WITH_SHARDS in str(error):
-            raise ConfigError(
-                "training.strategy: fsdp: code outside the network's forward pass reads a weight, "
-                "of which each device has a part; read it in `forward`, or write ddp"
-            ) from error
+            raise ConfigError(READ_OUTSIDE) from error
         if self.parts.is_compiled and is_compilation_failure(error):
             reason = read_reason(error)
             training = self.cell.experiment.training

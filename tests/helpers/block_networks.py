@@ -59,3 +59,20 @@ class Task(L.LightningModule):
         logits = self(images * self.temperature) * self.temperature
         self.log("loss", F.cross_entropy(logits, labels))
         self.log("error", (logits.argmax(1) != labels).double().mean())
+
+
+class Regularised(Task):
+    """LightningModule whose loss reads a weight of a block outside the network's forward pass."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
+        weight = self.network.encoder.layers[0].linear1.weight
+        return super().training_step(batch, batch_index) + weight.square().mean()
+
+
+class Multiplied(Task):
+    """LightningModule that multiplies a weight of a block outside the network's forward pass."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
+        weight = self.network.encoder.layers[0].linear1.weight
+        logits = F.linear(batch[0].flatten(2)[:, 0, :8], weight)
+        return super().training_step(batch, batch_index) + logits.square().mean()

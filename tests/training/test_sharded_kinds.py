@@ -66,6 +66,22 @@ def test_a_weight_that_is_read_outside_its_block_is_named_in_one_line() -> None:
     ) in str(caught.value)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["Regularised", "Multiplied"])
+def test_a_loss_that_reads_a_weight_of_a_block_ends_the_cell_in_one_line(
+    task: str, tmp_path: Path
+) -> None:
+    """The check before the first cell sees the network alone, and no loss of a user."""
+    fields = sharded_kinds.own_module(tmp_path)
+    fields["experiment"]["training"] |= {"strategy": "fsdp", "devices": 2}
+    fields["experiment"]["task"]["import"] = f"helpers.block_networks:{task}"
+    Cell.model_validate(fields).write(tmp_path / "config.yaml")
+    done = run_python(ROOT / "tests", "-m", "lit_attn.train", str(tmp_path))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "training.strategy: fsdp: code outside the network's forward pass reads" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_an_optimizer_that_takes_no_shards_is_refused() -> None:
     with pytest.raises(ValueError, match="'adafactor' does not take sharded parameters"):
         make_cell("Blocks", kind="adafactor", lr=0.01)
