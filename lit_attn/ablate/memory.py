@@ -84,9 +84,9 @@ def describe_fit(memory: MemoryEstimate, gpu_name: str, gpu: Gpu) -> str:
     if memory.total <= gpu.memory * GIBIBYTE:
         return (
             f"may not fit: needs {needed}, and {USABLE_SHARE:.0%} of the {gpu.memory} GiB of"
-            f" {gpu_name} are assumed to be usable"
+            f" {gpu_name} ({gpu.marketed} GB) are assumed to be usable"
         )
-    return f"does not fit: needs {needed}, {gpu_name} has {gpu.memory} GiB"
+    return f"does not fit: needs {needed}, {gpu_name} ({gpu.marketed} GB) has {gpu.memory} GiB"
 
 
 def format_size(count: float) -> str:
@@ -144,7 +144,10 @@ def print_memory(matrix: Matrix, gpu_name: str) -> None:
     """
     gpu = GPUS[gpu_name]
     width = max(len(variant.name) for variant in matrix.written)
-    print("  memory of a training step on one device (MiB, estimated without a GPU)")
+    print(
+        "  memory of a training step on one device (MiB, estimated without a GPU; the work space "
+        "of convolutions and libraries is not counted)"
+    )
     headings = ("weights", "gradients", "optimizer", "averages", "activations", "outputs")
     print(f"  {'':<{width}}" + "".join(f"  {heading:>11}" for heading in headings))
     for variant in matrix.written:

@@ -222,9 +222,11 @@ def format_costs(costs: Sequence[Cost], gpu_name: str) -> str:
         if not hours:
             continue
         gpus = max(numbers)
-        setting = " with `training.recompute: blocks`" if recomputes else ""
+        settings = "`training.strategy: fsdp`"
+        if recomputes:
+            settings += " and `training.recompute: blocks`"
         parts.append(
-            f"does not fit on one {gpu_name}: needs {gpus}{setting} "
+            f"does not fit on one {gpu_name}: needs {gpus} with {settings} "
             f"(estimate: {format_time(math.fsum(hours) / gpus)} on {gpus})"
         )
     if any(cost.arrangement is None for cost in costs):
@@ -247,7 +249,7 @@ def print_costs(
     """Print the GPU time of each table and figure, and of all of them without repetition."""
     costs = estimate_costs(source, matrices, gpu)
     print(source.paper.title)
-    print(f"training time of one {gpu} at {UTILISATION:.0%} of its peak")
+    print(f"training time of all seeds on one {gpu} at {UTILISATION:.0%} of its peak")
     for number, item in items.items():
         print(f"  {number:<10}  {format_item(source, item, costs, gpu)}")
     print(f"  {'all':<10}  {format_costs(list(costs.values()), gpu)}")

@@ -257,6 +257,11 @@ class Result(Record):
     epochs: Integer
     stopped_early: bool = Field(False, description="True if `training.stop` ended the training")
     devices: Integer = Field(1, description="number of devices that shared every batch")
+    nodes: Integer = Field(1, description="number of machines with these devices")
+    strategy: str | None = Field(
+        None, description="division of the training among the devices; null for one device"
+    )
+    recompute: str = Field("none", description="parts that were computed again for the gradient")
     batch_size: Integer | None = Field(None, description="samples per step on all devices")
     parameters: Integer = Field(description="number of trainable scalars")
     flops: Integer = Field(description="FLOPs of a forward pass of one sample; a multiply-add is 2")

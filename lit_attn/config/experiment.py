@@ -103,6 +103,28 @@ class Experiment(Config):
             raise ValueError(f"model: {failure}")
 
     @consistency_check
+    def _trains_by_blocks(self) -> None:
+        """Refuse FSDP and recomputation for what they cannot train."""
+        training = self.training
+        is_recomputed = training.recompute == "blocks"
+        if training.is_sharded and not self.optimizer.takes_shards:
+            raise ValueError(
+                f"training.strategy: fsdp: '{self.optimizer.kind}' does not take sharded "
+                "parameters; choose another optimizer, or write ddp"
+            )
+        if not training.is_sharded and not is_recomputed:
+            return
+        failure = _try_blocks(
+            type(self.model),
+            self.model.model_dump_json(),
+            self.data.signature(),
+            training.is_sharded,
+            is_recomputed,
+        )
+        if failure:
+            raise ValueError(failure)
+
+    @consistency_check
     def _measures_stopping(self) -> None:
         """Refuse early stopping by a metric that is not measured on validation data."""
         stop = self.training.stop
@@ -228,6 +250,19 @@ def _try_mixers(member: type[Kind], text: str, signature: Signature, precision: 
         try_mixers = load("lit_attn.models.mixer_trial:try_mixers")
         try_mixers(member.model_validate_json(text), signature, precision)
     except (ConfigError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+@cache
+def _try_blocks(
+    member: type[Kind], text: str, signature: Signature, is_sharded: bool, is_recomputed: bool
+) -> str:
+    """Return why the model with the JSON `text` cannot be trained block by block, or ""."""
+    check_blocks = load("lit_attn.models.block_checks:check_blocks")
+    try:
+        check_blocks(member.model_validate_json(text), signature, is_sharded, is_recomputed)
+    except ConfigError as error:
         return str(error)
     return ""
 

@@ -45,6 +45,8 @@ class Adafactor(Optimizer, kind="adafactor"):
     The step of a tensor is scaled by the root mean square of the tensor, so `lr` is relative.
     """
 
+    # torch's code changes norms of rows and columns in place, which those of shards do not allow.
+    takes_shards = False
     beta2_decay: float = Field(-0.8, le=0, description="exponent of the decay of the mean squares")
     clip_threshold: PositiveFloat = Field(1.0, description="largest root mean square of a step")
 

@@ -18,6 +18,8 @@ class Optimizer(Kind):
 
     fuses_shards: ClassVar[bool] = False
     """True if one kernel for all parameters accepts sharded parameters (FSDP)."""
+    takes_shards: ClassVar[bool] = True
+    """True if the optimiser accepts sharded parameters."""
 
     lr: PositiveFloat = Field(description="peak learning rate, which the schedule scales")
     weight_decay: float = Field(0.0, ge=0, description="weight-decay coefficient")

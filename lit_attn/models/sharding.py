@@ -9,6 +9,8 @@ on one device. So a sharded training computes what an unsharded one computes.
 """
 
 import contextlib
+import functools
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,6 +25,15 @@ from lit_attn.schema.errors import ConfigError
 
 KEY = "training.strategy: fsdp"
 """Beginning of the errors about networks that cannot be sharded."""
+
+READ_OUTSIDE = (
+    f"{KEY}: code outside the network's forward pass reads a weight, of which each device has a "
+    "part; read it in `forward`, or write ddp"
+)
+"""Error about a loss of a user that reads a weight of a block."""
+
+_GATHERED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Sharded networks whose weights outside the blocks stay gathered during the present call."""
 
 
 def require_shardable(network: nn.Module) -> None:
@@ -53,13 +64,41 @@ def shard(network: nn.Module, mesh: DeviceMesh, methods: Sequence[str] = ()) -> 
     All devices must have the same weights. `methods` names further methods of the network that are
     called from outside, as `forward` is; those that it does not have are left out.
     """
+    for parameter in network.parameters():
+        # FSDP takes no transposed weights, such as those that replace a Conv1D of GPT-2.
+        parameter.data = parameter.data.contiguous()
     for block in find_blocks(network, KEY).values():
         fully_shard(block, mesh=mesh, reshard_after_forward=True)
     # The rest is needed at the beginning and at the end of the network.
     fully_shard(network, mesh=mesh, reshard_after_forward=False)
     for method in methods:
         if hasattr(network, method):
-            register_fsdp_forward_method(network, method)
+            _gather_in(network, method)
+
+
+def _gather_in(network: nn.Module, name: str) -> None:
+    """Let the method `name` of a sharded network gather weights as `forward` does.
+
+    Only the outermost call of such methods does so: FSDP would release the weights at the end of an
+    inner call. Where all weights are gathered, no call does.
+    """
+    direct = getattr(network, name)
+    register_fsdp_forward_method(network, name)
+    gathering = getattr(network, name)
+
+    # The signature stays that of the method, from which the adapter of a LightningModule reads the
+    # arguments.
+    @functools.wraps(direct)
+    def call(*inputs: Any, **named: Any) -> Any:
+        if network in _GATHERED:
+            return direct(*inputs, **named)
+        _GATHERED.add(network)
+        try:
+            return gathering(*inputs, **named)
+        finally:
+            _GATHERED.discard(network)
+
+    setattr(network, name, call)
 
 
 def is_sharded(network: nn.Module) -> bool:
@@ -89,9 +128,11 @@ def gathered_weights(network: nn.Module) -> Iterator[None]:
     for module in modules:
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
+    _GATHERED.add(network)
     try:
         yield
     finally:
+        _GATHERED.discard(network)
         for module in modules:
             module.set_reshard_after_forward(module is not network, recurse=False)
             module.reshard()
@@ -130,6 +171,12 @@ def to_plain(value: Tensor) -> Tensor:
     Every device must call this if the value is sharded.
     """
     return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def require_complete(loss: Tensor) -> None:
+    """Raise ConfigError if `loss` depends on parts of weights, so that it differs by device."""
+    if isinstance(loss, DTensor):
+        raise ConfigError(READ_OUTSIDE)
 
 
 def load_weights(module: nn.Module, weights: dict[str, Tensor], strict: bool = True) -> None:

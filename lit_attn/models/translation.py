@@ -18,7 +18,7 @@ from lit_attn.config.models.language import EncoderDecoderConfig
 from lit_attn.config.tasks import TranslationConfig
 from lit_attn.models.layers import Device
 from lit_attn.models.seeded_draws import draw_parameters
-from lit_attn.models.token_loss import is_chunked, token_losses
+from lit_attn.models.token_loss import is_chunked, token_losses, total_loss
 from lit_attn.models.trunk import Memory, Trunk, initialise
 
 
@@ -61,6 +61,16 @@ class EncoderDecoder(nn.Module):
             return losses.unflatten(0, targets.shape)
         logits = wide(self.logits(hidden)).transpose(1, 2)
         return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+
+    def total_loss(
+        self, source: Tensor, inputs: Tensor, targets: Tensor, label_smoothing: float
+    ) -> Tensor:
+        """Return the sum of the label-smoothed losses of `targets` (B, n) that are not IGNORED.
+
+        As in torch, all V tokens share `label_smoothing`.
+        """
+        hidden = self.decode(source, inputs).flatten(0, 1)
+        return total_loss(hidden, self.output_weight, targets.flatten(), label_smoothing)
 
     def decode(self, source: Tensor, inputs: Tensor) -> Tensor:
         """Return the decoder's output (B, n, d) for `inputs` (B, n)."""

@@ -42,6 +42,24 @@ def _waiting_share(step: records.Spread, wall: records.Spread) -> float:
     return max(0.0, 1 - step.median / wall.median)
 
 
+def _describe_devices(result: records.Result) -> str:
+    """Return the devices of a cell and how they trained it, such as `8 x H100 (2 nodes, fsdp)`.
+
+    Settings that cells usually have are left out.
+    """
+    device = result.device
+    if result.devices > 1:
+        device = f"{result.devices} x {device}"
+    settings = []
+    if result.nodes > 1:
+        settings.append(f"{result.nodes} nodes")
+    if result.strategy not in (None, "ddp"):
+        settings.append(str(result.strategy))
+    if result.recompute != "none":
+        settings.append(f"recomputed {result.recompute}")
+    return f"{device} ({', '.join(settings)})" if settings else device
+
+
 def measure(result: records.Result, metric: records.Metric) -> Row:
     """Return the measurements of a finished cell, in the order of the columns of per_seed.csv."""
     measured = {name: getattr(result, name) for name in MEASUREMENTS}
@@ -58,12 +76,9 @@ def measure(result: records.Result, metric: records.Metric) -> Row:
         measured["is_device_shared"] = True
     if result.step_wall_time is not None:
         measured["waiting"] = _waiting_share(result.step_time, result.step_wall_time)
-    device = result.device
-    if result.devices > 1:
-        device = f"{result.devices} x {device}"
     versions = [f"{package} {version}" for package, version in sorted(result.versions.items())]
     # Thousands of cells share these texts.
-    measured["device"] = sys.intern(device)
+    measured["device"] = sys.intern(_describe_devices(result))
     measured["code"] = sys.intern(result.code)
     measured["data"] = sys.intern(result.data)
     measured["versions"] = sys.intern("; ".join(versions))

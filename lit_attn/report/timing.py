@@ -11,6 +11,7 @@ TIME_MARK = "‡"
 
 RESUMED = "cells were resumed in a further attempt"
 SHARED = "cells shared a device"
+OTHER_DEVICES = "cells ran on other devices than those of the baseline, or used them differently"
 APART = "all cells ran before or after those of the baseline"
 NOT_ALONE = "not measured alone, as the other variants were"
 
@@ -26,9 +27,10 @@ def find_time_fault(variant: Iterable[Measurements], baseline: Iterable[Measurem
     """Return why times of a variant cannot be compared with the baseline's, empty if they can.
 
     The load and the clock rate of a machine change within hours. Times are comparable if they were
-    measured in one attempt, on a device that no other cell used, and in turns with the baseline:
-    the spans of time in which both trained overlap. Records without a time of measurement, for
-    example another program's table, have no fault.
+    measured in one attempt, on a device that no other cell used, on equal devices with the same
+    strategy, and in turns with the baseline: the spans of time in which both trained overlap.
+    Records without a device or a time of measurement, for example another program's table, have no
+    fault.
     """
     cells = list(variant)
     baseline_cells = list(baseline)
@@ -37,9 +39,18 @@ def find_time_fault(variant: Iterable[Measurements], baseline: Iterable[Measurem
         faults.append(RESUMED)
     if any(cell.get("is_device_shared") for cell in cells):
         faults.append(SHARED)
+    devices = _list_devices(cells)
+    baseline_devices = _list_devices(baseline_cells)
+    if devices and baseline_devices and devices != baseline_devices:
+        faults.append(OTHER_DEVICES)
     if _ran_apart(_find_span(cells), _find_span(baseline_cells)):
         faults.append(APART)
     return "; ".join(faults)
+
+
+def _list_devices(cells: list[Measurements]) -> set[str]:
+    """Return the devices of cells with the strategy that used them, without unknown ones."""
+    return {cell["device"] for cell in cells if cell.get("device")}
 
 
 def _ran_apart(first: Span | None, second: Span | None) -> bool:

@@ -18,7 +18,13 @@ from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Rate
 from lit_attn.config.training import WeightAverage
 from lit_attn.data.module import DataModule
-from lit_attn.models.sharding import gathered_weights, is_sharded, reshard, shard
+from lit_attn.models.sharding import (
+    gathered_weights,
+    is_sharded,
+    require_complete,
+    reshard,
+    shard,
+)
 from lit_attn.schema.base import require_methods
 from lit_attn.tasks.pictures import Pictures
 from lit_attn.tasks.tf32 import products_in_tf32
@@ -178,10 +184,14 @@ class TaskModule(L.LightningModule, ABC):
         return self.compile_mode == "reduce-overhead"
 
     def training_step(self, batch: Any, batch_index: int) -> Tensor:
-        """Return the loss; raise Diverged before the update if it is not finite."""
+        """Return the loss; raise Diverged before the update if it is not finite.
+
+        Raises ConfigError if it reads a sharded weight outside the network.
+        """
         if self.has_cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         loss = self.loss(batch)
+        require_complete(loss)
         if not torch.isfinite(loss):
             raise Diverged(f"loss is {loss.item()} at step {self.global_step}")
         self.record_training("loss", loss)

@@ -14,7 +14,6 @@ from torchmetrics.text import SacreBLEUScore
 from lit_attn.config.data.text import IGNORED
 from lit_attn.config.tasks import TranslationConfig
 from lit_attn.data.text.parallel import SPECIAL, UNKNOWN, ParallelData
-from lit_attn.models.token_loss import total_loss
 from lit_attn.models.translation import EncoderDecoder, translate
 from lit_attn.tasks.language import LanguageModelling, TokenLoss
 
@@ -25,7 +24,7 @@ class Translation(LanguageModelling):
     config: TranslationConfig
     data: ParallelData
     network: EncoderDecoder
-    network_methods = ("decode", "encode", "logits")
+    network_methods = ("total_loss",)
     # Beam search takes as many steps as the longest translation of a batch.
     evaluates_in_step = False
 
@@ -41,12 +40,9 @@ class Translation(LanguageModelling):
         Torch spreads its share over all tokens, the target included, so its share is larger.
         """
         source, inputs, targets, mean = batch
-        hidden = self.network.decode(source, inputs).flatten(0, 1)
-        weight = self.network.output_weight
-        vocabulary = len(weight)
+        vocabulary = len(self.network.output_weight)
         share = self.config.label_smoothing * vocabulary / (vocabulary - 1)
-        total = total_loss(hidden, weight, targets.flatten(), share)
-        return total / mean.sum()
+        return self.network.total_loss(source, inputs, targets, share) / mean.sum()
 
     def compile_network(self) -> None:
         """Compile the encoder and the decoder; the loss works in chunks, uncompiled."""

@@ -18,9 +18,8 @@ from lit_attn.data.log import LOG
 from lit_attn.data.module import DataModule
 from lit_attn.models import factory
 from lit_attn.models.batch_norm import synchronise_batch_norms
-from lit_attn.models.blocks import compile_blocks, recompute_blocks, require_recomputable
+from lit_attn.models.blocks import compile_blocks, recompute_blocks
 from lit_attn.models.mixer_trial import has_gpu_mixers, try_gpu_mixers
-from lit_attn.models.sharding import require_shardable
 from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.tasks.base import TaskModule
 from lit_attn.training.compilation import choose_mode, require_static_steps
@@ -150,16 +149,12 @@ def _has_all_files(data: Data) -> bool:
 def _prepare_for_devices(network: nn.Module, training: Training) -> None:
     """Let the batch norms of `network` share their statistics if there are several devices.
 
-    Raises ConfigError if `network` cannot be trained with the strategy or the recomputation.
+    Raises ConfigError if several devices cannot share a loss or a statistic.
     """
     if training.devices > 1:
         with factory.model_errors():
             synchronise_batch_norms(network)
             require_shared_losses(network)
-    if training.is_sharded:
-        require_shardable(network)
-    if training.recompute == "blocks":
-        require_recomputable(network, "training.recompute: blocks")
 
 
 def _build_task(cell: Cell, data: DataModule, network: nn.Module) -> TaskModule:

@@ -23,7 +23,7 @@ from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.config.metrics import MetricChoice
 from lit_attn.config.tasks import MOST_PICTURES
-from lit_attn.models.sharding import gather, gathered_weights, is_sharded
+from lit_attn.models.sharding import READ_OUTSIDE, gather, gathered_weights, is_sharded
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.publish import hide_private
 from lit_attn.tasks.base import TaskModule
@@ -56,6 +56,9 @@ NOISE = (
     # Lightning itself uses a deprecated torch function.
     ".*LeafSpec.*is deprecated",
 )
+
+MIXED_WITH_SHARDS = "got mixed torch.Tensor and DTensor"
+"""Part of PyTorch's error about an operation with a weight of which each device has a part."""
 
 MISFIT = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 """Exceptions of restoring a checkpoint that does not fit the cell."""
@@ -231,8 +234,11 @@ class Attempt:
     def _can_try_again(self, error: Exception) -> bool:
         """Return True if another attempt can do without what raised `error`.
 
-        Raises ConfigError if torch.compile failed and the cell may not train without it.
+        Raises ConfigError if torch.compile failed and the cell may not train without it, and if
+        code reads sharded weights.
         """
+        if MIXED_WITH_SHARDS in str(error):
+            raise ConfigError(READ_OUTSIDE) from error
         if self.parts.is_compiled and is_compilation_failure(error):
             reason = read_reason(error)
             training = self.cell.experiment.training

@@ -80,6 +80,7 @@ def make_result(
     metrics = {row.name: row.value for row in selected}
     device = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "CPU"
     provenance = checkpoints.provenance
+    training = cell.experiment.training
     # Images are read while the cell trains.
     inputs = add_changes(parts.inputs, collect_data(cell.experiment.data.input_paths()))
     return Result(
@@ -93,6 +94,9 @@ def make_result(
         steps=steps,
         epochs=math.ceil(steps / parts.data.steps_per_epoch),
         devices=group.world_size,
+        nodes=group.nodes,
+        strategy=training.strategy if group.world_size > 1 else None,
+        recompute=training.recompute,
         batch_size=cell.experiment.data.batch_size,
         **parts.costs._asdict(),
         step_time=progress.steps.device_time,

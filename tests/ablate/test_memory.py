@@ -34,7 +34,10 @@ def test_a_dry_run_prints_the_parts_and_whether_they_fit(
     monkeypatch.setattr(memory, "_ESTIMATES", {})
     assert main(["ablations.yaml", "--dry-run", "--gpu", "H100", "--seeds", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    start = lines.index("  memory of a training step on one device (MiB, estimated without a GPU)")
+    start = lines.index(
+        "  memory of a training step on one device (MiB, estimated without a GPU; the work space "
+        "of convolutions and libraries is not counted)"
+    )
     headings, *rows = lines[start + 1 : start + 5]
     assert headings.split() == [
         "weights",
@@ -54,8 +57,12 @@ def test_a_dry_run_prints_the_parts_and_whether_they_fit(
     ("weights", "text"),
     [
         (10, "40.0 GiB fit on H100"),
-        (19, "may not fit: needs 76.0 GiB, and 90% of the 80 GiB of H100 are assumed to be usable"),
-        (24, "does not fit: needs 96.0 GiB, H100 has 80 GiB"),
+        (
+            19,
+            "may not fit: needs 76.0 GiB, and 90% of the 79.1 GiB of H100 (80 GB) are assumed to "
+            "be usable",
+        ),
+        (24, "does not fit: needs 96.0 GiB, H100 (80 GB) has 79.1 GiB"),
     ],
 )
 def test_a_margin_of_the_memory_stays_free(weights: float, text: str) -> None:
@@ -121,17 +128,19 @@ def test_an_estimate_that_fails_is_one_sentence_of_the_dry_run(
         ([Cost(2, Arrangement(1)), Cost(3, Arrangement(1))], "5.0 h"),
         (
             [Cost(8, Arrangement(4)), Cost(4, Arrangement(2))],
-            "does not fit on one H100: needs 4 (estimate: 3.0 h on 4)",
+            "does not fit on one H100: needs 4 with `training.strategy: fsdp` "
+            "(estimate: 3.0 h on 4)",
         ),
         (
             [Cost(2, Arrangement(1)), Cost(8, Arrangement(4))],
-            "2.0 h; larger models: does not fit on one H100: needs 4 (estimate: 2.0 h on 4)",
+            "2.0 h; larger models: does not fit on one H100: needs 4 with "
+            "`training.strategy: fsdp` (estimate: 2.0 h on 4)",
         ),
         (
             [Cost(8, Arrangement(2)), Cost(8, Arrangement(4, recomputes=True))],
-            "does not fit on one H100: needs 2 (estimate: 4.0 h on 2); larger models: "
-            "does not fit on one H100: needs 4 with `training.recompute: blocks` "
-            "(estimate: 2.0 h on 4)",
+            "does not fit on one H100: needs 2 with `training.strategy: fsdp` (estimate: 4.0 h on "
+            "2); larger models: does not fit on one H100: needs 4 with `training.strategy: fsdp` "
+            "and `training.recompute: blocks` (estimate: 2.0 h on 4)",
         ),
         (
             [Cost(2, None)],
@@ -159,3 +168,25 @@ def test_gpu_needs_a_dry_run_with_text(
 ) -> None:
     assert main([str(studies.write(tmp_path, BODY)), *arguments]) == 2
     assert capsys.readouterr().err == f"{message}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("h100", "; did you mean 'H100'?"),
+        ("RTX", "; choose from H100, H200, A100, A6000"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--gpu", "--cost"])
+def test_an_unknown_gpu_is_refused_with_the_nearest_name(
+    option: str, name: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--dry-run", option, name]) == 2
+    error = capsys.readouterr().err
+    assert error.endswith(f"argument {option}: unknown GPU '{name}'{hint}\n")
+    assert error.count("\n") == 1
+
+
+def test_a_program_has_less_memory_than_the_data_sheet_says() -> None:
+    for gpu in GPUS.values():
+        assert 0.97 * gpu.marketed < gpu.memory < gpu.marketed

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from lit_attn.cells.records import StepTimes
 from lit_attn.report.read import read_studies
-from lit_attn.report.timing import APART, NOT_ALONE, RESUMED, SHARED, TIME_MARK, find_time_fault
+from lit_attn.report.timing import (
+    APART,
+    NOT_ALONE,
+    OTHER_DEVICES,
+    RESUMED,
+    SHARED,
+    TIME_MARK,
+    find_time_fault,
+)
 
 VARIANTS = {"standard": 0.0, "belief": 0.05, "mgk": 0.1}
 
@@ -70,16 +78,34 @@ def test_variants_in_turns_have_no_mark(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"), [({"attempts": 2}, RESUMED), ({"is_device_shared": True}, SHARED)]
+    ("changes", "reason"),
+    [
+        ({"attempts": 2}, RESUMED),
+        ({"is_device_shared": True}, SHARED),
+        ({"device": "GPU"}, OTHER_DEVICES),
+        ({"devices": 2, "strategy": "ddp"}, OTHER_DEVICES),
+        ({"recompute": "blocks"}, OTHER_DEVICES),
+    ],
 )
-def test_a_resumed_or_shared_cell_has_a_mark(
+def test_times_of_another_way_to_train_have_a_mark(
     tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     write_times(tmp_path, IN_TURNS, **changes)
     (study,) = read_studies(tmp_path)
-    if reason == SHARED and not study.time_faults["mgk"]:
-        pytest.skip("results of this version have no such field")
     assert study.time_faults == {"standard": "", "belief": "", "mgk": reason}
+
+
+def test_the_tables_name_the_strategy_and_the_nodes_of_a_cell(tmp_path: Path) -> None:
+    changes = {"devices": 8, "nodes": 2, "strategy": "fsdp", "recompute": "blocks"}
+    write_times(tmp_path / "runs", IN_TURNS, **changes)
+    folder = report(tmp_path)
+    rows = pd.read_csv(folder / "per_seed.csv").set_index("variant")
+    assert set(rows.loc["mgk", "device"]) == {"8 x CPU (2 nodes, fsdp, recomputed blocks)"}
+    assert set(rows.loc["belief", "device"]) == {"CPU"}
+    full = (folder / "table.full.md").read_text()
+    assert f"mgk: {OTHER_DEVICES}" in full
+    # Other strategies change no metric, so only times are marked.
+    assert "†" not in full
 
 
 def test_times_measured_alone_have_no_mark_and_others_beside_them_have_one(tmp_path: Path) -> None:

@@ -27,9 +27,10 @@ COMMAND = (
 SETTINGS = "SlurmdTimeout=20\nJobRequeue=0\n"
 
 
-def write_cell(path: Path, epochs: int) -> Job:
+def write_cell(path: Path, epochs: int, strategy: str) -> Job:
     """Write a study with one cell of two ranks on two nodes, and return the cell."""
     training = f"  epochs: {epochs}\n  accelerator: cpu\n  devices: 2\n  checkpoint_every: 0.005"
+    training += f"\n  strategy: {strategy}"
     experiment = studies.EXPERIMENT.replace("  epochs: 2", training)
     studies.write(path, "baseline: a\ncells: {a: {}}\nslurm: {nodes: 2, time: 1:00:00}", experiment)
     (job, *_) = expand(read_studies(path / "ablations.yaml")["tiny"], path / "runs").jobs
@@ -138,11 +139,12 @@ def test_the_time_limit_and_a_failed_rank_are_as_on_one_node(
 def test_two_nodes_give_the_metrics_of_one_and_a_lost_node_is_replaced(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
-    """The daemon of a node and its rank are killed in the middle of the training.
+    """The daemon of a node and its rank are killed in the middle of a training with FSDP.
 
-    The next run of the job is on the third node.
+    The next run of the job is on the third node. Other tests compare FSDP on one node with one
+    process.
     """
-    job = write_cell(tmp_path, epochs=10)
+    job = write_cell(tmp_path, epochs=10, strategy="fsdp")
     one = copy_cell(job, tmp_path / "one-node")
     train(one, sys.executable)
     process = start(tmp_path, cluster)
@@ -154,7 +156,8 @@ def test_two_nodes_give_the_metrics_of_one_and_a_lost_node_is_replaced(
     logs = read_logs(tmp_path)
     assert process.returncode == 0, output + logs
     result = Result.model_validate_json((job.folder / "result.json").read_bytes())
-    assert (result.devices, result.attempts) == (2, 2)
+    assert (result.devices, result.nodes, result.strategy) == (2, 2, "fsdp")
+    assert result.attempts == 2
     assert untimed(job.folder) == untimed(one)
     first, second = folder.list_attempts(job.folder)
     ended = folder.read_exit(first)
@@ -170,7 +173,7 @@ def test_two_nodes_give_the_metrics_of_one_and_a_lost_node_is_replaced(
 
 def test_torchrun_gives_the_metrics_of_one_command(tmp_path: Path) -> None:
     """Two torchruns meet as those of two machines do."""
-    job = write_cell(tmp_path, epochs=2)
+    job = write_cell(tmp_path, epochs=2, strategy="ddp")
     one = copy_cell(job, tmp_path / "one")
     train(one, sys.executable)
     two = copy_cell(job, tmp_path / "two")

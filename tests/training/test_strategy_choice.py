@@ -1,11 +1,16 @@
 """Keys of the strategy and of the recomputation: what is refused, and what they leave unchanged."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import studies
 from helpers.training_cells import digits_cell, text_cell
 from helpers.two_ranks import transformer
 
+from lit_attn.ablate.__main__ import main
+from lit_attn.config.cell import Cell
+from lit_attn.schema.errors import ConfigError
 from lit_attn.training.build import find_mistake
 from lit_attn.training.several_devices import choose_strategy
 from lit_attn.training.sharded_strategy import ShardedStrategy
@@ -42,14 +47,30 @@ def own_model(name: str, **training: Any) -> dict[str, Any]:
         ({"recompute": "blocks"}, "training.recompute: blocks"),
     ],
 )
-def test_a_model_without_known_blocks_is_refused_before_the_first_cell(
+def test_a_model_without_known_blocks_is_refused_when_it_is_read(
     training: dict[str, Any], key: str
 ) -> None:
-    assert find_mistake([own_model("Normed")]) is None
-    mistake = find_mistake([own_model("Normed", **training)])
-    assert mistake is not None
-    assert mistake[1].startswith(f"{key}: ")
-    assert "\n" not in mistake[1]
+    Cell.model_validate(own_model("Normed"))
+    with pytest.raises(ConfigError) as caught:
+        Cell.parse(own_model("Normed", **training), "config.yaml")
+    message = str(caught.value)
+    assert message.startswith(
+        f"config.yaml: experiment: {key}: the attention layer 'attn' is in no"
+    )
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("key", ["training.strategy=fsdp", "training.recompute=blocks"])
+def test_a_dry_run_refuses_a_model_without_known_blocks(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = studies.write(tmp_path, "baseline: a\ncells: {a: {}}\n")
+    model = "model={kind: module, import: 'helpers.normed_network:Normed'}"
+    changes = ["--set", model, "--set", "training.devices=2", "--set", key]
+    assert main([str(path), "--dry-run", *changes]) == 2
+    error = capsys.readouterr().err
+    assert f"{key.replace('=', ': ')}: the attention layer 'attn' is in no block" in error
+    assert error.count("\n") == 1
 
 
 def test_the_models_of_the_package_are_accepted() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lit_attn.ablate.gpus import GPUS
+from lit_attn.ablate.gpus import GPUS, read_gpu
 from lit_attn.config.papers import add_size_options
 from lit_attn.schema.commands import Command
 from lit_attn.schema.errors import ConfigError, OneLineParser, program, suggest
@@ -70,13 +70,21 @@ def add_study_arguments(parser: argparse.ArgumentParser) -> None:
     value("--paper", str, "NAME", "Run the tables and figures of a paper (see experiments/papers).")
     several("--table", "NUMBER", "With --paper: run this table (2) or figure (figure-2) only.")
     add_size_options(parser, "With --paper: run models for two CPU cores on {data} data.")
-    parser.add_argument("--cost", choices=GPUS, help="With --paper: print GPU time; run nothing.")
+    parser.add_argument(
+        "--cost",
+        type=read_gpu,
+        choices=GPUS,
+        help="With --paper: print GPU time; run nothing.",
+    )
     flag("--dry-run", "List the cells and their states; run nothing.")
     flag("--json", "With --dry-run: print JSON (lit_attn/report/schemas/dry-run.json).")
     flag("--params", "With --dry-run: show parameters and FLOPs.")
     flag("--estimate", "With --dry-run: time a few steps of each model; show the expected hours.")
     parser.add_argument(
-        "--gpu", choices=GPUS, help="With --dry-run: estimate memory; show whether it fits."
+        "--gpu",
+        type=read_gpu,
+        choices=GPUS,
+        help="With --dry-run: estimate memory; show whether it fits.",
     )
     value("--jobs", int, "N", "Run at most N cells at once (default: one per GPU, or per core).")
     value("--seeds", str, "N|A,B,...", "Use N seeds, or the seeds A, B, ... ('7,' is one seed).")
