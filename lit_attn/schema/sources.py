@@ -8,6 +8,7 @@ when it is imported, so that a result can name the code that its cell has execut
 
 import ast
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import linecache
@@ -29,8 +30,12 @@ FILE_HASHES: dict[Path, bytes] = {}
 _FROZEN: dict[Path, bytes] = {}  # Content of the package's files when they were frozen.
 
 
+@functools.cache
 def hash_source(source: bytes) -> bytes:
-    """Return a SHA-256 of the code in a Python file, without comments, docstrings and layout."""
+    """Return a SHA-256 of the code in a Python file, without comments, docstrings and layout.
+
+    The cache saves most of the time, because every cell of a process asks for the same files.
+    """
     tree = ast.parse(source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)

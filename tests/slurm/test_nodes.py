@@ -144,7 +144,7 @@ def test_two_nodes_give_the_metrics_of_one_and_a_lost_node_is_replaced(
     The next run of the job is on the third node. Other tests compare FSDP on one node with one
     process.
     """
-    job = write_cell(tmp_path, epochs=10, strategy="fsdp")
+    job = write_cell(tmp_path, epochs=5, strategy="fsdp")
     one = copy_cell(job, tmp_path / "one-node")
     train(one, sys.executable)
     process = start(tmp_path, cluster)
@@ -173,7 +173,7 @@ def test_two_nodes_give_the_metrics_of_one_and_a_lost_node_is_replaced(
 
 def test_torchrun_gives_the_metrics_of_one_command(tmp_path: Path) -> None:
     """Two torchruns meet as those of two machines do."""
-    job = write_cell(tmp_path, epochs=2, strategy="ddp")
+    job = write_cell(tmp_path, epochs=1, strategy="ddp")
     one = copy_cell(job, tmp_path / "one")
     train(one, sys.executable)
     two = copy_cell(job, tmp_path / "two")

@@ -224,7 +224,8 @@ def list_children(pid: int) -> list[int]:
 @pytest.mark.slow
 def test_a_disk_that_fills_up_costs_no_result(tmp_path: Path, small_disk: Path) -> None:
     """The failure class is no-space. With free space, the same command ends with the same bytes."""
-    path = studies.write(tmp_path, "baseline: a\ncells: {a: {}}", EXPERIMENT)
+    experiment = EXPERIMENT.replace("epochs: 16", "epochs: 3")
+    path = studies.write(tmp_path, "baseline: a\ncells: {a: {}}", experiment)
     where = ("--seeds", "0,", "--out", str(small_disk), "--reports", str(tmp_path / "reports"))
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(2**20 - 150_000))

@@ -53,22 +53,31 @@ def test_mlflow_receives_the_metrics_and_settings_of_a_cell(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_cells_that_start_together_share_a_new_database_of_mlflow(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
+    # The imports take long, so the cells are forks of one process that has imported.
     build = (
-        "import sys, time; from pathlib import Path; import lightning.pytorch.loggers, mlflow\n"
+        "import os, sys, time; from pathlib import Path; import lightning.pytorch.loggers, mlflow\n"
         "from lit_attn.config.training import MLflowLogger\n"
-        "number, folder = sys.argv[1], Path(sys.argv[2])\n"
-        "(folder / f'ready-{number}').touch()\n"
-        "while len(list(folder.glob('ready-*'))) < 3: time.sleep(0.01)\n"
-        f"logger = MLflowLogger(uri={uri!r})\n"
-        "logger.build('tracked', f'a/{number}', f'id{number}', folder / 'runs/s/a' / number)\n"
+        "folder = Path(sys.argv[1])\n"
+        "pids = []\n"
+        "for number in '012':\n"
+        "    pids.append(os.fork())\n"
+        "    if pids[-1] == 0:\n"
+        "        (folder / f'ready-{number}').touch()\n"
+        "        while len(list(folder.glob('ready-*'))) < 3: time.sleep(0.01)\n"
+        f"        logger = MLflowLogger(uri={uri!r})\n"
+        "        place = folder / 'runs/s/a' / number\n"
+        "        logger.build('tracked', f'a/{number}', f'id{number}', place)\n"
+        "        os._exit(0)\n"
+        "print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])\n"
     )
-    command = [sys.executable, "-c", build]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    processes = [
-        subprocess.Popen([*command, str(number), str(tmp_path)], env=environment)
-        for number in range(3)
-    ]
-    assert [process.wait() for process in processes] == [0, 0, 0]
+    finished = subprocess.run(
+        [sys.executable, "-c", build, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert finished.stdout.splitlines()[-1] == "[0, 0, 0]", finished.stderr
 
 
 @pytest.mark.slow
