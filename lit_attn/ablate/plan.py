@@ -32,7 +32,8 @@ from lit_attn.config.data.base import Data
 from lit_attn.config.models.base import Model
 from lit_attn.config.published import read_published
 from lit_attn.config.source import Mapping, format_value
-from lit_attn.config.study import Published, StudySource
+from lit_attn.config.study import StudySource
+from lit_attn.config.study_values import Published
 from lit_attn.config.training import MetricLogger
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
