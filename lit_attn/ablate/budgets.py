@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lit_attn.cells import lock
 from lit_attn.cells.branches import find_branch, find_trunk
 from lit_attn.cells.folder import read_cell
+from lit_attn.cells.records import Timing
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.study import StudySource, name_budget
 from lit_attn.schema.errors import ConfigError
@@ -108,6 +109,12 @@ def _require_stable_phase(experiment: Experiment, budget: float) -> None:
         )
 
 
+def count_shared_steps(experiment: Experiment, steps: int) -> int:
+    """Return how many of the `steps` of a cell with a trunk the trunk trains."""
+    epochs = experiment.training.epochs
+    return experiment.schedule.stable_steps(steps // epochs, epochs) or 0
+
+
 def order_matrices(matrices: "list[Matrix]") -> "list[Matrix]":
     """Return the studies with larger budgets before their siblings, and otherwise in order."""
     first_places: dict[str, int] = {}
@@ -123,6 +130,42 @@ def order_matrices(matrices: "list[Matrix]") -> "list[Matrix]":
 def _family(matrix: "Matrix") -> str:
     """Return the study that has been split into budgets, or the name of another study."""
     return matrix.source.family if matrix.source.budget is not None else matrix.name
+
+
+def describe_budget(matrix: "Matrix") -> str:
+    """Return the epochs of a study with a budget, and where its first steps are trained."""
+    source = matrix.source
+    lengths = {variant.experiment.training.epochs for variant in matrix.written}
+    epochs = " or ".join(str(length) for length in sorted(lengths))
+    noun = "epoch" if lengths == {1} else "epochs"
+    words = f"budget {source.budget:g}: {epochs} {noun}"
+    largest = source.study.budgets[-1]
+    if source.budget == largest:
+        return f"{words}; the smaller budgets continue from states before their decay, if it runs"
+    trunk = f"{source.family}-{name_budget(largest)}"
+    return f"{words}; the steps before the decay are trained once, in {trunk}, if it runs first"
+
+
+def estimate_seconds(job: "Job", timing: Timing, planned: set[Path]) -> float:
+    """Return the seconds of a cell, without the steps that its trunk trains.
+
+    `planned` are the folders of the cells that run.
+    """
+    trunk = find_trunk(job.folder, job.cell.trunk)
+    if trunk is None or _has_started(job):
+        return timing.seconds
+    will_have_branch = trunk in planned and not (trunk / "result.json").exists()
+    if find_branch(trunk, job.identity) is None and not will_have_branch:
+        return timing.seconds
+    experiment = job.cell.experiment
+    shared_steps = count_shared_steps(experiment, timing.steps)
+    epoch_steps = timing.steps // experiment.training.epochs
+    shared_evaluations = shared_steps // (epoch_steps * experiment.training.evaluate_every)
+    trained = {
+        "steps": timing.steps - shared_steps,
+        "evaluations": timing.evaluations - shared_evaluations,
+    }
+    return timing.model_copy(update=trained).seconds
 
 
 def must_wait(job: "Job", pending: set[Path]) -> bool:
@@ -144,7 +187,16 @@ def describe_scratch(job: "Job") -> str | None:
     if trunk is None or find_branch(trunk, job.identity) is not None or _has_started(job):
         return None
     state = read_cell(trunk, trunk.name.rpartition("-")[2]).state
-    return f"scratch  {job.name}  {job.cell.trunk} is {state} and has no branch for it"
+    return (
+        f"scratch  {job.name}  trains from its first step: {job.cell.trunk} is {state} and has no"
+        " branch for it"
+    )
+
+
+def read_trunk_holder(job: "Job") -> lock.LockHolder | None:
+    """Return the process that trains the trunk of a cell, None without such a process."""
+    trunk = find_trunk(job.folder, job.cell.trunk)
+    return None if trunk is None else lock.read_holder(trunk)
 
 
 def _has_started(job: "Job") -> bool:

@@ -11,6 +11,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from lit_attn.ablate.budgets import describe_budget, estimate_seconds
 from lit_attn.ablate.gates import find_open_size
 from lit_attn.ablate.memory import print_memory
 from lit_attn.ablate.plan import Job, Matrix, find_ended
@@ -91,6 +92,8 @@ def _print_study(matrix: Matrix) -> list[Job]:
     missing = []
     print(f"{matrix.name}: {matrix.title}")
     print(f"  experiment {matrix.source.experiment_path}, baseline {matrix.baseline.name}")
+    if matrix.source.budget is not None:
+        print(f"  {describe_budget(matrix)}")
     if not matrix.is_measured:
         print("  match: time: the step times are not measured yet")
     open_size = find_open_size(matrix.gate, matrix.folder.parent)
@@ -169,24 +172,30 @@ def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
             timing = Timing.read(job.folder / "timing.json")
             if timing is not None:
                 timings[kind] = timing
+    planned = {job.folder for matrix in matrices for job in matrix.jobs}
     for matrix in matrices:
-        print(format_hours(matrix, timings, slots))
+        print(format_hours(matrix, timings, slots, planned))
     return len(timings) == len(samples)
 
 
-def format_hours(matrix: Matrix, timings: dict[str, Timing], slots: Slots) -> str:
-    """Return the hours of one device and of this machine that the missing cells need."""
+def format_hours(
+    matrix: Matrix, timings: dict[str, Timing], slots: Slots, planned: set[Path]
+) -> str:
+    """Return the hours of one device and of this machine that the missing cells need.
+
+    `planned` are the folders of the cells of all studies, which can train shared steps.
+    """
     ended = find_ended([matrix])
     unfinished = [job for job in (*matrix.trials, *matrix.jobs) if job.state() != "done"]
-    missing = [job.cell for job in unfinished if job.folder not in ended]
-    measured = [cell for cell in missing if cell.kind in timings]
+    missing = [job for job in unfinished if job.folder not in ended]
+    measured = [job for job in missing if job.cell.kind in timings]
     hours = []
     device_hours = []
-    for cell in measured:
-        cell_hours = timings[cell.kind].seconds / 3600
+    for job in measured:
+        cell_hours = estimate_seconds(job, timings[job.cell.kind], planned) / 3600
         hours.append(cell_hours)
-        device_hours.append(cell_hours * cell.experiment.training.devices)
-    at_once = slots.at_once(missing)
+        device_hours.append(cell_hours * job.cell.experiment.training.devices)
+    at_once = slots.at_once(job.cell for job in missing)
     cells = f"{plural(len(missing), 'cell')} to run, {len(measured)} of them measured"
     elapsed = f"{sum(hours) / at_once:.2f} hours with {at_once} at once"
     return f"{matrix.name}: {cells}: {sum(device_hours):.2f} {slots.unit} hours, {elapsed}"

@@ -131,6 +131,7 @@ class Matrix:
             criteria=list(study.match),
             family=family,
             level=self.source.level,
+            budget=self.source.budget,
             variants=[self._plan_variant(variant) for variant in (*self.variants, *self.untuned)],
             seeds=seeds,
             cells=self._plan_cells(seeds),

@@ -187,8 +187,11 @@ class Plan(Record):
     baseline: str
     metric: Metric
     criteria: list[str] = []
-    family: str = Field("", description="study with `compare_within` that this one is a level of")
-    level: str = Field("", description="value of the axes of `compare_within`")
+    family: str = Field(
+        "", description="study with `compare_within` or `budgets` that this one is a level of"
+    )
+    level: str = Field("", description="value of the axes of `compare_within`, or the budget")
+    budget: float | None = Field(None, description="factor of `budgets` on the epochs; null: none")
     variants: list[PlannedVariant]
     seeds: list[Integer]
     cells: list[PlannedCell]

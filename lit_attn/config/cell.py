@@ -38,9 +38,9 @@ CellFolder = Annotated[
 class Cell(Config):
     """A cell; `config.yaml` in its folder holds it.
 
-    `match_to` is a complete model, so that a cell can be run again alone. `trunk` and `branches` are
-    folders of cells, STUDY/VARIANT/SEED-IDENTITY, relative to the folder of runs. They save time
-    and are no part of the identity: without them, the cell computes the same.
+    `match_to` is a complete model, so that a cell can be run again alone. `trunk` and `branches`
+    name folders of cells, STUDY/VARIANT/SEED-IDENTITY, relative to the folder of runs. They save
+    time and are no part of the identity: without them, the cell computes the same.
     """
 
     study: str = Field(description="name of the study")

@@ -166,9 +166,9 @@ class StudySource:
 
     `path` is the study's file. `tree` and `experiment` contain the line of every key, `parts`
     absolute paths. `family` is the study as written and `level` the value of its axis if
-    `compare_within` has split it, or the budget in words if `budgets` has. `before` are the names of the studies at the smaller values of
-    the axis that `gates` names, smallest first, and `sizes` is the number of all values of it.
-    `budget` is the factor on the epochs, one of the study's `budgets`.
+    `compare_within` has split it, or the budget in words if `budgets` has. `before` are the names
+    of the studies at the smaller values of the axis that `gates` names, smallest first, and `sizes`
+    is the number of all values of it. `budget` is the factor on the epochs.
     """
 
     path: Path

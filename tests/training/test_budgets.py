@@ -13,7 +13,7 @@ from helpers.training_cells import digits_cell, result_of
 
 from lit_attn.cells.branches import branch_folder, find_branch
 from lit_attn.cells.failure import Preempted
-from lit_attn.cells.records import read_metrics
+from lit_attn.cells.records import MetricRow, read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.config.schedules import Trapezoid
 from lit_attn.train import run_cell
@@ -78,6 +78,11 @@ def assert_same(one: Path, two: Path) -> None:
         assert np.array_equal(units[0][name], units[1][name]), name
 
 
+def read_shared(folder: Path) -> list[MetricRow]:
+    """Return the metrics of the stable steps of the short training."""
+    return [row for row in read_metrics(folder / "metrics.csv") if row.step <= STABLE]
+
+
 def test_two_budgets_are_equal_until_the_decay_of_the_shorter(trained: Path) -> None:
     """Learning rates and losses, and so the order of the data, are those of the longer training."""
     trunk, _ = write_pair(trained)
@@ -86,11 +91,9 @@ def test_two_budgets_are_equal_until_the_decay_of_the_shorter(trained: Path) -> 
     rates = [schedule.rate(1e-3, 4, epochs) for epochs in (SHORT, LONG)]
     equal = [step for step in range(4 * SHORT) if rates[0](step) == rates[1](step)]
     assert equal == list(range(STABLE + 1))
-    shared = []
-    for folder in (trunk, trained / "scratch"):
-        shared.append([row for row in read_metrics(folder / "metrics.csv") if row.step <= STABLE])
-    assert shared[0] == shared[1]
-    assert {row.name for row in shared[0]} >= {"train/loss", "train/lr", "test/loss"}
+    long, short = (read_shared(folder) for folder in (trunk, trained / "scratch"))
+    assert long == short
+    assert {row.name for row in long} >= {"train/loss", "train/lr", "test/loss"}
 
 
 def test_a_cell_from_a_branch_equals_a_cell_from_scratch(
