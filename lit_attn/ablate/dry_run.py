@@ -165,7 +165,10 @@ def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
     launcher.share_cores(slots.at_once(cells))
     timings: dict[str, Timing] = {}
     with tempfile.TemporaryDirectory(prefix="lit_attn-") as name:
-        samples = {cell.kind: Job(cell, Path(name) / cell.kind) for cell in cells}
+        samples = {}
+        for cell in cells:
+            alone = cell.model_copy(update={"trunk": None, "branches": {}})
+            samples[cell.kind] = Job(alone, Path(name) / cell.kind)
         display = make_display() if sys.stdout.isatty() else Display(sys.stderr)
         Runner(launcher, slots, display).run(samples.values())
         for kind, job in samples.items():

@@ -297,6 +297,9 @@ def expand(
     else:
         tuning, tuned, trials = _run_search(search, written, name, folder)
     variants = apply_criteria(source, written, folder, tuned)
+    if smoke:
+        # A cell of one step has no stable phase that others could share.
+        variants = [replace(variant, trunk=None, branches=()) for variant in variants]
     count = len(variants) * len(seeds)
     if count > MAX_CELLS:
         raise source.error(

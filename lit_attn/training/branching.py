@@ -30,7 +30,7 @@ from lit_attn.training.process_group import ProcessGroup
 class BranchKeeper(L.Callback):
     """Callback that keeps a branch before the decay of every sibling without a result.
 
-    `siblings` are the folders of the cells with smaller budgets, by their numbers of stable steps.
+    `siblings` are the folders of the cells with smaller budgets, by the step of their branch.
     """
 
     folder: Path
@@ -69,18 +69,30 @@ class BranchKeeper(L.Callback):
             return None
         # The folder for temporary files lies in the cell's folder, and each attempt empties it.
         place = Path(tempfile.gettempdir()) / target.name
+        shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
         return place
 
 
+def find_branch_step(cell: Cell, steps_per_epoch: int, epochs: int) -> int | None:
+    """Return the step before which a training like that of `cell` for some epochs can branch.
+
+    Returns None if there is none, for example if a short decay is rounded to no step.
+    """
+    steps = cell.experiment.schedule.stable_steps(steps_per_epoch, epochs)
+    if steps is None or not 0 < steps < steps_per_epoch * epochs:
+        return None
+    return steps
+
+
 def find_siblings(cell: Cell, folder: Path, steps_per_epoch: int) -> dict[int, Path]:
-    """Return the folders of the cells to which `cell` is the trunk, by their stable steps."""
+    """Return the folders of the cells to which `cell` is the trunk, by the step of their branch."""
     runs = runs_folder(folder)
     siblings = {}
     for name, epochs in cell.branches.items():
-        steps = cell.experiment.schedule.stable_steps(steps_per_epoch, epochs)
-        if steps:
-            siblings[steps] = runs / name
+        step = find_branch_step(cell, steps_per_epoch, epochs)
+        if step is not None:
+            siblings[step] = runs / name
     return siblings
 
 
@@ -91,12 +103,11 @@ def take_branch(cell: Cell, folder: Path, steps_per_epoch: int) -> Path | None:
     checkpoint is copied last, so without it the copies of a killed process are replaced.
     """
     trunk = find_trunk(folder, cell.trunk)
-    training = cell.experiment.training
-    steps = cell.experiment.schedule.stable_steps(steps_per_epoch, training.epochs)
-    if trunk is None or not steps:
+    step = find_branch_step(cell, steps_per_epoch, cell.experiment.training.epochs)
+    if trunk is None or step is None:
         return None
-    branch = branch_folder(trunk, steps, cell.fingerprint)
-    checkpoint = branch / checkpoint_name(steps)
+    branch = branch_folder(trunk, step, cell.fingerprint)
+    checkpoint = branch / checkpoint_name(step)
     if not branch.is_dir():
         print(f"budgets: {trunk} has no {branch.name}; training from the first step", flush=True)
         return None
@@ -117,7 +128,7 @@ def take_branch(cell: Cell, folder: Path, steps_per_epoch: int) -> Path | None:
             copy_atomic(branch / name, folder / name)
     copied = folder / "checkpoints" / checkpoint.name
     copy_atomic(checkpoint, copied)
-    print(f"budgets: continuing from step {steps:,} of {trunk}", flush=True)
+    print(f"budgets: continuing from step {step:,} of {trunk}", flush=True)
     return copied
 
 

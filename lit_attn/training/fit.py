@@ -31,6 +31,7 @@ from lit_attn.tasks.pictures import Pictures
 from lit_attn.tasks.tf32 import products_in_tf32, require_tf32
 from lit_attn.training.branching import (
     BranchKeeper,
+    find_branch_step,
     find_siblings,
     remove_used_branches,
     take_branch,
@@ -294,8 +295,8 @@ class Attempt:
         """
         trunk = self.checkpoints.branched_from
         steps_per_epoch = self.parts.data.steps_per_epoch
-        schedule = self.cell.experiment.schedule
-        steps = schedule.stable_steps(steps_per_epoch, self.cell.experiment.training.epochs)
+        epochs = self.cell.experiment.training.epochs
+        steps = find_branch_step(self.cell, steps_per_epoch, epochs)
         if not trunk or steps is None:
             return {}
         shared_seconds = self.checkpoints.shared_seconds

@@ -20,6 +20,7 @@ from lit_attn.ablate.slurm import submit
 from lit_attn.cells.branches import branch_folder
 from lit_attn.cells.lock import hold_lock
 from lit_attn.cells.records import Branch, Timing
+from lit_attn.config.source import Mapping, Where
 from lit_attn.config.study import choose, read_studies
 from lit_attn.report import write_reports
 from lit_attn.schema.errors import ConfigError
@@ -80,8 +81,15 @@ def test_the_largest_budget_is_the_trunk_of_the_others(tmp_path: Path) -> None:
 
 def test_cells_of_a_trial_branch_from_the_same_trial(tmp_path: Path) -> None:
     sources = read_studies(studies.write(tmp_path, BODY))
-    matrix = expand(sources["tiny-budget-1"], tmp_path / "runs", smoke=True)
-    assert str(matrix.jobs[0].cell.trunk).startswith("tiny-budget-4@smoke/ok/0-")
+    changes = Mapping(Where(""), {"optimizer.lr": 0.5})
+    trial = expand(sources["tiny-budget-1"], tmp_path / "runs", changes)
+    trunk_trial = expand(sources["tiny-budget-4"], tmp_path / "runs", changes)
+    assert trial.name == "tiny-budget-1@optimizer.lr=0.5"
+    for job, trunk in zip(trial.jobs, trunk_trial.jobs, strict=True):
+        assert tmp_path / "runs" / str(job.cell.trunk) == trunk.folder
+    # Cells of one step share nothing.
+    smoke = expand(sources["tiny-budget-1"], tmp_path / "runs", smoke=True)
+    assert {job.cell.trunk for job in smoke.jobs} == {None}
 
 
 def test_the_links_do_not_change_the_identity_and_stay_inside_the_runs(tmp_path: Path) -> None:

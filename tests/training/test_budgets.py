@@ -8,14 +8,17 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+import yaml
+from helpers import studies
 from helpers.stopping import stop_at, weights
 from helpers.training_cells import digits_cell, result_of
 
+from lit_attn.ablate.plan import expand
 from lit_attn.cells.branches import branch_folder, find_branch
 from lit_attn.cells.failure import Preempted
 from lit_attn.cells.records import MetricRow, read_metrics
-from lit_attn.config.cell import Cell
 from lit_attn.config.schedules import Trapezoid
+from lit_attn.config.study import read_studies
 from lit_attn.train import run_cell
 
 SHORT, LONG = 2, 3  # Epochs of the budgets; an epoch has four steps.
@@ -23,24 +26,30 @@ STABLE = 6  # Steps of the short training before its decay of two steps.
 RECORDS = ("metrics.csv", "diagnostics.csv")
 
 
-def make_cell(epochs: int, **links: Any) -> Cell:
-    """Return a cell of a budget, which belongs to a study of its own."""
-    training = {"epochs": epochs, "diagnostics": {"kinds": ["residual"], "samples": 2}}
-    schedule = {"kind": "trapezoid", "warmup": 0.5, "warmdown": 0.5}
-    metric = {"name": "test/accuracy", "selection": "best-validation"}
-    cell = digits_cell(schedule=schedule, training=training, metric=metric)
-    return cell.model_copy(update={"study": f"t-{epochs}", **links})
+STUDY = """
+baseline: v
+cells: {v: {}}
+budgets: [2, 3]
+metric: {name: test/accuracy, selection: best-validation}
+"""
 
 
 def write_pair(runs: Path) -> tuple[Path, Path]:
     """Write a trunk and its sibling with the smaller budget, and return their folders."""
-    folders = {}
-    names = {epochs: f"t-{epochs}/{make_cell(epochs).folder}" for epochs in (SHORT, LONG)}
-    links = {SHORT: {"trunk": names[LONG]}, LONG: {"branches": {names[SHORT]: SHORT}}}
-    for epochs, name in names.items():
-        folders[epochs] = runs / name
-        make_cell(epochs, **links[epochs]).write(folders[epochs] / "config.yaml")
-    return folders[LONG], folders[SHORT]
+    runs.mkdir(exist_ok=True)
+    cell = digits_cell(
+        schedule={"kind": "trapezoid", "warmup": 0.5, "warmdown": 0.5},
+        training={"epochs": 1, "diagnostics": {"kinds": ["residual"], "samples": 2}},
+    )
+    experiment = yaml.safe_dump(cell.experiment.model_dump(mode="json"))
+    sources = read_studies(studies.write(runs, STUDY, experiment))
+    folders = []
+    for epochs in (LONG, SHORT):
+        job = expand(sources[f"tiny-budget-{epochs}"], runs).jobs[0]
+        assert job.cell.experiment.training.epochs == epochs
+        job.cell.write(job.folder / "config.yaml")
+        folders.append(job.folder)
+    return folders[0], folders[1]
 
 
 def identity_of(folder: Path) -> str:
