@@ -17,10 +17,12 @@ from lit_attn.ablate.memory import print_memory
 from lit_attn.ablate.plan import Job, Matrix, find_ended
 from lit_attn.ablate.slots import Slots, make_slots
 from lit_attn.ablate.status import StudyCell, make_cell_answers
+from lit_attn.ablate.variants import Variant
 from lit_attn.cells.folder import State, count_states, mark_stopped, read_cell
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import PlannedCell, Timing
 from lit_attn.config.cell import Cell
+from lit_attn.config.experiment import find_mixers
 from lit_attn.schema.errors import ConfigError, plural
 
 TIMING_TARGET = "lit_attn.train:time_cell"
@@ -111,11 +113,13 @@ def _print_study(matrix: Matrix) -> list[Job]:
 
 
 def find_warnings(matrix: Matrix) -> list[str]:
-    """Return one line for each distinct warning about the schedules of a study's variants."""
+    """Return one line for each distinct warning about a study's variants.
+
+    They are about schedules, and about layers that a dry run cannot try out.
+    """
     by_warning: dict[str, list[str]] = {}
     for variant in matrix.variants:
-        warning = variant.experiment.schedule.warn(variant.experiment.training.epochs)
-        if warning:
+        for warning in _find_variant_warnings(variant):
             by_warning.setdefault(warning, []).append(variant.name)
     lines = []
     for warning, names in by_warning.items():
@@ -126,6 +130,20 @@ def find_warnings(matrix: Matrix) -> list[str]:
         else:
             lines.append(f"{', '.join(names)}: {warning}")
     return lines
+
+
+def _find_variant_warnings(variant: Variant) -> list[str]:
+    """Return the distinct warnings about one variant."""
+    experiment = variant.experiment
+    warnings = []
+    for mixer in find_mixers(experiment.model):
+        warning = f"attention: {mixer.target} needs a GPU; nothing was tried"
+        if mixer.needs_gpu and warning not in warnings:
+            warnings.append(warning)
+    schedule_warning = experiment.schedule.warn(experiment.training.epochs)
+    if schedule_warning:
+        warnings.append(schedule_warning)
+    return warnings
 
 
 def _print_states(matrix: Matrix) -> list[State]:

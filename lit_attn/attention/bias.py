@@ -57,6 +57,22 @@ def list_slopes(heads: int) -> list[float]:
     return slopes
 
 
+def list_bucket_starts(exact: int, count: int, max_distance: int) -> list[int]:
+    """Return the smallest distance of each bucket from number `exact` to the last, `count - 1`.
+
+    The buckets are evenly spaced in the logarithm of the distance. Python computes it: the
+    logarithm of a GPU differs in the last bit, which would move a distance to another bucket.
+    """
+    starts: list[int] = []
+    ratio = math.log(max_distance / exact)
+    for bucket in range(exact, count):
+        distance = starts[-1] if starts else exact
+        while math.log(distance / exact) / ratio * (count - exact) < bucket - exact:
+            distance += 1
+        starts.append(distance)
+    return starts
+
+
 class Alibi(Bias):
     """-slope_m |i - j|."""
 
@@ -103,12 +119,10 @@ class T5Bias(Bias):
             first = torch.where(distance < 0, count, 0)
             distance = distance.abs()
         exact = count // 2
-        # Beyond `exact`, buckets are evenly spaced in the logarithm of the distance.
-        ratio = math.log(self.part.max_distance / exact)
-        position = torch.log(distance.clamp_min(1).double() / exact) / ratio
-        wide_bucket = exact + (position * (count - exact)).long()
-        wide_bucket = wide_bucket.clamp_max(count - 1)
-        return first + torch.where(distance < exact, distance, wide_bucket)
+        starts = list_bucket_starts(exact, count, self.part.max_distance)
+        borders = torch.tensor(starts, device=distance.device)
+        later = torch.bucketize(distance, borders, right=True)
+        return first + torch.where(distance < exact, distance, exact - 1 + later)
 
 
 class Forgetting(Bias):

@@ -5,6 +5,7 @@ key heads, M keys for every token, D head width, E width of the features, c quer
 keys that they can see.
 """
 
+import contextlib
 import math
 from collections.abc import Sequence
 from enum import Enum
@@ -13,13 +14,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_attn.attention import flex, fused, path_record
 from lit_attn.attention.cache import KeyValues
 from lit_attn.attention.call import Inputs
 from lit_attn.attention.formed import Formed, attend_in_pieces, form_weights, multiply_query
+from lit_attn.attention.kernels import composed
 from lit_attn.attention.masks import CHUNK, Masks, in_chunks
 from lit_attn.attention.precision import as_multiplied, rounded_terms
+
+# Kernels of PyTorch that take a mask, or would be chosen without one, but for cuDNN's.
+MASKED_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class Tokens(NamedTuple):
@@ -59,7 +65,12 @@ class Path(Enum):
     ONE_CALL = "one call of torch's attention on all M n keys; in a window, one for each chunk"
     FLEX = "one call of flex_attention, compiled"
     MERGED = "one kernel call for each of the M keys and slice of the batch, merged"
+    COMPOSED = "one kernel for all heads of a tile, which composes them"
     FORMED = "weights formed in chunks, and formed again in the backward pass"
+
+
+# The compiler of PyTorch 2.11 cannot go through the members of an Enum.
+ALL_PATHS = tuple(Path)
 
 
 def choose_path(
@@ -69,6 +80,7 @@ def choose_path(
     has_bias: bool,
     has_z: bool,
     is_composed: bool,
+    has_kernel: bool,
     normaliser: str,
     mask: str,
     dropout: float,
@@ -78,11 +90,14 @@ def choose_path(
 
     `keys` is M. `is_hard`: the largest of a token's M logits counts. `has_bias`: the logits have a
     term of each key. `is_composed`: heads are composed, or a filter acts on the matrix of logits.
+    `has_kernel`: a kernel for compositions has been requested, and supports the call.
     `normaliser` is its kind. `mask` is "none"; "causal"; "order" for a window or
     local self-attention, without another mask; or "other" for any other mask, a bias of pairs, a
     factor of each query, a cache that is not empty, or cross-attention. `device` is "flex" on a GPU
     where flex_attention supports the type and the widths, else the device's type.
     """
+    if has_kernel:
+        return Path.COMPOSED
     if is_composed or normaliser not in ("softmax", "offset-softmax"):
         return Path.FORMED
     needs_flex = keys > 1 or has_bias or has_z or normaliser != "softmax" or mask == "order"
@@ -160,6 +175,8 @@ def attend(inputs: Inputs, tokens: Tokens, features: Features) -> Tensor:
         return _merged_calls(inputs, of_this_call, tokens.values)
     if path is Path.FLEX:
         return _flex_call(inputs, joined, tokens.values)
+    if path is Path.COMPOSED:
+        return _composed_call(inputs, joined, tokens)
     if path is Path.ONE_CALL:
         return one_call(
             joined.q, joined.k, tokens.values, inputs.masks, joined.scale, inputs.dropout
@@ -183,7 +200,7 @@ def choose_usable_path(properties: dict[str, Any], kind: str) -> Path:
     """
     without_flex = {**properties, "device": kind}
     candidates = [choose_path(**properties), choose_path(**without_flex), Path.FORMED]
-    refused = [path for path in Path if path_record.is_refused(path.name, kind)]
+    refused = [path for path in ALL_PATHS if path_record.is_refused(path.name, kind)]
     return first_usable(candidates, refused)
 
 
@@ -204,12 +221,34 @@ def describe_call(inputs: Inputs, features: Features) -> dict[str, Any]:
         "is_hard": features.hard,
         "has_bias": features.key_bias is not None,
         "has_z": inputs.z is not None,
+        "has_kernel": _has_kernel(inputs, features, width),
         "is_composed": len(inputs.composers) > 0 or inputs.filter.is_active,
         "normaliser": inputs.normaliser.part.kind,
         "mask": mask,
         "dropout": inputs.dropout,
         "device": device,
     }
+
+
+def _has_kernel(inputs: Inputs, features: Features, width: int) -> bool:
+    """Return True if a kernel for compositions has been requested, and supports this call.
+
+    `width` is that of q and z.
+    """
+    if not inputs.composes_in_kernel or not inputs.composers or inputs.filter.is_active:
+        return False
+    if inputs.normaliser.part.kind != "softmax" or inputs.dropout > 0:
+        return False
+    # A key's bias needs further columns, which half precision rounds.
+    if features.k.shape[2] > 1 or features.key_bias is not None:
+        return False
+    masks = inputs.masks
+    has_order = masks.window is not None or masks.without_self
+    if has_order or masks.bias is not None or inputs.cache is not None:
+        return False
+    if not composed.supports(as_multiplied(features.q), width, inputs.v.shape[-1]):
+        return False
+    return all(composer.has_matrices for composer in inputs.composers.values())
 
 
 def _kind_of_masks(masks: Masks) -> str:
@@ -302,6 +341,24 @@ def _flex_call(inputs: Inputs, joined: Features, values: Tensor) -> Tensor:
     return flex.attend(scores, as_multiplied(values), joined.hard)
 
 
+def _composed_call(inputs: Inputs, joined: Features, tokens: Tokens) -> Tensor:
+    """Return the sums of the path COMPOSED, in the precision that autocast would choose."""
+    matrices = {}
+    for place, composer in inputs.composers.items():
+        maps = tokens.maps[place]
+        matrices[place] = composer.matrices(maps.get("query"), maps.get("key"))
+    return composed.attend(
+        as_multiplied(joined.q),
+        as_multiplied(joined.k.squeeze(2)),
+        as_multiplied(tokens.values),
+        matrices.get("pre", composed.ABSENT),
+        matrices.get("post", composed.ABSENT),
+        inputs.masks.visibility,
+        inputs.masks.is_causal,
+        joined.scale,
+    )
+
+
 def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropout: float) -> Tensor:
     """Return softmax(scale q k^T) v over all M n' keys, (B, H, n, D).
 
@@ -355,13 +412,26 @@ def _call(
     values = fused.padded(v, full)
     if m > 1:
         values = values.repeat(1, 1, m, 1)
-    out = F.scaled_dot_product_attention(
-        fused.padded(q, full),
-        fused.padded(k, full).flatten(2, 3),
-        values,
-        mask,
-        dropout_p=dropout,
-        is_causal=is_causal,
-        scale=scale,
-    )
+    with _kernels_for(mask):
+        out = F.scaled_dot_product_attention(
+            fused.padded(q, full),
+            fused.padded(k, full).flatten(2, 3),
+            values,
+            mask,
+            dropout_p=dropout,
+            is_causal=is_causal,
+            scale=scale,
+        )
     return out[..., :width]
+
+
+def _kernels_for(mask: Tensor | None) -> contextlib.AbstractContextManager[Any]:
+    """Return a context without cuDNN's kernel if there is a mask on a GPU.
+
+    From PyTorch 2.11 on, Hopper and Blackwell cards prefer it. For a query that sees no key it
+    returns numbers instead of zeros, and with some lengths its gradients are not numbers
+    (https://github.com/pytorch/pytorch/issues/196678).
+    """
+    if mask is None or mask.device.type != "cuda":
+        return contextlib.nullcontext()
+    return sdpa_kernel(MASKED_KERNELS)

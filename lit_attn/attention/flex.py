@@ -63,6 +63,10 @@ RANDOM_BITS = 24
 # second kernel reads.
 OPTIONS: FlexKernelOptions = {"BACKEND": "TRITON"}
 
+# Largest number of different calls of uncompiled layers, each of which is compiled: by mechanism,
+# number of keys, masks, precision, training or evaluation.
+VARIANTS = 128
+
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -109,13 +113,31 @@ def attend(scores: Scores, v: Tensor, hard: bool = False) -> Tensor:
         scores = scores._replace(largest=LargestKeys.find(scores))
     if torch.compiler.is_compiling():
         return weighted_sums(scores, v)
-    return _compiled()(scores, v)
+    _mark_static(scores, v)
+    # Beyond this limit PyTorch would form all logits without a word.
+    with torch._dynamo.config.patch(recompile_limit=VARIANTS):
+        return _compiled()(scores, v)
 
 
 @functools.cache
 def _compiled() -> Callable[[Scores, Tensor], Tensor]:
     """Return `weighted_sums`, compiled; all uncompiled layers share it."""
     return torch.compile(weighted_sums)
+
+
+def _mark_static(scores: Scores, v: Tensor) -> None:
+    """Mark the sizes that differ between layers: heads, M keys and widths.
+
+    A size that changes between two calls becomes a variable of the compiled code. The kernels
+    accept that for the batch and the tokens, but PyTorch 2.11 fails for M.
+    """
+    for tensor in (scores.q, scores.k, v):
+        torch._dynamo.mark_static(tensor, 1)
+        torch._dynamo.mark_static(tensor, tensor.ndim - 1)
+    torch._dynamo.mark_static(scores.k, 2)
+    if scores.key_bias is not None:
+        torch._dynamo.mark_static(scores.key_bias, 1)
+        torch._dynamo.mark_static(scores.key_bias, 2)
 
 
 def weighted_sums(scores: Scores, v: Tensor) -> Tensor:

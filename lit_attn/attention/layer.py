@@ -141,6 +141,8 @@ class Attention(nn.Module):
         # Whether the layer is the first one of its network, if known, and the channel to that one.
         self.is_first: bool | None = None
         self.first_values: FirstValues | None = None
+        # Whether heads are composed by a kernel in Triton, where it supports the call.
+        self.composes_in_kernel = False
         self.scale: Scale = build_part(self.spec.scale, query_shape, Scale)
         self.bias: Bias = build_part(self.spec.bias, query_shape, Bias)
         self.filter: Filter = build_part(self.spec.filter, query_shape, Filter)
@@ -346,6 +348,7 @@ class Attention(nn.Module):
             factor=self.scale(masks, x.shape[1], masks.offset + x.shape[1], x.device),
             dropout=self.attn_drop if self.training else 0.0,
             cache=cache,
+            composes_in_kernel=self.composes_in_kernel,
         )
         return call.widened() if self.in_float32 else call
 

@@ -140,14 +140,16 @@ class Masks(NamedTuple):
     ) -> Tensor | None:
         """Return all masks of a chunk as one mask of scaled-dot-product attention, or None.
 
-        The mask is boolean or additive, (..., c, m). `dtype` is the precision of the queries: torch
-        accepts an additive mask in this precision and in float32.
+        The mask is boolean or additive, (..., c, m). `dtype` is the precision of the queries: on a
+        CPU torch accepts an additive mask in this precision and in float32. On a GPU the efficient
+        kernel refuses float32 beside half precision, and cuDNN reads it as half precision without a
+        word (https://github.com/pytorch/pytorch/pull/191612).
         """
         visible = self.chunk(rows, columns, n, device)
         bias = self.bias_of_chunk(rows, columns, n)
         if bias is None:
             return visible
-        if bias.dtype != torch.float32:
+        if bias.dtype != torch.float32 or device.type != "cpu":
             bias = bias.to(dtype)
         if visible is None:
             return bias

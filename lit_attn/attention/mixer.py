@@ -29,6 +29,9 @@ class TokenMixer(nn.Module):
     configuration. Its `forward` maps x (B, n, d) to (B, n, d). It may also take `is_causal` (True
     if no token may see a later one), `present` (B, n), False where a token is padding, and `cache`.
 
+    Two attributes of the class describe what the layer cannot do: `needs_gpu = True` if it cannot
+    run on a CPU, and `causal_only = True` if it must not be used without causal order.
+
     Options of attention, such as biases of projections, rotary positions and dropout of weights,
     do not concern the layer. `proj_drop` is the dropout rate of its output.
     """
@@ -86,7 +89,11 @@ class TokenMixer(nn.Module):
         if x.is_meta and self.declares_flops:
             # Kernels that torch cannot count may not run on the meta device either.
             return x + 0 * sum(parameter.sum() for parameter in self.parameters())
+        if self.needs_gpu and x.device.type == "cpu":
+            raise ValueError(f"{self.target} needs a GPU, but its tokens are on '{x.device}'")
         present, is_causal = self._read_mask(attn_mask, is_causal)
+        if self.is_causal_only and not is_causal and cache is None:
+            raise ValueError(f"{self.target} is causal only, and this model uses no causal order")
         if cache is None:
             output = self.call(x, is_causal, present)
         elif isinstance(cache, InputCache):
@@ -123,6 +130,16 @@ class TokenMixer(nn.Module):
         set_depth = getattr(self.layer, "set_depth", None)
         if callable(set_depth):
             set_depth(layer)
+
+    @property
+    def needs_gpu(self) -> bool:
+        """True if the layer cannot run on a CPU."""
+        return bool(getattr(self.layer, "needs_gpu", False))
+
+    @property
+    def is_causal_only(self) -> bool:
+        """True if the layer must not be used without causal order."""
+        return bool(getattr(self.layer, "causal_only", False))
 
     @property
     def declares_flops(self) -> bool:

@@ -19,7 +19,14 @@ from pydantic import Field, PositiveInt, ValidationError, field_validator, model
 # Importing these modules registers the members of the families.
 from lit_attn.attention import channel_parts, mixture_parts, parts
 from lit_attn.schema.base import Config, Kind, OwnClass, consistency_check
-from lit_attn.schema.errors import explain, find_nearest_divisor, key_error, plural, suggest
+from lit_attn.schema.errors import (
+    ConfigError,
+    explain,
+    find_nearest_divisor,
+    key_error,
+    plural,
+    suggest,
+)
 
 MEMBERS = (parts, mixture_parts, channel_parts)
 """Modules with the parts of this package."""
@@ -36,6 +43,15 @@ class MixerConfig(OwnClass):
     @property
     def needs_foreign_code(self) -> bool:
         return True
+
+    @property
+    def needs_gpu(self) -> bool:
+        """True if the class has the attribute `needs_gpu = True`."""
+        try:
+            return bool(getattr(self.load(), "needs_gpu", False))
+        except ConfigError:
+            # The trial of the layer reports a class that cannot be imported.
+            return False
 
     def __hash__(self) -> int:
         # The arguments are a dictionary, which has no hash.

@@ -6,7 +6,7 @@ from typing import Any, get_type_hints
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from lit_attn.attention.spec import AttentionSpec
+from lit_attn.attention.spec import AttentionSpec, MixerConfig
 
 # Importing these modules registers the members of the families.
 from lit_attn.config import adam_variants, further_optimizers
@@ -83,9 +83,15 @@ class Experiment(Config):
 
     @consistency_check
     def _token_mixers_work(self) -> None:
-        """Try out the layers of users in the model (docs/mixers.md)."""
-        mechanisms = [spec for choice in find_specs(self.model) for spec in choice.mechanisms]
-        if all(spec.mixer is None for spec in mechanisms):
+        """Try out the layers of users in the model (docs/mixers.md).
+
+        Layers that need a GPU are tried out later, by the process that may use one.
+        """
+        mixers = find_mixers(self.model)
+        on_gpu = [mixer.target for mixer in mixers if mixer.needs_gpu]
+        if on_gpu and self.training.accelerator == "cpu":
+            raise ValueError(f"training.accelerator: {on_gpu[0]} needs a GPU; write auto or cuda")
+        if len(on_gpu) == len(mixers):
             return
         failure = _try_mixers(
             type(self.model),
@@ -229,6 +235,14 @@ def _try_mixers(member: type[Kind], text: str, signature: Signature, precision: 
 def find_specs(model: Model) -> list[AttentionSpec]:
     """Return the choices of attention of `model`, such as `attention` and `cross_attention`."""
     return [value for _, value in model if isinstance(value, AttentionSpec)]
+
+
+def find_mixers(model: Model) -> list[MixerConfig]:
+    """Return the layers of users in `model`."""
+    mixers: list[MixerConfig] = []
+    for choice in find_specs(model):
+        mixers += [spec.mixer for spec in choice.mechanisms if spec.mixer is not None]
+    return mixers
 
 
 def find_exempt(model: Model, rule: str) -> list[str]:

@@ -195,6 +195,11 @@ class Training(Config):
         "compile the model with torch.compile; auto: on a GPU, and not on a CPU; cuda-graphs: also "
         "record CUDA graphs, for small models on a GPU whose batches have one shape (not measured)",
     )
+    composition_kernel: bool = outside_identity(
+        False,
+        "compose heads on a GPU in a kernel written in Triton, which writes no logits and no "
+        "weights, where it supports the layer (up to 16 heads of width up to 64, without dropout)",
+    )
     accelerator: Literal["auto", "cpu", "cuda"] = outside_identity("auto", "device to train on")
     devices: PositiveInt = outside_identity(1, "devices that share every batch")
     strategy: Literal["ddp", "fsdp"] = outside_identity(

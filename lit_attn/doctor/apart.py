@@ -32,11 +32,15 @@ class _End(NamedTuple):
 
 
 def run_apart(
-    check: Callable[..., Iterator[Any]], arguments: tuple[Any, ...], seconds: float
+    check: Callable[..., Iterator[Any]],
+    arguments: tuple[Any, ...],
+    seconds: float,
+    show: Callable[[Any], None] | None = None,
 ) -> Outcome:
     """Return the results that `check(*arguments)` yields in a new process within `seconds`.
 
-    The process is killed at the limit: a hang is a failure.
+    `show` gets every result as soon as it comes. The process is killed at the limit: a hang is a
+    failure.
     """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -45,13 +49,15 @@ def run_apart(
     # The process has its copy. Without this one, the pipe ends with the process.
     sender.close()
     try:
-        return _receive(receiver, process, seconds)
+        return _receive(receiver, process, seconds, show)
     finally:
         process.kill()
         process.join()
 
 
-def _receive(receiver: Connection, process: Any, seconds: float) -> Outcome:
+def _receive(
+    receiver: Connection, process: Any, seconds: float, show: Callable[[Any], None] | None
+) -> Outcome:
     """Return what the process sends until it ends or its time is over."""
     results: list[Any] = []
     deadline = time.monotonic() + seconds
@@ -64,6 +70,8 @@ def _receive(receiver: Connection, process: Any, seconds: float) -> Outcome:
         if isinstance(message, _End):
             return Outcome(results, message.failure, message.unavailable)
         results.append(message)
+        if show is not None:
+            show(message)
     return Outcome(results, failure=f"no answer within {seconds:.0f} s, which counts as failed")
 
 

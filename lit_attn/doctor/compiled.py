@@ -28,8 +28,15 @@ def has_compiler(device: torch.device) -> bool:
     return any(name and shutil.which(name) for name in candidates)
 
 
-def check_compiled(device_name: str) -> Iterator[LayerCheck]:
-    """Yield the comparisons of compiled layers.
+def count_processes(device: torch.device) -> int:
+    """Return how many processes compile at once: on a GPU one for every four cores, up to four."""
+    if device.type != "cuda":
+        return 1
+    return min(4, max(1, len(os.sched_getaffinity(0)) // 4))
+
+
+def check_compiled(device_name: str, process: int, processes: int) -> Iterator[LayerCheck]:
+    """Yield the comparisons of compiled layers that belong to one of several processes.
 
     One preset for each set of properties of a call is compared in every case. On a GPU, where
     training compiles by default, every other preset is compared in one case.
@@ -39,13 +46,12 @@ def check_compiled(device_name: str) -> Iterator[LayerCheck]:
     if device.type == "cuda" and BF16 in list_precisions(device):
         cases.append(Case(BF16, True, SHAPES[0]))
     representatives = list_presets(True, device)
-    for name in representatives:
-        yield from _compare(name, cases, device)
-    if device.type != "cuda":
-        return
-    for name in list_presets(False, device):
-        if name not in representatives:
-            yield from _compare(name, cases[-1:], device)
+    cases_of = dict.fromkeys(representatives, cases)
+    if device.type == "cuda":
+        for name in list_presets(False, device):
+            cases_of.setdefault(name, cases[-1:])
+    for name in list(cases_of)[process::processes]:
+        yield from _compare(name, cases_of[name], device)
 
 
 def _compare(name: str, cases: list[Case], device: torch.device) -> Iterator[LayerCheck]:

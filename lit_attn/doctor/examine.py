@@ -2,8 +2,8 @@
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -13,7 +13,7 @@ from lit_attn.attention.spec import PRESETS
 from lit_attn.cells.records import utc_now
 from lit_attn.doctor import benchmark
 from lit_attn.doctor.apart import Outcome, run_apart
-from lit_attn.doctor.compiled import check_compiled, has_compiler
+from lit_attn.doctor.compiled import check_compiled, count_processes, has_compiler
 from lit_attn.doctor.layers import (
     PATHS,
     SHAPES,
@@ -175,11 +175,25 @@ def list_choices(device: torch.device) -> list[Choice]:
 
 def _check_compiled(device: torch.device, show: Print) -> tuple[list[LayerCheck], str]:
     """Return the comparisons of compiled layers, and why they ended early, if they did."""
-    outcome = run_apart(check_compiled, (device.type,), COMPILED_LIMIT)
-    results: list[Any] = outcome.results
-    for check in results:
+
+    def show_check(check: LayerCheck) -> None:
         text = check.failure or f"{check.preset}: {check.error:.1f} eps ({check.precision})"
         show(f"   {'FAILED ' if check.failure else ''}{text}")
-    if outcome.failure:
-        show(f"   FAILED after these: {outcome.failure}")
-    return results, outcome.failure
+
+    count = count_processes(device)
+    with ThreadPoolExecutor(count) as threads:
+        waiting = []
+        for process in range(count):
+            arguments = (device.type, process, count)
+            waiting.append(
+                threads.submit(run_apart, check_compiled, arguments, COMPILED_LIMIT, show_check)
+            )
+        outcomes = [one.result() for one in waiting]
+    results: list[LayerCheck] = []
+    failure = ""
+    for outcome in outcomes:
+        results += outcome.results
+        if outcome.failure:
+            show(f"   FAILED after these: {outcome.failure}")
+            failure = outcome.failure
+    return results, failure

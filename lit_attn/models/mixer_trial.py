@@ -1,8 +1,11 @@
 """Trial of token mixers before the first cell: each property that a task needs is tried out.
 
 A layer of a user may compute something else than its author thinks: a mask that is one token off,
-or a norm over the batch, changes results without an error. The trial builds each layer on the CPU,
-with the sizes of the model, and refuses it in one line.
+or a norm over the batch, changes results without an error. The trial builds each layer with the
+sizes of the model, and refuses it in one line.
+
+The trial runs on the CPU when a configuration is read. A layer that needs a GPU is tried out on the
+device that trains it, before the first cell and again by each cell.
 
 Shapes: B batch, n tokens, d width.
 """
@@ -18,12 +21,15 @@ from torch import Tensor, nn
 from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.mixer import InputCache, TokenMixer
 from lit_attn.attention.spec import AttentionSpec
+from lit_attn.config.experiment import Experiment, find_mixers
 from lit_attn.config.models.base import Model
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure
 
 MAX_TOKENS = 96
 """Tokens of the trial at most: more than the usual chunk of a layer, 64."""
+
+CPU = torch.device("cpu")
 
 TOLERANCE = 1e-4
 """Largest difference, relative to the largest output, that counts as rounding in float32."""
@@ -39,20 +45,60 @@ class Use(NamedTuple):
     is_causal: bool
     has_padding: bool
 
+    @property
+    def needs_gpu(self) -> bool:
+        """True if the mixer cannot run on a CPU."""
+        assert self.spec.mixer is not None
+        return self.spec.mixer.needs_gpu
+
 
 def try_mixers(model: Model, signature: Any, precision: str) -> None:
-    """Try out every token mixer of `model` for data with `signature`.
+    """Try out every token mixer of `model` that needs no GPU, for data with `signature`.
 
     Raises ConfigError for a layer without a property that the model needs.
     """
+    for use in find_uses(model, signature):
+        if not use.needs_gpu:
+            with torch.random.fork_rng(devices=[]):
+                try_use(use, precision, CPU)
+
+
+def has_gpu_mixers(experiment: Experiment) -> bool:
+    """Return True if a token mixer of `experiment` needs a GPU."""
+    return any(mixer.needs_gpu for mixer in find_mixers(experiment.model))
+
+
+def try_gpu_mixers(experiment: Experiment, device: torch.device) -> None:
+    """Try out every token mixer of `experiment` that needs a GPU, on the `device` that trains it.
+
+    Raises ConfigError for a CPU, and for a layer without a property that the model needs.
+    """
+    targets = [mixer.target for mixer in find_mixers(experiment.model) if mixer.needs_gpu]
+    if device.type == "cpu":
+        raise ConfigError(
+            f"model: attention: {targets[0]} needs a GPU, but this cell trains on the CPU; "
+            "nothing was tried"
+        )
+    for use in find_uses(experiment.model, experiment.data.signature()):
+        if use.needs_gpu:
+            with torch.random.fork_rng(devices=[device]):
+                try_use(use, experiment.training.precision, device)
+
+
+def try_use(use: Use, precision: str, device: torch.device) -> None:
+    """Try out one mixer on `device`; the caller restores the random numbers."""
+    torch.manual_seed(0)
+    with device:
+        Trial(use).run(precision)
+
+
+def find_uses(model: Model, signature: Any) -> list[Use]:
+    """Return the different ways in which `model` uses token mixers, from a pass without values."""
     with torch.device("meta"):
         network = model.build(signature, "meta").eval()
     with recorded_uses(network) as uses:
         network(*signature.sample())
-    for use in dict.fromkeys(uses):
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            torch.manual_seed(0)
-            Trial(use).run(precision)
+    return list(dict.fromkeys(uses))
 
 
 @contextmanager
@@ -87,7 +133,10 @@ def recorded_uses(network: nn.Module) -> Iterator[list[Use]]:
 
 
 class Trial:
-    """Trial of one mixer; each method raises ConfigError if the layer lacks a property."""
+    """Trial of one mixer; each method raises ConfigError if the layer lacks a property.
+
+    The layer and its tokens are built on the default device of torch.
+    """
 
     def __init__(self, use: Use) -> None:
         self.use = use
@@ -98,6 +147,8 @@ class Trial:
 
     def run(self, precision: str) -> None:
         """Try out everything that the model needs, training in `precision` included."""
+        if self.mixer.is_causal_only and not self.use.is_causal:
+            raise self.refusal("is causal only, but this model does not use it in causal order")
         self.mixer.eval()
         with torch.no_grad():
             output = self.call(self.x)
@@ -113,7 +164,7 @@ class Trial:
         self.mixer.train()
         self.check_gradients()
         if precision != "fp32":
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(self.x.device.type, torch.bfloat16):
                 self.check_output(self.call(self.x), is_half=True)
 
     def call(self, x: Tensor, present: Tensor | None = None) -> Tensor:

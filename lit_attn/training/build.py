@@ -7,6 +7,7 @@ import lightning as L
 import torch
 from torch import nn
 
+from lit_attn.attention.network import compose_in_kernel
 from lit_attn.cells.inputs import collect_inputs
 from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
@@ -18,10 +19,12 @@ from lit_attn.data.module import DataModule
 from lit_attn.models import factory
 from lit_attn.models.batch_norm import synchronise_batch_norms
 from lit_attn.models.blocks import compile_blocks, recompute_blocks, require_recomputable
+from lit_attn.models.mixer_trial import has_gpu_mixers, try_gpu_mixers
 from lit_attn.models.sharding import require_shardable
 from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.tasks.base import TaskModule
 from lit_attn.training.compilation import choose_mode, require_static_steps
+from lit_attn.training.process_group import choose_device
 from lit_attn.training.several_devices import require_gradients, require_shared_losses
 
 
@@ -41,6 +44,8 @@ def build(cell: Cell, device: torch.device, *, may_compile: bool = True) -> Part
     Raises ConfigError for a configuration that cannot run.
     """
     experiment = cell.experiment
+    if has_gpu_mixers(experiment):
+        try_gpu_mixers(experiment, device)
     compile_mode = choose_mode(experiment, device) if may_compile else None
     model = factory.resolve(experiment.model, cell.match_to, experiment.data)
     costs = factory.describe(model, experiment.data)
@@ -48,6 +53,8 @@ def build(cell: Cell, device: torch.device, *, may_compile: bool = True) -> Part
     data = _build_data(cell, device)
     network = factory.build(model, experiment.data)
     training = experiment.training
+    if training.composition_kernel:
+        compose_in_kernel(network)
     _prepare_for_devices(network, training)
     task = _build_task(cell, data, network)
     if compile_mode is not None:
@@ -91,6 +98,10 @@ def find_mistake(
         start_cell(number)
         try:
             cell = Cell.parse(written, "config.yaml")
+            if has_data and has_gpu_mixers(cell.experiment):
+                # Without the data, this machine is not the one that trains the cell.
+                accelerator = cell.experiment.training.accelerator
+                try_gpu_mixers(cell.experiment, choose_device(accelerator, 0, 1))
             network = _build_without_memory(cell)
             if has_data or _has_all_files(cell.experiment.data):
                 _build_task(cell, loaded.find(cell), network)

@@ -58,6 +58,8 @@ NOISE = (
     "Grad strides do not match bucket view strides",
     # No code changes the output of a network in place, which FSDP warns of.
     "FSDP2-wrapped module .* returned a view tensor",
+    # `training.precision` decides on TF32.
+    "TensorFloat32 tensor cores for float32 matrix multiplication available",
     # Lightning itself uses a deprecated torch function.
     ".*LeafSpec.*is deprecated",
 )

@@ -1,11 +1,14 @@
 """Values and gradients of the fast layer equal the reference's, for every registered part."""
 
+import copy
+
 import pytest
 import torch
 from helpers import attention_cases
 from helpers.attention_checks import DIM, HEADS, assert_same, make, tokens
 
 from lit_attn.attention import dispatch, formed, reference
+from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.mixture_parts import LinearConfig
 from lit_attn.attention.parts import SplitConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
@@ -241,3 +244,21 @@ def test_the_layer_on_a_gpu_agrees(spec: AttentionSpec, dtype: torch.dtype) -> N
 def test_layers_run_on_the_meta_device(name: str) -> None:
     layer = make(PRESETS[name]).float().to("meta")
     assert layer(torch.empty(2, 9, DIM, device="meta")).shape == (2, 9, DIM)
+
+
+@pytest.mark.gpu
+def test_uncompiled_layers_of_several_mechanisms_share_a_process() -> None:
+    """Each call is compiled by flex_attention, whose sizes may change from one to the next."""
+    torch.compiler.reset()
+    names = ("belief2", "gaussian", "mgk", "mgk-hard", "off-by-one")
+    for n in (33, 40, 65):
+        for name in names:
+            for is_causal in (True, False):
+                layer = attn_layer(name)(64, 4).eval()
+                x = torch.randn(2, n, 64)
+                expected = reference.attention(
+                    copy.deepcopy(layer).double(), x.double(), is_causal=is_causal
+                )
+                got = layer.cuda()(x.cuda(), is_causal=is_causal).cpu().double()
+                error = (got - expected).norm() / expected.norm()
+                assert error < 30 * torch.finfo(torch.float32).eps

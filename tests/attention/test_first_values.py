@@ -197,6 +197,18 @@ def test_a_layer_without_a_number_is_refused() -> None:
         layer(torch.randn(1, 3, DIM))
 
 
+def test_a_timm_model_is_connected_by_one_call() -> None:
+    """Where only the values of the first layer count, the second layer's own get no gradient."""
+    sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
+    chosen = attn_layer({"values": {"kind": "first", "first": 1.0, "layer": 0.0}})
+    model = timm.create_model("vit_tiny_patch16_224", attn_layer=chosen, num_classes=3, **sizes)
+    number_layers(model)
+    model(torch.randn(2, 3, 16, 16)).square().sum().backward()
+    first, second = (block.attn.qkv.weight.grad.chunk(3)[2] for block in model.blocks)
+    assert first.abs().max() > 0
+    assert second.abs().max() == 0
+
+
 def test_replaced_layers_refuse_values_of_the_first() -> None:
     model = timm.create_model("vit_tiny_patch16_224", depth=2)
     with pytest.raises(ConfigError, match="values: 'first' needs the first layer of a network"):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ def takes_flex(spec: AttentionSpec) -> bool:
         has_bias=similarity.kind in ("gaussian", "mixture"),
         has_z=bool(spec.zz),
         is_composed=len(spec.compose.places()) > 0 or spec.filter.kind != "none",
+        has_kernel=False,
         normaliser=spec.normaliser.kind,
         mask="none" if spec.window is None else "order",
         dropout=0.0,
@@ -350,3 +352,31 @@ def test_the_operator_of_torch_drops_pairs(calls: list[flex.Scores]) -> None:
         torch.autograd.grad(expected.square().sum(), inputs),
         **rounding,
     )
+
+
+@pytest.mark.parametrize("m", [2, 3])
+def test_another_number_of_keys_is_compiled_anew(
+    m: int, calls: list[flex.Scores], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With M as a variable of the compiled code PyTorch 2.11 fails on a GPU."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    traced = torch.compile(flex.weighted_sums, backend=keep, fullgraph=True)
+    monkeypatch.setattr(flex, "flex_attention", flex_of_torch)
+    monkeypatch.setattr(flex, "_compiled", lambda: traced)
+    for keys in (1, m):
+        scores, v = make_scores(keys, 0.0, None)
+        calls.append(scores)
+        flex.attend(scores, v)
+    sizes_of_keys = []
+    for node in graphs[-1].graph.find_nodes(op="placeholder"):
+        value = node.meta["example_value"]
+        if isinstance(value, Tensor) and value.ndim == 5:
+            sizes_of_keys.append(value.shape[2])
+    assert len(graphs) == 2
+    assert [type(size) for size in sizes_of_keys] == [int]

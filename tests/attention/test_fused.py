@@ -25,7 +25,6 @@ from lit_attn.models.factory import count
 SCALE = 0.3
 several_keys = pytest.mark.parametrize("m", [1, 2, 3])
 with_z = pytest.mark.parametrize("joined", [False, True], ids=["", "zz"])
-torch_reads_grad = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 causal = pytest.mark.parametrize("is_causal", [False, True], ids=["", "causal"])
 
 
@@ -61,7 +60,8 @@ def formula(
     return weights @ v.double()
 
 
-def assert_like_the_formula(parts: list[Tensor | None], is_causal: bool) -> None:
+def assert_like_the_formula(parts: list[Tensor | None], is_causal: bool, limit: float = 5) -> None:
+    """Compare value and gradients with the formula; `limit` is in multiples of eps."""
     q, _, _, v = parts
     assert q is not None
     assert v is not None
@@ -78,7 +78,7 @@ def assert_like_the_formula(parts: list[Tensor | None], is_causal: bool) -> None
     )
     for got, exact in pairs:
         error = (got.double() - exact).norm() / exact.norm()
-        assert error < 5 * torch.finfo(v.dtype).eps ** (1 if v.dtype != torch.double else 0.9)
+        assert error < limit * torch.finfo(v.dtype).eps ** (1 if v.dtype != torch.double else 0.9)
 
 
 @pytest.fixture(params=[None, 2000, 1], ids=["whole", "slices", "slices-of-one"])
@@ -134,7 +134,6 @@ def test_slices_of_batch_or_heads_give_the_same_result(
 
 
 @pytest.mark.slow
-@torch_reads_grad
 @with_z
 def test_the_operators_pass_torchs_checks(joined: bool) -> None:
     """The checks cover schema, fake tensors, autograd registration and tracing by AOTAutograd."""
@@ -297,7 +296,8 @@ def test_a_kernel_is_chosen_for_inference_tensors() -> None:
 def test_gpu_kernels_agree_with_the_definition(
     m: int, joined: bool, is_causal: bool, dtype: torch.dtype
 ) -> None:
-    assert_like_the_formula(make_inputs(m, joined, dtype, device="cuda"), is_causal)
+    # The efficient kernel in float32 is off by up to 5.6 eps on an H100.
+    assert_like_the_formula(make_inputs(m, joined, dtype, device="cuda"), is_causal, limit=10)
 
 
 @pytest.mark.gpu
@@ -315,7 +315,6 @@ def test_memory_on_a_gpu_is_near_the_standard_blocks() -> None:
     assert held_bytes[1] <= 1.2 * held_bytes[0]
 
 
-@torch_reads_grad
 def test_the_compiled_split_part_recomputes_its_two_terms() -> None:
     """Value and gradient of the recomputed terms equal those of the stored ones."""
     layer = make(AttentionSpec(residual=SplitConfig(activation="gelu")))

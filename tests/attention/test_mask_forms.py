@@ -17,6 +17,7 @@ from torch import Tensor
 from lit_attn.attention import dispatch, formed, reference
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.masks import HIDES_FROM, split_mask
+from lit_attn.attention.network import number_layers
 from lit_attn.attention.parts import NormaliserConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.training.diagnostics import LayerCall, split_calls
@@ -327,6 +328,7 @@ def test_diagnostics_leave_out_what_an_additive_mask_hides() -> None:
 def test_queries_without_keys_are_zero_on_a_gpu(name: str, dtype: torch.dtype) -> None:
     for pattern in patterns_of(name):
         layer = attn_layer(SPECS[name].model_copy(update={"window": pattern.window}))(64, HEADS)
+        number_layers(layer)
         layer = layer.to("cuda", dtype)
         for mask in forms(pattern.shown, dtype):
             x = torch.randn(2, N, 64).to("cuda", dtype).requires_grad_()

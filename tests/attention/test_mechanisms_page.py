@@ -49,6 +49,12 @@ def matches(row: list[str], case: dict[str, object]) -> bool:
         "M > 1 keys or z z": several or case["has_z"],
         "M > 1 keys, key term or z z": several or case["has_bias"] or case["has_z"],
     }
+    compositions = {
+        "any": True,
+        "in a kernel": case["has_kernel"],
+        "some": case["is_composed"],
+        "none": not case["is_composed"],
+    }
     normalisers = {
         "any": True,
         "softmax": case["normaliser"] == "softmax",
@@ -64,7 +70,7 @@ def matches(row: list[str], case: dict[str, object]) -> bool:
     devices = {"any": True, "not meta": case["device"] != "meta", "flex": case["device"] == "flex"}
     return bool(
         conditions[similarity]
-        and {"any": True, "some": case["is_composed"], "none": not case["is_composed"]}[composition]
+        and compositions[composition]
         and normalisers[normaliser]
         and masks[mask]
         and {"any": True, "yes": case["dropout"], "no": not case["dropout"]}[dropout]
@@ -79,6 +85,7 @@ def test_the_first_row_of_the_table_that_matches_is_the_path() -> None:
         "has_bias": [False, True],
         "has_z": [False, True],
         "is_composed": [False, True],
+        "has_kernel": [False, True],
         "normaliser": ["softmax", "offset-softmax", "sigmoid"],
         "mask": ["none", "causal", "order", "other"],
         "dropout": [0.0, 0.1],

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lit_attn.attention import formed
 from lit_attn.attention.formed import ONE_CHUNK_UP_TO
 from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
 from lit_attn.attention.parts import NoComposeConfig
@@ -128,8 +129,10 @@ def test_the_table_contains_every_length(
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [*CHUNKED, *LINEAR])
 def test_memory_on_a_gpu(name: str) -> None:
+    """The peak grows with n; a chunk of formed weights needs a multiple of its logits."""
     shapes = [attention.Shape(1, n, 384, 6) for n in (4096, 8192)]
     setup = Setup("cuda", torch.bfloat16, rounds=2)
     half, full = (attention.measure_layer(name, s, setup) for s in shapes)
     assert full.peak < 2.2 * half.peak
-    assert full.peak < full.logits
+    of_chunks = 16 * formed.FEW_BYTES if name in CHUNKED else 0
+    assert full.peak < max(full.logits, of_chunks)

@@ -43,6 +43,28 @@ def test_the_study_mechanisms_compares_every_preset() -> None:
     assert set(PRESETS) - compared == {"dcmha-rank-4"}
 
 
+def test_the_tuned_study_of_text_compares_every_preset_and_no_cross() -> None:
+    study = matrices()["text-mechanisms-tuned"]
+    compared = {variant.name for variant in study.written}
+    # AttentionX has another gamma in the paper's language models.
+    assert compared - set(PRESETS) == {"attentionx-half"}
+    assert set(PRESETS) <= compared
+
+
+def test_the_short_study_of_mechanisms_has_the_published_model_and_rates() -> None:
+    """Only AutoAugment, the passes of an epoch, the length and the precision differ."""
+    short = matrices()["cifar100-mechanisms"].variants[0].experiment
+    published = matrices()["belief2-cifar100"].variants[0].experiment
+    for part in ("model", "loss", "optimizer"):
+        assert getattr(short, part) == getattr(published, part), part
+    kept = [step for step in published.data.augment if step.kind != "autoaugment"]
+    assert list(short.data.augment) == kept
+    assert short.schedule.warmup / short.training.epochs == pytest.approx(
+        published.schedule.warmup / published.training.epochs
+    )
+    assert (short.data.batch_size, short.data.validation) == (published.data.batch_size, 2000)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("study", "count"), [("product", 22_314), ("digits", 32_714), ("mechanisms", 32_714)]

@@ -8,12 +8,14 @@ import pytest
 import torch
 from helpers.fake_gpu import H100, Capability, rehearsal
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
 from lit_attn.attention import flex, fused
 from lit_attn.attention.layer import attn_layer
 
-FLASH, EFFICIENT, MATH = (
+CUDNN, FLASH, EFFICIENT, MATH = (
+    SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
@@ -101,7 +103,7 @@ def test_the_kernel_of_merged_calls_respects_the_limits_of_training(
 
 
 def test_masks_and_odd_widths_leave_flash_attention() -> None:
-    with rehearsal(H100):
+    with rehearsal((8, 0)):
         q = torch.randn(1, 2, 9, 64, device="cuda", dtype=torch.float16)
         mask = torch.ones(9, 9, device="cuda", dtype=torch.bool)
         choose = torch._fused_sdp_choice
@@ -109,3 +111,35 @@ def test_masks_and_odd_widths_leave_flash_attention() -> None:
         assert SDPBackend(choose(q, q, q, mask)) == EFFICIENT
         assert SDPBackend(choose(q, q, q[..., :60], mask)) == MATH
         assert SDPBackend(choose(q, q[:, :, :5], q[:, :, :5], None, 0.0, True)) == EFFICIENT
+
+
+@pytest.mark.parametrize("name", ["standard", "alibi", "t5", "gated"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_layer_with_a_mask_never_takes_the_kernel_of_cudnn(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An H100 prefers it, and it returns numbers for a query that sees no key."""
+    may_be_cudnn = []
+    mask_types = []
+    attend = functional.scaled_dot_product_attention
+
+    def record(*arguments: Any, **options: Any) -> Tensor:
+        may_be_cudnn.append(torch.backends.cuda.cudnn_sdp_enabled())
+        mask = arguments[3]
+        mask_types.append(None if mask is None else mask.dtype)
+        return attend(*arguments, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", record)
+    with rehearsal(H100):
+        layer = attn_layer(name)(64, 4, device="cuda", dtype=dtype)
+        x = torch.randn(2, 9, 64, device="cuda", dtype=dtype, requires_grad=True)
+        layer(x).sum().backward()
+        mask = torch.ones(2, 1, 1, 9, device="cuda", dtype=torch.bool)
+        layer(x, mask).sum().backward()
+    # A bias is a mask too, and the kernels take it in the precision of the queries.
+    if name in ("alibi", "t5"):
+        assert may_be_cudnn == [False, False]
+        assert mask_types == [dtype, dtype]
+    else:
+        assert may_be_cudnn == [True, False]
+        assert mask_types == [None, torch.bool]

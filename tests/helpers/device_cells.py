@@ -17,6 +17,8 @@ import lightning as L
 
 import lit_attn.train
 from helpers.digit_folders import experiment, write
+from helpers.mmseg_files import make_network
+from helpers.paths import EXPERIMENTS
 from helpers.training_cells import digits_cell, scenes_cell, text_cell
 from lit_attn.ablate import runner
 from lit_attn.ablate.display import make_display
@@ -25,6 +27,7 @@ from lit_attn.ablate.plan import Job
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import Device, Slots
 from lit_attn.config.cell import Cell
+from lit_attn.schema.plugins import load_parts
 from lit_attn.training import checkpoints
 from lit_attn.training.recording import Progress
 
@@ -34,6 +37,9 @@ for module in TRAINING:
 
 # The ranks agree before every step, so that a stopped cell stops at a known step.
 checkpoints.AGREEMENT_SECONDS = 0.0
+
+MIXERS = EXPERIMENTS / "token_mixers" / "token_mixers.py"
+load_parts([MIXERS])
 
 # Dropout draws other random numbers on another number of devices.
 EXACT = {"dropout": 0.0, "drop_path": 0.0}
@@ -105,6 +111,23 @@ def normed(devices: int) -> Cell:
     return Cell.model_validate(cell)
 
 
+def configured(devices: int) -> Cell:
+    """Return a cell of a model in the form of a configuration file of mmsegmentation."""
+    cell = scenes_cell(Path(), training={"devices": devices}).model_dump(mode="json")
+    cell["experiment"]["model"] = {"kind": "mmseg", "resolved": make_network("segmenter")}
+    return Cell.model_validate(cell)
+
+
+def hybrid() -> Cell:
+    """Return a cell whose first layer is a gated delta rule, and whose second one is recorded."""
+    recorded = {"devices": 2, "diagnostics": {"kinds": ["residual", "rank", "maps", "heads"]}}
+    delta = {"kind": "module", "import": "token_mixers:GatedDeltaRule"}
+    cell = digits_cell(
+        model={"attention": delta | {"layers": {"last": 1, "use": "standard"}}}, training=recorded
+    )
+    return cell.model_copy(update={"parts": (MIXERS,)})
+
+
 def few(devices: int) -> Cell:
     """Return a cell that evaluates one image."""
     model = {"drop_path": 0.0, "decoder_dropout": 0.0}
@@ -126,10 +149,9 @@ def single(devices: int) -> Cell:
 
 def cells() -> dict[str, Cell]:
     compared: list[Callable[[int], Cell]] = [images, cut_short, early, text, growing, scenes]
-    compared += [counted, values, normed, few, single]
+    compared += [counted, values, normed, configured, few, single]
     by_name = {f"{make_cell.__name__}-{n}": make_cell(n) for make_cell in compared for n in (1, 2)}
-    recorded = {"devices": 2, "diagnostics": {"kinds": ["residual", "rank", "maps", "heads"]}}
-    by_name |= {name: digits_cell(training=recorded) for name in ("whole", "stopped")}
+    by_name |= {name: hybrid() for name in ("whole", "stopped")}
     by_name["diverged"] = digits_cell(
         optimizer={"lr": 1e30}, schedule={"warmup": 0}, training={"devices": 2}
     )

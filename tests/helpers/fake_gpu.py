@@ -35,6 +35,7 @@ NAME = "rehearsed H100"
 
 Capability = tuple[int, int]
 H100: Capability = (9, 0)
+CARDS_WITH_CUDNN: tuple[Capability, ...] = (H100, (10, 0))
 CONSUMER_CARDS: tuple[Capability, ...] = ((8, 6), (8, 9))
 
 
@@ -283,8 +284,13 @@ def choose_kernel(
     needs_gradient: bool,
     capability: Capability,
 ) -> SDPBackend:
-    """Return PyTorch's choice for a device of this capability: flash, efficient or MATH."""
-    kernels = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
+    """Return PyTorch's choice for a device of this capability.
+
+    Hopper and Blackwell cards prefer cuDNN's kernel, unless it is disabled.
+    """
+    kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+    if torch.backends.cuda.cudnn_sdp_enabled():
+        kernels.insert(0, SDPBackend.CUDNN_ATTENTION)
     arguments = (query, key, value, mask, dropout, is_causal, needs_gradient, capability)
     for kernel in kernels:
         if supports(kernel, *arguments):
@@ -308,11 +314,13 @@ def supports(
     Flash attention takes half precision from sm_80 on, no mask, one width up to 256 and as many
     queries as keys in causal order. On consumer cards its backward pass takes no width from 193 to
     224, and wider ones only without dropout. The efficient kernel takes float32 too, masks, and
-    widths that fill 16 bytes.
+    widths that fill 16 bytes. cuDNN's kernel takes half precision, masks and widths up to 128.
     """
     is_half = query.dtype in (torch.float16, torch.bfloat16)
     widths = {query.shape[-1], key.shape[-1], value.shape[-1]}
     width = max(widths)
+    if kernel is SDPBackend.CUDNN_ATTENTION:
+        return capability in CARDS_WITH_CUDNN and is_half and width <= 128 and width % 8 == 0
     if kernel is SDPBackend.EFFICIENT_ATTENTION:
         numbers = 8 if is_half else 4
         is_known = query.dtype in (torch.float16, torch.float32) or (

@@ -14,13 +14,17 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from helpers.paths import EXPERIMENTS
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.attention.statistics import end_step, leave_steps_to_loop
 from lit_attn.config.models.vision import ViTConfig
 from lit_attn.models import vit
 from lit_attn.models.batch_norm import synchronise_batch_norms
 from lit_attn.models.blocks import recompute_blocks
+from lit_attn.schema.plugins import load_parts
 from lit_attn.training.several_devices import choose_ddp_options
+
+load_parts([EXPERIMENTS / "token_mixers" / "token_mixers.py"])
 
 WORLD = 2
 STEPS, MICRO_BATCHES, ROWS = 3, 2, 4
@@ -60,7 +64,7 @@ class Normed(nn.Module):
 
 
 def cases() -> dict[str, Case]:
-    """Return every preset, plain and checkpointed, the product of the parts, and batch norms."""
+    """Return presets, plain and checkpointed, the product of the parts, mixers and batch norms."""
     built: dict[str, Case] = {}
     for name in PRESETS:
         built[name] = Case(lambda name=name: transformer(name))
@@ -81,6 +85,11 @@ def cases() -> dict[str, Case]:
             del similarity["positions"]
         spec = AttentionSpec.model_validate({"similarity": similarity})
         built[f"m-step of each {scope}"] = Case(lambda spec=spec: transformer(spec))
+    for layer in ("GatedDeltaRule", "StateSpace"):
+        mixer = {"kind": "module", "import": f"token_mixers:{layer}"}
+        built[layer] = Case(lambda mixer=mixer: transformer(mixer))
+        hybrid = mixer | {"layers": {"last": 1, "use": "standard"}}
+        built[f"{layer} and attention"] = Case(lambda hybrid=hybrid: transformer(hybrid), True)
     built["batch norms"] = Case(Normed)
     built["batch norms with the mean of all batches"] = Case(lambda: Normed(momentum=None))
     return built

@@ -72,7 +72,7 @@ def last_exit(path: Path) -> Exit:
 
 
 COMPARED = ["images", "cut_short", "early", "text", "growing", "scenes"]
-COMPARED += ["counted", "values", "normed", "few", "single"]
+COMPARED += ["counted", "values", "normed", "configured", "few", "single"]
 
 
 @pytest.mark.process

@@ -9,8 +9,10 @@ import torch
 import yaml
 from helpers.mmseg_files import make_network, write_file
 from helpers.paths import ADE20K, ROOT
+from helpers.stopping import stop_at, weights
 from helpers.training_cells import folder_of, result_of, scenes_cell
 
+from lit_attn.cells.failure import Preempted
 from lit_attn.config.cell import Cell
 from lit_attn.data.segmentation import SceneryData
 from lit_attn.extras import require_mmseg
@@ -55,6 +57,26 @@ def test_a_cell_trains_and_evaluates_with_the_losses_and_windows_of_the_file(
         correct += int((sample.pred_sem_seg.data[0] == labels)[is_labelled].sum())
         counted += int(is_labelled.sum())
     assert result.metrics["test/aAcc"] == pytest.approx(correct / counted)
+
+
+@pytest.mark.slow
+def test_a_stopped_cell_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backbone draws drop paths, and the head has a batch norm."""
+    states = []
+    for name, stops in (("complete", ()), ("stopped", (4,))):
+        parent = tmp_path / name
+        parent.mkdir()
+        folder = folder_of(make_cell(parent, make_network("swin")), parent)
+        for step in stops:
+            with monkeypatch.context() as patch:
+                stop_at(patch, step)
+                with pytest.raises(Preempted, match=f"saved at step {step}"):
+                    run_cell(folder)
+        run_cell(folder)
+        states.append(weights(folder))
+    expected, resumed = states
+    assert expected.keys() == resumed.keys()
+    assert all(torch.equal(weight, resumed[name]) for name, weight in expected.items())
 
 
 def test_several_devices_refuse_a_loss_that_is_no_mean_over_labelled_pixels(
