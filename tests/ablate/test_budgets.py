@@ -180,7 +180,7 @@ def test_a_dry_run_says_what_is_shared(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_the_estimate_counts_shared_steps_once(tmp_path: Path) -> None:
-    """Of four epochs of ten steps, the last one is the decay; three evaluations are shared."""
+    """Three of four epochs come before the decay: 30 steps and three evaluations are shared."""
     _, medium, large = expand_all(tmp_path)
     job, trunk = medium.jobs[0], large.jobs[0]
     timing = Timing(startup=100.0, step_time=1.0, steps=40, evaluation_time=5.0, evaluations=4)
