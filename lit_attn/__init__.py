@@ -53,7 +53,7 @@ _PUBLIC = {
     "Schedule": "lit_attn.config.schedules:Schedule",
     "Task": "lit_attn.config.tasks:Task",
     "Tokenizer": "lit_attn.config.data.text:Tokenizer",
-    # What their members return or derive from.
+    # Types that their members return or derive from.
     "DataModule": "lit_attn.data.module:DataModule",
     "EvaluationLoader": "lit_attn.data.module:EvaluationLoader",
     "FFN": "lit_attn.config.models.base:FFN",

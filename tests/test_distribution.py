@@ -135,7 +135,8 @@ def test_the_package_of_an_index_trains_with_its_required_dependencies_alone(
     index: str, tmp_path: Path
 ) -> None:
     """A package that only an extra names is absent, so an import of it fails."""
-    home, work = tmp_path / "environment", tmp_path / "work"
+    home = tmp_path / "environment"
+    work = tmp_path / "work"
     work.mkdir()
     venv.create(home, with_pip=False)
     (library,) = home.glob("lib/python*/site-packages")

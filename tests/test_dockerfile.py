@@ -90,7 +90,8 @@ def test_the_documentation_has_the_commands_of_the_dockerfile() -> None:
 @pytest.mark.slow
 def test_the_package_is_built_from_the_files_of_the_image_alone(tmp_path: Path) -> None:
     pytest.importorskip("hatchling")
-    context, wheels = tmp_path / "context", tmp_path / "wheels"
+    context = tmp_path / "context"
+    wheels = tmp_path / "wheels"
     context.mkdir()
     copy_context(context)
     command = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "-q"]

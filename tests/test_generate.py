@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.finished_cells import train_cell
 from helpers.training_cells import digits_cell, folder_of, text_cell
 
 from lit_attn.attention.spec import PRESETS
@@ -18,27 +19,20 @@ from lit_attn.config.cell import Cell
 from lit_attn.data.text.tokenizers import END_OF_LINE, UNKNOWN, ByteEncoder, WordEncoder
 from lit_attn.generate import decode_pieces, load_gpt, main
 from lit_attn.schema.errors import ConfigError
-from lit_attn.train import run_cell
 
 WORDS = "the cat sat on the mat\nthe dog ate the <unk>\n"
-
-
-def run_of(cell: Cell, root: Path) -> Path:
-    folder = folder_of(cell, root)
-    run_cell(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the run of a model of bytes with learned positions and a context of 16."""
-    return run_of(text_cell(), tmp_path_factory.mktemp("run"))
+    return train_cell(text_cell(), tmp_path_factory.mktemp("run"))
 
 
 @pytest.fixture(scope="module")
 def rotary_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cell = text_cell(model={"positions": "rotary", "attention": PRESETS["dcmha"]})
-    return run_of(cell, tmp_path_factory.mktemp("rotary"))
+    return train_cell(cell, tmp_path_factory.mktemp("rotary"))
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +43,7 @@ def words_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = {"train": str(root / "train.txt"), "test": None, "tokenizer": words}
     fields = text_cell(data=data).model_dump(mode="json")
     fields["metric"]["name"] = "val/loss"
-    return run_of(Cell.model_validate(fields), root)
+    return train_cell(Cell.model_validate(fields), root)
 
 
 def output_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:

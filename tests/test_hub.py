@@ -106,7 +106,7 @@ def test_the_card_names_the_attention(
 
 
 def test_trackers_are_not_exported(runs: dict[str, Path], tmp_path: Path) -> None:
-    """Their address may be private, and `file:mlruns` would look like a class."""
+    """The address of a tracker may be private, and `file:mlruns` would look like a class."""
     folder = shutil.copytree(runs["averaged"], tmp_path / "run")
     fields = yaml.safe_load((folder / "config.yaml").read_text())
     fields["experiment"]["training"]["loggers"] = [{"kind": "mlflow", "uri": "file:mlruns"}]

@@ -129,7 +129,9 @@ def require_refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_downloaded_run_with_code_is_refused_before_the_code_is_imported(
     add: Any, executed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = [*NAMES, *(() if add in METRIC_ADDITIONS else WITHOUT_COLON)]
+    names = list(NAMES)
+    if add not in METRIC_ADDITIONS:
+        names += WITHOUT_COLON
     for name in names:
         values = plain_values()
         add(values, name)

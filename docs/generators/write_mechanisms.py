@@ -2,16 +2,17 @@
 
     python docs/generators/write_mechanisms.py > docs/mechanisms.md
 
-The formulas and sentences are in mechanism_entries.py and mechanism_parity.py. Parts, files,
-parameters and measured costs are read from the code and from reports/evidence/bench. A test fails
-if docs/mechanisms.md is out of date.
+The formulas and sentences are in mechanism_entries.py, compared_entries.py and
+mechanism_parity.py. Parts, files, parameters and measured costs are read from the code and from
+reports/evidence/bench. A test fails if docs/mechanisms.md is out of date.
 """
 
 import csv
 from pathlib import Path
 from typing import NamedTuple
 
-from mechanism_entries import ENTRIES, LINKS, NORMALISERS
+from mechanism_entries import ENTRIES, NORMALISERS
+from mechanism_formulas import LINKS
 from mechanism_parity import PARITY
 from pydantic.alias_generators import to_snake
 
@@ -169,7 +170,8 @@ def count_parameters(layer: type[Attention]) -> int:
 
 def code_of(name: str) -> list[str]:
     """Return links to the module and the formula of every part that is not the standard one."""
-    standard, links = PRESETS["standard"].parts, []
+    standard = PRESETS["standard"].parts
+    links: list[str] = []
     for family, part in PRESETS[name].parts.items():
         is_own = part.kind != standard[family].kind or name == "standard"
         if is_own and part.kind != "none":

@@ -121,9 +121,9 @@ def _list_incomplete(sources: list[PaperSource]) -> str:
                 name = _name_item(number)
                 reasons.append(f"- {TITLES[source.name]}, {name}: {item.lacks}")
     lead = (
-        f"The five papers have {total} tables and figures that measure something. Of these "
-        f"{total - len(reasons)} are whole:\nthe page has them as printed, and commands fill every "
-        "cell and draw every curve. The others are:\n"
+        f"The five papers have {total} tables and figures that measure something. "
+        f"{total - len(reasons)} of them are whole:\nthe page has them as printed, and commands "
+        "fill every cell and draw every curve. The others are:\n"
     )
     return "\n".join(["## Complete tables and figures", "", lead, *reasons, ""])
 

@@ -21,15 +21,16 @@ class Grouped(Composer):
     def maps(self, x: Tensor) -> dict[str, Maps]:
         parts: list[Any] = list(self.parts)
         by_group: list[dict[str, Maps]] = [part.maps(x) for part in parts]
-        return {side: join([maps[side] for maps in by_group]) for side in by_group[0]}
+        joined = {}
+        for side in by_group[0]:
+            joined[side] = join([maps[side] for maps in by_group])
+        return joined
 
     def forward(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
-        composed = [
-            part(heads, self._select(query, place), self._select(key, place))
-            for place, (part, heads) in enumerate(
-                zip(self.parts, a.chunk(len(self.parts), 1), strict=True)
-            )
-        ]
+        groups = a.chunk(len(self.parts), 1)
+        composed = []
+        for place, (part, heads) in enumerate(zip(self.parts, groups, strict=True)):
+            composed.append(part(heads, self._select(query, place), self._select(key, place)))
         return torch.cat(composed, 1)
 
     def _select(self, maps: Maps | None, group: int) -> Maps | None:
@@ -37,7 +38,8 @@ class Grouped(Composer):
         if maps is None:
             return None
         start = group * self.heads
-        return Maps(*(None if m is None else m[..., start : start + self.heads] for m in maps))
+        heads = slice(start, start + self.heads)
+        return Maps(*[None if m is None else m[..., heads] for m in maps])
 
 
 def join(groups: list[Maps]) -> Maps:

@@ -29,8 +29,10 @@ class ReplacedPositions(VisionTransformer):
     """
 
     def _pos_embed(self, x: Tensor) -> Tensor:
-        side, full = x.shape[1], self.patch_embed.grid_size[0]
-        positions, following = self.get_parameter("pos_embed"), self.get_buffer("next_pos_embed")
+        side = x.shape[1]
+        full = self.patch_embed.grid_size[0]
+        positions = self.get_parameter("pos_embed")
+        following = self.get_buffer("next_pos_embed")
         with torch.no_grad():
             if not self.training and side == full:
                 positions.copy_(following)

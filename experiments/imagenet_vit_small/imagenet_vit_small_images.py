@@ -70,7 +70,8 @@ def list_images(data: Any) -> dict[str, Files]:
     files = list_folders(data)
     if data.validation:
         # The package has held out as many other images.
-        train, val = files["train"], files["val"]
+        train = files["train"]
+        val = files["val"]
         names = np.concatenate([train.names, val.names])
         labels = np.concatenate([train.labels, val.labels])
         digests = [hashlib.md5(b"train" + name.split(b"/")[-1]).digest() for name in names.tolist()]
@@ -84,12 +85,14 @@ def list_images(data: Any) -> dict[str, Files]:
 
 def draw_window(area: Range, aspects: Range, image: Image.Image) -> tuple[int, int, int, int]:
     """Draw a crop as TensorFlow does: top, left, a uniform height, and width."""
-    (width, height), aspect = image.size, random.uniform(*aspects)
+    width, height = image.size
+    aspect = random.uniform(*aspects)
     least, most = (round(math.sqrt(share * width * height / aspect)) for share in area)
     most = min(most, height, int((width + 0.5) / aspect))
     tall = random.randint(min(least, most), most)
     wide = min(width, round(tall * aspect))
-    top, left = random.randrange(max(1, height - tall)), random.randrange(max(1, width - wide))
+    top = random.randrange(max(1, height - tall))
+    left = random.randrange(max(1, width - wide))
     return top, left, tall, wide
 
 
@@ -103,10 +106,12 @@ def crop_window(draw: Draw, size: int, image: Image.Image) -> Image.Image:
 
 def resize_area(short: int, image: Image.Image) -> Image.Image:
     """Resize the short side to `short` pixels; a new pixel is the mean of the area it covers."""
-    pixels, scale = np.asarray(image, np.float64), short / min(image.size)
+    pixels = np.asarray(image, np.float64)
+    scale = short / min(image.size)
     for axis in (0, 1):
         count = pixels.shape[axis]
-        places, edges = np.arange(count), np.linspace(0, count, round(count * scale) + 1)[:, None]
+        places = np.arange(count)
+        edges = np.linspace(0, count, round(count * scale) + 1)[:, None]
         covered = np.minimum(edges[1:], places + 1) - np.maximum(edges[:-1], places)
         shares = covered.clip(0) * (len(edges) - 1) / count
         pixels = np.moveaxis(np.tensordot(shares, pixels, (1, axis)), 0, axis)
@@ -149,7 +154,8 @@ def add_below(image: Image.Image, _: int) -> Image.Image:
 
 def cut_square(image: Image.Image, _: int) -> Image.Image:
     """Fill a square with grey whose centre is anywhere in the image (Cutout)."""
-    y, x = random.randrange(image.height), random.randrange(image.width)
+    y = random.randrange(image.height)
+    x = random.randrange(image.width)
     cut = image.copy()
     cut.paste(GREY, (x - HALF_SQUARE, y - HALF_SQUARE, x + HALF_SQUARE, y + HALF_SQUARE))
     return cut

@@ -32,9 +32,14 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python experiments/papers/count_composition.py", description=__doc__
     )
     default = Path(__file__).parent / "counts"
-    parser.add_argument("--out", type=Path, default=default, metavar="FOLDER", help="of the file")
+    parser.add_argument(
+        "--out", type=Path, default=default, metavar="FOLDER", help="folder of the file"
+    )
     options = parser.parse_args(arguments)
-    rows = [(size, *(f"{share:.6g}" for share in count_shares(*SIZES[size]))) for size in SIZES]
+    rows = []
+    for size, (study, tokens) in SIZES.items():
+        parameters, flops = count_shares(study, tokens)
+        rows.append((size, f"{parameters:.6g}", f"{flops:.6g}"))
     path = options.out / "composition.csv"
     write_atomic(path, csv_lines([("size", "parameters", "flops"), *rows]))
     print(path)
@@ -50,12 +55,12 @@ def count_shares(study: str, tokens: int) -> tuple[float, float]:
     studies = read_studies(Path(__file__).parents[2] / "ablations.yaml")
     experiments = {variant.name: variant.experiment for variant in resolve(studies[study])}
     data = experiments["standard"].data.model_copy(update={"context": tokens})
-    # Without windows, which the counts of both models would not contain equally.
-    models = [
-        experiments[name].model.model_copy(update={"windows": (None,)})
-        for name in ("dcformer", "standard")
-    ]
-    ours, baseline = (factory.describe(model, data) for model in models)
+    # Windows would not count equally in both models, so neither has one.
+    no_windows = {"windows": (None,)}
+    dcformer = experiments["dcformer"].model.model_copy(update=no_windows)
+    standard = experiments["standard"].model.model_copy(update=no_windows)
+    ours = factory.describe(dcformer, data)
+    baseline = factory.describe(standard, data)
     return ours.parameters / baseline.parameters - 1, ours.flops / baseline.flops - 1
 
 

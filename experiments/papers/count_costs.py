@@ -36,7 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Write the file; return exit code 0, or 2 for wrong input."""
     parser = OneLineParser(prog="python experiments/papers/count_costs.py", description=__doc__)
     default = FOLDER / COUNTS_FILE.parent
-    parser.add_argument("--out", type=Path, default=default, metavar="FOLDER", help="of the file")
+    parser.add_argument(
+        "--out", type=Path, default=default, metavar="FOLDER", help="folder of the file"
+    )
     parser.add_argument("--studies", nargs="+", metavar="STUDY", help="only these studies")
     options = parser.parse_args(arguments)
     rows: list[tuple[object, ...]] = [("study", "variant", *COUNTS)]

@@ -35,7 +35,8 @@ PAIRS = {"mgk-softmax": ("mgk-4", "softmax-8"), "mlk-linear": ("mlk-4", "linear-
 WIDTHS = (256, 512, 1024, 2048, 4096)
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 HEADER = ("length", "width", "training", "inference", "parameters", "without-embeddings")
-HEADS, DEPTH = 8, 16  # Of the softmax model; the other one has 4 heads of two keys.
+HEADS = 8  # Heads of the softmax model; the other one has 4 heads of two keys.
+DEPTH = 16
 
 
 @command
@@ -43,7 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Write both files; return exit code 0, or 2 for wrong input."""
     parser = OneLineParser(prog="python experiments/papers/count_ratios.py", description=__doc__)
     default = Path(__file__).parent / "counts"
-    parser.add_argument("--out", type=Path, default=default, metavar="FOLDER", help="of the files")
+    parser.add_argument(
+        "--out", type=Path, default=default, metavar="FOLDER", help="folder of the files"
+    )
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, metavar="D")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, metavar="N")
     options = parser.parse_args(arguments)

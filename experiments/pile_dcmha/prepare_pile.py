@@ -73,7 +73,8 @@ class Records(ByteEncoder):
 def read_pile(folder: Path, skip: int) -> Iterator[tuple[str, Ids]]:
     """Return (split, ids) of every record; raise ConfigError for missing or torn files."""
     # The validation split is first, so that --limit cuts training alone.
-    paths, indices = sorted(folder.glob("*tfrecord*"), key=_order), list(folder.glob("*.idx"))
+    paths = sorted(folder.glob("*tfrecord*"), key=_order)
+    indices = list(folder.glob("*.idx"))
     if not paths and len(indices) != 1:
         raise ConfigError(f"--files {folder}: has neither *tfrecord* files nor one .idx file")
     if paths:
@@ -150,7 +151,8 @@ def _samples(index: Path, is_train: bool) -> Iterator[Ids]:
         starts = np.fromfile(file, np.int64, count) // np.dtype(DTYPES[code]).itemsize
     tokens = np.memmap(index.with_suffix(".bin"), DTYPES[code], mode="r")
     for sample in order:
-        (first, offset), (last, end) = samples[sample].tolist(), samples[sample + 1].tolist()
+        first, offset = samples[sample].tolist()
+        last, end = samples[sample + 1].tolist()
         pieces = []
         for document in documents[first : last + 1]:
             start, stop = starts[document], starts[document] + sizes[document]

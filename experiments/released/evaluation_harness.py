@@ -58,10 +58,13 @@ def evaluate(options: Namespace) -> None:
     """Write and print the results of the harness."""
     evaluator = require("lm_eval.evaluator", "--tasks", "harness")
     tasks = require("lm_eval.tasks", "--tasks", "harness")
-    folders = [TASKS, *([] if options.include is None else [options.include])]
+    folders = [TASKS]
+    if options.include is not None:
+        folders.append(options.include)
     manager = tasks.TaskManager(include_path=folders)
     known = set(manager.all_tasks)
-    if unknown := [name for name in options.tasks if name not in known]:
+    unknown = [name for name in options.tasks if name not in known]
+    if unknown:
         raise ConfigError(f"--tasks: the harness has no task '{unknown[0]}'")
     adapter = build_adapter(load_model(options.model, options.tokenizer))
     evaluated = evaluator.simple_evaluate(
@@ -83,12 +86,12 @@ def evaluate(options: Namespace) -> None:
 
 def list_values(results: dict[str, dict[str, Any]]) -> list[tuple[str, str, float]]:
     """Return (task, metric, value) of every number; filters do not name a metric."""
-    return [
-        (task, name.removesuffix(",none"), value)
-        for task, values in results.items()
-        for name, value in values.items()
-        if isinstance(value, int | float)
-    ]
+    rows = []
+    for task, values in results.items():
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                rows.append((task, name.removesuffix(",none"), value))
+    return rows
 
 
 def build_adapter(model: LanguageModel) -> Any:
@@ -156,10 +159,14 @@ class Scorer:
         from lit_attn.models.language import Sampling, continuation
 
         stops = options.get("until") or []
-        stops = [stops] if isinstance(stops, str) else stops
+        if isinstance(stops, str):
+            stops = [stops]
         count = int(options.get("max_gen_toks", 256))
-        network, encoder = self.model.network, self.model.encoder
-        prompt = (encoder.prompt(context) or [self.end])[-max(1, self.window - count) :]
+        network = self.model.network
+        encoder = self.model.encoder
+        prompt = encoder.prompt(context) or [self.end]
+        # The window has room for the last tokens of the prompt and the continuation.
+        prompt = prompt[-max(1, self.window - count) :]
         count = min(count, self.window - len(prompt) + 1)
         ids: list[int] = []
         text = ""
@@ -169,7 +176,8 @@ class Scorer:
                 break
             ids.append(number)
             text = encoder.decode(ids)
-            if ends := [text.index(stop) for stop in stops if stop and stop in text]:
+            ends = [text.index(stop) for stop in stops if stop and stop in text]
+            if ends:
                 return text[: min(ends)]
         return text
 

@@ -60,8 +60,9 @@ class FinetunedGPTConfig(GPTConfig, kind="finetuned-gpt"):
         initial = network.state_dict()
         missing = [n for n in initial if n not in trained and not can_be_fresh(n)]
         wrong = [n for n in trained if n not in initial or trained[n].shape != initial[n].shape]
-        if names := missing + wrong:
-            raise ConfigError(f"model.start_from: {path} does not fit this model: {names[0]}")
+        misfits = missing + wrong
+        if misfits:
+            raise ConfigError(f"model.start_from: {path} does not fit this model: {misfits[0]}")
         network.load_state_dict(trained, strict=False)
         return network
 

@@ -111,11 +111,11 @@ def write_composition(options: Namespace) -> None:
     terms = break_down(call)
     columns = [*terms.values(), torch.stack([*terms.values()]).sum(0)]
     names = [model.encoder.decode([number]) for number in ids]
-    rows = [
-        (key, names[key], head + 1, *(f"{column[head, place].item():.6g}" for column in columns))
-        for place, key in enumerate(call.keys)
-        for head in range(len(call.a))
-    ]
+    rows = []
+    for place, key in enumerate(call.keys):
+        for head in range(len(call.a)):
+            values = [f"{column[head, place].item():.6g}" for column in columns]
+            rows.append((key, names[key], head + 1, *values))
     header = ["key", "token", "head", *TERMS, "after"]
     print(write_rows(options, "composition.csv", [header, *rows]))
     header = ["token", "text", "side", "part", "component", "head", "value"]
@@ -137,21 +137,21 @@ def draw_composition(
     change = (after - terms["before"]).abs().sum(0)
     key = call.keys[int(change.argmax())] if key is None else key
     if key not in call.keys:
-        first, last = call.keys[0], call.keys[-1]
-        raise ConfigError(f"--key: {key} is not one of the tokens {first} to {last}")
+        raise ConfigError(
+            f"--key: {key} is not one of the tokens {call.keys[0]} to {call.keys[-1]}"
+        )
     place = call.keys.index(key)
     columns = {name: values[:, place].tolist() for name, values in terms.items() if values.any()}
     columns["after"] = after[:, place].tolist()
-    parts = {
-        f"{side} {name} {component + 1}": maps[0, -length:, component].tolist()
-        for side, maps_of_side, length in (
-            ("key", call.key, len(call.keys)),
-            ("query", call.query, 1),
-        )
-        for name, maps in zip(("down", "up"), maps_of_side or (), strict=False)
-        if maps is not None
-        for component in range(maps.shape[-2])
-    }
+    parts = {}
+    sides = (("key", call.key, len(call.keys)), ("query", call.query, 1))
+    for side, maps_of_side, length in sides:
+        for name, maps in zip(("down", "up"), maps_of_side or (), strict=False):
+            if maps is None:
+                continue
+            for component in range(maps.shape[-2]):
+                values = maps[0, -length:, component].tolist()
+                parts[f"{side} {name} {component + 1}"] = values
     tokens = [names[number] for number in call.keys]
     weights = {"before": call.a.tolist(), "after": after.tolist()}
     with drawing.appearance():
@@ -200,8 +200,8 @@ def break_down(call: Composition) -> "dict[str, Tensor]":
     """Return the terms of a composition (H, m) by name; they add up to its output (DCMHA eq. 7)."""
     import torch
 
-    a, zeros = call.a, torch.zeros_like(call.a)
-    terms = dict.fromkeys(TERMS, zeros)
+    a = call.a
+    terms = dict.fromkeys(TERMS, torch.zeros_like(a))
     if call.composer.has_identity:
         terms["before"] = a
     if call.composer.matrix is not None:

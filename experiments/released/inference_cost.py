@@ -62,7 +62,9 @@ class Iteration:
     """Forward pass of a model, as a step that `measure_memory` accepts."""
 
     def __init__(self, network: "nn.Module", inputs: "tuple[Tensor, ...]", precision: str) -> None:
-        self.network, self.inputs, self.precision = network.eval(), inputs, precision
+        self.network = network.eval()
+        self.inputs = inputs
+        self.precision = precision
 
     def forward(self) -> "Tensor":
         import torch
@@ -103,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--precision", choices=list(PRECISIONS), help=text)
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each model")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="of the two files")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder of both files")
     options = parser.parse_args(arguments)
     if options.rounds < 2:
         raise ConfigError("--rounds: an interquartile range needs at least 2")

@@ -117,7 +117,8 @@ def load_model(folder: Path, tokenizer: Path | None = None) -> LanguageModel:
     is_cell = (folder / "config.yaml").exists()
     path = folder / ("config.yaml" if is_cell else "config.json")
     values = Cell.read_values(path)
-    if code := Cell.find_code(values):
+    code = Cell.find_code(values)
+    if code:
         keys = ", ".join(code)
         raise ConfigError(f"{path}: {keys}: a cell with code of its own cannot be scored")
     cell = Cell.parse(values, str(path))
@@ -137,8 +138,9 @@ def check_data(cell: Cell, folder: Path) -> Tokens:
     """Return the data of a cell; raise ConfigError if they are no text."""
     data = cell.experiment.data
     if not isinstance(data, Tokens):
-        hint = "Choose a language model."
-        raise ConfigError(f"{folder}: its task is {cell.experiment.task.kind}. {hint}")
+        raise ConfigError(
+            f"{folder}: its task is {cell.experiment.task.kind}. Choose a language model."
+        )
     return data
 
 
@@ -153,7 +155,8 @@ def merge_results(path: Path, rows: Iterable[tuple[str, str, float]]) -> None:
         raise ConfigError(f"{path}: does not have the columns {', '.join(header)}; remove it")
     merged: dict[tuple[str, str], object] = {(row[0], row[1]): row[2] for row in old[1:]}
     merged |= {(task, metric): value for task, metric, value in rows}
-    write_atomic(path, csv_lines([header, *((*key, value) for key, value in merged.items())]))
+    merged_rows = [(task, metric, value) for (task, metric), value in merged.items()]
+    write_atomic(path, csv_lines([header, *merged_rows]))
 
 
 def read_exported(folder: Path) -> "GPT":

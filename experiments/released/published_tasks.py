@@ -91,12 +91,10 @@ def evaluate(options: Namespace) -> None:
     """Write the tables of a model and print its summary beside the published numbers."""
     texts = read_texts(options.file, options.texts)
     model = load_model(options.model, options.tokenizer)
-    answers = [
-        answer
-        for task, task_texts in texts.items()
-        for text in task_texts
-        for answer in score_text(model, task, text)
-    ]
+    answers = []
+    for task, task_texts in texts.items():
+        for text in task_texts:
+            answers += score_text(model, task, text)
     out = options.out or options.model / "published-tasks"
     by_task = group(answers, lambda answer: (answer.task, str(answer.shots)))
     write_scores(out / "tasks.csv", ["task", "shots"], by_task)
@@ -131,7 +129,8 @@ def read_texts(path: Path, limit: int | None = None) -> dict[str, list[str]]:
 
 def split_text(text: str) -> list[Piece]:
     """Split a text into its answers, each with the space before it, and the parts between them."""
-    pieces, end = [], 0
+    pieces = []
+    end = 0
     first = len(text) - len(text.lstrip("\n"))
     for match in ANSWER.finditer(text):
         pieces.append(Piece(text[end : match.start()], None))
@@ -167,7 +166,8 @@ def score_text(model: LanguageModel, task: str, text: str) -> list[Answer]:
     targets = [ids[place] for place in flat]
     losses = [-row[target].item() for row, target in zip(log_p, targets, strict=True)]
     hits = [int(row.argmax()) == target for row, target in zip(log_p, targets, strict=True)]
-    scores, start = [], 0
+    scores = []
+    start = 0
     shots = [piece.shots for piece in pieces if piece.shots is not None]
     for number, answer in zip(shots, places, strict=True):
         part = slice(start, start + len(answer))

@@ -136,7 +136,8 @@ def read_cell(config: dict[str, Any], path: Path, name: str) -> "Cell":
     from lit_attn.schema.errors import explain
 
     kind = str(config.get("model_type"))
-    if (released := RELEASED.get(kind)) is None:
+    released = RELEASED.get(kind)
+    if released is None:
         raise ConfigError(f"{path}: model_type: unknown '{kind}'{suggest(kind, RELEASED)}")
     try:
         tokenizer = {"kind": "gpt-neox", "size": config[released.vocabulary]}
@@ -174,8 +175,10 @@ def read_weights(source: Path) -> Tensors:
 
     files: list[Path] = []
     for name in ("model.safetensors", "pytorch_model.bin"):
-        if (index := source / f"{name}.index.json").exists():
-            files = [source / part for part in sorted(set(read_json(index)["weight_map"].values()))]
+        index = source / f"{name}.index.json"
+        if index.exists():
+            parts = set(read_json(index)["weight_map"].values())
+            files = [source / part for part in sorted(parts)]
         elif (source / name).exists():
             files = [source / name]
         if files:
@@ -201,7 +204,8 @@ def gpt2_model(config: dict[str, Any]) -> dict[str, Any]:
     for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
         if config.get(key):
             raise ValueError(f"{key}: true is not supported")
-    if (activation := config.get("activation_function", "gelu_new")) not in ACTIVATIONS:
+    activation = config.get("activation_function", "gelu_new")
+    if activation not in ACTIVATIONS:
         hint = suggest(activation, ACTIVATIONS)
         raise ValueError(f"activation_function: '{activation}' is not supported{hint}")
     return {
@@ -253,9 +257,11 @@ def gpt2_tensors(tensors: Tensors, config: dict[str, Any]) -> Tensors:
 def neox_model(config: dict[str, Any]) -> dict[str, Any]:
     """Return the keys of `model` for GPT-NeoX and Pythia, of any version of transformers."""
     rope = config.get("rope_parameters") or {}
-    if (kind := rope.get("rope_type", "default")) != "default" or config.get("rope_scaling"):
+    kind = rope.get("rope_type", "default")
+    if kind != "default" or config.get("rope_scaling"):
         raise ValueError(f"rope_type: '{kind}' or scaled positions are not supported")
-    if (activation := config.get("hidden_act", "gelu")) not in ACTIVATIONS:
+    activation = config.get("hidden_act", "gelu")
+    if activation not in ACTIVATIONS:
         hint = suggest(activation, ACTIVATIONS)
         raise ValueError(f"hidden_act: '{activation}' is not supported{hint}")
     share = rope.get("partial_rotary_factor", config.get("rotary_pct", 0.25))
@@ -332,7 +338,8 @@ def composed_model(config: dict[str, Any]) -> dict[str, Any]:
 
 def windows(config: dict[str, Any], extra: int) -> list[int | None]:
     """Return the windows of the layers in turn, `extra` keys larger than the released number."""
-    if (size := config.get("window_size", 256)) is None:
+    size = config.get("window_size", 256)
+    if size is None:
         return [None]
     pattern = WINDOW_TYPES[config.get("window_type") or "LG"]
     return [size + extra if has_window else None for has_window in pattern]
@@ -388,15 +395,18 @@ def composed_tensors(tensors: Tensors, config: dict[str, Any]) -> Tensors:
     maps = {name: tensor for name, tensor in tensors.items() if ".dyn_w_proj." in name}
     renamed = rename({n: t for n, t in tensors.items() if n not in maps}, names)
     for number in range(config["n_layer"]):
-        ours, theirs = f"trunk.blocks.{number}.attn", f"layers.{number}.attention.dyn_w_proj"
+        ours = f"trunk.blocks.{number}.attn"
+        theirs = f"layers.{number}.attention.dyn_w_proj"
         for part in ("weight", "bias"):
             separate = [f"trunk.blocks.{number}.attention.w{letter}.{part}" for letter in "qkv"]
             if all(name in renamed for name in separate):
                 renamed[f"{ours}.qkv.{part}"] = torch.cat([renamed.pop(n) for n in separate])
         # The released classes derive the merged copies (dw_m, qkw_m) from these tensors.
-        for name in [name for name in ("dw1", "qkw", "dd") if f"{theirs}.{name}" not in maps]:
-            raise ConfigError(f"the weights lack {theirs}.{name}")
-        into, out = maps[f"{theirs}.dw1"].squeeze(1), maps[f"{theirs}.qkw"].squeeze(0)
+        for name in ("dw1", "qkw", "dd"):
+            if f"{theirs}.{name}" not in maps:
+                raise ConfigError(f"the weights lack {theirs}.{name}")
+        into = maps[f"{theirs}.dw1"].squeeze(1)
+        out = maps[f"{theirs}.qkw"].squeeze(0)
         gates = maps[f"{theirs}.dd"].squeeze(1).chunk(len(SIDES), 1)
         for side, place in enumerate(SIDES):
             if config.get("query_wise") and place.endswith("key"):

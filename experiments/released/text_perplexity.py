@@ -11,7 +11,7 @@ random subset of the Flan Collection, which has not been published. FILES are lo
 
 Documents are joined, each with the end of a document behind it, and cut into windows of --window
 tokens. Every token is predicted from the tokens before it in its window, and a window starts with
-the last token of the one before. Of an example only the targets are scored, after its inputs and a
+the last token of the one before. Only the targets of an example are scored, after its inputs and a
 space; long inputs lose their first tokens. Perplexity is exp of the mean negative log-likelihood of
 a token, so models with different tokenizers cannot be compared.
 
@@ -80,10 +80,8 @@ def evaluate(options: Namespace) -> None:
     window = options.window or model.max_tokens or WINDOW
     if model.max_tokens is not None and window > model.max_tokens:
         raise ConfigError(f"--window: the model has learned {model.max_tokens} positions")
-    losses = [
-        *score_documents(model, documents, window),
-        *(score_example(model, example, window) for example in examples),
-    ]
+    losses = list(score_documents(model, documents, window))
+    losses += [score_example(model, example, window) for example in examples]
     count = sum(loss.tokens for loss in losses)
     if not count:
         raise ConfigError(f"{options.files[0]}: has no token to predict")
@@ -146,7 +144,8 @@ def read_records(path: Path) -> Iterator[str | Example]:
 
 def score_documents(model: LanguageModel, documents: Iterable[str], window: int) -> Iterator[Loss]:
     """Yield the loss of every window of the joined documents."""
-    if not (texts := list(documents)):
+    texts = list(documents)
+    if not texts:
         return
     ids: list[int] = []
     for part in model.encoder.encode(texts):

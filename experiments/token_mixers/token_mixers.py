@@ -58,7 +58,8 @@ class RecurrentMixer(nn.Module):
             if state is None:
                 state = self.empty_state(parts[0])
             outputs = []
-            for chunk in zip(*(part.split(CHUNK, dim=2) for part in parts), strict=True):
+            chunks_of_parts = [part.split(CHUNK, dim=2) for part in parts]
+            for chunk in zip(*chunks_of_parts, strict=True):
                 output, state = self.step(state, *chunk)
                 outputs.append(output)
             if cache is not None:
@@ -170,7 +171,9 @@ class GatedDeltaRule(RecurrentMixer):
 
     def flops(self, tokens: int) -> int:
         """Return the FLOPs of one sequence, multiply-add = 2; torch counts no triangular solver."""
-        dim, heads, width = self.proj.in_features, self.heads, self.state
+        dim = self.proj.in_features
+        heads = self.heads
+        width = self.state
         projections = 2 * tokens * dim * (4 * dim + 2 * heads)
         # q S, k S and k u^T per token; k k^T, q k^T and weights u, and half as much to solve.
         states = 3 * 2 * tokens * heads * width * width

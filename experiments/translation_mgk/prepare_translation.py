@@ -45,9 +45,11 @@ VOCABULARY = 32_768
 """Subwords in translation_mgk/wmt14.yaml, by whose numbers the pairs of WMT 2014 are filtered."""
 SPLITS = ("train", "valid", "test")
 TAGS = re.compile(rb"</?(?:title|description)>")
-OPENING, CLOSING = re.compile(rb'<seg id="[0-9]*">\s*'), re.compile(rb"\s*</seg>\s*")
+OPENING = re.compile(rb'<seg id="[0-9]*">\s*')
+CLOSING = re.compile(rb"\s*</seg>\s*")
 
-IWSLT14_LENGTH, WMT14_LENGTH = 175, 250  # Most tokens or subwords of a sentence.
+IWSLT14_LENGTH = 175  # Most tokens of a sentence.
+WMT14_LENGTH = 250  # Most subwords of a sentence.
 RATIO = "1.5"  # Largest ratio of the lengths of a pair.
 
 Lines = Iterable[bytes]
@@ -78,8 +80,10 @@ def main(arguments: list[str] | None = None) -> int:
             if len(counts) != 1:
                 raise ConfigError(f"{options.source}: the sides of {split} differ in length")
             print(f"{split}: {counts.pop():,} pairs")
-        for name in (f"{split}.{language}" for split in SPLITS for language in languages):
-            write_atomic(options.out / name, (Path(work) / name).read_bytes())
+        for split in SPLITS:
+            for language in languages:
+                name = f"{split}.{language}"
+                write_atomic(options.out / name, (Path(work) / name).read_bytes())
     return 0
 
 
@@ -203,7 +207,8 @@ def limit_subwords(tools: Tools, languages: tuple[str, str]) -> None:
                     file.writelines(" ".join(map(str, ids)) + "\n" for ids in encoder.encode(chunk))
         kept = set(tools.clean("ids", languages, WMT14_LENGTH))
         for language in languages:
-            path, limited = tools.work / f"{split}.{language}", tools.work / "limited"
+            path = tools.work / f"{split}.{language}"
+            limited = tools.work / "limited"
             with path.open("rb") as lines, limited.open("wb") as file:
                 file.writelines(line for number, line in enumerate(lines, 1) if number in kept)
             limited.replace(path)

@@ -22,7 +22,8 @@ class TransformerXL(Schedule, kind="transformer-xl"):
     end: End = 0.0
 
     def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
-        warmup, total = round(self.warmup * steps_per_epoch), steps_per_epoch * epochs
+        warmup = round(self.warmup * steps_per_epoch)
+        total = steps_per_epoch * epochs
         if 0 < step < warmup:
             return peak * step / warmup
         progress = min(1.0, step / total)

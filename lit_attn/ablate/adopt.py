@@ -177,11 +177,13 @@ def _difference_finder() -> Callable[[Match, Result], str]:
     find_change = change_finder()
 
     def describe_differences(match: Match, result: Result) -> str:
+        """Return the differences of code and data in brackets, or an empty text."""
         differences = []
         code = code_hash(match.job.cell.parts)
         if result.code != code:
             differences.append(f"its code was {result.code}, now {code}")
-        if change := find_change(result):
+        change = find_change(result)
+        if change:
             differences.append(change)
         data = _list_data(match)
         if data and result.data not in data:

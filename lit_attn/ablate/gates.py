@@ -13,7 +13,7 @@ from lit_attn.config.study import StudySource
 from lit_attn.schema.errors import ConfigError, plural
 
 if TYPE_CHECKING:
-    from lit_attn.report.read import StudyRecord
+    from lit_attn.report.study_record import StudyRecord
 
 
 def find_gate_level(source: StudySource) -> float:

@@ -1,26 +1,31 @@
 """Runner: runs cells, several at once, until each has a result or has failed."""
 
 import contextlib
-import errno
-import re
 import signal
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
 
 from lit_attn.ablate import budgets
 from lit_attn.ablate.display import Display, Snapshot, StartedCell
+from lit_attn.ablate.hooks import (
+    Observer,
+    Review,
+    describe_dropped,
+    observe_nothing,
+    review_nothing,
+)
 from lit_attn.ablate.launch import CellProcess, Launcher
+from lit_attn.ablate.outcomes import Outcome, Summary, describe_same_failures, make_os_failure
 from lit_attn.ablate.plan import Job
+from lit_attn.ablate.signals import handle_signals
 from lit_attn.ablate.slots import Slot, Slots
 from lit_attn.cells import failure, folder, lock
-from lit_attn.cells.decisions import Ending
 from lit_attn.cells.records import Exit, FailureClass, Result
-from lit_attn.schema.errors import plural, program
+from lit_attn.schema.errors import plural
 
 TICK = 0.25  # Seconds between two checks of the running cells and two updates of the display.
 GRACE = 15.0
@@ -38,85 +43,6 @@ REPEAT = 1.0  # Seconds in which interrupts count as one: GNU timeout and `Study
 FREEZE = 0.1
 """Fraction of the stall limit that one pass of the runner's loop may take. A longer pass means that
 the runner was frozen, and probably its cells with it."""
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Signals that end a run.
-
-
-Review = Callable[[Path], Mapping[Path, Ending]]
-"""Function that returns the cells of a study's folder that need not run, by their folders."""
-
-
-def review_nothing(study: Path) -> Mapping[Path, Ending]:
-    """Return no cell: all cells of a study run."""
-    return {}
-
-
-Observer = Callable[[Job], str]
-"""Function that gets every cell that has ended, and returns a line for the display or nothing."""
-
-
-def observe_nothing(ended: Job) -> str:
-    """Return no line."""
-    return ""
-
-
-@contextlib.contextmanager
-def handle_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Call `handler` for the signals that end a run, except for signals that nohup ignores."""
-    handled = [n for n in ENDING_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
-    previous = {number: signal.signal(number, handler) for number in handled}
-    try:
-        yield
-    finally:
-        for number, old_handler in previous.items():
-            signal.signal(number, old_handler)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """End of a cell in this run; `failure` is None if the cell has a result.
-
-    `is_stopped`: the user stopped the run. `is_lost`: the cell could not be started, or ended with
-    the fork server. `is_crowded`: the cell ran out of memory on a device that it shared.
-    """
-
-    job: Job
-    seconds: float
-    failure: FailureClass | None = None
-    message: str = ""
-    is_stopped: bool = False
-    is_lost: bool = False
-    is_crowded: bool = False
-
-    def describe(self) -> str:
-        """Return the line of the display about the end of the cell."""
-        if self.failure is None:
-            return f"done     {self.job.name}  {self.seconds:.1f} s"
-        if self.is_stopped:
-            return f"stopped  {self.job.name}"
-        run_alone = f"run alone: {program('train', self.job.folder)}"
-        return f"FAILED   {self.job.name}  {self.failure}: {self.message}\n         {run_alone}"
-
-
-@dataclass
-class Summary:
-    """Outcomes of a run, and the signal that ended the run early."""
-
-    outcomes: list[Outcome] = field(default_factory=list)
-    stopped_by: signal.Signals | None = None
-
-    @property
-    def failed(self) -> list[Outcome]:
-        return [
-            outcome
-            for outcome in self.outcomes
-            if outcome.failure is not None and not outcome.is_stopped
-        ]
-
-    def snapshot(self, waiting: list[str], running: list[StartedCell], slots: int) -> Snapshot:
-        """Return the state of the run for the display."""
-        done = [outcome for outcome in self.outcomes if outcome.failure is None]
-        durations = [(o.job.name, o.seconds) for o in done if o.seconds]
-        return Snapshot(len(done), len(self.failed), waiting, running, durations, slots)
 
 
 class Runner:
@@ -217,7 +143,7 @@ class Runner:
             try:
                 is_started = self._start_in(slot, job, pending)
             except OSError as error:
-                self._finish(_os_failure(job, 0.0, error))
+                self._finish(make_os_failure(job, 0.0, error))
                 is_started = False
             if not is_started:
                 self.slots.release(slot)
@@ -303,7 +229,7 @@ class Runner:
             try:
                 outcome = self._record(cell, code)
             except OSError as error:
-                outcome = _os_failure(job, cell.seconds, error)
+                outcome = make_os_failure(job, cell.seconds, error)
                 assert outcome.failure is not None
                 end = Exit(failure=outcome.failure, returncode=code, message=outcome.message)
                 self.unrecorded[job.folder] = end
@@ -451,7 +377,7 @@ class Runner:
     def _skip_failing_variant(self, outcome: Outcome) -> None:
         """Skip the seeds of a variant without results if its first seeds failed in the same way."""
         variant = outcome.job.variant
-        end = _describe_same_failures(outcome)
+        end = describe_same_failures(outcome)
         self.ends[variant].append(end)
         has_result = any(outcome.job.folder.parent.glob("*/result.json"))
         if not end or has_result or self.ends[variant] != [end] * SAME_FAILURES:
@@ -470,7 +396,8 @@ class Runner:
     def _drop_ended(self, study: Path) -> None:
         """Remove the waiting cells of variants that a rule of the study has ended."""
         ended = self.review(study)
-        waiting = [*self.queue, *(job for _, job in self.resting)]
+        waiting = list(self.queue)
+        waiting += [job for _, job in self.resting]
         dropped = [job for job in waiting if job.folder in ended]
         self.queue = deque(job for job in self.queue if job.folder not in ended)
         self.resting = [(due, job) for due, job in self.resting if job.folder not in ended]
@@ -508,29 +435,3 @@ class Runner:
             waiting += [job.name for _, job in self.resting]
         slots = max(self.slots.limit, len(self.running))
         return self.summary.snapshot(waiting, cells, slots)
-
-
-def describe_dropped(dropped: Iterable[Job], ended: Mapping[Path, Ending]) -> list[str]:
-    """Return a line for each variant whose waiting cells do not run."""
-    endings = {job.variant: ended[job.folder] for job in dropped}
-    return [f"ended    {variant}  {ending.describe()}" for variant, ending in endings.items()]
-
-
-def _describe_same_failures(outcome: Outcome) -> str:
-    """Return the same text for failures that further seeds would repeat, or "" for others."""
-    if outcome.failure not in folder.FINAL_FAILURES:
-        return ""
-    if outcome.failure == "diverged":
-        return "diverged: "
-    # Messages may differ in numbers, such as sizes and steps.
-    message = re.sub(r"\d+", "", outcome.message)
-    return f"{outcome.failure}: {message}"
-
-
-def _os_failure(job: Job, seconds: float, error: OSError) -> Outcome:
-    """Return the outcome of a cell whose folder could not be read or written."""
-    message = f"{type(error).__name__}: {error}"
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        # This process has too many open files, which is not a fault of the cell.
-        return Outcome(job, seconds, "killed", message, is_lost=True)
-    return Outcome(job, seconds, failure.classify_failure(1, message), message)

@@ -85,7 +85,8 @@ def watch(where: Path, ask_queues: AskQueues) -> None:
             study_cells = read_cells(plan, place)
             studies.append(f"{describe(plan, study_cells, queues.get(place, ()))}\n")
             cells += study_cells
-        text = "".join([*studies, *(f"{error} (skipped)\n" for error in unreadable)])
+        skipped = [f"{error} (skipped)\n" for error in unreadable]
+        text = "".join(studies + skipped)
         if text != previous:
             start = CLEAR_SCREEN if sys.stdout.isatty() else ""
             print(start + text, end="", flush=True)
@@ -334,7 +335,7 @@ def print_log(name: str) -> None:
 
 
 def _find_cell(text: str) -> Path:
-    """Return the folder of a cell. Of several identities, return the one that changed last."""
+    """Return the folder of a cell, and of several identities the one that changed last."""
     if (Path(text) / "config.yaml").exists():
         return Path(text)
     runs = Path("runs")

@@ -276,7 +276,9 @@ def _check_options(
     seeds: tuple[int, ...],
 ) -> None:
     """Raise ConfigError if the options do not fit each other, the keys or the final `seeds`."""
-    sampler, trials, halving = options.sampler, options.trials, options.halving
+    sampler = options.sampler
+    trials = options.trials
+    halving = options.halving
 
     def error(option: str, message: str) -> ConfigError:
         path = ("tune", option) if option in source.study.tune else ("tune",)

@@ -3,8 +3,8 @@
 Shapes: B batch, n tokens of this call, m cached tokens, H heads, H' key heads, M keys for every
 token, D head width, E width of the features.
 
-A new token attends to the cached tokens and to itself. Of a cached token, it needs the keys, the
-value, z and the composition map as a key. It does not need the query, the map as a query or the
+A new token attends to the cached tokens and to itself. It needs the keys, the value,
+z and the composition map as a key of a cached token, but not the query, the map as a query or the
 residual part, which takes the token's own value.
 """
 
@@ -127,7 +127,8 @@ class KeyValues(Cache):
                 buffer.drop(self.limit)
 
     def tensors(self) -> list[Tensor]:
-        return [*(buffer.tokens for buffer in self.buffers.values()), *self.totals.values()]
+        tokens = [buffer.tokens for buffer in self.buffers.values()]
+        return tokens + list(self.totals.values())
 
 
 class RunningSums(Cache):

@@ -238,18 +238,20 @@ def _score_mod(scores: Scores, seed: Tensor | None) -> ScoreMod:
     heads = scores.q.shape[1]
     m = scores.k.shape[2]
     dropout = scores.dropout
-    of_keys = None
+    key_bias = None
     if scores.key_bias is not None:
-        of_keys = wide(scores.key_bias).transpose(2, 3).flatten(2, 3)
-    bias = None if scores.masks.bias is None else _Pairs.from_mask(wide(scores.masks.bias))
-    visibility = (
-        None if scores.masks.visibility is None else _Pairs.from_mask(scores.masks.visibility)
-    )
+        key_bias = wide(scores.key_bias).transpose(2, 3).flatten(2, 3)
+    bias = None
+    if scores.masks.bias is not None:
+        bias = _Pairs.from_mask(wide(scores.masks.bias))
+    visibility = None
+    if scores.masks.visibility is not None:
+        visibility = _Pairs.from_mask(scores.masks.visibility)
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, key: Tensor) -> Tensor:
         j = key // m
-        if of_keys is not None:
-            score = score + of_keys[b, h, key]
+        if key_bias is not None:
+            score = score + key_bias[b, h, key]
         if bias is not None:
             score = score + bias.at(b, h, i, j)
         if visibility is not None:

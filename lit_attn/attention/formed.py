@@ -168,7 +168,7 @@ class _InTurn(torch.autograd.Function):
         count: int,
         *tensors: Any,
     ) -> Tensor:
-        """`attend` takes the queries of a chunk and the first `count` tensors.
+        """Return the sums of `attend(rows, *tensors)` over the chunks, with `count` tensors.
 
         The first three tensors are q, k and v, and those after the first `count` are parameters.
         """

@@ -138,10 +138,10 @@ class Attention(nn.Module):
         self.normaliser: Normaliser = build_part(self.spec.normaliser, query_shape, Normaliser)
         self.transform: Transform = build_part(self.spec.transform, shape, Transform)
         self.values: Values = build_part(self.spec.values, shape, Values)
-        # Whether the layer is the first one of its network, if known, and the channel to that one.
+        # True for the first layer of a network, None if unknown; and the channel to that layer.
         self.is_first: bool | None = None
         self.first_values: FirstValues | None = None
-        # Whether heads are composed by a kernel in Triton, where it supports the call.
+        # True if a kernel in Triton composes the heads of the calls that it supports.
         self.composes_in_kernel = False
         self.scale: Scale = build_part(self.spec.scale, query_shape, Scale)
         self.bias: Bias = build_part(self.spec.bias, query_shape, Bias)

@@ -166,7 +166,7 @@ class TokenMixer(nn.Module):
         n = full.shape[-1]
         ordered = torch.ones(n, n, dtype=torch.bool, device=full.device).tril()[-full.shape[2] :]
         padding = present[:, None, None, :]
-        # What a query that is padding sees does not matter.
+        # The keys that a query sees do not matter if it is padding.
         is_needed = padding[..., -full.shape[2] :].mT
         for is_ordered, expected in ((is_causal, padding), (True, padding & ordered)):
             if not ((full ^ expected) & is_needed).any():

@@ -145,7 +145,7 @@ def _measure_blocks(
         steps = {name: Step(block, x, causal, mode) for name, block in blocks.items()}
         calls = {}
         for name, step in steps.items():
-            # As in training, a step that counts finds the memory that one of its block released.
+            # A step that counts finds the memory that one of its block released, as in training.
             calls[f"before {name}"] = step
             calls[name] = step
         seconds = measure.measure_seconds(calls, setup.rounds, setup.device, setup.clock)

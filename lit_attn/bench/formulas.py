@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_attn.attention import reference
-from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.network import number_layers
+from lit_attn.attention.agreement import build_noisy_layer, differentiate, largest
 from lit_attn.attention.parts import Part
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.schema.base import Kind
@@ -16,9 +15,6 @@ from lit_attn.schema.errors import ConfigError
 
 LIMIT = 1e-6
 """Largest error of a value or gradient, relative to the largest number of the same tensor."""
-
-NOISE = 0.05
-"""Standard deviation of the noise on all parameters: a gate of zero would hide a wrong term."""
 
 SMALL = 1e-3
 """A gradient whose numbers are below this share of the largest gradient is compared with the share:
@@ -57,37 +53,25 @@ class Comparison(NamedTuple):
 
 def compare(preset: str, size: Size, is_causal: bool) -> Comparison:
     """Return the comparison of the layer called `preset` with the formulas of its parts."""
-    torch.manual_seed(0)
-    layer = _build_layer(preset, size)
+    layer = build_noisy_layer(preset, size.dim, size.heads, torch.double)
     x = torch.randn(size.batch, size.tokens, size.dim, dtype=torch.double, requires_grad=True)
-    inputs = [x, *layer.parameters()]
-    output = layer(x, is_causal=is_causal)
-    expected = reference.attention(layer, x, is_causal=is_causal)
-    direction = torch.randn_like(output)
-    gradients = torch.autograd.grad(output, inputs, direction, materialize_grads=True)
-    expected_gradients = torch.autograd.grad(expected, inputs, direction, materialize_grads=True)
-    largest = max(_largest_number(gradient) for gradient in expected_gradients)
-    errors = []
-    for actual, exact in zip(gradients, expected_gradients, strict=True):
-        scale = max(_largest_number(exact), SMALL * largest)
-        errors.append(_largest_number(actual - exact) / scale)
-    value = _largest_number(output - expected) / _largest_number(expected)
-    # max() of Python may drop a NaN, and torch's keeps it.
-    return Comparison(preset, is_causal, value, float(torch.tensor(errors).max()))
-
-
-def _build_layer(preset: str, size: Size) -> Attention:
-    """Return the float64 layer in evaluation mode, without parameters that are zero."""
-    layer = attn_layer(preset)(size.dim, size.heads).double().eval()
-    number_layers(layer)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.add_(NOISE * torch.randn_like(parameter))
-    return layer
+    leaves = [x, *layer.parameters()]
+    by_layer = layer(x, is_causal=is_causal)
+    by_formulas = reference.attention(layer, x, is_causal=is_causal)
+    direction = torch.randn_like(by_layer)
+    value, *gradients = differentiate(by_layer, leaves, direction)
+    exact_value, *exact_gradients = differentiate(by_formulas, leaves, direction)
+    value_error = _largest_number(value - exact_value) / _largest_number(exact_value)
+    largest_gradient = max(_largest_number(gradient) for gradient in exact_gradients)
+    gradient_errors = []
+    for gradient, exact in zip(gradients, exact_gradients, strict=True):
+        scale = max(_largest_number(exact), SMALL * largest_gradient)
+        gradient_errors.append(_largest_number(gradient - exact) / scale)
+    return Comparison(preset, is_causal, value_error, largest(gradient_errors))
 
 
 def _largest_number(tensor: Tensor) -> float:
-    return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def list_kinds() -> dict[str, set[str]]:

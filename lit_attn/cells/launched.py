@@ -32,12 +32,15 @@ def enter_slurm_task() -> int:
 
     The tasks have numbers in the order of the nodes (`srun --distribution=block`).
     """
-    task, nodes = os.environ["SLURM_PROCID"], int(os.environ["SLURM_STEP_NUM_NODES"])
-    world = int(os.environ["SLURM_STEP_NUM_TASKS"])
+    rank = int(os.environ["SLURM_PROCID"])
     set_ranks(
-        int(task), world, int(os.environ["SLURM_LOCALID"]), int(os.environ["SLURM_NODEID"]), nodes
+        rank,
+        int(os.environ["SLURM_STEP_NUM_TASKS"]),
+        int(os.environ["SLURM_LOCALID"]),
+        int(os.environ["SLURM_NODEID"]),
+        int(os.environ["SLURM_STEP_NUM_NODES"]),
     )
-    return int(task)
+    return rank
 
 
 def set_ranks(rank: int, world: int, local_rank: int, node: int = 0, nodes: int = 1) -> None:

@@ -244,7 +244,9 @@ def read_task_end(line: str) -> tuple[str, int, int] | None:
     match = TASK_END.match(line.strip())
     if match is None:
         return None
-    node, rank, end = match[1], int(match[2]), match[3]
+    node = match[1]
+    rank = int(match[2])
+    end = match[3]
     exited = EXIT_CODE.search(end)
     if exited is not None:
         return node, rank, int(exited[1])

@@ -277,7 +277,9 @@ class Result(Record):
     step_wall_time: Spread | None = Field(
         None, description="from the end of a step to the end of the next; null in old records"
     )
-    evaluation_time: Spread | None = Field(None, description="of all splits; null in old records")
+    evaluation_time: Spread | None = Field(
+        None, description="time of an evaluation of all splits; null in old records"
+    )
     is_device_shared: bool = Field(False, description="True if another cell may have used the GPU")
     is_compiled: bool | None = Field(
         None, description="True if torch.compile compiled the model; null in old records"

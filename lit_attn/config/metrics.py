@@ -313,7 +313,7 @@ class MetricChoice(Config):
         if self.selection == "best-validation" and "val" not in splits:
             raise ValueError("best-validation needs a validation split: set data.validation")
         values = {"label": info.label, "goal": info.goal, "scale": info.scale}
-        # What the study writes counts before what the metric says.
+        # The keys that the study writes count before those of the metric.
         values |= self.model_dump(exclude_none=True)
         if values["goal"] is None:
             raise ValueError(f"'{self.name}' does not say which direction is better; set goal")

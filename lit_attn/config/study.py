@@ -229,8 +229,8 @@ def read_titles(path: Path) -> dict[str, str]:
     """Return the titles of the studies of `path` and of the files that it names, unchecked."""
     tree = load(path)
     titles = {}
-    trees = [tree, *(load(further) for further in _further_files(path, tree))]
-    for file_tree in trees:
+    further_trees = [load(further) for further in _further_files(path, tree)]
+    for file_tree in [tree, *further_trees]:
         studies = file_tree.get("studies")
         if not isinstance(studies, Mapping):
             continue
@@ -350,7 +350,8 @@ def _split_levels(source: StudySource) -> list[StudySource]:
     _require_gates(source)
     sizes = 0 if study.gates is None else len(study.axes[study.gates])
     levels = []
-    for names in itertools.product(*(study.axes[key] for key in level_keys)):
+    level_axes = [study.axes[key] for key in level_keys]
+    for names in itertools.product(*level_axes):
         level = "-".join(names)
         before = [f"{source.name}-{smaller}" for smaller in _list_smaller(study, names)]
         axes = study.axes.copy()

@@ -34,8 +34,11 @@ class Rows(NamedTuple):
 
     def choose(self, places: list[int]) -> "Rows":
         """Return the rows at some places."""
-        cells = {name: [column[i] for i in places] for name, column in self.cells.items()}
-        return Rows(self.source, [self.numbers[i] for i in places], cells)
+        numbers = [self.numbers[place] for place in places]
+        cells = {}
+        for name, column in self.cells.items():
+            cells[name] = [column[place] for place in places]
+        return Rows(self.source, numbers, cells)
 
     def place(self, index: int, column: str) -> str:
         """Return the words for a cell in an error."""
@@ -69,8 +72,10 @@ class ColumnData(DataModule):
         self.set_epoch(len(arrays["train"].targets), drop_last=True)
 
     def fingerprint(self) -> str:
-        parts = [tensor.cpu().numpy() for split in self.tensors.values() for tensor in split]
-        return digest(parts)
+        arrays = []
+        for split in self.tensors.values():
+            arrays += [tensor.cpu().numpy() for tensor in split]
+        return digest(arrays)
 
     def batch(self, step: int) -> Batch:
         chosen = self.share(self.rows(step, self._draw_order))
@@ -93,7 +98,8 @@ class ColumnData(DataModule):
             units = [[count]]
 
         def load(batches: Any) -> Iterator[Batch]:
-            return (tuple(tensor[chosen] for tensor in tensors) for chosen in batches)
+            for chosen in batches:
+                yield tuple(tensor[chosen] for tensor in tensors)
 
         return EvaluationLoader(batches, load, units, count)
 

@@ -82,7 +82,9 @@ class ImageData(DataModule):
         places: Sequence[int] = self.share(range(count))
         if not places:
             # More processes than images: this process evaluates the first one as padding.
-            images, labels, places = all_images[:1], all_labels[:1], [count]
+            images = all_images[:1]
+            labels = all_labels[:1]
+            places = [count]
         size = max(1, self.eval_batch_size // self.world)
         batches = list(zip(images.split(size), labels.split(size), strict=True))
         units = [places[start : start + size] for start in range(0, len(places), size)]

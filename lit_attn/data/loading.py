@@ -7,17 +7,17 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.util import get_temp_dir
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch.multiprocessing.reductions import reduce_tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from lit_attn.schema.errors import ConfigError
 
@@ -99,6 +99,7 @@ class BatchWorkers:
         self.is_pinned = is_pinned
         self._keys = _Keys()
         self._loader: _Loader | None = None
+        self._finalizer: weakref.finalize[[_Loader], BatchWorkers] | None = None
 
     def read(self, keys: Iterable[Any]) -> Iterator[Any]:
         """Yield `make(key)` for each key, in order. A new read abandons the one before it.
@@ -112,6 +113,9 @@ class BatchWorkers:
             return
         if self._loader is None:
             self._loader = self._start()
+            self._finalizer = weakref.finalize(self, _end_workers, self._loader)
+            # At the exit of the process torch ends all workers.
+            self._finalizer.atexit = False
         self._keys.values = keys
         try:
             yield from self._loader
@@ -120,11 +124,13 @@ class BatchWorkers:
             raise ConfigError(str(error).rpartition("ConfigError: ")[2].strip()) from error
 
     def close(self) -> None:
-        """End the workers. A later read starts new ones."""
-        loader, self._loader = self._loader, None
-        if loader is not None and loader._iterator is not None:
-            # Without this call they end when the last reference to their iterator is gone.
-            loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
+        """End the workers. A later read starts new ones.
+
+        They also end when the last reference to this object is gone.
+        """
+        self._loader = None
+        if self._finalizer is not None:
+            self._finalizer()
 
     def _start(self) -> "_Loader":
         """Return a loader whose workers live until it is closed; raise ConfigError."""
@@ -135,14 +141,14 @@ class BatchWorkers:
                 f"choose one of at most {most} characters"
             )
         return _Loader(
-            _Made(self.make),
+            _Made(self.make, self.prepare),
             batch_size=None,
             sampler=self._keys,
             num_workers=self.workers,
             persistent_workers=True,
             prefetch_factor=AHEAD,
             collate_fn=_keep,
-            worker_init_fn=partial(_start_worker, self.prepare),
+            worker_init_fn=_start_worker,
             # The default in a cell of the runner would import everything again in each worker.
             multiprocessing_context="fork",
             pin_memory=self.is_pinned,
@@ -171,13 +177,21 @@ class _Keys(Sampler[Any]):
 
 
 class _Made(Dataset[Any]):
-    """Data set whose item for a key is the batch `make(key)`."""
+    """Data set whose item for a key is the batch `make(key)`, after one call of `prepare`."""
 
-    def __init__(self, make: Callable[[Any], Any]) -> None:
-        self.make = make
+    def __init__(self, make: Callable[[Any], Any], prepare: Callable[[], None] | None) -> None:
+        self.functions: _Functions | None = _Functions(make, prepare)
 
     def __getitem__(self, key: Any) -> Any:
-        return self.make(key)
+        assert self.functions is not None
+        return self.functions.make(key)
+
+
+class _Functions(NamedTuple):
+    """Functions that a worker process calls: `make(key)` for each batch, `prepare` before them."""
+
+    make: Callable[[Any], Any]
+    prepare: Callable[[], None] | None
 
 
 def _keep(batch: Any) -> Any:
@@ -185,13 +199,25 @@ def _keep(batch: Any) -> Any:
 
 
 class _Loader(DataLoader[Any]):
-    """DataLoader that forks its workers with SIGTERM blocked.
+    """DataLoader that forks its workers with SIGTERM blocked, and whose functions only they have.
 
     A scheduler or the runner sends SIGTERM to all processes of a cell. The trainer saves a
     checkpoint first, and until then it needs its workers.
+
+    The functions refer to the module of the data, which refers to this loader. If all of them were
+    garbage together, Python would close the queues of the workers before their iterator ends them:
+    the workers would not get its message, and it would wait 5 seconds for them.
     """
 
+    dataset: _Made
+
     def __iter__(self) -> Any:
+        iterator = self._fork()
+        self.dataset.functions = None
+        return iterator
+
+    def _fork(self) -> Any:
+        """Return the iterator over the batches; the first one starts the workers."""
         if sys.platform != "linux":
             return super().__iter__()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -201,7 +227,13 @@ class _Loader(DataLoader[Any]):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start_worker(prepare: Callable[[], None] | None, worker: int) -> None:
+def _end_workers(loader: _Loader) -> None:
+    """End the workers of a loader and wait for their ends."""
+    if loader._iterator is not None:
+        loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
+
+
+def _start_worker(worker: int) -> None:
     """Prepare a worker process before its first batch."""
     # Threads of the worker send its batches. While it makes the next one, each of them would wait
     # up to 5 ms for its turn.
@@ -209,6 +241,11 @@ def _start_worker(prepare: Callable[[], None] | None, worker: int) -> None:
     ForkingPickler.register(torch.Tensor, _send_tensor)
     if sys.platform == "linux":
         threading.Thread(target=_exit_when_the_trainer_signals, daemon=True).start()
+    info = get_worker_info()
+    assert info is not None
+    assert isinstance(info.dataset, _Made)
+    assert info.dataset.functions is not None
+    prepare = info.dataset.functions.prepare
     if prepare is not None:
         prepare()
 

@@ -188,6 +188,7 @@ def _decode(source: Path | bytes, name: str) -> Decoded:
 
 
 def _read_bytes(source: Path | bytes, name: str) -> bytes:
+    """Return the content of a file; raise ConfigError for an unreadable or empty one."""
     content = source
     if isinstance(content, Path):
         try:

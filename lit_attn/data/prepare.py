@@ -19,7 +19,7 @@ from lit_attn.extras import require
 from lit_attn.schema.errors import ConfigError, OneLineParser, command, program
 
 TOKENIZERS = {"openwebtext": "gpt2", "fineweb": "gpt2", "wikitext103": "words"}
-VAL_TOKENS = {"fineweb": 100_000_000}  # As the first shard of modded-nanogpt.
+VAL_TOKENS = {"fineweb": 100_000_000}  # Tokens in the first shard of modded-nanogpt.
 
 
 @command

@@ -135,6 +135,7 @@ def _parse_list(text: str) -> list[dict[str, Any]]:
 
 
 def _parse_lines(text: str) -> list[dict[str, Any]]:
+    """Return the object of each line; raise ValueError, which names the line, for another one."""
     objects = []
     # Only line feeds end lines: texts may contain other separators.
     for number, line in enumerate(text.split("\n"), start=1):

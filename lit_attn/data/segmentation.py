@@ -123,7 +123,8 @@ class SceneryData(DataModule):
         batches = [[(index, 0, True)] for (index,) in units]
         if not units:
             # More processes than images: this process evaluates the first one as padding.
-            units, batches = [[len(dataset)]], [[(0, 0, True)]]
+            units = [[len(dataset)]]
+            batches = [[(0, 0, True)]]
         return EvaluationLoader(batches, partial(self.read, split), units, len(dataset))
 
     def sample_images(self, count: int) -> Iterator[Batch]:

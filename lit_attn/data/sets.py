@@ -20,7 +20,7 @@ from lit_attn.data.pictures import read_picture
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
 
-SPLIT_SEED = 0  # Of the splits of all cells: a seed varies the training, not the data.
+SPLIT_SEED = 0  # Seed of the splits of all cells: seeds vary the training, not the data.
 
 
 class Split(NamedTuple):

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from lit_attn.attention import dispatch, path_record, reference
+from lit_attn.attention.agreement import build_noisy_layer, differentiate, largest
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.network import number_layers
 from lit_attn.attention.spec import PRESETS
 from lit_attn.doctor.apart import Unavailable
 from lit_attn.tasks.tf32 import FIRST_CAPABILITY, products_in_tf32
@@ -35,10 +35,6 @@ TOLERANCE = 30.0
 SMALL = 0.1
 """A gradient whose norm is below this share of the largest parameter's gradient is compared with
 this share: a gradient that is exactly zero has no relative error."""
-
-
-NOISE = 0.05
-"""Standard deviation of the noise on all parameters, many of which start as zeros."""
 
 
 class Precision(NamedTuple):
@@ -146,13 +142,7 @@ def list_presets(is_short: bool, device: torch.device) -> list[str]:
 
 def build_layer(name: str, shape: Shape) -> Attention:
     """Return the float32 layer of a preset in evaluation mode, with nonzero parameters."""
-    torch.manual_seed(0)
-    layer = attn_layer(name)(shape.dim, shape.heads, qkv_bias=True).eval()
-    number_layers(layer)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.add_(NOISE * torch.randn_like(parameter))
-    return layer
+    return build_noisy_layer(name, shape.dim, shape.heads, qkv_bias=True)
 
 
 def read_properties(
@@ -264,11 +254,7 @@ def compute_reference(
                 tensor.mul_(1 + noise * change)
     inputs.requires_grad_()
     out = reference.attention(exact, inputs, is_causal=is_causal)
-    leaves = [inputs, *exact.parameters()]
-    gradients = torch.autograd.grad(
-        out, leaves, direction.double(), allow_unused=True, materialize_grads=True
-    )
-    return [out.detach(), *gradients]
+    return differentiate(out, [inputs, *exact.parameters()], direction)
 
 
 def compute_layer(
@@ -278,11 +264,8 @@ def compute_layer(
     inputs = x.to(device).requires_grad_()
     with in_precision(case.precision, device):
         out = layer(inputs, is_causal=case.is_causal)
-        leaves = [inputs, *layer.parameters()]
-        gradients = torch.autograd.grad(
-            out, leaves, direction.to(out), allow_unused=True, materialize_grads=True
-        )
-    return [tensor.detach().cpu().double() for tensor in (out, *gradients)]
+        results = differentiate(out, [inputs, *layer.parameters()], direction)
+    return [tensor.cpu().double() for tensor in results]
 
 
 @contextlib.contextmanager
@@ -306,10 +289,3 @@ def relative_errors(actual: list[Tensor], expected: list[Tensor]) -> list[float]
     for one, other, norm in zip(actual, expected, norms, strict=True):
         errors.append((one - other).norm().item() / norm)
     return errors
-
-
-def largest(errors: list[float]) -> float:
-    """Return the largest error, or NaN if one is NaN."""
-    if any(math.isnan(error) for error in errors):
-        return math.nan
-    return max(errors)

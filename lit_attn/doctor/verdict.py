@@ -106,7 +106,7 @@ def make_table(examination: Examination) -> list[str]:
         if has_speeds:
             row += _speed_cells(examination, choice)
         rows.append(row)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [_line(row, widths) for row in rows]
     rule = "|".join("-" * (width + 2) for width in widths)
     return [lines[0], f"|{rule}|", *lines[1:]]

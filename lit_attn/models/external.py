@@ -290,7 +290,7 @@ def find_head(signature: signatures.Signature) -> Head:
 
 
 def build_module(model: ModuleConfig, signature: Any, device: Device) -> nn.Module:
-    """Return what the class or function `model.target` returns."""
+    """Return the network that the class or function `model.target` makes."""
     target = model.load()
     parameters = inspect.signature(target).parameters
     offered = {

@@ -52,12 +52,10 @@ def by_name(network: nn.Module) -> Iterator[None]:
     values that modules drew in their constructors are drawn again first. Layers of users keep the
     values of their constructors.
     """
-    kept = [
-        (parameter, parameter.detach().clone())
-        for module in network.modules()
-        if isinstance(module, TokenMixer)
-        for parameter in module.parameters()
-    ]
+    kept = []
+    for module in network.modules():
+        if isinstance(module, TokenMixer):
+            kept += [(parameter, parameter.detach().clone()) for parameter in module.parameters()]
     # By storage, since initialisers also fill views, such as a flattened convolution weight.
     names = {
         parameter.untyped_storage().data_ptr(): name

@@ -62,7 +62,7 @@ def read_runs(path: str | Path, *, variant: str = "", seed: str = "seed") -> "pd
 def _record_origin(report: Path, study: Path) -> None:
     """Record which folder of runs a report shows, and warn if it replaces the report of another."""
     from lit_attn.cells.records import Origin
-    from lit_attn.report.read import LOG
+    from lit_attn.report.skipped import LOG
 
     path = report / "origin.json"
     recorded = Origin.read_valid(path)

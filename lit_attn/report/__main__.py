@@ -15,7 +15,7 @@ from lit_attn.files import require_writable
 from lit_attn.schema.errors import OneLineParser, command, program
 
 if TYPE_CHECKING:
-    from lit_attn.report.read import Outcome
+    from lit_attn.report.skipped import Outcome
 
 
 @command

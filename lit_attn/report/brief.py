@@ -10,7 +10,7 @@ from lit_attn.report import columns
 from lit_attn.report.captions import SENTENCES, split_sentences
 from lit_attn.report.formats import Cell, read_asset
 from lit_attn.report.numbers import fill
-from lit_attn.report.read import BUSY, StudyRecord
+from lit_attn.report.study_record import BUSY, StudyRecord
 from lit_attn.report.timing import TIME_MARK
 
 COLUMNS = ("variant", "value", "n", "difference", "p", "step_time")

@@ -10,7 +10,8 @@ from lit_attn.report.columns import format_seeds
 from lit_attn.report.comparison import FAILURES, compare_variants
 from lit_attn.report.formats import read_asset
 from lit_attn.report.numbers import write_number
-from lit_attn.report.read import Outcome, StudyRecord
+from lit_attn.report.skipped import Outcome
+from lit_attn.report.study_record import StudyRecord
 from lit_attn.schema.errors import ConfigError, plural, require
 
 CHECKLISTS: dict[str, dict[str, Any]] = read_asset("checklists.yaml")

@@ -244,7 +244,7 @@ def _find_doubt(
         failed.append({cell.seed for cell in cells if cell.status in FAILURES})
     if not any(failed):
         return ""
-    # Of other values than the metric it is unknown which side a failed seed would be on.
+    # The side of a failed seed is known for the metric alone, not for other values.
     sides = goals if column.value == "metric" else {"min", "max"}
     is_confirmed = all(_confirm(pair, failed, goal) for goal in sides)
     if measured in ("agree", "disagree") and is_confirmed:

@@ -8,7 +8,7 @@ import pandas as pd
 from lit_attn.report.comparison import POWERS
 from lit_attn.report.formats import Cell, read_asset
 from lit_attn.report.numbers import find_magnitude, write_number
-from lit_attn.report.read import BUSY
+from lit_attn.report.study_record import BUSY
 from lit_attn.report.timing import TIME_MARK
 from lit_attn.schema.errors import plural
 

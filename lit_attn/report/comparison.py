@@ -11,8 +11,8 @@ import pandas as pd
 from lit_attn.cells.records import FailureClass, Plan
 from lit_attn.report import stats
 from lit_attn.report.futility import fill_ended
-from lit_attn.report.read import StudyRecord
 from lit_attn.report.sequential import look_level
+from lit_attn.report.study_record import StudyRecord
 
 ALPHA = 0.05
 SMALLEST = 1e-12  # Smallest level of an interval.

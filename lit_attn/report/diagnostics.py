@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from lit_attn.cells.records import DiagnosticRow, read_diagnostics
 from lit_attn.report import drawing
 from lit_attn.report.drawing import COLOURS, GREY
-from lit_attn.report.read import Arrays, StudyRecord, read_arrays, read_or_skip
+from lit_attn.report.skipped import Arrays, read_arrays, read_or_skip
+from lit_attn.report.study_record import StudyRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -236,7 +236,7 @@ def add_legend(figure: "Figure", key: Key) -> None:
     handles = []
     for name, (colour, dash) in zip(names, key.values(), strict=True):
         handles.append(Line2D([], [], color=colour, ls=dash, label=name))
-    # As many entries as fit side by side if all are as wide as the longest one.
+    # The number of entries that fit side by side if all are as wide as the longest one.
     longest = max((len(name) for name in names), default=0)
     fitting = int(WIDTH / (0.5 + LETTER_WIDTH * longest))
     columns = max(1, min(6, len(names), fitting))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lit_attn.cells.records import Plan
 from lit_attn.report import columns, stats
 from lit_attn.report.formats import Cell, Table, named_table
-from lit_attn.report.read import StudyRecord
+from lit_attn.report.study_record import StudyRecord
 
 
 class Effect(NamedTuple):
@@ -114,7 +114,8 @@ def _read_factors(study: StudyRecord) -> Factors | None:
     for place, (axis, first) in enumerate(reference.items()):
         further = [combination[place] for combination in values]
         axes[axis] = list(dict.fromkeys([first, *further]))
-    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in values.values())))
+    seeds_of_cells = [set(by_seed) for by_seed in values.values()]
+    seeds = sorted(set.intersection(*seeds_of_cells))
     if not seeds:
         return None
     shape = [len(axis_levels) for axis_levels in axes.values()]

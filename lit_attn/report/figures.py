@@ -17,7 +17,7 @@ from lit_attn.report.columns import STAR
 from lit_attn.report.comparison import Comparisons
 from lit_attn.report.drawing import COLOURS, GREY
 from lit_attn.report.effects import Effect
-from lit_attn.report.read import BUSY, StudyRecord
+from lit_attn.report.study_record import BUSY, StudyRecord
 
 
 class Difference(NamedTuple):
@@ -157,7 +157,8 @@ def _draw_dots(axes: Axes, row: int, values: list[float], name: str) -> None:
     """Draw one dot for each value; equal values are stacked, far outliers marked at the edge."""
     low, high = axes.get_xlim()
     stacks: dict[int, int] = defaultdict(int)
-    x, y = [], []
+    x: list[float] = []
+    y: list[float] = []
     for value in sorted(values):
         if low <= value <= high:
             place = round(100 * (value - low) / (high - low))

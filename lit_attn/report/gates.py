@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lit_attn.report.comparison import ALPHA, compare_variants, find_alpha
-from lit_attn.report.read import StudyRecord
+from lit_attn.report.study_record import StudyRecord
 
 
 def gate_level(sizes: int) -> float:

@@ -37,8 +37,8 @@ from lit_attn.report.comparison import (
     find_verdict,
 )
 from lit_attn.report.labels import find_labels
-from lit_attn.report.read import CellRecord, StudyRecord
 from lit_attn.report.results import describe_records
+from lit_attn.report.study_record import CellRecord, StudyRecord
 from lit_attn.schema.errors import plural, program
 
 MOST_PAIRS = 1000

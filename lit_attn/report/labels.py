@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from lit_attn.cells.records import Plan
 from lit_attn.report.formats import Table
-from lit_attn.report.read import StudyRecord
+from lit_attn.report.study_record import StudyRecord
 
 
 def find_labels(plan: Plan) -> dict[str, str]:

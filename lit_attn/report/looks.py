@@ -7,7 +7,7 @@ from pathlib import Path
 from lit_attn.cells.decisions import Look, Looks
 from lit_attn.files import one_at_a_time
 from lit_attn.report.comparison import compare_variants
-from lit_attn.report.read import StudyRecord
+from lit_attn.report.study_record import StudyRecord
 
 
 def record_looks(studies: Iterable[StudyRecord], runs: Path) -> Iterator[StudyRecord]:

@@ -17,7 +17,9 @@ from lit_attn.report import scaling
 from lit_attn.report.columns import BUSY_TEXT, DAGGER, format_number
 from lit_attn.report.comparison import FAILURES
 from lit_attn.report.numbers import find_magnitude, write_number
-from lit_attn.report.read import BUSY, CellRecord, StudyRecord, read_or_skip, read_studies
+from lit_attn.report.read import read_studies
+from lit_attn.report.skipped import read_or_skip
+from lit_attn.report.study_record import BUSY, CellRecord, StudyRecord
 from lit_attn.report.timing import TIME_MARK
 from lit_attn.schema.errors import ConfigError, require
 

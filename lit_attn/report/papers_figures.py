@@ -10,8 +10,9 @@ from lit_attn.cells.records import read_clock
 from lit_attn.config.papers import AXES, Figure, Panel, PaperSource, Reading, Reference
 from lit_attn.report import diagnostics, drawing, papers
 from lit_attn.report.papers import Counts, Records, measure, measure_or_count
-from lit_attn.report.read import drop_undefined_steps, read_or_skip
 from lit_attn.report.scaling import read_points
+from lit_attn.report.skipped import read_or_skip
+from lit_attn.report.study_record import drop_undefined_steps
 
 if TYPE_CHECKING:
     import matplotlib.axes

@@ -18,8 +18,8 @@ from lit_attn.report.formats import Cell, Table
 from lit_attn.report.page import Section, render_page
 from lit_attn.report.papers import Entry, Records, make_entries
 from lit_attn.report.papers_figures import draw_figure, shows_counts
-from lit_attn.report.read import LOG, Outcome, describe_failure
 from lit_attn.report.results import describe_origin, describe_records
+from lit_attn.report.skipped import LOG, Outcome, describe_failure
 
 PAPER: dict[str, str] = formats.read_asset("tables.yaml")["paper"]
 """Explanations of values: by the content of a table, of counts, and of bars that are counts."""

@@ -9,7 +9,8 @@ import numpy as np
 from lit_attn.cells.legend import Legend
 from lit_attn.report import drawing
 from lit_attn.report.drawing import GREY, MOST_PANELS
-from lit_attn.report.read import LOG, CellRecord, StudyRecord
+from lit_attn.report.skipped import LOG
+from lit_attn.report.study_record import CellRecord, StudyRecord
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def draw_pictures(study: StudyRecord) -> "Figure | None":
     for cell in cells:
         rows[cell.variant] = [panels.prediction for panels in cell.panels]
     colours = _list_shown([cell.legend for cell in cells])
-    # As many entries as fit side by side if all are as wide as the longest one.
+    # The number of entries that fit side by side if all are as wide as the longest one.
     longest = max((len(name) for name in colours), default=0)
     columns = max(1, int(drawing.WIDTH / (0.6 + drawing.LETTER_WIDTH * longest)))
     legend_lines = 1 + math.ceil(len(colours) / columns)

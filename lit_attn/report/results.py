@@ -15,11 +15,12 @@ from lit_attn.report.brief import choose_places
 from lit_attn.report.comparison import ALPHA, Comparisons, find_verdict
 from lit_attn.report.formats import Cell, Table, named_table, read_asset
 from lit_attn.report.numbers import fill, round_number
-from lit_attn.report.read import BUSY, StudyRecord, find_differences, read_or_skip
+from lit_attn.report.skipped import read_or_skip
+from lit_attn.report.study_record import BUSY, StudyRecord, find_differences
 from lit_attn.report.timing import TIME_MARK
 from lit_attn.schema.errors import plural
 
-SENTENCES: dict[str, str] = read_asset("sentences.yaml")  # Of the caption.
+SENTENCES: dict[str, str] = read_asset("sentences.yaml")  # Sentences of the caption.
 ALWAYS = ("variant", "value", "n")  # Columns that are printed also if they are empty.
 UNREADABLE_NAMES = 5
 """Most names of unreadable images of a split that a warning lists."""

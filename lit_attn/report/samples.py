@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lit_attn.report import stats
-from lit_attn.report.read import LOG, CellRecord, StudyRecord, read_arrays
+from lit_attn.report.skipped import LOG, read_arrays
+from lit_attn.report.study_record import CellRecord, StudyRecord
 
 COUNTED = {"accuracy": "correct", "aAcc": "correct", "loss": "loss", "bits_per_byte": "loss"}
 """Array of `units.npz` whose mean over all targets is a metric, up to a constant factor."""

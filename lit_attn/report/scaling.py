@@ -29,10 +29,10 @@ from lit_attn.report.columns import NOTHING, format_number
 from lit_attn.report.formats import Cell, Table, named_table, read_asset
 from lit_attn.report.numbers import fill, write_number
 from lit_attn.report.page import Section, render_page
-from lit_attn.report.read import StudyRecord
 from lit_attn.report.results import describe_setup
 from lit_attn.report.speedup import draw_speedups, find_speedups, make_speedup_table
 from lit_attn.report.stats import Floats
+from lit_attn.report.study_record import StudyRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,7 @@ from lit_attn.report import drawing, stats
 from lit_attn.report.columns import NOTHING, format_number
 from lit_attn.report.drawing import COLOURS, GREY
 from lit_attn.report.formats import Cell, Table, named_table
-from lit_attn.report.read import StudyRecord
+from lit_attn.report.study_record import StudyRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,7 +104,8 @@ def make_speedup_table(speedups: Sequence[SpeedUp], plan: Plan) -> Table:
         by_place.setdefault((speedup.variant, speedup.level), {})[speedup.kind] = speedup
     rows = []
     for (variant, level), kinds in by_place.items():
-        texts = [variant, level, *(_format(kinds.get(kind)) for kind in PANELS)]
+        texts = [variant, level]
+        texts += [_format(kinds.get(kind)) for kind in PANELS]
         rows.append([Cell(text) for text in texts])
     table = named_table("speedup", rows, family=plan.family, baseline=plan.baseline)
     table.notes.extend(describe_speedups(speedups, plan))
@@ -146,7 +147,8 @@ def _format(speedup: SpeedUp | None) -> str:
 def draw_speedups(speedups: Sequence[SpeedUp]) -> "Figure | None":
     """Draw the multipliers of at most seven variants over the levels, a panel for each kind."""
     variants = list(dict.fromkeys(speedup.variant for speedup in speedups))[: len(COLOURS)]
-    kinds = [kind for kind in PANELS if any(speedup.kind == kind for speedup in speedups)]
+    measured_kinds = {speedup.kind for speedup in speedups}
+    kinds = [kind for kind in PANELS if kind in measured_kinds]
     levels = list(dict.fromkeys(speedup.level for speedup in speedups))
     if not variants:
         return None

@@ -22,8 +22,9 @@ from lit_attn.report.formats import (
 from lit_attn.report.labels import find_labels
 from lit_attn.report.numbers import fill, round_number, write_number
 from lit_attn.report.page import Section, render_page
-from lit_attn.report.read import LOG, Outcome, StudyRecord, describe_failure
 from lit_attn.report.results import SENTENCES, describe_origin
+from lit_attn.report.skipped import LOG, Outcome, describe_failure
+from lit_attn.report.study_record import StudyRecord
 from lit_attn.report.summary import make_variant_frame
 from lit_attn.schema.errors import ConfigError
 
@@ -64,29 +65,37 @@ def write_across(studies: Iterable[StudyRecord], reports: Path) -> Outcome:
     means = pd.concat({entry.study.plan.study: entry.frame["mean"] for entry in entries}, axis=1)
     table = _make_table(entries, ranks, list(means.index))
     page = reports / "across.html"
-    combined = _combine_studies(entries)
-    images = {} if combined is None else {"across": combined.image}
-    captions = {"across": read_asset("tables.yaml")["forest"]["figure"]}
-    section = Section(
-        figures=list(images),
-        tables=[table] if combined is None else [table, combined.table],
-    )
+    _write_tables(table, means, page)
+    _write_page(table, _combine_studies(entries), page)
+    return Outcome([page], skipped)
+
+
+def _write_tables(table: Table, means: pd.DataFrame, page: Path) -> None:
+    """Write the table beside `page` as Markdown and LaTeX, and the means of all variants as CSV."""
+    write_atomic(page.with_suffix(".csv"), to_csv(means.rename_axis("variant").reset_index()))
+    for name, text in make_markdown_files(table, "across").items():
+        write_atomic(page.parent / name, text)
+    write_atomic(page.with_suffix(".tex"), to_latex(table, "across", "across.full.md"))
+
+
+def _write_page(table: Table, combined: Forest | None, page: Path) -> None:
+    """Write the page, with the combined differences if there are some, and their plot beside it."""
+    tables = [table]
+    images: dict[str, dict[str, bytes]] = {}
+    if combined is not None:
+        tables.append(combined.table)
+        images["across"] = combined.image
+        for kind, content in combined.image.items():
+            write_atomic(page.with_suffix(f".{kind}"), content)
     html = render_page(
         table.title.rstrip("."),
-        [section],
+        [Section(figures=list(images), tables=tables)],
         [],
         warnings=table.warnings,
         images=images,
-        captions=captions,
+        captions={"across": read_asset("tables.yaml")["forest"]["figure"]},
     )
-    for kind, content in images.get("across", {}).items():
-        write_atomic(page.with_suffix(f".{kind}"), content)
-    write_atomic(page.with_suffix(".csv"), to_csv(means.rename_axis("variant").reset_index()))
-    for name, text in make_markdown_files(table, "across").items():
-        write_atomic(reports / name, text)
-    write_atomic(page.with_suffix(".tex"), to_latex(table, "across", "across.full.md"))
     write_atomic(page, html)
-    return Outcome([page], skipped)
 
 
 def _combine_studies(entries: list[Entry]) -> Forest | None:

@@ -17,8 +17,8 @@ from lit_attn.cells.records import PlannedVariant
 from lit_attn.report.columns import COLUMNS, NOTHING, Record
 from lit_attn.report.comparison import Comparisons
 from lit_attn.report.numbers import round_number
-from lit_attn.report.read import StudyRecord
 from lit_attn.report.samples import measure_test_errors
+from lit_attn.report.study_record import StudyRecord
 from lit_attn.schema.limits import parse_yaml
 from lit_attn.schema.publish import hide_private
 
@@ -165,7 +165,7 @@ def _variant_times(study: StudyRecord, variant: str) -> Record:
         times = study.measurements(field, variant)
         if times:
             record[field] = statistics.median(times)
-            # How far the machine's load changed a time.
+            # The ratio shows how much the machine's load changed a time.
             if min(times) > 0:
                 record[f"{field}_ratio"] = max(times) / min(times)
     step_time = study.step_time(variant)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from lit_attn.cells.records import Metric, Plan, PlannedVariant
-from lit_attn.report.read import CellRecord, StudyRecord
+from lit_attn.report.study_record import CellRecord, StudyRecord
 from lit_attn.schema.errors import ConfigError, require
 
 COSTS = ("parameters", "ffn_width", "flops", "step_time", "evaluation_time", "peak_memory")

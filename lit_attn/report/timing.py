@@ -30,7 +30,8 @@ def find_time_fault(variant: Iterable[Measurements], baseline: Iterable[Measurem
     the spans of time in which both trained overlap. Records without a time of measurement, for
     example another program's table, have no fault.
     """
-    cells, baseline_cells = list(variant), list(baseline)
+    cells = list(variant)
+    baseline_cells = list(baseline)
     faults = []
     if any(cell.get("attempts", 1) > 1 for cell in cells):
         faults.append(RESUMED)
@@ -50,7 +51,8 @@ def _ran_apart(first: Span | None, second: Span | None) -> bool:
 
 def _find_span(cells: list[Measurements]) -> Span | None:
     """Return the span of time in which cells ran, None if it is unknown."""
-    starts, ends = [], []
+    starts = []
+    ends = []
     for cell in cells:
         end = _read_time(cell.get("finished"))
         if end is not None:

@@ -50,7 +50,8 @@ def read_runs(path: str | Path, *, variant: str = "", seed: str = "seed") -> pd.
         frame[seed] = _read_seeds(path, frame["run"].tolist(), seed)
     frame["seed"] = frame[seed].astype(float).astype(int)
     first = ["run", "variant", "seed"]
-    return frame[[*first, *(name for name in frame if name not in first)]]
+    others = [name for name in frame if name not in first]
+    return frame[first + others]
 
 
 def _read_seeds(path: Path, names: list[str], seed: str) -> list[int]:
@@ -111,7 +112,9 @@ def _read_wandb_json(path: Path) -> Iterator[Run]:
             entries = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
-    for number, entry in enumerate(entries if isinstance(entries, list) else [entries]):
+    if not isinstance(entries, list):
+        entries = [entries]
+    for number, entry in enumerate(entries):
         if not isinstance(entry, dict) or "name" not in entry:
             raise ConfigError(f"{path}: run {number} has no name; write name, config and summary")
         run: Run = {"run": str(entry["name"])}

@@ -19,8 +19,9 @@ from lit_attn.report.judge import judge_study
 from lit_attn.report.labels import find_labels, label_rows, label_study
 from lit_attn.report.page import FIGURES, Section, render_page
 from lit_attn.report.pictures import draw_pictures
-from lit_attn.report.read import LOG, Outcome, StudyRecord, describe_failure
 from lit_attn.report.scaling import make_scaling_files
+from lit_attn.report.skipped import LOG, Outcome, describe_failure
+from lit_attn.report.study_record import StudyRecord
 from lit_attn.report.summary import list_cells, make_settings_frame, make_variant_frame
 from lit_attn.report.terminal import describe_verdicts, draw_results
 from lit_attn.report.tuning import draw_tuning, make_tuning_table

@@ -259,7 +259,7 @@ class _Reader:
         value: Any = container.items
         if container.is_mapping:
             value = {}
-            # Of several merged mappings the first one counts, and the keys beside `<<` replace it.
+            # The first of several merged mappings counts, and the keys beside `<<` replace it.
             for mapping in reversed(container.merged):
                 value |= mapping
             value |= container.pairs

@@ -30,7 +30,8 @@ SNAPSHOT = "LIT_ATTN_SNAPSHOT"
 
 T = TypeVar("T")
 
-PACKAGE_VERSIONS: dict[str, str] = {}  # Of the packages whose plug-ins have been imported.
+PACKAGE_VERSIONS: dict[str, str] = {}
+"""Versions of the packages whose plug-ins have been imported."""
 PACKAGE_FOLDERS: set[Path] = set()
 """Folders of the modules of these packages; those of an editable installation can change."""
 

@@ -70,7 +70,7 @@ class TaskModule(L.LightningModule, ABC):
         self.splits = data.splits
         self.optimizer = optimizer
         self.rate = rate
-        # Of every split, for the trained weights and then for the averaged weights.
+        # Metrics of every split, for the trained weights and then for the averaged weights.
         self.metrics: list[Metric | MetricCollection] = []
         self.added: list[MetricCollection] = []
         self.added_metrics = MetricCollection({})

@@ -176,7 +176,7 @@ class FakeStep:
             recompute_blocks(self.task.network)
         self.signature = experiment.data.signature()
         has_loss_scale = training.precision == "fp16"
-        # As in `TaskModule.configure_optimizers`.
+        # `TaskModule.configure_optimizers` has the same rule.
         is_fused = not (has_loss_scale and training.clip is not None)
         self.optimizer = experiment.optimizer.build(self.task.network, fused=is_fused)
         self._follow_phases()

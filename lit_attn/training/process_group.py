@@ -39,7 +39,7 @@ def read_ranks() -> Ranks:
     if RENDEZVOUS not in os.environ:
         return Ranks()
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    return Ranks(*(int(os.environ[name]) for name in names))
+    return Ranks(*[int(os.environ[name]) for name in names])
 
 
 def choose_device(accelerator: str, rank: int, world_size: int) -> torch.device:

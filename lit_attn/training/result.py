@@ -236,8 +236,8 @@ def estimate_cost(cell: Cell, run: FinishedRun, seconds: float) -> Timing:
     limited_time = 0.0 if result.evaluation_time is None else result.evaluation_time.median
     evaluation_time = limited_time * sum(batches) / sum(limited_batches)
 
-    diagnostics_time = 0.0  # Of this run.
-    diagnostics_total = 0.0  # Of the whole cell.
+    diagnostics_time = 0.0  # Seconds of this run.
+    diagnostics_total = 0.0  # Seconds of the complete cell.
     if run.diagnostics is not None:
         times = run.diagnostics.times
         recordings = math.ceil(evaluations / run.diagnostics.settings.every)

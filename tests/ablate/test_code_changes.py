@@ -151,7 +151,8 @@ def test_the_recorded_hash_is_that_of_the_executed_source(
 ) -> None:
     """The second version has the size of the first, and Python takes old bytecode for current."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    path, beside = tmp_path / "a_part_with_bytecode.py", tmp_path / "beside_with_bytecode.py"
+    path = tmp_path / "a_part_with_bytecode.py"
+    beside = tmp_path / "beside_with_bytecode.py"
     path.write_text(f"import {beside.stem}\nX = {beside.stem}.X\n")
     for number in (1, 2):
         beside.write_text(f"X = {number}\n")
@@ -173,7 +174,8 @@ def test_a_part_that_another_part_imports_has_a_hash(
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
-    first, second = tmp_path / "first_of_two.py", tmp_path / "second_of_two.py"
+    first = tmp_path / "first_of_two.py"
+    second = tmp_path / "second_of_two.py"
     first.write_text("import second_of_two\n")
     second.write_text("X = 1\n")
     load_parts([first, second])

@@ -28,8 +28,9 @@ from helpers.runs import (
 from lit_attn.ablate import runner
 from lit_attn.ablate.display import Display
 from lit_attn.ablate.launch import CellProcess, Launcher
+from lit_attn.ablate.outcomes import Outcome, Summary
 from lit_attn.ablate.plan import Job, expand
-from lit_attn.ablate.runner import RETRIES, Runner, Summary
+from lit_attn.ablate.runner import RETRIES, Runner
 from lit_attn.ablate.slots import make_slots
 from lit_attn.cells import folder
 from lit_attn.cells.failure import DISK_FULL, classify_failure
@@ -133,7 +134,7 @@ def test_the_delay_doubles_with_each_retry(tmp_path: Path, monkeypatch: pytest.M
     (job, *_) = jobs(tmp_path, "ok")
 
     def delay(failure: FailureClass, seconds: float = 1.0) -> float | None:
-        return quiet._retry_delay(runner.Outcome(job, seconds, failure))
+        return quiet._retry_delay(Outcome(job, seconds, failure))
 
     assert [delay("killed") for _ in range(5)] == [10.0, 20.0, 40.0, None, None]
     assert delay("no-space") == 10.0
@@ -204,7 +205,8 @@ def test_a_failure_is_recorded_as_soon_as_the_disk_has_space(
     is_full_at_the_end: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (job, *_) = jobs(tmp_path, "crash")
-    write, refused = Exit.write, []
+    write = Exit.write
+    refused = []
 
     def refuse(record: Exit, path: Path) -> None:
         if is_full_at_the_end or len(refused) <= RETRIES["no-space"]:

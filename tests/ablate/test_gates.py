@@ -15,8 +15,8 @@ from lit_attn.ablate.commands.arguments import add_study_arguments
 from lit_attn.ablate.commands.execution import run_stages
 from lit_attn.ablate.commands.options import StudyOptions, read_options
 from lit_attn.ablate.launch import Launcher
+from lit_attn.ablate.outcomes import Summary
 from lit_attn.ablate.plan import Job, Matrix
-from lit_attn.ablate.runner import Summary
 from lit_attn.cells.decisions import Endings, Seal
 from lit_attn.config.study import read_studies
 from lit_attn.report.comparison import compare_variants

@@ -37,7 +37,8 @@ def refused(file: Path, out: Path) -> str:
 
 
 def test_another_file_with_the_same_study_name_is_refused(tmp_path: Path) -> None:
-    first, second = write(tmp_path, "a.yaml"), write(tmp_path, "b.yaml", "ok", "ok-2")
+    first = write(tmp_path, "a.yaml")
+    second = write(tmp_path, "b.yaml", "ok", "ok-2")
     out = tmp_path / "runs"
     assert refused(first, out) == ""
     plan = (out / "tiny" / "plan.json").read_bytes()
@@ -115,7 +116,8 @@ def test_studies_of_the_installed_package_are_known_by_their_place_in_it(
 
 
 def test_a_folder_without_a_record_is_claimed(tmp_path: Path) -> None:
-    first, second = write(tmp_path, "a.yaml"), write(tmp_path, "b.yaml")
+    first = write(tmp_path, "a.yaml")
+    second = write(tmp_path, "b.yaml")
     refused(first, tmp_path / "runs")
     (tmp_path / "runs" / "tiny" / "origin.json").unlink()
     assert refused(second, tmp_path / "runs") == ""
@@ -124,7 +126,8 @@ def test_a_folder_without_a_record_is_claimed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_refuses_another_file_before_anything_runs(tmp_path: Path) -> None:
-    first, second = tmp_path / "a", tmp_path / "b"
+    first = tmp_path / "a"
+    second = tmp_path / "b"
     for folder in (first, second):
         folder.mkdir()
         studies.write(folder, make_body("ok"))

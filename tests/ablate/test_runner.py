@@ -192,7 +192,7 @@ def test_an_interrupt_lets_running_cells_finish(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("gated", "ok"))
     with start_cli(tmp_path, "--jobs", "1") as process:
         wait_until(lambda: list_holders(tmp_path))
-        # As a terminal does it: to the whole foreground group.
+        # A terminal sends the signal to its foreground group.
         os.killpg(process.pid, signal.SIGINT)
         assert process.stdout is not None
         # The runner may not know yet that its cell has started.

@@ -12,8 +12,9 @@ from helpers import studies
 from helpers.runs import make_body
 
 import lit_attn
+from lit_attn.ablate.outcomes import Summary
 from lit_attn.ablate.plan import Job, expand
-from lit_attn.ablate.runner import GRACE, Summary
+from lit_attn.ablate.runner import GRACE
 from lit_attn.ablate.slurm import job as job_module
 from lit_attn.ablate.slurm import submit
 from lit_attn.ablate.slurm.job import SlurmCell
@@ -155,7 +156,7 @@ def test_snapshots_that_no_job_needs_are_removed(
 
 
 def test_a_snapshot_of_another_cluster_is_not_removed(tmp_path: Path) -> None:
-    """Its queue is not visible from this cluster, even if both share the folder and the user."""
+    """The queue of the other cluster is not visible from this one, which may share its folder."""
     for name, cluster in (("a", "here"), ("b", "there"), ("c", "here")):
         (tmp_path / ".code" / name).mkdir(parents=True)
         write_batch(tmp_path, f"batch-{name}", name, cluster)

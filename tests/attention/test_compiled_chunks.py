@@ -104,7 +104,7 @@ def test_the_backward_pass_is_under_autocast_like_the_forward_pass() -> None:
     for call in (layer, compiled(layer)):
         with torch.autocast("cpu", torch.bfloat16):
             out = call(x)
-        # As in training, the backward pass is called outside of autocast.
+        # The backward pass is called outside of autocast, as in training.
         gradients += torch.autograd.grad(out.float().square().sum(), x)
     error = (gradients[0] - gradients[1]).norm() / gradients[0].norm()
     assert error < 0.05

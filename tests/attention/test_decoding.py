@@ -132,7 +132,7 @@ def test_several_chunks_of_queries_decode(
 def test_keys_keep_the_weights_of_their_positions(
     part: type[MixtureConfig | LinearConfig], scope: str
 ) -> None:
-    """This also holds with a window."""
+    """The same is true with a window."""
     similarity = part(keys=2, prior_scope=scope, **{"positions": N} if scope == "position" else {})
     for window in (None, 3) if part is MixtureConfig else (None,):
         layer = make(AttentionSpec(similarity=similarity, window=window))
@@ -197,7 +197,7 @@ def test_the_cache_of_linear_keys_has_a_constant_size(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["standard", "mgk", "belief2", "dcmha"])
 def test_a_window_bounds_the_cache(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This holds token by token and after a long prompt in one piece."""
+    """The bound is true token by token and after a long prompt in one piece."""
     monkeypatch.setattr(cache, "SPARE", 0)
     layer = make(PRESETS[name].model_copy(update={"window": 5}))
     most = cache_bytes(layer, 4, 1)

@@ -130,7 +130,8 @@ def test_a_gradient_with_a_graph_is_the_gradient(
 
 def test_a_constant_in_forward_mode_is_no_error() -> None:
     """Attention may be called while something else is derived."""
-    layer, x = make(PRESETS["mgk"]), tokens()
+    layer = make(PRESETS["mgk"])
+    x = tokens()
     with forward_ad.dual_level(), torch.no_grad():
         torch.testing.assert_close(layer(x), reference.attention(layer, x))
 

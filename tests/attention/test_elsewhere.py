@@ -106,7 +106,8 @@ CHOICES = [*PRESETS, IDENTITY]
 def test_layers_can_be_pickled_and_copied(chosen: Any, lsa: bool) -> None:
     layer_class = attn_layer(chosen, local_self_attention=lsa)
     assert pickle.loads(pickle.dumps(layer_class)) is layer_class
-    layer, x = layer_class(24, 4).eval(), torch.randn(2, 5, 24)
+    layer = layer_class(24, 4).eval()
+    x = torch.randn(2, 5, 24)
     number_layers(layer)
     for again in (pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
         assert type(again) is layer_class

@@ -198,7 +198,7 @@ def test_a_layer_without_a_number_is_refused() -> None:
 
 
 def test_a_timm_model_is_connected_by_one_call() -> None:
-    """Where only the values of the first layer count, the second layer's own get no gradient."""
+    """The second layer's own values get no gradient if only those of the first layer count."""
     sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
     chosen = attn_layer({"values": {"kind": "first", "first": 1.0, "layer": 0.0}})
     model = timm.create_model("vit_tiny_patch16_224", attn_layer=chosen, num_classes=3, **sizes)

@@ -108,7 +108,8 @@ def test_a_learned_bias_of_pairs_gets_its_gradient(shape: tuple[int, ...]) -> No
 
 @every_spec
 def test_several_queries_after_a_cache_equal_the_sequence(spec: AttentionSpec) -> None:
-    layer, x = make(spec), tokens(N)
+    layer = make(spec)
+    x = tokens(N)
     cache = layer.new_cache()
     pieces = [slice(0, 4), slice(4, 5), slice(5, N)]
     with torch.no_grad():
@@ -264,7 +265,8 @@ def test_the_last_of_equal_keys_gets_the_gradient_as_in_formed_weights() -> None
 
 
 def test_a_layer_drops_weights_in_training_only(calls: list[flex.Scores]) -> None:
-    layer, x = make(PRESETS["mgk"]), tokens(N)
+    layer = make(PRESETS["mgk"])
+    x = tokens(N)
     layer.attn_drop = 0.5
     expected = layer(x)
     assert calls[-1].dropout == 0
@@ -337,7 +339,7 @@ def test_the_operator_of_torch_equals_the_reference(name: str, calls: list[flex.
 
 @pytest.mark.usefixtures("of_torch")
 def test_the_operator_of_torch_drops_pairs(calls: list[flex.Scores]) -> None:
-    """Its log-sum-exp has the precision of float32."""
+    """The operator returns a log-sum-exp with the precision of float32."""
     scores, v = make_scores(2, 0.5, -1.0)
     calls.append(scores)
     torch.manual_seed(4)

@@ -282,7 +282,8 @@ def test_limits_that_hold_in_training_are_respected(
 
 
 def test_a_kernel_is_chosen_for_inference_tensors() -> None:
-    layer, x = make(PRESETS["belief2"]), tokens(9)
+    layer = make(PRESETS["belief2"])
+    x = tokens(9)
     expected = layer(x, is_causal=True)
     with torch.inference_mode():
         torch.testing.assert_close(layer(x, is_causal=True), expected.detach())
@@ -330,7 +331,7 @@ def test_the_compiled_split_part_recomputes_its_two_terms() -> None:
 
 @pytest.mark.parametrize("name", ["belief2", "mgk"])
 def test_flash_attention_is_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is called in both passes; without a kernel the result is the same."""
+    """Both passes call it; without a kernel the result is the same."""
     monkeypatch.setattr(formed, "ONE_CHUNK_UP_TO", 0)
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=cpu, acc_events=True) as profile:

@@ -64,7 +64,7 @@ def projected(layer: Attention, heads: Tensor) -> Tensor:
 
 
 def test_the_variant_of_the_released_lra_code() -> None:
-    """It mixes keys before phi, divides both features by n^(1/4), and has one pair of pi."""
+    """Keys are mixed before phi, both features divided by n^(1/4), and there is one pair of pi."""
     layer = layer_of(
         keys=2, mixing="before", divide_by="root-length", prior="clamped", prior_scope="layer"
     )
@@ -78,8 +78,8 @@ def test_the_variant_of_the_released_lra_code() -> None:
 
 
 def test_the_variant_of_the_released_language_model_code() -> None:
-    """It divides each feature by its sum, has pi for every head and position, a running sum plus
-    1e-5, and 1 / sqrt(D)."""
+    """Each feature is divided by its sum; pi of every head and position, a running sum plus 1e-5,
+    and 1 / sqrt(D)."""
     layer = layer_of(
         keys=2,
         features="sum-to-one",
@@ -118,7 +118,8 @@ def test_a_sequence_of_padding_gets_zero(is_causal: bool) -> None:
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_a_token_without_features_has_no_similarity(is_causal: bool) -> None:
     """phi of numbers below -37 is 0 in float64, and 0 / 0 would be NaN."""
-    layer, x = layer_of(features="sum-to-one"), tokens(6)
+    layer = layer_of(features="sum-to-one")
+    x = tokens(6)
     with torch.no_grad():
         layer.qkv.bias[DIM : 2 * DIM] = -50.0
     assert_same(layer, x, is_causal=is_causal)
@@ -182,7 +183,8 @@ def test_every_feature_map_equals_the_reference(phi: str, divide_by: str, n: int
 
 @pytest.mark.parametrize("phi", FEATURE_MAPS)
 def test_decoding_with_every_feature_map_equals_the_full_sequence(phi: str) -> None:
-    layer, x = layer_of(phi=phi), tokens(7)
+    layer = layer_of(phi=phi)
+    x = tokens(7)
     cache = layer.new_cache()
     outs = [layer(x[:, i : i + 1], is_causal=True, cache=cache) for i in range(7)]
     torch.testing.assert_close(torch.cat(outs, 1), layer(x, is_causal=True))

@@ -126,7 +126,8 @@ def sees_no_key(pattern: Pattern) -> Tensor:
 def test_every_form_equals_the_reference(name: str) -> None:
     """The reference has the same value for all forms, so the forms agree with each other."""
     for pattern in patterns_of(name):
-        layer, x = layer_for(name, pattern.window), tokens(N)
+        layer = layer_for(name, pattern.window)
+        x = tokens(N)
         expected = reference.attention(layer, x, pattern.shown, pattern.is_causal)
         for mask in forms(pattern.shown)[1:]:
             torch.testing.assert_close(layer(x, mask, pattern.is_causal), expected)
@@ -142,7 +143,8 @@ def test_finite_biases_equal_the_reference(name: str) -> None:
     bias = 2 * torch.randn(2, HEADS, N, N, dtype=torch.double, generator=generator)
     tried = (PADDED["left, causal"], PAIRS["pairs"], PAIRS["left, causal, window"])
     for pattern in patterns_of(name, tried):
-        layer, x = layer_for(name, pattern.window), tokens(N)
+        layer = layer_for(name, pattern.window)
+        x = tokens(N)
         gradients = []
         for hidden in (-torch.inf, -1e9):
             mask = bias.masked_fill(~pattern.shown, hidden).requires_grad_()
@@ -164,7 +166,8 @@ def test_forms_agree_in_every_precision(name: str, dtype: torch.dtype) -> None:
         layer = layer_for(name, pattern.window).to(dtype)
         x = tokens(N).to(dtype).requires_grad_()
         empty = sees_no_key(pattern)
-        values, gradients = [], []
+        values = []
+        gradients = []
         for mask in forms(pattern.shown, dtype)[:3]:
             heads = attended_heads(layer, x, mask, pattern.is_causal)
             assert not heads[empty].any()
@@ -206,11 +209,13 @@ def test_every_form_decodes_with_a_cache(name: str, window: int | None) -> None:
     """A prompt with padding on the left, then single tokens: as the sequence without a cache."""
     if not patterns_of(name, [Pattern(LEFT, True, window)]):
         pytest.skip("a filter of the logits has no window")
-    layer, x = layer_for(name, window), tokens(N)
+    layer = layer_for(name, window)
+    x = tokens(N)
     with torch.no_grad():
         expected = layer(x, LEFT, is_causal=True)
         for mask in forms(LEFT):
-            cache, outputs = layer.new_cache(), []
+            cache = layer.new_cache()
+            outputs = []
             for start, stop in ((0, 2), (2, 4), (4, 5), (5, 6), (6, 7)):
                 columns = mask[..., start - cache.length : stop]
                 outputs.append(layer(x[:, start:stop], columns, is_causal=True, cache=cache))
@@ -223,7 +228,8 @@ def test_every_form_masks_a_memory(name: str) -> None:
     layer = make(SPECS[name])
     if layer.cross_problem:
         pytest.skip(layer.cross_problem)
-    x, memory = tokens(3), tokens(N)
+    x = tokens(3)
+    memory = tokens(N)
     shown = torch.ones(2, 1, 1, N, dtype=torch.bool)
     shown[0, ..., 5:] = False
     shown[1] = False
@@ -237,7 +243,8 @@ def test_every_form_masks_a_memory(name: str) -> None:
 @pytest.mark.parametrize("name", ["mgk-soft-e", "smgk-soft-e"])
 def test_every_form_gives_the_same_m_step(name: str, is_causal: bool) -> None:
     """Padding does not count, also if the causal order is part of the mask."""
-    present, x = LEFT[1:], tokens(N)[1:]
+    present = LEFT[1:]
+    x = tokens(N)[1:]
     pairs = present & CAUSAL if is_causal else present.expand(1, 1, N, N)
     calls = [(x, mask, is_causal) for mask in forms(present)]
     calls += [(x, mask, False) for mask in forms(pairs)]
@@ -253,7 +260,8 @@ def test_every_form_gives_the_same_m_step(name: str, is_causal: bool) -> None:
 @pytest.mark.parametrize("name", ["talking-heads", "mgk-hard", "standard-differential", "mgk"])
 def test_large_biases_are_added_in_float32(name: str, dtype: torch.dtype) -> None:
     """In bfloat16, a logit of less than 1 would vanish beside a bias of -300."""
-    layer, x = make(SPECS[name]), tokens(N).to(dtype)
+    layer = make(SPECS[name])
+    x = tokens(N).to(dtype)
     bias = torch.full((N, N), -300.0, dtype=dtype)
     expected = reference.attention(layer, x.double(), bias.double())
     out = layer.to(dtype)(x, bias).double()
@@ -308,7 +316,8 @@ def test_a_mask_of_integers_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["linear", "mlk", "smlk"])
 def test_linear_keys_refuse_biases_and_pairs(name: str) -> None:
-    layer, x = make(PRESETS[name]), tokens(N)
+    layer = make(PRESETS[name])
+    x = tokens(N)
     for mask in (torch.ones(1, N, dtype=torch.double), additive(LEFT & CAUSAL, -torch.inf)):
         with pytest.raises(ValueError, match="linear keys take a mask of present keys"):
             layer(x, mask)

@@ -293,7 +293,7 @@ def test_static_composition_with_skip_adds_the_identity() -> None:
 
 
 def test_a_causal_prefix_of_linear_keys_ignores_later_tokens() -> None:
-    """This holds over several chunks."""
+    """The prefix goes over several chunks."""
     layer = make(AttentionSpec(similarity=LinearConfig(keys=2)))
     x = torch.randn(1, 150, DIM, dtype=torch.double)
     expected = layer(x, is_causal=True)

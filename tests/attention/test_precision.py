@@ -76,7 +76,8 @@ def with_large_keys(spec: AttentionSpec, norm: float, lsa: bool = False) -> Atte
     factor = norm / (layer.head_dim**0.5 * keys.norm(dim=1).mean())
     with torch.no_grad():
         keys *= factor
-        if (more := layer.similarity.extra_key_weights()) is not None:
+        more = layer.similarity.extra_key_weights()
+        if more is not None:
             more *= factor
     return layer
 

@@ -84,7 +84,8 @@ def test_micro_batches_have_the_prior_of_their_batch(scope: str) -> None:
     if scope == "position":
         similarity["positions"] = 9
     spec = AttentionSpec.model_validate({"similarity": similarity})
-    complete, divided = make(spec).train(), make(spec).train()
+    complete = make(spec).train()
+    divided = make(spec).train()
     x = tokens(6, batch=4)
     present = torch.ones(4, 1, 1, 6, dtype=torch.bool)
     present[0, ..., 2:] = False
@@ -103,7 +104,8 @@ def test_micro_batches_have_the_prior_of_their_batch(scope: str) -> None:
 
 
 def test_the_statistics_of_processes_are_summed() -> None:
-    layer, single = make(PRESETS["mgk-soft-e"]).train(), make(PRESETS["mgk-soft-e"]).train()
+    layer = make(PRESETS["mgk-soft-e"]).train()
+    single = make(PRESETS["mgk-soft-e"]).train()
     single(tokens(6, batch=4)).sum().backward()
     other = make(PRESETS["mgk-soft-e"]).train()
     for part in (layer, other):

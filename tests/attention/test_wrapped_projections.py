@@ -84,7 +84,9 @@ def wrap(layer: Attention, wrapper: str) -> Attention:
 @every_spec
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_wrapped_projections_equal_the_reference(spec: AttentionSpec, wrapper: str) -> None:
-    plain, layer, x = make(spec), wrap(make(spec), wrapper), tokens(7)
+    plain = make(spec)
+    layer = wrap(make(spec), wrapper)
+    x = tokens(7)
     with torch.no_grad():
         out = layer(x)
         torch.testing.assert_close(out, reference.attention(layer, x))
@@ -98,7 +100,8 @@ def test_wrapped_projections_of_a_memory_equal_the_reference(
 ) -> None:
     if spec.find_cross_problem():
         pytest.skip("the layer has no cross-attention")
-    layer, x = wrap(make(spec), wrapper), tokens(7)
+    layer = wrap(make(spec), wrapper)
+    x = tokens(7)
     memory = torch.randn(2, 5, DIM, dtype=torch.double)
     with torch.no_grad():
         expected = reference.attention(layer, x, memory=memory)
@@ -107,7 +110,8 @@ def test_wrapped_projections_of_a_memory_equal_the_reference(
 
 def test_the_projections_of_a_composition_are_wrapped_one_by_one() -> None:
     """Only one of the joined products changes."""
-    layer, x = make(PRESETS["dcmha"]), tokens(7)
+    layer = make(PRESETS["dcmha"])
+    x = tokens(7)
     before = layer(x)
     scale_output(layer.composers["post"].sides["key"].gate)
     with torch.no_grad():

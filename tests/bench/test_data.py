@@ -3,9 +3,9 @@
 import csv
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
+from helpers import noise_images
 
 from lit_attn.bench.__main__ import main
 from lit_attn.bench.data import measure_wait, read_data
@@ -20,14 +20,7 @@ RECIPE = {
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
     """Write an experiment and 40 images of 8 x 8 pixels; return their folder."""
-    generator = np.random.default_rng(0)
-    np.savez(
-        tmp_path / "images.npz",
-        x_train=generator.integers(256, size=(40, 8, 8, 3), dtype=np.uint8),
-        y_train=np.arange(40) % 4,
-        x_test=generator.integers(256, size=(10, 8, 8, 3), dtype=np.uint8),
-        y_test=np.arange(10) % 4,
-    )
+    noise_images.write(tmp_path / "images.npz")
     (tmp_path / "small.yaml").write_text(yaml.safe_dump({"data": RECIPE}))
     return tmp_path
 

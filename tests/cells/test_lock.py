@@ -353,7 +353,8 @@ def test_a_temporary_lock_that_was_removed_is_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cell that holds the lock removes the temporary files of killed processes."""
-    link, calls = os.link, []
+    link = os.link
+    calls = []
 
     def remove_first(source: Path, target: Path) -> None:
         calls.append(source)

@@ -52,8 +52,9 @@ def error(root: Path, classes: int = 2) -> str:
 
 
 def test_folders_inside_a_class_folder_are_no_classes(tmp_path: Path) -> None:
-    inner = [f"{c}/{side}/1.png" for c in ("dog", "cat") for side in ("left", "right")]
-    write(tmp_path, *(f"{split}/{name}" for split in ("train", "test") for name in inner))
+    for split in ("train", "test"):
+        for label in ("dog", "cat"):
+            write(tmp_path, f"{split}/{label}/left/1.png", f"{split}/{label}/right/1.png")
     write(tmp_path, "train/cat/0.png", "train/dog/left/deeper/9.png")
     files = list_folders(config(tmp_path))
     assert labels(files["train"]) == {

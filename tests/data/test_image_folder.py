@@ -73,7 +73,7 @@ def test_batches_are_a_function_of_seed_and_step(folders: Path) -> None:
     assert not same(batches(at(data, step=4)), expected)
 
 
-# Of Python 3.12 and later, at any fork of a process with threads.
+# Python 3.12 and later warn at any fork of a process with threads.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_batches_do_not_depend_on_the_number_of_workers(folders: Path) -> None:
     alone = config(folders, augment=AUGMENT)
@@ -119,7 +119,7 @@ def test_repeated_augmentation_equals_that_of_timm(folders: Path) -> None:
     images, labels = next(iter(batches(data)))
     assert torch.equal(labels[0::3], labels[1::3])
     assert not torch.equal(images[0], images[1])
-    # Of 3 devices each takes what timm's sampler gives it, whose permutation the epoch seeds.
+    # Each of 3 devices takes the part of timm's sampler, whose permutation the epoch seeds.
     for rank in range(3):
         sampler = RepeatAugSampler(range(600), 3, rank, num_repeats=3)
         alone = RepeatAugSampler(range(600), 1, 0, num_repeats=3)

@@ -91,8 +91,10 @@ def test_default_expressions_have_the_arenas_lengths() -> None:
 def test_files_of_the_arena_are_read(tmp_path: Path) -> None:
     chosen = ListOps(**SMALL, batch_size=8)
     for split, samples in chosen.read_samples().items():
-        expressions = (" ".join(TOKENS[i] for i in s.documents[0]) for s in samples)
-        rows = [f"{text}\t{s.label}" for text, s in zip(expressions, samples, strict=True)]
+        rows = []
+        for sample in samples:
+            expression = " ".join(TOKENS[i] for i in sample.documents[0])
+            rows.append(f"{expression}\t{sample.label}")
         (tmp_path / f"basic_{split}.tsv").write_text("\n".join(["Source\tTarget", *rows]) + "\n")
     read = chosen.model_copy(update={"folder": tmp_path}).read_samples()
     for split, samples in chosen.read_samples().items():

@@ -7,6 +7,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from helpers import noise_images
 from helpers.data_ranks import on_rank
 from torch import Tensor
 from torch.nn import functional as F
@@ -26,15 +27,8 @@ AUGMENT = ({"kind": "crop", "padding": 1}, {"kind": "randaugment"}, "normalize",
 @pytest.fixture
 def noise(tmp_path: Path) -> Npz:
     """Return a file of 40 training and 10 test images of 8 x 8 pixels."""
-    generator = np.random.default_rng(0)
-    np.savez(
-        tmp_path / "noise.npz",
-        x_train=generator.integers(256, size=(40, 8, 8, 3), dtype=np.uint8),
-        y_train=np.arange(40) % 4,
-        x_test=generator.integers(256, size=(10, 8, 8, 3), dtype=np.uint8),
-        y_test=np.arange(10) % 4,
-    )
-    return Npz(name="noise", path=tmp_path / "noise.npz", size=8, classes=4, batch_size=16)
+    path = noise_images.write(tmp_path / "noise.npz")
+    return Npz(name="noise", path=path, size=8, classes=4, batch_size=16)
 
 
 def on_device(data: Images, rank: int, devices: int, step: int = 0) -> ImageData:

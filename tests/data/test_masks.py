@@ -322,7 +322,8 @@ def test_files_of_other_kinds_are_counted(tmp_path: Path, caplog: pytest.LogCapt
     (tmp_path / "annotations/training/a.jpg").touch()
     Image.new("L", (4, 4)).save(tmp_path / "annotations/training/c.png")
     make_config(tmp_path).build(0, CPU)
-    images, annotations = tmp_path / "images/training", tmp_path / "annotations/training"
+    images = tmp_path / "images/training"
+    annotations = tmp_path / "annotations/training"
     assert [message.partition("; files that")[0] for message in caplog.messages] == [
         f"data.root: {images}: left out 1 file: .heic (1)",
         f"data.root: {images}: left out 1 folder; only files directly in a split's folder are read",

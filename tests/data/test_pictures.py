@@ -102,7 +102,8 @@ def draw_picture(mode: str, shape: tuple[int, int], seed: int) -> tuple[Image.Im
     squeezed = pixels[..., 0] if channels == 1 else pixels
     image = Image.fromarray(squeezed.astype(np.uint8), mode)
     if mode == "CMYK":
-        ink, black = pixels[..., :3], pixels[..., 3:]
+        ink = pixels[..., :3]
+        black = pixels[..., 3:]
         # Multiplied and rounded: white minus black, minus the share of ink of the rest.
         rest = 255 - black
         return image, np.clip(rest - np.rint(ink * rest / 255), 0, 255)

@@ -85,7 +85,8 @@ def test_every_json_value_keeps_its_type(
 
 @pytest.mark.parametrize("word", WORDS_OF_GAPS)
 def test_words_for_gaps_are_texts_and_labels(word: str, tmp_path: Path) -> None:
-    csv_path, json_path = tmp_path / "a.csv", tmp_path / "a.jsonl"
+    csv_path = tmp_path / "a.csv"
+    json_path = tmp_path / "a.jsonl"
     csv_path.write_text(f"text,label\n{word},{word}\nb,x\n")
     json_path.write_text(
         json.dumps({"text": word, "label": word}) + '\n{"text": "b", "label": "x"}\n'
@@ -99,7 +100,8 @@ def test_words_for_gaps_are_texts_and_labels(word: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("word", WORDS_OF_NUMBERS)
 def test_texts_that_look_like_numbers_or_dates_stay_texts(word: str, tmp_path: Path) -> None:
-    csv_path, json_path = tmp_path / "a.csv", tmp_path / "a.jsonl"
+    csv_path = tmp_path / "a.csv"
+    json_path = tmp_path / "a.jsonl"
     csv_path.write_text(f"text\n{word}\n")
     json_path.write_text(json.dumps({"text": word}))
     for path in (csv_path, json_path):
@@ -116,7 +118,8 @@ def test_numbers_in_a_label_column_are_class_numbers(tmp_path: Path) -> None:
 def test_rows_that_are_left_out_are_counted_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    train, val = tmp_path / "train.csv", tmp_path / "val.csv"
+    train = tmp_path / "train.csv"
+    val = tmp_path / "val.csv"
     train.write_text('text,x\na,1\n,2\n"",3\nb,4\n')
     val.write_text("text,x\na,1\n")
     text_table(train, val=val).texts()
@@ -127,7 +130,8 @@ def test_rows_that_are_left_out_are_counted_once(
 def test_empty_texts_with_a_label_are_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    train, test = tmp_path / "train.csv", tmp_path / "test.csv"
+    train = tmp_path / "train.csv"
+    test = tmp_path / "test.csv"
     train.write_text("text,label\na,0\n,1\n")
     test.write_text("text,label\na,0\n")
     labels_table(train, test=test).read_samples()

@@ -186,7 +186,7 @@ def test_fingerprint_sees_every_token_of_small_data(monkeypatch: pytest.MonkeyPa
         changed[place] += 7
         fingerprints.add(Stream([Source("x", changed)], 50).fingerprint)
     assert len(fingerprints) == 11
-    # Where the ids lie, and in what type, changes nothing.
+    # The file and the type of the ids change nothing.
     parts = [Source("a", ids[:3].astype(np.uint32)), Source("b", ids[3:])]
     assert Stream(parts, 50).fingerprint in fingerprints
 

@@ -75,7 +75,7 @@ def test_a_stopped_run_resumes(tmp_path: Path, parts: int) -> None:
                 file.write(b"torn")
     else:
         (folder / "meta.json").unlink()
-        # As if it had stopped between the last rename and the end.
+        # The state of a writer that stopped between the last rename and the end.
         counts = json.loads((tmp_path / "whole" / "meta.json").read_text())["splits"]
         progress = {"recipe": RECIPE, "documents": 20, "splits": counts}
         (folder / "progress.json").write_text(json.dumps(progress))

@@ -23,7 +23,8 @@ def old_box(shape: tuple[int, ...], weight: float, **_: Any) -> list[int]:
     height, width = shape[-2:]
     cut_height = int(height * np.sqrt(1 - weight))
     cut_width = int(width * np.sqrt(1 - weight))
-    row, column = np.random.randint(height), np.random.randint(width)
+    row = np.random.randint(height)
+    column = np.random.randint(width)
     top, bottom = np.clip([row - cut_height // 2, row + cut_height // 2], 0, height)
     left, right = np.clip([column - cut_width // 2, column + cut_width // 2], 0, width)
     return [int(edge) for edge in (top, bottom, left, right)]
@@ -53,7 +54,8 @@ def test_batches_equal_those_of_timm(
 
 def test_mixing_leaves_the_global_generators_alone() -> None:
     before = np.random.get_state()[1].tolist()
-    images, labels = torch.zeros(4, 3, 8, 8), torch.arange(4)
+    images = torch.zeros(4, 3, 8, 8)
+    labels = torch.arange(4)
     mix_batch(images, labels, 4, TimmAugmentation(mixup=1, cutmix=1), 7)
     assert np.random.get_state()[1].tolist() == before
 

@@ -1,17 +1,20 @@
 """Batches that worker processes prepare ahead have the bits of batches without workers."""
 
+import contextlib
+import gc
 import os
 import re
 import signal
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import digit_folders
+from helpers import digit_folders, noise_images
 from helpers.commands import run_python
 from helpers.data_ranks import on_rank
 from helpers.paths import EXPERIMENTS
@@ -57,14 +60,7 @@ FILES: dict[str, dict[str, Any]] = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of 40 coloured images in one file, and of digits in class folders."""
     path = tmp_path_factory.mktemp("data")
-    generator = np.random.default_rng(0)
-    np.savez(
-        path / "noise.npz",
-        x_train=generator.integers(256, size=(40, 8, 8, 3), dtype=np.uint8),
-        y_train=np.arange(40) % 4,
-        x_test=generator.integers(256, size=(10, 8, 8, 3), dtype=np.uint8),
-        y_test=np.arange(10) % 4,
-    )
+    noise_images.write(path / "noise.npz")
     return path
 
 
@@ -345,6 +341,47 @@ def test_a_read_that_was_left_early_does_not_disturb_the_next() -> None:
     workers.close()
     assert list(workers.read([9])) == ["9"]
     workers.close()
+
+
+class Owner:
+    """Owner of a worker process; the worker's functions refer to it, as those of a module do."""
+
+    def __init__(self) -> None:
+        self.workers = loading.BatchWorkers(self.make, 1, self.prepare)
+        self.offset = 0
+
+    def prepare(self) -> None:
+        self.offset = 100
+
+    def make(self, key: int) -> int:
+        if key == 3:
+            raise ConfigError("no batch 3")
+        return self.offset + key
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's list of children")
+@pytest.mark.parametrize("last", [1, 3], ids=["left early", "after an error"])
+def test_a_worker_ends_by_itself_when_its_owner_is_garbage(
+    last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch would wait five seconds for a worker that gets no message, and then kill it."""
+    # Workers of earlier tests end now.
+    gc.collect()
+    killed: list[int | None] = []
+    monkeypatch.setattr(BaseProcess, "terminate", lambda process: killed.append(process.pid))
+    before = children()
+    owner = Owner()
+    reading = owner.workers.read(range(9))
+    assert next(reading) == 100
+    with contextlib.suppress(ConfigError):
+        for _ in range(last):
+            next(reading)
+    assert len(children() - before) == 1
+    del owner, reading
+    gc.collect()
+    assert killed == []
+    assert children() == before
 
 
 @pytest.mark.parametrize(

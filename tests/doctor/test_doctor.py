@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lit_attn.__main__ import main
+from lit_attn.attention.agreement import largest
 from lit_attn.attention.spec import PRESETS
 from lit_attn.doctor import benchmark, compiled, examine, machine, trainings
 from lit_attn.doctor.layers import (
@@ -20,7 +21,6 @@ from lit_attn.doctor.layers import (
     LayerCheck,
     build_layer,
     explain_path,
-    largest,
     list_cases,
     list_precisions,
     list_presets,

@@ -125,7 +125,7 @@ def test_wmt14_has_the_splits_of_fairseq(
     for number, (corpus, url) in enumerate(prepare.WMT14.items()):
         pairs = [(f"Text {number} {i};", f"Text {number} {i}.") for i in range(corpora[corpus])]
         if number == 1:
-            # As many words, but many more subwords; in train, and in valid.
+            # Equally many words, but many more subwords; in train, and in valid.
             pairs[7] = pairs[99] = ("a", "Donaudampfschifffahrtsgesellschaftskapitän")
         files = {
             f"{corpus}.{language}": "".join(f"{pair[side]}\n" for pair in pairs)

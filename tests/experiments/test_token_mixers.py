@@ -31,8 +31,10 @@ def tokens() -> Tensor:
 
 @every_layer
 def test_chunks_compute_the_recurrence_in_value_and_gradient(layer_class: Any) -> None:
-    layer, x = layer_of(layer_class), tokens()
-    output, expected = layer(x), layer.reference(x)
+    layer = layer_of(layer_class)
+    x = tokens()
+    output = layer(x)
+    expected = layer.reference(x)
     torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-10)
     direction = torch.randn_like(output)
     inputs = [x, *layer.parameters()]
@@ -44,7 +46,8 @@ def test_chunks_compute_the_recurrence_in_value_and_gradient(layer_class: Any) -
 
 @every_layer
 def test_a_cache_continues_the_sequence(layer_class: Any) -> None:
-    layer, x = layer_of(layer_class), tokens()
+    layer = layer_of(layer_class)
+    x = tokens()
     cache = layer.new_cache()
     parts = [layer(x[:, start:stop], cache=cache) for start, stop in pairwise([0, 40, 41, 75])]
     torch.testing.assert_close(torch.cat(parts, 1), layer(x), rtol=1e-9, atol=1e-10)
@@ -68,7 +71,8 @@ def test_a_delta_rule_replaces_the_value_of_a_repeated_key() -> None:
     key = torch.zeros(1, 1, 2, DIM // HEADS, dtype=torch.double)
     key[..., 0] = 1
     values = torch.randn(1, 1, 2, DIM // HEADS, dtype=torch.double)
-    ones, zeros = torch.ones(1, 1, 2).double(), torch.zeros(1, 1, 2).double()
+    ones = torch.ones(1, 1, 2).double()
+    zeros = torch.zeros(1, 1, 2).double()
     empty = torch.zeros(1, 1, DIM // HEADS, DIM // HEADS, dtype=torch.double)
     output, _ = layer.step(empty, key, key, values, ones, zeros)
     torch.testing.assert_close(output, values)

@@ -111,7 +111,7 @@ def test_a_stopped_cell_resumes(
 
 @pytest.mark.parametrize("name", ["clipped", "set-adam", "text", "composition", "sequences"])
 def test_a_step_waits_for_the_gpu_once(name: str, tmp_path: Path) -> None:
-    """It waits to check that the loss is finite."""
+    """The step waits to check that the loss is finite."""
     _, make = CELLS[name]
     cell = on_gpu(make(tmp_path), "fp32")
     with rehearsal() as reads:

@@ -24,7 +24,8 @@ ranks.SETTLE = 10.0
 
 def run_cell(folder: Path, *, smoke: bool = False) -> None:
     cell = Cell.read(folder / "config.yaml")
-    if rank := int(os.environ.get("RANK", 0)):
+    rank = int(os.environ.get("RANK", 0))
+    if rank > 0:
         _other_rank(folder, cell.variant, rank)
         return
     (folder / "progress.json").write_text('{"step": 0, "total": 1, "memory": 1}')

@@ -24,7 +24,8 @@ def published(
 
     def cutout(image: Image.Image) -> Image.Image:
         x, y = (side + (1 - side) * u for side, u in zip(image.size, place, strict=True))
-        left, top = int(max(0, x - m / 2)), int(max(0, y - m / 2))
+        left = int(max(0, x - m / 2))
+        top = int(max(0, y - m / 2))
         box = (left, top, min(image.width, left + m), min(image.height, top + m))
         ImageDraw.Draw(image).rectangle(box, (125, 123, 114))
         return image

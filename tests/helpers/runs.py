@@ -18,8 +18,9 @@ from helpers import fake_cells, studies
 from helpers.holding import read_number
 from lit_attn.ablate.display import Display
 from lit_attn.ablate.launch import CellProcess, Launcher
+from lit_attn.ablate.outcomes import Summary
 from lit_attn.ablate.plan import Job, expand
-from lit_attn.ablate.runner import Runner, Summary
+from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import CGROUPS, make_slots
 from lit_attn.cells.lock import read_holder
 

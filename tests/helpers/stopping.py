@@ -1,19 +1,13 @@
-"""Functions that stop a cell during training and read its weights."""
+"""Function that stops a cell during training."""
 
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
-import torch
 
 from lit_attn.training.recording import Progress
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return torch.load(folder / "checkpoints" / "weights.pt", weights_only=True)
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:

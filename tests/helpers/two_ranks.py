@@ -98,16 +98,15 @@ def cases() -> dict[str, Case]:
 def batches() -> list[list[tuple[Tensor, Tensor]]]:
     """Return the images and labels of each micro-batch of each step."""
     generator = torch.Generator().manual_seed(1)
-    return [
-        [
-            (
-                torch.randn(ROWS, *SHAPE, dtype=torch.double, generator=generator),
-                torch.randint(CLASSES, (ROWS,), generator=generator),
-            )
-            for _ in range(MICRO_BATCHES)
-        ]
-        for _ in range(STEPS)
-    ]
+    steps = []
+    for _ in range(STEPS):
+        micro_batches = []
+        for _ in range(MICRO_BATCHES):
+            images = torch.randn(ROWS, *SHAPE, dtype=torch.double, generator=generator)
+            labels = torch.randint(CLASSES, (ROWS,), generator=generator)
+            micro_batches.append((images, labels))
+        steps.append(micro_batches)
+    return steps
 
 
 def train(case: Case, rank: int = 0, world: int = 1) -> dict[str, Tensor]:

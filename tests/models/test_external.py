@@ -306,8 +306,10 @@ class NamedAttention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.head_dim, self.scaling = 4, 0.5
-        self.attention_dropout, self.is_causal = 0.0, False
+        self.head_dim = 4
+        self.scaling = 0.5
+        self.attention_dropout = 0.0
+        self.is_causal = False
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             setattr(self, name, nn.Linear(8, 8))
 
@@ -318,7 +320,8 @@ class NamedAttention(nn.Module):
 class WithNamedAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.mix, self.head = NamedAttention(), nn.Linear(8, 10)
+        self.mix = NamedAttention()
+        self.head = nn.Linear(8, 10)
 
     def forward(self, images: Any) -> Any:
         return self.head(self.mix(images.flatten(1, 2))[0].mean(1))

@@ -119,7 +119,7 @@ def test_every_preset_takes_the_weights(name: str) -> None:
     load_gpt2(network, random_state())
     logits = network(tokens())
     assert torch.isfinite(logits).all()
-    # What is not the standard layer does not compute what GPT-2 does. Shifted keys are the standard
+    # Only the standard layer computes the same as GPT-2. Shifted keys are the standard
     # layer under the dot kernel, for q.b_r is the same for every key.
     same = torch.allclose(logits, gpt2_logits(random_state(), tokens()))
     starts_as_standard = ("gated-xsa", "knocking-heads", "knocking-heads-mlp")

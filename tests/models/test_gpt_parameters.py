@@ -55,7 +55,7 @@ def test_nanogpts_gpt2_has_its_published_count() -> None:
     number_of_parameters = parameters(GPT2, 50_257, 1024)
     assert number_of_parameters == 124_373_760
     assert number_of_parameters == (50_304 + 1024) * 768 + 12 * (12 * 768**2 + 2 * 768) + 768
-    # What nanoGPT prints leaves the positions out: 123.59M.
+    # nanoGPT prints the number without the positions: 123.59M.
     assert number_of_parameters - 1024 * 768 == 123_587_328
 
 

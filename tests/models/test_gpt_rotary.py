@@ -29,7 +29,7 @@ def test_value_and_gradient_equal_the_formula(spec: AttentionSpec, n: int) -> No
 
 @every_softmax
 def test_only_distances_matter(spec: AttentionSpec) -> None:
-    """This does not hold for linear keys, because phi comes after the rotation."""
+    """Linear keys are another matter, because phi comes after the rotation."""
     layer, x = make(spec), tokens(6)
     original = layer(x, rotary=rotary(torch.arange(6), DIM // HEADS))
     shifted = layer(x, rotary=rotary(torch.arange(6) + 40, DIM // HEADS))

@@ -180,7 +180,8 @@ def test_parameters_and_flops_count_every_layer(tmp_path: Path) -> None:
         model = chosen.experiment.model.model_copy(update={"attention": spec_of(attention)})
         return factory.describe(model, data)
 
-    standard, belief2 = cost("standard"), cost("belief2")
+    standard = cost("standard")
+    belief2 = cost("belief2")
     mixed = cost({"layers": {"every": 2, "use": "belief2"}})
     assert 2 * mixed.parameters == standard.parameters + belief2.parameters
     assert 2 * mixed.flops == standard.flops + belief2.flops

@@ -166,7 +166,8 @@ def test_a_timm_model_computes_the_same(name: str) -> None:
 def test_a_timm_model_computes_the_same_with_large_weights(name: str) -> None:
     """Computed in float64: with large logits, rounding errors grow from layer to layer."""
     model, images = make_timm(name)
-    model, images = model.double(), images.double()
+    model = model.double()
+    images = images.double()
     with torch.no_grad():
         small = model(images)
         expected = enlarge(model)(images)

@@ -38,9 +38,11 @@ def disturb(model: nn.Module, scale: float = 0.3) -> nn.Module:
 def test_a_transformer_of_pytorch_computes_the_same(batch_first: bool, scale: float) -> None:
     torch.manual_seed(0)
     model = disturb(nn.Transformer(**SIZES, batch_first=batch_first), scale).double()
-    source, target = torch.randn(2, 7, 16).double(), torch.randn(2, 5, 16).double()
+    source = torch.randn(2, 7, 16).double()
+    target = torch.randn(2, 5, 16).double()
     if not batch_first:
-        source, target = source.transpose(0, 1), target.transpose(0, 1)
+        source = source.transpose(0, 1)
+        target = target.transpose(0, 1)
     padding = torch.zeros(2, 7, dtype=torch.bool)
     padding[1, 4:] = True
     causal = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
@@ -61,7 +63,8 @@ def test_a_transformer_of_pytorch_computes_the_same(batch_first: bool, scale: fl
 @pytest.mark.parametrize("preset", ["mgk", "dcmha", "linear", "gaussian"])
 def test_a_mechanism_that_fits_cross_attention_replaces_it(preset: str) -> None:
     model = replace_attention(nn.TransformerDecoderLayer(16, 2, 24, batch_first=True), preset)
-    x, memory = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
+    x = torch.randn(2, 5, 16)
+    memory = torch.randn(2, 7, 16)
     model(x, memory).square().sum().backward()
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
@@ -143,7 +146,8 @@ def test_an_example_of_self_attention_is_accepted() -> None:
 def test_one_sequence_without_a_batch_computes_the_same() -> None:
     for batch_first in (True, False):
         attention = nn.MultiheadAttention(16, 2, batch_first=batch_first).eval()
-        x, memory = torch.randn(16, 16), torch.randn(7, 16)
+        x = torch.randn(16, 16)
+        memory = torch.randn(7, 16)
         hidden = torch.zeros(7, dtype=torch.bool)
         hidden[5:] = True
         expected = attention(x, x, x)[0], attention(x, memory, memory, hidden)[0]

@@ -78,13 +78,13 @@ def test_a_backbone_computes_the_same(name: str, is_tracked: bool) -> None:
 def test_every_weight_of_another_mechanism_is_trained(name: str) -> None:
     model = replace_attention(make(name), "mgk")
     sum(out.square().sum() for out in model(make_images(name))).backward()
-    layer_parameters = [
-        (path, parameter)
-        for path, parameter in model.named_parameters()
-        if any(path.startswith(layer) for layer in layers(model))
-    ]
-    assert layer_parameters
-    assert [path for path, parameter in layer_parameters if parameter.grad is None] == []
+    prefixes = tuple(layers(model))
+    gradients = {}
+    for path, parameter in model.named_parameters():
+        if path.startswith(prefixes):
+            gradients[path] = parameter.grad
+    assert gradients
+    assert [path for path, gradient in gradients.items() if gradient is None] == []
 
 
 def test_a_backbone_that_does_not_fit_is_refused_with_its_path() -> None:

@@ -137,7 +137,8 @@ class Own(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.qkv, self.proj = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.qkv = nn.Linear(8, 24)
+        self.proj = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, -1)
@@ -150,7 +151,8 @@ class Untidy(Adapter):
     failure: Exception = ValueError("it fails")
 
     def read(self, original: Any) -> Projections:
-        qkv, proj = original.qkv, original.proj
+        qkv = original.qkv
+        proj = original.proj
         del original.qkv
         original.register_forward_hook(lambda *_: None)
         if len(proj.weight) == 7:
@@ -235,7 +237,8 @@ CHOICES: list[tuple[dict[str, Any], list[int]]] = [
 
 @pytest.mark.parametrize(("choice", "expected"), CHOICES)
 def test_layers_can_be_chosen(choice: dict[str, Any], expected: list[int]) -> None:
-    model, images = make_vit(depth=4).eval(), torch.randn(1, 3, 32, 32)
+    model = make_vit(depth=4).eval()
+    images = torch.randn(1, 3, 32, 32)
     before = model(images)
     replace_attention(model, "standard", **choice)
     assert layers(model) == [f"blocks.{index}.attn" for index in expected]
@@ -283,7 +286,8 @@ def test_a_shared_layer_is_chosen_by_any_of_its_paths() -> None:
 
 @pytest.mark.slow
 def test_a_replaced_model_is_saved_and_loaded() -> None:
-    images, tokens = torch.randn(1, 3, 32, 32), torch.randint(0, 50, (1, 7))
+    images = torch.randn(1, 3, 32, 32)
+    tokens = torch.randint(0, 50, (1, 7))
     swin = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 16, "depths": (1, 1)}
     swin |= {"num_heads": (2, 4)}
     cases: list[tuple[Callable[[], nn.Module], Any]] = [
@@ -451,7 +455,8 @@ class Renamed(nn.Module):
 
 @pytest.mark.parametrize("adapter", ["Hub", "lit_attn.models.transformers_attention:Hub", Hub])
 def test_an_adapter_is_reused_by_its_name(adapter: Any) -> None:
-    model, x = nn.Sequential(Renamed()), torch.randn(2, 5, 16)
+    model = nn.Sequential(Renamed())
+    x = torch.randn(2, 5, 16)
     with pytest.raises(ConfigError, match=r"0 \(Renamed\): it has projections as attention has"):
         replace_attention(model, "standard")
     expected = model(x)[0]

@@ -111,7 +111,7 @@ def test_every_kind_of_model_is_covered() -> None:
 def test_only_modules_of_other_packages_have_buffers_outside_the_state_dict(
     choices: dict[str, Any], signature: signatures.Signature
 ) -> None:
-    """Their packages fill these buffers again; this package's modules have none."""
+    """The other packages fill these buffers again; this package's modules have none."""
     for name, module in build(choices, signature, "meta").named_modules():
         if type(module).__module__.startswith("lit_attn."):
             assert not module._non_persistent_buffers_set, name

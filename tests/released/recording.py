@@ -7,8 +7,8 @@ draw the same dropout masks (`shared_draws`), so their records must agree to rou
 A record holds, for each optimiser step t, the loss (mean over micro-batches), the learning rate,
 both betas and the weight decay of every parameter, and the norm of every parameter's gradient
 after clipping; for the last step it holds the norm of each parameter's change and a sample of
-its values. Of the values that the code itself draws before training, it holds the standard
-deviation of every parameter and a sample. Parameters are named as in the released code.
+its values. It also holds the standard deviation and a sample of every parameter as the code itself
+draws it before training. Parameters are named as in the released code.
 """
 
 import contextlib

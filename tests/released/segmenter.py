@@ -71,7 +71,7 @@ def record(clone: Clone, run: str) -> Arrays:
     """Train from the initial values of seed `run` and return the record."""
     seed = int(run)
     torch.set_default_dtype(torch.float64)
-    # Of these two, which import mmsegmentation, the training needs the label of no class alone.
+    # Both modules import mmsegmentation; the training needs only their label of no class.
     sys.modules["segm.metrics"] = metrics = ModuleType("segm.metrics")
     metrics.gather_data = metrics.compute_metrics = None  # type: ignore
     sys.modules["segm.data"] = data = ModuleType("segm.data")
@@ -87,7 +87,7 @@ def record(clone: Clone, run: str) -> Arrays:
     inference = sys.modules["segm.model.utils"].inference
     decoder = {"name": "mask_transformer", "drop_path_rate": 0.0, "dropout": 0.1}
     options: dict[str, Any] = {
-        # Of no published weights: none are loaded.
+        # No published weights have this name, so none are loaded.
         "backbone": "random",
         "normalization": "vit",
         "distilled": False,

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from released import mechanisms
+from released.mechanism_sources import SOURCES
 
 
 @pytest.mark.parametrize("name", mechanisms.CASES)
@@ -11,7 +12,7 @@ def test_a_layer_equals_the_released_layer(name: str) -> None:
     with np.load(mechanisms.RECORDS) as records:
         stored = {key: records[key] for key in records if key.startswith(f"{name}/")}
     case = mechanisms.CASES[name]
-    source = mechanisms.SOURCES[case.source]
+    source = SOURCES[case.source]
     origin = [source.repository, source.commit, source.licence, source.path]
     assert stored.pop(f"{name}/origin").tolist() == origin
     ours = {f"{name}/{key}": array for key, array in mechanisms.replay(case).items()}

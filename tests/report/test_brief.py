@@ -36,7 +36,7 @@ def count_sentences(path: Path) -> int:
 
 
 def test_the_captions_of_a_papers_page_have_at_most_six_sentences() -> None:
-    """They have no short form, so all of their sentences are on the page."""
+    """Captions of a paper have no short form, so all of their sentences are on the page."""
     tables = read_asset("tables.yaml")
     for caption in (tables["claims"]["note"], *tables["paper"].values()):
         assert 1 <= len(split_sentences(caption)) <= 6, caption

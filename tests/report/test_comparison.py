@@ -12,7 +12,8 @@ from helpers.fake_study import result, write_study
 from lit_attn.cells.records import Metric, Plan
 from lit_attn.report import stats
 from lit_attn.report.comparison import Comparisons, compare_variants
-from lit_attn.report.read import StudyRecord, read_studies
+from lit_attn.report.read import read_studies
+from lit_attn.report.study_record import StudyRecord
 from lit_attn.report.summary import make_variant_frame
 from lit_attn.report.table_input import read_table
 

@@ -13,7 +13,7 @@ from lit_attn.cells.records import Metric, Plan, PlannedVariant
 from lit_attn.report import stats, write_reports
 from lit_attn.report.__main__ import main
 from lit_attn.report.effects import Effect, find_effects
-from lit_attn.report.read import CellRecord, StudyRecord
+from lit_attn.report.study_record import CellRecord, StudyRecord
 
 CORNERS = ["a=x,b=x", "a=x,b=y", "a=y,b=x", "a=y,b=y"]
 

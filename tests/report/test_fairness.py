@@ -13,7 +13,7 @@ from lit_attn.cells.decisions import Seal, Seals
 from lit_attn.cells.records import Metric, Plan, StepTimes, Tuning, TuningTrial
 from lit_attn.report import stats, write_reports
 from lit_attn.report.comparison import compare_variants
-from lit_attn.report.read import CellRecord, StudyRecord
+from lit_attn.report.study_record import CellRecord, StudyRecord
 from lit_attn.report.tuning import draw_tuning, read_trials
 
 VARIANTS = {"standard": 0.0, "mgk": 0.03, "mgk@time": -0.02, "xsa": 0.01, "xsa@time": 0.01}
@@ -64,7 +64,7 @@ def test_criteria_stand_side_by_side(tmp_path: Path) -> None:
     assert ">mgk@time<" not in table
     # The caption of the table of results explains the names of its rows.
     assert "Variants without @ have equal numbers of parameters and training steps." in page
-    # So do those of the figures of the page.
+    # The captions of the figures of the page explain them too.
     assert page.count("Variants with @time have equal training time") > page.count("<figure") > 1
 
 

@@ -14,7 +14,8 @@ from lit_attn.cells.records import Metric, Plan, Result
 from lit_attn.report.comparison import compare_variants
 from lit_attn.report.drawing import appearance, draw_panels, render, short_names, shorten
 from lit_attn.report.figures import draw_cost, draw_progress, draw_seeds
-from lit_attn.report.read import CellRecord, StudyRecord, read_studies
+from lit_attn.report.read import read_studies
+from lit_attn.report.study_record import CellRecord, StudyRecord
 from lit_attn.report.summary import make_variant_frame
 
 LONG = "residual=perpendicular,similarity=gaussian,zz=without,recipe=long"

@@ -88,11 +88,13 @@ def test_the_last_digit_of_the_records_changes_no_byte_of_a_report(tmp_path: Pat
         metrics = content["metrics"]
         content["metrics"] = {key: math.nextafter(x, math.inf) for key, x in metrics.items()}
         path.write_text(json.dumps(content))
-    one, two = report(tmp_path / "a"), report(tmp_path / "b")
+    one = report(tmp_path / "a")
+    two = report(tmp_path / "b")
     for path in one.iterdir():
         if path.suffix == ".png":
             continue
-        text, other = path.read_text(), (two / path.name).read_text()
+        text = path.read_text()
+        other = (two / path.name).read_text()
         assert_same_text(other, text)
         if path.suffix == ".svg":
             geometry = " ".join(re.findall(r' (?:d|x|y|width|height)="([^"]*)"', text))

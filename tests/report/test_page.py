@@ -121,7 +121,7 @@ def test_a_click_enlarges_a_figure_and_another_click_restores_it(page: "sync_api
 
 
 def test_a_variant_is_switched_off_in_all_figures(page: "sync_api.Page") -> None:
-    """Its means, intervals and error bars disappear with its points."""
+    """Means, intervals and error bars disappear with the points."""
     # Two panels of dots, two means and an interval.
     assert page.locator("""figure.seeds g[id^='["b"']""").count() == 5
     parts = page.locator("""figure.cost g[id^='["b"']""")
@@ -247,7 +247,7 @@ def test_cells_are_sorted_by_their_number_and_text_comes_after_numbers(
 def test_a_variant_outside_the_axes_shows_its_values_and_can_be_switched_off(
     page: "sync_api.Page", tmp_path: Path
 ) -> None:
-    """Its interval has no path in the drawing, and triangles stand for its values."""
+    """The interval has no path in the drawing, and triangles stand for the values."""
     write_study(tmp_path / "runs", variants=VARIANTS | {"far": -0.6}, seeds=3)
     (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
     page.goto((folder / "table.html").as_uri())

@@ -12,8 +12,9 @@ from markupsafe import escape
 
 from lit_attn.cells.records import Metric, Plan
 from lit_attn.report import write_reports
-from lit_attn.report.read import StudyRecord, read_studies
+from lit_attn.report.read import read_studies
 from lit_attn.report.results import make_class_frame, make_class_table
+from lit_attn.report.study_record import StudyRecord
 from lit_attn.report.write import Section, render_page
 
 NASTY = 'tree | <b>&"x"</b>'

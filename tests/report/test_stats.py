@@ -345,7 +345,7 @@ def test_the_correction_over_studies_equals_a_computation_by_hand() -> None:
 
 @pytest.mark.parametrize("effect", [0.0, 3.0])
 def test_the_correction_over_studies_controls_the_error(effect: float) -> None:
-    """There are three studies of four comparisons; the first of each study may have an effect."""
+    """Three studies have four comparisons each; the first of each study may have an effect."""
     generator = np.random.default_rng(9)
     errors, runs = 0, 500
     for _ in range(runs):

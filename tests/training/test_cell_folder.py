@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers.commands import run_python
-from helpers.stopping import stop_at, weights
+from helpers.finished_cells import read_weights
+from helpers.stopping import stop_at
 from helpers.training_cells import digits_cell, folder_of
 
 from lit_attn.cells.failure import Preempted
@@ -169,7 +170,8 @@ def test_a_checkpoint_that_does_not_fit_is_set_aside(
     run_cell(folder)
     assert f"checkpoint {newest.name} does not fit this cell (" in capsys.readouterr().out
     assert newest.with_name(f"{newest.name}.unreadable").exists()
-    mine, theirs = weights(folder), weights(uninterrupted)
+    mine = read_weights(folder)
+    theirs = read_weights(uninterrupted)
     assert all(torch.equal(weight, theirs[name]) for name, weight in mine.items())
     assert read_metrics(folder / "metrics.csv") == read_metrics(uninterrupted / "metrics.csv")
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.stopping import weights
+from helpers.finished_cells import read_weights
 from helpers.training_cells import accuracy_at, digits_cell, folder_of, result_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
@@ -57,7 +57,7 @@ def test_a_finished_cell_has_a_complete_record(uninterrupted: Path) -> None:
     assert (result.steps, result.epochs, result.selected_epoch) == (12, 3, 2)
     assert {"test/accuracy", "val/accuracy", "test/loss", "train/loss"} <= result.metrics.keys()
     assert 0 < result.metrics["test/accuracy"] <= result.metrics["test/top5"] <= 1
-    assert result.parameters == sum(w.numel() for w in weights(uninterrupted).values())
+    assert result.parameters == sum(w.numel() for w in read_weights(uninterrupted).values())
     assert result.flops > 0
     assert result.step_time.median > 0
     assert result.peak_memory > 10**7
@@ -196,9 +196,10 @@ def test_every_step_has_the_rate_of_its_schedule(tmp_path: Path) -> None:
     torch.manual_seed(3)
     model, data = cells[0].experiment.model, cells[0].experiment.data
     start = factory.build(model, data).state_dict()
-    moved = {name: not torch.equal(start[name], value) for name, value in weights(second).items()}
-    assert all(torch.equal(start[name], value) for name, value in weights(first).items())
-    assert all(moved.values())
+    after_one = read_weights(first)
+    after_two = read_weights(second)
+    assert all(torch.equal(start[name], value) for name, value in after_one.items())
+    assert not any(torch.equal(start[name], value) for name, value in after_two.items())
 
 
 @pytest.mark.process
@@ -209,7 +210,9 @@ def test_different_seeds_differ_and_smoke_is_one_step(uninterrupted: Path, tmp_p
     assert result.steps == 1
     assert not all(
         torch.equal(a, b)
-        for a, b in zip(weights(folder).values(), weights(uninterrupted).values(), strict=True)
+        for a, b in zip(
+            read_weights(folder).values(), read_weights(uninterrupted).values(), strict=True
+        )
     )
 
 

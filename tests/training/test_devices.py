@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import device_cells
+from helpers.finished_cells import assert_close_weights, read_weights
 from helpers.runs import TIMEOUT, wait_until
 from helpers.training_cells import digits_cell, folder_of
 
@@ -47,22 +48,6 @@ def result(path: Path) -> Result:
     logs = "\n".join(folder.read_log_tail(attempt) for attempt in folder.list_attempts(path))
     assert (path / "result.json").exists(), logs
     return Result.model_validate_json((path / "result.json").read_text())
-
-
-def weights(path: Path) -> dict[str, torch.Tensor]:
-    return torch.load(path / "checkpoints" / "weights.pt", weights_only=True)
-
-
-def determined(name: str, weight: torch.Tensor) -> torch.Tensor:
-    """Return the entries of a weight that the gradients determine.
-
-    The softmax cancels the bias of the keys. Its gradient is rounding error alone, of which Adam
-    makes whole steps.
-    """
-    if name.endswith("qkv.bias"):
-        queries, _, values = weight.chunk(3)
-        return torch.cat([queries, values])
-    return weight
 
 
 def last_exit(path: Path) -> Exit:
@@ -107,10 +92,7 @@ def test_two_devices_compute_the_result_of_one_device(name: str, cells: Path) ->
     for loss in (array for array in units if array.endswith("loss")):
         mean = units[loss].sum(dtype=float) / units[loss.replace("loss", "targets")].sum()
         assert mean == pytest.approx(alone.metrics[loss], rel=1e-5)
-    theirs = weights(two)
-    for key, weight in weights(one).items():
-        pair = determined(key, weight), determined(key, theirs[key])
-        torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-5)
+    assert_close_weights(read_weights(one), read_weights(two))
 
 
 @pytest.mark.process
@@ -138,8 +120,8 @@ def test_stopped_devices_resume_exactly(cells: Path) -> None:
         rounding = 1e-6 if row.name == "train/loss" else 0
         assert row._replace(value=0) == expected._replace(value=0)
         assert row.value == pytest.approx(expected.value, rel=rounding, abs=0)
-    theirs = weights(uninterrupted)
-    assert all(torch.equal(weight, theirs[key]) for key, weight in weights(stopped).items())
+    theirs = read_weights(uninterrupted)
+    assert all(torch.equal(weight, theirs[key]) for key, weight in read_weights(stopped).items())
 
 
 @pytest.mark.process

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.stopping import stop_at, weights
+from helpers.finished_cells import read_weights, train_cell
+from helpers.stopping import stop_at
 from helpers.training_cells import digits_cell, folder_of, text_cell
 from pydantic import ValidationError
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
@@ -37,15 +38,9 @@ def cell(diagnostics: Any = KINDS, **training: Any) -> Cell:
     )
 
 
-def run(cell_config: Cell, root: Path) -> Path:
-    folder = folder_of(cell_config, root)
-    run_cell(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def diagnosed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(cell(), tmp_path_factory.mktemp("looked"))
+    return train_cell(cell(), tmp_path_factory.mktemp("looked"))
 
 
 @pytest.mark.process
@@ -113,7 +108,7 @@ def test_hparams_columns_begin_with_what_differs_between_cells(
     """The columns are those that the HPARAMS tab itself computes from the event files."""
     shutil.copytree(diagnosed, tmp_path / "one")
     other = digits_cell(optimizer={"lr": 0.01}, training={"diagnostics": KINDS})
-    shutil.copytree(run(other, tmp_path / "runs"), tmp_path / "two")
+    shutil.copytree(train_cell(other, tmp_path / "runs"), tmp_path / "two")
     shutil.rmtree(tmp_path / "runs")
     runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
     assert set(runs.Runs()) == {"one", "two"}
@@ -139,10 +134,10 @@ def test_hparams_columns_begin_with_what_differs_between_cells(
 
 @pytest.mark.process
 def test_diagnostics_do_not_change_the_cell(diagnosed: Path, tmp_path: Path) -> None:
-    plain = run(cell(None), tmp_path)
+    plain = train_cell(cell(None), tmp_path)
     assert cell(None).fingerprint == cell().fingerprint == cell({"kinds": ["rank"]}).fingerprint
-    theirs = weights(diagnosed)
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in weights(plain).items())
+    theirs = read_weights(diagnosed)
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in read_weights(plain).items())
     assert (plain / "metrics.csv").read_bytes() == (diagnosed / "metrics.csv").read_bytes()
     assert not any((plain / name).exists() for name in RECORDS)
 
@@ -183,7 +178,7 @@ def test_rows_past_the_checkpoint_are_written_again(
 def test_every_second_evaluation_and_the_last_are_diagnosed(tmp_path: Path) -> None:
     """Evaluations follow steps 4, 8 and 10, the last step."""
     cell_config = cell({"kinds": ["heads"], "every": 2}, max_steps=10)
-    rows = read_diagnostics(run(cell_config, tmp_path) / "diagnostics.csv")
+    rows = read_diagnostics(train_cell(cell_config, tmp_path) / "diagnostics.csv")
     assert sorted({row.step for row in rows}) == [8, 10]
 
 
@@ -193,7 +188,7 @@ def test_steps_of_the_first_epoch_are_diagnosed_without_changing_the_cell(
 ) -> None:
     """An epoch has 4 steps. The training batch feeds the records within it."""
     settings = {"kinds": ["residual"], "first_epoch_every": 1, "every": 3}
-    folder = run(cell(settings), tmp_path)
+    folder = train_cell(cell(settings), tmp_path)
     rows = read_diagnostics(folder / "diagnostics.csv")
     assert sorted({row.step for row in rows}) == [1, 2, 3, 12]
     assert (folder / "metrics.csv").read_bytes() == (diagnosed / "metrics.csv").read_bytes()
@@ -223,7 +218,7 @@ def test_the_clock_of_a_resumed_cell_has_the_seconds_of_all_attempts(
 def test_diagnostics_describe_the_trained_weights_and_not_their_average(
     diagnosed: Path, tmp_path: Path
 ) -> None:
-    folder = run(cell(average={"decay": 0.9}), tmp_path)
+    folder = train_cell(cell(average={"decay": 0.9}), tmp_path)
     for name in RECORDS:
         assert (folder / name).read_bytes() == (diagnosed / name).read_bytes()
 
@@ -259,7 +254,7 @@ def test_linear_keys_have_ranks_and_no_likelihood(tmp_path: Path) -> None:
     cell_config = text_cell(
         model={"attention": {"similarity": "linear"}}, training={"diagnostics": kinds}
     )
-    folder = run(cell_config, tmp_path)
+    folder = train_cell(cell_config, tmp_path)
     names = {row.name for row in read_diagnostics(folder / "diagnostics.csv")}
     assert {"norm-mh", "cos-delta", "captured-qk"} <= names
     assert "rank" in names
@@ -271,7 +266,7 @@ def test_linear_keys_have_ranks_and_no_likelihood(tmp_path: Path) -> None:
 def test_samples_beyond_the_first_evaluation_batch_are_read(tmp_path: Path) -> None:
     diagnostics = {"kinds": ["rank"], "samples": 20}
     cell_config = digits_cell(data={"eval_batch_size": 8}, training={"diagnostics": diagnostics})
-    folder = run(cell_config, tmp_path)
+    folder = train_cell(cell_config, tmp_path)
     assert len(np.load(folder / "attention.npz")["rank.1"]) == 20
 
 

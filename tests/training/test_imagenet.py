@@ -15,6 +15,7 @@ import torch
 import yaml
 from helpers.commands import run_python
 from helpers.digit_folders import experiment, write
+from helpers.finished_cells import read_weights
 from helpers.paths import EXPERIMENTS, ROOT
 from helpers.runs import TIMEOUT, wait_until
 from helpers.stopping import stop_at
@@ -62,10 +63,6 @@ GROWING = {
 }
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return torch.load(folder / "checkpoints" / "weights.pt", weights_only=True)
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = folder_of(cell(folders, **GROWING), tmp_path_factory.mktemp("whole"))
@@ -110,8 +107,8 @@ def test_resume_is_exact(
             with pytest.raises(Preempted, match=f"saved at step {stop}"):
                 run_cell(folder)
     run_cell(folder)
-    theirs = weights(uninterrupted)
-    assert all(torch.equal(value, theirs[name]) for name, value in weights(folder).items())
+    theirs = read_weights(uninterrupted)
+    assert all(torch.equal(value, theirs[name]) for name, value in read_weights(folder).items())
     metrics = [(path / "metrics.csv").read_text() for path in (folder, uninterrupted)]
     assert metrics[0] == metrics[1]
 
@@ -227,7 +224,7 @@ def test_only_learned_positions_are_trained(positions: str, folders: Path, tmp_p
     smoothed = start
     for _ in range(2):
         smoothed = resampled(resampled(smoothed, 4, 2), 2, 4)
-    trained = weights(folder)["pos_embed"]
+    trained = read_weights(folder)["pos_embed"]
     assert trained.shape == (1, 17, 16)
     assert not torch.equal(trained, start)
     assert torch.allclose(trained, smoothed, atol=1e-6) == (positions == "replaced")
@@ -242,7 +239,7 @@ def test_diagnostics_do_not_change_replaced_positions(folders: Path, tmp_path: P
         selected = cell(folders, **changes, training={"diagnostics": diagnostics})
         folder = folder_of(selected, tmp_path / str(bool(diagnostics)))
         run_cell(folder)
-        trained.append(weights(folder))
+        trained.append(read_weights(folder))
     assert trained[0].keys() == trained[1].keys()
     assert all(torch.equal(value, trained[1][name]) for name, value in trained[0].items())
 

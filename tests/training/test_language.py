@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.training_cells import DOCUMENTS, folder_of, text_cell
+from helpers.finished_cells import read_weights, train_cell
+from helpers.training_cells import DOCUMENTS, folder_of, result_of, text_cell
 from pydantic import ValidationError
 from torch.nn import functional as F
 from torchmetrics.utilities import dim_zero_sum
 
 from lit_attn.attention.spec import PRESETS
 from lit_attn.cells.failure import Preempted
-from lit_attn.cells.records import Result, read_metrics
+from lit_attn.cells.records import read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError
@@ -27,30 +28,16 @@ from lit_attn.training import build
 from lit_attn.training.recording import Progress
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return torch.load(folder / "checkpoints" / "weights.pt", weights_only=True)
-
-
-def result(folder: Path) -> Result:
-    return Result.model_validate_json((folder / "result.json").read_text())
-
-
-def train(cell: Cell, root: Path) -> Path:
-    folder = folder_of(cell, root)
-    run_cell(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(text_cell(), tmp_path_factory.mktemp("whole"))
+    return train_cell(text_cell(), tmp_path_factory.mktemp("whole"))
 
 
 @pytest.mark.slow
 def test_a_finished_cell_has_a_complete_record(uninterrupted: Path) -> None:
-    record = result(uninterrupted)
+    record = result_of(uninterrupted)
     assert (record.steps, record.epochs, record.selected_epoch) == (12, 3, 2)
-    assert record.parameters == sum(w.numel() for w in weights(uninterrupted).values())
+    assert record.parameters == sum(w.numel() for w in read_weights(uninterrupted).values())
     # Per token and layer 4 d^2 of attention's matrices and 2 d w of the FFN's; then the logits.
     linear = 16 * (2 * (4 * 16**2 + 2 * 16 * 16) + 16 * 256)
     assert record.flops == 2 * linear + 2 * 2 * 2 * 16 * 16 * 16
@@ -69,7 +56,7 @@ def test_a_finished_cell_has_a_complete_record(uninterrupted: Path) -> None:
 def test_the_loss_counts_every_token_of_the_split_once(uninterrupted: Path) -> None:
     cell = text_cell()
     network = factory.build(cell.experiment.model, cell.experiment.data).eval()
-    network.load_state_dict(weights(uninterrupted))
+    network.load_state_dict(read_weights(uninterrupted))
     text = (DOCUMENTS / "test.txt").read_bytes()
     ids = torch.tensor(list(text))
     total = 0.0
@@ -77,7 +64,7 @@ def test_the_loss_counts_every_token_of_the_split_once(uninterrupted: Path) -> N
         window = ids[start : start + 17]
         logits = network(window[None, :-1])[0]
         total += F.cross_entropy(logits, window[1:], reduction="sum").item()
-    actual = result(uninterrupted).metrics
+    actual = result_of(uninterrupted).metrics
     tokens = len(ids) - 1
     # A document ends with byte 0, which is a token and no text.
     assert actual["test/loss"] == pytest.approx(total / tokens, rel=1e-3)
@@ -111,7 +98,7 @@ def test_a_sliding_window_gives_every_token_its_context(stride: int) -> None:
 
 @pytest.mark.slow
 def test_speed_is_in_the_result_and_not_in_the_curves(uninterrupted: Path) -> None:
-    record = result(uninterrupted)
+    record = result_of(uninterrupted)
     tokens = 8 * 16 / record.step_time.median
     assert record.metrics["train/tokens_per_second"] == pytest.approx(tokens)
     assert "tokens_per_second" not in (uninterrupted / "metrics.csv").read_text()
@@ -121,7 +108,7 @@ def test_speed_is_in_the_result_and_not_in_the_curves(uninterrupted: Path) -> No
 def test_a_study_may_compare_speed(tmp_path: Path) -> None:
     fields = text_cell(training={"max_steps": 2}).model_dump(mode="json")
     fields["metric"] = {"name": "train/tokens_per_second", "goal": "max", "scale": 0.001}
-    actual = result(train(Cell.model_validate(fields), tmp_path))
+    actual = result_of(train_cell(Cell.model_validate(fields), tmp_path))
     assert actual.metrics["train/tokens_per_second"] > 0
     assert actual.metrics["test/loss"] > 0
 
@@ -164,7 +151,8 @@ def test_resume_is_exact(
         with pytest.raises(Preempted, match=f"saved at step {saved}$"):
             run_cell(folder)
     run_cell(folder)
-    expected, resumed = weights(uninterrupted), weights(folder)
+    expected = read_weights(uninterrupted)
+    resumed = read_weights(folder)
     assert all(torch.equal(expected[name], resumed[name]) for name in expected)
     csv = [(path / "metrics.csv").read_text() for path in (uninterrupted, folder)]
     assert csv[0] == csv[1]
@@ -214,13 +202,12 @@ def test_losses_of_ranks_add_up() -> None:
 
 @pytest.mark.slow
 def test_micro_batches_add_up_to_the_step(tmp_path: Path) -> None:
-    single, accumulated = (
-        train(text_cell(data={"accumulate": count}, model={"dropout": 0}), tmp_path / str(count))
-        for count in (1, 4)
-    )
-    assert result(single).steps == result(accumulated).steps
-    for name, tensor in weights(single).items():
-        torch.testing.assert_close(tensor, weights(accumulated)[name], rtol=1e-3, atol=1e-4)
+    model = {"dropout": 0}
+    single = train_cell(text_cell(data={"accumulate": 1}, model=model), tmp_path / "1")
+    accumulated = train_cell(text_cell(data={"accumulate": 4}, model=model), tmp_path / "4")
+    assert result_of(single).steps == result_of(accumulated).steps
+    for name, tensor in read_weights(single).items():
+        torch.testing.assert_close(tensor, read_weights(accumulated)[name], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -242,8 +229,8 @@ def test_micro_batches_add_up_to_the_step(tmp_path: Path) -> None:
 def test_smoke_is_one_step(model: dict[str, Any], uniform: float, tmp_path: Path) -> None:
     folder = folder_of(text_cell(model=model), tmp_path)
     run_cell(folder, smoke=True)
-    assert result(folder).steps == 1
-    assert result(folder).metrics["test/loss"] == pytest.approx(uniform, rel=0.3)
+    assert result_of(folder).steps == 1
+    assert result_of(folder).metrics["test/loss"] == pytest.approx(uniform, rel=0.3)
 
 
 @pytest.mark.slow
@@ -278,7 +265,7 @@ def test_sequences_are_classified(tmp_path: Path) -> None:
             },
         }
     )
-    actual = result(train(sequences, tmp_path)).metrics
+    actual = result_of(train_cell(sequences, tmp_path)).metrics
     # 33 samples fill one batch and one row of the next, whose other rows count for nothing.
     assert actual["test/accuracy"] * 33 == pytest.approx(round(actual["test/accuracy"] * 33))
     assert 0 < actual["test/loss"] < 5

@@ -112,7 +112,7 @@ class LossRecorder(Hook):
         """Record the weights after the Runner has initialised the model."""
         self.losses = []
         with torch.no_grad():
-            # So that the logits are not nearly equal.
+            # Without noise the logits would be nearly equal.
             for parameter in runner.model.parameters():
                 parameter += 0.1 * torch.randn_like(parameter)
         self.start = {name: value.clone() for name, value in runner.model.state_dict().items()}

@@ -10,7 +10,8 @@ import pytest
 import torch
 import yaml
 from helpers.commands import run_python
-from helpers.stopping import stop_at, weights
+from helpers.finished_cells import read_weights
+from helpers.stopping import stop_at
 from helpers.training_cells import digits_cell, folder_of, result_of
 from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 from torch.nn import functional as F
@@ -311,8 +312,8 @@ def test_a_module_with_a_state_resumes_exactly(
         with pytest.raises(Preempted):
             run_cell(stopped)
     run_cell(stopped)
-    expected = weights(undisturbed)
-    assert all(torch.equal(value, expected[name]) for name, value in weights(stopped).items())
+    expected = read_weights(undisturbed)
+    assert all(torch.equal(value, expected[name]) for name, value in read_weights(stopped).items())
 
 
 class StoresObject(Plain):

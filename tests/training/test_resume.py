@@ -9,7 +9,8 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from helpers.stopping import stop_at, weights
+from helpers.finished_cells import read_weights
+from helpers.stopping import stop_at
 from helpers.training_cells import digits_cell, folder_of, result_of
 
 from lit_attn.cells.failure import Preempted
@@ -63,8 +64,8 @@ def test_a_second_sigterm_does_not_prevent_the_checkpoint(
 
 def assert_same(one: Path, two: Path) -> None:
     """Assert that two cells have the same weights and metrics, byte by byte."""
-    theirs = weights(two)
-    assert all(torch.equal(weight, theirs[name]) for name, weight in weights(one).items())
+    theirs = read_weights(two)
+    assert all(torch.equal(weight, theirs[name]) for name, weight in read_weights(one).items())
     assert (one / "metrics.csv").read_text() == (two / "metrics.csv").read_text()
 
 

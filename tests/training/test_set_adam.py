@@ -46,7 +46,9 @@ def test_the_configuration_builds_the_optimizer() -> None:
 def test_steps_equal_the_formula() -> None:
     generator = torch.Generator().manual_seed(0)
     theta = torch.randn(7, dtype=torch.double, generator=generator).requires_grad_()
-    plain, m, v = theta.tolist(), [0.0] * 7, [0.0] * 7
+    plain = theta.tolist()
+    m = [0.0] * 7
+    v = [0.0] * 7
     optimizer = SETAdam([theta], lr=1e-2)
     for t in range(1, 6):
         gradient = torch.randn(7, dtype=torch.double, generator=generator)
@@ -122,7 +124,8 @@ def test_half_precision_parameters_keep_wide_state() -> None:
 @pytest.mark.slow
 def test_weight_decay_is_coupled() -> None:
     decayed, added = (torch.full((2,), 3.0).requires_grad_() for _ in range(2))
-    decayed.grad, added.grad = torch.tensor([1.0, 2.0]), torch.tensor([1.3, 2.3])
+    decayed.grad = torch.tensor([1.0, 2.0])
+    added.grad = torch.tensor([1.3, 2.3])
     SETAdam([decayed], lr=0.1, weight_decay=0.1).step()
     SETAdam([added], lr=0.1).step()
     assert decayed.tolist() == pytest.approx(added.tolist())

@@ -72,7 +72,7 @@ def test_the_packages_parts_are_accepted(residual: str, similarity: str) -> None
 
 @pytest.mark.slow
 def test_other_heads_are_accepted(tmp_path: Any) -> None:
-    """Their outputs do not go through the forward pass of an image classifier."""
+    """The outputs of these heads do not pass the forward function of an image classifier."""
     devices = {"devices": 2}
     cells = [
         text_cell(model={"head": "adaptive", "cutoffs": [5, 20]}, training=devices),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import sharded_cells
 from helpers.commands import run_python
+from helpers.finished_cells import assert_close_weights
 from helpers.training_cells import digits_cell, result_of, scenes_cell, text_cell
 
 from lit_attn.cells.records import read_metrics
@@ -70,34 +71,21 @@ def require_close(ours: Path, theirs: Path, loss_tolerance: float = 1e-4) -> Non
 
     `loss_tolerance` is that of the mean training loss of an epoch.
     """
-    rows, others = read_metrics(ours / "metrics.csv"), read_metrics(theirs / "metrics.csv")
+    rows = read_metrics(ours / "metrics.csv")
+    others = read_metrics(theirs / "metrics.csv")
     assert [row[:3] for row in rows] == [row[:3] for row in others]
     assert rows
     for row, other in zip(rows, others, strict=True):
         tolerance = loss_tolerance if row.name == "train/loss" else 1e-4
         assert row.value == pytest.approx(other.value, rel=tolerance, abs=1e-5), row
-    units, other_units = np.load(ours / "units.npz"), np.load(theirs / "units.npz")
+    units = np.load(ours / "units.npz")
+    other_units = np.load(theirs / "units.npz")
     for name in units:
         assert units[name] == pytest.approx(other_units[name], rel=1e-3, abs=1e-4)
     for path in (ours / "checkpoints").glob("*.pt"):
         weights = torch.load(path, weights_only=True)
         other_weights = torch.load(theirs / "checkpoints" / path.name, weights_only=True)
-        assert weights.keys() == other_weights.keys()
-        for name, weight in weights.items():
-            pair = determined(name, weight), determined(name, other_weights[name])
-            torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-5)
-
-
-def determined(name: str, weight: torch.Tensor) -> torch.Tensor:
-    """Return the entries of a weight that the gradients determine.
-
-    The softmax cancels the bias of the keys. Its gradient is rounding error alone, of which Adam
-    makes whole steps.
-    """
-    if name.endswith("qkv.bias"):
-        queries, _, values = weight.chunk(3)
-        return torch.cat([queries, values])
-    return weight
+        assert_close_weights(weights, other_weights)
 
 
 def test_a_sharded_cell_computes_the_result_of_one_device(alone: Path, sharded: Path) -> None:
@@ -117,7 +105,8 @@ def test_a_sharded_cell_computes_the_result_of_one_device(alone: Path, sharded: 
 
 def test_a_cell_resumes_with_other_strategies_and_numbers_of_devices(tmp_path: Path) -> None:
     """One file of a checkpoint serves sharded and other trainings on 1, 2 and 4 devices."""
-    alone, resumed = tmp_path / "alone", tmp_path / "resumed"
+    alone = tmp_path / "alone"
+    resumed = tmp_path / "resumed"
     train(alone, text())
     assert train(resumed, text(**TWO, recompute="blocks"), "stop:2") == 143
     assert train(resumed, text(), "stop:3") == 143

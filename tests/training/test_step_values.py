@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.training_cells import digits_cell, folder_of, text_cell
+from helpers.finished_cells import train_cell
+from helpers.training_cells import digits_cell, text_cell
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 from lit_attn.cells.records import read_metrics
 from lit_attn.config.cell import Cell
-from lit_attn.train import run_cell
 from lit_attn.training import step_values
 from lit_attn.training.step_values import StepValuesCallback, measure_gradient_norm
 from lit_attn.training.timing import DeviceClock
@@ -20,8 +20,7 @@ from lit_attn.training.timing import DeviceClock
 
 def run(cell: Cell, root: Path) -> tuple[Path, EventAccumulator]:
     """Train a cell and return its folder and its events."""
-    folder = folder_of(cell, root)
-    run_cell(folder)
+    folder = train_cell(cell, root)
     return folder, EventAccumulator(str(folder)).Reload()
 
 

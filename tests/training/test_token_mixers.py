@@ -9,8 +9,9 @@ import pytest
 import torch
 import yaml
 from helpers.commands import run_python
+from helpers.finished_cells import read_weights
 from helpers.paths import EXPERIMENTS, ROOT
-from helpers.stopping import stop_at, weights
+from helpers.stopping import stop_at
 from helpers.training_cells import digits_cell, folder_of, result_of, text_cell
 
 from lit_attn.cells.failure import Preempted
@@ -39,7 +40,7 @@ def test_a_hybrid_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                     run_cell(folder)
         run_cell(folder)
         folders.append(folder)
-    expected, resumed = (weights(folder) for folder in folders)
+    expected, resumed = (read_weights(folder) for folder in folders)
     assert all(torch.equal(weight, resumed[name]) for name, weight in expected.items())
     assert result_of(folders[0]).flops > 0
 

@@ -98,7 +98,8 @@ def test_the_loss_of_a_step_depends_neither_on_ranks_nor_on_micro_batches(
 def test_bleu_equals_sacrebleu_on_the_words_of_the_files(tmp_path: Path) -> None:
     """Translations are the references with some words exchanged; empty rows do not count."""
     task = make_task(tmp_path)
-    scores, drawn = TranslationScores(task.data), np.random.default_rng(1)
+    scores = TranslationScores(task.data)
+    drawn = np.random.default_rng(1)
     hypotheses, references = [], []
     loader = task.data.evaluation_loader("test")
     for rows, (_, _, targets) in zip(loader.units, loader, strict=True):

@@ -53,7 +53,7 @@ class Scripted(Metric):
 '''
 LAST = {"name": "test/Scripted", "label": "s", "goal": "max", "scale": 1.0}
 BEST = {**LAST, "selection": "best-validation"}
-EPOCHS = 4  # Of 4 steps each.
+EPOCHS = 4  # Each has 4 steps.
 PART: list[Path] = []  # The file of the plug-in.
 
 

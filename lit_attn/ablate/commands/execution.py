@@ -24,7 +24,7 @@ from lit_attn.schema.errors import ConfigError, plural, program
 
 if TYPE_CHECKING:
     from lit_attn.ablate.launch import Launcher
-    from lit_attn.ablate.runner import Summary
+    from lit_attn.ablate.outcomes import Summary
 
     Start = Callable[[list[Job]], Summary]
 
@@ -336,7 +336,8 @@ def _write_tables(matrices: list[Matrix], options: StudyOptions) -> None:
 def _prepare_local(matrices: list[Matrix], options: StudyOptions, launcher: "Launcher") -> "Start":
     """Return the function that runs cells on this machine. Raises ConfigError if a cell cannot."""
     from lit_attn.ablate.early import EarlyTables
-    from lit_attn.ablate.runner import Runner, review_nothing
+    from lit_attn.ablate.hooks import review_nothing
+    from lit_attn.ablate.runner import Runner
 
     early = EarlyTables(matrices, options.out, options.reports)
     has_rule = any(matrix.source.study.stop is not None for matrix in matrices)

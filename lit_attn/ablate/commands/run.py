@@ -47,7 +47,7 @@ class Run(StudyCommand):
         if study_options.dry_run:
             return _print_plan(matrices, study_options, chosen)
         # Imported here, because a dry run starts no processes.
-        from lit_attn.ablate.runner import handle_signals
+        from lit_attn.ablate.signals import handle_signals
 
         # The tables after the last cell come from the same code, whatever is checked out meanwhile.
         freeze_package()

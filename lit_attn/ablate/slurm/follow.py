@@ -10,8 +10,11 @@ from pathlib import Path
 from types import FrameType
 
 from lit_attn.ablate.display import Display, Snapshot, StartedCell
+from lit_attn.ablate.hooks import describe_dropped
+from lit_attn.ablate.outcomes import Outcome, Summary
 from lit_attn.ablate.plan import Job, Matrix
-from lit_attn.ablate.runner import TICK, Outcome, Summary, describe_dropped, handle_signals
+from lit_attn.ablate.runner import TICK
+from lit_attn.ablate.signals import handle_signals
 from lit_attn.ablate.slurm.commands import run_command
 from lit_attn.ablate.slurm.queue import ENDS, OVER, Task, describe_reasons, find_tasks
 from lit_attn.ablate.stopping import update_endings

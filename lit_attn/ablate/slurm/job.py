@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING
 
 from lit_attn.ablate.display import Display
 from lit_attn.ablate.launch import Launcher
+from lit_attn.ablate.outcomes import Outcome
 from lit_attn.ablate.plan import Job
-from lit_attn.ablate.runner import RETRIES, Outcome, Runner
+from lit_attn.ablate.runner import RETRIES, Runner
 from lit_attn.ablate.slots import Device, Slots, make_slots
 from lit_attn.ablate.stopping import update_endings
 from lit_attn.cells import folder

@@ -162,7 +162,7 @@ def check(study: str, slurm: Slurm, devices: int, jobs: int, cluster: Cluster) -
     names = {name} if name else cluster.user_qos
     qos = [cluster.qos[name] for name in sorted(names) if name in cluster.qos]
     for entry in qos:
-        # Of several defaults, the job's account chooses one.
+        # The job's account chooses one of several defaults.
         if len(qos) == 1:
             _check_qos(study, slurm, entry, minutes, jobs)
     partitions = _choose_partitions(slurm, cluster)
@@ -174,7 +174,7 @@ def check(study: str, slurm: Slurm, devices: int, jobs: int, cluster: Cluster) -
             return
         problems.append(problem)
     if problems:
-        # Of several partitions, SLURM takes one that allows the job.
+        # SLURM takes a partition that allows the job, and there is none.
         raise ConfigError(f"{study}: {problems[0]}")
 
 

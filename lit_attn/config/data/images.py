@@ -250,7 +250,9 @@ class ImageFiles(Data):
         (0.229, 0.224, 0.225),
         description="standard deviation of each channel for the normalisation, from 0 to 1",
     )
-    interpolation: Literal["bilinear", "bicubic"] = Field("bicubic", description="how to resize")
+    interpolation: Literal["bilinear", "bicubic"] = Field(
+        "bicubic", description="method of resizing"
+    )
     crop_share: float = Field(
         0.875, gt=0, le=1, description="evaluation crop: `size` over the resized image's short side"
     )

@@ -109,7 +109,8 @@ class Pipeline:
         """
         before = [step.draw(n, generator) for step in self.before]
         after = [step.draw(n, generator) for step in self.after]
-        mixture, partners = None, None
+        mixture = None
+        partners = None
         if self.mix is not None:
             mixture = self.mix.draw(n, generator)
             partners = self.mix.partners(mixture)

@@ -18,7 +18,7 @@ from lit_attn.data.text.labelled import Sample
 from lit_attn.data.text.streams import read_text
 from lit_attn.schema.errors import ConfigError
 
-GENERATOR_SEED = 0  # Of the data for all cells: a seed varies the training, not the data.
+GENERATOR_SEED = 0  # Seed of the data of all cells: seeds vary the training, not the data.
 
 # Id 0 is padding.
 TOKENS = ("", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")

@@ -148,8 +148,10 @@ class ShardWriter:
         self._finish()
 
     def _append(self, part: list[tuple[str, Any]]) -> None:
+        """Append documents with their splits to the files, and record how far the writer is."""
         val = self.progress["splits"].get("val", {"tokens": 0})
         if val["tokens"] < self.val_tokens:
+            # The first documents are the validation split.
             part = [("val", text) for _, text in part]
         documents: dict[str, list[Any]] = {}
         for split, text in part:

@@ -107,6 +107,7 @@ def _read_header(path: Path) -> Header | None:
 
 
 def _open_with_header(path: Path, header: Header, stated: TokenType | None) -> Ids:
+    """Return the ids after a header; raise ConfigError if the file contradicts it or `stated`."""
     _require_type(path, header.type, stated)
     dtype = np.dtype(header.type)
     tokens_bytes = path.stat().st_size - HEADER_BYTES

@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from helpers.commands import run_python
+from helpers.finished_cells import read_weights
 from helpers.language_models import train_model
 from helpers.paths import EXPERIMENTS
 from helpers.training_cells import SMALL_TEXT
@@ -61,10 +62,6 @@ def write_study(folder: Path, trained: Path, **model: object) -> Path:
 
 def run(folder: Path, file: Path, *options: str) -> CompletedProcess[str]:
     return run_python(folder, "-m", "lit_attn.ablate", str(file), "--jobs=1", *options)
-
-
-def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    return torch.load(folder / "checkpoints" / "weights.pt", weights_only=True)
 
 
 @pytest.mark.process

@@ -54,7 +54,8 @@ def show_table(runs: Path) -> dict[tuple[str, str], dict[int, float]]:
 
 
 def test_memory_counts_weights_input_and_the_intermediate_results_of_a_batch() -> None:
-    one, four = read_iteration(1), read_iteration(4)
+    one = read_iteration(1)
+    four = read_iteration(4)
     weights = sum(p.nbytes for p in [*one.network.parameters(), *one.network.buffers()])
     assert one.count_bytes() == weights + 2 * 32 * (8 + 1)  # token ids and a mask of a pair
     peaks = [measure.measure_memory(i, "cpu").peak for i in (one, four)]

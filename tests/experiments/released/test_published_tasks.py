@@ -86,7 +86,7 @@ def test_a_model_that_knows_the_text_is_right(model: Path) -> None:
     ids, _ = tasks.encode(loaded.encoder, tasks.split_text(TEXT))
     tokens = torch.tensor([ids]).to(loaded.device)
     optimizer = torch.optim.Adam(loaded.network.parameters(), 3e-3)
-    # How many steps it takes differs between processors.
+    # The number of steps differs between processors.
     for _ in range(2000):
         optimizer.zero_grad()
         loss = loaded.network.nll(tokens[:, :-1], tokens[:, 1:]).mean()

@@ -1,7 +1,6 @@
 """The converter of released weights: logits of the original classes, file formats, bad input."""
 
 import importlib
-import itertools
 import json
 import re
 import shlex
@@ -114,7 +113,7 @@ def test_gpt2_has_the_logits_of_transformers(changes: dict[str, Any], tmp_path: 
 
 
 def test_the_released_files_of_gpt2_are_read(tmp_path: Path) -> None:
-    """They lack the part `transformer.` of the names and the head, and have masks."""
+    """The files lack the part `transformer.` of the names and the head, and have masks."""
     source = tmp_path / "gpt2"
     model = save_gpt2(source)
     state = load_file(source / "model.safetensors")
@@ -146,7 +145,7 @@ def test_a_gpt2_without_an_equal_is_refused(
 
 
 def test_the_released_files_of_pythia_are_read(tmp_path: Path) -> None:
-    """They have older keys, masks, and two files of weights; the head can have its new name."""
+    """The folder has older keys, masks, and two files of weights; the head can have a new name."""
     source = tmp_path / "pythia"
     model = save_neox(source)
     config = json.loads((source / "config.json").read_text())
@@ -268,7 +267,8 @@ def test_what_cannot_be_converted_is_one_line(
 
 def test_missing_and_torn_files_are_one_line(tmp_path: Path) -> None:
     save_dcformer(tmp_path / "source")
-    source, out = tmp_path / "source", tmp_path / "out"
+    source = tmp_path / "source"
+    out = tmp_path / "out"
     (source / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(ConfigError, match=r"model.safetensors: "):
         released.convert(source, out)
@@ -310,9 +310,10 @@ def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
     tasks.write_text(json.dumps({"task_id": "task0", "texts": "Ann has a kind of [ animal ]\n"}))
     (tmp_path / "random_weights.py").write_text(script)
     for line in ("python random_weights.py", *commands.splitlines()):
-        words = shlex.split(line)[1:]
-        matches = ([str(path) for path in tmp_path.glob(word)] or [word] for word in words)
-        finished = run_python(tmp_path, *itertools.chain.from_iterable(matches))
+        arguments = []
+        for word in shlex.split(line)[1:]:
+            arguments += [str(path) for path in tmp_path.glob(word)] or [word]
+        finished = run_python(tmp_path, *arguments)
         assert finished.returncode == 0, line + finished.stdout + finished.stderr
     (scored,) = tmp_path.glob("runs/small-language-models/dcmha/*/published-tasks/overall.csv")
     # One answer has no standard error.
