@@ -5,6 +5,7 @@ import fcntl
 import io
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,25 @@ def write_atomic(path: Path, content: str | bytes, *, fsync: bool = True) -> Non
         raise
     if fsync:
         _fsync_folder(path.parent)
+
+
+def copy_atomic(source: Path, target: Path) -> None:
+    """Copy a file of any size to `target` as `write_atomic` writes it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(
+        dir=target.parent, prefix=f".{target.name}.", suffix=".tmp"
+    )
+    try:
+        with source.open("rb") as content, os.fdopen(handle, "wb") as stream:
+            shutil.copyfileobj(content, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).chmod(0o666 & ~_read_umask())
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    _fsync_folder(target.parent)
 
 
 def _read_umask() -> int:

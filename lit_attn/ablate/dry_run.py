@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+from lit_attn.ablate.budgets import describe_budget, estimate_seconds
 from lit_attn.ablate.memory import print_memory
 from lit_attn.ablate.plan import Job, Matrix, find_ended
 from lit_attn.ablate.slots import Slots, make_slots
@@ -129,6 +130,8 @@ def _print_study(matrix: Matrix) -> list[Job]:
     missing = []
     print(f"{matrix.name}: {matrix.title}")
     print(f"  experiment {matrix.source.experiment_path}, baseline {matrix.baseline.name}")
+    if matrix.source.budget is not None:
+        print(f"  {describe_budget(matrix)}")
     if not matrix.is_measured:
         print("  match: time: the step times are not measured yet")
     if matrix.open_size:
@@ -220,29 +223,36 @@ def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
     launcher.share_cores(slots.at_once(cells))
     timings: dict[str, Timing] = {}
     with tempfile.TemporaryDirectory(prefix="lit_attn-") as name:
-        samples = {cell.kind: Job(cell, Path(name) / cell.kind) for cell in cells}
+        samples = {}
+        for cell in cells:
+            alone = cell.model_copy(update={"trunk": None, "branches": {}})
+            samples[cell.kind] = Job(alone, Path(name) / cell.kind)
         display = make_display() if sys.stdout.isatty() else Display(sys.stderr)
         Runner(launcher, slots, display).run(samples.values())
         for kind, job in samples.items():
             timing = Timing.read(job.folder / "timing.json")
             if timing is not None:
                 timings[kind] = timing
+    planned = {job.folder for matrix in matrices for job in matrix.jobs}
     for matrix in matrices:
-        print(format_hours(matrix, timings, slots))
+        print(format_hours(matrix, timings, slots, planned))
     return len(timings) == len(samples)
 
 
-def format_hours(matrix: Matrix, timings: dict[str, Timing], slots: Slots) -> str:
+def format_hours(
+    matrix: Matrix, timings: dict[str, Timing], slots: Slots, planned: set[Path]
+) -> str:
     """Return the hours of one device and of this machine that the missing cells need.
 
-    They are ranges for a size that waits for its gates.
+    They are ranges for a size that waits for its gates. `planned` are the folders of the cells of
+    all studies, which can train shared steps.
     """
     always, gated = split_missing(matrix)
     missing = [job.cell for job in (*always, *gated)]
     measured = [cell for cell in missing if cell.kind in timings]
     at_once = slots.at_once(missing)
-    fewest = _sum_hours([job.cell for job in always], timings)
-    most = _sum_hours(missing, timings)
+    fewest = _sum_hours(always, timings, planned)
+    most = _sum_hours([*always, *gated], timings, planned)
     count = _format_range(len(always), len(missing), "d")
     noun = "cell" if len(missing) == 1 else "cells"
     device_hours = _format_range(fewest.device, most.device, ".2f")
@@ -260,15 +270,15 @@ class Hours(NamedTuple):
     device: float
 
 
-def _sum_hours(cells: list[Cell], timings: dict[str, Timing]) -> Hours:
-    """Return the hours of the measured ones of `cells`."""
+def _sum_hours(jobs: list[Job], timings: dict[str, Timing], planned: set[Path]) -> Hours:
+    """Return the hours of the measured cells of `jobs`."""
     hours = []
     device_hours = []
-    for cell in cells:
-        if cell.kind in timings:
-            cell_hours = timings[cell.kind].seconds / 3600
+    for job in jobs:
+        if job.cell.kind in timings:
+            cell_hours = estimate_seconds(job, timings[job.cell.kind], planned) / 3600
             hours.append(cell_hours)
-            device_hours.append(cell_hours * cell.experiment.training.devices)
+            device_hours.append(cell_hours * job.cell.experiment.training.devices)
     return Hours(sum(hours), sum(device_hours))
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lit_attn.ablate.budgets import count_shared_steps
 from lit_attn.ablate.gpus import GPUS, Gpu
 from lit_attn.ablate.memory import count_gpus, count_samples, estimate
 from lit_attn.ablate.plan import Matrix, expand
@@ -137,7 +138,10 @@ def estimate_costs(
             model = factory.resolve(experiment.model, variant.match_to, experiment.data)
             budget = factory.describe(model, experiment.data)
             sample_flops = 3 * budget.flops
-            sample_count = count_steps(experiment, samples) * experiment.data.batch_size
+            steps = count_steps(experiment, samples)
+            if variant.trunk is not None:
+                steps -= count_shared_steps(experiment, steps)
+            sample_count = steps * experiment.data.batch_size
             is_float32 = experiment.training.precision == "fp32"
             peak = gpu.float32_peak if is_float32 else gpu.half_peak
             rate = UTILISATION * peak

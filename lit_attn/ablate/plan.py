@@ -33,7 +33,8 @@ from lit_attn.config.data.base import Data
 from lit_attn.config.models.base import Model
 from lit_attn.config.published import read_published
 from lit_attn.config.source import Mapping, format_value
-from lit_attn.config.study import Published, StudySource
+from lit_attn.config.study import StudySource
+from lit_attn.config.study_values import Published
 from lit_attn.config.training import MetricLogger
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
@@ -131,6 +132,7 @@ class Matrix:
             criteria=list(study.match),
             family=family,
             level=self.source.level,
+            budget=self.source.budget,
             variants=[self._plan_variant(variant) for variant in (*self.variants, *self.untuned)],
             seeds=seeds,
             cells=self._plan_cells(seeds),
@@ -305,6 +307,9 @@ def expand(
     else:
         tuning, tuned, trials = _run_search(search, written, name, folder)
     variants = apply_criteria(source, written, folder, tuned)
+    if smoke:
+        # A cell of one step has no stable phase that others could share.
+        variants = [replace(variant, trunk=None, branches=()) for variant in variants]
     count = len(variants) * len(seeds)
     if count > MAX_CELLS:
         raise source.error(

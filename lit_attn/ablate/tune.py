@@ -21,7 +21,8 @@ from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.records import Metric, TunedVariant, Tuning, TuningTrial
 from lit_attn.config.metrics import MetricChoice
 from lit_attn.config.source import Mapping, Sequence, format_value
-from lit_attn.config.study import Seeds, StudySource
+from lit_attn.config.study import StudySource
+from lit_attn.config.study_values import Seeds
 from lit_attn.schema.base import Config
 from lit_attn.schema.errors import ConfigError, find_problem
 

@@ -187,8 +187,11 @@ class Plan(Record):
     baseline: str
     metric: Metric
     criteria: list[str] = []
-    family: str = Field("", description="study with `compare_within` that this one is a level of")
-    level: str = Field("", description="value of the axes of `compare_within`")
+    family: str = Field(
+        "", description="study with `compare_within` or `budgets` that this one is a level of"
+    )
+    level: str = Field("", description="value of the axes of `compare_within`, or the budget")
+    budget: float | None = Field(None, description="factor of `budgets` on the epochs; null: none")
     variants: list[PlannedVariant]
     seeds: list[Integer]
     cells: list[PlannedCell]
@@ -241,6 +244,14 @@ class Spread(Record):
     count: Integer
 
 
+class Branch(Record):
+    """Steps that a cell shares with another cell, which has trained them (key `budgets`)."""
+
+    cell: str = Field(description="that cell, as STUDY/VARIANT/SEED-IDENTITY")
+    steps: Integer = Field(description="number of the shared steps")
+    seconds: FiniteFloat = Field(description="seconds in which that cell has trained them")
+
+
 class Result(Record):
     """The result of a finished cell. Only its existence marks success. All numbers are finite."""
 
@@ -253,8 +264,9 @@ class Result(Record):
         {}, description="best value without using the input, by the name of the metric"
     )
     selected_epoch: Integer
-    steps: Integer
+    steps: Integer = Field(description="training steps, with those of `branched_from`")
     epochs: Integer
+    branched_from: Branch | None = Field(None, description="steps of another cell; null: none")
     stopped_early: bool = Field(False, description="True if `training.stop` ended the training")
     devices: Integer = Field(1, description="number of devices that shared every batch")
     nodes: Integer = Field(1, description="number of machines with these devices")
@@ -280,7 +292,7 @@ class Result(Record):
     compile_failure: str = Field("", description="why compiling failed; trained uncompiled")
     refused_paths: dict[str, str] = Field({}, description="attention paths that doctor refused")
     peak_memory: Integer = Field(description="bytes on the fullest device (CPU: resident set)")
-    wall_time: FiniteFloat = Field(description="seconds of all attempts")
+    wall_time: FiniteFloat = Field(description="seconds of all attempts of this cell alone")
     device: str
     attempts: Integer
     code: str = Field(description="hash of the executed code; those of all attempts joined by +")

@@ -10,7 +10,8 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from lit_attn.config import papers
-from lit_attn.config.study import Published, StudySource
+from lit_attn.config.study import StudySource
+from lit_attn.config.study_values import Published
 from lit_attn.schema.errors import ConfigError, suggest
 
 VALUE = re.compile(

@@ -35,6 +35,14 @@ class Schedule(Kind):
         """Return the momentum (Adam's beta1) of each step, or None if the optimiser's is kept."""
         return None
 
+    def stable_steps(self, steps_per_epoch: int, epochs: int) -> int | None:
+        """Return the number of first steps that a longer training has too, None if there are none.
+
+        Rate and momentum of these steps, and of the step after them, must be equal in every longer
+        training. The key `budgets` of a study needs this.
+        """
+        return None
+
     def try_out(self, signature: Any) -> None:
         ramp_epochs = math.ceil(sum(self.ramps().values()))
         float(self.rate_at(0, 1.0, 10, ramp_epochs + 1))
@@ -186,7 +194,9 @@ class Trapezoid(Schedule, kind="trapezoid"):
     """Per step: linear up to the peak over `warmup` epochs, constant, linear to 0 over `warmdown`.
 
     Step s of S has the rate lr min(1, (s + 1) / warm-up steps, (S - s) / warm-down steps), as in
-    modded-nanogpt (docs/setups.md).
+    modded-nanogpt (docs/setups.md). Both ramps have fixed lengths, so trainings of different length
+    are equal until the decay of the shorter one (Hägele et al., "Scaling Laws and Compute-Optimal
+    Training Beyond Fixed Training Durations", arXiv:2405.18392, section 3).
     """
 
     warmup: Warmup = 0.0
@@ -199,6 +209,11 @@ class Trapezoid(Schedule, kind="trapezoid"):
         rise = (step + 1) / rising_steps if rising_steps else 1.0
         fall = max(0, total - step) / falling_steps if falling_steps else 1.0
         return peak * min(1.0, rise, fall)
+
+    def stable_steps(self, steps_per_epoch: int, epochs: int) -> int | None:
+        total = epochs * steps_per_epoch
+        falling_steps = round(self.warmdown * steps_per_epoch)
+        return max(0, total - falling_steps)
 
 
 def stretch(rate: Rate, factor: float) -> Rate:

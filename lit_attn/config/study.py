@@ -7,95 +7,27 @@ import contextlib
 import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
-from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.metrics import MetricChoice
 from lit_attn.config.slurm import Slurm
 from lit_attn.config.source import Mapping, Sequence, Where, format_value, load, locate
-from lit_attn.schema.base import Config, must_be
+from lit_attn.config.study_values import (
+    Budgets,
+    Criteria,
+    Label,
+    Name,
+    Named,
+    Overrides,
+    Points,
+    Published,
+    Seeds,
+)
+from lit_attn.schema.base import Config
 from lit_attn.schema.errors import ConfigError, find_problem, require, suggest
 
-MOST_SEEDS = 10_000  # A larger number of seeds is probably meant as one seed.
-
-
-def _list_criteria(value: Any) -> Any:
-    """Return a criterion alone as a tuple of one."""
-    return value if isinstance(value, list) else (value,)
-
-
-def _are_criteria(criteria: tuple[str, ...]) -> bool:
-    """Return True if each criterion stands once, and `none` does not stand beside `parameters`."""
-    has_contradiction = "parameters" in criteria and "none" in criteria
-    is_each_once = len(set(criteria)) == len(criteria)
-    return bool(criteria) and is_each_once and not has_contradiction
-
-
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
-def _is_list_of_mappings(value: Any) -> bool:
-    return isinstance(value, Sequence) and all(_is_mapping(item) for item in value)
-
-
-def _is_mapping_of_mappings(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(_is_mapping(item) for item in value.values())
-
-
-def _list_seeds(value: Any) -> Any:
-    """Return a number of seeds as the tuple of these seeds, and a list of seeds as it is."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        if not 1 <= value <= MOST_SEEDS:
-            raise ValueError(
-                f"{value} is not a number of seeds from 1 to {MOST_SEEDS:,};"
-                f" for one seed write [{value}]"
-            )
-        return tuple(range(value))
-    if not isinstance(value, list) or not value:
-        raise ValueError("needs a number of seeds, as 5, or a list of seeds, as [0, 50, 100]")
-    distinct_seeds = {str(seed) for seed in value}
-    if len(distinct_seeds) < len(value):
-        raise ValueError("a seed is written twice")
-    return value
-
-
-def _add_deviation(value: Any) -> Any:
-    """Return a number alone as a mean without a deviation."""
-    return value if isinstance(value, list) else (value, None)
-
-
-def _is_one_line(text: str) -> bool:
-    return text != "" and text == text.strip() and text.isprintable()
-
-
-Criteria = Annotated[
-    tuple[Literal["parameters", "flops", "time", "none"], ...],
-    BeforeValidator(_list_criteria),
-    must_be(
-        _are_criteria,
-        "a list of parameters, flops and time, each once; or none in place of parameters",
-    ),
-]
-# These values stay mappings with lines until ablate.axes combines them.
-Overrides = Annotated[Any, must_be(_is_mapping, "a mapping of keys to values")]
-Points = Annotated[
-    Any,
-    must_be(_is_list_of_mappings, "a list of mappings, as in [{residual: full, zz: with}]"),
-]
-Named = Annotated[
-    Any,
-    must_be(
-        _is_mapping_of_mappings, "a mapping of names to mappings, as in {xsa: {attention: xsa}}"
-    ),
-]
-Name = Annotated[str, BeforeValidator(format_value)]
-Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
-Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_list_seeds)]
-Published = Annotated[tuple[float, float | None], BeforeValidator(_add_deviation)]
-Label = Annotated[str, BeforeValidator(format_value), must_be(_is_one_line, "a text of one line")]
 EMPTY = Mapping(Where(""))
 NO_POINTS = Sequence(Where(""))
 
@@ -148,6 +80,7 @@ class StudyConfig(Config):
         "plugins": "parts",
         "imports": "parts",
         "equal": "match",
+        "budget": "budgets",
     }
 
     title: str = Field(description="title of the table, one line")
@@ -165,6 +98,11 @@ class StudyConfig(Config):
         (),
         description="axes of named overrides, such as sizes; each of their values makes a study of "
         "its own, in which variants are matched and compared",
+    )
+    budgets: Budgets = Field(
+        (),
+        description="factors on training.epochs; each makes a study of its own, and the trainings "
+        "of a seed share their stable phase, as in [0.5, 1, 2, 4]",
     )
     match: Criteria = Field(
         ("parameters",),
@@ -228,8 +166,9 @@ class StudySource:
 
     `path` is the study's file. `tree` and `experiment` contain the line of every key, `parts`
     absolute paths. `family` is the study as written and `level` the value of its axis if
-    `compare_within` has split it. `before` are the names of the studies at the smaller values of
-    the axis that `gates` names, smallest first, and `sizes` is the number of all values of it.
+    `compare_within` has split it, or the budget in words if `budgets` has. `before` are the names
+    of the studies at the smaller values of the axis that `gates` names, smallest first, and `sizes`
+    is the number of all values of it. `budget` is the factor on the epochs.
     """
 
     path: Path
@@ -243,6 +182,7 @@ class StudySource:
     level: str = ""
     before: tuple[str, ...] = ()
     sizes: int = 0
+    budget: float | None = None
 
     @property
     def has_rule(self) -> bool:
@@ -395,8 +335,13 @@ def _read_study(path: Path, name: str, studies: Mapping, texts: dict[Path, str])
 
 
 def _split_levels(source: StudySource) -> list[StudySource]:
-    """Return the study, or a study for each combination of the values of `compare_within`."""
+    """Return the study, or a study for each combination of the values of `compare_within`.
+
+    A study with `budgets` is split into these.
+    """
     study = source.study
+    if study.budgets:
+        return split_budgets(source)
     level_keys = study.compare_within
     if not level_keys:
         _require_gates(source)
@@ -427,6 +372,57 @@ def _split_levels(source: StudySource) -> list[StudySource]:
             )
         )
     return levels
+
+
+def split_budgets(source: StudySource) -> list[StudySource]:
+    """Return a study for each budget, the smallest first.
+
+    Raises ConfigError for a key that gives the budgets different trainings.
+    """
+    _require_shared_phase(source)
+    levels = []
+    for budget in source.study.budgets:
+        level = name_budget(budget)
+        title = f"{source.study.title}, {level.replace('-', ' ')}"
+        levels.append(
+            replace(
+                source,
+                name=f"{source.name}-{level}",
+                study=source.study.model_copy(update={"title": title}),
+                family=source.name,
+                level=level,
+                budget=budget,
+            )
+        )
+    return levels
+
+
+def name_budget(budget: float) -> str:
+    """Return the end of the name of the study with a budget, as budget-0.5."""
+    return f"budget-{format_value(budget)}"
+
+
+def _require_shared_phase(source: StudySource) -> None:
+    """Raise ConfigError for a key beside `budgets` that gives the budgets different trainings."""
+    study = source.study
+    for key in ("compare_within", "gates"):
+        if getattr(study, key):
+            raise source.error(
+                (key,), "cannot stand beside `budgets`; write a study with `budgets` for each size"
+            )
+    if study.tune:
+        raise source.error(
+            ("tune",),
+            "cannot stand beside `budgets`, because a search could choose other values for each "
+            "budget; tune in a study of its own, and write the values that it chose",
+        )
+    for criterion in ("flops", "time"):
+        if criterion in study.match:
+            raise source.error(
+                ("match",),
+                f"{criterion} stretches the stable phase, which `budgets` shares; write parameters "
+                "or none",
+            )
 
 
 def _list_smaller(study: StudyConfig, names: tuple[str, ...]) -> list[str]:

@@ -69,6 +69,8 @@ def measure(result: records.Result, metric: records.Metric) -> Row:
     measured["evaluation_time"] = evaluation_time and evaluation_time.median
     if result.stopped_early:
         measured["stopped_early"] = True
+    if result.branched_from is not None:
+        measured["shared_steps"] = result.branched_from.steps
     chance = result.chance.get(metric.name)
     if chance is not None:
         measured["chance"] = chance * metric.scale

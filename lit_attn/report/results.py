@@ -102,7 +102,7 @@ def _describe_marks(study: StudyRecord, cells: list[list[Cell]]) -> list[str]:
 
 
 def _describe_rows(study: StudyRecord, summary: pd.DataFrame) -> list[str]:
-    """Return the sentences of the caption about missing seeds, ties and a missing baseline."""
+    """Return the sentences of the caption about missing seeds, ties, branches and the baseline."""
     notes = []
     if summary["missing"].astype(bool).any():
         notes.append(SENTENCES["missing"])
@@ -110,6 +110,13 @@ def _describe_rows(study: StudyRecord, summary: pd.DataFrame) -> list[str]:
     if ties:
         pairs = int(summary["pairs"].sum())
         notes.append(fill(SENTENCES["ties"], ties=ties, pairs=plural(pairs, "pair")))
+    shared_steps = study.measurements("shared_steps")
+    if shared_steps:
+        steps = " or ".join(f"{count:,}" for count in sorted(set(shared_steps)))
+        results = plural(len(study.finished_cells()), "result")
+        notes.append(
+            fill(SENTENCES["shared"], shared=len(shared_steps), results=results, steps=steps)
+        )
     baseline = study.plan.baseline
     if not study.values(baseline):
         notes.append(fill(SENTENCES["no_baseline"], baseline=baseline))

@@ -43,8 +43,11 @@ class MetricsFile(Logger):
     # Lightning asks every logger for these, and uses them for loggers with folders only.
     name, version = "metrics", 0
 
-    def start(self, step: int) -> None:
-        """Start the file, or keep its rows up to the checkpoint at `step` that training resumes."""
+    def start(self, step: int, has_events: bool = True) -> None:
+        """Start the file, or keep its rows up to the checkpoint at `step` that training resumes.
+
+        `has_events`: the event files of earlier attempts have the kept rows.
+        """
         rows: list[MetricRow] = []
         times: list[tuple[int, float]] = []
         if step > 0:
@@ -55,6 +58,9 @@ class MetricsFile(Logger):
         # `purge_step` makes TensorBoard drop what a stopped attempt wrote after its checkpoint.
         self.events = SummaryWriter(self.path.parent, purge_step=step + 1)
         _remove_host_name(self.events)
+        if not has_events:
+            for row in rows:
+                self.events.add_scalar(row.name, row.value, row.step)
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
         """Do nothing: the cell's config.yaml holds the hyperparameters."""

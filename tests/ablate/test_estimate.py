@@ -44,7 +44,7 @@ def test_hours_follow_from_timings_and_devices(tmp_path: Path) -> None:
     timings = {kinds["a"]: timing(1800), kinds["c"]: timing(3600)}
     cores = Slots([Device(None, None)] * 4)
     # Two seeds each: half an hour on one core, and one hour on two cores. Two run at once.
-    assert format_hours(measured, timings, cores) == (
+    assert format_hours(measured, timings, cores, set()) == (
         "tiny: 6 cells to run, 4 of them measured: 5.00 core hours, 1.50 hours with 2 at once"
     )
 
@@ -57,7 +57,7 @@ def test_finished_cells_cost_nothing(tmp_path: Path) -> None:
     for job in measured.jobs:
         result(job.cell).write(job.folder / "result.json")
     gpus = Slots([Device("0", None)] * 2)
-    assert format_hours(measured, timings, gpus) == (
+    assert format_hours(measured, timings, gpus, set()) == (
         "tiny: 0 cells to run, 0 of them measured: 0.00 GPU hours, 0.00 hours with 1 at once"
     )
 

@@ -13,7 +13,8 @@ from lit_attn.ablate.axes import combine_axes
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.config.papers import read_paper
 from lit_attn.config.published import PublishedCell, list_cells, parse_cell
-from lit_attn.config.study import Published, StudySource, read_studies
+from lit_attn.config.study import StudySource, read_studies
+from lit_attn.config.study_values import Published
 from lit_attn.schema.errors import ConfigError
 
 PAPERS = EXPERIMENTS / "papers"

@@ -11,7 +11,8 @@ from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.papers import PaperSource, read_paper
 from lit_attn.config.source import Mapping, Where, parse_value
-from lit_attn.config.study import MOST_SEEDS, Seeds, choose, read_studies
+from lit_attn.config.study import choose, read_studies
+from lit_attn.config.study_values import MOST_SEEDS, Seeds
 from lit_attn.schema.errors import ConfigError, suggest
 
 COMMAND_NAMES = ("status", "judge", "logs", "rerun", "seal")

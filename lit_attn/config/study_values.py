@@ -1,0 +1,98 @@
+"""Values of the keys of a study: their types, and the checks of what is written."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat
+
+from lit_attn.config.cell import LARGEST_SEED
+from lit_attn.config.source import Mapping, Sequence, format_value
+from lit_attn.schema.base import must_be
+
+MOST_SEEDS = 10_000  # A larger number of seeds is probably meant as one seed.
+
+
+def _list_criteria(value: Any) -> Any:
+    """Return a criterion alone as a tuple of one."""
+    return value if isinstance(value, list) else (value,)
+
+
+def _are_criteria(criteria: tuple[str, ...]) -> bool:
+    """Return True if each criterion stands once, and `none` does not stand beside `parameters`."""
+    has_contradiction = "parameters" in criteria and "none" in criteria
+    is_each_once = len(set(criteria)) == len(criteria)
+    return bool(criteria) and is_each_once and not has_contradiction
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_list_of_mappings(value: Any) -> bool:
+    return isinstance(value, Sequence) and all(_is_mapping(item) for item in value)
+
+
+def _is_mapping_of_mappings(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(_is_mapping(item) for item in value.values())
+
+
+def _list_seeds(value: Any) -> Any:
+    """Return a number of seeds as the tuple of these seeds, and a list of seeds as it is."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not 1 <= value <= MOST_SEEDS:
+            raise ValueError(
+                f"{value} is not a number of seeds from 1 to {MOST_SEEDS:,};"
+                f" for one seed write [{value}]"
+            )
+        return tuple(range(value))
+    if not isinstance(value, list) or not value:
+        raise ValueError("needs a number of seeds, as 5, or a list of seeds, as [0, 50, 100]")
+    distinct_seeds = {str(seed) for seed in value}
+    if len(distinct_seeds) < len(value):
+        raise ValueError("a seed is written twice")
+    return value
+
+
+def _add_deviation(value: Any) -> Any:
+    """Return a number alone as a mean without a deviation."""
+    return value if isinstance(value, list) else (value, None)
+
+
+def _sort_budgets(budgets: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the budgets in ascending order. Raises ValueError for one or for equal budgets."""
+    if budgets and len(set(budgets)) < 2:
+        raise ValueError("needs at least two different budgets, as [0.5, 1, 2, 4]")
+    if len(set(budgets)) < len(budgets):
+        raise ValueError("a budget is written twice")
+    return tuple(sorted(budgets))
+
+
+def _is_one_line(text: str) -> bool:
+    return text != "" and text == text.strip() and text.isprintable()
+
+
+Criteria = Annotated[
+    tuple[Literal["parameters", "flops", "time", "none"], ...],
+    BeforeValidator(_list_criteria),
+    must_be(
+        _are_criteria,
+        "a list of parameters, flops and time, each once; or none in place of parameters",
+    ),
+]
+# These values stay mappings with lines until ablate.axes combines them.
+Overrides = Annotated[Any, must_be(_is_mapping, "a mapping of keys to values")]
+Points = Annotated[
+    Any,
+    must_be(_is_list_of_mappings, "a list of mappings, as in [{residual: full, zz: with}]"),
+]
+Named = Annotated[
+    Any,
+    must_be(
+        _is_mapping_of_mappings, "a mapping of names to mappings, as in {xsa: {attention: xsa}}"
+    ),
+]
+Name = Annotated[str, BeforeValidator(format_value)]
+Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
+Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_list_seeds)]
+Published = Annotated[tuple[float, float | None], BeforeValidator(_add_deviation)]
+Label = Annotated[str, BeforeValidator(format_value), must_be(_is_one_line, "a text of one line")]
+Budgets = Annotated[tuple[PositiveFloat, ...], AfterValidator(_sort_budgets)]
