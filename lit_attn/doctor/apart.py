@@ -1,11 +1,15 @@
 """Checks in a process of their own, which may hang or crash without ending the doctor."""
 
 import multiprocessing
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
+
+import torch
 
 
 class Unavailable(Exception):
@@ -53,6 +57,41 @@ def run_apart(
     finally:
         process.kill()
         process.join()
+
+
+def count_processes(device: torch.device) -> int:
+    """Return how many processes check at once: on a GPU one for every four cores, up to four.
+
+    Compiling a kernel takes a core seconds, and running it takes the GPU less than a millisecond.
+    """
+    if device.type != "cuda":
+        return 1
+    return min(4, max(1, len(os.sched_getaffinity(0)) // 4))
+
+
+def run_shares(
+    check: Callable[..., Iterator[Any]],
+    arguments: tuple[Any, ...],
+    processes: int,
+    seconds: float,
+    show: Callable[[Any], None] | None = None,
+) -> Outcome:
+    """Return the results of `run_apart` in several processes, each of which checks a share.
+
+    The last two arguments of `check` are the number of the process and that of all processes.
+    """
+    with ThreadPoolExecutor(processes) as threads:
+        waiting = []
+        for process in range(processes):
+            of_share = (*arguments, process, processes)
+            waiting.append(threads.submit(run_apart, check, of_share, seconds, show))
+        outcomes = [one.result() for one in waiting]
+    results: list[Any] = []
+    for outcome in outcomes:
+        results += outcome.results
+    failures = [outcome.failure for outcome in outcomes if outcome.failure]
+    reasons = [outcome.unavailable for outcome in outcomes if outcome.unavailable]
+    return Outcome(results, "; ".join(dict.fromkeys(failures)), "; ".join(dict.fromkeys(reasons)))
 
 
 def _receive(

@@ -28,13 +28,6 @@ def has_compiler(device: torch.device) -> bool:
     return any(name and shutil.which(name) for name in candidates)
 
 
-def count_processes(device: torch.device) -> int:
-    """Return how many processes compile at once: on a GPU one for every four cores, up to four."""
-    if device.type != "cuda":
-        return 1
-    return min(4, max(1, len(os.sched_getaffinity(0)) // 4))
-
-
 def check_compiled(device_name: str, process: int, processes: int) -> Iterator[LayerCheck]:
     """Yield the comparisons of compiled layers that belong to one of several processes.
 

@@ -2,7 +2,6 @@
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -12,8 +11,8 @@ from lit_attn.attention.path_record import Combination, PathRecord, read_combina
 from lit_attn.attention.spec import PRESETS
 from lit_attn.cells.records import utc_now
 from lit_attn.doctor import benchmark
-from lit_attn.doctor.apart import Outcome, run_apart
-from lit_attn.doctor.compiled import check_compiled, count_processes, has_compiler
+from lit_attn.doctor.apart import Outcome, count_processes, run_shares
+from lit_attn.doctor.compiled import check_compiled, has_compiler
 from lit_attn.doctor.layers import (
     PATHS,
     SHAPES,
@@ -36,7 +35,7 @@ NO_PATH = "none"
 COMPILED_LIMIT = 1800.0  # Seconds for all compiled layers.
 
 Print = Callable[[str], None]
-PathChecker = Callable[[str, str, bool], Iterator[LayerCheck]]
+PathChecker = Callable[[str, str, bool, int, int], Iterator[LayerCheck]]
 
 
 def examine(device: torch.device, is_short: bool, runs: Path, show: Print) -> Examination:
@@ -105,13 +104,14 @@ def check_paths(
 ) -> tuple[list[PathCheck], list[LayerCheck]]:
     """Return the outcome of every path in `names`, and all comparisons of layers.
 
-    Each path is checked in a process of its own for up to `seconds`.
+    Each path is checked in processes of its own for up to `seconds`.
     """
     limit = PATH_LIMITS[is_short] if seconds is None else seconds
     paths = []
     layers: list[LayerCheck] = []
     for path in names:
-        outcome = run_apart(check, (path, device.type, is_short), limit)
+        arguments = (path, device.type, is_short)
+        outcome = run_shares(check, arguments, count_processes(device), limit)
         layers += outcome.results
         paths.append(judge_path(path, outcome))
         show(f"   {describe_path(paths[-1], outcome.results)}")
@@ -180,20 +180,10 @@ def _check_compiled(device: torch.device, show: Print) -> tuple[list[LayerCheck]
         text = check.failure or f"{check.preset}: {check.error:.1f} eps ({check.precision})"
         show(f"   {'FAILED ' if check.failure else ''}{text}")
 
-    count = count_processes(device)
-    with ThreadPoolExecutor(count) as threads:
-        waiting = []
-        for process in range(count):
-            arguments = (device.type, process, count)
-            waiting.append(
-                threads.submit(run_apart, check_compiled, arguments, COMPILED_LIMIT, show_check)
-            )
-        outcomes = [one.result() for one in waiting]
-    results: list[LayerCheck] = []
-    failure = ""
-    for outcome in outcomes:
-        results += outcome.results
-        if outcome.failure:
-            show(f"   FAILED after these: {outcome.failure}")
-            failure = outcome.failure
-    return results, failure
+    outcome = run_shares(
+        check_compiled, (device.type,), count_processes(device), COMPILED_LIMIT, show_check
+    )
+    results: list[LayerCheck] = outcome.results
+    if outcome.failure:
+        show(f"   FAILED after these: {outcome.failure}")
+    return results, outcome.failure

@@ -177,15 +177,21 @@ def explain_path(layer: Attention, device: torch.device) -> str:
     return ", ".join(reasons) or "softmax of dot products"
 
 
-def check_path(path: str, device_name: str, is_short: bool) -> Iterator[LayerCheck]:
+def check_path(
+    path: str, device_name: str, is_short: bool, process: int, processes: int
+) -> Iterator[LayerCheck]:
     """Yield the comparisons of all presets that take `path` on the device.
 
-    The record of an earlier doctor has no effect, or a refused path would never be used again.
+    They are those of one of several processes, among which the presets are divided. The record of
+    an earlier doctor has no effect, or a refused path would never be used again.
     """
     device = torch.device(device_name)
     path_record.set_refused(device.type, {})
     _require_device(device)
-    for name in list_presets(is_short, device):
+    for name in list_presets(is_short, device)[process::processes]:
+        # PyTorch compiles one function a limited number of times, and then computes without a word
+        # what it could not compile: another path.
+        torch.compiler.reset()
         for case in list_cases(device, is_short):
             layer = build_layer(name, case.shape)
             # This path is a choice of the user.

@@ -10,7 +10,7 @@ from helpers.training_cells import digits_cell, folder_of, result_of
 
 from lit_attn.attention import dispatch, path_record
 from lit_attn.attention.path_record import PathRecord, read_combination
-from lit_attn.doctor.apart import Outcome
+from lit_attn.doctor.apart import Outcome, run_shares
 from lit_attn.doctor.examine import check_paths, judge_path, list_choices, remember
 from lit_attn.doctor.layers import PATHS, SHAPES, build_layer, check_path, make_tokens, read_path
 from lit_attn.doctor.verdict import PathCheck
@@ -47,7 +47,7 @@ def test_a_wrong_path_is_refused_recorded_and_not_used(
     x, _ = make_tokens(SHAPES[0])
     expected = layer(x)
     monkeypatch.setattr(dispatch, "_merged_calls", wrong(dispatch._merged_calls))
-    outcome = Outcome(list(check_path("MERGED", "cpu", True)))
+    outcome = Outcome(list(check_path("MERGED", "cpu", True, 0, 1)))
     checked = judge_path("MERGED", outcome)
     assert reason in checked.failure
     assert "\n" not in checked.failure
@@ -64,7 +64,7 @@ def test_a_wrong_path_is_refused_recorded_and_not_used(
 
 
 def test_a_right_path_holds() -> None:
-    outcome = Outcome(list(check_path("ONE_CALL", "cpu", True)))
+    outcome = Outcome(list(check_path("ONE_CALL", "cpu", True, 0, 1)))
     checked = judge_path("ONE_CALL", outcome)
     assert checked.failure == ""
     assert checked.comparisons > 0
@@ -116,7 +116,7 @@ def test_the_short_form_keeps_earlier_refusals_and_the_full_form_replaces_them()
 
 def test_the_check_of_a_refused_path_ignores_the_record() -> None:
     path_record.set_refused("cpu", {"MERGED": "wrong"})
-    assert len(list(check_path("MERGED", "cpu", True))) > 0
+    assert len(list(check_path("MERGED", "cpu", True, 0, 1))) > 0
 
 
 def test_a_layer_without_a_usable_path_is_refused_in_one_line() -> None:
@@ -169,3 +169,11 @@ def test_the_record_of_a_cell_notes_refused_paths(
     assert result_of(folder).refused_paths == {"MERGED": "the value is off"}
     line = "attention path MERGED is not used: `lit-attn doctor` refused it (the value is off)"
     assert line in capsys.readouterr().out
+
+
+def test_several_processes_share_a_check_and_each_failure_counts() -> None:
+    seen: list[int] = []
+    outcome = run_shares(wrong_paths.check_some, ("FLEX", "cpu", True), 3, 300.0, seen.append)
+    assert outcome.results == [0, 3, 1, 4, 2]
+    assert sorted(seen) == [0, 1, 2, 3, 4]
+    assert outcome.failure == "the process crashed (exit code 7)"

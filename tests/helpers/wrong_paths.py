@@ -48,19 +48,28 @@ def with_exception(call: Call) -> Call:
     return wrong
 
 
-def hang(path: str, device: str, is_short: bool) -> Iterator[Any]:
+def hang(path: str, device: str, is_short: bool, *share: int) -> Iterator[Any]:
     """Check that does not end."""
     time.sleep(600)
     yield path
 
 
-def crash(path: str, device: str, is_short: bool) -> Iterator[Any]:
+def crash(path: str, device: str, is_short: bool, *share: int) -> Iterator[Any]:
     """Check whose process dies after its first result."""
     yield from ()
     os._exit(7)
 
 
-def lack_memory(path: str, device: str, is_short: bool) -> Iterator[Any]:
+def lack_memory(path: str, device: str, is_short: bool, *share: int) -> Iterator[Any]:
     """Check that cannot use the device."""
     yield from ()
     raise Unavailable("cuda cannot be used: out of memory")
+
+
+def check_some(
+    path: str, device: str, is_short: bool, process: int, processes: int
+) -> Iterator[Any]:
+    """Check of five numbers, whose second process dies after its share."""
+    yield from range(process, 5, processes)
+    if process == 1:
+        os._exit(7)
