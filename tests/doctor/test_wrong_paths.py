@@ -172,8 +172,8 @@ def test_the_record_of_a_cell_notes_refused_paths(
 
 
 def test_several_processes_share_a_check_and_each_failure_counts() -> None:
-    seen: list[int] = []
-    outcome = run_shares(wrong_paths.check_some, ("FLEX", "cpu", True), 3, 300.0, seen.append)
+    numbers: list[int] = []
+    outcome = run_shares(wrong_paths.check_some, ("FLEX", "cpu", True), 3, 300.0, numbers.append)
     assert outcome.results == [0, 3, 1, 4, 2]
-    assert sorted(seen) == [0, 1, 2, 3, 4]
+    assert sorted(numbers) == [0, 1, 2, 3, 4]
     assert outcome.failure == "the process crashed (exit code 7)"
