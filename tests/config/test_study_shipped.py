@@ -100,7 +100,8 @@ def test_the_examples_of_the_documentation_expand(tmp_path: Path) -> None:
     # The final cells of a tuned study are known after its trials.
     sizes = {f"ladder-{size}": 2 * 5 for size in ("small", "medium", "large")}
     product = (16 - 2 - 3 + 1) * 3
-    assert counts == {"split": 4 * 3, "product": product, "tuned": 0} | sizes
+    budgets = {f"lengths-budget-{budget}": 2 * 5 for budget in ("0.5", "1", "2", "4")}
+    assert counts == {"split": 4 * 3, "product": product, "tuned": 0} | sizes | budgets
 
 
 @pytest.mark.parametrize("name", [name for name in matrices() if name.endswith("-short")])
