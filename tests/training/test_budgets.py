@@ -10,7 +10,8 @@ import pytest
 import torch
 import yaml
 from helpers import studies
-from helpers.stopping import stop_at, weights
+from helpers.finished_cells import read_weights
+from helpers.stopping import stop_at
 from helpers.training_cells import digits_cell, result_of
 
 from lit_attn.ablate.plan import expand
@@ -77,8 +78,8 @@ def runs(trained: Path, tmp_path: Path) -> Path:
 
 def assert_same(one: Path, two: Path) -> None:
     """Assert that two cells have the same weights and records, byte by byte."""
-    theirs = weights(two)
-    assert all(torch.equal(weight, theirs[name]) for name, weight in weights(one).items())
+    theirs = read_weights(two)
+    assert all(torch.equal(weight, theirs[name]) for name, weight in read_weights(one).items())
     for name in RECORDS:
         assert (one / name).read_text() == (two / name).read_text(), name
     # The best epoch of the validation split may be a shared one.

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from helpers.finished_cells import read_weights
 from helpers.mmseg_files import make_network, write_file
 from helpers.paths import ADE20K, ROOT
-from helpers.stopping import stop_at, weights
+from helpers.stopping import stop_at
 from helpers.training_cells import folder_of, result_of, scenes_cell
 
 from lit_attn.cells.failure import Preempted
@@ -75,7 +76,7 @@ def test_a_stopped_cell_resumes_exactly(tmp_path: Path, monkeypatch: pytest.Monk
                 with pytest.raises(Preempted, match=f"saved at step {step}"):
                     run_cell(folder)
         run_cell(folder)
-        states.append(weights(folder))
+        states.append(read_weights(folder))
     expected, resumed = states
     assert expected.keys() == resumed.keys()
     assert all(torch.equal(weight, resumed[name]) for name, weight in expected.items())
