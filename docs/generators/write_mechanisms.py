@@ -95,8 +95,8 @@ form of one mask give the same result, and a query that sees no key gets zero
 - FLEX: one call of flex_attention, compiled, with all M n keys as neighbours, the terms of keys and
   pairs as addends and values of their own width. For a hard mixture, the number of the largest key
   of every pair of tokens is computed before the call, and kept in one bit for two keys. Dropout
-  needs a second call, for the sums of exponentials of all pairs. Dropout on this path has not run on a GPU;
-  tests on a CPU compare the same formulation with the reference.
+  needs a second call, for the sums of exponentials of all pairs. Dropout on this path has not run
+  on a GPU; tests on a CPU compare the same formulation with the reference.
 - MERGED: one kernel call with all M n keys for each slice of the batch. If attention is causal, one
   call for each of the M keys, merged by log-sum-exp.
 - ONE_CALL: one call of scaled-dot-product attention with all M n keys.
