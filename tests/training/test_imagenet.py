@@ -358,7 +358,7 @@ def test_a_signal_never_ends_a_reader(tmp_path: Path, monkeypatch: pytest.Monkey
     """A signal before the first line of the worker's code does not end the worker either."""
     blocked_file = tmp_path / "held"
 
-    def first(self: object, worker: int) -> None:
+    def first(worker: int) -> None:
         blocked_file.write_text(str(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())))
 
     monkeypatch.setattr(loading, "_start_worker", first)
