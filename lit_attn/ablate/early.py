@@ -9,10 +9,11 @@ import logging
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 from lit_attn.ablate.display import write_line
@@ -24,12 +25,13 @@ from lit_attn.schema.errors import ConfigError, plural
 
 
 @contextlib.contextmanager
-def write_early(runs: Path, reports: Path) -> Iterator[Observer]:
+def write_early(runs: Path, reports: Path, jobs: Iterable[Job]) -> Iterator[Observer]:
     """Yield the function that gets every cell that has ended and writes the first tables.
 
-    At the end, wait for the tables, and write a line about those that could not be written.
+    `jobs` are the cells of this run. At the end, wait for the tables, and write a line about those
+    that could not be written.
     """
-    early = EarlyTables(runs, reports)
+    early = EarlyTables(runs, reports, [job.folder for job in jobs])
     try:
         yield early.update
     finally:
@@ -55,9 +57,11 @@ class StudyProgress(NamedTuple):
 class EarlyTables:
     """Writer of the first tables of each study that has a variant without a result."""
 
-    def __init__(self, runs: Path, reports: Path) -> None:
+    def __init__(self, runs: Path, reports: Path, folders: Iterable[Path]) -> None:
         self.runs = runs
         self.reports = reports
+        # Folders of the cells of this run, which can be a part of the planned cells.
+        self.folders = set(folders)
         # Studies in which a cell has ended.
         self.studies: dict[Path, StudyProgress] = {}
         self.writers: list[Writer] = []
@@ -91,7 +95,11 @@ class EarlyTables:
         if without_result:
             return ""
         ended_cells = read_ended_cells(plan, study)
-        paths = {cell.path for cell in plan.cells if study / cell.path not in ended_cells}
+        paths = set()
+        for cell in plan.cells:
+            folder = study / cell.path
+            if folder in self.folders and folder not in ended_cells:
+                paths.add(cell.path)
         missing_count = sum(not _has_result(study, path) for path in paths)
         if not missing_count:
             # The tables after the last cell are about to be written.
@@ -172,11 +180,15 @@ class LastWarning(logging.Handler):
 def _write_quietly(runs: Path, reports: Path, study: str, errors: Connection) -> None:
     """Write the tables of one study, and send an error as one line to the command.
 
-    Ctrl-C is for the command.
+    Ctrl-C is for the command. Another signal ends this process, which removes temporary files.
     """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGHUP, leave)
     from lit_attn.report import write_reports
 
     nothing = os.open(os.devnull, os.O_WRONLY)

@@ -40,7 +40,8 @@ def run(cells: list[Job], early: EarlyTables) -> list[str]:
 
 
 def make_early(matrix: Matrix) -> EarlyTables:
-    return EarlyTables(matrix.folder.parent, matrix.folder.parents[1] / "reports")
+    folders = [job.folder for job in matrix.jobs]
+    return EarlyTables(matrix.folder.parent, matrix.folder.parents[1] / "reports", folders)
 
 
 def test_tables_are_written_once_when_every_variant_has_a_result(matrix: Matrix) -> None:
@@ -145,3 +146,11 @@ def test_the_end_of_a_writer_that_was_killed_is_one_line(
     first_seed = [job for job in matrix.jobs if job.cell.seed == 0]
     _, error = run(first_seed, make_early(matrix))
     assert error.endswith("first ones of tiny not written: their process ended with exit code -9")
+
+
+def test_a_run_of_some_seeds_needs_no_first_tables(matrix: Matrix) -> None:
+    """After its last cell it writes its tables, though the plan has more seeds."""
+    jobs = [job for job in matrix.jobs if job.cell.seed == 0]
+    folders = [job.folder for job in jobs]
+    early = EarlyTables(matrix.folder.parent, matrix.folder.parents[1] / "reports", folders)
+    assert run(jobs, early) == []

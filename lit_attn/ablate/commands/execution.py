@@ -370,7 +370,7 @@ def _prepare_local(
     def start(missing: list[Job]) -> "Summary":
         write_line(f"{slots.at_once(job.cell for job in missing)} at once")
         stall = options.stall_seconds
-        with write_early(options.out, options.reports) as observe:
+        with write_early(options.out, options.reports, missing) as observe:
             runner = Runner(launcher, slots, make_display(), stall, review, observe)
             return runner.run(missing)
 
@@ -400,7 +400,7 @@ def _prepare_slurm(
         )
         count = submit_missing(matrices, missing, cell, options.jobs)
         write_line(f"{plural(count, 'job')} submitted, {len(missing) - count} already submitted")
-        with write_early(options.out, options.reports) as observe:
+        with write_early(options.out, options.reports, missing) as observe:
             follower = Follower(matrices, make_display(), review, observe)
             return follower.run(missing)
 
