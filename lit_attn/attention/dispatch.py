@@ -25,8 +25,8 @@ from lit_attn.attention.kernels import composed
 from lit_attn.attention.masks import CHUNK, Masks, in_chunks
 from lit_attn.attention.precision import as_multiplied, rounded_terms
 
-# Kernels of PyTorch that take a mask, or would be chosen without one, but for cuDNN's.
-MASKED_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+# PyTorch's kernels that take a mask, without cuDNN's.
+MASKED_KERNELS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class Tokens(NamedTuple):

@@ -21,7 +21,7 @@ from lit_attn.cells.branches import (
 )
 from lit_attn.cells.folder import read_result, set_aside
 from lit_attn.config.cell import Cell
-from lit_attn.files import copy_atomic
+from lit_attn.files import copy_atomic, rename_written
 from lit_attn.training.checkpoints import require_readable
 from lit_attn.training.process_group import ProcessGroup
 
@@ -59,8 +59,7 @@ class BranchKeeper(L.Callback):
         for name in RECORDS:
             if (self.folder / name).exists():
                 shutil.copyfile(self.folder / name, place / name)
-        target.parent.mkdir(exist_ok=True)
-        place.rename(target)
+        rename_written(place, target)
 
     @staticmethod
     def _create_place(sibling: Path, target: Path) -> Path | None:

@@ -19,9 +19,6 @@ from lit_attn.attention.spec import PRESETS, AttentionSpec
 
 N = 9
 
-# PyTorch's compiler ignores this warning, and pytest makes it an error again.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
-
 
 def takes_flex(spec: AttentionSpec) -> bool:
     """Return True if a GPU computes a layer with these parts on the path FLEX."""

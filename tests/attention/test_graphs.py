@@ -32,7 +32,6 @@ def count_breaks(layer: torch.nn.Module, x: Tensor) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize(("name", "n"), CASES)
 def test_a_training_step_is_one_graph(name: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With flex_attention as on a GPU; the loop of training ends the steps, as in this package."""

@@ -156,8 +156,6 @@ def test_a_position_without_attention_keeps_its_weights() -> None:
     torch.testing.assert_close(prior.sum(0), torch.ones_like(prior[0]))
 
 
-# PyTorch's compiler ignores this warning, and pytest makes it an error again.
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.slow
 def test_the_compiled_m_step_agrees() -> None:
     torch.compiler.reset()
