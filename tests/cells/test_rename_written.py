@@ -20,7 +20,7 @@ def test_files_are_on_the_disk_before_the_folder_has_its_name(
     fsync = os.fsync
 
     def record(descriptor: int) -> None:
-        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        name = Path(f"/proc/self/fd/{descriptor}").readlink().name
         written.append((name, target.exists()))
         fsync(descriptor)
 
