@@ -7,7 +7,6 @@ as there would be cells, so that models slow each other down as cells would.
 """
 
 import sys
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +25,7 @@ from lit_attn.cells.rules import read_gate_state
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import find_mixers
 from lit_attn.schema.errors import ConfigError, plural
+from lit_attn.temporary import temporary_folder
 
 TIMING_TARGET = "lit_attn.train:time_cell"
 
@@ -222,11 +222,11 @@ def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
     launcher = Launcher(TIMING_TARGET)
     launcher.share_cores(slots.at_once(cells))
     timings: dict[str, Timing] = {}
-    with tempfile.TemporaryDirectory(prefix="lit_attn-") as name:
+    with temporary_folder() as folder:
         samples = {}
         for cell in cells:
             alone = cell.model_copy(update={"trunk": None, "branches": {}})
-            samples[cell.kind] = Job(alone, Path(name) / cell.kind)
+            samples[cell.kind] = Job(alone, folder / cell.kind)
         display = make_display() if sys.stdout.isatty() else Display(sys.stderr)
         Runner(launcher, slots, display).run(samples.values())
         for kind, job in samples.items():

@@ -9,7 +9,6 @@ identities of the cells follow from it; --quiet-timing alone comes after the las
 import os
 import statistics
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from lit_attn.ablate.variants import Variant
 from lit_attn.cells.records import StepTimes, TimedVariant
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
+from lit_attn.temporary import temporary_folder
 
 MAX_SPREAD = 0.1  # Largest interquartile range of a ratio of step times, relative to its median.
 ATTEMPTS = 3  # Measurements of a variant before its noise ends the run.
@@ -62,9 +62,9 @@ def _run_measurement(matrix: Matrix, variants: list[Variant], slots: Slots) -> S
     for variant in matrix.written:
         cells += [variant.cell("", seed) for seed in matrix.seeds]
     launcher.share_cores(slots.at_once(cells))
-    with tempfile.TemporaryDirectory(prefix="lit_attn-") as name:
+    with temporary_folder() as folder:
         cell = replace(variants[0], name="step-times").cell(matrix.name, 0)
-        job = Job(cell, Path(name) / "cell")
+        job = Job(cell, folder / "cell")
         for number, variant in enumerate(variants):
             path = job.folder / "timed" / f"{number:04}" / "config.yaml"
             variant.cell(matrix.name, 0).write(path)

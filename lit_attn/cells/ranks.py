@@ -14,7 +14,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ from lit_attn.cells.lock import BUSY, CellLocked, LockError, ProcessIdentity, ho
 from lit_attn.cells.nodes import count_nodes, run_on_nodes
 from lit_attn.cells.process import die_with_parent, redirect_output
 from lit_attn.schema.base import load
+from lit_attn.temporary import temporary_folder
 
 SHARED_DEVICE = "LIT_ATTN_SHARED_DEVICE"
 """Environment variable that is set if the runner may run other cells on the GPU of this one."""
@@ -110,8 +110,8 @@ def _make_rendezvous(count: int) -> Iterator[str]:
     if count == 1:
         yield ""
         return
-    with tempfile.TemporaryDirectory(prefix="lit_attn-", ignore_cleanup_errors=True) as folder:
-        yield f"{folder}/rendezvous"
+    with temporary_folder() as folder:
+        yield str(folder / "rendezvous")
 
 
 def _report_cause(failed: list[RankEnd], attempt: Path) -> RankEnd:
