@@ -12,6 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+# Text of a program: the command line, which asks every second how its jobs are.
+COMMAND = (
+    "import sys; from lit_attn.ablate.slurm import follow; follow.POLL = 1.0\n"
+    "from lit_attn.ablate.__main__ import main; sys.exit(main())"
+)
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 CONF = """\

@@ -19,10 +19,6 @@ from lit_attn.config.study import read_studies
 
 needs_slurm = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing())
 pytestmark = [pytest.mark.slow, pytest.mark.process]
-COMMAND = (
-    "import sys; from lit_attn.ablate.slurm import follow; follow.POLL = 1.0\n"
-    "from lit_attn.ablate.__main__ import main; sys.exit(main())"
-)
 # The lost node must be noticed in less time than SLURM's default of 300 s.
 SETTINGS = "SlurmdTimeout=20\nJobRequeue=0\n"
 
@@ -45,7 +41,7 @@ def copy_cell(job: Job, place: Path) -> Path:
 
 
 def start(path: Path, cluster: dict[str, str]) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", COMMAND, "ablations.yaml", "--launcher", "slurm"]
+    command = [sys.executable, "-c", slurm_cluster.COMMAND, "ablations.yaml", "--launcher", "slurm"]
     return subprocess.Popen(
         [*command, "--seeds", "0,"],
         cwd=path,

@@ -19,10 +19,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing()),
 ]
-COMMAND = (
-    "import sys; from lit_attn.ablate.slurm import follow; follow.POLL = 1.0\n"
-    "from lit_attn.ablate.__main__ import main; sys.exit(main())"
-)
 SCHEDULE = """\
 import os
 
@@ -54,7 +50,15 @@ def write_study(folder: Path, body: str, schedule: str = "{kind: cosine, warmup:
 
 
 def start(folder: Path, cluster: dict[str, str], *options: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", COMMAND, "ablations.yaml", "--launcher", "slurm", *options]
+    command = [
+        sys.executable,
+        "-c",
+        slurm_cluster.COMMAND,
+        "ablations.yaml",
+        "--launcher",
+        "slurm",
+        *options,
+    ]
     return subprocess.Popen(
         command,
         cwd=folder,

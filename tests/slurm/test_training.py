@@ -22,10 +22,6 @@ pytestmark = [
 EXPERIMENT = studies.EXPERIMENT.replace(
     "  epochs: 2", "  epochs: 12\n  accelerator: cpu\n  checkpoint_every: 0.2"
 )
-COMMAND = (
-    "import sys; from lit_attn.ablate.slurm import follow; follow.POLL = 1.0\n"
-    "from lit_attn.ablate.__main__ import main; sys.exit(main())"
-)
 
 
 @pytest.mark.process
@@ -42,7 +38,7 @@ def test_an_interrupted_job_gives_the_metrics_of_an_undisturbed_run(
     cell = expand(read_studies(path)["tiny"], tmp_path / "runs").jobs[0]
     with slurm_cluster.cluster() as environment:
         process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, "ablations.yaml", "--launcher", "slurm",
+            [sys.executable, "-c", slurm_cluster.COMMAND, "ablations.yaml", "--launcher", "slurm",
              "--seeds", "0,", *options],
             cwd=tmp_path,
             env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import studies
-from helpers.finished_cells import read_weights
+from helpers import sharded_cells, studies
+from helpers.commands import run_python
+from helpers.finished_cells import assert_close_weights, read_weights
 from helpers.stopping import stop_at
 from helpers.training_cells import digits_cell, result_of
 
@@ -25,6 +26,8 @@ from lit_attn.train import run_cell
 SHORT, LONG = 2, 3  # Epochs of the budgets; an epoch has four steps.
 STABLE = 6  # Steps of the short training before its decay of two steps.
 RECORDS = ("metrics.csv", "diagnostics.csv")
+# Dropout draws other random numbers on another number of devices.
+EXACT = {"dropout": 0.0, "drop_path": 0.0}
 
 
 STUDY = """
@@ -35,12 +38,19 @@ metric: {name: test/accuracy, selection: best-validation}
 """
 
 
-def write_pair(runs: Path) -> tuple[Path, Path]:
-    """Write a trunk and its sibling with the smaller budget, and return their folders."""
+def write_pair(
+    runs: Path, model: dict[str, Any] | None = None, **training: Any
+) -> tuple[Path, Path]:
+    """Write a trunk and its sibling with the smaller budget, and return their folders.
+
+    `model` and `training` override the experiment's sections.
+    """
     runs.mkdir(exist_ok=True)
+    diagnostics = {"kinds": ["residual"], "samples": 2}
     cell = digits_cell(
+        model=model or {},
         schedule={"kind": "trapezoid", "warmup": 0.5, "warmdown": 0.5},
-        training={"epochs": 1, "diagnostics": {"kinds": ["residual"], "samples": 2}},
+        training={"epochs": 1, "diagnostics": diagnostics, **training},
     )
     experiment = yaml.safe_dump(cell.experiment.model_dump(mode="json"))
     sources = read_studies(studies.write(runs, STUDY, experiment))
@@ -207,3 +217,36 @@ def test_a_trunk_keeps_no_branch_for_a_finished_sibling(
     monkeypatch.setattr(L.Trainer, "save_checkpoint", lambda *_: pytest.fail("keeps a branch"))
     run_cell(trunk)
     assert find_branch(trunk, identity_of(short)) is None
+
+
+@pytest.mark.process
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("strategy", [None, "fsdp"])
+def test_a_sharded_trunk_keeps_a_branch_for_every_strategy(
+    strategy: str | None, tmp_path: Path
+) -> None:
+    """Two devices train the trunk with FSDP; one device, or two with FSDP, continue from it."""
+    two = {"devices": 2, "strategy": "fsdp"}
+    trunk, short = write_pair(tmp_path / "runs", EXACT, **two)
+    train_apart(trunk)
+    kept = find_branch(trunk, identity_of(short))
+    assert kept is not None
+    # Neither devices nor their strategy belong to the identity.
+    write_pair(tmp_path / "runs", EXACT, **(two if strategy else {}))
+    train_apart(short)
+    result = result_of(short)
+    assert result.branched_from is not None
+    assert (result.branched_from.steps, result.strategy) == (STABLE, strategy)
+    scratch = write_pair(tmp_path / "alone", EXACT)[1]
+    run_cell(scratch)
+    assert_close_weights(read_weights(short), read_weights(scratch))
+    rows, others = (read_metrics(folder / "metrics.csv") for folder in (short, scratch))
+    assert [row[:3] for row in rows] == [row[:3] for row in others]
+    last, other = result.metrics["test/loss"], result_of(scratch).metrics["test/loss"]
+    assert last == pytest.approx(other, rel=1e-4)
+
+
+def train_apart(folder: Path) -> None:
+    """Train the cell in `folder`, with as many processes as it has devices."""
+    done = run_python(folder, sharded_cells.__file__, str(folder), "never")
+    assert done.returncode == 0, done.stdout + done.stderr
