@@ -88,8 +88,10 @@ form of one mask give the same result, and a query that sees no key gets zero
   weights. *Composition* is `in a kernel` if `training.composition_kernel` requests them and they
   support the call: a GPU from sm_80 on, float32 or half precision, a softmax of dot products with
   or without z z, at most 16 heads, features and values up to 64 wide, no dropout, no cache, and no
-  mask but causal order and a boolean one. Tests compare the kernels with the reference in Triton's
-  interpreter on a CPU and on one H100. Their time has not been measured.
+  mask but causal order and a boolean one. A program needs 120 KiB of shared memory in half
+  precision, which an A100 has, and 192 KiB in float32, which an H100 has. Tests compare the kernels
+  with the reference in Triton's interpreter on a CPU and on one H100. Their time has not been
+  measured.
 - FORMED: the weights are formed. Up to 384 keys they are kept; beyond, they are formed for
   one chunk of queries at a time, and formed again in the backward pass.
 - FLEX: one call of flex_attention, compiled, with all M n keys as neighbours, the terms of keys and

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import composed_by_tiles
 from helpers.attention_checks import assert_same, make, tokens
-from helpers.fake_gpu import rehearsal
+from helpers.fake_gpu import H100, Capability, rehearsal
 from helpers.paths import ROOT
 from torch import Tensor
 
@@ -97,9 +97,11 @@ def path_of(layer: Attention, x: Tensor) -> str:
     return choose_usable_path(properties, x.device.type).name
 
 
-def path_on_gpu(choice: Any, dim: int = 64, heads: int = 4, **options: Any) -> str:
+def path_on_gpu(
+    choice: Any, dim: int = 64, heads: int = 4, gpu: Capability = H100, **options: Any
+) -> str:
     """Return the path of a layer that asks for the kernel, on a simulated GPU."""
-    with rehearsal():
+    with rehearsal(gpu):
         layer = attn_layer(attention_spec(choice, "test"))(dim, heads, device="cuda", **options)
         layer.composes_in_kernel = True
         return path_of(layer, torch.zeros(1, 2, dim, device="cuda", dtype=layer.proj.weight.dtype))
@@ -128,6 +130,22 @@ def test_every_composition_of_heads_has_a_kernel(name: str) -> None:
 )
 def test_other_layers_form_their_weights(choice: Any, options: dict[str, Any]) -> None:
     assert path_on_gpu(choice, **options) == Path.FORMED.name
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "path"),
+    [
+        ((8, 0), torch.bfloat16, Path.COMPOSED),
+        ((8, 0), torch.float32, Path.FORMED),
+        ((8, 6), torch.bfloat16, Path.FORMED),
+        ((7, 5), torch.float16, Path.FORMED),
+    ],
+    ids=str,
+)
+def test_a_gpu_without_the_memory_of_a_program_forms_its_weights(
+    gpu: Capability, dtype: torch.dtype, path: Path
+) -> None:
+    assert path_on_gpu("dcmha", gpu=gpu, dtype=dtype) == path.name
 
 
 def test_kernel_is_used_on_request_only() -> None:

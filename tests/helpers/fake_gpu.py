@@ -12,6 +12,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import pytest
@@ -37,6 +38,8 @@ Capability = tuple[int, int]
 H100: Capability = (9, 0)
 CARDS_WITH_CUDNN: tuple[Capability, ...] = (H100, (10, 0))
 CONSUMER_CARDS: tuple[Capability, ...] = ((8, 6), (8, 9))
+# Bytes of shared memory that a program can have at most.
+SHARED_MEMORY = {H100: 232_448, (8, 0): 166_912, (8, 6): 101_376, (8, 9): 101_376, (7, 5): 65_536}
 
 
 class Event:
@@ -118,6 +121,8 @@ def rehearsal(capability: Capability = H100) -> Iterator[list[str]]:
         # A process of its own would not have this GPU.
         patch.setattr(path_check, "run_doctor", lambda seconds: "simulated")
         patch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+        properties = SimpleNamespace(shared_memory_per_block_optin=SHARED_MEMORY[capability])
+        patch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
         for name, kernel in KERNELS.items():
             patch.setattr(
                 torch.backends.cuda, name, functools.partial(_can_use, kernel, capability)

@@ -26,8 +26,12 @@ SMALLEST = 16
 # First capability that multiplies in TF32 and bfloat16.
 FIRST_CAPABILITY = (8, 0)
 
+SHARED_MEMORY = {2: 122_880, 4: 196_608}
+"""Bytes of shared memory that the largest program needs, by the bytes of a number of q.
 
-# Columns of q, k, v and gradients that are read at once for a product of two vectors.
+An A100 has 166,912, an H100 232,448. Compiled by Triton 3.6 and 3.9 for both."""
+
+# Most columns of q, k, v and gradients that are read at once for a product of two vectors.
 CHUNK = 32
 
 
@@ -51,7 +55,7 @@ def supports(q: Tensor, features: int, width: int) -> bool:
     """Return True if the kernels support queries like q, `features` and values of `width`."""
     if q.device.type != "cuda" or q.dtype not in DTYPES:
         return False
-    if not _has_tensor_cores(q.device.index):
+    if not _can_run(q.device.index, q.dtype.itemsize):
         return False
     heads, n = q.shape[1:3]
     return n > 1 and heads <= MOST_HEADS and features <= WIDEST and width <= WIDEST
@@ -59,9 +63,12 @@ def supports(q: Tensor, features: int, width: int) -> bool:
 
 # Compiled code takes the result as a constant.
 @torch.compiler.assume_constant_result
-def _has_tensor_cores(number: int) -> bool:
-    """Return True if the GPU with this number multiplies in TF32 and bfloat16."""
-    return torch.cuda.get_device_capability(number) >= FIRST_CAPABILITY
+def _can_run(number: int, itemsize: int) -> bool:
+    """Return True if the GPU with this number has the products and the memory of a program."""
+    if torch.cuda.get_device_capability(number) < FIRST_CAPABILITY:
+        return False
+    properties = torch.cuda.get_device_properties(number)
+    return bool(properties.shared_memory_per_block_optin >= SHARED_MEMORY[itemsize])
 
 
 def attend(
@@ -328,13 +335,14 @@ class _Call(NamedTuple):
             precision = "ieee"
         elif torch.backends.cuda.matmul.allow_tf32:
             precision = "tf32"
-        features = _padded(self.q.shape[-1])
-        width = _padded(self.v.shape[-1])
+        # A product in one chunk needs more shared memory than one in two, and no H100 has it.
+        features = max(2 * SMALLEST, _padded(self.q.shape[-1]))
+        width = max(2 * SMALLEST, _padded(self.v.shape[-1]))
         return {
             "HEADS": _padded(self.q.shape[1]),
             "FEATURES": features,
             "WIDTH": width,
-            "CHUNK": min(CHUNK, features, width),
+            "CHUNK": min(CHUNK, features // 2, width // 2),
             "HAS_A": self.a is not None,
             "HAS_B": self.b is not None,
             "HAS_C": self.c is not None,
