@@ -11,7 +11,10 @@ are injected; a command that ends starts again. When few cells are left before t
 results of a third of the cells are torn, so that these cells run again; the record does not count
 this as faults. In the end one command writes the tables. They must have the same bytes as those of
 the undisturbed run, apart from measured times, memory and the number of attempts, and no process,
-lock or temporary file of this package may be left.
+lock or temporary file of this package may be left, except folders that the next command removes.
+
+A command that is interrupted writes tables. This look at a running study rightly lowers the level
+of the last table, so the test takes the looks back before the last command.
 
 The same command with the same FOLDER continues a stopped test. The faults follow from `--seed`; the
 moments at which they meet the cells depend on the machine. Needs Linux. Exit code 0: passed.
@@ -27,6 +30,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -39,11 +43,13 @@ from helpers.paths import ROOT
 
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.ablate.slots import count_cores
+from lit_attn.cells.decisions import Looks
 from lit_attn.cells.folder import list_attempts, read_exit
 from lit_attn.cells.lock import current_process, read_holder
 from lit_attn.cells.records import utc_now
 from lit_attn.config.study import read_studies
 from lit_attn.files import write_json
+from lit_attn.temporary import temporary_folder
 from lit_attn.training.provenance import code_hash, package_versions
 
 RUNNERS = 3
@@ -402,6 +408,14 @@ def inject(disturbed: Matrix60, count: int, log: Path) -> None:
             print(f"{done}/{count} {name}", flush=True)
 
 
+def take_back_looks(matrix: Matrix) -> int:
+    """Forget the looks that interrupted commands have recorded, and return their number."""
+    path = matrix.folder / "looks.json"
+    looks = Looks.read_valid(path)
+    path.unlink(missing_ok=True)
+    return 0 if looks is None else len(looks.entries)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
@@ -427,8 +441,13 @@ def main() -> int:
         inject(disturbed, options.faults, log)
     finally:
         disturbed.stop_commands()
+    looks = take_back_looks(disturbed.matrix)
     commands = run_alone(folders[1])
     time.sleep(1)
+    # The next command removes the temporary folders of killed processes.
+    tempfile.tempdir = str(folders[1] / "tmp")
+    with temporary_folder():
+        pass
     undisturbed_tables, disturbed_tables = map(tables, folders)
     ends = [read_exit(a) for job in disturbed.matrix.jobs for a in list_attempts(job.folder)]
     differing = sorted(
@@ -444,6 +463,7 @@ def main() -> int:
         "faults": dict(sorted(Counter(log.read_text().split()).items())),
         "failures": dict(sorted(Counter(end.failure for end in ends if end is not None).items())),
         "attempts": len(ends),
+        "looks taken back": looks,
         "final commands": commands,
         "compared files": len(undisturbed_tables),
         "differing files": differing,
