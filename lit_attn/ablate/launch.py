@@ -19,6 +19,7 @@ from lit_attn.ablate.slots import Slot, count_cores, make_slots
 from lit_attn.cells import folder, lock, ranks
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import plural
+from lit_attn.schema.sources import PACKAGE
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -135,7 +136,9 @@ class Launcher:
         self.context = multiprocessing.get_context("forkserver")
         self.module = target.partition(":")[0]
         self.checked: set[tuple[str, str]] = set()
-        heavy = TRAINING if self.module == train.__name__ else []
+        # A server lives as long as its runner: that of a measurement serves the later cells too.
+        is_ours = self.module.partition(".")[0] == PACKAGE.name
+        heavy = TRAINING if is_ours else []
         # cells.fork_server comes first: it ends the server with its runner, also during the other
         # imports. The command line is listed because every child imports the main module.
         light = ["lit_attn.cells.fork_server", "lit_attn.cells.ranks", "lit_attn.ablate.__main__"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from importlib.util import find_spec
+from multiprocessing import forkserver
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -18,7 +19,8 @@ from helpers.paths import ROOT
 from helpers.runs import TIMEOUT, count_runs, jobs, make_body, wait_until
 from helpers.training_cells import digits_cell, folder_of, scenes_cell, text_cell
 
-from lit_attn.ablate import launch
+from lit_attn.ablate import dry_run, launch, step_times
+from lit_attn.ablate.commands import run
 from lit_attn.ablate.launch import CellProcess
 from lit_attn.ablate.slots import make_slots
 
@@ -37,6 +39,17 @@ for folder in sys.argv[1:]:
     loaded |= set(sys.modules)
 print(json.dumps(added))
 """
+
+
+@pytest.mark.parametrize("target", [run.TARGET, step_times.TARGET, dry_run.TIMING_TARGET])
+def test_a_measurement_starts_the_server_that_the_cells_need(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else, every cell after a measurement for `match: time` imports torch itself, for seconds."""
+    server = forkserver.ForkServer()
+    monkeypatch.setattr(forkserver, "set_forkserver_preload", server.set_forkserver_preload)
+    launch.Launcher(target)
+    assert set(launch.TRAINING) <= set(server._preload_modules)  # type: ignore[attr-defined]
 
 
 @pytest.mark.process
