@@ -61,6 +61,7 @@ TWO_RANKS = {"belief2": "ddp", "dcmha": "ddp", "xsa": "fsdp"}
 of an epoch of such a cell is rounded in another order, so this value is not compared."""
 TRAINING = {"epochs": 8, "accelerator": "cpu", "checkpoint_every": 0.1}
 IMAGES = 40  # Images of each of the four classes: 10 steps are an epoch.
+MEAN_LOSS = "metric train/loss"
 MEASURED = ("time", "memory", "attempts", "seconds", "finished", "ms / step", "evaluation")
 MEASURED += ("waiting",)
 # A cell is tried again at once.
@@ -345,6 +346,8 @@ def tables(folder: Path) -> dict[str, bytes]:
     contents = {}
     for path in sorted((folder / "reports").glob("*/*.csv")):
         frame = pd.read_csv(path)
+        if MEAN_LOSS in frame.columns:
+            frame.loc[frame["variant"].isin(TWO_RANKS), MEAN_LOSS] = None
         measured = [c for c in frame.columns if any(word in c.lower() for word in MEASURED)]
         text = frame.drop(columns=measured).to_csv(index=False)
         contents[str(path.relative_to(folder))] = text.encode()
@@ -469,7 +472,8 @@ def main() -> int:
         "differing files": differing,
         "remaining processes": len(list(remaining_processes(folders[1]))),
         "remaining files": remaining_files(folders[1]),
-        # A runner that is killed cannot remove the folder of its fork server's socket.
+        # A runner that is killed cannot remove the folder of its fork server's socket. After a
+        # pause, these folders and the minutes are those since then.
         "socket folders": len(set(Path("/dev/shm").glob("pymp-*")) - sockets),
         "minutes": round((time.monotonic() - started) / 60, 1),
         "code": code_hash(()),
