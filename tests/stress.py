@@ -472,8 +472,8 @@ def main() -> int:
         "differing files": differing,
         "remaining processes": len(list(remaining_processes(folders[1]))),
         "remaining files": remaining_files(folders[1]),
-        # A runner that is killed cannot remove the folder of its fork server's socket. After a
-        # pause, these folders and the minutes are those since then.
+        # A runner that is killed cannot remove the folder of its fork server's socket. A test that
+        # continues counts these folders and the minutes from its continuation on.
         "socket folders": len(set(Path("/dev/shm").glob("pymp-*")) - sockets),
         "minutes": round((time.monotonic() - started) / 60, 1),
         "code": code_hash(()),

@@ -127,6 +127,19 @@ class CellProcess:
         return code
 
 
+def list_preloads(module: str) -> list[str]:
+    """Return the modules that a server imports whose cells run a function of `module`."""
+    # cells.fork_server comes first: it ends the server with its runner, also during the other
+    # imports. The command line is listed because every child imports the main module.
+    names = ["lit_attn.cells.fork_server", "lit_attn.cells.ranks", "lit_attn.ablate.__main__"]
+    names.append(module)
+    # A server lives as long as its runner, so that of a measurement serves the later cells too.
+    # The functions outside the package are those of tests, which train nothing.
+    if module.partition(".")[0] == PACKAGE.name:
+        names += TRAINING
+    return names
+
+
 class Launcher:
     """Starts cells, which run `target` (`module:function`), as forks of a server with torch."""
 
@@ -136,13 +149,7 @@ class Launcher:
         self.context = multiprocessing.get_context("forkserver")
         self.module = target.partition(":")[0]
         self.checked: set[tuple[str, str]] = set()
-        # A server lives as long as its runner: that of a measurement serves the later cells too.
-        is_ours = self.module.partition(".")[0] == PACKAGE.name
-        heavy = TRAINING if is_ours else []
-        # cells.fork_server comes first: it ends the server with its runner, also during the other
-        # imports. The command line is listed because every child imports the main module.
-        light = ["lit_attn.cells.fork_server", "lit_attn.cells.ranks", "lit_attn.ablate.__main__"]
-        self.context.set_forkserver_preload([*light, self.module, *heavy])
+        self.context.set_forkserver_preload(list_preloads(self.module))
 
     def share_cores(self, slots: int) -> None:
         """Give each of `slots` cells an equal share of the cores, unless the user set a number.

@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ import yaml
 from torch import Tensor, nn
 
 from lit_attn.files import write_atomic
+from lit_attn.temporary import temporary_folder
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 """Clocks on a CPU: elapsed time, or the CPU time of this process, which sums over its threads."""
@@ -182,8 +182,8 @@ def _read_trace(profile: torch.profiler.profile) -> list[dict[str, Any]]:
 
     torch has no other public way to single changes of the allocated memory.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
+    with temporary_folder() as folder:
+        path = folder / "trace.json"
         profile.export_chrome_trace(str(path))
         return json.loads(path.read_text("utf-8"))["traceEvents"]
 

@@ -1,6 +1,5 @@
 """The examination: every check in its order, printed while it runs, and the memory of its paths."""
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from lit_attn.doctor.layers import (
 from lit_attn.doctor.machine import describe_machine
 from lit_attn.doctor.trainings import TrainingCheck, check_trainings
 from lit_attn.doctor.verdict import Choice, Examination, PathCheck, make_table
+from lit_attn.temporary import temporary_folder
 
 PATH_LIMITS = {True: 300.0, False: 1800.0}
 """Seconds for all comparisons on one path, in the short form and in the full one."""
@@ -66,8 +66,8 @@ def examine(device: torch.device, is_short: bool, runs: Path, show: Print) -> Ex
             compiled_not_checked = "there is no C++ compiler"
             show(f"   not checked: {compiled_not_checked}")
         show("5. Trainings: two ranks, a resume, the same seed twice")
-        with tempfile.TemporaryDirectory() as folder:
-            trainings = check_trainings(Path(folder), device)
+        with temporary_folder() as folder:
+            trainings = check_trainings(folder, device)
         for training in trainings:
             show(f"   {training.describe()}")
         show("6. Blocks, forward and backward, interleaved (never part of the verdict)")

@@ -6,8 +6,6 @@ lit_attn.attention.path_record) names the paths that failed, and these are not u
 
 import subprocess
 import sys
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
@@ -15,6 +13,7 @@ from lit_attn.attention import path_record
 from lit_attn.attention.dispatch import Path as AttentionPath
 from lit_attn.attention.path_record import Combination, PathRecord, read_combination
 from lit_attn.files import one_at_a_time
+from lit_attn.temporary import temporary_folder
 
 LIMIT = 1200.0
 """Seconds after which the check itself counts as a hang. It limits each path to less."""
@@ -60,10 +59,10 @@ def run_doctor(seconds: float) -> str:
 
     Raises subprocess.TimeoutExpired.
     """
-    with TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         command = [sys.executable, "-m", "lit_attn.doctor", "--short", "--device", "cuda"]
         done = subprocess.run(
-            [*command, "--out", str(Path(folder))],
+            [*command, "--out", str(folder)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

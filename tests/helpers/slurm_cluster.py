@@ -6,6 +6,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -57,6 +58,24 @@ def missing() -> str:
         return "SLURM's daemons need root"
     absent = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
     return f"needs {', '.join(absent)} (apt-get install slurm-wlm munge)" if absent else ""
+
+
+def start_study(
+    folder: Path, cluster: dict[str, str], *options: str, package: str | None = None
+) -> "subprocess.Popen[str]":
+    """Start the command line on ablations.yaml in `folder`, whose cells are jobs.
+
+    `package` is the folder of another copy of the package.
+    """
+    path = os.pathsep.join(sys.path) if package is None else package
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "ablations.yaml", "--launcher", "slurm", *options],
+        cwd=folder,
+        env=cluster | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 @contextlib.contextmanager

@@ -1,8 +1,6 @@
 """Budgets of a study as jobs of a real SLURM: the smaller one continues from the largest."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -61,15 +59,7 @@ def test_the_job_of_a_smaller_budget_waits_and_continues_from_a_preempted_trunk(
     trunk, short = expand_pair(tmp_path)
     identity = short.cell.fingerprint
     with slurm_cluster.cluster() as environment:
-        process = subprocess.Popen(
-            [sys.executable, "-c", slurm_cluster.COMMAND, "ablations.yaml", "--launcher", "slurm",
-             "--seeds", "0,"],
-            cwd=tmp_path,
-            env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )  # fmt: skip
+        process = slurm_cluster.start_study(tmp_path, environment, "--seeds", "0,")
         wait_until(lambda: find_branch(trunk.folder, identity) or process.poll() is not None)
         listed = speak(environment, "squeue", "-h", "--array", "--format=%i|%T|%r").split()
         rows = [line.split("|") for line in listed]

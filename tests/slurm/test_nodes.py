@@ -40,18 +40,6 @@ def copy_cell(job: Job, place: Path) -> Path:
     return place
 
 
-def start(path: Path, cluster: dict[str, str]) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", slurm_cluster.COMMAND, "ablations.yaml", "--launcher", "slurm"]
-    return subprocess.Popen(
-        [*command, "--seeds", "0,"],
-        cwd=path,
-        env=cluster | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 def read_logs(path: Path) -> str:
     files = [*path.glob("runs/*/.slurm/*/*_log.*"), *path.glob("runs/*/*/*/attempts/*/log*")]
     return "\n".join(f"{file.name}:\n{file.read_text()}" for file in files)
@@ -143,7 +131,7 @@ def test_two_nodes_give_the_metrics_of_one_and_a_lost_node_is_replaced(
     job = write_cell(tmp_path, epochs=5, strategy="fsdp")
     one = copy_cell(job, tmp_path / "one-node")
     train(one, sys.executable)
-    process = start(tmp_path, cluster)
+    process = slurm_cluster.start_study(tmp_path, cluster, "--seeds", "0,")
     wait_until(lambda: list(job.folder.glob("checkpoints/step-*")) or process.poll() is not None)
     assert process.poll() is None, process.communicate()[0] + read_logs(tmp_path)
     for pid in processes_of("node1"):

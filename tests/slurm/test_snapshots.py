@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,23 +49,7 @@ def write_study(folder: Path, body: str, schedule: str = "{kind: cosine, warmup:
 
 
 def start(folder: Path, cluster: dict[str, str], *options: str) -> "subprocess.Popen[str]":
-    command = [
-        sys.executable,
-        "-c",
-        slurm_cluster.COMMAND,
-        "ablations.yaml",
-        "--launcher",
-        "slurm",
-        *options,
-    ]
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        env=cluster | {"PYTHONPATH": str(folder / "checkout"), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return slurm_cluster.start_study(folder, cluster, *options, package=str(folder / "checkout"))
 
 
 def list_jobs(cluster: dict[str, str], states: str = "PENDING") -> list[str]:

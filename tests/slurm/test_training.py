@@ -1,8 +1,6 @@
 """Training as interrupted jobs of a real SLURM, on one device and on two devices."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -37,15 +35,7 @@ def test_an_interrupted_job_gives_the_metrics_of_an_undisturbed_run(
     path = studies.write(tmp_path, "baseline: a\ncells: {a: {}}", EXPERIMENT)
     cell = expand(read_studies(path)["tiny"], tmp_path / "runs").jobs[0]
     with slurm_cluster.cluster() as environment:
-        process = subprocess.Popen(
-            [sys.executable, "-c", slurm_cluster.COMMAND, "ablations.yaml", "--launcher", "slurm",
-             "--seeds", "0,", *options],
-            cwd=tmp_path,
-            env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )  # fmt: skip
+        process = slurm_cluster.start_study(tmp_path, environment, "--seeds", "0,", *options)
         wait_until(
             lambda: list(cell.folder.glob("checkpoints/step-*")) or process.poll() is not None
         )
