@@ -72,7 +72,6 @@ form of one mask give the same result, and a query that sees no key gets zero
 
 | similarity | composition | normaliser | mask | dropout | device | path |
 |---|---|---|---|---|---|---|
-| any | in a kernel | any | any | any | any | COMPOSED |
 | any | some | any | any | any | any | FORMED |
 | any | any | not a softmax | any | any | any | FORMED |
 | M > 1 keys, key term or z z | none | softmax, offset | any | any | flex | FLEX |
@@ -84,14 +83,6 @@ form of one mask give the same result, and a query that sees no key gets zero
 | M > 1 keys or z z | none | softmax | none or causal | no | not meta | MERGED |
 | any | none | softmax | any | any | any | ONE_CALL |
 
-- COMPOSED: kernels in Triton, which hold all heads of a tile of pairs and write neither logits nor
-  weights. *Composition* is `in a kernel` if `training.composition_kernel` requests them and they
-  support the call: a GPU from sm_80 on, float32 or half precision, a softmax of dot products with
-  or without z z, at most 16 heads, features and values up to 64 wide, no dropout, no cache, and no
-  mask but causal order and a boolean one. A program needs 120 KiB of shared memory in half
-  precision, which an A100 has, and 192 KiB in float32, which an H100 has. Tests compare the kernels
-  with the reference in Triton's interpreter on a CPU and on one H100. Their time has not been
-  measured.
 - FORMED: the weights are formed. Up to 384 keys they are kept; beyond, they are formed for
   one chunk of queries at a time, and formed again in the backward pass.
 - FLEX: one call of flex_attention, compiled, with all M n keys as neighbours, the terms of keys and

@@ -22,8 +22,7 @@ class Inputs(NamedTuple):
     x (B, n, d), q (B, H, n, D), keys (B, H', M, n, D), v (B, n, H', D), z (B, H, n, D). Keys and
     values are those of `memory`: x itself, or in cross-attention m other tokens (B, m, d).
     `temperature` is the logarithm of the logits' learned factor, and `factor` (B or 1, H, n, 1) a
-    factor of the logits of each query. `cache` holds the tokens before x. `composes_in_kernel`: a
-    kernel for compositions is used, if it supports the call.
+    factor of the logits of each query. `cache` holds the tokens before x.
     """
 
     x: Tensor
@@ -40,7 +39,6 @@ class Inputs(NamedTuple):
     factor: Tensor | None = None
     dropout: float = 0.0
     cache: Cache | None = None
-    composes_in_kernel: bool = False
 
     def shared(self, x: Tensor, axis: int = 1) -> Tensor:
         """Repeat x of the key heads, along the `axis` of heads, for the heads that share them."""

@@ -16,22 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.parts import DynamicConfig, LayerShape, StaticConfig
-from lit_attn.attention.precision import wide, without_autocast
+from lit_attn.attention.precision import without_autocast
 from lit_attn.attention.projections import multiply_together
 
 # Added to the mean square in the RMSNorm of w1 over the heads.
 EPS = 1e-6
-
-
-class Matrices(NamedTuple):
-    """H x H matrices of the query and of the key of a pair, whose sum maps its heads; or None.
-
-    Each is (B, n, H, H), or (1, 1, H, H) if it is that of all tokens, in float32 or wider. Row h
-    has the factors whose sum makes the new head h.
-    """
-
-    query: Tensor | None
-    key: Tensor | None
 
 
 class Maps(NamedTuple):
@@ -52,9 +41,6 @@ class Composer(nn.Module):
     keeps_zeros = False
     """True if a pair of tokens with zeros in all heads keeps them, so that it stays masked."""
 
-    has_matrices = False
-    """True if the composition is a sum of matrices of tokens, which a kernel can apply."""
-
     def __init__(self, part: Any, shape: LayerShape) -> None:
         super().__init__()
         self.part = part
@@ -66,16 +52,11 @@ class Composer(nn.Module):
         """
         return {}
 
-    def matrices(self, query: Any, key: Any) -> Matrices:
-        """Return the composition of tokens with these maps as matrices, if it `has_matrices`."""
-        raise NotImplementedError
-
 
 class HeadMaps(Composer):
     """Sum of the identity, a learned matrix and a map of each token, w2 w1^T + diag(gate), on a."""
 
     keeps_zeros = True
-    has_matrices = True
 
     def __init__(self, part: StaticConfig | DynamicConfig, shape: LayerShape) -> None:
         super().__init__(part, shape)
@@ -133,34 +114,6 @@ class HeadMaps(Composer):
             if is_open:
                 terms.append(a)
             return functools.reduce(torch.add, terms)
-
-    def matrices(self, query: Maps | None, key: Maps | None) -> Matrices:
-        """Return the matrices of all tokens; what all pairs share is a part of one of them."""
-        of_queries = None if query is None else _token_matrices(query)
-        of_keys = None if key is None else _token_matrices(key)
-        first = of_keys if of_queries is None else of_queries
-        if first is None:
-            assert self.matrix is not None
-            first = wide(self.matrix).view(1, 1, self.heads, self.heads)
-        elif self.matrix is not None:
-            first = first + wide(self.matrix)
-        if self.has_identity:
-            first = first + torch.eye(self.heads, dtype=first.dtype, device=first.device)
-        if of_queries is None and of_keys is not None:
-            return Matrices(query=None, key=first)
-        return Matrices(query=first, key=of_keys)
-
-
-def _token_matrices(maps: Maps) -> Tensor:
-    """Return w2 w1^T + diag(gate) of all tokens, (B, n, H, H)."""
-    terms = []
-    if maps.down is not None and maps.up is not None:
-        # One product for each of few ranks is a part of the kernel that compiled code writes.
-        products = wide(maps.up).unsqueeze(-1) * wide(maps.down).unsqueeze(-2)
-        terms.append(products.sum(2))
-    if maps.gate is not None:
-        terms.append(torch.diag_embed(wide(maps.gate)))
-    return functools.reduce(torch.add, terms)
 
 
 def _map(a: Tensor, maps: Maps, token: str, adds_identity: bool) -> Tensor:

@@ -9,7 +9,7 @@ import contextlib
 import math
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lit_attn.attention import flex, fused, path_record
 from lit_attn.attention.cache import KeyValues
 from lit_attn.attention.call import Inputs
-from lit_attn.attention.compose import Composer
 from lit_attn.attention.formed import Formed, attend_in_pieces, form_weights, multiply_query
-from lit_attn.attention.kernels import composed
 from lit_attn.attention.masks import CHUNK, Masks, in_chunks
 from lit_attn.attention.precision import as_multiplied, rounded_terms
 
@@ -66,7 +64,6 @@ class Path(Enum):
     ONE_CALL = "one call of torch's attention on all M n keys; in a window, one for each chunk"
     FLEX = "one call of flex_attention, compiled"
     MERGED = "one kernel call for each of the M keys and slice of the batch, merged"
-    COMPOSED = "one kernel for all heads of a tile, which composes them"
     FORMED = "weights formed in chunks, and formed again in the backward pass"
 
 
@@ -81,7 +78,6 @@ def choose_path(
     has_bias: bool,
     has_z: bool,
     is_composed: bool,
-    has_kernel: bool,
     normaliser: str,
     mask: str,
     dropout: float,
@@ -91,14 +87,11 @@ def choose_path(
 
     `keys` is M. `is_hard`: the largest of a token's M logits counts. `has_bias`: the logits have a
     term of each key. `is_composed`: heads are composed, or a filter acts on the matrix of logits.
-    `has_kernel`: a kernel for compositions has been requested, and supports the call.
     `normaliser` is its kind. `mask` is "none"; "causal"; "order" for a window or
     local self-attention, without another mask; or "other" for any other mask, a bias of pairs, a
     factor of each query, a cache that is not empty, or cross-attention. `device` is "flex" on a GPU
     where flex_attention supports the type and the widths, else the device's type.
     """
-    if has_kernel:
-        return Path.COMPOSED
     if is_composed or normaliser not in ("softmax", "offset-softmax"):
         return Path.FORMED
     needs_flex = keys > 1 or has_bias or has_z or normaliser != "softmax" or mask == "order"
@@ -176,8 +169,6 @@ def attend(inputs: Inputs, tokens: Tokens, features: Features) -> Tensor:
         return _merged_calls(inputs, of_this_call, tokens.values)
     if path is Path.FLEX:
         return _flex_call(inputs, joined, tokens.values)
-    if path is Path.COMPOSED:
-        return _composed_call(inputs, joined, tokens)
     if path is Path.ONE_CALL:
         return one_call(
             joined.q, joined.k, tokens.values, inputs.masks, joined.scale, inputs.dropout
@@ -222,34 +213,12 @@ def describe_call(inputs: Inputs, features: Features) -> dict[str, Any]:
         "is_hard": features.hard,
         "has_bias": features.key_bias is not None,
         "has_z": inputs.z is not None,
-        "has_kernel": _has_kernel(inputs, features, width),
         "is_composed": len(inputs.composers) > 0 or inputs.filter.is_active,
         "normaliser": inputs.normaliser.part.kind,
         "mask": mask,
         "dropout": inputs.dropout,
         "device": device,
     }
-
-
-def _has_kernel(inputs: Inputs, features: Features, width: int) -> bool:
-    """Return True if a kernel for compositions has been requested, and supports this call.
-
-    `width` is that of q and z.
-    """
-    if not inputs.composes_in_kernel or not inputs.composers or inputs.filter.is_active:
-        return False
-    if inputs.normaliser.part.kind != "softmax" or inputs.dropout > 0:
-        return False
-    # A key's bias needs further columns, which half precision rounds.
-    if features.k.shape[2] > 1 or features.key_bias is not None:
-        return False
-    masks = inputs.masks
-    has_order = masks.window is not None or masks.without_self
-    if has_order or masks.bias is not None or inputs.cache is not None:
-        return False
-    if not composed.supports(as_multiplied(features.q), width, inputs.v.shape[-1]):
-        return False
-    return all(composer.has_matrices for composer in inputs.composers.values())
 
 
 def _kind_of_masks(masks: Masks) -> str:
@@ -340,25 +309,6 @@ def _flex_call(inputs: Inputs, joined: Features, values: Tensor) -> Tensor:
         log_offset=math.log(part.offset) if part.kind == "offset-softmax" else None,
     )
     return flex.attend(scores, as_multiplied(values), joined.hard)
-
-
-def _composed_call(inputs: Inputs, joined: Features, tokens: Tokens) -> Tensor:
-    """Return the sums of the path COMPOSED, in the precision that autocast would choose."""
-    matrices = {}
-    for place, part in inputs.composers.items():
-        composer = cast(Composer, part)
-        maps = tokens.maps[place]
-        matrices[place] = composer.matrices(maps.get("query"), maps.get("key"))
-    return composed.attend(
-        as_multiplied(joined.q),
-        as_multiplied(joined.k.squeeze(2)),
-        as_multiplied(tokens.values),
-        matrices.get("pre", composed.ABSENT),
-        matrices.get("post", composed.ABSENT),
-        inputs.masks.visibility,
-        inputs.masks.is_causal,
-        joined.scale,
-    )
 
 
 def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropout: float) -> Tensor:

@@ -142,7 +142,6 @@ class Attention(nn.Module):
         self.is_first: bool | None = None
         self.first_values: FirstValues | None = None
         # True if a kernel in Triton composes the heads of the calls that it supports.
-        self.composes_in_kernel = False
         self.scale: Scale = build_part(self.spec.scale, query_shape, Scale)
         self.bias: Bias = build_part(self.spec.bias, query_shape, Bias)
         self.filter: Filter = build_part(self.spec.filter, query_shape, Filter)
@@ -348,7 +347,6 @@ class Attention(nn.Module):
             factor=self.scale(masks, x.shape[1], masks.offset + x.shape[1], x.device),
             dropout=self.attn_drop if self.training else 0.0,
             cache=cache,
-            composes_in_kernel=self.composes_in_kernel,
         )
         return call.widened() if self.in_float32 else call
 

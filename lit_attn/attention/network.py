@@ -19,13 +19,6 @@ def number_layers(network: nn.Module) -> None:
     connect_first_values(layers)
 
 
-def compose_in_kernel(network: nn.Module) -> None:
-    """Let the layers of `network` compose heads in a kernel, where it supports the call."""
-    for module in network.modules():
-        if isinstance(module, Attention):
-            module.composes_in_kernel = True
-
-
 def connect_first_values(layers: Sequence[TokenLayer]) -> None:
     """Bring the values of the first of `layers` to those that mix them with their own.
 

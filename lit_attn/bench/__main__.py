@@ -208,11 +208,6 @@ def _add_attention_options(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=from_one, default=128, help="samples")
     add("--tokens", type=from_one, nargs="+", default=[65], help="lengths; a table for each")
     add("--causal", action="store_true", help="causal attention")
-    add(
-        "--composition-kernel",
-        action="store_true",
-        help="compose heads in a kernel on a GPU, as `training.composition_kernel` does",
-    )
     add("--modes", nargs="+", choices=MODES, default=MODES, help="default: both")
 
 

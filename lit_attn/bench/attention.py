@@ -29,21 +29,19 @@ LINEAR_LENGTHS = [2**power for power in range(10, 17)]
 
 
 class Shape(NamedTuple):
-    """Shape of the input, the number of heads, and whether a kernel composes them."""
+    """Shape of the input, and the number of heads."""
 
     batch: int = 128
     tokens: int = 65
     dim: int = 192
     heads: int = 12
     causal: bool = False
-    composes_in_kernel: bool = False
 
 
 def build_layer(name: str, shape: Shape) -> Attention:
     """Return the attention layer of the block called `name`."""
     layer = attn_layer(name)(shape.dim, shape.heads)
     number_layers(layer)
-    layer.composes_in_kernel = shape.composes_in_kernel
     return layer
 
 
@@ -87,16 +85,12 @@ def make_attention_tables(options: argparse.Namespace, setup: Setup) -> Iterator
             options.dim,
             options.heads,
             options.causal,
-            options.composition_kernel,
         )
         name = f"attention-{setup.device}-{tokens}"
         causal = ""
         if shape.causal:
             name += "-causal"
             causal = ", causal"
-        if shape.composes_in_kernel:
-            name += "-kernel"
-            causal += ", heads composed in a kernel"
         title = TITLES["attention"].format(options=options, shape=shape, setup=setup, causal=causal)
         yield (name, title, run(options.presets, shape, options.modes, setup))
 

@@ -168,6 +168,8 @@ class WeightAverage(Config):
 class Training(Config):
     """Length, precision and devices of a cell's training."""
 
+    removed_keys: ClassVar[dict[str, Any]] = {"composition_kernel": False}
+
     epochs: PositiveInt = Field(description="passes over data, or multiples of `data.epoch_steps`")
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
         "fp32",
@@ -194,11 +196,6 @@ class Training(Config):
         "auto",
         "compile the model with torch.compile; auto: on a GPU, and not on a CPU; cuda-graphs: also "
         "record CUDA graphs, for small models on a GPU whose batches have one shape (not measured)",
-    )
-    composition_kernel: bool = outside_identity(
-        False,
-        "compose heads on a GPU in a kernel written in Triton, which writes no logits and no "
-        "weights, where it supports the layer (up to 16 heads of width up to 64, without dropout)",
     )
     accelerator: Literal["auto", "cpu", "cuda"] = outside_identity("auto", "device to train on")
     devices: PositiveInt = outside_identity(1, "devices that share every batch")

@@ -194,8 +194,6 @@ def check_path(
         torch.compiler.reset()
         for case in list_cases(device, is_short):
             layer = build_layer(name, case.shape)
-            # This path is a choice of the user.
-            layer.composes_in_kernel = path == dispatch.Path.COMPOSED.name
             if read_path(layer.to(device), device, case.is_causal) != path:
                 continue
             yield check_layer(name, path, layer, case, device)

@@ -7,7 +7,6 @@ import lightning as L
 import torch
 from torch import nn
 
-from lit_attn.attention.network import compose_in_kernel
 from lit_attn.cells.inputs import collect_inputs
 from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
@@ -52,8 +51,6 @@ def build(cell: Cell, device: torch.device, *, may_compile: bool = True) -> Part
     data = _build_data(cell, device)
     network = factory.build(model, experiment.data)
     training = experiment.training
-    if training.composition_kernel:
-        compose_in_kernel(network)
     _prepare_for_devices(network, training)
     task = _build_task(cell, data, network)
     if compile_mode is not None:

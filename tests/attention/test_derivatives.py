@@ -9,14 +9,11 @@ import torch
 from helpers import attention_cases
 from helpers.attention_checks import DIM, make
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import lit_attn
 from lit_attn.attention import formed, reference
-from lit_attn.attention.compose import Matrices
-from lit_attn.attention.kernels import composed
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 
@@ -139,31 +136,6 @@ def test_a_constant_in_forward_mode_is_no_error() -> None:
         torch.testing.assert_close(layer(x), reference.attention(layer, x))
 
 
-def make_composed_inputs() -> tuple[Tensor, Tensor, Tensor, Matrices]:
-    """Return q, k and v of two heads, and a matrix of the heads."""
-    q, k, v = (torch.randn(1, 2, 5, 16, requires_grad=True) for _ in range(3))
-    return q, k, v, Matrices(torch.randn(1, 1, 2, 2), None)
-
-
-def test_the_kernel_of_compositions_has_no_second_derivatives() -> None:
-    """Fake tensors need no GPU."""
-    with FakeTensorMode():
-        q, k, v, matrices = make_composed_inputs()
-        out = composed.attend(q, k, v, matrices, composed.ABSENT, None, True, 0.25)
-        (gradient,) = torch.autograd.grad(out.sum(), q, create_graph=True)
-        assert gradient.shape == q.shape
-        with pytest.raises(RuntimeError, match="has no second derivatives"):
-            torch.autograd.grad(gradient.square().sum(), q)
-
-
-def test_the_kernel_of_compositions_has_no_derivatives_in_forward_mode() -> None:
-    q, k, v, matrices = make_composed_inputs()
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(q.detach(), torch.ones_like(q))
-        with pytest.raises(RuntimeError, match="no derivatives in forward mode"):
-            composed.attend(dual, k, v, matrices, composed.ABSENT, None, True, 0.25)
-
-
 def test_every_operator_with_its_own_gradient_is_tested_here() -> None:
     """A new operator needs the errors of its missing derivatives, and tests in this file."""
     pattern = re.compile(r"class (\w+)\((?:torch\.)?autograd\.Function\)|custom_op\(\"(.*?)\"")
@@ -173,7 +145,6 @@ def test_every_operator_with_its_own_gradient_is_tested_here() -> None:
             operators.update(groups)
     operators.discard("")
     kernels = {"lit_attn::attend", "lit_attn::attend_backward"}
-    kernels |= {"lit_attn::attend_composed", "lit_attn::attend_composed_backward"}
     # The losses are tested in tests/models/test_token_loss.py, and the last one is a constant.
     others = {"ChunkedLosses", "lit_attn::one_unless_repeated"}
     assert operators == {"_InTurn", "_FirstOnly", *kernels, *others}

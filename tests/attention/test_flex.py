@@ -29,7 +29,6 @@ def takes_flex(spec: AttentionSpec) -> bool:
         has_bias=similarity.kind in ("gaussian", "mixture"),
         has_z=bool(spec.zz),
         is_composed=len(spec.compose.places()) > 0 or spec.filter.kind != "none",
-        has_kernel=False,
         normaliser=spec.normaliser.kind,
         mask="none" if spec.window is None else "order",
         dropout=0.0,

@@ -51,7 +51,6 @@ def matches(row: list[str], case: dict[str, object]) -> bool:
     }
     compositions = {
         "any": True,
-        "in a kernel": case["has_kernel"],
         "some": case["is_composed"],
         "none": not case["is_composed"],
     }
@@ -85,7 +84,6 @@ def test_the_first_row_of_the_table_that_matches_is_the_path() -> None:
         "has_bias": [False, True],
         "has_z": [False, True],
         "is_composed": [False, True],
-        "has_kernel": [False, True],
         "normaliser": ["softmax", "offset-softmax", "sigmoid"],
         "mask": ["none", "causal", "order", "other"],
         "dropout": [0.0, 0.1],

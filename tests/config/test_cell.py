@@ -20,6 +20,20 @@ def test_a_cell_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert restored.match_to is not None
 
 
+@pytest.mark.parametrize(("value", "is_read"), [(False, True), (True, False)])
+def test_a_cell_with_a_removed_key_is_read_if_the_key_had_no_effect(
+    tmp_path: Path, value: bool, is_read: bool
+) -> None:
+    cell = expand(studies.study(tmp_path, "baseline: a\ncells: {a: {}}"), tmp_path).jobs[0].cell
+    written = cell.model_dump(mode="json")
+    written["experiment"]["training"]["composition_kernel"] = value
+    if is_read:
+        assert Cell.parse(written, "config.yaml") == cell
+        return
+    with pytest.raises(ConfigError, match=r"training\.composition_kernel: .* was removed; delete"):
+        Cell.parse(written, "config.yaml")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -21,6 +21,6 @@ def choose_on_gpu(name: str) -> str:
 def test_the_page_names_the_path_of_every_preset() -> None:
     page = (ROOT / "docs" / "gpu.md").read_text()
     table = dict(re.findall(r"^\| ([A-Z_]+|sums) \| (.+) \|$", page, re.MULTILINE))
-    assert set(table) == {OWN_SUMS, *Path.__members__} - {"MERGED", "COMPOSED"}
+    assert set(table) == {OWN_SUMS, *Path.__members__} - {"MERGED"}
     written = {name: path for path, names in table.items() for name in names.split(", ")}
     assert written == {name: choose_on_gpu(name) for name in PRESETS}

@@ -1,1 +1,0 @@
-"""Kernels in Triton, one module for each; they need a GPU and are used on request only."""
