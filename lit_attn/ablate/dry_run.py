@@ -21,7 +21,6 @@ from lit_attn.ablate.variants import Variant
 from lit_attn.cells.folder import State, count_states, mark_stopped, read_cell
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import PlannedCell, Timing
-from lit_attn.cells.rules import read_gate_state
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import find_mixers
 from lit_attn.schema.errors import ConfigError, plural
@@ -56,16 +55,13 @@ def print_cells(matrices: list[Matrix], with_costs: bool, gpu: str | None = None
 def print_answer(matrices: list[Matrix]) -> None:
     """Write every study and cell, with its state, as JSON."""
     # Imported here, because the text of a dry run needs no models of answers.
-    from lit_attn.report.answers import CellRange, DryRunAnswer, PlannedStudy, write_answer
-    from lit_attn.report.rules import describe_ending, describe_gates
+    from lit_attn.report.answers import DryRunAnswer, EndedVariant, PlannedStudy, write_answer
 
     studies = []
     for matrix in matrices:
         ended = find_ended([matrix])
         plan = matrix.plan()
         endings = find_endings(plan, matrix.folder)
-        gates = read_gate_state(plan, matrix.folder, endings, matrix.source.study.seeds)
-        fewest, most = count_to_run(matrix)
         cells = [_read_study_cell(job, job.folder in ended) for job in matrix.jobs]
         study = PlannedStudy(
             study=matrix.name,
@@ -77,39 +73,21 @@ def print_answer(matrices: list[Matrix]) -> None:
             warnings=find_warnings(matrix),
             counts=dict(Counter(cell.status.state for cell in cells)),
             trials=dict(Counter(job.state() for job in matrix.trials)),
-            gates=describe_gates(plan.gate, gates),
-            ended=[describe_ending(ending) for ending in endings.values()],
-            to_run=CellRange(low=fewest, high=most),
+            ended=[EndedVariant.describe(ending) for ending in endings.values()],
+            to_run=len(list_missing(matrix)),
             cells=make_cell_answers(cells),
         )
         studies.append(study)
     print(write_answer(DryRunAnswer(studies=studies)))
 
 
-def count_to_run(matrix: Matrix) -> tuple[int, int]:
-    """Return the smallest and the largest number of cells that the study may still run.
-
-    A size that waits for its gates runs at least the cells of the baseline.
-    """
-    always, gated = split_missing(matrix)
-    return len(always), len(always) + len(gated)
-
-
-def split_missing(matrix: Matrix) -> tuple[list[Job], list[Job]]:
-    """Return the cells to run, trials included: those that certainly run, and those at gates."""
+def list_missing(matrix: Matrix) -> list[Job]:
+    """Return the cells that `run` would train, those of the search included."""
     ended = find_ended([matrix])
     unfinished = [
         job for job in (*matrix.trials, *matrix.jobs) if job.state() not in ("done", "diverged")
     ]
-    missing = [job for job in unfinished if job.folder not in ended]
-    if not matrix.open_size:
-        return missing, []
-    always: list[Job] = []
-    gated: list[Job] = []
-    for job in missing:
-        is_of_baseline = job.cell.variant.partition("@")[0] == matrix.baseline.name
-        (always if is_of_baseline else gated).append(job)
-    return always, gated
+    return [job for job in unfinished if job.folder not in ended]
 
 
 def _read_study_cell(job: Job, is_ended: bool) -> StudyCell:
@@ -134,13 +112,6 @@ def _print_study(matrix: Matrix) -> list[Job]:
         print(f"  {describe_budget(matrix)}")
     if not matrix.is_measured:
         print("  match: time: the step times are not measured yet")
-    if matrix.open_size:
-        fewest, most = count_to_run(matrix)
-        print(f"  gates: waits, because {matrix.open_size}")
-        print(
-            f"  gates: {fewest} to {plural(most, 'cell')} will run, because variants that are worse"
-            " at a smaller size are left out"
-        )
     if matrix.tuning is not None:
         states = [job.state() for job in matrix.trials]
         missing = [job for job, state in zip(matrix.trials, states, strict=True) if state != "done"]
@@ -244,22 +215,17 @@ def format_hours(
 ) -> str:
     """Return the hours of one device and of this machine that the missing cells need.
 
-    They are ranges for a size that waits for its gates. `planned` are the folders of the cells of
-    all studies, which can train shared steps.
+    `planned` are the folders of the cells of all studies, which can train shared steps.
     """
-    always, gated = split_missing(matrix)
-    missing = [job.cell for job in (*always, *gated)]
+    jobs = list_missing(matrix)
+    missing = [job.cell for job in jobs]
     measured = [cell for cell in missing if cell.kind in timings]
     at_once = slots.at_once(missing)
-    fewest = _sum_hours(always, timings, planned)
-    most = _sum_hours([*always, *gated], timings, planned)
-    count = _format_range(len(always), len(missing), "d")
-    noun = "cell" if len(missing) == 1 else "cells"
-    device_hours = _format_range(fewest.device, most.device, ".2f")
-    elapsed = _format_range(fewest.cell / at_once, most.cell / at_once, ".2f")
+    hours = _sum_hours(jobs, timings, planned)
     return (
-        f"{matrix.name}: {count} {noun} to run, {len(measured)} of them measured:"
-        f" {device_hours} {slots.unit} hours, {elapsed} hours with {at_once} at once"
+        f"{matrix.name}: {plural(len(missing), 'cell')} to run, {len(measured)} of them measured:"
+        f" {hours.device:.2f} {slots.unit} hours, {hours.cell / at_once:.2f} hours with"
+        f" {at_once} at once"
     )
 
 
@@ -280,13 +246,6 @@ def _sum_hours(jobs: list[Job], timings: dict[str, Timing], planned: set[Path]) 
             hours.append(cell_hours)
             device_hours.append(cell_hours * job.cell.experiment.training.devices)
     return Hours(sum(hours), sum(device_hours))
-
-
-def _format_range(low: float, high: float, form: str) -> str:
-    """Return two numbers as `low to high`, or one if they are equal."""
-    if low == high:
-        return format(high, form)
-    return f"{low:{form}} to {high:{form}}"
 
 
 def _print_costs(matrix: Matrix) -> None:

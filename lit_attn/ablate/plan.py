@@ -13,12 +13,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from lit_attn.ablate.gates import find_gate_level, require_seeds_for_gates
 from lit_attn.ablate.match import apply_criteria, read_ratios
 from lit_attn.ablate.origin import claim_folder
 from lit_attn.ablate.stopping import (
     find_ended_cells,
-    find_endings,
     require_seeds_for_stop,
     update_endings,
 )
@@ -27,7 +25,6 @@ from lit_attn.ablate.variants import Variant, make_label, resolve
 from lit_attn.cells import records
 from lit_attn.cells.decisions import Ending, Seal, Seals
 from lit_attn.cells.folder import State, read_cell
-from lit_attn.cells.rules import find_open_size
 from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.data.base import Data
 from lit_attn.config.models.base import Model
@@ -141,33 +138,9 @@ class Matrix:
             parity=study.parity,
             contrast=study.contrast,
             stop=study.stop,
-            gate=self.gate,
             columns=None if study.columns is None else list(study.columns),
             latex=latex_columns,
         )
-
-    @property
-    def gate(self) -> records.Gate | None:
-        """Rule `gates` of the study, None without it."""
-        source = self.source
-        axis = source.study.gates
-        if axis is None:
-            return None
-        # A trial is compared with trials of the smaller sizes.
-        suffix = self.name.removeprefix(source.name)
-        # The study of one level has one value of the axis.
-        (size,) = source.study.axes[axis]
-        return records.Gate(
-            axis=axis,
-            size=size,
-            before=[f"{name}{suffix}" for name in source.before],
-            level=find_gate_level(source),
-        )
-
-    @property
-    def open_size(self) -> str:
-        """Smaller size that the study waits for, in words; "" if it can run."""
-        return find_open_size(self.gate, self.folder.parent, self.source.study.seeds)
 
     def _list_seeds(self) -> list[int]:
         """Return the seeds of the study, then the other seeds in ascending order."""
@@ -213,7 +186,7 @@ class Matrix:
         if self.tuning is not None:
             self.tuning.write(self.folder / "tuning.json")
         self._write_seal(plan.seeds)
-        if plan.has_rule:
+        if plan.stop is not None:
             update_endings(self.folder)
 
     def _write_seal(self, seeds: list[int]) -> None:
@@ -243,11 +216,9 @@ class Matrix:
         decisions["variants"] = identities
         decisions["seeds"] = seeds
         decisions["metric"] = self.baseline.metric.model_dump()
-        # Seals of studies without the rules keep their hashes.
+        # Seals of studies without the rule keep their hashes.
         if study.stop is not None:
             decisions["stop"] = study.stop
-        if self.gate is not None:
-            decisions["gate"] = self.gate.model_dump()
         text = json.dumps(decisions, sort_keys=True)
         decisions_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
         return Seal(hash=decisions_hash, **decisions)
@@ -292,11 +263,10 @@ def expand(
     if seeds is None:
         seeds = source.study.seeds
     require_seeds_for_stop(source, seeds)
-    require_seeds_for_gates(source, seeds)
     if smoke:
         # Values after one step decide nothing, and a smoke run tries every cell.
-        study = source.study.model_copy(update={"stop": None, "gates": None})
-        source = replace(source, study=study, before=())
+        study = source.study.model_copy(update={"stop": None})
+        source = replace(source, study=study)
     name, title = _name_trial(source, written, changes, smoke)
     folder = out / name
     search = read_search(source, seeds, written, changes)
@@ -416,20 +386,12 @@ def _make_jobs(
 
 
 def find_ended(matrices: list[Matrix]) -> dict[Path, Ending]:
-    """Return the cells that need not run by the rules of their studies."""
+    """Return the cells that need not run by the rule `stop` of their studies."""
     ended: dict[Path, Ending] = {}
     for matrix in matrices:
-        if matrix.source.has_rule:
+        if matrix.source.study.stop is not None:
             ended |= find_ended_cells(matrix.plan(), matrix.folder)
     return ended
-
-
-def find_kept(matrix: Matrix) -> set[str]:
-    """Return the variants, as written, that no rule of the study has ended."""
-    plan = matrix.plan()
-    endings = find_endings(plan, matrix.folder)
-    kept = [variant for variant in plan.variants if variant.name not in endings]
-    return {variant.variant or variant.name for variant in kept}
 
 
 def find_variants(matrices: list[Matrix], jobs: list[Job]) -> list[tuple[str, Variant, Cell]]:

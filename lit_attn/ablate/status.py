@@ -18,7 +18,7 @@ from lit_attn.cells.decisions import Ending
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import Plan, PlannedCell
-from lit_attn.cells.rules import read_ended_cells, read_endings, read_gate_state
+from lit_attn.cells.rules import read_ended_cells, read_endings
 from lit_attn.files import require_folder
 from lit_attn.schema.errors import ConfigError, escape_control, plural, program, require
 
@@ -158,20 +158,11 @@ def read_cells(plan: Plan, place: Path) -> list[StudyCell]:
 
 
 def describe_rules(plan: Plan, place: Path, cells: list[StudyCell]) -> Iterator[str]:
-    """Yield lines about the rules of a plan: what waits, what is undecided, and what has ended."""
+    """Yield a line for each variant that the rule of a plan has ended."""
     endings = read_endings(plan, place)
-    gates = read_gate_state(plan, place, endings)
-    if gates is not None and gates.waits:
-        yield f"  waits    for its gate: {gates.waits}"
-    if gates is not None:
-        for variant, reason in gates.undecided.items():
-            yield f"  gate     {variant}  {reason}, so it runs"
     stopped = Counter(cell.planned.variant for cell in cells if cell.status.state == "stopped")
-    planned = {cell.variant for cell in plan.cells}
     for variant, ending in endings.items():
         effect = f"{plural(stopped[variant], 'seed')} not needed"
-        if variant not in planned:
-            effect = "not tuned"
         yield f"  ended    {variant}  {effect}: {ending.describe()}"
 
 
@@ -205,8 +196,7 @@ def describe(
 def make_answer(plans: list[tuple[Plan, Path]]) -> str:
     """Return the status of every study and cell as JSON."""
     # Imported here, because the text of the status needs no models of answers.
-    from lit_attn.report.answers import StatusAnswer, StudyStatus, write_answer
-    from lit_attn.report.rules import describe_ending, describe_gates
+    from lit_attn.report.answers import EndedVariant, StatusAnswer, StudyStatus, write_answer
 
     studies = []
     for plan, place in plans:
@@ -219,8 +209,7 @@ def make_answer(plans: list[tuple[Plan, Path]]) -> str:
             title=plan.title,
             counts=dict(Counter(states)),
             seconds_left=estimate_seconds(plan.study, cells, at_once),
-            gates=describe_gates(plan.gate, read_gate_state(plan, place, endings)),
-            ended=[describe_ending(ending) for ending in endings.values()],
+            ended=[EndedVariant.describe(ending) for ending in endings.values()],
             cells=make_cell_answers(cells),
         )
         studies.append(study)

@@ -1,15 +1,14 @@
-"""Variants that end before their last seed by the rules `stop` and `gates`, and their cells.
+"""Variants that end before their last seed by the rule `stop`, and their cells.
 
-The rules follow from the results alone (`lit_attn.report.futility`, `lit_attn.ablate.gates`). Each
-command derives the decisions again and records them in `endings.json`, which `status` and the
-report read, so a resumed run, several runners and the jobs of a cluster decide in the same way.
+The rule follows from the results alone (`lit_attn.report.futility`). Each command derives the
+decisions again and records them in `endings.json`, which `status` and the report read, so a resumed
+run, several runners and the jobs of a cluster decide in the same way.
 """
 
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from lit_attn.ablate.gates import find_gated
 from lit_attn.cells.decisions import Ending, Endings
 from lit_attn.cells.folder import RETRIED, read_cell
 from lit_attn.cells.records import Metric, Plan, PlannedCell
@@ -44,8 +43,8 @@ def require_seeds_for_stop(source: StudySource, seeds: tuple[int, ...]) -> None:
 
 
 def find_endings(plan: Plan, folder: Path) -> dict[str, Ending]:
-    """Return the variants of the study in `folder` that its rules end now, by name."""
-    endings = find_gated(plan, folder)
+    """Return the variants of the study in `folder` that its rule ends now, by name."""
+    endings: dict[str, Ending] = {}
     if plan.stop is None:
         return endings
     # Imported here, because a study without the rule needs no statistics.
@@ -56,9 +55,6 @@ def find_endings(plan: Plan, folder: Path) -> dict[str, Ending]:
     for cell in plan.cells:
         by_variant.setdefault(cell.variant, []).append(cell)
     baseline = _read_ends(by_variant.pop(plan.baseline, []), folder, plan.metric)
-    # A variant that runs at smaller sizes only is not compared at this one.
-    for name in endings:
-        by_variant.pop(name, None)
     for name, cells in by_variant.items():
         ends = _read_ends(cells, folder, plan.metric)
         differences = _pair_first_seeds(plan.seeds, ends, baseline)
@@ -106,13 +102,13 @@ def _pair_first_seeds(seeds: Iterable[int], ends: Ends, baseline: Ends) -> list[
 
 
 def update_endings(folder: Path) -> dict[Path, Ending]:
-    """Record the variants of the study in `folder` that its rules end, and return their cells.
+    """Record the variants of the study in `folder` that its rule ends, and return their cells.
 
     The cells have no result yet, and need not run. A variant under several criteria shares cells
     with others, which still need them. The plan of the study must have been written.
     """
     plan = Plan.read_valid(folder / "plan.json")
-    if plan is None or not plan.has_rule:
+    if plan is None or plan.stop is None:
         return {}
     endings = find_endings(plan, folder)
     path = folder / "endings.json"

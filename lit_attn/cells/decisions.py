@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field, FiniteFloat
 
-from lit_attn.cells.records import Gate, Integer, Metric, Plan, Record, utc_now
+from lit_attn.cells.records import Integer, Metric, Plan, Record, utc_now
 
 
 class Seal(Record):
@@ -26,15 +26,12 @@ class Seal(Record):
     tune: dict[str, Any]
     exclude: list[dict[str, Any]]
     stop: str | None = None
-    gate: Gate | None = None
 
     @property
     def decisions(self) -> dict[str, Any]:
         """Decisions by key, except variants and seeds."""
         metric = {f"metric.{key}": value for key, value in self.metric.model_dump().items()}
-        return metric | self.model_dump(
-            include={"baseline", "match", "tune", "exclude", "stop", "gate"}
-        )
+        return metric | self.model_dump(include={"baseline", "match", "tune", "exclude", "stop"})
 
 
 class Seals(Record):
@@ -109,17 +106,11 @@ class Looks(Record):
         return any(look.planned == planned for look in self.entries)
 
 
-GATE = "gate"
-"""Rule of an ending by the key `gates`."""
-
-
 class Ending(Record):
     """Variant that a rule of the plan has ended before its last seed.
 
-    `rule` is "futility" or "gate". With futility, `power` is the probability of a verdict with all
-    `planned` seeds after the first `seeds` of them. With a gate `p` is the variant's corrected p at
-    `size`, where it was worse than the baseline. It has `seeds` results at this size, usually none;
-    it has some if the gate has decided again, for example after `rerun`.
+    `rule` is "futility", and `power` is the probability of a verdict with all `planned` seeds after
+    the first `seeds` of them.
     """
 
     variant: str
@@ -128,21 +119,14 @@ class Ending(Record):
     seeds: Integer
     planned: Integer
     power: FiniteFloat | None = None
-    size: str = Field("", description="axis and value of the gate that the variant did not pass")
-    p: FiniteFloat | None = None
 
     @property
     def reason(self) -> str:
         """The rule in a few words."""
-        if self.rule == GATE:
-            verb = "stopped" if self.seeds else "not run"
-            return f"{verb}: worse at {self.size}"
-        return "stopped for futility"
+        return f"stopped for {self.rule}"
 
     def describe(self) -> str:
         """Return the rule, the seeds and the probability in words."""
-        if self.rule == GATE:
-            return f"{self.reason} (p = {self.p:.2g})"
         return (
             f"{self.reason} after {self.seeds} of {self.planned} seeds"
             f" (probability of a verdict {self.power:.2g})"
@@ -161,10 +145,9 @@ class Endings(Record):
             identities.setdefault(cell.variant, cell.identity)
         endings = {}
         for entry in self.entries:
-            # A variant that is not tuned yet has no cell.
-            is_same = identities.get(entry.variant, "") == entry.identity
-            has_gate = plan.gate is not None and bool(plan.gate.before)
-            is_in_force = has_gate if entry.rule == GATE else plan.stop == entry.rule
+            is_same = identities.get(entry.variant) == entry.identity
+            # Records of older versions can name another rule, which no longer ends a variant.
+            is_in_force = plan.stop == entry.rule
             if is_in_force and is_same and entry.planned == len(plan.seeds):
                 endings[entry.variant] = entry
         return endings

@@ -156,28 +156,6 @@ class PlannedCell(Record):
         return path
 
 
-class Gate(Record):
-    """Rule `gates`: a variant that is worse than the baseline at one value of an axis ends.
-
-    `before` are the studies at the smaller values of the axis, smallest first, beside the study in
-    the folder of runs.
-    """
-
-    axis: str
-    size: str = Field(description="value of the axis in this study")
-    before: list[str]
-    level: FiniteFloat = Field(description="largest corrected p with which a variant is worse")
-
-    @field_validator("before")
-    @classmethod
-    def _names_folders(cls, names: list[str]) -> list[str]:
-        """Refuse a path: the decisions follow from the folders of the other studies."""
-        for name in names:
-            if not is_file_name(name):
-                raise ValueError(f"'{name}' cannot name a folder")
-        return names
-
-
 class Plan(Record):
     """All cells that a study should have. The baseline belongs to every criterion."""
 
@@ -200,14 +178,8 @@ class Plan(Record):
     parity: str = Field("", description="agreement with released code")
     contrast: str | None = Field(None, description="study whose leads are compared with these")
     stop: str | None = Field(None, description="rule that ends variants early: futility")
-    gate: Gate | None = Field(None, description="rule that skips variants worse at a smaller size")
     columns: list[str] | None = Field(None, description="columns of the tables, by key")
     latex: list[str] | None = Field(None, description="columns of the LaTeX table, by key")
-
-    @property
-    def has_rule(self) -> bool:
-        """True if a rule of the plan can end one of its variants."""
-        return self.stop is not None or (self.gate is not None and bool(self.gate.before))
 
     @field_validator("family", "contrast")
     @classmethod

@@ -136,11 +136,6 @@ class StudyConfig(Config):
         description="`futility` ends a variant after a completed seed if a verdict with all seeds "
         "has become improbable (docs/statistics.md)",
     )
-    gates: str | None = Field(
-        None,
-        description="axis of `compare_within`, smallest value first: a variant that is worse than "
-        "the baseline at one value does not run at later ones (docs/statistics.md)",
-    )
     contrast: str | None = Field(None, description="another study with which leads are compared")
     columns: tuple[str, ...] | None = Field(
         None,
@@ -166,9 +161,8 @@ class StudySource:
 
     `path` is the study's file. `tree` and `experiment` contain the line of every key, `parts`
     absolute paths. `family` is the study as written and `level` the value of its axis if
-    `compare_within` has split it, or the budget in words if `budgets` has. `before` are the names
-    of the studies at the smaller values of the axis that `gates` names, smallest first, and `sizes`
-    is the number of all values of it. `budget` is the factor on the epochs.
+    `compare_within` has split it, or the budget in words if `budgets` has. `budget` is the factor
+    on the epochs.
     """
 
     path: Path
@@ -180,14 +174,7 @@ class StudySource:
     parts: tuple[Path, ...] = ()
     family: str = ""
     level: str = ""
-    before: tuple[str, ...] = ()
-    sizes: int = 0
     budget: float | None = None
-
-    @property
-    def has_rule(self) -> bool:
-        """True if a rule of the study can end one of its variants."""
-        return self.study.stop is not None or bool(self.before)
 
     def error(self, keys: tuple[str | int, ...], message: str) -> ConfigError:
         """Return an error that begins with the line of the deepest of `keys`."""
@@ -344,16 +331,12 @@ def _split_levels(source: StudySource) -> list[StudySource]:
         return split_budgets(source)
     level_keys = study.compare_within
     if not level_keys:
-        _require_gates(source)
         return [source]
     _require_levels(source)
-    _require_gates(source)
-    sizes = 0 if study.gates is None else len(study.axes[study.gates])
     levels = []
     level_axes = [study.axes[key] for key in level_keys]
     for names in itertools.product(*level_axes):
         level = "-".join(names)
-        before = [f"{source.name}-{smaller}" for smaller in _list_smaller(study, names)]
         axes = study.axes.copy()
         for key, name in zip(level_keys, names, strict=True):
             written = study.axes[key]
@@ -367,8 +350,6 @@ def _split_levels(source: StudySource) -> list[StudySource]:
                 study=level_study,
                 family=source.name,
                 level=level,
-                before=tuple(before),
-                sizes=sizes,
             )
         )
     return levels
@@ -405,11 +386,11 @@ def name_budget(budget: float) -> str:
 def _require_shared_phase(source: StudySource) -> None:
     """Raise ConfigError for a key beside `budgets` that gives the budgets different trainings."""
     study = source.study
-    for key in ("compare_within", "gates"):
-        if getattr(study, key):
-            raise source.error(
-                (key,), "cannot stand beside `budgets`; write a study with `budgets` for each size"
-            )
+    if study.compare_within:
+        raise source.error(
+            ("compare_within",),
+            "cannot stand beside `budgets`; write a study with `budgets` for each size",
+        )
     if study.tune:
         raise source.error(
             ("tune",),
@@ -423,39 +404,6 @@ def _require_shared_phase(source: StudySource) -> None:
                 f"{criterion} stretches the stable phase, which `budgets` shares; write parameters "
                 "or none",
             )
-
-
-def _list_smaller(study: StudyConfig, names: tuple[str, ...]) -> list[str]:
-    """Return the levels that differ from `names` by a smaller value of the axis of `gates`."""
-    if study.gates is None:
-        return []
-    position = study.compare_within.index(study.gates)
-    sizes = list(study.axes[study.gates])
-    levels = []
-    for size in sizes[: sizes.index(names[position])]:
-        smaller = [*names[:position], size, *names[position + 1 :]]
-        levels.append("-".join(smaller))
-    return levels
-
-
-def _require_gates(source: StudySource) -> None:
-    """Raise ConfigError if `gates` names no axis of `compare_within`, or one with one value."""
-    study = source.study
-    if study.gates is None:
-        return
-    if not study.compare_within:
-        raise source.error(("gates",), "needs `compare_within` with an axis of sizes; add it")
-    if study.gates not in study.compare_within:
-        raise source.error(
-            ("gates",),
-            f"'{study.gates}' is no axis of compare_within"
-            f"{suggest(study.gates, study.compare_within)}",
-        )
-    if len(study.axes[study.gates]) == 1:
-        raise source.error(
-            ("gates",),
-            f"axis '{study.gates}' has one value; add a larger one, or leave out `gates`",
-        )
 
 
 def _require_levels(source: StudySource) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from lit_attn.cells.decisions import Ending
 from lit_attn.report.numbers import round_number
 
 FORMAT = 1
@@ -55,9 +56,7 @@ class Cell(Entry):
 class EndedVariant(Entry):
     """Variant that a rule of the plan has ended after `seeds` of `planned` seeds, also in words.
 
-    `rule` is futility or gate. `power` is the probability of a verdict at that time (null for a
-    gate). `size` is the axis and value at which the variant was worse, and `p` its corrected p
-    there (null for futility).
+    `rule` is futility, and `power` is the probability of a verdict at that time.
     """
 
     variant: str
@@ -65,42 +64,16 @@ class EndedVariant(Entry):
     seeds: int
     planned: int
     power: float | None
-    size: str | None
-    p: float | None
     text: str
 
-
-class UndecidedGate(Entry):
-    """Variant that runs because a gate has not decided about it, and why in words."""
-
-    variant: str
-    text: str
-
-
-class StudyGates(Entry):
-    """Rule `gates` of a study at the value `size` of `axis`.
-
-    `before` are the studies at the smaller sizes, and `level` is the largest corrected p with which
-    a variant is worse there. `waits` says which smaller size is not complete (null if all are).
-    """
-
-    axis: str
-    size: str
-    before: list[str]
-    level: float
-    waits: str | None
-    undecided: list[UndecidedGate]
-
-
-class CellRange(Entry):
-    """Range of a number of cells: `low` if the gates leave only the baseline, `high` if all run."""
-
-    low: int
-    high: int
+    @classmethod
+    def describe(cls, ending: Ending) -> "EndedVariant":
+        """Return the entry of a recorded ending."""
+        return cls(text=ending.describe(), **ending.model_dump(exclude={"identity"}))
 
 
 class PlannedStudy(Entry):
-    """Study of a dry run; `to_run` are the cells without a result that `run` may train."""
+    """Study of a dry run; `to_run` is the number of cells that `run` would train."""
 
     study: str
     title: str
@@ -111,9 +84,8 @@ class PlannedStudy(Entry):
     warnings: list[str]
     counts: dict[str, int]
     trials: dict[str, int]
-    gates: StudyGates | None
     ended: list[EndedVariant]
-    to_run: CellRange
+    to_run: int
     cells: list[Cell]
 
 
@@ -132,7 +104,6 @@ class StudyStatus(Entry):
     title: str
     counts: dict[str, int]
     seconds_left: float | None
-    gates: StudyGates | None
     ended: list[EndedVariant]
     cells: list[Cell]
 
@@ -294,7 +265,6 @@ class JudgedStudy(Entry):
     look: int
     is_interim: bool
     interim: InterimLook | None
-    gates: StudyGates | None
     sealed: SealedPlan | None
     warnings: list[str]
     variants: list[JudgedVariant]

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from lit_attn.cells.decisions import GATE
 from lit_attn.report import columns
 from lit_attn.report.captions import SENTENCES, split_sentences
 from lit_attn.report.formats import Cell, read_asset
@@ -59,10 +58,7 @@ def _find_flags(
     applying = {
         "no_baseline": not study.values(study.plan.baseline),
         "interim": any(cell.is_open for cell in study.cells),
-        "stopped": any(ending.rule != GATE for ending in study.endings.values()),
-        "gated": any(ending.rule == GATE for ending in study.endings.values()),
-        "gate_waits": study.gates is not None and bool(study.gates.waits),
-        "gate_undecided": study.gates is not None and bool(study.gates.undecided),
+        "stopped": bool(study.endings),
         "watched": study.looks is not None and study.looks.has_any(len(study.plan.seeds)),
         "failed": bool(summary["failed"].any()),
     }

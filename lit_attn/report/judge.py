@@ -13,11 +13,11 @@ from typing import Any, cast
 
 from lit_attn.cells.decisions import Seals
 from lit_attn.cells.records import Plan
-from lit_attn.cells.rules import list_searched
 from lit_attn.report import stats
 from lit_attn.report.answers import (
     Action,
     Cost,
+    EndedVariant,
     InterimLook,
     Interval,
     JudgedMetric,
@@ -38,7 +38,6 @@ from lit_attn.report.comparison import (
 )
 from lit_attn.report.labels import find_labels
 from lit_attn.report.results import describe_records
-from lit_attn.report.rules import describe_ending, describe_gates
 from lit_attn.report.study_record import CellRecord, StudyRecord
 from lit_attn.schema.errors import plural, program
 
@@ -81,7 +80,6 @@ def judge_study(
         rule="star" if metric.margin is None else "margin",
         level=comparisons.look_level,
         interim=_describe_interim(plan, comparisons),
-        gates=describe_gates(plan.gate, study.gates),
         look=1 + _count_added_looks(study.seals),
         is_interim=any(cell.is_waiting for cell in study.cells) or bool(_list_searched(study)),
         sealed=None if study.seals is None else _describe_seals(study.seals),
@@ -146,7 +144,7 @@ def _judge_variant(
         label=label,
         verdict=verdict,
         is_final=not any(cell.is_waiting for cell in cells) and name not in _list_searched(study),
-        ended=None if ending is None else describe_ending(ending),
+        ended=None if ending is None else EndedVariant.describe(ending),
         level=record["level"],
         difference=_find_interval(record),
         p=record.get("p_adjusted"),
@@ -167,7 +165,12 @@ def _judge_variant(
 
 def _list_searched(study: StudyRecord) -> list[str]:
     """Return the variants whose search has not ended, so that their cells are not planned yet."""
-    return list_searched(study.tuning, study.endings)
+    searched = []
+    for entry in () if study.tuning is None else study.tuning.variants:
+        has_diverged = bool(entry.trials) and all(trial.mean is None for trial in entry.trials)
+        if entry.chosen is None and not has_diverged:
+            searched.append(entry.variant)
+    return searched
 
 
 def _pair_differences(study: StudyRecord, name: str) -> list[float]:
@@ -247,8 +250,6 @@ def _find_action(
     if waiting or _list_searched(study):
         return _complete_plan(study, waiting, make_command)
     undecided = [variant for variant in variants if _is_undecided(variant)]
-    if undecided and study.gates is not None and study.gates.follows:
-        return _run_next_size(study.gates.follows, undecided, make_command)
     if not undecided and any(variant.ended for variant in variants):
         text = "Every other verdict is decided, and the plan has ended the variants without one."
         return _make_action("none", text)
@@ -285,11 +286,6 @@ def _complete_plan(
     if searched:
         text += f" The search of {plural(len(searched), 'variant')} has not ended."
         names += [name for name in searched if name not in names]
-    if study.gates is not None and study.gates.waits:
-        text += (
-            f" This size waits, because {study.gates.waits}; variants that are worse at a smaller"
-            " size do not run, so this is the largest number of cells."
-        )
     return Action(
         kind="run",
         text=text,
@@ -297,26 +293,6 @@ def _complete_plan(
         variants=names,
         cells=len(waiting),
         seconds=_expect_seconds(study, [cell.variant for cell in waiting]),
-    )
-
-
-def _run_next_size(
-    follows: str, undecided: list[JudgedVariant], make_command: MakeCommand
-) -> Action:
-    """Return the action that continues a study with `gates` at its next size.
-
-    More seeds at a size whose gate has decided would decide it again, with a smaller level.
-    """
-    return Action(
-        kind="run",
-        text=(
-            f"Run the next size: {follows}. The gate of this size has decided with the planned"
-            f" seeds, and {_name_all(undecided)} passed it without a verdict."
-        ),
-        command=make_command("run"),
-        variants=[variant.variant for variant in undecided],
-        cells=0,
-        seconds=None,
     )
 
 
@@ -336,8 +312,6 @@ def _add_seeds(study: StudyRecord, variant: JudgedVariant, make_command: MakeCom
         " its mean difference and its spread stay as measured. This is one more look, with a"
         " smaller level."
     )
-    if plan.gate is not None:
-        text += " The gates decide again with it."
     return Action(
         kind="add-seeds",
         text=text,

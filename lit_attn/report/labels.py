@@ -36,10 +36,6 @@ def label_study(study: StudyRecord) -> StudyRecord:
         endings={labels.get(name, name): ending for name, ending in study.endings.items()},
         names={label: name for name, label in labels.items()},
     )
-    if study.gates is not None:
-        undecided = study.gates.undecided.items()
-        shown = {labels.get(name, name): reason for name, reason in undecided}
-        labelled = replace(labelled, gates=study.gates._replace(undecided=shown))
     if study.tuning is not None:
         tuned = [
             entry.model_copy(update={"variant": labels.get(entry.variant, entry.variant)})

@@ -10,7 +10,7 @@ from typing import Any
 
 from lit_attn.cells import decisions, records
 from lit_attn.cells.folder import UNENDED, read_cell, read_result
-from lit_attn.cells.rules import list_ended_cells, read_gate_state
+from lit_attn.cells.rules import list_ended_cells
 from lit_attn.files import require_folder
 from lit_attn.report.measurements import measure, shorten_hashes
 from lit_attn.report.skipped import LOG, describe_failure, read_or_skip
@@ -83,7 +83,6 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
         step_times=step_times,
         looks=looks,
         endings=ended,
-        gates=read_gate_state(plan, folder, ended),
         unreadable=unreadable,
     )
     _require_metric(path, study)

@@ -8,7 +8,7 @@ from typing import cast
 
 import pandas as pd
 
-from lit_attn.cells.decisions import GATE, Seals
+from lit_attn.cells.decisions import Seals
 from lit_attn.cells.records import Metric, Plan, StepTimes, Tuning, read_unreadable
 from lit_attn.report import brief, columns, stats
 from lit_attn.report.brief import choose_places
@@ -136,17 +136,9 @@ def _describe_rules(study: StudyRecord, comparisons: Comparisons) -> list[str]:
         notes.append(fill(SENTENCES["interim"], bounds=words))
     elif study.looks is not None and study.looks.has_any(planned):
         notes.append(fill(SENTENCES["watched"], level=comparisons.level))
-    by_rule: dict[str, list[str]] = {}
-    for name, ending in study.endings.items():
-        by_rule.setdefault(ending.rule, []).append(f"{name} {ending.describe()}")
-    for rule, variants in by_rule.items():
-        sentence = "gated" if rule == GATE else "stopped"
-        notes.append(fill(SENTENCES[sentence], variants="; ".join(variants)))
-    if study.gates is not None and study.gates.waits:
-        notes.append(fill(SENTENCES["gate_waits"], reason=study.gates.waits))
-    if study.gates is not None and study.gates.undecided:
-        undecided = [f"{name} {reason}" for name, reason in study.gates.undecided.items()]
-        notes.append(fill(SENTENCES["gate_undecided"], variants="; ".join(undecided)))
+    if study.endings:
+        stopped = [f"{name} {ending.describe()}" for name, ending in study.endings.items()]
+        notes.append(fill(SENTENCES["stopped"], variants="; ".join(stopped)))
     return notes
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 
 from lit_attn.cells import decisions, records
-from lit_attn.cells.rules import GateState
 from lit_attn.report.drawing import MOST_PANELS
 from lit_attn.report.skipped import read_or_skip
 from lit_attn.report.stats import find_resolution
@@ -81,9 +80,9 @@ class StudyRecord:
 
     `plan.cells` is empty: `cells` has the same content and more. `contrast` is the study that
     `plan.contrast` names, if it has a plan and the same metric. `endings` are the variants that a
-    rule of the plan has ended early, by name, and `gates` is the state of the rule `gates`.
-    `unreadable` names the files of the study that exist and cannot be read. `names` has the names
-    of variants by their labels if the labels stand in all other places (`lit_attn.report.labels`).
+    rule of the plan has ended early, by name. `unreadable` names the files of the study that exist
+    and cannot be read. `names` has the names of variants by their labels if the labels stand in all
+    other places (`lit_attn.report.labels`).
     """
 
     plan: records.Plan
@@ -94,7 +93,6 @@ class StudyRecord:
     step_times: records.StepTimes | None = None
     looks: decisions.Looks | None = None
     endings: Mapping[str, decisions.Ending] = field(default_factory=dict)
-    gates: GateState | None = None
     unreadable: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
 

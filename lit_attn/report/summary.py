@@ -126,8 +126,6 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant, has_stopped: bo
     name = variant.name
     cells = study.variant_cells(name)
     statuses = Counter(cell.status for cell in cells if cell.status != "done")
-    if study.gates is not None and study.gates.waits and statuses["missing"]:
-        statuses["waiting for the gate"] = statuses.pop("missing")
     values = study.values(name).values()
     mean = statistics.fmean(values) if values else None
     record: Record = {

@@ -67,7 +67,6 @@ def draw_judgement(study: JudgedStudy) -> str:
         parts.append(draw_table(Table(headings, rows)))
     parts.append(_wrap(describe_verdicts(study)))
     parts += _describe_endings(study.variants)
-    parts += _describe_gates(study)
     parts += [_wrap(f"Warning: {warning}") for warning in study.warnings]
     parts.append(_wrap(f"Next: {study.next.text}{_describe_cost(study)}"))
     if study.next.command is not None:
@@ -121,21 +120,6 @@ def _describe_endings(variants: Sequence[JudgedVariant]) -> list[str]:
     """Return a line for each variant that a rule of the plan has ended."""
     endings = {variant.label: variant.ended for variant in variants}
     return [_wrap(f"{label}: {ending.text}.") for label, ending in endings.items() if ending]
-
-
-def _describe_gates(study: JudgedStudy) -> list[str]:
-    """Return a line about the size that a study waits for, and one for each undecided gate."""
-    gates = study.gates
-    if gates is None:
-        return []
-    lines = []
-    if gates.waits is not None:
-        lines.append(_wrap(f"Gates: {study.study} waits, because {gates.waits}."))
-    labels = {variant.variant: variant.label for variant in study.variants}
-    for entry in gates.undecided:
-        label = labels.get(entry.variant, entry.variant)
-        lines.append(_wrap(f"Gates: {label} is {entry.text}, so it runs."))
-    return lines
 
 
 def _describe_cost(study: JudgedStudy) -> str:

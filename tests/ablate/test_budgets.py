@@ -140,7 +140,6 @@ def test_the_links_do_not_change_the_identity_and_stay_inside_the_runs(tmp_path:
             "compare_within: [size]\naxes: {size: {small: {}}}\nset:",
             "tiny.compare_within: cannot stand beside `budgets`",
         ),
-        ("set:", "gates: size\nset:", "tiny.gates: cannot stand beside `budgets`"),
     ],
 )
 def test_mistakes_are_one_error_line(tmp_path: Path, old: str, new: str, message: str) -> None:

@@ -10,15 +10,14 @@ from lit_attn.ablate import adopt
 from lit_attn.ablate.budgets import order_matrices
 from lit_attn.ablate.commands.options import StudyOptions
 from lit_attn.ablate.display import make_display, write_line
-from lit_attn.ablate.plan import Job, Matrix, find_ended, find_kept, require_inputs
+from lit_attn.ablate.plan import Job, Matrix, find_ended, require_inputs
 from lit_attn.ablate.rerun import set_aside
 from lit_attn.ablate.slots import make_slots
-from lit_attn.ablate.stopping import find_endings, update_endings
+from lit_attn.ablate.stopping import update_endings
 from lit_attn.cells.decisions import Ending
 from lit_attn.cells.folder import CellStatus, read_cell
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.lock import require_locks
-from lit_attn.cells.rules import read_gate_state
 from lit_attn.files import require_writable
 from lit_attn.schema.errors import ConfigError, plural, program
 
@@ -45,15 +44,13 @@ class Selection(NamedTuple):
     ended: list[Ending]
 
 
-class Stage(NamedTuple):
-    """Studies that have run together, with their tuned variants, and how they have ended.
+class RunEnd(NamedTuple):
+    """The studies of a run, with their tuned variants, and how the run has ended.
 
-    `limit` is the rest of --limit. `has_failed`: a cell has failed or diverged, or a variant could
-    not be tuned.
+    `has_failed`: a selected cell has failed or diverged, or a variant could not be tuned.
     """
 
     matrices: list[Matrix]
-    limit: int | None
     stopped_by: signal.Signals | None
     has_failed: bool
 
@@ -76,12 +73,7 @@ def run_cells(
     for matrix in matrices:
         require_writable(options.reports / matrix.name, "--reports")
 
-    if chosen is None:
-        stages = run_stages(matrices, options, launcher, start)
-    else:
-        stages = [_run_stage(matrices, options, launcher, start, chosen, options.limit)]
-    matrices = _replace_tuned(matrices, stages)
-    stopped_by = stages[-1].stopped_by
+    matrices, stopped_by, has_failed = run_selected(matrices, options, launcher, start, chosen)
     try:
         if stopped_by is None and options.quiet_timing:
             measure_times(matrices, options)
@@ -90,83 +82,33 @@ def run_cells(
             _write_tables(matrices, options)
     if stopped_by is not None:
         return 128 + stopped_by
-    return 1 if any(stage.has_failed for stage in stages) else 0
+    return 1 if has_failed else 0
 
 
-def run_stages(
-    matrices: list[Matrix], options: StudyOptions, launcher: "Launcher", start: "Start"
-) -> list[Stage]:
-    """Run the missing cells of the studies, those of smaller sizes first.
-
-    A study with `gates` runs after all cells of its smaller sizes have ended, and without them it
-    waits. Raises ConfigError if every study waits.
-    """
-    by_position: dict[int, list[Matrix]] = {}
-    for matrix in matrices:
-        by_position.setdefault(len(matrix.source.before), []).append(matrix)
-    if len(by_position) > 1:
-        # A mistake at the last size is found before the first size has trained.
-        every_job: list[Job] = []
-        for matrix in matrices:
-            every_job += [job for job in matrix.jobs if job.state() != "done"]
-        _require_cells(matrices, options, launcher, every_job)
-        # From now on `status --watch` waits for the last size, and all sizes are sealed.
-        for matrix in matrices:
-            matrix.write_plan()
-    stages: list[Stage] = []
-    limit = options.limit
-    waiting = ""
-    for _, candidates in sorted(by_position.items()):
-        ready = []
-        for matrix in candidates:
-            open_size = matrix.open_size
-            if not open_size:
-                ready.append(matrix)
-                continue
-            waiting = f"{matrix.name}: gates: waits, because {open_size}"
-            write_line(waiting)
-        if not ready:
-            continue
-        stage = _run_stage(ready, options, launcher, start, None, limit)
-        stages.append(stage)
-        limit = stage.limit
-        if stage.stopped_by is not None:
-            break
-    if not stages:
-        raise ConfigError(f"{waiting}; run the smaller sizes first")
-    return stages
-
-
-def _run_stage(
+def run_selected(
     matrices: list[Matrix],
     options: StudyOptions,
     launcher: "Launcher",
     start: "Start",
     chosen: list[Job] | None,
-    limit: int | None,
-) -> Stage:
-    """Run the missing cells, or the `chosen` cells, of studies that do not wait for each other."""
+) -> RunEnd:
+    """Run the missing cells, or the `chosen` cells from their first step."""
+    limit = options.limit
     if chosen is None:
         matrices, limit = _tune(matrices, options, launcher, start, limit)
     selection = _select(matrices, chosen, limit)
     _prepare_folders(matrices, options, launcher, selection.jobs, is_rerun=chosen is not None)
     _announce(matrices, selection, is_rerun=chosen is not None)
     summary = start(selection.jobs)
-    if limit is not None:
-        limit -= len(selection.jobs)
     has_failed = bool(summary.failed) or selection.diverged > 0
-    for matrix in matrices:
-        untuned = {variant.name for variant in matrix.untuned}
-        has_failed |= bool(untuned and untuned & find_kept(matrix))
-    return Stage(matrices, limit, summary.stopped_by, has_failed)
-
-
-def _replace_tuned(matrices: list[Matrix], stages: list[Stage]) -> list[Matrix]:
-    """Return the studies in their order, with the tuned variants of those that have run."""
-    latest = {matrix.name: matrix for matrix in matrices}
-    for stage in stages:
-        latest |= {matrix.name: matrix for matrix in stage.matrices}
-    return list(latest.values())
+    untuned = [variant for matrix in matrices for variant in matrix.untuned]
+    if untuned and limit == 0:
+        # A search that --limit has cut has not failed, as a study that --limit has cut.
+        searched = plural(len(untuned), "variant")
+        write_line(f"tuning: the search of {searched} has not ended; run again to continue it")
+    elif untuned:
+        has_failed = True
+    return RunEnd(matrices, summary.stopped_by, has_failed)
 
 
 def cancel_jobs(matrices: list[Matrix], options: StudyOptions) -> int:
@@ -240,23 +182,9 @@ def _announce(matrices: list[Matrix], selection: Selection, is_rerun: bool) -> N
     endings = {ending.variant: ending for ending in selection.ended}
     for variant, ending in endings.items():
         write_line(f"ended: {variant} {ending.describe()}")
-    for matrix in matrices:
-        _announce_undecided(matrix)
     if selection.diverged:
         cells = plural(selection.diverged, "cell")
         write_line(f"skipped: {cells} that diverged; see `{rerun} failed`")
-
-
-def _announce_undecided(matrix: Matrix) -> None:
-    """Write why a variant runs at this size although a gate has not decided about it."""
-    if not matrix.source.before:
-        return
-    plan = matrix.plan()
-    endings = find_endings(plan, matrix.folder)
-    state = read_gate_state(plan, matrix.folder, endings)
-    if state is not None:
-        for variant, reason in state.undecided.items():
-            write_line(f"gate: {variant} {reason}, so it runs")
 
 
 def _prepare_folders(
@@ -303,10 +231,6 @@ def _tune(
         trials = []
         for matrix in matrices:
             open_trials = [job for job in matrix.trials if job.folder not in attempted]
-            if open_trials and matrix.source.before:
-                # A variant that was worse at a smaller size needs no search.
-                kept = find_kept(matrix)
-                open_trials = [job for job in open_trials if _written_name(job) in kept]
             trials += open_trials
         trials = [job for job in trials if job.state() not in ("done", "diverged")]
         trials = trials[:limit]
@@ -321,11 +245,6 @@ def _tune(
         if limit is not None:
             limit -= len(trials)
         matrices = [matrix for matrix in options.expand_studies() if matrix.name in names]
-
-
-def _written_name(trial: Job) -> str:
-    """Return the name of the variant that a trial of `tune` belongs to."""
-    return trial.cell.variant.partition("@")[0]
 
 
 def _write_tables(matrices: list[Matrix], options: StudyOptions) -> None:
@@ -355,7 +274,7 @@ def _prepare_local(
 ) -> "Start":
     """Return the function that runs cells on this machine. Raises ConfigError if a cell cannot.
 
-    The rules of the studies do not hold for a rerun, whose cells are named by the user.
+    The rule `stop` does not hold for a rerun, whose cells are named by the user.
     """
     from lit_attn.ablate.early import write_early
     from lit_attn.ablate.hooks import review_nothing
@@ -382,7 +301,7 @@ def _prepare_slurm(
 ) -> "Start":
     """Return the function that runs cells as SLURM jobs. Raises ConfigError for wrong resources.
 
-    The rules of the studies do not hold for a rerun, as in `_prepare_local`.
+    The rule `stop` does not hold for a rerun, as in `_prepare_local`.
     """
     from lit_attn.ablate.early import write_early
     from lit_attn.ablate.hooks import review_nothing

@@ -1,4 +1,4 @@
-"""Studies over sizes with `gates`, run with the decisions of the runner and without processes."""
+"""Studies with `stop: futility`, run with the decisions of the runner and without processes."""
 
 import argparse
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 from helpers import fake_cells, studies
 from helpers.fake_cells import measure, result
 from lit_attn.ablate.commands.arguments import add_study_arguments
-from lit_attn.ablate.commands.execution import run_stages
+from lit_attn.ablate.commands.execution import run_selected
 from lit_attn.ablate.commands.options import StudyOptions, read_options
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.outcomes import Summary
@@ -15,26 +15,12 @@ from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.stopping import update_endings
 from lit_attn.cells.decisions import Ending, Endings
 
-LADDER = """
-baseline: base
-compare_within: [size]
-gates: size
-axes:
-  size: {small: {}, medium: {training.epochs: 3}, large: {training.epochs: 4}}
-  layer: {base: {}, weak: {optimizer.lr: 2}, good: {optimizer.lr: 3}}
-"""
-TWO_SIZES = LADDER.replace(", large: {training.epochs: 4}", "")
-"""Ladder without its last size: six seeds suffice."""
-
-TUNED = TWO_SIZES.replace("optimizer.lr", "optimizer.weight_decay")
-"""Ladder whose variants leave the learning rate to `tune`."""
-
-SIZES = ["tiny-small", "tiny-medium", "tiny-large"]
+DULL = "cells: {base: {}, dull: {optimizer.lr: 2}}"
 
 
-def write_ladder(folder: Path, body: str = LADDER, seeds: str = "8") -> Path:
-    """Write a study over three sizes."""
-    path = studies.write(folder, body)
+def write_study(folder: Path, body: str = DULL, seeds: str = "10") -> Path:
+    """Write a study with the rule, whose variant `dull` it ends."""
+    path = studies.write(folder, f"baseline: base\nstop: futility\n{body}")
     path.write_text(path.read_text().replace("    seeds: 2\n", f"    seeds: {seeds}\n"))
     return path
 
@@ -80,7 +66,7 @@ def run(folder: Path, *arguments: str, end: Callable[[Job], None] = finish) -> l
         starts.append(list(dict.fromkeys(trained)))
         return Summary()
 
-    run_stages(options.expand_studies(), options, Launcher(fake_cells.TARGET), start)
+    run_selected(options.expand_studies(), options, Launcher(fake_cells.TARGET), start, None)
     return starts
 
 

@@ -1,15 +1,13 @@
-"""Rules `gates` and `stop: futility` with jobs: what is submitted, cancelled and followed."""
+"""Rule `stop: futility` with jobs: what is submitted, cancelled and followed."""
 
-import os
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import fake_cells, ladders, slurm_cluster
+from helpers import fake_cells, futility, slurm_cluster
 from helpers.fake_squeue import Recorder, install_command, install_squeue, write_batch
-from helpers.ladders import finish, read_endings, write_ladder
+from helpers.futility import finish, write_study
 from helpers.runs import TIMEOUT, start_cli, wait_until
 
 from lit_attn.ablate.hooks import review_nothing
@@ -24,25 +22,13 @@ SLURM = ("--launcher", "slurm")
 needs_cluster = pytest.mark.skipif(
     bool(slurm_cluster.missing()), reason=slurm_cluster.missing() or "SLURM runs here"
 )
-FUTILITY = """
-baseline: base
-stop: futility
-cells: {base: {}, gated-dull: {optimizer.lr: 2}}
-"""
-GATES = """
-baseline: base
-compare_within: [size]
-gates: size
-axes:
-  size: {small: {}, medium: {training.epochs: 3}}
-  layer: {base: {}, gated-weak: {optimizer.lr: 2}}
-"""
+DULL = "cells: {base: {}, gated-dull: {optimizer.lr: 2}}"
 
 
 def prepare_dull(folder: Path, ended_seeds: int) -> Matrix:
     """Return a study of ten seeds in which the first `ended_seeds` of the dull variant have run."""
-    write_ladder(folder, FUTILITY, "10")
-    (matrix,) = ladders.expand(folder)
+    write_study(folder, DULL)
+    (matrix,) = futility.expand(folder)
     for job in matrix.jobs:
         if job.cell.variant == "base" or job.cell.seed < ended_seeds:
             finish(job)
@@ -149,37 +135,6 @@ def count_jobs(folder: Path, cluster: dict[str, str], state: str) -> int:
 def read_runs(folder: Path, study: str) -> list[str]:
     """Return the cells that have run, once for each start."""
     return (folder / "runs" / study / "ran.txt").read_text().split()
-
-
-@needs_cluster
-@pytest.mark.slow
-@pytest.mark.process
-def test_the_next_size_is_submitted_when_the_gate_has_decided(
-    tmp_path: Path, cluster: dict[str, str]
-) -> None:
-    """The launcher is killed before the decision, and the next one goes on."""
-    write_ladder(tmp_path, GATES, "6")
-    small, medium = ladders.expand(tmp_path)
-    for job in (*small.jobs[:-1], *medium.jobs[:-2]):
-        is_baseline = job.cell.variant == "base"
-        if is_baseline or job.cell.study == "tiny-small":
-            finish(job)
-    with start_cli(tmp_path, *SLURM, environment=cluster) as process:
-        wait_until(lambda: count_jobs(tmp_path, cluster, "RUNNING") == 1)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait(TIMEOUT)
-    assert not (medium.folder / ".slurm").exists()
-    with start_cli(tmp_path, *SLURM, environment=cluster) as process:
-        assert process.stdout is not None
-        wait_until(lambda: "0 jobs submitted, 1 already submitted" in process.stdout.readline())
-        (small.folder / "go").touch()
-        output, _ = process.communicate(timeout=TIMEOUT)
-        assert process.returncode == 0, output
-    assert "ended: gated-weak not run: worse at size small" in output
-    assert "1 job submitted, 0 already submitted" in output
-    assert read_runs(tmp_path, "tiny-small") == ["gated-weak/5"]
-    assert read_runs(tmp_path, "tiny-medium") == ["base/5"]
-    assert read_endings(tmp_path, "tiny-medium")["gated-weak"].rule == "gate"
 
 
 @needs_cluster
