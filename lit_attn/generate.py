@@ -75,33 +75,41 @@ def _make_parser() -> OneLineParser:
 def generate(options: argparse.Namespace) -> Iterator[str]:
     """Yield the prompt as the model reads it, then its continuation; ConfigError if unusable."""
     _check(options)
-    cell = Cell.read_foreign(options.run / "config.yaml", is_trusted=options.trust_code)
-    experiment = cell.experiment
-    signature = experiment.data.signature()
-    if not isinstance(signature, TokenStream):
-        raise ConfigError(
-            f"{options.run}: its task is {experiment.task.kind}. "
-            "Choose a run of the task language-modelling."
-        )
-    # Data outside the package can have token streams that are no text.
-    make_encoder = getattr(experiment.data, "encoder", None)
-    if make_encoder is None:
-        raise ConfigError(f"{options.run}: its data '{experiment.data.kind}' has no tokenizer.")
-
-    from lit_attn.models.language import Sampling, continuation
-
-    network = load_gpt(options.run, cell)
-    encoder: Encoder = make_encoder()
+    path = options.run / "config.yaml"
+    with Cell.open_foreign(path, is_trusted=options.trust_code) as cell:
+        signature = _read_signature(options.run, cell)
+        # Data outside the package can have token streams that are no text.
+        make_encoder = getattr(cell.experiment.data, "encoder", None)
+        if make_encoder is None:
+            kind = cell.experiment.data.kind
+            raise ConfigError(f"{options.run}: its data '{kind}' has no tokenizer.")
+        network = load_gpt(options.run, cell)
+        encoder: Encoder = make_encoder()
     try:
         prompt = encoder.prompt(options.prompt)
     except ConfigError as error:
         raise ConfigError(f"--prompt: {error}") from error
     if not prompt:
         raise ConfigError("--prompt: is empty. The model needs at least one token.")
+
+    from lit_attn.models.language import Sampling, continuation
+
     count = _count_tokens(len(prompt), options.tokens, network.trunk.max_tokens)
     sampling = Sampling(options.temperature, options.top_k, options.seed)
     ids = continuation(network, prompt, count, signature.vocabulary, sampling)
     yield from decode_pieces(encoder, prompt, ids)
+
+
+def _read_signature(run: Path, cell: Cell) -> TokenStream:
+    """Return the signature of the cell's data; ConfigError if the cell has no language model."""
+    experiment = cell.experiment
+    signature = experiment.data.signature()
+    if not isinstance(signature, TokenStream):
+        raise ConfigError(
+            f"{run}: its task is {experiment.task.kind}. "
+            "Choose a run of the task language-modelling."
+        )
+    return signature
 
 
 def load_gpt(run: Path, cell: Cell) -> "GPT":

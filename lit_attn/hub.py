@@ -48,14 +48,14 @@ def export(folder: Path, out: Path, *, trust_code: bool = False) -> Path:
     """
     path = folder / "config.yaml"
     _require_no_parts(folder, Cell.read_values(path))
-    cell = Cell.read_foreign(path, is_trusted=trust_code)
-    result = read_result(folder, cell.fingerprint)
-    if result is None:
-        raise ConfigError(f"{folder}: has no result; finish it with `lit-attn train {folder}`")
-    if out.exists() and any(out.iterdir()):
-        raise ConfigError(f"--out: {out} is not empty")
-    name = "averaged.pt" if cell.metric.averaged else "weights.pt"
-    network = load_network(folder / "checkpoints" / name, cell, "cpu")
+    with Cell.open_foreign(path, is_trusted=trust_code) as cell:
+        result = read_result(folder, cell.fingerprint)
+        if result is None:
+            raise ConfigError(f"{folder}: has no result; finish it with `lit-attn train {folder}`")
+        if out.exists() and any(out.iterdir()):
+            raise ConfigError(f"--out: {out} is not empty")
+        name = "averaged.pt" if cell.metric.averaged else "weights.pt"
+        network = load_network(folder / "checkpoints" / name, cell, "cpu")
 
     from safetensors.torch import save_model
 
@@ -95,16 +95,10 @@ def load_exported(folder: str | Path, *, trust_code: bool = False) -> "nn.Module
     to import (`mine:Net`), unless you trust that code (`trust_code`).
     """
     path = Path(folder) / "config.json"
-    values = Cell.read_values(path)
-    code = {} if trust_code else Cell.find_code(values)
-    if code:
-        names = ", ".join(str(value) for value in code.values())
-        keys = ", ".join(code)
-        raise ConfigError(
-            f"{path}: names {names}. If you trust it, set trust_code=True (keys: {keys})"
-        )
-    cell = Cell.parse(values, str(path))
-    return load_network(path.with_name("model.safetensors"), cell, "cpu")
+    weights = path.with_name("model.safetensors")
+    remedy = "set trust_code=True"
+    with Cell.open_foreign(path, is_trusted=trust_code, remedy=remedy, asks=False) as cell:
+        return load_network(weights, cell, "cpu")
 
 
 def load_network(path: Path, cell: Cell, device: str) -> "nn.Module":

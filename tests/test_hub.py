@@ -174,7 +174,10 @@ def test_foreign_code_and_torn_folders_are_refused(runs: dict[str, Path], tmp_pa
     fields = json.loads((code / "config.json").read_text())
     fields["experiment"]["model"] = {"kind": "module", "target": "os:abort"}
     (code / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(ConfigError, match=r"config\.json: names os:abort\. If you trust it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"config\.json: .*the code in 'os:abort'\. If you trust it, set trust_code",
+    ):
         load_exported(code)
     with pytest.raises(ConfigError, match=r"os:abort is not a subclass of torch\.nn"):
         load_exported(code, trust_code=True)

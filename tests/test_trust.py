@@ -14,7 +14,8 @@ import pytest
 import torch
 import torchmetrics
 import yaml
-from helpers import studies
+from helpers import fake_study, studies
+from helpers.commands import run_python
 from helpers.training_cells import digits_cell, text_cell
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -139,6 +140,164 @@ def test_a_downloaded_run_with_code_is_refused_before_the_code_is_imported(
         assert not executed.exists(), name
 
 
+def layer_of(key: str, code: str) -> dict[str, Any]:
+    return {"mixer": {key: code}}
+
+
+def module_of(key: str, code: str) -> dict[str, Any]:
+    return {"kind": "module", key: code, "arguments": {}}
+
+
+def list_attentions(layer: dict[str, Any], others: list[Any]) -> list[Any]:
+    """Return each way to write a model's attention with `layer` as its last layer or everywhere."""
+    return [
+        layer,
+        layer | {"preset": "standard"},
+        {"layers": [*others, layer]},
+        {"preset": "belief2", "layers": [*others, layer]},
+        {"layers": [*others, {"use": layer}]},
+        {"layers": layer},
+        {"layers": {"last": 1, "use": layer}},
+        {"layers": [{"every": 2, "use": layer}, {"last": 1, "use": "xsa"}]},
+        {"layers": {"last": 1} | layer},
+        {"layers": {"use": {"layers": [*others, layer]}}},
+    ]
+
+
+def list_hidden_code() -> list[dict[str, Any]]:
+    """Return runs with code in each shorthand of the attention of each kind of model."""
+    runs = []
+    plain = plain_values()
+    vit = plain["experiment"]["model"]
+    others = ["standard"] * (vit["depth"] - 1)
+    arguments = {"patch_size": 4, "embed_dim": 16, "depth": vit["depth"], "num_heads": 2}
+    timm = {"kind": "timm", "name": "vit_tiny_patch16_224", "arguments": arguments}
+    for model in (vit, timm):
+        for layer in (layer_of("import", "evil:Net"), module_of("target", "evil:Net")):
+            for attention in list_attentions(layer, others):
+                values = copy.deepcopy(plain)
+                values["experiment"]["model"] = model | {"attention": attention}
+                runs.append(values)
+                values = copy.deepcopy(plain)
+                values["match_to"] = model | {"attention": attention}
+                runs.append(values)
+    module = module_of("import", "evil:Net")
+    for key in ("optimizer", "schedule", "loss", "task", "data"):
+        values = copy.deepcopy(plain)
+        values["experiment"][key] = module
+        runs.append(values)
+    for key in ("ffn", "attention"):
+        values = copy.deepcopy(plain)
+        values["experiment"]["model"][key] = {"width": 8} | module
+        runs.append(values)
+    values = copy.deepcopy(plain)
+    values["metric"] = {"name": "evil:Net"}
+    values["experiment"]["metrics"] = [{"name": "evil:Net", "record_as": "x"}]
+    return [*runs, values]
+
+
+HIDDEN_CODE = list_hidden_code()
+
+
+@pytest.mark.parametrize("values", HIDDEN_CODE, ids=range(len(HIDDEN_CODE)))
+@pytest.mark.parametrize("finds_code", [True, False])
+def test_no_shorthand_hides_code_from_the_guard(
+    values: Any,
+    finds_code: bool,
+    executed: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The import itself refuses code, whether or not the search before it has found the code."""
+    if not finds_code:
+        monkeypatch.setattr(Cell, "find_code", lambda values: {})
+    folder = write_run(tmp_path / "run", values)
+    write_weights(folder, values)
+    with pytest.raises(ConfigError):
+        load_exported(folder)
+    for command in (["generate", str(folder), "--prompt", "a"], ["export", "hub", str(folder)]):
+        assert main(command) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+    assert not executed.exists()
+
+
+def write_weights(folder: Path, values: Any) -> None:
+    """Write weights, so that the commands reach the network."""
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    for name in ("model.safetensors", "checkpoints/weights.pt", "checkpoints/averaged.pt"):
+        (folder / name).touch()
+
+
+def test_a_refusal_that_is_caught_still_ends_the_reading(executed: Path, tmp_path: Path) -> None:
+    """Some checks catch every error of foreign code, and the network is built later."""
+    with (
+        pytest.raises(ConfigError, match=r"x\.yaml: this run executes the code in import: evil"),
+        plugins.refuse_code("x.yaml", "add --trust-code"),
+        contextlib.suppress(ConfigError),
+    ):
+        import_class("evil:Net", "torch.nn:Module")
+    with (
+        pytest.raises(ConfigError, match=r"the code in .*evil\.py\. If you trust it, add --trust"),
+        plugins.refuse_code("x.yaml", "add --trust-code"),
+    ):
+        plugins.load_parts([tmp_path / "modules" / "evil.py"])
+    assert not executed.exists()
+    # Outside, code is imported as before.
+    with contextlib.suppress(ConfigError):
+        import_class("evil:Net", "torch.nn:Module")
+    assert executed.exists()
+
+
+def test_code_of_a_match_is_refused_when_the_network_is_built(
+    executed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The validation of a cell imports nothing for `match_to`."""
+    monkeypatch.setattr(Cell, "find_code", lambda values: {})
+    values = plain_values()
+    values["match_to"] = values["experiment"]["model"] | {"attention": layer_of("import", "evil:N")}
+    folder = write_run(tmp_path / "run", values)
+    write_weights(folder, values)
+    with pytest.raises(ConfigError, match="the code in import: evil:N"):
+        load_exported(folder)
+    assert not executed.exists()
+
+
+@pytest.mark.parametrize("command", ["report", "judge", "status", "logs"])
+def test_commands_that_read_records_import_nothing(
+    command: str, executed: Path, tmp_path: Path
+) -> None:
+    values = plain_values()
+    add_model(values, "evil:Net")
+    values["parts"] = [str(tmp_path / "modules" / "pkg.evil.py")]
+    study = fake_study.write_study(tmp_path / "runs", seeds=2)
+    for result in study.rglob("result.json"):
+        write_run(result.parent, values)
+    words = [str(study)] if command == "logs" else [str(tmp_path / "runs")]
+    main([command, *words])
+    assert not executed.exists()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "words", [["generate", "run", "--prompt", "a"], ["export", "hub", "run", "--out", "out"]]
+)
+def test_python_m_executes_nothing_from_the_working_directory(
+    words: list[str], tmp_path: Path
+) -> None:
+    """`python -m` puts the working directory on the search path, and a download may lie in it."""
+    values = plain_values()
+    depth = values["experiment"]["model"]["depth"]
+    layers = [*["standard"] * (depth - 1), layer_of("import", "evil:Net")]
+    values["experiment"]["model"]["attention"] = {"layers": layers}
+    write_run(tmp_path / "run", values)
+    (tmp_path / "evil.py").write_text("from pathlib import Path\nPath('executed').touch()\n")
+    done = run_python(tmp_path, "-m", "lit_attn", *words)
+    assert done.returncode == 2
+    assert "--trust-code" in done.stderr
+    assert not (tmp_path / "executed").exists()
+
+
 def test_a_trusted_run_imports_its_code(executed: Path, tmp_path: Path) -> None:
     """Without this the tests above would pass for modules that cannot be imported."""
     for add in (add_model, add_task, add_metric, add_part):
@@ -238,7 +397,8 @@ def test_runs_without_code_are_opened_without_a_question(tmp_path: Path) -> None
     timm = {"kind": "timm", "name": "vit_tiny_patch16_224", "arguments": {"import": "a:b"}}
     assert Cell.find_code({"experiment": {"model": timm}}) == {}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
-    assert Cell.read_foreign(tmp_path / "config.yaml", is_trusted=False) == Cell.parse(values, "")
+    with Cell.open_foreign(tmp_path / "config.yaml", is_trusted=False) as cell:
+        assert cell == Cell.parse(values, "")
 
 
 CODE = "evil-net:Net"

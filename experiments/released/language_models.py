@@ -116,14 +116,10 @@ def load_model(folder: Path, tokenizer: Path | None = None) -> LanguageModel:
     """
     is_cell = (folder / "config.yaml").exists()
     path = folder / ("config.yaml" if is_cell else "config.json")
-    values = Cell.read_values(path)
-    code = Cell.find_code(values)
-    if code:
-        keys = ", ".join(code)
-        raise ConfigError(f"{path}: {keys}: a cell with code of its own cannot be scored")
-    cell = Cell.parse(values, str(path))
-    data = check_data(cell, folder)
-    network = load_gpt(folder, cell) if is_cell else read_exported(folder)
+    remedy = "export it and load it with load_exported(FOLDER, trust_code=True)"
+    with Cell.open_foreign(path, is_trusted=False, remedy=remedy, asks=False) as cell:
+        data = check_data(cell, folder)
+        network = load_gpt(folder, cell) if is_cell else read_exported(folder)
     file = tokenizer or (folder / "tokenizer.json")
     if tokenizer is not None and not tokenizer.is_file():
         raise ConfigError(f"data.tokenizer.file: no file {tokenizer}")

@@ -27,6 +27,7 @@ from lit_attn.schema.errors import (
     plural,
     suggest,
 )
+from lit_attn.schema.trust import find_code
 
 MEMBERS = (parts, mixture_parts, channel_parts)
 """Modules with the parts of this package."""
@@ -112,8 +113,8 @@ class LayerRule(Config):
 
     @classmethod
     def name_code(cls, written: dict[Any, Any]) -> dict[str, Any]:
-        """Return the code that a mechanism without the key `use` names."""
-        return {} if "use" in written else AttentionSpec.name_code(written)
+        """Return the code that a mechanism without the key `use` names, in it and in its parts."""
+        return {} if "use" in written else find_code(AttentionSpec, written)
 
 
 def require_layers(key: str, number: int, depth: int) -> None:

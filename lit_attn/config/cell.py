@@ -1,7 +1,9 @@
 """Cell: one variant of a study with one seed, and everything that is needed to run it."""
 
+import contextlib
 import hashlib
 import json
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -17,7 +19,7 @@ from lit_attn.files import read_text, write_atomic
 from lit_attn.schema.base import Config, must_be, outside_identity
 from lit_attn.schema.errors import ConfigError, explain
 from lit_attn.schema.limits import parse_json, parse_yaml
-from lit_attn.schema.plugins import load_parts
+from lit_attn.schema.plugins import load_parts, refuse_code
 from lit_attn.schema.trust import confirm_code, find_code
 
 LARGEST_SEED = 2**32 - 1  # Largest seed that NumPy and Lightning accept.
@@ -109,16 +111,28 @@ class Cell(Config):
         return cls.parse(cls.read_values(path), str(path))
 
     @classmethod
-    def read_foreign(cls, path: Path, *, is_trusted: bool) -> Self:
-        """Return the cell at `path`, which somebody else may have written.
+    @contextlib.contextmanager
+    def open_foreign(
+        cls,
+        path: Path,
+        *,
+        is_trusted: bool,
+        remedy: str = "add --trust-code",
+        asks: bool = True,
+    ) -> Iterator[Self]:
+        """Yield the cell at `path`, which somebody else may have written.
 
         If the cell names code that is not trusted, the user is asked on a terminal before anything
-        is imported. Raises ConfigError without a terminal, if the answer is no, and as `read` does.
+        is imported. Code that the search has not found is refused, also when a network is built
+        inside the context. Raises ConfigError, which ends with `remedy`, without `asks` or a
+        terminal, if the answer is no, and as `read` does.
         """
         values = cls.read_values(path)
         if not is_trusted:
-            confirm_code(cls.find_code(values), str(path))
-        return cls.parse(values, str(path))
+            is_trusted = confirm_code(cls.find_code(values), str(path), remedy, asks)
+        guard = contextlib.nullcontext() if is_trusted else refuse_code(str(path), remedy)
+        with guard:
+            yield cls.parse(values, str(path))
 
     @classmethod
     def find_code(cls, values: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from lit_attn.models.layers import Device
 from lit_attn.models.mmseg_preprocessor import Preprocessor
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.own_classes import import_class
-from lit_attn.schema.plugins import explain_failure
+from lit_attn.schema.plugins import explain_failure, require_trust
 
 SCOPES = ("mmcv", "mmengine", "mmseg")
 """Scopes in names such as `mmseg.VisionTransformer`."""
@@ -39,6 +39,8 @@ def build_mmseg(model: MMSegConfig, signature: ImageMasks, device: Device) -> nn
     Raises ValueError, which begins with the key, for a `model` that mmsegmentation cannot build, or
     that the segmentation task cannot train.
     """
+    # Its types are names that mmsegmentation's registry imports.
+    require_trust("resolved")
     width = model.ffn.width
     content = clean_types(model.resolved)
     preprocessor = content["data_preprocessor"]

@@ -2,7 +2,8 @@
 
 A configuration can name Python code: files in `parts`, a class in `import`, a metric `mine:Metric`.
 Even its validation imports this code. So a downloaded run is read as plain values first, and
-`find_code` looks at the values that the configuration would take as code.
+`find_code` looks at the values that the configuration would take as code, for one question about
+all of them. Whatever it overlooks is refused by the import itself (`refuse_code` in plugins.py).
 """
 
 import sys
@@ -23,24 +24,26 @@ def find_code(config: type[Config], written: Any) -> dict[str, Any]:
     return dict(_find_code(config, written, ""))
 
 
-def confirm_code(code: dict[str, Any], place: str) -> None:
-    """Ask before the `code` of a run is executed; raise ConfigError if the answer is no.
+def confirm_code(code: dict[str, Any], place: str, remedy: str, asks: bool) -> bool:
+    """Return True if the user trusts the `code` of a run, and False if the run has no code.
 
-    Without a terminal the error names the option `--trust-code`.
+    Raises ConfigError if the answer is no. Without `asks` or a terminal, the error says what to do
+    (`remedy`).
     """
     if not code:
-        return
+        return False
     keys = ", ".join(code)
     values = ", ".join(repr(value) for value in code.values())
     warning = f"{place}: {keys}: this run executes the code in {values}."
-    if not sys.stdin.isatty():
-        raise ConfigError(f"{warning} If you trust it, add --trust-code.")
+    if not asks or not sys.stdin.isatty():
+        raise ConfigError(f"{warning} If you trust it, {remedy}.")
     # A ConfigError shows control characters of foreign values in visible form.
     question = ConfigError(f"{warning} Do you trust it? [y/N]")
     print(question, end=" ", file=sys.stderr, flush=True)
     answer = sys.stdin.readline().strip().lower()
     if answer not in ("y", "yes"):
         raise ConfigError("Nothing was executed.")
+    return True
 
 
 def _find_code(config: type[Config], written: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -180,7 +180,7 @@ def test_wrong_models_and_options_are_one_line(
 def test_a_cell_with_code_of_its_own_is_not_loaded(tmp_path: Path) -> None:
     for text in ("parts: [mine.py]", "study: t\nparts:\n- mine.py", "{'parts': [mine.py]}"):
         (tmp_path / "config.yaml").write_text(text)
-        with pytest.raises(ConfigError, match="code of its own cannot be scored"):
+        with pytest.raises(ConfigError, match="this run executes the code in"):
             tasks.load_model(tmp_path)
 
 
