@@ -22,7 +22,7 @@ class LanguageModelling(TaskModule):
     network_methods: tuple[str, ...] = ("nll",)
     evaluates_in_step = True
 
-    def build_metrics(self, split: str) -> "TokenLoss":
+    def build_metrics(self, split: str) -> Metric:
         return TokenLoss(self.data.bytes_per_token(split))
 
     def metric_names(self, split: str) -> list[str]:

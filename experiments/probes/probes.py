@@ -1,0 +1,229 @@
+"""Plug-in for probes: small generated tasks that each need one ability of a sequence model.
+
+This file has what all probes share: the data, the task and its metrics. The probes themselves are
+in recall.py, memory.py, search.py and tracking.py; a study names the files that it needs under
+`parts`. A probe of your own is one more class like those.
+
+Shapes: B sequences, n tokens. tokens and targets: (B, n) int64; a target of -100 does not count.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, PositiveInt
+from torch import Tensor
+from torch.nn import functional as F
+from torchmetrics import Metric
+
+from lit_attn.config.data.base import TokenData
+from lit_attn.config.data.text import IGNORED
+from lit_attn.config.signatures import TokenStream
+from lit_attn.config.tasks import MetricInfo, Task, percent
+from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
+from lit_attn.data.sets import digest
+from lit_attn.tasks.language import LanguageModelling
+
+Ids = NDArray[np.int64]
+
+FIXED = 0
+"""Seed of the evaluated sequences and of fixed tables, whatever the seed of the cell."""
+
+SOLVED = 0.9
+"""Accuracy from which a probe counts as solved."""
+
+LONGER = "longer"
+"""Split with sequences that are longer than those of the training."""
+
+
+@dataclass(frozen=True)
+class ProbeTokens(TokenStream):
+    """Generated sequences of `context` tokens at most; `floor` is an accuracy without the ability.
+
+    Batches are tokens and targets (B, n); a target of -100 does not count.
+    """
+
+    floor: float = 0.0
+
+
+class Probe(TokenData):
+    """Base of the probes. An epoch is `epoch_steps` steps of new sequences.
+
+    A member defines `vocabulary`, `floor` and `draw`. Evaluated sequences are equal for all seeds.
+    """
+
+    runs_foreign_code: ClassVar[bool] = False  # Tests try it out, so a dry run need not.
+    least_length: ClassVar[int] = 2
+
+    length: PositiveInt = Field(64, description="tokens of a training sequence")
+    longer: PositiveInt | None = Field(
+        None, description="tokens of a sequence of the further split `longer`; null: no such split"
+    )
+    batch_size: PositiveInt = Field(64, description="sequences of a step, over all devices")
+    epoch_steps: PositiveInt = Field(100, description="training steps of an epoch")
+    eval_batch_size: PositiveInt = Field(256, description="sequences of an evaluation batch")
+    eval_sequences: PositiveInt = Field(512, description="evaluated sequences of each split")
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> int:
+        """Number of token ids, special ones included."""
+
+    @property
+    @abstractmethod
+    def floor(self) -> float:
+        """Expected accuracy of the best rule that lacks the ability that the probe needs."""
+
+    @abstractmethod
+    def draw(
+        self, generator: np.random.Generator, count: int, length: int, is_training: bool
+    ) -> tuple[Ids, Ids]:
+        """Return tokens and targets (count, length), where a target of -100 does not count."""
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ("test", "val") if self.longer is None else ("test", "val", LONGER)
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(self.length, self.longer or 0)
+
+    def length_of(self, split: str) -> int:
+        """Return the number of tokens of a sequence of `split`."""
+        return self.context if split == LONGER else self.length
+
+    def signature(self) -> ProbeTokens:
+        return ProbeTokens(self.vocabulary, self.context, self.floor)
+
+    def build(self, seed: int, device: torch.device) -> "ProbeData":
+        return ProbeData(self, seed, device)
+
+
+class ProbeData(TokenDataModule):
+    """Data module of a probe; the batch of a step is a function of the seed and the step."""
+
+    def __init__(self, probe: Probe, seed: int, device: torch.device) -> None:
+        super().__init__(probe, seed, device)
+        self.probe = probe
+        self.steps_per_epoch = probe.epoch_steps
+        self.splits = ["val", "test"]
+        if probe.longer is not None:
+            self.splits.append(LONGER)
+        self.sequences: dict[str, tuple[Ids, Ids]] = {}
+        for split in self.splits:
+            drawn = numpy_generator(FIXED, split, 0)
+            length = probe.length_of(split)
+            self.sequences[split] = probe.draw(drawn, probe.eval_sequences, length, False)
+
+    def fingerprint(self) -> str:
+        training = self.probe.draw(numpy_generator(FIXED, "train", 0), 8, self.probe.length, True)
+        evaluated = [array for arrays in self.sequences.values() for array in arrays]
+        return digest([*training, *evaluated])
+
+    def batch(self, step: int) -> tuple[Tensor, ...]:
+        drawn = numpy_generator(self.seed, "batch", step)
+        tokens, targets = self.probe.draw(drawn, self.batch_size, self.probe.length, True)
+        batch: tuple[Tensor, ...] = self.tensors(self.share(tokens), self.share(targets))
+        return batch
+
+    def evaluation_loader(self, split: str) -> EvaluationLoader:
+        tokens, targets = self.sequences[split]
+
+        def collate(places: range, rows: int) -> tuple[Tensor, ...]:
+            part = slice(places.start, places.stop)
+            missing = rows - len(tokens[part])
+            padded_tokens = np.pad(tokens[part], ((0, missing), (0, 0)))
+            padded_targets = np.pad(targets[part], ((0, missing), (0, 0)), constant_values=IGNORED)
+            batch: tuple[Tensor, ...] = self.tensors(padded_tokens, padded_targets)
+            return batch
+
+        return self.padded_loader(range(len(tokens)), collate)
+
+
+class ProbeTaskConfig(Task, kind="probe"):
+    """Tokens of a probe, with the accuracy of the targets and whether the probe is solved."""
+
+    runs_foreign_code: ClassVar[bool] = False
+    takes = (ProbeTokens,)
+    predicts = ("probabilities", "vocabulary")
+
+    def metrics(self, signature: ProbeTokens) -> tuple[MetricInfo, ...]:
+        return (
+            percent("accuracy", "accuracy"),
+            percent("solved", f"seeds with an accuracy of at least {SOLVED:.0%}"),
+            MetricInfo("loss", "loss (nats per target)"),
+        )
+
+    def build(self, network: Any, data: Any, loss: Any, optimizer: Any, rate: Any) -> "ProbeTask":
+        return ProbeTask(network, data, optimizer, rate)
+
+
+class ProbeTask(LanguageModelling):
+    """Cross-entropy of the targets."""
+
+    def build_metrics(self, split: str) -> "ProbeMetrics":
+        return ProbeMetrics()
+
+    def metric_names(self, split: str) -> list[str]:
+        return ["accuracy", "solved", "loss"]
+
+    def chance_levels(self, split: str) -> dict[str, float]:
+        """Return the accuracy of the best rule without the ability."""
+        return {"accuracy": self.data.signature.floor}
+
+    def evaluate(self, batch: Any) -> tuple[Tensor, ...]:
+        """Return the logits (B, n, V) and the targets (B, n)."""
+        tokens, targets = batch
+        logits: Tensor = self.network(tokens).float()
+        return logits, targets
+
+    def unit_values(self, *arguments: Tensor) -> Tensor:
+        logits, targets = arguments
+        losses = F.cross_entropy(
+            logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none"
+        )
+        counts = (targets != IGNORED).sum(1).float()
+        correct = (logits.argmax(-1) == targets).sum(1).float()
+        return torch.stack([losses.sum(1), counts, correct], dim=1)
+
+    def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return probabilities (N, vocabulary) and the N targets that count."""
+        logits, targets = evaluated
+        counted = targets != IGNORED
+        vocabulary = self.data.signature.vocabulary
+        return logits[counted].softmax(-1)[:, :vocabulary], targets[counted]
+
+
+class ProbeMetrics(Metric):
+    """Loss and accuracy of all targets, and 1 if the accuracy reaches SOLVED, otherwise 0."""
+
+    total: Tensor
+    correct: Tensor
+    targets: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("correct", torch.tensor(0), dist_reduce_fx="sum")
+        self.add_state("targets", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """Add logits (B, n, V) and targets (B, n)."""
+        losses = F.cross_entropy(
+            logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none"
+        )
+        self.total += losses.sum(dtype=torch.float64)
+        self.correct += (logits.argmax(-1) == targets).sum()
+        self.targets += (targets != IGNORED).sum()
+
+    def compute(self) -> dict[str, Tensor]:
+        accuracy = self.correct / self.targets
+        return {
+            "accuracy": accuracy,
+            "solved": (accuracy >= SOLVED).double(),
+            "loss": self.total / self.targets,
+        }
