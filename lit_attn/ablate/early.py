@@ -22,6 +22,7 @@ from lit_attn.ablate.plan import Job
 from lit_attn.cells.records import Plan, PlannedCell
 from lit_attn.cells.rules import read_ended_cells
 from lit_attn.schema.errors import ConfigError, plural
+from lit_attn.schema.mistakes import describe_mistake
 
 
 @contextlib.contextmanager
@@ -202,5 +203,5 @@ def _write_quietly(runs: Path, reports: Path, study: str, errors: Connection) ->
         # The disk is full, a folder cannot be written, or a record cannot be read.
         errors.send(warning.text or str(error))
     except Exception as error:
-        # The cells do not depend on the tables. The error is a mistake in the report.
-        errors.send(f"unexpected {type(error).__name__}: {' '.join(str(error).split())}")
+        # The cells do not depend on the tables.
+        errors.send(describe_mistake(error))

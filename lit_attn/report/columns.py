@@ -1,5 +1,6 @@
 """Columns of the result table (assets/columns.yaml) and the functions that print their cells."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ STAR, DAGGER = "*", "†"
 BUSY_TEXT = "busy machine"
 
 Record = dict[str, Any]  # One variant's numbers by CSV field.
+MOST_DIGITS = 10
+"""Digits before the point from which on a number has a power of ten, as 2.30e+54."""
 UNITS = {"T": 1e12, "G": 1e9, "M": 1e6}  # Factor by SI prefix.
 
 
@@ -207,11 +210,19 @@ def format_p(value: Any) -> str:
     return format_number(value, ".3f")
 
 
+def is_beyond_columns(number: Any, form: str) -> bool:
+    """Return True for a number that would have more than MOST_DIGITS digits before its point."""
+    return form.endswith("f") and math.isfinite(number) and abs(number) >= 10.0**MOST_DIGITS
+
+
 def format_number(value: Any, form: str, unit: float = 1) -> str:
     """Return a number in multiples of `unit`, with a typographic minus; a dash for no number."""
     if pd.isna(value):
         return NOTHING
-    text = write_number(value if unit == 1 else value / unit, form)
+    number = value if unit == 1 else value / unit
+    if is_beyond_columns(number, form):
+        form = f"{'+' * form.startswith('+')}.2e"
+    text = write_number(number, form)
     # A difference that rounds to zero has no sign.
     if not any(digit in text for digit in "123456789"):
         text = text.lstrip("+-")

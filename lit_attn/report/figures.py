@@ -110,6 +110,8 @@ def _draw_differences(axes: Axes, rows: list[Difference], margin: float = 0.0) -
         ends += difference.by_seed
         ends += [end for end in (difference.low, difference.high) if end is not None]
     left, right = _usual_range(ends)
+    # Coordinates of a wider band leave the range of floating point.
+    margin = min(margin, 1e6 * (right - left))
     axes.set_xlim(min(left, -1.1 * margin), max(right, 1.1 * margin))
     axes.axvspan(-margin, margin, color=GREY, alpha=0.18, linewidth=0)
     axes.axvline(0, color=GREY, linewidth=0.8)

@@ -7,13 +7,19 @@ from pathlib import Path
 from lit_attn.cells.decisions import Look, Looks
 from lit_attn.files import one_at_a_time
 from lit_attn.report.comparison import compare_variants
+from lit_attn.report.skipped import LOG, describe_failure
 from lit_attn.report.study_record import StudyRecord
 
 
 def record_looks(studies: Iterable[StudyRecord], runs: Path) -> Iterator[StudyRecord]:
     """Yield the studies in the folder `runs`, and record each look at a running one."""
     for study in studies:
-        record_look(study, runs / study.plan.study)
+        name = study.plan.study
+        try:
+            record_look(study, runs / name)
+        except Exception as error:
+            # The tables of this study, and those of the next studies, do not depend on the look.
+            LOG.warning("%s: %s. This look is not recorded.", name, describe_failure(error))
         yield study
 
 

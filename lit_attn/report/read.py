@@ -17,6 +17,9 @@ from lit_attn.report.skipped import LOG, describe_failure, read_or_skip
 from lit_attn.report.study_record import CellRecord, StudyRecord
 from lit_attn.schema.errors import ConfigError, require, suggest
 
+LARGEST_VALUE = 1e250
+"""Size of a metric beyond which its intervals would leave the range of floating point."""
+
 
 def read_studies(runs: Path, names: list[str] | None = None) -> Iterator[StudyRecord]:
     """Read the studies below `runs` (all that have a plan, or those in `names`) one by one.
@@ -37,9 +40,9 @@ def read_studies(runs: Path, names: list[str] | None = None) -> Iterator[StudyRe
         try:
             study = _read_study(plans[name])
         except Exception as error:
-            reason = str(error)
+            reason = describe_failure(error)
             if not isinstance(error, ConfigError):
-                reason = f"{plans[name].parent}: {describe_failure(error)}"
+                reason = f"{plans[name].parent}: {reason}"
             skipped_count += 1
             if skipped_count == len(chosen):
                 raise ConfigError(reason) from error
@@ -166,6 +169,9 @@ def _read_cell(study: str, planned: records.PlannedCell, metric: records.Metric)
     if not math.isfinite(value):
         LOG.warning("%s: %s times %g is not finite", path, metric.name, metric.scale)
         return record("unreadable")
+    if abs(value) > LARGEST_VALUE:
+        LOG.warning("%s: %s is %.3g, which counts as diverged", path, metric.name, value)
+        return record("diverged")
     return record(
         "done",
         value=value,

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_attn.schema.errors import ConfigError, escape_control
+from lit_attn.schema.mistakes import describe_mistake
 
 LOG = logging.getLogger(__name__)
 """Logger of everything that a report leaves out. Without a handler Python prints it to stderr."""
@@ -51,10 +52,10 @@ def read_arrays(path: Path) -> Arrays:
 
 
 def describe_failure(error: Exception) -> str:
-    """Return an exception as the end of a line: its records cannot be reported, and why."""
-    if isinstance(error, ConfigError):
-        return str(error)
-    text = escape_control(" ".join(str(error).split()))
-    if len(text) > 200:
-        text = f"{text[:200]}..."
-    return f"its records cannot be reported ({type(error).__name__}: {text})"
+    """Return an exception as a line: what is wrong with the records, or a mistake of lit_attn.
+
+    Whatever reads records raises ConfigError or OSError for damaged ones.
+    """
+    if isinstance(error, ConfigError | OSError):
+        return escape_control(" ".join(str(error).split()))
+    return escape_control(describe_mistake(error))

@@ -45,12 +45,25 @@ def paired_interval(
     count = len(differences)
     if count < 2:
         return None
+    # A division by a power of two changes no digit, and no square of its result overflows.
+    unit = find_unit(differences)
+    scaled = [difference / unit for difference in differences]
     # Exact sums are the same on every processor.
-    mean = math.fsum(differences) / count
-    variance = math.fsum((x - mean) ** 2 for x in differences) / (count - 1)
-    half = student_quantile(count - 1, (1 + confidence) / 2) * math.sqrt(variance / count)
+    scaled_mean = math.fsum(scaled) / count
+    variance = math.fsum((x - scaled_mean) ** 2 for x in scaled) / (count - 1)
+    mean = scaled_mean * unit
+    half = student_quantile(count - 1, (1 + confidence) / 2) * math.sqrt(variance / count) * unit
     half = max(half, resolution * max(0.5, 1 / (count - 1)))
     return Interval(mean, mean - half, mean + half)
+
+
+def find_unit(values: Iterable[float]) -> float:
+    """Return the largest power of two that is at most the largest size, or 1 without a size."""
+    largest = max((abs(value) for value in values), default=0.0)
+    if not 0 < largest < math.inf:
+        return 1.0
+    _, exponent = math.frexp(largest)
+    return math.ldexp(1.0, exponent - 1)
 
 
 @lru_cache(maxsize=1000)
@@ -84,11 +97,13 @@ def crossed_interval(sums: Floats, weights: Floats) -> tuple[float, float | None
     mean = float(sums.sum() / n / weights.sum())
     # Linearised ratio: each seed's mean of these values is its value minus the overall mean.
     values = count * (sums - mean * weights) / weights.sum()
+    unit = find_unit(values.ravel().tolist())
+    values /= unit
     seed_means = values.mean(axis=1)
     sample_means = values.mean(axis=0)
     seed_variance = float((seed_means**2).sum()) / max(1, n - 1) / n
     sample_variance = float((sample_means**2).sum()) / max(1, count - 1) / count
-    standard_error = math.sqrt(sample_variance)
+    standard_error = math.sqrt(sample_variance) * unit
     if min(n, count) < 2:
         return standard_error, None, None
 
@@ -101,7 +116,7 @@ def crossed_interval(sums: Floats, weights: Floats) -> tuple[float, float | None
 
     crossed_half = float(special.stdtrit(freedom, 0.975)) * math.sqrt(variance)
     student_half = float(special.stdtrit(n - 1, 0.975)) * math.sqrt(seed_variance)
-    half = max(crossed_half, student_half)
+    half = max(crossed_half, student_half) * unit
     return standard_error, mean - half, mean + half
 
 
@@ -118,7 +133,7 @@ def find_resolution(values: Iterable[float]) -> float:
     # The values are often stored in float32, whose relative error is 6e-8.
     tolerance = 1e-6 * float(np.abs(distinct).max())
     # A step is a whole part of the largest gap, and far above the tolerance.
-    most_parts = max(1, gaps[-1] / (20 * tolerance))
+    most_parts = math.floor(gaps[-1] / (20 * tolerance))
     steps = gaps[-1] / np.arange(1, most_parts + 1)
     for gap in gaps:
         nearest_multiple = np.round(gap / steps) * steps
@@ -253,7 +268,8 @@ def seeds_needed_range(differences: Sequence[float]) -> tuple[int, int | None] |
 
     Returns None with fewer than two pairs, or without variation.
     """
-    d = np.asarray(differences, dtype=float)
+    unit = find_unit(differences)
+    d = np.asarray(differences, dtype=float) / unit
     # Rounding errors can leave a small spread where there is none.
     if len(d) < 2 or d.std(ddof=1) <= TIE * np.abs(d).max():
         return None
@@ -284,7 +300,8 @@ def pairs_for_decision(
     first = max(first, 2)
     if len(differences) < 2 or first > last:
         return None
-    d = np.asarray(differences, dtype=float)
+    unit = find_unit(differences)
+    d = np.asarray(differences, dtype=float) / unit
     mean = abs(float(d.mean()))
     n = np.arange(first, last + 1)
     quantiles = special.stdtrit(n - 1, 1 - level / comparisons / 2)
@@ -293,7 +310,7 @@ def pairs_for_decision(
     if margin is None:
         is_decided &= n >= pairs_for_a_star(1, level)
     else:
-        is_decided |= mean + half < margin
+        is_decided |= mean + half < margin / unit
     return int(n[is_decided.argmax()]) if is_decided.any() else None
 
 
@@ -369,8 +386,12 @@ def _simulate_noise(n: int, comparisons: int, level: float) -> tuple[Floats, Flo
 
 def _scale(differences: Floats) -> Floats:
     """Return the rows divided by their root sums of squares; a row of zeros is unchanged."""
-    norms = np.sqrt((differences**2).sum(axis=1, keepdims=True))
-    return differences / np.where(norms > 0, norms, 1.0)
+    # A power of two changes no digit, and no square overflows (`find_unit`).
+    sizes = np.abs(differences).max(axis=1, keepdims=True, initial=0.0)
+    _, exponents = np.frexp(sizes)
+    scaled = differences / np.ldexp(1.0, exponents - 1)
+    norms = np.sqrt((scaled**2).sum(axis=1, keepdims=True))
+    return scaled / np.where(norms > 0, norms, 1.0)
 
 
 @lru_cache(maxsize=8)

@@ -14,6 +14,8 @@ from typing import NoReturn, ParamSpec, TextIO
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
+from lit_attn.schema import mistakes
+
 MOST_CHOICES = 20  # Number of choices up to which a message lists all of them.
 FEW_CHOICES = 5  # Number of the nearest choices that a message lists otherwise.
 REFUSALS = {
@@ -147,33 +149,41 @@ def command(function: Callable[P, int]) -> Callable[P, int]:
     """Return `function` with an exit code for each exception that is no mistake in the code.
 
     It is 2 after a ConfigError or an error of REFUSALS, which is printed, 130 after Ctrl-C, and 141
-    without a reader.
+    without a reader. After a mistake of lit_attn that was described it is `mistakes.EXIT_CODE`.
     """
 
     @functools.wraps(function)
     def run(*arguments: P.args, **keywords: P.kwargs) -> int:
         _open_closed_streams()
-        try:
-            return function(*arguments, **keywords)
-        except ConfigError as error:
-            print(error, file=sys.stderr)
-            return 2
-        except KeyboardInterrupt:
-            print(file=sys.stderr)
-            return 128 + signal.SIGINT
-        except BrokenPipeError:
-            # The reader, such as `head`, has closed the pipe.
-            silence(sys.stdout)
-            return 128 + signal.SIGPIPE
-        except OSError as error:
-            if error.errno not in REFUSALS:
-                raise
-            # The message of a rename is about its target.
-            path = error.filename2 or error.filename or "a file"
-            print(ConfigError(f"{path}: {error.strerror}"), file=sys.stderr)
-            return 2
+        described_before = len(mistakes.DESCRIBED)
+        code = _run_command(lambda: function(*arguments, **keywords))
+        has_mistake = len(mistakes.DESCRIBED) > described_before
+        return mistakes.EXIT_CODE if has_mistake and code in (0, 1, 2) else code
 
     return run
+
+
+def _run_command(run: Callable[[], int]) -> int:
+    """Return the exit code of `run`, or that of the exception that it raises (see `command`)."""
+    try:
+        return run()
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # The reader, such as `head`, has closed the pipe.
+        silence(sys.stdout)
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            raise
+        # The message of a rename is about its target.
+        path = error.filename2 or error.filename or "a file"
+        print(ConfigError(f"{path}: {error.strerror}"), file=sys.stderr)
+        return 2
 
 
 def _open_closed_streams() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lit_attn.cells.records import Metric
-from lit_attn.report import drawing
+from lit_attn.report import drawing, write
 from lit_attn.report.__main__ import main
+from lit_attn.report.study_record import StudyRecord
+from lit_attn.schema.mistakes import EXIT_CODE
 
 METRIC = Metric(name="test/loss", label="loss", goal="min", scale=1.0)
 HUGE = 10**400
@@ -92,6 +95,32 @@ def test_a_value_beyond_the_range_of_numbers_makes_one_cell_unreadable(
     assert "test/accuracy times 100 is not finite" in caplog.text
 
 
+def test_a_huge_margin_leaves_the_figure(runs: Path) -> None:
+    change(runs / "broken" / "plan.json", "metric", "margin", value=1e308)
+    assert main([str(runs), "--reports", str(runs.parent / "reports")]) == 0
+    assert (runs.parent / "reports" / "broken" / "seeds.svg").exists()
+
+
+@pytest.mark.parametrize("value", [1e54, 2.3e230])
+def test_a_huge_value_of_one_seed_is_reported(runs: Path, value: float) -> None:
+    change(first_cell(runs) / "result.json", "metrics", "test/accuracy", value=value)
+    reports = runs.parent / "reports"
+    assert main([str(runs), "--reports", str(reports)]) == 0
+    lines = (reports / "broken" / "table.txt").read_text().splitlines()
+    assert max(map(len, lines)) < 110
+    assert any("e+" in line for line in lines if line.startswith("b "))
+    assert (reports / "fake" / "table.html").exists()
+
+
+def test_a_value_near_the_largest_number_counts_as_diverged(
+    runs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    change(first_cell(runs) / "result.json", "metrics", "test/accuracy", value=1e300)
+    check_others(runs, caplog, code=0)
+    assert "1/2, 1 diverged" in (runs.parent / "reports" / "broken" / "table.full.md").read_text()
+    assert "test/accuracy is 1e+302, which counts as diverged" in caplog.text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["a: &a [*a]", "experiment: &a {b: *a}", "{" * 3000, "\0", "- 1"])
 def test_a_config_that_contains_itself(
@@ -126,20 +155,72 @@ def test_nearly_equal_losses_at_two_sizes(tmp_path: Path) -> None:
     assert (tmp_path / "reports" / "ladder" / "scaling.md").exists()
 
 
+def fail(*_: object) -> None:
+    raise KeyError("mean\nof nothing")
+
+
+def check_mistake(warning: str) -> None:
+    """Fail unless a warning of one line names a file that has the traceback of `fail`."""
+    assert "this is a mistake of lit_attn (KeyError:" in warning
+    assert "\n" not in warning
+    assert "records cannot be reported" not in warning
+    named_file = re.search(r"its traceback is in (\S+\.txt)", warning)
+    assert named_file
+    text = Path(named_file[1]).read_text()
+    assert "raise KeyError" in text
+    assert "test_contained_faults.py" in text
+
+
 def test_a_scaling_that_fails_leaves_the_studies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(_: object) -> None:
-        raise ZeroDivisionError("float division\nby zero")
-
     monkeypatch.setattr("lit_attn.report.write.make_scaling_files", fail)
     write_study(tmp_path / "runs", seeds=2, family="ladder", level="small")
-    assert main([str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]) == 1
+    assert main([str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]) == EXIT_CODE
     assert (tmp_path / "reports" / "fake" / "table.full.md").exists()
-    assert (
-        "ladder: its records cannot be reported (ZeroDivisionError: float division by zero). "
-        "Its scaling is skipped."
-    ) in caplog.messages
+    (warning,) = caplog.messages
+    assert warning.startswith("ladder: ")
+    assert warning.endswith("Its scaling is skipped.")
+    check_mistake(warning)
+
+
+@pytest.mark.parametrize("name", ["make_variant_frame", "compare_variants"])
+def test_a_mistake_of_the_report_is_told_as_such(
+    runs: Path, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    original = getattr(write, name)
+
+    def fail_in_one(study: StudyRecord, *others: object) -> object:
+        return fail() if study.plan.study == "broken" else original(study, *others)
+
+    monkeypatch.setattr(write, name, fail_in_one)
+    assert main([str(runs), "--reports", str(runs.parent / "reports")]) == EXIT_CODE
+    assert (runs.parent / "reports" / "fake" / "table.html").exists()
+    assert (runs.parent / "reports" / "index.html").exists()
+    (warning,) = caplog.messages
+    assert warning.startswith("broken: ")
+    assert "This study is skipped" in warning
+    check_mistake(warning)
+
+
+def test_a_mistake_before_the_tables_is_told_as_such(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("lit_attn.report.looks.compare_variants", fail)
+    assert main([str(runs), "--reports", str(runs.parent / "reports")]) == EXIT_CODE
+    assert (runs.parent / "reports" / "fake" / "table.html").exists()
+    assert (runs.parent / "reports" / "broken" / "table.html").exists()
+    assert len(caplog.messages) == 2
+    for warning in caplog.messages:
+        check_mistake(warning)
+
+
+def test_a_mistake_that_no_study_survives_has_its_exit_code(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lit_attn.report.read._require_metric", fail)
+    assert main([str(runs), "--reports", str(runs.parent / "reports")]) == EXIT_CODE
+    assert "this is a mistake of lit_attn" in capsys.readouterr().err
 
 
 def test_a_single_study_that_fails_is_one_line(

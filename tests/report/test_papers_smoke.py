@@ -8,6 +8,7 @@ from helpers.invented_papers import FOLDER, run_invented
 from lit_attn.config.papers import read_paper
 from lit_attn.report.__main__ import main
 from lit_attn.report.papers_page import write_paper
+from lit_attn.schema.mistakes import EXIT_CODE
 
 NOTE = "Smoke run: every cell was trained for one step"
 
@@ -64,11 +65,11 @@ def test_a_table_that_fails_leaves_the_others(
     reports = tmp_path / "reports"
     run_invented(tmp_path / "runs", "beliefformer", ["3"], value, "embedded", seeds=2)
     arguments = [str(tmp_path / "runs"), "--paper", "beliefformer", "--small"]
-    assert main([*arguments, "--reports", str(reports)]) == 1
+    assert main([*arguments, "--reports", str(reports)]) == EXIT_CODE
     folder = reports / "paper-beliefformer-small"
     assert (folder / "table-3.csv").exists()
     assert not (folder / "table-2.csv").exists()
     assert "not drawn: see the warnings" in (folder / "index.md").read_text("utf-8")
     (warning,) = caplog.messages
-    assert "Table 2: its records cannot be reported (OverflowError" in warning
+    assert "Table 2: this is a mistake of lit_attn (OverflowError" in warning
     assert "\n" not in warning

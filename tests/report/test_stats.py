@@ -123,6 +123,30 @@ def test_the_resolution_of_a_continuous_metric_is_negligible() -> None:
     assert stats.find_resolution(losses) < 1e-3
 
 
+@pytest.mark.parametrize("center", [3e7, -1e12, 1e200])
+def test_a_spread_of_rounding_errors_has_no_resolution(center: float) -> None:
+    for seed in range(20):
+        values = center * (1 + 1e-7 * np.random.default_rng(seed).normal(size=6))
+        assert stats.find_resolution(values) == 0
+
+
+@pytest.mark.parametrize("factor", [2.0**-900, 2.0**-3, 2.0**10, 2.0**900])
+def test_statistics_of_differences_scale_with_a_power_of_two(factor: float) -> None:
+    for seed in range(5):
+        differences = np.random.default_rng(seed).normal(0.5, 1, 6)
+        scaled = (factor * differences).tolist()
+        expected = stats.paired_interval(differences.tolist())
+        assert expected is not None
+        interval = tuple(factor * end for end in expected)
+        assert stats.paired_interval(scaled) == interval
+        assert stats.sign_flip_p(scaled) == stats.sign_flip_p(differences.tolist())
+        assert stats.seeds_needed_range(scaled) == stats.seeds_needed_range(differences.tolist())
+        wanted = [0.05, 2, None, (3, 200)]
+        assert stats.pairs_for_decision(scaled, *wanted) == stats.pairs_for_decision(
+            differences.tolist(), *wanted
+        )
+
+
 def all_signs(n: int) -> NDArray[np.int64]:
     return np.array(list(itertools.product([1, -1], repeat=n)))
 

@@ -1,0 +1,64 @@
+"""Mistakes of lit_attn itself: one line that says so, and a file with the traceback.
+
+Whatever catches any exception must not tell a user that his records, data or code are wrong when
+the program is. `describe_mistake` writes the traceback and returns the line; a command in whose
+process a mistake was described ends with EXIT_CODE (`lit_attn.schema.errors.command`).
+"""
+
+import os
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import lit_attn
+
+EXIT_CODE = 70
+"""Exit code of a command after a mistake of lit_attn (EX_SOFTWARE of sysexits.h)."""
+
+PACKAGE = Path(__file__).parents[1]
+
+DESCRIBED: list[BaseException] = []
+"""Mistakes that this process has described."""
+
+
+def describe_mistake(error: BaseException) -> str:
+    """Write the traceback of `error` to a file, and return one line that names place and file."""
+    DESCRIBED.append(error)
+    words = " ".join(f"{type(error).__name__}: {error}".split())
+    if len(words) > 200:
+        words = f"{words[:200]}..."
+    return (
+        f"this is a mistake of lit_attn ({words}, {_find_place(error)}); {_write_traceback(error)}"
+    )
+
+
+def _find_place(error: BaseException) -> str:
+    """Return file and line of the innermost frame in the package, or of the innermost frame."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return "without a place"
+    inside = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)]
+    frame = (inside or frames)[-1]
+    path = Path(frame.filename)
+    if path.is_relative_to(PACKAGE):
+        path = path.relative_to(PACKAGE.parent)
+    return f"{path}:{frame.lineno}"
+
+
+def _write_traceback(error: BaseException) -> str:
+    """Write the traceback to a new file in TMPDIR, and return the clause that names it."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    lines = [
+        f"lit_attn {lit_attn.__version__}, Python {sys.version.split()[0]}, {sys.platform}\n",
+        f"command: {' '.join(sys.argv)}\n\n",
+        *traceback.format_exception(error),
+    ]
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f"lit_attn-mistake-{stamp}-", suffix=".txt")
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(lines)
+    except OSError as failure:
+        return f"its traceback cannot be written ({failure.strerror})"
+    return f"its traceback is in {name}, please report it"
