@@ -122,7 +122,7 @@ def test_the_width_decides_which_number_belongs_to_the_vit_of_the_repository() -
             "dcmha-imagenet",
             {
                 "standard": (79.8, None),
-                "dcmha": (80.1, None),
+                "dcmha-jax": (80.1, None),
                 "paper-dcmha": (80.1, None),
                 "vit-m": (80.3, None),
             },

@@ -147,21 +147,21 @@ def test_a_short_study_has_a_tenth_of_the_schedule(name: str) -> None:
         ("beliefformer-imagenet", "deit-standard", 22_050_664),
         ("belief2-imagenet", "standard", 128_539_624),
         ("belief2-imagenet", "belief-star", 128_539_624 + 3_072),
-        ("belief2-imagenet", "belief2", 128_539_624 - 3_072),
-        ("belief2-imagenet", "belief2-without-zz", 128_539_624 - 3_072 - 12 * 768**2),
+        ("belief2-imagenet", "belief2-silu", 128_539_624 - 3_072),
+        ("belief2-imagenet", "belief2-silu-without-zz", 128_539_624 - 3_072 - 12 * 768**2),
         # With the tanh layer before the head.
         ("dcmha-imagenet", "standard", 21_974_632 + 384 * 385),
-        ("dcmha-imagenet", "dcmha", 21_974_632 + 384 * 385 + 12 * 48_384),
+        ("dcmha-imagenet", "dcmha-jax", 21_974_632 + 384 * 385 + 12 * 48_384),
         ("dcmha-imagenet", "vit-m", 38_736_360 + 512 * 513),
         # Segmenter's without its encoder's classifier, which nothing uses.
         ("belief2-ade20k", "standard", 6_906_388 - 193_000),
         ("belief2-ade20k", "belief2-encoder", 6_906_388 - 193_000 + 444_672),
-        ("belief2-ade20k", "belief2", 6_906_388 - 193_000 + 516_096 + 14 * 192),
+        ("belief2-ade20k", "belief2-identity-copy", 6_906_388 - 193_000 + 516_096 + 14 * 192),
         # nanoGPT, and modded-nanogpt's branch with W^s.
         ("beliefformer-gpt2", "standard", 123_532_032),
         ("beliefformer-gpt2", "belief-star", 130_609_920),
         ("beliefformer-gpt2", "openwebtext-belief", 123_532_032),
-        ("attentionx-gpt2", "subset-attentionx", 124_373_760),
+        ("attentionx-gpt2", "subset-attentionx-half", 124_373_760),
         # GPT-NeoX's tokens are 21 ids more than the repository's vocabulary has, in and out.
         ("dcmha-ablation", "standard", 411_255_808 + 21 * 2 * 1024),
         ("dcmha-ablation", "dcformer", 411_255_808 + 21 * 2 * 1024 + 24 * (344_064 + 2 * 64)),

@@ -91,7 +91,7 @@ def test_a_claim_of_a_figure_can_name_another_value_and_its_better_side(tmp_path
     run_invented(tmp_path, "attentionx", ["figure-1"], lambda name, seed: 3.0 + seed / 10)
     for path in tmp_path.rglob("result.json"):
         record = Result.model_validate_json(path.read_bytes())
-        is_better = record.variant == "attentionx"
+        is_better = record.variant == "attentionx-half"
         loss = 2.0 - is_better * (0.5 + record.seed / 100)
         metrics = record.metrics | {"train/loss": loss}
         record.model_copy(update={"metrics": metrics}).write(path)
