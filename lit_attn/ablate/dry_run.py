@@ -151,6 +151,13 @@ def _find_variant_warnings(variant: Variant) -> list[str]:
         warning = f"attention: {mixer.target} needs a GPU; nothing was tried"
         if mixer.needs_gpu and warning not in warnings:
             warnings.append(warning)
+    if experiment.model.needs_foreign_code:
+        # Imported here, because only these models have PyTorch imported already.
+        from lit_attn.models.factory import describe_kept_layers
+
+        kept_layers = describe_kept_layers(experiment.model, experiment.data)
+        if kept_layers:
+            warnings.append(kept_layers)
     schedule_warning = experiment.schedule.warn(experiment.training.epochs)
     if schedule_warning:
         warnings.append(schedule_warning)
@@ -255,7 +262,7 @@ def _print_costs(matrix: Matrix) -> None:
     width = max(len(variant.name) for variant in matrix.written)
     print(
         f"  {'':<{width}}  {'parameters':>12}  {'decayed':>12}  {'not decayed':>12}  "
-        f"{'MFLOPs':>9}  FFN width"
+        f"{'MFLOPs':>9}  {'layers':>8}  FFN width"
     )
     exempt: set[str] = set()
     for variant in matrix.written:
@@ -276,7 +283,8 @@ def _print_costs(matrix: Matrix) -> None:
         matched = "  (matched)" if variant.match_to else ""
         exempt |= decay.exempt
         numbers = f"{cost.parameters:>12,}  {decay.decayed:>12,}  {decay.not_decayed:>12,}"
-        numbers += f"  {cost.flops / 1e6:>9,.2f}"
+        layers = f"{cost.replaced_layers} of {cost.attention_layers}"
+        numbers += f"  {cost.flops / 1e6:>9,.2f}  {layers:>8}"
         print(f"  {variant.name:<{width}}  {numbers}  {ffn_width}{matched}")
     if exempt:
         print(f"  without weight decay: {', '.join(sorted(exempt))}")

@@ -250,6 +250,12 @@ class Result(Record):
     parameters: Integer = Field(description="number of trainable scalars")
     flops: Integer = Field(description="FLOPs of a forward pass of one sample; a multiply-add is 2")
     ffn_width: Integer | None = Field(description="FFN width after matching; null if there is none")
+    replaced_layers: Integer | None = Field(
+        None, description="attention layers with the variant's mechanism; null in old records"
+    )
+    attention_layers: Integer | None = Field(
+        None, description="all attention layers of the model; null in old records"
+    )
     step_time: Spread = Field(description="work of the device in a step, without waiting for data")
     step_wall_time: Spread | None = Field(
         None, description="from the end of a step to the end of the next; null in old records"

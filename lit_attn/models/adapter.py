@@ -134,7 +134,7 @@ class Adapter(nn.Module, ABC):
         name = type(self.original).__name__
         return ValueError(
             f"{self.path or 'the attention layer'} ({name}): {reason}; "
-            "name this layer in `skip` of replace_attention to leave it as it is"
+            "name this layer in `skip` to leave it as it is"
         )
 
     def __getattr__(self, name: str) -> Any:

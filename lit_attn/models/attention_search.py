@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import yaml
@@ -138,6 +138,20 @@ def find_layers(model: nn.Module, adapters: dict[str, AdapterChoice] | None = No
             layers[module] = layer
             inside.update(module.modules())
     return list(layers.values())
+
+
+class LayerCount(NamedTuple):
+    """Number of attention layers of a model, and how many of them are of this package."""
+
+    replaced: int
+    total: int
+
+
+def count_layers(model: nn.Module, adapters: dict[str, AdapterChoice] | None = None) -> LayerCount:
+    """Count the attention layers of `model`; `adapters` are those with which it was changed."""
+    layers = find_layers(model, adapters)
+    replaced = [layer for layer in layers if isinstance(layer.module, Adapter | TokenLayer)]
+    return LayerCount(len(replaced), len(layers))
 
 
 def load_adapter(adapter: AdapterChoice) -> Callable[[Any, AttentionSpec], nn.Module | None]:

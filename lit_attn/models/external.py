@@ -28,11 +28,12 @@ from lit_attn.config.models.external import (
     TransformersConfig,
 )
 from lit_attn.extras import require
-from lit_attn.models.attention_search import AdapterChoice
+from lit_attn.models.attention_search import AdapterChoice, check_adapted_classes, find_layers
 from lit_attn.models.factory import count
 from lit_attn.models.ffn_resize import resize_ffns
+from lit_attn.models.layer_choice import choose
 from lit_attn.models.layers import Device
-from lit_attn.models.replace import replace_attention
+from lit_attn.models.replace import replace_layers
 from lit_attn.models.seeded_draws import by_shape
 from lit_attn.schema import errors
 from lit_attn.schema.errors import ConfigError, suggest
@@ -298,6 +299,12 @@ def build_module(model: ModuleConfig, signature: Any, device: Device) -> nn.Modu
     }
     offered["signature"] = signature
     if "attention" in parameters:
+        for key in ("only", "skip"):
+            if getattr(model, key) is not None:
+                raise ValueError(
+                    f"{key}: {model.target} builds its layers from its parameter `attention`, so "
+                    f"none is replaced; remove {key}"
+                )
         if model.attention.layers is not None:
             raise ValueError(
                 f"attention.layers: {model.target} builds all layers from its parameter "
@@ -342,6 +349,9 @@ def build_replaced(
             return network
         adapters = dict[str, AdapterChoice](model.adapters)
         try:
-            return replace_attention(network, model.attention, "attention", adapters=adapters)
+            check_adapted_classes(network, adapters)
+            layers = choose(find_layers(network, adapters), model.only, model.skip)
+            # The dry run and the record of a cell say how many layers are replaced.
+            return replace_layers(network, model.attention, "attention", layers).model
         except ConfigError as error:
             raise ValueError(str(error)) from error

@@ -6,7 +6,7 @@ taken on the meta device, which allocates and computes nothing.
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,11 +18,14 @@ from lit_attn.attention.mixer import declared_flops
 from lit_attn.config.data.base import Data
 from lit_attn.config.models.base import Model
 from lit_attn.config.optimizers import Optimizer
+from lit_attn.models.attention_search import LayerCount, count_layers
 from lit_attn.schema.errors import ConfigError
 
 
 class Budget(NamedTuple):
     """Cost of a model; `flops` are of the forward pass of one sample, multiply-add = 2.
+
+    `replaced_layers` of its `attention_layers` have the choice of `model.attention`.
 
     FLOPs are those of convolutions and matrix products, attention included, as PyTorch counts them.
     Softmax, norms and other element-wise operations are left out.
@@ -31,6 +34,8 @@ class Budget(NamedTuple):
     parameters: int
     flops: int
     ffn_width: int | None
+    replaced_layers: int
+    attention_layers: int
 
 
 class DecaySplit(NamedTuple):
@@ -86,13 +91,40 @@ def describe(model: Model, data: Data) -> Budget:
     """
     network = build(model, data, "meta").eval()
     parameters = count(network)
+    layers = count_layers(network, getattr(model, "adapters", None))
     # The counter tracks gradient functions of inputs, which an expanded parameter lacks here.
     network.requires_grad_(False)
     signature = data.signature()
     with torch.no_grad(), model_errors():
         batch_flops = count_flops(network, signature.sample())
     sample_flops = batch_flops // signature.sample_count
-    return Budget(parameters, sample_flops, _find_width(model, data, parameters))
+    return Budget(
+        parameters,
+        sample_flops,
+        _find_width(model, data, parameters),
+        layers.replaced,
+        layers.total,
+    )
+
+
+def describe_kept_layers(model: Model, data: Data) -> str:
+    """Return how many attention layers of a model from elsewhere are replaced, if not all are."""
+    layers = _count_layers(type(model), model.model_dump_json(), data.signature())
+    if layers.replaced == layers.total:
+        return ""
+    return (
+        f"model: {layers.replaced} of {layers.total} attention layers have the mechanism of "
+        "`attention`; the others remain as they are"
+    )
+
+
+@cache
+def _count_layers(member: type[Model], text: str, signature: Any) -> LayerCount:
+    """Return the number of layers of the model with the JSON `text`."""
+    model = member.model_validate_json(text)
+    with model_errors(), torch.device("meta"):
+        network = model.build(signature, "meta")
+    return count_layers(network, getattr(model, "adapters", None))
 
 
 def describe_decay(model: Model, data: Data, optimizer: Optimizer) -> DecaySplit:

@@ -19,19 +19,19 @@ class Named(Protocol):
 L = TypeVar("L", bound=Named)
 
 
-def choose(layers: list[L], only: Choice, skip: Choice, source: str) -> list[L]:
+def choose(layers: list[L], only: Choice, skip: Choice) -> list[L]:
     """Return the layers that `only` names (all for None), without those that `skip` names.
 
-    Raises ConfigError, which begins with `source`, if an entry names no layer, or if no layer
-    remains.
+    Raises ConfigError, which begins with the name of the choice, if an entry names no layer, or if
+    no layer remains.
     """
     chosen = set(range(len(layers)))
     if only is not None:
-        chosen = find_indices(layers, only, f"{source}: only")
+        chosen = find_indices(layers, only, "only")
     if skip is not None:
-        chosen -= find_indices(layers, skip, f"{source}: skip")
-    if not chosen:
-        raise ConfigError(f"{source}: `only` and `skip` leave no layer to replace")
+        chosen -= find_indices(layers, skip, "skip")
+    if layers and not chosen:
+        raise ConfigError("`only` and `skip` leave no layer to replace")
     return [layer for index, layer in enumerate(layers) if index in chosen]
 
 

@@ -9,6 +9,7 @@ not change the model. The second one puts the new layers into the model, all of 
 """
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from lit_attn.models.attention_search import (
 )
 from lit_attn.models.layer_choice import Choice, choose
 from lit_attn.models.restoring import unchanged_after_an_error
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.errors import ConfigError, plural
 
 __all__ = [
     "ADAPTERS",
@@ -69,6 +70,8 @@ def replace_attention(
     contains the standard layer leaves the model's outputs unchanged. Its `layers` (mechanisms of
     layers that differ) are those that are replaced, in the order of the model.
 
+    A warning names the layers that their adapters leave as they are, such as pooling of queries.
+
     `only` chooses the layers to replace, and `skip` those that remain as they are: the path of a
     layer or of a module with layers in it, a pattern such as `blocks.*.attn`, the layer's index in
     the order of the model (-1 is the last one), or a list of these.
@@ -88,19 +91,49 @@ def replace_attention(
     """
     chosen = attention_spec(spec, source)
     check_adapted_classes(model, adapters or {})
-    layers = find_layers(model, adapters)
+    try:
+        layers = choose(find_layers(model, adapters), only, skip)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+    new_model, kept = replace_layers(model, chosen, source, layers, example)
+    if kept:
+        names = ", ".join(layer.name for layer in kept)
+        warnings.warn(
+            f"{source}: {len(layers) - len(kept)} of {plural(len(layers), 'attention layer')} of "
+            f"{type(model).__name__} are replaced; these remain as they are: {names}",
+            stacklevel=2,
+        )
+    return new_model
+
+
+class Replaced(NamedTuple):
+    """A model with new layers, and the layers that their adapters have left as they are."""
+
+    model: nn.Module
+    kept: list[Layer]
+
+
+def replace_layers(
+    model: nn.Module,
+    spec: AttentionSpec,
+    source: str,
+    layers: Sequence[Layer],
+    example: Any = None,
+) -> Replaced:
+    """Replace `layers` of `model`, as `replace_attention` does, without a warning."""
     if not layers:
         raise ConfigError(f"{source}: {type(model).__name__} has no self-attention layers")
-    layers = choose(layers, only, skip, source)
-    check_first_values(chosen, source)
+    check_first_values(spec, source)
     with unchanged_after_an_error(model):
-        replacements = build_replacements(model, layers, chosen, source)
+        replacements = build_replacements(model, layers, spec, source)
         number_replacements(replacements)
         if not replacements:
             raise ConfigError(f"{source}: {type(model).__name__} has no self-attention layers")
         if example is not None:
             check_calls(model, replacements, example, source)
-        return insert(model, replacements)
+        replaced = {id(replacement.layer) for replacement in replacements}
+        kept = [layer for layer in layers if id(layer) not in replaced]
+        return Replaced(insert(model, replacements), kept)
 
 
 def build_replacements(
@@ -108,13 +141,33 @@ def build_replacements(
 ) -> list[Replacement]:
     """Return each layer with the module that replaces it; the model is not changed.
 
-    A layer that its adapter leaves as it is, such as pooling of queries, is left out. Raises
-    ConfigError if a layer cannot be replaced.
+    A layer that its adapter leaves as it is, such as pooling of queries, is left out, and the
+    rules of `spec.layers` do not count it. Raises ConfigError if a layer cannot be replaced.
     """
+    if spec.layers is None:
+        return build_each(model, layers, [spec] * len(layers), source)
+    is_for_all = True
     try:
         specs = spec.by_layer(len(layers))
+    except ValueError:
+        # The list may be for those layers that are replaced, which only their adapters know.
+        specs = (AttentionSpec(),) * len(layers)
+        is_for_all = False
+    replacements = build_each(model, layers, specs, source)
+    if is_for_all and len(replacements) == len(layers):
+        return replacements
+    replaced = [replacement.layer for replacement in replacements]
+    try:
+        specs = spec.by_layer(len(replaced))
     except ValueError as error:
         raise ConfigError(f"{source}: {error}") from error
+    return build_each(model, replaced, specs, source)
+
+
+def build_each(
+    model: nn.Module, layers: Sequence[Layer], specs: Sequence[AttentionSpec], source: str
+) -> list[Replacement]:
+    """Return the layers that are not left as they are, each with a module of its specification."""
     replacements = []
     for layer, spec_of_layer in zip(layers, specs, strict=True):
         context = f"{source}: {layer.name}"

@@ -71,6 +71,8 @@ def measure(result: records.Result, metric: records.Metric) -> Row:
         measured["stopped_early"] = True
     if result.branched_from is not None:
         measured["shared_steps"] = result.branched_from.steps
+    if result.replaced_layers != result.attention_layers:
+        measured["replaced_layers"] = f"{result.replaced_layers} of {result.attention_layers}"
     chance = result.chance.get(metric.name)
     if chance is not None:
         measured["chance"] = chance * metric.scale

@@ -406,6 +406,18 @@ def _describe_unreadable(study: StudyRecord) -> str | None:
     )
 
 
+def _describe_kept_layers(study: StudyRecord) -> list[str]:
+    """Return a sentence about variants of which a part of the attention layers was replaced."""
+    by_count: dict[str, list[str]] = {}
+    for variant in study.plan.variants:
+        for count in dict.fromkeys(study.measurements("replaced_layers", variant.name)):
+            by_count.setdefault(str(count), []).append(variant.name)
+    if not by_count:
+        return []
+    counts = [f"{', '.join(names)}: {count}" for count, names in by_count.items()]
+    return [fill(SENTENCES["layers"], counts="; ".join(counts))]
+
+
 def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
     """Return where the results come from, and warnings about results and unreadable files."""
     distinct = {}
@@ -434,6 +446,7 @@ def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
         variants = ", ".join(untrained)
         metric = study.plan.metric.name
         warnings.append(fill(SENTENCES["chance"], variants=variants, metric=metric))
+    warnings += _describe_kept_layers(study)
     left_out = _describe_unreadable(study)
     if left_out:
         warnings.append(left_out)

@@ -22,6 +22,7 @@ from lit_attn.config.models.mmseg import MMSegConfig
 from lit_attn.config.signatures import ImageMasks
 from lit_attn.extras import require_mmseg
 from lit_attn.models import factory
+from lit_attn.models.attention_search import count_layers
 from lit_attn.schema.errors import ConfigError, explain
 
 pytest.importorskip("mmseg")
@@ -153,6 +154,17 @@ def test_the_identity_has_the_content_of_the_file_and_not_its_path(tmp_path: Pat
     assert str(tmp_path) not in model.identity_json()
 
 
+def test_the_reduced_keys_of_segformer_are_kept_by_skip(tmp_path: Path) -> None:
+    """A published SegFormer reduces its keys, where Belief-attention has no meaning."""
+    content = change("segformer", "backbone.sr_ratios", [8, 4, 2, 1])
+    skip = "backbone.layers.[0-2]"
+    model = read(tmp_path, content, attention=PRESETS["belief2"], skip=skip)
+    assert model.identity()["skip"] == skip
+    network = model.build(SIGNATURE, "meta")
+    assert count_layers(network) == (1, 4)
+    network.eval()(*SIGNATURE.sample())
+
+
 def test_a_cell_does_not_need_the_file(tmp_path: Path) -> None:
     model = read(tmp_path, make_network("segformer"))
     (tmp_path / "network.py").unlink()
@@ -226,7 +238,7 @@ def change(name: str, keys: str, value: Any) -> dict[str, Any]:
         (change("vit", "backbone.num_hedas", 2), "config: .*num_hedas"),
         (
             change("segformer", "backbone.sr_ratios", [8, 4, 2, 1]),
-            r"attention: backbone\.layers\.0\.1\.0\.attn\.attn \(.*\): its keys belong to another",
+            r"attention: backbone\.layers\.0\.1\.0\.attn\.attn \(.*\): .*; name it in `skip`",
         ),
         (
             make_network("vit")

@@ -1,7 +1,7 @@
 """Models from elsewhere, with their attention replaced: timm, transformers, and own modules."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from pydantic import Field, PositiveInt, field_validator
 
@@ -13,6 +13,10 @@ from lit_attn.schema.errors import ConfigError
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+
+LayerChoice: TypeAlias = int | str | tuple[int | str, ...] | None
+"""A path, a pattern or an index of attention layers, a list of these, or None for no choice."""
 
 
 class ModelFFN(HiddenWidth):
@@ -40,6 +44,15 @@ class ExternalModel(Model):
         {},
         description="adapter, such as Hub, by class of attention module, such as `net:MyAttention` "
         "(docs/own-models.md)",
+    )
+
+    only: LayerChoice = Field(
+        None,
+        description="attention layers to replace: a path or pattern such as `blocks.*.attn`, an "
+        "index such as -1, or a list of these; null: all",
+    )
+    skip: LayerChoice = Field(
+        None, description="attention layers that remain as they are, written as in `only`"
     )
 
     @field_validator("adapters")
