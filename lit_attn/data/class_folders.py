@@ -71,7 +71,7 @@ def _read_split(reader: FolderReader, folder: Path, kind: FileKind) -> dict[str,
     if not content.folders:
         if loose and folder.name == "train":
             raise ConfigError(
-                f"data.path: no class folders in {folder.parent} / train; its "
+                f"data.path: no class folders in {folder}; its "
                 f"{plural(len(loose), kind.noun)} belong into one folder for each class"
             )
         return {}

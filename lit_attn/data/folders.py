@@ -55,7 +55,7 @@ class FolderReader:
         link to a missing file, and for a folder with the ending of a file.
         """
         content = Scan([], [])
-        for entry in self._list_visible(folder):
+        for entry in list_visible(self.key, folder):
             ending = Path(entry.name).suffix.lower()
             # An entry knows its kind. Asking the disk would take minutes for a million files.
             if entry.is_dir():
@@ -105,25 +105,29 @@ class FolderReader:
                 "only files directly in a split's folder are read"
             )
 
-    def _list_visible(self, folder: Path) -> list[os.DirEntry[str]]:
-        """Return the visible entries of `folder` by name; raise ConfigError."""
+
+def list_visible(key: str, folder: Path) -> list[os.DirEntry[str]]:
+    """Return the visible entries of `folder` by name.
+
+    Every reader lists folders by this function. Raises ConfigError, which begins with `key`, for a
+    folder that cannot be read and for a name that is not UTF-8.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise ConfigError(
+            f"{key}: {folder} cannot be read: {error.strerror}; correct its permissions or the link"
+        ) from error
+    for entry in visible:
         try:
-            with os.scandir(folder) as entries:
-                visible = [entry for entry in entries if not entry.name.startswith(".")]
-        except OSError as error:
+            entry.name.encode()
+        except UnicodeEncodeError as error:
+            # The records of a result are UTF-8 and contain names of files.
             raise ConfigError(
-                f"{self.key}: {folder} cannot be read: {error.strerror}; "
-                "correct its permissions or the link"
+                f"{key}: {entry.path} has a name that is not UTF-8; rename it"
             ) from error
-        for entry in visible:
-            try:
-                entry.name.encode()
-            except UnicodeEncodeError as error:
-                # The records of a result are UTF-8 and contain names of files.
-                raise ConfigError(
-                    f"{self.key}: {entry.path} has a name that is not UTF-8; rename it"
-                ) from error
-        return sorted(visible, key=lambda entry: entry.name)
+    return sorted(visible, key=lambda entry: entry.name)
 
 
 def natural_order(name: str) -> tuple[list[str | int], str]:
@@ -145,9 +149,9 @@ def require_splits(splits: dict[str, Content], path: Path, content: str) -> dict
     if "test" not in named and "val" in named:
         named["test"] = named.pop("val")
     if "train" not in named:
-        raise ConfigError(f"data.path: no {content} in {path} / train")
+        raise ConfigError(f"data.path: no {content} in {path / 'train'}")
     if "test" not in named:
-        raise ConfigError(f"data.path: no {content} in {path} / test or val")
+        raise ConfigError(f"data.path: no {content} in {path / 'test'} or {path / 'val'}")
     return named
 
 

@@ -6,6 +6,7 @@ SegDataSample}. mmsegmentation's data preprocessor turns it into tensors.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from lit_attn.data.label_masks import (
 )
 from lit_attn.data.loading import check_samples, use_seed
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
-from lit_attn.data.pictures import ENDINGS
 from lit_attn.data.sets import digest, hold_out
 from lit_attn.extras import require_mmseg
 
@@ -70,12 +70,16 @@ class SceneryData(DataModule):
         self.set_epoch(len(training), data.drop_last)
 
     def fingerprint(self) -> str:
-        """Return a digest of all file names and sizes; reading 20,000 images would take minutes."""
-        files = [path for path in self.root.rglob("*") if path.suffix.lower() in ENDINGS]
-        paths = sorted(path for path in files if path.is_file())
-        lines = [f"{path.relative_to(self.root)} {path.stat().st_size}\n" for path in paths]
-        # Names in folders that are not read need not be UTF-8.
-        return digest(line.encode("utf-8", "surrogateescape") for line in lines)
+        """Return a digest of the names and sizes of all files that are read.
+
+        Reading 20,000 images would take minutes.
+        """
+        paths: list[Path] = []
+        for files in (self.train, *self.evaluated.values()):
+            for pair in files.pairs:
+                paths.extend(pair)
+        paths.sort()
+        return digest(f"{path.relative_to(self.root)} {path.stat().st_size}\n" for path in paths)
 
     def check(self) -> None:
         """Read files of every split for a limited time.

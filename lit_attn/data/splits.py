@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from lit_attn.data.folders import natural_order
 from lit_attn.data.log import LOG
 from lit_attn.schema.errors import ConfigError
 
@@ -33,14 +34,14 @@ def find_split(name: str, where: str) -> str | None:
 
 
 def group_by_split(paths: Iterable[Path]) -> dict[str | None, list[Path]]:
-    """Return `paths` in the order of their names, by the split that the name states.
+    """Return `paths` in the natural order of their names, by the split that the name states.
 
     Files without a split are listed for None. Raises ConfigError for a file in two splits: by its
     name, or by two names of one file (links).
     """
     groups: dict[str | None, list[Path]] = {}
     known: dict[Path, tuple[str, Path]] = {}
-    for path in sorted(paths):
+    for path in sorted(paths, key=lambda path: natural_order(path.name)):
         split = find_split(path.stem, str(path))
         groups.setdefault(split, []).append(path)
         if split is None:

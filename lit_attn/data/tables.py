@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from lit_attn.cells.inputs import MAX_FILES
 from lit_attn.config.data.tables import LabelledTable, Table, TableImages, TableTargets, TableText
+from lit_attn.data.folders import list_visible
 from lit_attn.data.log import LOG
 from lit_attn.data.rows import Rows, read_csv, read_json
 from lit_attn.data.sets import Split, fit_image, make_split, require_classes
@@ -98,9 +99,7 @@ def _load_hub(data: Table, hub: str) -> dict[str, Any]:
     library = _import_datasets()
     if Path(hub).is_dir():
         # The library guesses the splits of a folder from the names of its files.
-        for path in sorted(Path(hub).rglob("*")):
-            if path.is_file():
-                find_split(path.stem, f"data.hub: {path}")
+        _require_one_split_of_each_file(Path(hub))
     try:
         loaded = library.load_dataset(hub, data.subset)
     except (OSError, ValueError, library.exceptions.DatasetsError) as error:
@@ -129,6 +128,15 @@ def _load_hub(data: Table, hub: str) -> dict[str, Any]:
             ", ".join(left_out),
         )
     return splits
+
+
+def _require_one_split_of_each_file(folder: Path) -> None:
+    """Raise ConfigError for a visible file below `folder` whose name states two splits."""
+    for entry in list_visible("data.hub", folder):
+        if entry.is_file():
+            find_split(Path(entry.name).stem, f"data.hub: {entry.path}")
+        elif entry.is_dir(follow_symlinks=False):
+            _require_one_split_of_each_file(Path(entry.path))
 
 
 def read_images(data: TableImages | TableTargets) -> dict[str, Split]:

@@ -129,9 +129,9 @@ def test_class_folders_are_counted(tmp_path: Path) -> None:
     images = tmp_path / "images"
     data = f"{{kind: image-folder, path: {images}, name: mine, size: 8, classes: 3, batch_size: 2}}"
     train = tmp_path / "images" / "train"
-    assert check_data(tmp_path, data) == f"data.path: no file {images}"
+    assert check_data(tmp_path, data).startswith(f"data.path: no file {images}")
     images.mkdir()
-    assert check_data(tmp_path, data) == f"data.path: no class folders in {images} / train"
+    assert check_data(tmp_path, data) == f"data.path: no folder {images}/train"
     write_classes(images, 3, "val")
     assert check_data(tmp_path, data) == ""
     fewer = data.replace("classes: 3", "classes: 2")

@@ -125,7 +125,7 @@ def test_images_outside_of_class_folders_are_named(tmp_path: Path) -> None:
 def test_a_split_of_images_without_class_folders_is_named(tmp_path: Path) -> None:
     write(tmp_path, "train/1.png", "train/2.png", "test/cat/1.png")
     assert error(tmp_path) == (
-        "data.path: no class folders in ROOT / train; its 2 images belong into one folder for each "
+        "data.path: no class folders in ROOT/train; its 2 images belong into one folder for each "
         "class"
     )
 

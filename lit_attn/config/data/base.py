@@ -9,7 +9,7 @@ from pydantic import Field, PositiveInt
 
 from lit_attn.config.signatures import Signature
 from lit_attn.schema.base import Kind, consistency_check, load, outside_identity
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
     import torch
@@ -69,15 +69,16 @@ class Data(Kind):
         """
 
     def check_files(self) -> None:
-        """Raise ConfigError if a file or folder is missing; called before the first cell starts.
+        """Raise ConfigError if a file, a folder or a split is missing; it reads no data.
 
-        The message begins with the key, as in `data.path: no file x.csv`. A folder `root` may be
-        missing, because some data sets are written there. This check imports no PyTorch. After it,
-        a process with PyTorch builds the data as a cell does.
+        A dry run calls it, and so does the runner before the first cell, where a process then
+        builds the data as a cell does. The message begins with the key, as in
+        `data.path: no file x.csv`. A folder `root` may be missing, because some data sets are
+        written there. A member whose folders have splits or fixed names checks these, too.
         """
         for key, path in find_paths(self.model_dump(), "data"):
-            if not path.exists() and key != "data.root":
-                raise ConfigError(f"{key}: no file {path}")
+            if key != "data.root":
+                require_path(key, path)
 
     def input_paths(self) -> list[Path]:
         """Return the files and folders with the samples; a change makes results stale."""
@@ -153,6 +154,41 @@ def method(target: str) -> Callable[..., Any]:
         return function(data, *arguments, **keywords)
 
     return call
+
+
+def require_path(key: str, path: Path) -> None:
+    """Raise ConfigError, which begins with `key`, if `path` does not exist.
+
+    The message suggests the nearest name for the first part of the path that does not exist.
+    """
+    if path.exists():
+        return
+    missing = path
+    while not missing.parent.exists():
+        missing = missing.parent
+    raise ConfigError(
+        f"{key}: no file {path}{suggest(missing.name, list_names(key, missing.parent))}"
+    )
+
+
+def require_split_folders(key: str, path: Path) -> None:
+    """Raise ConfigError unless `path` has the folder train, and test or val."""
+    names = list_names(key, path)
+    if not (path / "train").is_dir():
+        raise ConfigError(f"{key}: no folder {path / 'train'}{suggest('train', names)}")
+    if not (path / "test").is_dir() and not (path / "val").is_dir():
+        others = [name for name in names if name != "train"]
+        hint = suggest("test", others)
+        raise ConfigError(f"{key}: no folder {path / 'test'} or {path / 'val'}{hint}")
+
+
+def list_names(key: str, folder: Path) -> list[str]:
+    """Return the visible names in a folder in alphabetical order; ConfigError for another path."""
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        raise ConfigError(f"{key}: {folder} cannot be read: {error.strerror}") from error
+    return [name for name in names if not name.startswith(".")]
 
 
 def find_paths(value: Any, key: str = "") -> Iterator[tuple[str, Path]]:

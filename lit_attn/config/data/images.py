@@ -4,6 +4,7 @@
 each batch and augmented by timm.
 """
 
+import zipfile
 from abc import abstractmethod
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -11,9 +12,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from lit_attn.config.augment import Augmentation, NormalizeConfig
-from lit_attn.config.data.base import Data, method
+from lit_attn.config.data.base import Data, method, require_split_folders
 from lit_attn.config.signatures import ImageLabels, ImageTargets
 from lit_attn.schema.base import Config, consistency_check, outside_identity
+from lit_attn.schema.errors import ConfigError
 
 Count = Annotated[int, Field(ge=0)]
 Range = tuple[PositiveFloat, PositiveFloat]
@@ -173,6 +175,10 @@ class Npz(OwnClasses, kind="npz"):
     path: Path = outside_identity(..., "file of the images")
     read_splits: ClassVar = method("lit_attn.data.sets:read_npz")
 
+    def check_files(self) -> None:
+        super().check_files()
+        require_arrays(self.path)
+
 
 class NpzTargets(OwnTargets, kind="npz-targets"):
     """One .npz with x_train and x_test (uint8, NHWC), y_train and y_test (numbers; N, outputs)."""
@@ -184,6 +190,25 @@ class NpzTargets(OwnTargets, kind="npz-targets"):
     @property
     def num_outputs(self) -> int:
         return self.outputs
+
+    def check_files(self) -> None:
+        super().check_files()
+        require_arrays(self.path)
+
+
+def require_arrays(path: Path) -> None:
+    """Raise ConfigError unless an .npz file has images and labels of train and test.
+
+    Only the directory of the file is read. `read_splits` reports a file of another format.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
+    except (OSError, zipfile.BadZipFile):
+        return
+    for name in ("x_train", "y_train", "x_test", "y_test"):
+        if name not in names:
+            raise ConfigError(f"data.path: {path}: has no '{name}'; it has {', '.join(names)}")
 
 
 class TimmAugmentation(Config):
@@ -269,6 +294,10 @@ class ImageFiles(Data):
 
     def signature(self) -> ImageLabels:
         return ImageLabels((3, self.size, self.size), self.classes, self.sizes)
+
+    def check_files(self) -> None:
+        super().check_files()
+        require_split_folders("data.path", self.path)
 
     build: ClassVar = method("lit_attn.data.image_files:ImageFileData")
 

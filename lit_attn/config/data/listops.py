@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from lit_attn.config.data.base import method
-from lit_attn.config.data.text import Labelled
+from lit_attn.config.data.base import method, require_path
+from lit_attn.config.data.text import SPLITS, Labelled
 from lit_attn.schema.base import consistency_check, outside_identity
 
 
@@ -38,6 +38,12 @@ class ListOps(Labelled, kind="listops"):
     num_classes: ClassVar = 10
 
     read_samples: ClassVar = method("lit_attn.data.text.listops:read_listops")
+
+    def check_files(self) -> None:
+        super().check_files()
+        if self.folder is not None:
+            for split in SPLITS:
+                require_path("data.folder", self.folder / f"basic_{split}.tsv")
 
     @consistency_check
     def _has_a_batch(self) -> None:

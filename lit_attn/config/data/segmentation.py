@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
-from lit_attn.config.data.base import Data, method
+from lit_attn.config.data.base import Data, method, require_path
 from lit_attn.config.signatures import ImageMasks
 from lit_attn.schema.base import Kind, consistency_check, outside_identity
 
@@ -140,6 +140,12 @@ class Scenery(Data):
         """Return the folder of the images, which are written there first if they are generated."""
         return self.root
 
+    def check_files(self) -> None:
+        super().check_files()
+        for content in ("images", "annotations"):
+            for split in ("training", "validation"):
+                require_path("data.root", self.root / content / split)
+
 
 class Ade20k(Scenery, kind="ade20k"):
     """ADE20K's 150 classes (Zhou et al. 2017); `root` is the folder ADEChallengeData2016."""
@@ -249,3 +255,6 @@ class Scenes(Scenery, kind="scenes"):
     long_side: PositiveInt = Field(128, description="most pixels of a resized image's long side")
 
     prepare: ClassVar = method("lit_attn.data.scenes:prepare")
+
+    def check_files(self) -> None:
+        """Do nothing: the images are written on first use."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from lit_attn.config.data.base import TokenData, method
+from lit_attn.config.data.base import TokenData, method, require_path, require_split_folders
 from lit_attn.config.signatures import LabelledTokens, ParallelTokens, TokenStream
 from lit_attn.files import read_text
 from lit_attn.schema.base import Kind, consistency_check, load, outside_identity
@@ -225,6 +225,10 @@ class Shards(NamedTokens, kind="shards"):
     def encoder(self) -> Any:
         return self.tokenizer.encoder_of_shards(self.folder)
 
+    def check_files(self) -> None:
+        super().check_files()
+        load("lit_attn.data.text.shards:group_files")(self.folder)
+
 
 class PaddedText(TokenData):
     """Sequences with classes, cut off at `max_tokens` tokens and padded to `context` with id 0.
@@ -320,6 +324,10 @@ class TextFolder(TokenizedLabels, Labelled, kind="text-folder"):
 
     read_samples: ClassVar = method("lit_attn.data.text.text_folders:read_text_folder")
 
+    def check_files(self) -> None:
+        super().check_files()
+        require_split_folders("data.path", self.path)
+
 
 class LabelledText(OwnLabels, Labelled, kind="labelled-text"):
     """Labelled text as bytes: train.tsv, val.tsv and test.tsv with lines `label<TAB>text`.
@@ -333,6 +341,11 @@ class LabelledText(OwnLabels, Labelled, kind="labelled-text"):
     )
 
     read_samples: ClassVar = method("lit_attn.data.text.labelled:read_labelled_text")
+
+    def check_files(self) -> None:
+        super().check_files()
+        for split in SPLITS:
+            require_path("data.folder", self.folder / f"{split}.tsv")
 
 
 class ParallelText(TokenData, kind="parallel-text"):
@@ -368,3 +381,9 @@ class ParallelText(TokenData, kind="parallel-text"):
         """Return the source file and the target file of `split`."""
         name = getattr(self, f"{split}_name")
         return self.folder / f"{name}.{self.source}", self.folder / f"{name}.{self.target}"
+
+    def check_files(self) -> None:
+        super().check_files()
+        for split in SPLITS:
+            for path in self.files(split):
+                require_path(f"data.{split}_name", path)

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from lit_attn.config.data.text import SPLITS, VOCABULARY
+from lit_attn.data.folders import FolderReader, list_names
 from lit_attn.data.log import LOG
-from lit_attn.data.splits import group_by_split
+from lit_attn.data.splits import WORDS, group_by_split
 from lit_attn.data.text.streams import Source, Stream
 from lit_attn.data.text.token_files import META, choose_type, open_tokens, read_meta
 from lit_attn.data.text.tokenizers import Encoder
@@ -58,22 +59,35 @@ def streams(folder: Path, vocabulary: int, dtype: str | None = None) -> dict[str
     return splits
 
 
+def group_files(folder: Path) -> dict[str | None, list[Path]]:
+    """Return the files of token ids of each split, and those without a split for None.
+
+    Hidden files are no shards. Raises ConfigError if train or val has no file, and for a file in
+    two splits.
+    """
+    paths = FolderReader("data.folder", ENDINGS).list_files(folder)
+    groups = group_by_split(paths)
+    for split in ("train", "val"):
+        if split in groups:
+            continue
+        words = " or ".join(sorted(WORDS[split]))
+        listed_names = "there are none"
+        if paths:
+            listed_names = f"there are {list_names([path.name for path in paths])}"
+        raise ConfigError(
+            f"data.folder: {folder}: no file of the split {split}; the name of such a file ends "
+            f"in {' or '.join(ENDINGS)} and has the word {words}, as {split}.bin; {listed_names}"
+        )
+    return groups
+
+
 def list_files(folder: Path) -> dict[str, list[Path]]:
     """Return the files of token ids of "train", "val" and perhaps "test", in order of their names.
 
-    Raises ConfigError if train or val has no file, and for a split in two formats.
+    Raises ConfigError as `group_files`, and for a split in two formats.
     """
-    paths: list[Path] = []
-    for ending in ENDINGS:
-        paths.extend(folder.glob(f"*{ending}"))
-    groups = group_by_split(paths)
+    groups = group_files(folder)
     unnamed = groups.pop(None, [])
-    for split in ("train", "val"):
-        if split not in groups:
-            if not unnamed:
-                raise ConfigError(f"{folder}: has no {split}.bin")
-            names = ", ".join(path.name for path in unnamed[:3])
-            raise ConfigError(f"{folder}: has no {split}.bin; no word in {names} names a split")
     if unnamed:
         LOG.warning(
             "%s: %s left out, because no word in the name is a split: %s",

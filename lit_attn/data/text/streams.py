@@ -172,7 +172,9 @@ def python_documents() -> Iterator[tuple[str, str]]:
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
         name = path.relative_to(root)
-        if not LEFT_OUT.intersection(name.parts) and not name.name.startswith(BUILD_SPECIFIC):
+        is_hidden = any(part.startswith(".") for part in name.parts)
+        is_left_out = is_hidden or not LEFT_OUT.isdisjoint(name.parts)
+        if not is_left_out and not name.name.startswith(BUILD_SPECIFIC):
             yield f"library/{name.as_posix()}", path.read_text("utf-8", errors="replace")
 
 
