@@ -25,6 +25,7 @@ from lit_attn.config.signatures import TokenStream
 from lit_attn.config.tasks import MetricInfo, Task, percent
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.sets import digest
+from lit_attn.floors.base import Floor
 from lit_attn.tasks.language import LanguageModelling
 
 Ids = NDArray[np.int64]
@@ -129,6 +130,10 @@ class ProbeData(TokenDataModule):
         tokens, targets = self.probe.draw(drawn, self.batch_size, self.probe.length, True)
         batch: tuple[Tensor, ...] = self.tensors(self.share(tokens), self.share(targets))
         return batch
+
+    def floors(self, split: str, steps: int) -> list[Floor]:
+        accuracy = self.probe.floor
+        return [Floor("rule without the ability", {"accuracy": accuracy}, "computed, not measured")]
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
         tokens, targets = self.sequences[split]

@@ -20,6 +20,8 @@ from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.rows import NUMBER
 from lit_attn.data.sets import digest, require_classes
 from lit_attn.data.tables import load_rows
+from lit_attn.floors.base import Floor
+from lit_attn.floors.samples import Samples, class_floors, number_floors
 from lit_attn.schema.errors import ConfigError, plural, suggest
 
 Batch = tuple[Tensor, ...]
@@ -59,6 +61,7 @@ class ColumnData(DataModule):
     def __init__(self, data: Columns, seed: int, device: torch.device) -> None:
         super().__init__(data, seed, device)
         arrays = read_columns(data)
+        self.data = data
         # Training rows stay on the CPU, where worker processes can read them.
         self.tensors: dict[str, Batch] = {}
         for split, content in arrays.items():
@@ -80,6 +83,22 @@ class ColumnData(DataModule):
     def batch(self, step: int) -> Batch:
         chosen = self.share(self.rows(step, self._draw_order))
         return tuple(tensor[chosen].to(self.device) for tensor in self.tensors["train"])
+
+    def floors(self, split: str, steps: int) -> list[Floor]:
+        """Return the floors of standardised numbers and of categories, one column a value."""
+        train, evaluated = self._features("train"), self._features(split)
+        if isinstance(self.data, ColumnClasses):
+            return class_floors(train, evaluated)
+        return number_floors(train, evaluated)
+
+    def _features(self, split: str) -> Samples:
+        """Return the rows of a split with an indicator for each value of each category."""
+        numbers, categories, targets = (tensor.cpu().numpy() for tensor in self.tensors[split])
+        columns = [numbers]
+        for number, name in enumerate(self.data.category_columns):
+            values = np.arange(self.data.categories[name] + 1)
+            columns.append((categories[:, number, None] == values).astype(np.float32))
+        return Samples(np.concatenate(columns, axis=1), targets)
 
     def _draw_order(self, epoch: int) -> Tensor:
         """Return the order (N,) of the training rows in an epoch."""

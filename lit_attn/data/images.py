@@ -24,6 +24,8 @@ from lit_attn.data import sets
 from lit_attn.data.augment.steps import Batch, Pipeline, Plan
 from lit_attn.data.labels import measure_largest_class
 from lit_attn.data.module import DataModule, EvaluationLoader, torch_generator
+from lit_attn.floors.base import Floor
+from lit_attn.floors.samples import Samples, class_floors, number_floors
 
 
 class Prepared(NamedTuple):
@@ -94,6 +96,18 @@ class ImageData(DataModule):
             return ((normalize.apply(images, ()), labels) for images, labels in batches)
 
         return EvaluationLoader(batches, load, units, count)
+
+    def floors(self, split: str, steps: int) -> list[Floor]:
+        """Return the floors of pixels between 0 and 1, without augmentation."""
+        train, evaluated = self._pixels("train"), self._pixels(split)
+        if self.data.num_classes:
+            return class_floors(train, evaluated)
+        return number_floors(train, evaluated)
+
+    def _pixels(self, split: str) -> Samples:
+        """Return the images of a split as rows of pixels."""
+        images, labels = self.tensors[split]
+        return Samples(images.flatten(1).float().div(255).cpu().numpy(), labels.cpu().numpy())
 
     def draw_order(self, epoch: int) -> Tensor:
         """Return `epoch_length` shuffled passes over the samples, one after the other."""

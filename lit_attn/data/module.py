@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from lit_attn.config.data.base import Data
 from lit_attn.data.loading import BatchWorkers, choose_workers
+from lit_attn.floors.base import Floor
 from lit_attn.schema.base import require_methods
 from lit_attn.schema.errors import ConfigError
 
@@ -138,6 +139,17 @@ class DataModule(L.LightningDataModule, ABC):
     def bytes_per_token(self, split: str) -> float | None:
         """Return the bytes of text per evaluated token of `split`, or None if they are unknown."""
         return None
+
+    def floors(self, split: str, steps: int) -> list[Floor]:
+        """Return what rules without attention reach on `split`.
+
+        `steps` are the training steps of a cell, for rules that are fitted to as much as it sees.
+        This base knows the most frequent class.
+        """
+        if split not in self.largest_class:
+            return []
+        share, count = self.largest_class[split]
+        return [Floor("most frequent class", {"accuracy": share}, f"{count:,} evaluated")]
 
     @abstractmethod
     def evaluation_loader(self, split: str) -> "EvaluationLoader":

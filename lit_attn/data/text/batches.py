@@ -13,9 +13,14 @@ from torch import Tensor
 from lit_attn.config.data.text import IGNORED, Tokens
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.text.streams import Stream
+from lit_attn.floors.base import Floor
+from lit_attn.floors.counts import Counts, Targets, compress_floor, count_floor, language_values
 from lit_attn.schema.errors import ConfigError
 
 Batch = tuple[Tensor, Tensor]
+
+MOST_COUNTED = 2_000_000
+"""Most training tokens that a floor counts or compresses."""
 
 
 class TextData(TokenDataModule):
@@ -141,6 +146,59 @@ class TextData(TokenDataModule):
         sequences = [stream.read(int(start), count) for start in self.share(starts)]
         (rows,) = self.tensors(np.stack(sequences))
         return rows[:, :-1], rows[:, 1:]
+
+    def floors(self, split: str, steps: int) -> list[Floor]:
+        """Return counts fitted to the tokens that a cell sees and to all tokens, and xz of bytes.
+
+        The number of preceding tokens is the best one on val, or without val on further batches.
+        """
+        evaluated = self._targets_of(split)
+        # The steps after the last one of a cell are new batches of the training text.
+        further = self._read_rows(range(steps, steps + 8))
+        chosen_on = Targets(further, np.arange(further.shape[1]) > np.zeros((len(further), 1)))
+        if "val" in self.splits and split != "val":
+            chosen_on = self._targets_of("val")
+        stream = self.streams["train"]
+        every_token = stream.read(0, min(len(stream), MOST_COUNTED))[None]
+        tokens_of_step = self.batch_size * (self.data.context + 1)
+        counted_steps = min(steps, max(1, MOST_COUNTED // tokens_of_step))
+        fitted = {"seen": self._read_rows(range(counted_steps)), "all": every_token}
+        floors = []
+        for name, rows in fitted.items():
+            counts = Counts(rows, self.signature.vocabulary)
+            length, loss = count_floor(counts, chosen_on, evaluated)
+            values = language_values(loss, self.bytes_per_token(split))
+            conditions = f"{rows.size:,} training tokens"
+            floors.append(Floor(f"counts of {length} tokens ({name})", values, conditions))
+        if self.data.tokenizer.is_byte_level:
+            floors.append(compress_floor(self._read_bytes("train"), self._read_bytes(split)))
+        return floors
+
+    def _read_rows(self, steps: range) -> NDArray[np.int64]:
+        """Return the sequences of some steps with their last target, (R, n + 1)."""
+        rows = []
+        for step in steps:
+            inputs, targets = self.batch(step)
+            rows.append(torch.cat([inputs, targets[:, -1:]], dim=1).cpu().numpy())
+        return np.concatenate(rows)
+
+    def _targets_of(self, split: str) -> Targets:
+        """Return the evaluated windows of a split, each with its last target."""
+        stream = self.evaluated(split)
+        rows, masks = [], []
+        for number in self._windows(split):
+            inputs, targets = self._window(stream, number)
+            is_predicted = targets != IGNORED
+            last_target = max(int(targets[-1]), 0)
+            rows.append(np.append(inputs, last_target))
+            masks.append(np.append(False, is_predicted))
+        return Targets(np.stack(rows), np.stack(masks))
+
+    def _read_bytes(self, split: str) -> bytes:
+        """Return the text of a split of bytes, without the ends of documents (id 0)."""
+        stream = self.evaluated(split)
+        ids = stream.read(0, min(len(stream), MOST_COUNTED))
+        return ids[ids > 0].astype(np.uint8).tobytes()
 
     def offsets(self, step: int) -> NDArray[np.int64]:
         """Return the first positions of a step's sequences, over all processes; (batch_size,)."""

@@ -1,0 +1,1 @@
+"""Floors: what rules without attention reach on the data of a study."""

@@ -1,0 +1,112 @@
+"""Floors of single samples: frequent classes, nearest neighbours and models of scikit-learn.
+
+Shapes: N samples, F features (float), classes (N,) int, or K numbers to predict (N, K).
+"""
+
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_attn.floors.base import Floor
+
+Features = NDArray[np.floating[Any]]
+
+MOST_NEIGHBOURS = 20_000
+"""Most training samples that a nearest neighbour is searched among."""
+
+MOST_FITTED = 5_000
+"""Most training samples that a model of scikit-learn is fitted to."""
+
+MOST_EVALUATED = 2_000
+"""Most evaluated samples, evenly spread over the split."""
+
+
+class Samples(NamedTuple):
+    """Features (N, F) and classes (N,) or numbers (N, K) of one split, without augmentation."""
+
+    features: Features
+    targets: NDArray[Any]
+
+    def spread(self, most: int) -> "Samples":
+        """Return at most `most` samples, evenly spread."""
+        count = len(self.targets)
+        places = np.linspace(0, count - 1, min(count, most)).astype(int)
+        return Samples(self.features[places], self.targets[places])
+
+
+def class_floors(train: Samples, evaluated: Samples) -> list[Floor]:
+    """Return the accuracies of the most frequent class, a neighbour and logistic regression."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.neighbors import KNeighborsClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    frequent = np.bincount(train.targets).argmax()
+    accuracy = float((evaluated.targets == frequent).mean())
+    floors = [Floor("most frequent class", {"accuracy": accuracy}, _conditions(train, evaluated))]
+    logistic = make_pipeline(StandardScaler(), LogisticRegression(max_iter=500))
+    rules = (
+        ("1 nearest neighbour", KNeighborsClassifier(1), MOST_NEIGHBOURS),
+        ("logistic regression", logistic, MOST_FITTED),
+    )
+    for name, model, most in rules:
+        floors.append(_score(name, model, train.spread(most), evaluated.spread(MOST_EVALUATED)))
+    return floors
+
+
+def _score(name: str, model: Any, train: Samples, evaluated: Samples) -> Floor:
+    """Return the accuracy of a classifier of scikit-learn."""
+    with warnings.catch_warnings():
+        # A regression that has not converged is a lower floor, and no mistake.
+        warnings.simplefilter("ignore")
+        model.fit(train.features, train.targets)
+    accuracy = float((model.predict(evaluated.features) == evaluated.targets).mean())
+    return Floor(name, {"accuracy": accuracy}, _conditions(train, evaluated))
+
+
+def number_floors(train: Samples, evaluated: Samples) -> list[Floor]:
+    """Return the errors of the mean, ridge regression and gradient-boosted trees."""
+    from sklearn.dummy import DummyRegressor
+    from sklearn.ensemble import HistGradientBoostingRegressor
+    from sklearn.linear_model import Ridge
+    from sklearn.multioutput import MultiOutputRegressor
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    trees = MultiOutputRegressor(HistGradientBoostingRegressor(random_state=0))
+    rules = {
+        "mean": DummyRegressor(),
+        "ridge regression": make_pipeline(StandardScaler(), Ridge()),
+        "gradient-boosted trees": trees,
+    }
+    fitted, scored = train.spread(MOST_FITTED), evaluated.spread(MOST_EVALUATED)
+    floors = []
+    for name, model in rules.items():
+        model.fit(fitted.features, fitted.targets)
+        predicted = np.asarray(model.predict(scored.features)).reshape(scored.targets.shape)
+        values = _regression_values(predicted, scored.targets)
+        floors.append(Floor(name, values, _conditions(fitted, scored)))
+    return floors
+
+
+def _regression_values(predicted: NDArray[Any], targets: NDArray[Any]) -> dict[str, float]:
+    """Return mean absolute error, root mean squared error, mean squared error and R squared."""
+    from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
+
+    wanted = targets.astype(np.float64)
+    loss = float(mean_squared_error(wanted, predicted))
+    values = {
+        "mae": float(mean_absolute_error(wanted, predicted)),
+        "rmse": loss**0.5,
+        "loss": loss,
+    }
+    if len(wanted) > 1:
+        values["r2"] = float(r2_score(wanted, predicted))
+    return values
+
+
+def _conditions(train: Samples, evaluated: Samples) -> str:
+    """Return the words for the numbers of samples."""
+    return f"{len(train.targets):,} training samples, {len(evaluated.targets):,} evaluated"
