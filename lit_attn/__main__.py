@@ -4,6 +4,7 @@ import sys
 from itertools import takewhile
 from pathlib import Path
 
+from lit_attn.ablate.commands.board import Board
 from lit_attn.ablate.commands.judge import Judge
 from lit_attn.ablate.commands.rerun import Rerun
 from lit_attn.ablate.commands.run import Run
@@ -27,6 +28,7 @@ COMMANDS: dict[str, Command] = {
     "run": Run(),
     "rerun": Rerun(),
     "status": Status(),
+    "board": Board(),
     "judge": Judge(),
     "seal": Seal(),
     "logs": Logs(),
