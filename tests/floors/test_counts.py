@@ -70,7 +70,7 @@ def test_the_context_is_chosen_on_other_rows() -> None:
     similar = np.repeat(generator.integers(8, size=(20, 40)), 2, axis=1)
     length, loss = count_floor(counts, Targets(similar, everything), Targets(other, everything))
     assert length == 1
-    # What was chosen on similar rows is worse than no context on the evaluated ones.
+    # The choice on similar rows is worse than no context on the evaluated ones.
     assert loss > math.log(8)
     length, _ = count_floor(counts, Targets(other, everything), Targets(similar, everything))
     assert length == 0

@@ -72,8 +72,8 @@ def test_a_text_counts_what_a_cell_sees() -> None:
     module = experiment.data.build(0, CPU)
     module.data = module.data.model_copy(update={"eval_tokens": 20_000})
     floors = module.floors("test", 50)
-    seen, every, compressed = floors
-    assert seen.conditions == f"{50 * 4 * 33:,} training tokens"
+    limited, every, compressed = floors
+    assert limited.conditions == f"{50 * 4 * 33:,} training tokens"
     # More text is a better floor, and any floor is better than equal probabilities.
-    assert every.values["bits_per_byte"] < seen.values["bits_per_byte"] < 8
+    assert every.values["bits_per_byte"] < limited.values["bits_per_byte"] < 8
     assert compressed.values["bits_per_byte"] < 8
