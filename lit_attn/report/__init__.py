@@ -1,6 +1,5 @@
 """Tables and figures made from records. This package imports nothing that trains."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -21,10 +20,7 @@ def write_reports(runs: Path, reports: Path, studies: list[str] | None = None) -
     from lit_attn.report.read import read_studies
 
     records = record_looks(read_studies(runs, studies), runs)
-    folders = write.write_reports(records, reports).written
-    for folder in folders:
-        _record_origin(folder, runs / folder.name)
-    return folders
+    return write.write_reports(records, reports).written
 
 
 def compare(
@@ -57,23 +53,3 @@ def read_runs(path: str | Path, *, variant: str = "", seed: str = "seed") -> "pd
     from lit_attn.report import trackers
 
     return trackers.read_runs(path, variant=variant, seed=seed)
-
-
-def _record_origin(report: Path, study: Path) -> None:
-    """Record which folder of runs a report shows, and warn if it replaces the report of another."""
-    from lit_attn.cells.records import Origin
-    from lit_attn.report.skipped import LOG
-
-    path = report / "origin.json"
-    recorded = Origin.read_valid(path)
-    before = None if recorded is None else Path(os.path.normpath(report.resolve() / recorded.file))
-    if before is not None and before != study.resolve() and (before / "plan.json").exists():
-        LOG.warning(
-            "%s: replaces the tables of %s by those of %s; choose another --reports to keep both",
-            report,
-            before,
-            study,
-        )
-    origin = Origin(file=os.path.relpath(study.resolve(), report.resolve()))
-    if origin != recorded:
-        origin.write(path)

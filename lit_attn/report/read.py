@@ -87,6 +87,7 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
         looks=looks,
         endings=ended,
         unreadable=unreadable,
+        folder=folder,
     )
     _require_metric(path, study)
     if plan.contrast and not is_contrast:

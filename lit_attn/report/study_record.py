@@ -95,6 +95,7 @@ class StudyRecord:
     endings: Mapping[str, decisions.Ending] = field(default_factory=dict)
     unreadable: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    folder: Path | None = None
 
     @cached_property
     def curves(self) -> pd.DataFrame:

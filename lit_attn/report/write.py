@@ -1,8 +1,6 @@
 """All files of a report: tables, figures and HTML pages. Equal records give equal bytes."""
 
-import html
 import os
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -10,11 +8,13 @@ from typing import NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lit_attn.cells.records import Origin
 from lit_attn.files import write_atomic
-from lit_attn.report import diagnostics, drawing, effects, figures, formats, results, stats
+from lit_attn.report import diagnostics, drawing, effects, figures, formats, results
 from lit_attn.report.columns import make_scale
-from lit_attn.report.comparison import ALPHA, Comparisons, compare_variants
-from lit_attn.report.formats import Cell, Table, named_table, read_csv, rows_to_csv, to_csv
+from lit_attn.report.comparison import Comparisons, compare_variants
+from lit_attn.report.formats import Cell, Table, named_table, rows_to_csv, to_csv
+from lit_attn.report.index_page import make_index_page
 from lit_attn.report.judge import judge_study
 from lit_attn.report.labels import find_labels, label_rows, label_study
 from lit_attn.report.page import FIGURES, Section, render_page
@@ -69,6 +69,7 @@ def write_reports(studies: Iterable[StudyRecord], reports: Path) -> Outcome:
             skipped.append(name)
             continue
         _write_study_files(reports / name, files)
+        record_origin(reports / name, study.folder)
         folders.append(reports / name)
         if study.plan.family:
             families.setdefault(study.plan.family, []).append(label_study(study))
@@ -120,6 +121,30 @@ def _write_study_files(folder: Path, files: Files) -> None:
         (folder / name).unlink(missing_ok=True)
     for name, content in files.items():
         write_atomic(folder / name, content)
+
+
+def record_origin(report: Path, records: Path | None) -> None:
+    """Record which folder of records a report shows, and warn if it replaces that of another.
+
+    A table of another program has no folder of records.
+    """
+    path = report / "origin.json"
+    if records is None:
+        path.unlink(missing_ok=True)
+        return
+    recorded = Origin.read_valid(path)
+    before = None if recorded is None else Path(os.path.normpath(report.resolve() / recorded.file))
+    folder = records.resolve()
+    if before is not None and before != folder and (before / "plan.json").exists():
+        LOG.warning(
+            "%s: replaces the tables of %s by those of %s; choose another --reports to keep both",
+            report,
+            before,
+            records,
+        )
+    origin = Origin(file=os.path.relpath(folder, report.resolve()))
+    if origin != recorded:
+        origin.write(path)
 
 
 def _render_figures(analysis: Analysis) -> Images:
@@ -248,43 +273,3 @@ def _make_page(
         images=images,
         verdict=describe_verdicts(judged),
     )
-
-
-def make_index_page(reports: Path) -> str:
-    """Return a page that lists all studies in `reports` by name, read from their own files.
-
-    A variant differs from its baseline if it has a star in its study and its p is still at most
-    ALPHA after the correction over all studies.
-    """
-    tables = {}
-    for page in sorted(reports.glob("*/table.html")):
-        try:
-            frame = read_csv(page.with_name("table.csv"))
-            # Several looks at the results of a study leave a smaller level.
-            frame["p_adjusted"] *= ALPHA / frame.get("level", ALPHA)
-            frame["variant"] = frame.get("label", frame["variant"])
-            tables[page] = frame[["variant", "n", "planned", "best", "significant", "p_adjusted"]]
-        except (OSError, ValueError, KeyError) as error:
-            LOG.warning("%s: is not a report and is left out of the index: %s", page.parent, error)
-    p_values = [variants["p_adjusted"].dropna().tolist() for variants in tables.values()]
-    rows = []
-    corrected = stats.holm_over_studies(p_values)
-    for (page, variants), adjusted in zip(tables.items(), corrected, strict=True):
-        variants.loc[variants["p_adjusted"].notna(), "p_index"] = adjusted
-        is_different = variants["significant"] & (variants["p_index"] <= ALPHA)
-        title = re.search("<title>(.*)</title>", page.read_text(encoding="utf-8"))
-        fewest, most = int(variants["n"].min()), int(variants["n"].max())
-        texts = [
-            html.unescape(title[1]) if title else "",
-            f"{variants['n'].sum()} / {variants['planned'].sum()}",
-            str(most) if fewest == most else f"{fewest} to {most}",
-            ", ".join(variants.loc[variants["best"], "variant"]) or "none",
-            ", ".join(variants.loc[is_different, "variant"]) or "none",
-        ]
-        study = page.parent.name
-        rows.append([Cell(study, link=f"{study}/table.html"), *map(Cell, texts)])
-    for page in sorted(reports.glob("*/scaling.html")):
-        link = f"{page.parent.name}/scaling.html"
-        rows.append([Cell(page.parent.name, link=link), Cell("Scaling"), *[Cell("")] * 4])
-    table = named_table("index", rows, count=len(tables), alpha=ALPHA)
-    return render_page("Studies", [Section(tables=[table])], [])
