@@ -55,6 +55,9 @@ Integer = Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER)]
 SMOKE = "smoke"
 """Setting in the name of a study whose cells train for one step: STUDY@smoke."""
 
+VERSION = 1
+"""Version of plans and results; a record of a newer version is not read as if it were this one."""
+
 LONGEST_LINE = 100_000
 """Most characters of a line of metrics.csv, clock.csv or diagnostics.csv that is read."""
 
@@ -159,6 +162,8 @@ class PlannedCell(Record):
 class Plan(Record):
     """All cells that a study should have. The baseline belongs to every criterion."""
 
+    version: Integer = Field(VERSION, description="version of the record; 1 if it is not named")
+
     study: str
     title: str
     source: str = ""
@@ -195,7 +200,9 @@ class Plan(Record):
         where = f"{path}: is not a plan; run the study again to write it"
         try:
             with open_at_once(path) as file:
-                return cls.model_validate_json(file.readall())
+                content = file.readall()
+            require_known_version(content, path)
+            return cls.model_validate_json(content)
         except OSError as error:
             raise ConfigError(f"{where}: {error.strerror}") from error
         except ValidationError as error:
@@ -226,6 +233,8 @@ class Branch(Record):
 
 class Result(Record):
     """The result of a finished cell. Only its existence marks success. All numbers are finite."""
+
+    version: Integer = Field(VERSION, description="version of the record; 1 if it is not named")
 
     study: str
     variant: str
@@ -381,6 +390,26 @@ class DiagnosticRow(NamedTuple):
     head: int | None
     name: str
     value: float
+
+
+class _Versioned(BaseModel):
+    """The version in a record of any version."""
+
+    version: int = 1
+
+
+def require_known_version(content: bytes, path: Path) -> None:
+    """Raise ConfigError if the record in `content` was written by a newer version of lit_attn."""
+    try:
+        version = _Versioned.model_validate_json(content).version
+    except ValidationError:
+        # The validation of the record itself reports what is wrong.
+        return
+    if version > VERSION:
+        raise ConfigError(
+            f"{path}: was written by a newer version of lit_attn (records of version {version}, "
+            f"and this one reads version {VERSION}); install the newer version"
+        )
 
 
 def read_metrics(path: Path) -> list[MetricRow]:

@@ -8,14 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from lit_attn.cells import decisions, records
 from lit_attn.cells.folder import UNENDED, read_cell, read_result
 from lit_attn.cells.rules import list_ended_cells
 from lit_attn.files import require_folder
 from lit_attn.report.measurements import measure, shorten_hashes
 from lit_attn.report.skipped import LOG, describe_failure, read_or_skip
-from lit_attn.report.study_record import CellRecord, StudyRecord
-from lit_attn.schema.errors import ConfigError, require, suggest
+from lit_attn.report.study_record import NEWER, CellRecord, StudyRecord
+from lit_attn.schema.errors import ConfigError, explain, require, suggest
 
 LARGEST_VALUE = 1e250
 """Size of a metric beyond which its intervals would leave the range of floating point."""
@@ -58,6 +60,8 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     if plan.study != path.parent.name:
         raise ConfigError(f"{path}: is the plan of '{plan.study}', not of '{path.parent.name}'")
     require(f"{path}: baseline: no variant", plan.baseline, (v.name for v in plan.variants))
+    if not plan.seeds:
+        raise ConfigError(f"{path}: seeds: is empty; run the study again to write its plan")
     folder = path.parent
     endings = read_or_skip(decisions.Endings.read, folder, "endings.json")
     ended = {} if endings is None else endings.of_plan(plan)
@@ -143,6 +147,17 @@ def _read_contrast(path: Path, name: str, metric: records.Metric) -> StudyRecord
     return contrast
 
 
+def _explain_unreadable(path: Path, identity: str) -> str:
+    """Return why a result is none of the cell with this identity, as a line."""
+    try:
+        result = records.Result.model_validate_json(path.read_bytes())
+    except OSError as error:
+        return f"{path}: cannot be read: {error.strerror}"
+    except ValidationError as error:
+        return str(explain(error, str(path)))
+    return f"{path}: identity: is {result.identity}, and the plan has {identity}"
+
+
 def _read_cell(study: str, planned: records.PlannedCell, metric: records.Metric) -> CellRecord:
     """Read the folder of a planned cell of the study in the folder `study`."""
     path = f"{study}/{planned.path}"
@@ -163,7 +178,12 @@ def _read_cell(study: str, planned: records.PlannedCell, metric: records.Metric)
     if result is None:
         identity = planned.identity
         state = read_or_skip(lambda folder: read_cell(folder, identity).state, Path(path))
+        if state == "unreadable":
+            LOG.warning("%s", _explain_unreadable(Path(path, "result.json"), identity))
         return record(state or "unreadable")
+    if result.version > records.VERSION:
+        LOG.warning("%s: was written by a newer version of lit_attn; install it", path)
+        return record(NEWER)
     if metric.name not in result.metrics:
         return record(f"without {metric.name}")
     value = result.metrics[metric.name] * metric.scale

@@ -3,7 +3,7 @@
 import os
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,9 @@ from lit_attn.report.drawing import MOST_PANELS
 from lit_attn.report.skipped import read_or_skip
 from lit_attn.report.stats import find_resolution
 from lit_attn.report.timing import NOT_ALONE, find_time_fault
+
+NEWER = "of a newer version"
+"""Status of a cell whose result was written by a newer version of lit_attn."""
 
 BUSY = 1.2
 """Ratio of the longest to the shortest time over seeds from which on a time is not printed."""
@@ -54,7 +57,7 @@ class CellRecord:
         if self.has_ended_variant:
             # A process trains a cell to its end, also if its variant has ended in the meantime.
             return self.status == "running"
-        has_ended = self.status in ("done", "diverged", "stopped")
+        has_ended = self.status in ("done", "diverged", "stopped", NEWER)
         return not has_ended and not self.status.startswith("without ")
 
     @property
@@ -150,14 +153,13 @@ class StudyRecord:
         cells = self.finished_cells(variant) + self.finished_cells(other)
         return bool(find_differences(cells))
 
-    def config_path(self, variant: str) -> Path | None:
-        """Return the first readable config.yaml of a variant's cells."""
+    def config_paths(self, variant: str) -> Iterator[Path]:
+        """Yield the config.yaml of a variant's cells that this process may read."""
         for cell in self.variant_cells(variant):
             if cell.folder is not None:
                 path = cell.folder / "config.yaml"
                 if os.access(path, os.R_OK):
-                    return path
-        return None
+                    yield path
 
     @cached_property
     def time_faults(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -18,11 +19,15 @@ from lit_attn.report.columns import COLUMNS, NOTHING, Record
 from lit_attn.report.comparison import Comparisons
 from lit_attn.report.numbers import round_number
 from lit_attn.report.samples import measure_test_errors
+from lit_attn.report.skipped import LOG
 from lit_attn.report.study_record import StudyRecord
+from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.limits import parse_yaml
 from lit_attn.schema.publish import hide_private
 
 SIZES = ("parameters", "ffn_width", "flops", "peak_memory")
+UNREADABLE = "config.yaml"
+"""Setting of a variant whose settings are unknown, because its files are damaged."""
 TIMES = ("step_time", "evaluation_time")
 """Measurements of which a variant has the median over its seeds."""
 
@@ -182,36 +187,62 @@ def _variant_times(study: StudyRecord, variant: str) -> Record:
 def make_settings_frame(study: StudyRecord) -> pd.DataFrame:
     """Return one row for each setting in which a variant's experiment differs from the baseline's.
 
-    The settings are those of the first recorded `config.yaml` of each variant. A variant without a
-    readable one has no rows.
+    The settings are those of the first readable `config.yaml` of each variant. A variant that has
+    none has no rows, and one whose files are all damaged has the row UNREADABLE.
     """
-    baseline = _read_experiment(study, study.plan.baseline)
     rows = []
+    experiments: dict[str, dict[str, str]] = {}
     for variant in study.plan.variants:
-        if variant.name == study.plan.baseline:
-            continue
         settings = _read_experiment(study, variant.name)
-        if not baseline or not settings:
+        if settings is None:
+            rows.append((variant.name, UNREADABLE, NOTHING, "cannot be read"))
+        elif settings:
+            experiments[variant.name] = settings
+    baseline = experiments.pop(study.plan.baseline, {})
+    for name, settings in experiments.items():
+        if not baseline:
             continue
         for key in dict.fromkeys([*baseline, *settings]):
             value = settings.get(key, NOTHING)
             reference = baseline.get(key, NOTHING)
             if value != reference:
-                rows.append((variant.name, key, reference, value))
+                rows.append((name, key, reference, value))
+    places = {variant.name: place for place, variant in enumerate(study.plan.variants)}
+    rows.sort(key=lambda row: places[row[0]])
     return pd.DataFrame(rows, columns=["variant", "setting", "baseline", "value"])
 
 
-def _read_experiment(study: StudyRecord, variant: str) -> dict[str, str]:
-    """Return the settings of a variant as texts by dotted key; empty if none can be read."""
-    path = study.config_path(variant)
-    if path is None:
-        return {}
+def list_unknown_settings(settings: pd.DataFrame) -> list[str]:
+    """Return the variants of a frame of settings whose files are all damaged."""
+    variants = settings.loc[settings["setting"] == UNREADABLE, "variant"]
+    return [str(variant) for variant in variants]
+
+
+def _read_experiment(study: StudyRecord, variant: str) -> dict[str, str] | None:
+    """Return the settings of a variant as texts by dotted key, from its first readable file.
+
+    Returns nothing without a file, and None if every file is damaged; a warning names each of them.
+    """
+    has_damaged = False
+    for path in study.config_paths(variant):
+        try:
+            return _read_settings(path)
+        except (ConfigError, OSError) as error:
+            LOG.warning("%s: unreadable and skipped: %s", path, error)
+            has_damaged = True
+    return None if has_damaged else {}
+
+
+def _read_settings(path: Path) -> dict[str, str]:
+    """Return the settings in a config.yaml as texts by dotted key. Raises ConfigError."""
     try:
-        config = parse_yaml(path.read_text("utf-8"), str(path))
+        config = parse_yaml(path.read_text("utf-8"), path.name)
         # The tables of a report are published.
         settings = pd.json_normalize(hide_private(config["experiment"])).to_dict("records")[0]
-    except (OSError, ValueError, LookupError, TypeError):
-        return {}
+    except ConfigError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, NotImplementedError) as error:
+        raise ConfigError(f"it is not the configuration of a cell: {error}") from error
     texts = {}
     for key, value in settings.items():
         is_text = isinstance(value, str)

@@ -17,12 +17,18 @@ from lit_attn.report.formats import Cell, Table, named_table, rows_to_csv, to_cs
 from lit_attn.report.index_page import make_index_page
 from lit_attn.report.judge import judge_study
 from lit_attn.report.labels import find_labels, label_rows, label_study
+from lit_attn.report.numbers import fill
 from lit_attn.report.page import FIGURES, Section, render_page
 from lit_attn.report.pictures import draw_pictures
 from lit_attn.report.scaling import make_scaling_files
 from lit_attn.report.skipped import LOG, Outcome, describe_failure
 from lit_attn.report.study_record import StudyRecord
-from lit_attn.report.summary import list_cells, make_settings_frame, make_variant_frame
+from lit_attn.report.summary import (
+    list_cells,
+    list_unknown_settings,
+    make_settings_frame,
+    make_variant_frame,
+)
 from lit_attn.report.terminal import describe_verdicts, draw_results
 from lit_attn.report.tuning import draw_tuning, make_tuning_table
 from lit_attn.schema.errors import ConfigError
@@ -104,6 +110,10 @@ def make_study_files(written: StudyRecord, folder: Path) -> Files:
     images = _render_figures(analysis)
     results_table = _make_linked_table(analysis, folder)
     settings = make_settings_frame(study)
+    unknown = list_unknown_settings(settings)
+    if unknown:
+        warning = fill(results.SENTENCES["config.yaml"], variants=", ".join(unknown))
+        results_table.warnings.append(warning)
     classes = results.make_class_frame(study)
     files = _make_tables(analysis, results_table, settings, classes)
     further = _make_further_tables(analysis, settings, classes)
@@ -181,7 +191,7 @@ def _make_linked_table(analysis: Analysis, folder: Path) -> Table:
     study = analysis.study
     table = results.make_results_table(study, analysis.summary, analysis.comparisons)
     for row, variant in zip(table.rows, study.plan.variants, strict=True):
-        path = study.config_path(variant.name)
+        path = next(study.config_paths(variant.name), None)
         if path:
             row[0] = row[0]._replace(link=os.path.relpath(path, folder))
     return table

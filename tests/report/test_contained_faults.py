@@ -65,6 +65,47 @@ def test_a_plan_whose_baseline_is_no_variant(runs: Path, caplog: pytest.LogCaptu
     assert "baseline: no variant 'other'" in caplog.text
 
 
+def test_a_plan_without_seeds(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
+    change(runs / "broken" / "plan.json", "seeds", value=[])
+    check_others(runs, caplog, code=1)
+    assert "broken/plan.json: seeds: is empty" in caplog.text
+
+
+def test_a_plan_of_a_newer_version_is_not_replaced(
+    runs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = runs / "broken" / "plan.json"
+    change(plan, "version", value=2)
+    # A key of this version that the newer one has changed.
+    change(plan, "metric", "goal", value="target")
+    check_others(runs, caplog, code=1)
+    assert "newer version of lit_attn (records of version 2" in caplog.text
+    assert "run the study again" not in caplog.text
+
+
+def test_a_result_of_a_newer_version_is_counted(
+    runs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    change(first_cell(runs) / "result.json", "version", value=2)
+    check_others(runs, caplog, code=0)
+    page = (runs.parent / "reports" / "broken" / "table.full.md").read_text()
+    assert "1/2, 1 of a newer version" in page
+    assert "was written by a newer version of lit_attn" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["peak_memory", "step_time", "metrics"])
+def test_a_missing_key_of_a_result_is_named(
+    runs: Path, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = first_cell(runs) / "result.json"
+    content = json.loads(path.read_text())
+    del content[key]
+    path.write_text(json.dumps(content))
+    check_others(runs, caplog, code=0)
+    assert f"{path}: {key}: this key is required" in caplog.text
+    assert "1/2, 1 unreadable" in (runs.parent / "reports" / "broken" / "table.full.md").read_text()
+
+
 def test_a_criterion_of_a_newer_version_is_named(
     runs: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

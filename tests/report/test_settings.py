@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pandas as pd
+import pytest
 from helpers.fake_study import write_study
 
 from lit_attn.report import write_reports
@@ -60,8 +61,6 @@ def test_settings_and_link_are_those_of_the_first_recorded_configuration(tmp_pat
 def test_variants_without_a_configuration_have_no_settings(tmp_path: Path) -> None:
     study = write_study(tmp_path / "runs", seeds=2)
     configure(study, 0, "0.001")
-    for cell in study.glob("v1/*"):
-        (cell / "config.yaml").write_text("{torn")
     (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
     assert not (folder / "settings.csv").exists()
 
@@ -71,3 +70,50 @@ def test_the_ffn_width_is_a_column(tmp_path: Path) -> None:
     (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
     assert "| FFN width |" in (folder / "table.full.md").read_text()
     assert set(pd.read_csv(folder / "table.csv")["ffn_width"]) == {384}
+
+
+def test_a_damaged_configuration_is_told_and_the_next_one_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = write_study(tmp_path / "runs", seeds=2)
+    for variant in range(3):
+        configure(study, variant, f"0.00{variant + 1}")
+    first = next(study.glob("v2/0-*")) / "config.yaml"
+    first.write_text("{")
+    (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
+    assert pd.read_csv(folder / "settings.csv")["variant"].tolist() == ["belief", "belief2"]
+    (warning,) = caplog.messages
+    assert f"{first}: unreadable and skipped" in warning
+
+
+@pytest.mark.parametrize("content", ["{", "", "- 1", "experiment: 5", "experiment: {1: {2: 3}}"])
+def test_unknown_settings_stand_in_the_table_and_on_the_page(tmp_path: Path, content: str) -> None:
+    study = write_study(tmp_path / "runs", seeds=1)
+    for variant in range(3):
+        configure(study, variant, f"0.00{variant + 1}")
+    for cell in study.glob("v2/*"):
+        (cell / "config.yaml").write_text(content)
+    (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
+    rows = pd.read_csv(folder / "settings.csv").values.tolist()
+    assert rows[0] == ["belief", "optimizer.lr", "0.001", "0.002"]
+    page = (folder / "table.html").read_text()
+    if content.startswith("experiment: {"):
+        # Another experiment is readable, and differs in every setting.
+        assert len(rows) > 2
+        return
+    assert rows[1:] == [["belief2", "config.yaml", "\N{EM DASH}", "cannot be read"]]
+    assert "Warning: No config.yaml of belief2 can be read" in page
+
+
+def test_damaged_settings_of_the_baseline_keep_the_file(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "runs", seeds=1)
+    for variant in range(3):
+        configure(study, variant, f"0.00{variant + 1}")
+    write_reports(tmp_path / "runs", tmp_path / "reports")
+    for cell in study.glob("v0/*"):
+        (cell / "config.yaml").write_text("{")
+    (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
+    settings = pd.read_csv(folder / "settings.csv")
+    assert settings.values.tolist() == [
+        ["standard", "config.yaml", "\N{EM DASH}", "cannot be read"]
+    ]
