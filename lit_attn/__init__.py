@@ -13,7 +13,7 @@ _PUBLIC = {
     "compare": "lit_attn.report:compare",
     "load_exported": "lit_attn.hub:load_exported",
     "read_runs": "lit_attn.report:read_runs",
-    "replace_attention": "lit_attn.models.replace:replace_attention",
+    "replace_attention": "lit_attn.replace:replace_attention",
     # Configurations of an attention layer and of its parts.
     "AttentionSpec": "lit_attn.attention.spec:AttentionSpec",
     "BiasConfig": "lit_attn.attention.channel_parts:BiasConfig",

@@ -41,7 +41,7 @@ from lit_attn.config.training import MetricLogger as MetricLogger
 from lit_attn.data.module import DataModule as DataModule
 from lit_attn.data.module import EvaluationLoader as EvaluationLoader
 from lit_attn.hub import load_exported as load_exported
-from lit_attn.models.replace import replace_attention as replace_attention
+from lit_attn.replace import replace_attention as replace_attention
 from lit_attn.report import compare as compare
 from lit_attn.report import read_runs as read_runs
 from lit_attn.study import Study as Study

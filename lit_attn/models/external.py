@@ -1,6 +1,6 @@
 """Builders of models from elsewhere: timm, transformers, and modules of a user.
 
-The attention layers are replaced (lit_attn.models.replace). Initial values are those of the model's
+The attention layers are replaced (lit_attn.replace). Initial values are those of the model's
 own code, drawn so that variants of one seed share them (lit_attn.models.seeded_draws).
 """
 
@@ -28,13 +28,17 @@ from lit_attn.config.models.external import (
     TransformersConfig,
 )
 from lit_attn.extras import require
-from lit_attn.models.attention_search import AdapterChoice, check_adapted_classes, find_layers
 from lit_attn.models.factory import count
 from lit_attn.models.ffn_resize import resize_ffns
-from lit_attn.models.layer_choice import choose
 from lit_attn.models.layers import Device
-from lit_attn.models.replace import replace_layers
 from lit_attn.models.seeded_draws import by_shape
+from lit_attn.replace import (
+    AdapterChoice,
+    check_adapted_classes,
+    choose,
+    find_layers,
+    replace_layers,
+)
 from lit_attn.schema import errors
 from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.schema.plugins import explain_failure

@@ -18,7 +18,7 @@ from lit_attn.attention.mixer import declared_flops
 from lit_attn.config.data.base import Data
 from lit_attn.config.models.base import Model
 from lit_attn.config.optimizers import Optimizer
-from lit_attn.models.attention_search import LayerCount, count_layers
+from lit_attn.replace import LayerCount, count_layers
 from lit_attn.schema.errors import ConfigError
 
 

@@ -16,7 +16,7 @@ from lit_attn.attention.first_values import FirstValues
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.network import connect_first_values, number_layers
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.models.replace import replace_attention
+from lit_attn.replace import replace_attention
 from lit_attn.schema.errors import ConfigError
 
 FIXED: dict[str, Any] = {"values": {"kind": "first", "first": 0.3, "layer": 0.8}}

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from lit_attn import replace_attention
 from lit_attn.attention.layer import Attention
-from lit_attn.models.adapter import class_name
-from lit_attn.models.replace import ADAPTERS
+from lit_attn.replace import ADAPTERS
+from lit_attn.replace.adapter import class_name
 from lit_attn.schema.errors import ConfigError
 
 LENGTH = 9

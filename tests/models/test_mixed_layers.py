@@ -21,7 +21,7 @@ from lit_attn.config.models.language import EncoderDecoderConfig, SequenceClassi
 from lit_attn.config.models.vision import ImageViTConfig, SegmenterConfig, ViTConfig
 from lit_attn.config.signatures import ImageMasks
 from lit_attn.models import factory, language, translation, vit
-from lit_attn.models.replace import replace_attention
+from lit_attn.replace import replace_attention
 from lit_attn.schema.errors import ConfigError
 
 SIZES: dict[str, Any] = {"dim": 16, "depth": 3, "heads": 2, "ffn": FFN(width=24)}

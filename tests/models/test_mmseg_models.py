@@ -22,7 +22,7 @@ from lit_attn.config.models.mmseg import MMSegConfig
 from lit_attn.config.signatures import ImageMasks
 from lit_attn.extras import require_mmseg
 from lit_attn.models import factory
-from lit_attn.models.attention_search import count_layers
+from lit_attn.replace.search import count_layers
 from lit_attn.schema.errors import ConfigError, explain
 
 pytest.importorskip("mmseg")

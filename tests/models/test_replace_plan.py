@@ -12,10 +12,10 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 
 from lit_attn import replace_attention
 from lit_attn.attention.layer import Attention
-from lit_attn.models import replace
-from lit_attn.models.adapter import Adapter
-from lit_attn.models.replace import ADAPTERS, Projections, linear
-from lit_attn.models.transformers_attention import Hub
+from lit_attn.replace import ADAPTERS, Projections, linear
+from lit_attn.replace import replacement as replace
+from lit_attn.replace.adapter import Adapter
+from lit_attn.replace.transformers_layers import Hub
 from lit_attn.schema.errors import ConfigError
 
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -352,7 +352,7 @@ def reused_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("starcoder2", "Starcoder2"),
     ):
         path = f"transformers.models.{kind}.modeling_{kind}:{name}Attention"
-        monkeypatch.setitem(ADAPTERS, path, "lit_attn.models.transformers_attention:Hub")
+        monkeypatch.setitem(ADAPTERS, path, "lit_attn.replace.transformers_layers:Hub")
     return
 
 
@@ -453,7 +453,7 @@ class Renamed(nn.Module):
         return self.o_proj(heads.transpose(1, 2).flatten(2)), None
 
 
-@pytest.mark.parametrize("adapter", ["Hub", "lit_attn.models.transformers_attention:Hub", Hub])
+@pytest.mark.parametrize("adapter", ["Hub", "lit_attn.replace.transformers_layers:Hub", Hub])
 def test_an_adapter_is_reused_by_its_name(adapter: Any) -> None:
     model = nn.Sequential(Renamed())
     x = torch.randn(2, 5, 16)

@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 from lit_attn import replace_attention
 from lit_attn.attention.layer import Attention
 from lit_attn.extras import require_mmseg
-from lit_attn.models.attention_search import POOLING_CLASSES, load_adapter
-from lit_attn.models.replace import ADAPTERS, UNFIT
+from lit_attn.replace import ADAPTERS, UNFIT
+from lit_attn.replace.search import POOLING_CLASSES, load_adapter
 from lit_attn.schema.base import load
 from lit_attn.schema.errors import ConfigError
 

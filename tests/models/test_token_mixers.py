@@ -22,7 +22,7 @@ from lit_attn.config.models.language import EncoderDecoderConfig
 from lit_attn.config.models.vision import ViTConfig
 from lit_attn.models import factory, translation
 from lit_attn.models.mixer_trial import Trial, Use
-from lit_attn.models.replace import replace_attention
+from lit_attn.replace import replace_attention
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.trust import find_code
 

@@ -1,7 +1,7 @@
 """Adapter of the attention modules of transformers for `replace_attention`, and its cache.
 
-`Hub` fits most classes of decoders and vision transformers; hub_families.py has the classes with
-other names or further steps.
+`Hub` fits most classes of decoders and vision transformers; transformers_families.py has the
+classes with other names or further steps.
 
 Shapes: B batch, n tokens, m tokens of a memory or of a cache, d width, H heads, D head width.
 """
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lit_attn.attention.cache import KeyValues
 from lit_attn.attention.rotary import Rotary, rotate
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.models.adapter import Adapter, JointNorm, Projections, join
+from lit_attn.replace.adapter import Adapter, JointNorm, Projections, join
 
 IMPLEMENTATIONS = (None, "eager", "sdpa")
 """Values of `attn_implementation` whose masks the layer can apply."""

@@ -16,7 +16,15 @@ from torch import nn
 
 from lit_attn.attention.layer import TokenLayer
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.models.adapter import Adapter, class_name
+from lit_attn.replace import (
+    mmseg_layers,
+    timm_biases,
+    timm_layers,
+    torch_layers,
+    transformers_families,
+    transformers_layers,
+)
+from lit_attn.replace.adapter import Adapter, class_name
 from lit_attn.schema.base import load
 from lit_attn.schema.errors import require
 from lit_attn.schema.sources import read_package_file
@@ -25,26 +33,36 @@ CLASSES = yaml.safe_load(read_package_file(Path(__file__).with_name("attention_c
 """Content of attention_classes.yaml."""
 
 
+FILES = {
+    "mmseg_layers": mmseg_layers,
+    "timm_biases": timm_biases,
+    "timm_layers": timm_layers,
+    "torch_layers": torch_layers,
+    "transformers_families": transformers_families,
+    "transformers_layers": transformers_layers,
+}
+"""Files with adapters by the names that attention_classes.yaml has for them."""
+
 AdapterChoice: TypeAlias = str | Callable[[Any, AttentionSpec], nn.Module | None]
 """An adapter, as its class, as "module:class", or as the name of an adapter of this package."""
 
 
 def list_adapters(by_file: dict[str, dict[str, str]]) -> dict[str, AdapterChoice]:
-    """Return the adapters of the package by class of attention module, both as "module:class"."""
+    """Return the adapters of the package by class of attention module, as "module:class"."""
     adapters: dict[str, AdapterChoice] = {}
     for file, names in by_file.items():
         for module_class, adapter in names.items():
-            adapters[module_class] = f"lit_attn.models.{file}:{adapter}"
+            adapters[module_class] = getattr(FILES[file], adapter)
     return adapters
 
 
-def list_names(by_file: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Return the adapters of the package, as "module:class", by their short names."""
-    targets = {}
+def list_names(by_file: dict[str, dict[str, str]]) -> dict[str, AdapterChoice]:
+    """Return the adapters of the package by the names that choose them."""
+    adapters: dict[str, AdapterChoice] = {}
     for file, names in by_file.items():
         for adapter in names.values():
-            targets[adapter] = f"lit_attn.models.{file}:{adapter}"
-    return targets
+            adapters[adapter] = getattr(FILES[file], adapter)
+    return adapters
 
 
 def list_reasons(by_reason: dict[str, list[str]]) -> dict[str, str]:
@@ -60,7 +78,7 @@ ADAPTERS = list_adapters(CLASSES["adapters"])
 """Adapters by class of attention module, which is written as "module:class"."""
 
 NAMES = list_names(CLASSES["adapters"])
-"""Adapters of this package, as "module:class", by the names that choose them."""
+"""Adapters of this package by the names that choose them."""
 
 UNFIT = list_reasons(CLASSES["refused"])
 """Reasons why a class of attention modules cannot be replaced."""
@@ -160,7 +178,7 @@ def load_adapter(adapter: AdapterChoice) -> Callable[[Any, AttentionSpec], nn.Mo
         return adapter
     if ":" not in adapter:
         require("adapters: there is no adapter", adapter, NAMES)
-        adapter = NAMES[adapter]
+        return load_adapter(NAMES[adapter])
     loaded: Callable[[Any, AttentionSpec], nn.Module | None] = load(adapter)
     return loaded
 

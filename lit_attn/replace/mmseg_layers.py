@@ -1,6 +1,6 @@
 """Adapters of mmsegmentation's attention modules for `replace_attention`: Swin, BEiT and MAE.
 
-Its ViT and MiT contain torch.nn.MultiheadAttention, which torch_attention.py replaces.
+Its ViT and MiT contain torch.nn.MultiheadAttention, which torch_layers.py replaces.
 
 Shapes: B batch, n tokens of a window, d width, H heads.
 """
@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lit_attn.models.timm_attention import TimmAdapter
-from lit_attn.models.timm_biases import Swin
+from lit_attn.replace.timm_biases import Swin
+from lit_attn.replace.timm_layers import TimmAdapter
 
 OPTIONS = ("embed_dims", "init_cfg")
 """Attributes of mmsegmentation's modules that timm's lack; `init_cfg` only draws initial values."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.models.adapter import Adapter, Projections, describe_cross_problem, linear
+from lit_attn.replace.adapter import Adapter, Projections, describe_cross_problem, linear
 
 
 class Torch(Adapter):

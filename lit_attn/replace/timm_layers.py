@@ -15,7 +15,7 @@ from lit_attn.attention.layer import Attention
 from lit_attn.attention.parts import StaticConfig
 from lit_attn.attention.rotary import Rotary
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.models.adapter import (
+from lit_attn.replace.adapter import (
     Adapter,
     NormedLinear,
     Projections,

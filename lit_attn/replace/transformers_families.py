@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lit_attn.attention.compose import Composer
 from lit_attn.attention.parts import StaticConfig
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.models.adapter import (
+from lit_attn.replace.adapter import (
     Projections,
     by_head,
     check_hooks,
@@ -20,7 +20,7 @@ from lit_attn.models.adapter import (
     join,
     linear,
 )
-from lit_attn.models.transformers_attention import Hub, HubCache, join_bias
+from lit_attn.replace.transformers_layers import Hub, HubCache, join_bias
 
 
 class GPT2(Hub):

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lit_attn.models.adapter import Projections, by_head
-from lit_attn.models.timm_attention import TimmAdapter, as_linear, read
+from lit_attn.replace.adapter import Projections, by_head
+from lit_attn.replace.timm_layers import TimmAdapter, as_linear, read
 
 EPS = 1e-24
 """Square of the 1e-12 with which F.normalize divides."""
