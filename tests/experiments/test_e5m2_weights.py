@@ -16,8 +16,8 @@ from lit_attn.config.signatures import TokenStream
 from lit_attn.schema.plugins import load_parts
 
 load_parts([EXPERIMENTS / "gpt2" / "e5m2_weights.py"])
-E5M2GPTConfig = importlib.import_module("e5m2_weights").E5M2GPTConfig
-code = importlib.import_module("e5m2_weights_network")
+code = importlib.import_module("e5m2_weights")
+E5M2GPTConfig = code.E5M2GPTConfig
 
 SIGNATURE = TokenStream(vocabulary=gpt_cases.VOCABULARY, context=gpt_cases.CONTEXT)
 

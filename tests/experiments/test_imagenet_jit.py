@@ -19,7 +19,7 @@ from lit_attn.schema.plugins import load_parts
 
 load_parts([EXPERIMENTS / "imagenet_jit" / "imagenet_jit.py"])
 config = importlib.import_module("imagenet_jit")
-networks = importlib.import_module("imagenet_jit_network")
+networks = config
 
 IMAGENET = ImageNet()
 

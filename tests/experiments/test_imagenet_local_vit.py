@@ -19,7 +19,7 @@ from lit_attn.schema.plugins import load_parts
 
 load_parts([EXPERIMENTS / "imagenet_local_vit" / "imagenet_local_vit.py"])
 config = importlib.import_module("imagenet_local_vit")
-networks = importlib.import_module("imagenet_local_vit_network")
+networks = config
 
 # The released LocalViT code builds, in each of 12 layers, two 6 x 6 Linears and two BatchNorms that
 # nothing uses; its published counts hold them.

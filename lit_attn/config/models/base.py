@@ -128,8 +128,8 @@ class Model(Kind):
 class PackageModel(Model):
     """Base of the models that a function or class of another module builds, imported when used."""
 
-    builder: ClassVar[tuple[str, ...]]
-    """The function as "module:name", and the fields of the signature that it takes."""
+    builder: ClassVar[tuple[Any, ...]]
+    """The function or class, or "module:name", and the fields of the signature that it takes."""
 
     ffn: FFN | None = Field(description=FFN_MEANING)
 
@@ -137,7 +137,9 @@ class PackageModel(Model):
         self.check(signature)
         function, *fields = self.builder
         values = [getattr(signature, field) for field in fields]
-        return load(function)(self, *values, device)
+        build_network = load(function) if isinstance(function, str) else function
+        network: nn.Module = build_network(self, *values, device)
+        return network
 
 
 def require_division(key: str, noun: str, number: int, total: int, total_name: str) -> None:
