@@ -27,6 +27,7 @@ from lit_attn.cells.launched import (
 from lit_attn.cells.lock import BUSY, CellLocked, hold_lock
 from lit_attn.cells.process import die_with_parent, redirect_output
 from lit_attn.cells.ranks import run_ranks
+from lit_attn.cells.records import require_known_version
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError, OneLineParser, command, program
 from lit_attn.schema.sources import freeze_package
@@ -152,20 +153,27 @@ def time_cell(cell_dir: Path) -> None:
         estimate_cost(cell, run, seconds).write(cell_dir / "timing.json")
 
 
-def check_cells(cells: list[dict[str, Any]], sender: "Connection", has_data: bool) -> None:
-    """Send the first of `cells` that cannot run (number and error, or None), and all warnings.
+def check_cells(
+    cells: list[dict[str, Any]],
+    sender: "Connection",
+    has_data: bool,
+    untried: list[int],
+    free_memory: int | None,
+) -> None:
+    """Send the first of `cells` that cannot run (a `Mistake`, or None), and all warnings.
 
-    Before that, the number of each cell is sent when its check starts.
+    Before that, the number of each cell is sent when its check starts. `untried` and `free_memory`
+    are those of `find_mistake`.
     """
     from lit_attn.data.log import collect_warnings
-    from lit_attn.training.build import find_mistake
+    from lit_attn.training.first_step import find_mistake
 
     die_with_parent()
     # The cells write to their logs.
     redirect_output(Path(os.devnull))
     with collect_warnings() as warnings:
-        mistake = find_mistake(cells, has_data, sender.send)
-    sender.send((mistake, warnings))
+        mistake = find_mistake(cells, has_data, sender.send, untried, free_memory)
+    sender.send((None if mistake is None else tuple(mistake), warnings))
 
 
 def _read_cell(cell_dir: Path) -> Cell:
@@ -199,7 +207,10 @@ def _prepare(cell_dir: Path) -> Iterator[tuple[Cell, "ProcessGroup"]]:
 
 
 def _clean(cell_dir: Path, identity: str) -> None:
-    """Remove temporary files of killed attempts, and set an unreadable result aside."""
+    """Remove temporary files of killed attempts, and set an unreadable result aside.
+
+    Raises ConfigError for a result of a newer version.
+    """
     folders = [cell_dir]
     folders += [path for path in cell_dir.iterdir() if path.is_dir()]
     for folder in folders:
@@ -207,6 +218,7 @@ def _clean(cell_dir: Path, identity: str) -> None:
             path.unlink(missing_ok=True)
     result = cell_dir / "result.json"
     if result.exists() and read_result(cell_dir, identity) is None:
+        require_known_version(result.read_bytes(), result)
         renamed = set_aside(result)
         print(f"{result}: cannot be read; renamed to {renamed.name}", flush=True)
 

@@ -26,6 +26,9 @@ from lit_attn.config.experiment import find_mixers
 from lit_attn.schema.errors import ConfigError, plural
 from lit_attn.temporary import temporary_folder
 
+HIGH_RATE = 1.0
+"""Largest learning rate without a warning."""
+
 TIMING_TARGET = "lit_attn.train:time_cell"
 
 
@@ -126,7 +129,7 @@ def _print_study(matrix: Matrix) -> list[Job]:
 def find_warnings(matrix: Matrix) -> list[str]:
     """Return one line for each distinct warning about a study's variants.
 
-    They are about schedules, and about layers that a dry run cannot try out.
+    They are about rates and schedules, and about layers that a dry run cannot try out.
     """
     by_warning: dict[str, list[str]] = {}
     for variant in matrix.variants:
@@ -161,6 +164,9 @@ def _find_variant_warnings(variant: Variant) -> list[str]:
     schedule_warning = experiment.schedule.warn(experiment.training.epochs)
     if schedule_warning:
         warnings.append(schedule_warning)
+    rate = experiment.optimizer.lr
+    if rate > HIGH_RATE:
+        warnings.append(f"optimizer.lr: {rate:g} is above {HIGH_RATE:g}; most trainings diverge")
     return warnings
 
 

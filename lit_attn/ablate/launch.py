@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from lit_attn import train
 from lit_attn.ablate.display import format_seconds, write_line
 from lit_attn.ablate.plan import Job, Matrix, find_variants
-from lit_attn.ablate.slots import Slot, count_cores, make_slots
+from lit_attn.ablate.slots import Slot, available_memory, count_cores, make_slots
 from lit_attn.cells import folder, lock, ranks
+from lit_attn.cells.inputs import change_finder
 from lit_attn.config.cell import Cell
+from lit_attn.files import write_atomic
 from lit_attn.schema.errors import plural
 from lit_attn.schema.sources import PACKAGE
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 # optional, and would cost the server of every run 0.4 s of CPU and 60 MB (2026-11-21).
 TRAINING = [
     "lit_attn.training.fit",
+    "lit_attn.training.first_step",
     "lit_attn.training.path_check",
     # Configurations load the code that they build by name, so nothing else imports it.
     "lit_attn.data.images",
@@ -48,7 +51,7 @@ SOCKET_FOLDER = "/dev/shm"
 characters, and TMPDIR may be longer or may be cleaned while cells run."""
 
 CHECK_LIMIT = 1800.0  # Seconds of a check after which cells start without it.
-PROGRESS_SECONDS = 10.0  # Seconds without news after which a check says how far it is.
+PROGRESS_SECONDS = 10.0  # Seconds between two lines about how far a check is.
 
 
 class CellProcess:
@@ -191,7 +194,8 @@ class Launcher:
 
         Another process checks one cell of each new variant (see `train.check_cells`) and sends the
         warnings of the data, which are written here. If it dies, the logs of the cells will show
-        why. Cells that are not `is_local` need no server here.
+        why. A variant with a result of the present code makes no step. Cells that are not
+        `is_local` need no server here.
         """
         variants = []
         for study, variant, cell in find_variants(matrices, jobs):
@@ -208,36 +212,65 @@ class Launcher:
             create_process = self.context.Process
         cells = [cell for _, _, cell in variants]
         names = [variant.name for _, variant, _ in variants]
-        check = _check_cells(create_process, cells, names, is_local)
+        proven = find_proven(matrices)
+        untried = []
+        for number, (study, variant, _) in enumerate(variants):
+            if (study, variant.name) not in proven:
+                untried.append(number)
+        check = _check_cells(create_process, cells, names, is_local, untried)
         for warning in check.warnings:
             write_line(f"warning: {warning}")
         if check.mistake is not None:
-            index, message = check.mistake
+            index, message, traceback = check.mistake
             study, variant, _ = variants[index]
+            if traceback:
+                file = matrices[0].folder.parent / "first-step.log"
+                write_atomic(file, traceback)
+                message += f"; {file} has the traceback"
             raise variant.error(study, message)
 
 
-class Check(NamedTuple):
-    """Result of a check of cells: the index and the error of a wrong cell, and all warnings."""
+def find_proven(matrices: list[Matrix]) -> set[tuple[str, str]]:
+    """Return the (study, variant) that have a result which the present code and data would give."""
+    find_change = change_finder()
+    proven = set()
+    for matrix in matrices:
+        for job in (*matrix.trials, *matrix.jobs):
+            key = (matrix.name, job.cell.variant.partition("@")[0])
+            if key in proven:
+                continue
+            result = folder.read_result(job.folder, job.identity)
+            if result is not None and not find_change(result):
+                proven.add(key)
+    return proven
 
-    mistake: tuple[int, str] | None
+
+class Check(NamedTuple):
+    """Result of a check of cells: a wrong cell (`first_step.Mistake`), and all warnings."""
+
+    mistake: tuple[int, str, str] | None
     warnings: list[str]
 
 
 def _check_cells(
-    create_process: Callable[..., BaseProcess], cells: list[Cell], names: list[str], is_local: bool
+    create_process: Callable[..., BaseProcess],
+    cells: list[Cell],
+    names: list[str],
+    is_local: bool,
+    untried: list[int],
 ) -> Check:
     """Check cells in another process; return an empty result if it dies or needs too long.
 
     `names` are those of the variants of the cells. `is_local`: the data of the cells are on this
-    machine.
+    machine. `untried` are the numbers of the cells that make a step.
     """
     check = Check(None, [])
     receiver, sender = multiprocessing.Pipe(duplex=False)
     # Not in files, which a killed runner could not remove.
     contents = [cell.model_dump(mode="json") for cell in cells]
     with contextlib.suppress(EOFError, OSError):
-        process = create_process(target=train.check_cells, args=(contents, sender, is_local))
+        arguments = (contents, sender, is_local, untried, available_memory())
+        process = create_process(target=train.check_cells, args=arguments)
         with _block_interrupts():
             process.start()
         sender.close()
@@ -254,19 +287,21 @@ def _check_cells(
 def _await_check(receiver: "Connection", names: list[str]) -> Check:
     """Return what the process of the check sends last, an empty result after CHECK_LIMIT seconds.
 
-    A check that takes long names the variant that it has reached, every PROGRESS_SECONDS.
+    Every PROGRESS_SECONDS a line says which variant the check has reached.
     """
     start = time.monotonic()
+    next_line = start + PROGRESS_SECONDS
     reached = 0
     while time.monotonic() - start < CHECK_LIMIT:
-        if not receiver.poll(PROGRESS_SECONDS):
+        if receiver.poll(max(0.0, next_line - time.monotonic())):
+            message = receiver.recv()
+            if not isinstance(message, int):
+                return Check(*message)
+            reached = message
+        if time.monotonic() >= next_line:
             seconds = format_seconds(time.monotonic() - start)
             write_line(f"  {reached + 1} of {len(names)}: {names[reached]} ({seconds})")
-            continue
-        message = receiver.recv()
-        if not isinstance(message, int):
-            return Check(*message)
-        reached = message
+            next_line = time.monotonic() + PROGRESS_SECONDS
     return Check(None, [])
 
 

@@ -33,7 +33,7 @@ def estimate(experiment: Experiment, match_to: Model | None) -> MemoryEstimate:
     Cells that differ only in what takes no memory, such as the seed, share one estimate. Raises
     ConfigError in one sentence if there is no estimate.
     """
-    micro_batch = count_samples(experiment)
+    micro_batch = experiment.device_samples
     key = _make_key(experiment, match_to, micro_batch)
     if key not in _ESTIMATES:
         # PyTorch takes seconds to import.
@@ -48,12 +48,6 @@ def estimate(experiment: Experiment, match_to: Model | None) -> MemoryEstimate:
             reason = explain_failure(error, "its training step on tensors without values")
             raise ConfigError(f"the memory is unknown: {reason}") from error
     return _ESTIMATES[key]
-
-
-def count_samples(experiment: Experiment) -> int:
-    """Return the samples of a micro-batch on one device of a cell, at least one."""
-    data = experiment.data
-    return max(1, data.batch_size // data.micro_batches // experiment.training.devices)
 
 
 def _make_key(experiment: Experiment, match_to: Model | None, micro_batch: int) -> str:

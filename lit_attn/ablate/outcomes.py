@@ -71,6 +71,13 @@ def describe_same_failures(outcome: Outcome) -> str:
     return f"{outcome.failure}: {message}"
 
 
+def describe_exception(outcome: Outcome) -> str:
+    """Return the exception of a cell that a mistake in code has ended, without numbers, or ""."""
+    if outcome.failure != "error" or not failure.EXCEPTION.match(outcome.message):
+        return ""
+    return re.sub(r"\d+", "N", outcome.message)
+
+
 def make_os_failure(job: Job, seconds: float, error: OSError) -> Outcome:
     """Return the outcome of a cell whose folder could not be read or written."""
     message = f"{type(error).__name__}: {error}"

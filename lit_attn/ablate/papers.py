@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from lit_attn.ablate.budgets import count_shared_steps
 from lit_attn.ablate.gpus import GPUS, Gpu
-from lit_attn.ablate.memory import count_gpus, count_samples, estimate
+from lit_attn.ablate.memory import count_gpus, estimate
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.ablate.variants import Variant
 from lit_attn.attention.spec import AttentionSpec
@@ -174,7 +174,7 @@ def arrange_size(variant: Variant, gpu: Gpu) -> Arrangement | None:
     for recompute in ("none", "blocks"):
         changes["training"] = experiment.training.model_copy(update={"recompute": recompute})
         standard = experiment.model_copy(update=changes)
-        gpus = count_gpus(estimate(standard, None), gpu, count_samples(standard))
+        gpus = count_gpus(estimate(standard, None), gpu, standard.device_samples)
         if gpus is not None:
             return Arrangement(gpus, recomputes=recompute == "blocks")
     return None

@@ -4,7 +4,7 @@ import contextlib
 import signal
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
@@ -19,7 +19,13 @@ from lit_attn.ablate.hooks import (
     review_nothing,
 )
 from lit_attn.ablate.launch import CellProcess, Launcher
-from lit_attn.ablate.outcomes import Outcome, Summary, describe_same_failures, make_os_failure
+from lit_attn.ablate.outcomes import (
+    Outcome,
+    Summary,
+    describe_exception,
+    describe_same_failures,
+    make_os_failure,
+)
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.signals import handle_signals
 from lit_attn.ablate.slots import Slot, Slots
@@ -36,7 +42,7 @@ RETRIES: dict[FailureClass, int] = {"killed": 3, "timed-out": 1, "no-space": 2}
 BACKOFF = 10.0  # Seconds before the first retry of a cell; each further retry doubles the delay.
 LOST_STARTS = 5
 """Failed starts and lost fork servers per slot after which they count as failures of the cell."""
-SAME_FAILURES = 2  # Seeds of a variant that fail in the same way before the others are skipped.
+SAME_FAILURES = 2  # Cells that fail in the same way before the others are skipped.
 STOP = 2
 """Urgency at which running cells are stopped: an interrupt adds 1, SIGTERM and SIGHUP add 2."""
 REPEAT = 1.0  # Seconds in which interrupts count as one: GNU timeout and `Study.run` send two.
@@ -76,6 +82,8 @@ class Runner:
         self.lost_starts = 0
         # Failures of each variant in this run; empty for a result or a passing failure.
         self.ends: defaultdict[str, list[str]] = defaultdict(list)
+        # Variants of the cells of each study that have ended with an exception in this run.
+        self.exceptions: defaultdict[tuple[Path, str], list[str]] = defaultdict(list)
         self.resting: list[tuple[float, Job]] = []  # Times of retries, and the cells that wait.
         self.running: dict[int, CellProcess] = {}
         self.announced: set[Path] = set()  # Cells whose foreign lock was reported.
@@ -352,6 +360,7 @@ class Runner:
             self.lost_starts = 0
         self.display.add_event(outcome.describe())
         self._skip_failing_variant(outcome)
+        self._stop_failing_study(outcome)
         self._note_end(job)
 
     def _note_end(self, job: Job) -> None:
@@ -388,10 +397,7 @@ class Runner:
         has_result = any(outcome.job.folder.parent.glob("*/result.json"))
         if not end or has_result or self.ends[variant] != [end] * SAME_FAILURES:
             return
-        waiting = len(self.queue) + len(self.resting)
-        self.queue = deque(job for job in self.queue if job.variant != variant)
-        self.resting = [(due, job) for due, job in self.resting if job.variant != variant]
-        skipped = waiting - len(self.queue) - len(self.resting)
+        skipped = self._drop(lambda other: other.variant == variant)
         if skipped:
             seeds = plural(skipped, "more seed")
             self.display.add_event(
@@ -399,14 +405,43 @@ class Runner:
                 " the next run tries them again"
             )
 
+    def _stop_failing_study(self, outcome: Outcome) -> None:
+        """Skip the cells of a study after two of its cells have ended with the same exception.
+
+        If both are of one variant and others have results, only the variant is wrong, and
+        `_skip_failing_variant` skips it.
+        """
+        exception = describe_exception(outcome)
+        if not exception:
+            return
+        study = outcome.job.folder.parents[1]
+        variants = self.exceptions[study, exception]
+        variants.append(outcome.job.variant)
+        is_alone = len(set(variants)) == 1 and any(study.glob("*/*/result.json"))
+        if len(variants) < SAME_FAILURES or is_alone:
+            return
+        skipped = self._drop(lambda job: job.folder.parents[1] == study)
+        if skipped:
+            cells = plural(skipped, "more cell")
+            self.display.add_event(
+                f"skipped  {study.name}  {cells}: {len(variants)} cells ended with the same"
+                f" exception ({exception}); repair it, and the same command continues"
+            )
+
+    def _drop(self, is_dropped: Callable[[Job], bool]) -> int:
+        """Remove the waiting cells for which `is_dropped` holds, and return their number."""
+        waiting = len(self.queue) + len(self.resting)
+        self.queue = deque(job for job in self.queue if not is_dropped(job))
+        self.resting = [(due, job) for due, job in self.resting if not is_dropped(job)]
+        return waiting - len(self.queue) - len(self.resting)
+
     def _drop_ended(self, study: Path) -> None:
         """Remove the waiting cells of variants that a rule of the study has ended."""
         ended = self.review(study)
         waiting = list(self.queue)
         waiting += [job for _, job in self.resting]
         dropped = [job for job in waiting if job.folder in ended]
-        self.queue = deque(job for job in self.queue if job.folder not in ended)
-        self.resting = [(due, job) for due, job in self.resting if job.folder not in ended]
+        self._drop(lambda job: job.folder in ended)
         for line in describe_dropped(dropped, ended):
             self.display.add_event(line)
 

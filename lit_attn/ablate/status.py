@@ -5,6 +5,7 @@ machine with SLURM, `status` also asks for what the waiting jobs of a study wait
 """
 
 import math
+import re
 import sys
 import time
 from collections import Counter
@@ -36,7 +37,8 @@ RETRY_TIME = 60.0
 CLEAR_SCREEN = "\x1b[H\x1b[2J"  # Escape sequences of a terminal.
 
 ADVICE: dict[folder.State, str] = {
-    "unreadable": "run the same command again; the cell starts again from its last checkpoint",
+    "unreadable": "run the same command again; the cell starts again from its last checkpoint, "
+    "unless a newer lit_attn has written its result",
     "out-of-memory": "run fewer cells at once (--jobs), or increase training.devices",
     "diverged": "change optimizer.lr, schedule.warmup or training.clip, or it would diverge again",
     "killed": "run the same command again to resume; if nobody stopped it, the memory was full",
@@ -45,6 +47,18 @@ ADVICE: dict[folder.State, str] = {
     "bad-configuration": "correct the key that the message names",
     "error": "read the whole log, then run the cell alone",
 }
+
+
+FIRST_STEP = re.compile(r"loss is \S+ at step 0\b")
+"""Message of a loss that is not finite before the first update."""
+
+
+def find_advice(status: CellStatus) -> str | None:
+    """Return what a user can do about a failed cell, None for another cell."""
+    if status.state == "diverged" and status.exit and FIRST_STEP.search(status.exit.message):
+        # No rate has been used yet.
+        return "correct the formula or the data: the loss is not finite before the first update"
+    return ADVICE.get(status.state)
 
 
 class StudyCell(NamedTuple):
@@ -234,7 +248,7 @@ def make_cell_answers(cells: list[StudyCell]) -> "list[Cell]":
             step=None if progress is None else progress.step,
             steps=None if progress is None else progress.total,
             message=message if status.state in ADVICE else None,
-            advice=ADVICE.get(status.state),
+            advice=find_advice(status),
             stale=find_change(status.result) or None,
             folder=str(cell.folder),
         )
@@ -312,7 +326,7 @@ def _describe_failure(cell: StudyCell) -> Iterator[str]:
     log_lines = [line for line in log.splitlines() if line.strip()]
     for line in log_lines[-LOG_LINES:]:
         yield f"      | {line}"
-    yield f"      advice:    {ADVICE[status.state]}"
+    yield f"      advice:    {find_advice(status)}"
     yield f"      log:       {program('logs', cell.folder)}"
     yield f"      run alone: {program('train', cell.folder)}"
 

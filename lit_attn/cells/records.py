@@ -176,7 +176,7 @@ class Plan(Record):
     level: str = Field("", description="value of the axes of `compare_within`, or the budget")
     budget: float | None = Field(None, description="factor of `budgets` on the epochs; null: none")
     variants: list[PlannedVariant]
-    seeds: list[Integer]
+    seeds: list[Integer] = Field(min_length=1)
     cells: list[PlannedCell]
     trials: list[PlannedCell] = Field([], description="cells of the search of `tune`")
     best_test_epoch: bool = Field(False, description="True to show the best test epoch")
@@ -243,6 +243,11 @@ class Result(Record):
     metrics: dict[str, FiniteFloat] = Field(description="values at the selected epoch by name")
     chance: dict[str, FiniteFloat] = Field(
         {}, description="best value without using the input, by the name of the metric"
+    )
+    diverged: bool | None = Field(
+        None,
+        description="True if the training loss ended above ten times its first value; null: "
+        "unknown",
     )
     selected_epoch: Integer
     steps: Integer = Field(description="training steps, with those of `branched_from`")

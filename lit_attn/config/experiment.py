@@ -50,6 +50,12 @@ class Experiment(Config):
     schedule: Schedule = Field(Constant(), description="learning rate over training")
     training: Training = Field(description="length, precision and devices of the training")
 
+    @property
+    def device_samples(self) -> int:
+        """Samples of a micro-batch on one device of a cell, at least one."""
+        samples = self.data.batch_size // self.data.micro_batches
+        return max(1, samples // self.training.devices)
+
     def identity(self) -> dict[str, Any]:
         """Return the identity, with a task of default values as its kind alone.
 

@@ -22,6 +22,9 @@ class Signature(ABC):
     sides: ClassVar[tuple[str, ...]] = ()
     """Fields with the sides of a network's output for one sample; empty for other outputs."""
 
+    batch_names: ClassVar[tuple[str, ...]] = ()
+    """Names of the tensors of a training batch, in their order; evaluation may lack the last."""
+
     @property
     def tokens(self) -> int | None:
         """Number of tokens of one sample, padding included; None for other samples."""
@@ -90,6 +93,7 @@ class ImageLabels(ImageSignature):
     images of `training_sizes` pixels along each side instead of `shape`.
     """
 
+    batch_names = ("images", "labels")
     sides = ("outputs",)
     classes: int
     training_sizes: tuple[int, ...] = ()
@@ -118,6 +122,7 @@ class ImageTargets(ImageSignature):
     (B, outputs), in the units of the targets.
     """
 
+    batch_names = ("images", "targets")
     sides = ("outputs",)
     outputs: int
 
@@ -203,6 +208,7 @@ class ColumnLabels(ColumnSignature):
     A network returns logits (B, classes).
     """
 
+    batch_names = ("numbers", "categories", "labels")
     sides = ("outputs",)
     classes: int
 
@@ -219,6 +225,7 @@ class ColumnTargets(ColumnSignature):
     A network returns (B, outputs), in the units of the targets.
     """
 
+    batch_names = ("numbers", "categories", "targets")
     sides = ("outputs",)
     outputs: int
 
@@ -254,6 +261,8 @@ class TokenStream(CausalTokens):
     Batches are inputs and targets (B, n); a target of -100 is not to be predicted.
     """
 
+    batch_names = ("inputs", "targets")
+
     @property
     def has_fixed_shapes(self) -> bool:
         return True
@@ -276,6 +285,7 @@ class ParallelTokens(TokenSignature):
     (B, n, vocabulary).
     """
 
+    batch_names = ("source", "inputs", "targets", "count")
     sides = ("sample_count", "vocabulary")
 
     @property
@@ -327,6 +337,7 @@ class TaggedTokens(PaddedTokens):
     counted tokens in a sequence of the complete step.
     """
 
+    batch_names = ("tokens", "present", "tags", "count")
     sides = ("context", "classes")
     pairs: ClassVar = False
     are_tagged: ClassVar = True
@@ -348,6 +359,7 @@ class LabelledTokens(PaddedTokens):
     network returns logits (B, classes). Rows with the label -100 pad a batch and do not count.
     """
 
+    batch_names = ("tokens", "present", "labels")
     sides = ("classes",)
     pairs: bool = False
     are_tagged: ClassVar = False

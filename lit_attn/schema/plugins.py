@@ -9,6 +9,7 @@ plug-ins: the runner, a process of a cell, a SLURM job.
 import contextlib
 import hashlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -206,9 +207,23 @@ def _place(error: BaseException, source: Path | str) -> str:
     """Return the last line of plug-ins or of `source` that raised `error`, or else `source`."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"
-    files = {str(path) for path in (source, *FILE_HASHES)}
+    return find_own_line(error, source) or str(source)
+
+
+def find_own_line(error: BaseException, *sources: Path | str) -> str | None:
+    """Return the last line of plug-ins or of `sources` that raised `error`, None without one."""
+    files = {str(path) for path in (*sources, *FILE_HASHES)}
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
         if frame.filename in files:
             return f"{frame.filename}:{frame.lineno}"
-    return str(source)
+    return None
+
+
+def find_class_line(member: type) -> str:
+    """Return file and line of a class of a plug-in, "" for other classes."""
+    with contextlib.suppress(OSError, TypeError):
+        file = inspect.getsourcefile(member)
+        if file is not None and Path(file) in FILE_HASHES:
+            return f"{file}:{inspect.getsourcelines(member)[1]}"
+    return ""

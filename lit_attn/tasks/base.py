@@ -66,6 +66,9 @@ class TaskModule(L.LightningModule, ABC):
     evaluated_at = -1
     """Step after which the splits were last evaluated."""
 
+    first_loss: float | None = None
+    """Loss of the first training batch of this process; None after resuming an old checkpoint."""
+
     def __init__(
         self, network: nn.Module, data: DataModule, optimizer: Optimizer, rate: Rate
     ) -> None:
@@ -194,6 +197,8 @@ class TaskModule(L.LightningModule, ABC):
         require_complete(loss)
         if not torch.isfinite(loss):
             raise Diverged(f"loss is {loss.item()} at step {self.global_step}")
+        if self.global_step == 0 and batch_index == 0:
+            self.first_loss = loss.item()
         self.record_training("loss", loss)
         return loss
 
@@ -369,7 +374,8 @@ class TaskModule(L.LightningModule, ABC):
                 group["momentum"] = momentum
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the running means of all devices, which Lightning does not save."""
+        """Add the first loss, and the running means of all devices, which Lightning lacks."""
+        checkpoint["first_loss"] = self.first_loss
         for name, mean in self.train_means.items():
             if mean.update_called:
                 with mean.sync_context():
@@ -379,7 +385,8 @@ class TaskModule(L.LightningModule, ABC):
                     }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the running means on the first device and start at zero on the others."""
+        """Restore the first loss, and the running means on the first device; others start at 0."""
+        self.first_loss = checkpoint.get("first_loss")
         for name, mean in self.train_means.items():
             for entry, value in checkpoint.get(f"train_{name}", {}).items():
                 restored = value if self.trainer.is_global_zero else torch.zeros_like(value)

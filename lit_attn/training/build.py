@@ -1,6 +1,5 @@
 """Build what Lightning trains from a cell: the data, the task, and the cost of the model."""
 
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -10,7 +9,6 @@ from torch import nn
 from lit_attn.cells.inputs import collect_inputs
 from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
-from lit_attn.config.data.base import Data, find_paths
 from lit_attn.config.schedules import stretch
 from lit_attn.config.training import Training
 from lit_attn.data.log import LOG
@@ -21,9 +19,8 @@ from lit_attn.models.blocks import compile_blocks, recompute_blocks
 from lit_attn.models.mixer_trial import has_gpu_mixers, try_gpu_mixers
 from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.tasks.base import TaskModule
-from lit_attn.training.compilation import choose_mode, require_static_steps
-from lit_attn.training.process_group import choose_device
-from lit_attn.training.several_devices import require_gradients, require_shared_losses
+from lit_attn.training.compilation import choose_mode
+from lit_attn.training.several_devices import require_shared_losses
 
 
 class Parts(NamedTuple):
@@ -48,11 +45,11 @@ def build(cell: Cell, device: torch.device, *, may_compile: bool = True) -> Part
     model = factory.resolve(experiment.model, cell.match_to, experiment.data)
     costs = factory.describe(model, experiment.data)
     L.seed_everything(cell.seed, verbose=False)
-    data = _build_data(cell, device)
+    data = build_data(cell, device)
     network = factory.build(model, experiment.data)
     training = experiment.training
-    _prepare_for_devices(network, training)
-    task = _build_task(cell, data, network)
+    prepare_for_devices(network, training)
+    task = build_task(cell, data, network)
     if compile_mode is not None:
         task.compile_mode = compile_mode
         if training.is_compiled_by_block:
@@ -65,7 +62,7 @@ def build(cell: Cell, device: torch.device, *, may_compile: bool = True) -> Part
     return Parts(data, task, costs, inputs, is_compiled=compile_mode is not None)
 
 
-def _build_data(cell: Cell, device: torch.device) -> DataModule:
+def build_data(cell: Cell, device: torch.device) -> DataModule:
     """Return the data of a cell. Raises ConfigError if they cannot be had."""
     try:
         data = cell.experiment.data.build(cell.seed, device)
@@ -78,72 +75,7 @@ def _build_data(cell: Cell, device: torch.device) -> DataModule:
     return data
 
 
-def find_mistake(
-    cells: Sequence[Any],
-    has_data: bool = True,
-    start_cell: Callable[[int], None] = lambda number: None,
-) -> tuple[int, str] | None:
-    """Return the number and the ConfigError of the first of `cells` that cannot run.
-
-    `cells` has the content of each config.yaml. The networks have no memory. The logs of the cells
-    will show other exceptions. Unless this machine `has_data`, only the model of a cell whose files
-    are missing is checked. `start_cell` is called with the number of each cell before its check.
-    """
-    loaded = LoadedData()
-    for number, written in enumerate(cells):
-        start_cell(number)
-        try:
-            cell = Cell.parse(written, "config.yaml")
-            if has_data and has_gpu_mixers(cell.experiment):
-                # Without the data, this machine is not the one that trains the cell.
-                accelerator = cell.experiment.training.accelerator
-                try_gpu_mixers(cell.experiment, choose_device(accelerator, 0, 1))
-            network = _build_without_memory(cell)
-            if has_data or _has_all_files(cell.experiment.data):
-                _build_task(cell, loaded.find(cell), network)
-        except ConfigError as error:
-            return number, str(error)
-        except Exception:
-            # The log of the cell will show it.
-            continue
-    return None
-
-
-class LoadedData:
-    """Data of the cell that was checked last, which the next cell often has too."""
-
-    def __init__(self) -> None:
-        self.config: Data | None = None
-        self.module: DataModule | None = None
-
-    def find(self, cell: Cell) -> DataModule:
-        """Return the checked data of `cell`. Raises ConfigError if they cannot be used."""
-        if self.module is None or self.config != cell.experiment.data:
-            module = _build_data(cell, torch.device("cpu"))
-            self.config = cell.experiment.data
-            self.module = module
-            module.check()
-        return self.module
-
-
-def _build_without_memory(cell: Cell) -> nn.Module:
-    """Return the network of `cell` on the meta device. Raises ConfigError if it cannot train."""
-    experiment = cell.experiment
-    training = experiment.training
-    model = factory.resolve(experiment.model, cell.match_to, experiment.data)
-    network = factory.build(model, experiment.data, "meta")
-    _prepare_for_devices(network, training)
-    require_static_steps(experiment)
-    require_gradients(network, experiment.data.signature().sample(), training)
-    return network
-
-
-def _has_all_files(data: Data) -> bool:
-    """Return True if this machine has every file and folder that `data` names."""
-    return all(path.exists() for _, path in find_paths(data.model_dump()))
-
-
-def _prepare_for_devices(network: nn.Module, training: Training) -> None:
+def prepare_for_devices(network: nn.Module, training: Training) -> None:
     """Let the batch norms of `network` share their statistics if there are several devices.
 
     Raises ConfigError if several devices cannot share a loss or a statistic.
@@ -154,7 +86,7 @@ def _prepare_for_devices(network: nn.Module, training: Training) -> None:
             require_shared_losses(network)
 
 
-def _build_task(cell: Cell, data: DataModule, network: nn.Module) -> TaskModule:
+def build_task(cell: Cell, data: DataModule, network: nn.Module) -> TaskModule:
     """Return the task of a cell, with its metrics, schedules and average of the weights.
 
     Raises ConfigError for a configuration that cannot run.

@@ -3,19 +3,16 @@
 import contextlib
 import logging
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
 from lightning.fabric.utilities.logger import _flatten_dict, _sanitize_params
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers.logger import Logger
-from lightning.pytorch.plugins import MixedPrecision, Precision
-from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch.utils.tensorboard.summary import hparams
 
 from lit_attn.cells.inputs import collect_modules
@@ -45,24 +42,9 @@ from lit_attn.training.process_group import ProcessGroup
 from lit_attn.training.provenance import Provenance, code_hash, package_versions
 from lit_attn.training.recording import Console, MetricsFile, Progress
 from lit_attn.training.result import FinishedRun, Limits, UnitRecorder, make_result
-from lit_attn.training.several_devices import choose_strategy
 from lit_attn.training.step_values import StepValuesCallback
 from lit_attn.training.timing import make_clock
-
-NOISE = (
-    # The loaders of this project start their workers themselves.
-    ".*does not have many workers",
-    # Lightning says this on every machine that has SLURM's commands.
-    ".*`srun` command is available",
-    # The memory layout of a convolution's gradient may differ from the buckets that ranks exchange.
-    "Grad strides do not match bucket view strides",
-    # No code changes the output of a network in place, which FSDP warns of.
-    "FSDP2-wrapped module .* returned a view tensor",
-    # `training.precision` decides on TF32.
-    "TensorFloat32 tensor cores for float32 matrix multiplication available",
-    # Lightning itself uses a deprecated torch function.
-    ".*LeafSpec.*is deprecated",
-)
+from lit_attn.training.trainer import make_trainer
 
 MIXED_WITH_SHARDS = "got mixed torch.Tensor and DTensor"
 """Part of PyTorch's error about an operation with a weight of which each device has a part."""
@@ -87,8 +69,6 @@ def fit(
     Raises ConfigError, Diverged or Preempted as `lit_attn.train.run_cell` does.
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    for message in NOISE:
-        warnings.filterwarnings("ignore", message=message)
     is_tf32 = cell.experiment.training.precision == "tf32"
     if is_tf32:
         require_tf32(group.device)
@@ -315,53 +295,18 @@ class Attempt:
 
     def make_trainer(self, trackers: list[Logger]) -> L.Trainer:
         """Return Lightning's trainer with all callbacks and loggers."""
-        training = self.cell.experiment.training
-        data = self.parts.data
-        group = self.group
-        train_batches: float = 1.0  # A float is a share, an int a number of batches.
-        evaluation_batches: float = 1.0
-        evaluate_every = training.evaluate_every
-        if self.limits is not None:
-            train_batches = data.accumulate * self.limits.steps
-            evaluation_batches = self.limits.evaluation_batches
-            evaluate_every = 1
-        return L.Trainer(
-            accelerator=group.device.type,
-            devices=group.world_size // group.nodes,
-            num_nodes=group.nodes,
-            strategy=choose_strategy(
-                self.parts.task.network, group.world_size, data.accumulate, training.is_sharded
-            ),
-            # Weights that FSDP gathers in inference mode could not be used in training.
-            inference_mode=not training.is_sharded,
-            # By default Lightning takes any SLURM allocation around the cell for its ranks.
-            plugins=[self._make_precision(), LightningEnvironment()],
-            max_epochs=max(training.epochs, self.epochs),
-            max_steps=self.steps,
-            limit_train_batches=train_batches,
-            limit_val_batches=evaluation_batches,
-            check_val_every_n_epoch=evaluate_every,
-            accumulate_grad_batches=data.accumulate,
-            gradient_clip_val=training.clip,
-            logger=[self.metrics, *trackers],
+        return make_trainer(
+            self.cell.experiment.training,
+            self.parts.task,
+            self.group,
+            self.folder,
+            steps=self.steps,
+            epochs=self.epochs,
+            micro_batches=self.parts.data.accumulate,
+            limits=self.limits,
+            loggers=[self.metrics, *trackers],
             callbacks=self._list_callbacks(),
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            log_every_n_steps=1,
-            num_sanity_val_steps=0,
-            default_root_dir=self.folder,
         )
-
-    def _make_precision(self) -> Precision:
-        """Return Lightning's plug-in for the precision of the training."""
-        precision = self.cell.experiment.training.precision
-        if precision in ("fp32", "tf32"):
-            return Precision()
-        # A name alone would make Lightning compute in bf16 for fp16 on a CPU.
-        name: Literal["16-mixed", "bf16-mixed"]
-        name = "bf16-mixed" if precision == "bf16" else "16-mixed"
-        return MixedPrecision(name, self.group.device.type)
 
     def _list_callbacks(self) -> list[L.Callback]:
         """Return the callbacks in their order.

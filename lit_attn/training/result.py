@@ -40,6 +40,10 @@ SAMPLE = Limits(steps=15, evaluation_batches=2)
 """Limits of the run from which the cost of a cell is estimated."""
 
 
+DIVERGED = 10.0
+"""Factor between the first loss of a training and its last one above which it has diverged."""
+
+
 class FinishedRun(NamedTuple):
     """A run that has trained to its end, on rank 0.
 
@@ -78,6 +82,13 @@ def make_result(
     epoch = selected[0].epoch
     _print_undefined(rows, epoch)
     metrics = {row.name: row.value for row in selected}
+    diverged = has_diverged(rows, parts.task.first_loss)
+    if diverged:
+        print(
+            f"diverged: train/loss ended above {DIVERGED:g} times its first value,"
+            f" {parts.task.first_loss:.4g}; the result says so",
+            flush=True,
+        )
     device = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "CPU"
     provenance = checkpoints.provenance
     training = cell.experiment.training
@@ -90,6 +101,7 @@ def make_result(
         identity=cell.fingerprint,
         metrics=metrics | speed,
         chance=list_chance_levels(parts.task),
+        diverged=diverged,
         selected_epoch=epoch,
         steps=steps,
         epochs=math.ceil(steps / parts.data.steps_per_epoch),
@@ -115,6 +127,18 @@ def make_result(
         versions=provenance.versions,
         finished=utc_now(),
     )
+
+
+def has_diverged(rows: list[MetricRow], first_loss: float | None) -> bool | None:
+    """Return True if `train/loss` of the last epoch is above DIVERGED times `first_loss`.
+
+    The result is None if that is unknown: an old checkpoint has no first loss, and a loss of the
+    user can be negative.
+    """
+    losses = [row.value for row in rows if row.name == "train/loss"]
+    if not losses or first_loss is None or first_loss <= 0:
+        return None
+    return losses[-1] > DIVERGED * first_loss
 
 
 def _measure_speed(cell: Cell, parts: Parts, progress: Progress) -> dict[str, float]:

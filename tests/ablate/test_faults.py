@@ -466,3 +466,29 @@ def test_the_other_seeds_of_a_variant_that_fails_at_once_are_skipped(tmp_path: P
     result.touch()
     summary, _ = run([job for job in cells if job.cell.variant == "crash"], at_once=1)
     assert len(summary.failed) == 4
+
+
+@pytest.mark.process
+def test_a_study_ends_after_the_same_exception_in_two_variants(tmp_path: Path) -> None:
+    study = studies.study(tmp_path, make_body("crashonce", "crashonce-b", "ok", "ok-b"))
+    cells = expand(study, tmp_path / "runs", seeds=(0, 1)).jobs
+    summary, output = run(cells, at_once=1)
+    assert {o.job.name for o in summary.failed} == {"tiny/crashonce/0", "tiny/crashonce-b/0"}
+    message = (
+        "skipped  tiny  6 more cells: 2 cells ended with the same exception (RuntimeError: the"
+        " first time only); repair it, and the same command continues"
+    )
+    assert message in output
+    assert [job.state() for job in cells[2:]] == ["missing"] * 6
+
+
+@pytest.mark.process
+def test_a_study_without_a_result_ends_after_the_same_exception_in_two_seeds(
+    tmp_path: Path,
+) -> None:
+    study = studies.study(tmp_path, make_body("crash", "diverged", "killed"))
+    cells = expand(study, tmp_path / "runs", seeds=(0, 1, 2)).jobs
+    cells.sort(key=lambda job: job.cell.variant)
+    summary, output = run(cells, at_once=1)
+    assert {o.job.name for o in summary.failed} == {"tiny/crash/0", "tiny/crash/1"}
+    assert "skipped  tiny  6 more cells: 2 cells ended with the same exception" in output

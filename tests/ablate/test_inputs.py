@@ -22,7 +22,7 @@ from lit_attn.ablate.plan import expand, find_variants, require_inputs
 from lit_attn.config.data.text import LabelledText
 from lit_attn.data.label_masks import list_pairs
 from lit_attn.schema.errors import ConfigError
-from lit_attn.training.build import find_mistake
+from lit_attn.training.first_step import find_mistake
 
 BODY = "baseline: a\ncells: {a: {}, b: {attention: belief2}}"
 GIVEN = "name: mine, size: 8, channels: 1, classes: 3, batch_size: 4"

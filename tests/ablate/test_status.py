@@ -287,3 +287,11 @@ def test_a_file_named_status_can_be_written_with_its_folder(
     monkeypatch.chdir(tmp_path)
     assert main(["./status", "--dry-run"]) == 0
     assert "2 missing" in capsys.readouterr().out
+
+
+def test_the_advice_about_a_loss_that_is_not_finite_at_step_0_is_not_the_rate() -> None:
+    for message, words in (("loss is nan at step 0", "formula"), ("loss is nan at step 10", "lr")):
+        end = Exit(failure="diverged", returncode=1, message=message)
+        advice = status.find_advice(CellStatus("diverged", None, None, end))
+        assert advice is not None
+        assert words in advice

@@ -1,5 +1,6 @@
 """Records read back as written; torn lines are skipped."""
 
+import json
 import math
 import os
 from pathlib import Path
@@ -133,3 +134,10 @@ def test_any_prefix_of_a_metrics_file_is_read(tmp_path: Path) -> None:
         assert [row.value for row in read_metrics(path)] == [0.5, 0.75][
             : text[:end].count("\n", 25)
         ]
+
+
+def test_a_plan_without_seeds_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(PLAN.model_dump(mode="json") | {"seeds": []}))
+    with pytest.raises(ConfigError, match="seeds: needs 1 or more entries"):
+        Plan.load(path)

@@ -19,7 +19,7 @@ from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.tasks.base import TaskModule
 from lit_attn.train import main
-from lit_attn.training.build import find_mistake
+from lit_attn.training.first_step import Mistake, find_mistake
 
 PAGE = (ROOT / "docs" / "own-tasks.md").read_text(encoding="utf-8")
 
@@ -169,7 +169,7 @@ def test_a_class_that_cannot_be_built_stops_the_study_before_its_first_cell(
     mine: None,
 ) -> None:
     cell = module_cell("mine:Raises", {"epochs": 1})
-    assert find_mistake([cell]) == (0, "task: mine:Raises: KeyError: 'weights'")
+    assert find_mistake([cell]) == Mistake(0, "task: mine:Raises: KeyError: 'weights'")
 
 
 @pytest.mark.process

@@ -18,7 +18,7 @@ from lit_attn.config.schedules import (
     Trapezoid,
 )
 from lit_attn.data.log import collect_warnings
-from lit_attn.training.build import find_mistake
+from lit_attn.training.first_step import find_mistake
 
 
 def test_belief2_cifar100_warms_up_per_step_then_falls_to_the_floor() -> None:

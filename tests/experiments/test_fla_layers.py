@@ -35,7 +35,8 @@ from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import load_parts
 from lit_attn.train import run_cell
 from lit_attn.training import path_check
-from lit_attn.training.build import build, find_mistake
+from lit_attn.training.build import build
+from lit_attn.training.first_step import Mistake, find_mistake
 
 PLUG_IN = EXPERIMENTS / "token_mixers" / "fla_layers.py"
 
@@ -186,7 +187,7 @@ def test_a_machine_without_a_gpu_refuses_the_layer_in_one_line() -> None:
     assert str(caught.value) == message
     if not torch.cuda.is_available():
         written = cell.model_dump(mode="json", by_alias=True)
-        assert find_mistake([written]) == (0, message)
+        assert find_mistake([written]) == Mistake(0, message)
         # The machine that submits jobs needs no GPU.
         assert find_mistake([written], has_data=False) is None
 

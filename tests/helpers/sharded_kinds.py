@@ -19,7 +19,7 @@ from helpers.training_cells import digits_cell, scenes_cell, text_cell
 from lit_attn import train
 from lit_attn.config.cell import Cell
 from lit_attn.schema.plugins import load_parts
-from lit_attn.training import fit
+from lit_attn.training import trainer
 
 Fields = dict[str, Any]
 
@@ -134,12 +134,12 @@ RECOMPUTED = ("timm", "translation", "token mixer")
 """Kinds whose blocks are recomputed on the sharded ranks."""
 
 
-def make_precision(attempt: fit.Attempt) -> Precision:
+def make_precision(*_: object) -> Precision:
     return DoublePrecision()
 
 
 def main(root: Path) -> int:
-    fit.Attempt._make_precision = make_precision  # type: ignore[assignment, method-assign]
+    trainer._make_precision = make_precision
     for kind, make_fields in KINDS.items():
         (root / kind).mkdir()
         fields = make_fields(root / kind)

@@ -287,3 +287,12 @@ def test_code_that_changes_the_working_directory_does_not_move_the_records(
     )
     assert done.returncode == 0, done.stderr
     assert (folder / "result.json").exists()
+
+
+def test_a_result_of_a_newer_version_is_not_trained_again(tmp_path: Path) -> None:
+    cell = digits_cell()
+    folder = folder_of(cell, tmp_path)
+    (folder / "result.json").write_text('{"version": 2}')
+    with pytest.raises(ConfigError, match="newer version of lit_attn"):
+        run_cell(folder)
+    assert (folder / "result.json").exists()

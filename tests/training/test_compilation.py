@@ -12,8 +12,8 @@ from lit_attn.tasks.base import TaskModule
 from lit_attn.tasks.classification import Classification
 from lit_attn.train import run_cell
 from lit_attn.training import build, compilation
-from lit_attn.training.build import find_mistake
 from lit_attn.training.compilation import choose_mode, require_static_steps
+from lit_attn.training.first_step import find_mistake
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from helpers.training_cells import digits_cell, scenes_cell, text_cell
 
-from lit_attn.training.build import find_mistake
+from lit_attn.training.first_step import find_mistake
 
 
 def own_model(name: str, devices: int = 2) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def written(cell: Any) -> dict[str, Any]:
 def test_unused_parameters_are_named_in_one_line() -> None:
     mistake = find_mistake([own_model("Normed"), own_model("Wasteful")])
     assert mistake is not None
-    number, error = mistake
+    number, error, _ = mistake
     assert number == 1
     assert "\n" not in error
     assert error == (

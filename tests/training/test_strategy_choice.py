@@ -11,7 +11,7 @@ from helpers.two_ranks import transformer
 from lit_attn.ablate.__main__ import main
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
-from lit_attn.training.build import find_mistake
+from lit_attn.training.first_step import find_mistake
 from lit_attn.training.several_devices import choose_strategy
 from lit_attn.training.sharded_strategy import ShardedStrategy
 

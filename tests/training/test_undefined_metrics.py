@@ -24,6 +24,7 @@ from lit_attn.report.read import read_studies
 from lit_attn.schema.errors import ConfigError
 from lit_attn.tasks.language import TokenLoss
 from lit_attn.train import run_cell
+from lit_attn.training.result import has_diverged
 from lit_attn.training.selection import select_epoch
 
 SCRIPTED = '''
@@ -257,3 +258,32 @@ def test_curves_leave_out_steps_at_which_a_seed_is_undefined(tmp_path: Path) -> 
     assert steps["standard", 0] == steps["standard", 1] == every
     assert steps["belief", 0] == steps["belief", 1] == every - {200, 300}
     assert isinstance(curves, pd.DataFrame)
+
+
+@pytest.mark.parametrize(
+    ("losses", "first", "diverged"),
+    [
+        ([2.3, 1.0], 2.3, False),
+        ([2.3, 22.9], 2.3, False),
+        ([2.3, 23.1], 2.3, True),
+        ([90.0, 2.0], 2.3, False),
+        ([2.3, 1e300], 2.3, True),
+        ([2.3], None, None),
+        ([-5.0], -1.0, None),
+        ([], 2.3, None),
+    ],
+)
+def test_a_finite_loss_far_above_the_first_one_has_diverged(
+    losses: list[float], first: float | None, diverged: bool | None
+) -> None:
+    rows = [MetricRow(step, step, "train/loss", loss) for step, loss in enumerate(losses)]
+    assert has_diverged(rows, first) is diverged
+
+
+def test_the_result_records_an_explosion_of_the_loss(tmp_path: Path) -> None:
+    """A rate of 3 makes the loss large and finite."""
+    for rate, diverged in ((3e-3, False), (3.0, True)):
+        cell = digits_cell(optimizer={"kind": "adamw", "lr": rate})
+        folder = folder_of(cell, tmp_path / str(rate))
+        run_cell(folder)
+        assert result_of(folder).diverged is diverged

@@ -1,0 +1,359 @@
+"""Check of cells before the first one: what can be built, and one training step on real data.
+
+The step needs the network in memory, the first training batch, and a batch of each evaluated split.
+Its learning rate is zero, so only a mistake makes the loss or an evaluation not finite. Cells that
+differ in nothing that a step computes share one.
+"""
+
+import contextlib
+import json
+import logging
+import traceback
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+from lit_attn.cells.failure import NO_SPACE, OUT_OF_MEMORY, Diverged
+from lit_attn.config.cell import Cell
+from lit_attn.config.data.base import Data, find_paths
+from lit_attn.data.module import DataModule, EvaluationLoader
+from lit_attn.models import factory
+from lit_attn.models.mixer_trial import has_gpu_mixers, try_gpu_mixers
+from lit_attn.schema.errors import ConfigError, plural
+from lit_attn.schema.plugins import find_class_line, find_own_line
+from lit_attn.tasks.tf32 import products_in_tf32
+from lit_attn.temporary import temporary_folder
+from lit_attn.training.build import build_data, build_task, prepare_for_devices
+from lit_attn.training.compilation import require_static_steps
+from lit_attn.training.memory import estimate_memory
+from lit_attn.training.process_group import ProcessGroup, choose_device
+from lit_attn.training.result import SMOKE
+from lit_attn.training.several_devices import require_gradients
+from lit_attn.training.trainer import make_trainer
+
+GIBIBYTE = 2**30
+SMALL_SHARE = 1 / 16
+"""Share of the free memory below which the parameters of a model are no reason for an estimate."""
+
+MACHINE_ERRORS = (MemoryError, OSError, torch.OutOfMemoryError, torch.AcceleratorError)
+"""Exceptions about the machine at this moment, which the cells may not meet."""
+
+
+class Mistake(NamedTuple):
+    """Number of the first cell that cannot run, its error, and the traceback of foreign code."""
+
+    number: int
+    message: str
+    traceback: str = ""
+
+
+@dataclass
+class FirstBatch:
+    """Loader of the first batch of training or of a split, which is read once for all cells."""
+
+    batch: Any
+    loader: EvaluationLoader | None = None
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self.batch])
+
+    def has_samples(self, number: int) -> bool:
+        """Return True if the batch of a split has a row that is not padding."""
+        assert self.loader is not None
+        return self.loader.has_samples(number)
+
+
+class UsedBatch(L.Callback):
+    """Callback that notes the batch that a step uses, and of what it is."""
+
+    name = ""
+    batch: Any = None
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: Any, batch: Any, _: int) -> None:
+        self.name = "training batch"
+        self.batch = batch
+
+    def on_validation_batch_start(
+        self, trainer: L.Trainer, module: Any, batch: Any, batch_idx: int, split: int = 0
+    ) -> None:
+        self.name = f"batch of {module.splits[split]}"
+        self.batch = batch
+
+
+class LoadedData:
+    """Data of the cell that was checked last, which the next cell often has too."""
+
+    def __init__(self) -> None:
+        self.config: Data | None = None
+        self.module: DataModule | None = None
+        self.training: FirstBatch | None = None
+        self.evaluation: list[FirstBatch] = []
+
+    def find(self, cell: Cell) -> DataModule:
+        """Return the checked data of `cell`. Raises ConfigError if they cannot be used."""
+        if self.module is None or self.config != cell.experiment.data:
+            module = build_data(cell, torch.device("cpu"))
+            self.config = cell.experiment.data
+            self.module = module
+            self.training = None
+            module.check()
+        return self.module
+
+    def read_batches(self, data: DataModule) -> tuple[FirstBatch, list[FirstBatch]]:
+        """Return the first micro-batch of training, and the first batch of each split."""
+        if self.training is None:
+            self.training = FirstBatch(next(iter(data.finish(data.batch(0)))))
+            self.evaluation = []
+            for loader in data.val_dataloader():
+                self.evaluation.append(FirstBatch(next(iter(loader)), loader))
+            data.stop_workers()
+        return self.training, self.evaluation
+
+
+def find_mistake(
+    cells: Sequence[Any],
+    has_data: bool = True,
+    start_cell: Callable[[int], None] = lambda number: None,
+    untried: Collection[int] = (),
+    free_memory: int | None = None,
+) -> Mistake | None:
+    """Return the first of `cells` that cannot run, or None.
+
+    `cells` has the content of each config.yaml. Unless this machine `has_data`, only the model of a
+    cell whose files are missing is checked. `start_cell` is called with the number of each cell
+    before its check. The cells with the numbers `untried` make a training step; `free_memory` are
+    the free bytes of a CPU. The logs of the other cells will show exceptions of foreign code.
+    """
+    loaded = LoadedData()
+    tried: set[str] = set()
+    for number, written in enumerate(cells):
+        start_cell(number)
+        try:
+            cell = Cell.parse(written, "config.yaml")
+            accelerator = cell.experiment.training.accelerator
+            if has_data and has_gpu_mixers(cell.experiment):
+                # Without the data, this machine is not the one that trains the cell.
+                try_gpu_mixers(cell.experiment, choose_device(accelerator, 0, 1))
+            network = _build_without_memory(cell)
+            if not has_data and not _has_all_files(cell.experiment.data):
+                continue
+            data = loaded.find(cell)
+            build_task(cell, data, network)
+            key = _describe_step(cell)
+            if not has_data or number not in untried or key in tried:
+                continue
+            tried.add(key)
+            device = choose_device(accelerator, 0, 1)
+            require_memory(cell, network, device, free_memory)
+        except ConfigError as error:
+            return Mistake(number, str(error))
+        except Exception:
+            # The log of the cell will show it.
+            continue
+        mistake = _try_step(number, cell, data, loaded, device)
+        if mistake is not None:
+            return mistake
+    return None
+
+
+def _build_without_memory(cell: Cell) -> nn.Module:
+    """Return the network of `cell` on the meta device. Raises ConfigError if it cannot train."""
+    experiment = cell.experiment
+    training = experiment.training
+    model = factory.resolve(experiment.model, cell.match_to, experiment.data)
+    network = factory.build(model, experiment.data, "meta")
+    prepare_for_devices(network, training)
+    require_static_steps(experiment)
+    require_gradients(network, experiment.data.signature().sample(), training)
+    return network
+
+
+def _has_all_files(data: Data) -> bool:
+    """Return True if this machine has every file and folder that `data` names."""
+    return all(path.exists() for _, path in find_paths(data.model_dump()))
+
+
+def _describe_step(cell: Cell) -> str:
+    """Return a text that is equal for cells whose first steps compute the same, but for rates."""
+    contents = cell.experiment.model_dump(mode="json", exclude={"schedule"})
+    for key in ("lr", "weight_decay"):
+        contents["optimizer"].pop(key, None)
+    for key in ("epochs", "stretch", "max_steps", "stop", "diagnostics", "loggers"):
+        contents["training"].pop(key, None)
+    match_to = None if cell.match_to is None else cell.match_to.model_dump(mode="json")
+    return json.dumps([contents, match_to], sort_keys=True)
+
+
+def require_memory(
+    cell: Cell, network: nn.Module, device: torch.device, free_memory: int | None
+) -> None:
+    """Raise ConfigError if a training step needs more than the free memory of the device.
+
+    The step of a small model is not estimated: it is made right after this.
+    """
+    training = cell.experiment.training
+    if device.type == "cuda":
+        free_memory, _ = torch.cuda.mem_get_info()
+    if free_memory is None:
+        return
+    parameters = list(network.parameters())
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    gradients = sum(
+        parameter.numel() * parameter.element_size()
+        for parameter in parameters
+        if parameter.requires_grad
+    )
+    devices = training.devices if training.is_sharded else 1
+    needed = (weights + gradients) / devices
+    if SMALL_SHARE * free_memory < needed <= free_memory:
+        samples = cell.experiment.device_samples
+        try:
+            memory = estimate_memory(cell.experiment, cell.match_to, samples)
+        except ConfigError:
+            # Some data have no batch without values.
+            return
+        parts = memory.weights + memory.gradients + memory.states + memory.averages
+        needed = memory.total - parts + parts / devices
+    if needed > free_memory:
+        raise ConfigError(
+            f"model: a training step needs at least {needed / GIBIBYTE:,.1f} GiB, and"
+            f" {free_memory / GIBIBYTE:,.1f} GiB of the {device.type.upper()} are free; make the"
+            " model or data.batch_size smaller (`--dry-run --gpu` shows the parts)"
+        )
+
+
+def _try_step(
+    number: int, cell: Cell, data: DataModule, loaded: LoadedData, device: torch.device
+) -> Mistake | None:
+    """Return what is wrong with a training step and an evaluation of `cell`, or None."""
+    if cell.experiment.training.is_sharded:
+        # Only all devices together have the memory, and they are started with the cell.
+        return None
+    used = UsedBatch()
+    try:
+        make_step(cell, data, loaded, device, used)
+    except ConfigError as error:
+        return Mistake(number, str(error))
+    except Diverged as error:
+        return Mistake(number, _explain_not_finite(str(error), cell, data, loaded, device))
+    except MACHINE_ERRORS:
+        return None
+    except Exception as error:
+        if OUT_OF_MEMORY.search(str(error)) or NO_SPACE.search(str(error)):
+            return None
+        return Mistake(number, _explain(error, used, data), traceback.format_exc())
+    return None
+
+
+def make_step(
+    cell: Cell,
+    data: DataModule,
+    loaded: LoadedData,
+    device: torch.device,
+    used: UsedBatch,
+    prepare: Callable[[nn.Module], object] = lambda network: None,
+) -> None:
+    """Make a training step of `cell` with the learning rate zero, and evaluate a batch of a split.
+
+    `used` notes the batches, and `prepare` gets the network before the step. Raises what the code
+    of the cell raises.
+    """
+    experiment = cell.experiment
+    training = experiment.training
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    L.seed_everything(cell.seed, verbose=False)
+    model = factory.resolve(experiment.model, cell.match_to, experiment.data)
+    network = factory.build(model, experiment.data)
+    prepare(network)
+    task = build_task(cell, data, network)
+    task.rate = lambda step: 0.0
+    batches, evaluation = loaded.read_batches(data)
+    with products_in_tf32(training.precision == "tf32"), temporary_folder() as folder:
+        trainer = make_trainer(
+            training,
+            task,
+            ProcessGroup(0, 1, device),
+            folder,
+            steps=1,
+            epochs=1,
+            micro_batches=1,
+            limits=SMOKE,
+            callbacks=[used],
+        )
+        trainer.fit(task, batches, evaluation)
+
+
+def _explain_not_finite(
+    message: str, cell: Cell, data: DataModule, loaded: LoadedData, device: torch.device
+) -> str:
+    """Return the error of a loss that is not finite, with the first module that made it so."""
+    outputs: list[tuple[str, nn.Module, bool]] = []
+
+    def prepare(network: nn.Module) -> None:
+        for name, module in network.named_modules():
+            module.register_forward_hook(_make_hook(name, outputs))
+
+    # The step fails again, this time with the hooks.
+    with contextlib.suppress(Exception):
+        make_step(cell, data, loaded, device, UsedBatch(), prepare)
+    # An infinite number can be meant, as in a mask; a NaN is not.
+    first = next((entry for entry in outputs if entry[2]), next(iter(outputs), None))
+    if first is None:
+        return f"the first step: {message}, although the output of every module is finite"
+    name, module, _ = first
+    place = find_class_line(type(module))
+    return (
+        f"model: {message}; the first module whose output is not finite is"
+        f" '{name or 'the network'}' ({type(module).__name__}{place and ', '}{place})"
+    )
+
+
+def _make_hook(name: str, outputs: list[tuple[str, nn.Module, bool]]) -> Callable[..., None]:
+    """Return a forward hook that appends its module to `outputs` if its output is not finite."""
+
+    def look(module: nn.Module, inputs: Any, output: Any) -> None:
+        tensors = output if isinstance(output, tuple) else (output,)
+        for tensor in tensors:
+            is_number = isinstance(tensor, Tensor) and tensor.is_floating_point()
+            if is_number and not tensor.isfinite().all():
+                outputs.append((name, module, bool(tensor.isnan().any())))
+
+    return look
+
+
+def _explain(error: Exception, used: UsedBatch, data: DataModule) -> str:
+    """Return an exception of a step in one line: the user's file and line, and the batch."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = find_own_line(error)
+    note = ""
+    if place is None:
+        place = f"{frames[-1].filename}:{frames[-1].lineno}"
+        note = " (no file of `parts` is on the way)"
+    message = " ".join(str(error).split())
+    text = f"the first step: {place}: {type(error).__name__}: {message}{note}"
+    if used.name:
+        text += f"; the {used.name} is {describe_batch(used.batch, data.signature.batch_names)}"
+    return text
+
+
+def describe_batch(batch: Any, names: tuple[str, ...]) -> str:
+    """Return the parts of a batch with their `names` and shapes, as `images (64, 1, 8, 8)`."""
+    if isinstance(batch, dict):
+        parts = batch
+    else:
+        entries = batch if isinstance(batch, tuple | list) else [batch]
+        names += tuple(f"entry {number + 1}" for number in range(len(names), len(entries)))
+        parts = dict(zip(names, entries, strict=False))
+    words = []
+    for name, value in parts.items():
+        is_list = isinstance(value, list | tuple)
+        size = plural(len(value), "item") if is_list else tuple(getattr(value, "shape", ()))
+        words.append(f"{name} {size}")
+    return ", ".join(words)

@@ -1,0 +1,210 @@
+"""Check before the first cell: a training step and an evaluation of each variant on real data."""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import studies
+from helpers.commands import run_python
+from helpers.fake_cells import result
+from helpers.paths import ROOT
+
+from lit_attn.ablate.launch import find_proven
+from lit_attn.ablate.plan import Matrix, expand
+from lit_attn.config import signatures
+from lit_attn.training import first_step
+from lit_attn.training.first_step import Mistake, find_mistake
+
+MINE = """
+from typing import ClassVar
+import lightning as L
+from torch import nn
+from lit_attn import Normaliser, NormaliserConfig
+
+
+class Plain(L.LightningModule):
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def training_step(self, batch, index):
+        images, labels = batch
+        return nn.functional.cross_entropy(self.network(images), labels)
+
+    def validation_step(self, batch, index):
+        images, labels = batch
+        self.log("loss", nn.functional.cross_entropy(self.network(images), labels))
+
+
+class ThreeParts(Plain):
+    def training_step(self, batch, index):
+        images, labels, weights = batch
+        return nn.functional.cross_entropy(self.network(images), labels)
+
+
+class WrongEvaluation(Plain):
+    def validation_step(self, batch, index):
+        self.log("loss", nn.functional.cross_entropy(self.network(batch[0]), batch[1][:2]))
+
+
+class NotFinite(Plain):
+    def training_step(self, batch, index):
+        return super().training_step(batch, index) / 0
+
+
+class Broken(Normaliser):
+    def forward(self, logits, visible):
+        return (logits - logits) / 0
+
+
+class BrokenConfig(NormaliserConfig, kind="broken"):
+    def build(self, shape):
+        return Broken(self, shape)
+
+    def reference(self, module, logits, visible):
+        return logits
+"""
+
+BODY = "baseline: a\nparts: [mine.py]\ncells: {a: {}, b: {optimizer.lr: 1}}"
+ALONE = "baseline: a\ncells: {a: {}, b: {optimizer.lr: 1}, c: {attention: belief2}}"
+
+
+def write_study(folder: Path, task: str, body: str = BODY, measures: str = "") -> Matrix:
+    """Write a study with the classes of MINE, and return its cells."""
+    (folder / "mine.py").write_text(MINE)
+    written = studies.EXPERIMENT
+    if task:
+        written += f"task: {{kind: module, import: 'mine:{task}'{measures}}}\n"
+        body += "\nmetric: {name: val/loss, label: loss, goal: min}"
+    return expand(studies.study(folder, body, written), folder / "runs")
+
+
+@pytest.fixture(autouse=True)
+def _forget_mine() -> Iterator[None]:
+    search_path = list(sys.path)
+    yield
+    sys.path[:] = search_path
+    sys.modules.pop("mine", None)
+
+
+def check(matrix: Matrix, free_memory: int | None = None) -> Mistake | None:
+    """Check the first cell of each variant with a step."""
+    cells = [job.cell.model_dump(mode="json") for job in matrix.jobs if job.cell.seed == 0]
+    return find_mistake(cells, untried=range(len(cells)), free_memory=free_memory)
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (
+            "ThreeParts",
+            r"the first step: \S+/mine.py:24: ValueError: not enough values to unpack"
+            r" \(expected 3, got 2\); the training batch is images \(64, 1, 8, 8\), labels \(64,\)",
+        ),
+        (
+            "WrongEvaluation",
+            r"the first step: \S+/mine.py:30: ValueError: Expected input batch_size .*;"
+            r" the batch of val is images \(\d+, 1, 8, 8\), labels \(\d+,\)",
+        ),
+        (
+            "NotFinite",
+            "the first step: loss is inf at step 0, although the output of every module is finite",
+        ),
+    ],
+)
+def test_a_mistake_in_an_own_task_is_one_line(tmp_path: Path, task: str, message: str) -> None:
+    mistake = check(write_study(tmp_path, task))
+    assert mistake is not None
+    assert re.fullmatch(message, mistake.message)
+    assert "\n" not in mistake.message
+
+
+def test_a_measure_that_is_not_logged_is_found(tmp_path: Path) -> None:
+    mistake = check(write_study(tmp_path, "Plain", measures=", measures: [loss, wrongg]"))
+    assert mistake is not None
+    assert mistake.message.startswith("task: validation_step does not log 'wrongg' of `measures`")
+
+
+def test_the_first_module_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    body = BODY.replace("a: {}", "a: {}, c: {attention: {normaliser: broken}}")
+    mistake = check(write_study(tmp_path, "", body))
+    assert mistake is not None
+    assert re.fullmatch(
+        r"model: loss is nan at step 0; the first module whose output is not finite is"
+        r" 'blocks\.0\.attn\.\w+' \(Broken, \S+/mine.py:38\)",
+        mistake.message,
+    )
+
+
+def test_variants_that_differ_in_a_rate_share_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = expand(studies.study(tmp_path, ALONE), tmp_path / "runs")
+    steps = []
+    make_step = first_step.make_step
+
+    def count(cell, *arguments) -> None:
+        steps.append(cell.variant)
+        make_step(cell, *arguments)
+
+    monkeypatch.setattr(first_step, "make_step", count)
+    # A rate of 1 would make the evaluation after the step infinite.
+    assert check(matrix) is None
+    assert steps == ["a", "c"]
+
+
+def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    matrix = expand(studies.study(tmp_path, ALONE), tmp_path / "runs")
+    mistake = check(matrix, free_memory=1000)
+    assert mistake is not None
+    assert mistake.message.startswith("model: a training step needs at least 0.0 GiB, and 0.0 GiB")
+    assert check(matrix, free_memory=2**33) is None
+
+
+def test_a_step_that_does_not_fit_with_its_activations_is_refused(tmp_path: Path) -> None:
+    """The parameters alone would fit."""
+    matrix = expand(studies.study(tmp_path, ALONE), tmp_path / "runs")
+    parameters = 2 * 4 * 3658
+    mistake = check(matrix, free_memory=parameters * 3)
+    assert mistake is not None
+    assert "a training step needs at least" in mistake.message
+
+
+def test_a_result_of_the_present_code_proves_its_variant(tmp_path: Path) -> None:
+    matrix = expand(studies.study(tmp_path, ALONE), tmp_path / "runs")
+    assert find_proven([matrix]) == set()
+    done = matrix.jobs[1]
+    done.folder.mkdir(parents=True)
+    record = result(done.cell)
+    record.write(done.folder / "result.json")
+    assert find_proven([matrix]) == {("tiny", "b")}
+    stale = record.model_copy(update={"inputs": {str(tmp_path / "ablations.yaml"): "old"}})
+    stale.write(done.folder / "result.json")
+    assert find_proven([matrix]) == set()
+
+
+def test_the_page_has_the_parts_of_every_batch() -> None:
+    page = (ROOT / "docs" / "own-tasks.md").read_text(encoding="utf-8")
+    members = [value for value in vars(signatures).values() if isinstance(value, type)]
+    named = [member for member in members if getattr(member, "batch_names", ())]
+    assert len(named) == 8
+    for member in named:
+        (row,) = [line for line in page.splitlines() if f"(`{member.__name__}`)" in line]
+        places = [row.split("|")[2].index(f" {name} (") for name in member.batch_names]
+        assert places == sorted(places)
+
+
+@pytest.mark.process
+def test_a_study_with_a_wrong_task_starts_no_cell(tmp_path: Path) -> None:
+    write_study(tmp_path, "ThreeParts")
+    done = run_python(tmp_path, "-m", "lit_attn.ablate", "ablations.yaml")
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"ablations.yaml:\d+: tiny: variant 'a': the first step: \S+/mine.py:24: .*"
+        r"; \S+first-step.log has the traceback\n",
+        done.stderr,
+    )
+    assert "training_step" in (tmp_path / "runs" / "first-step.log").read_text()
+    assert list((tmp_path / "runs").glob("*")) == [tmp_path / "runs" / "first-step.log"]
