@@ -176,6 +176,19 @@ def check_cells(
     sender.send((None if mistake is None else tuple(mistake), warnings))
 
 
+def write_floors(content: dict[str, Any], path: Path) -> None:
+    """Write the floors of the data of a cell, which has `content`, to `path`.
+
+    Raises ConfigError if the data cannot be read.
+    """
+    from lit_attn.training.floors import compute_floors
+
+    die_with_parent()
+    # The cells have told the warnings of the data.
+    redirect_output(Path(os.devnull))
+    compute_floors(Cell.model_validate(content)).write(path)
+
+
 def _read_cell(cell_dir: Path) -> Cell:
     """Read the cell's config.yaml, which imports the cell's parts."""
     pid = os.getpid()

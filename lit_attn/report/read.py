@@ -11,6 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from lit_attn.cells import decisions, records
+from lit_attn.cells.floors import FILE as FLOORS_FILE
+from lit_attn.cells.floors import Floors
 from lit_attn.cells.folder import UNENDED, read_cell, read_result
 from lit_attn.cells.rules import list_ended_cells
 from lit_attn.files import require_folder
@@ -71,11 +73,13 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     tuning = read_or_skip(records.Tuning.read, folder, "tuning.json")
     step_times = read_or_skip(records.StepTimes.read, folder, "step_times.json")
     looks = read_or_skip(decisions.Looks.read, folder, "looks.json")
+    floors = read_or_skip(Floors.read, folder, FLOORS_FILE)
     files = {
         "seals.json": seals,
         "tuning.json": tuning,
         "step_times.json": step_times,
         "looks.json": looks,
+        FLOORS_FILE: floors,
         "endings.json": endings,
     }
     unreadable = []
@@ -89,6 +93,7 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
         tuning=tuning,
         step_times=step_times,
         looks=looks,
+        floors=floors,
         endings=ended,
         unreadable=unreadable,
         folder=folder,

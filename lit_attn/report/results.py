@@ -13,6 +13,7 @@ from lit_attn.cells.records import Metric, Plan, StepTimes, Tuning, read_unreada
 from lit_attn.report import brief, columns, stats
 from lit_attn.report.brief import choose_places
 from lit_attn.report.comparison import ALPHA, Comparisons, find_verdict
+from lit_attn.report.floors import make_floor_row, warn_of_floor
 from lit_attn.report.formats import Cell, Table, named_table, read_asset
 from lit_attn.report.numbers import fill, round_number
 from lit_attn.report.skipped import read_or_skip
@@ -65,6 +66,7 @@ def make_results_table(
     notes += _describe_rules(study, comparisons)
     notes += _describe_plan(study, comparisons.level)
     provenance, warnings = describe_records(study)
+    warnings = [*warn_of_floor(study), *warnings]
     shown_keys = [column.key for column in shown]
     places = choose_places(shown_keys, keys or plan.columns or brief.COLUMNS)
     brief_caption = brief.write_brief_caption(
@@ -74,12 +76,18 @@ def make_results_table(
         [cells[place] for place in places],
         values,
     )
+    rows = [list(row) for row in zip(*cells, strict=True)]
+    floor_row = make_floor_row(study, shown_keys, scale.digits)
+    if floor_row is not None:
+        names = [record["variant"] for record in records]
+        rows.insert(names.index(plan.baseline) + 1, floor_row)
+        notes.append(SENTENCES["best_floor"])
     has_differences = "difference" in shown_keys
     # A YAML title can span lines.
     title = " ".join(plan.title.split())
     return Table(
         headings,
-        [list(row) for row in zip(*cells, strict=True)],
+        rows,
         title=re.sub(r"(?<=[^.?!])\.*$", ".", title),
         warnings=warnings,
         notes=[*notes, *provenance],
@@ -278,7 +286,7 @@ def _describe_test(comparisons: Comparisons) -> str:
     """Return the words about the joint test and the smallest p that it can have."""
     pairs = max(comparisons.pairs, default=0)
     smallest_p = min(1.0, 2.0 ** (1 - pairs))
-    floor = fill(SENTENCES["floor"], floor=smallest_p, pairs=plural(pairs, "pair"))
+    floor = fill(SENTENCES["best_floor"], floor=smallest_p, pairs=plural(pairs, "pair"))
     has_different_seeds = len(set(comparisons.pairs)) > 1
     test = "joint_test_of_different_seeds" if has_different_seeds else "joint_test"
     comparison_count = plural(len(comparisons.pairs), "comparison")

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from lit_attn.cells import decisions, records
+from lit_attn.cells.floors import Floors
 from lit_attn.report.drawing import MOST_PANELS
 from lit_attn.report.skipped import read_or_skip
 from lit_attn.report.stats import find_resolution
@@ -95,6 +96,7 @@ class StudyRecord:
     tuning: records.Tuning | None = None
     step_times: records.StepTimes | None = None
     looks: decisions.Looks | None = None
+    floors: Floors | None = None
     endings: Mapping[str, decisions.Ending] = field(default_factory=dict)
     unreadable: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)

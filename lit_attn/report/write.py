@@ -190,8 +190,11 @@ def _make_linked_table(analysis: Analysis, folder: Path) -> Table:
     """Return the table of results, in which the name of a variant leads to its config.yaml."""
     study = analysis.study
     table = results.make_results_table(study, analysis.summary, analysis.comparisons)
-    for row, variant in zip(table.rows, study.plan.variants, strict=True):
-        path = next(study.config_paths(variant.name), None)
+    names = {variant.name for variant in study.plan.variants}
+    for row in table.rows:
+        # The row of a floor is none of a variant.
+        name = row[0].text
+        path = next(study.config_paths(name), None) if name in names else None
         if path:
             row[0] = row[0]._replace(link=os.path.relpath(path, folder))
     return table

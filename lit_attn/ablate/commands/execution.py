@@ -63,6 +63,7 @@ def run_cells(
     Return the exit code.
     """
     # Imported here, because a dry run starts no processes.
+    from lit_attn.ablate.floors import write_floors
     from lit_attn.ablate.launch import Launcher
 
     launcher = Launcher(target, options.smoke)
@@ -78,6 +79,8 @@ def run_cells(
         if stopped_by is None and options.quiet_timing:
             measure_times(matrices, options)
     finally:
+        if stopped_by is None and not options.smoke and not options.is_slurm:
+            write_floors(matrices, launcher)
         if stopped_by in (None, signal.SIGINT):
             _write_tables(matrices, options)
     if stopped_by is not None:

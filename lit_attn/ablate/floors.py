@@ -1,0 +1,51 @@
+"""Floors of the studies of a run, computed once for the data of each baseline."""
+
+from collections.abc import Iterable
+
+from lit_attn import train
+from lit_attn.ablate.display import write_line
+from lit_attn.ablate.launch import Launcher
+from lit_attn.ablate.plan import Job, Matrix
+from lit_attn.cells.floors import FILE, Floors
+from lit_attn.cells.folder import read_result
+
+LIMIT = 600.0
+"""Most seconds that the floors of one study may take."""
+
+
+def write_floors(matrices: Iterable[Matrix], launcher: Launcher) -> None:
+    """Write the floors of each study whose baseline has a result on other data than the record.
+
+    A study without floors is told in one line, and keeps its tables.
+    """
+    if launcher.module != train.__name__:
+        # Cells of another program do not train on the data of their configuration.
+        return
+    for matrix in matrices:
+        job = _find_new_data(matrix)
+        if job is None:
+            continue
+        write_line(f"{matrix.name}: computing the floors of its data")
+        arguments = (job.cell.model_dump(mode="json"), matrix.folder / FILE)
+        process = launcher.context.Process(target=train.write_floors, args=arguments)
+        process.start()
+        process.join(LIMIT)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+        if process.exitcode != 0:
+            write_line(f"warning: {matrix.name}: its floors could not be computed")
+
+
+def _find_new_data(matrix: Matrix) -> Job | None:
+    """Return a finished cell of the baseline whose data have no floors yet, or None."""
+    record = Floors.read_valid(matrix.folder / FILE)
+    for job in matrix.jobs:
+        if job.cell.variant != matrix.source.study.baseline:
+            continue
+        result = read_result(job.folder, job.identity)
+        if result is None:
+            continue
+        is_known = record is not None and record.data == result.data
+        return None if is_known else job
+    return None
