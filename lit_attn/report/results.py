@@ -286,7 +286,7 @@ def _describe_test(comparisons: Comparisons) -> str:
     """Return the words about the joint test and the smallest p that it can have."""
     pairs = max(comparisons.pairs, default=0)
     smallest_p = min(1.0, 2.0 ** (1 - pairs))
-    floor = fill(SENTENCES["best_floor"], floor=smallest_p, pairs=plural(pairs, "pair"))
+    floor = fill(SENTENCES["floor"], floor=smallest_p, pairs=plural(pairs, "pair"))
     has_different_seeds = len(set(comparisons.pairs)) > 1
     test = "joint_test_of_different_seeds" if has_different_seeds else "joint_test"
     comparison_count = plural(len(comparisons.pairs), "comparison")
