@@ -3,6 +3,7 @@
 The model is on the meta device, so the checks need neither memory nor devices.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,6 +16,10 @@ from lit_attn.config.models.base import Model
 from lit_attn.models.blocks import find_blocks, require_recomputable
 from lit_attn.models.sharding import KEY, require_shardable
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.plugins import explain_failure
+
+LOG = logging.getLogger(__name__)
+"""Logger of checks that cannot be made. Without a handler Python prints it to stderr."""
 
 RECOMPUTE_KEY = "training.recompute: blocks"
 """Beginning of the errors about networks whose blocks cannot be recomputed."""
@@ -40,7 +45,7 @@ def require_reads_in_blocks(network: nn.Module, sample: tuple[Tensor, ...]) -> N
     """Raise ConfigError if `network` reads a weight of a block outside the block's forward pass.
 
     There, a device has only its part of the weight. `network` and `sample` are on the meta device.
-    A network that cannot be computed on it is not checked.
+    A warning says that a network cannot be computed on it and is not checked.
     """
     reads = BlockReads(find_blocks(network, KEY))
     # Batch norms need more than one sample.
@@ -48,7 +53,10 @@ def require_reads_in_blocks(network: nn.Module, sample: tuple[Tensor, ...]) -> N
     try:
         with reads:
             network.train()(*batch)
-    except Exception:  # Code of a user can raise any exception.
+    except Exception as error:
+        # Code of a user can raise any exception, and it may work on a device with memory.
+        reason = explain_failure(error, "the model on the meta device")
+        LOG.warning("%s: not checked where weights are read: %s", KEY, reason)
         return
     finally:
         reads.remove_hooks()

@@ -1,5 +1,7 @@
 """Strategies of several devices, and what they require of a model."""
 
+import logging
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,7 +10,11 @@ from torch import Tensor, nn
 
 from lit_attn.config.training import Training
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.plugins import explain_failure
 from lit_attn.training.sharded_strategy import ShardedStrategy
+
+LOG = logging.getLogger(__name__)
+"""Logger of checks that cannot be made. Without a handler Python prints it to stderr."""
 
 KNOWN_PACKAGES = ("lit_attn", "mmseg", "timm", "torch")
 """Packages whose modules have neither a changing graph nor buffers of one device alone."""
@@ -98,15 +104,18 @@ def require_gradients(network: nn.Module, sample: tuple[Tensor, ...], training: 
     """Raise ConfigError if parameters of `network` get no gradient and no module says so.
 
     `network` and `sample` are on the meta device. On one device such a model trains, on several
-    devices DDP ends the first step with an error of many lines, and FSDP accepts it. A model that
-    cannot be trained on the meta device is not checked.
+    devices DDP ends the first step with an error of many lines, and FSDP accepts it. A warning says
+    that a model cannot be trained on the meta device and is not checked.
     """
     devices = training.devices
     if devices == 1 or training.is_sharded or leaves_parameters_unused(network):
         return
     try:
         unused = _find_unused_parameters(network, sample)
-    except Exception:  # Code of a user can raise any exception.
+    except Exception as error:
+        # Code of a user can raise any exception, and it may work on a device with memory.
+        reason = explain_failure(error, "the model on the meta device")
+        LOG.warning("training.devices: not checked that all parameters are used: %s", reason)
         return
     if unused:
         names = ", ".join(unused[:SHOWN])
@@ -125,6 +134,19 @@ def _find_unused_parameters(network: nn.Module, sample: tuple[Tensor, ...]) -> l
     batch = tuple(torch.cat([part, part]) for part in sample)
     output = network.train()(*batch)
     parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
-    gradients = torch.autograd.grad(output.sum(), list(parameters.values()), allow_unused=True)
+    total = _sum_tensors(output)
+    gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
     pairs = zip(parameters, gradients, strict=True)
     return [name for name, gradient in pairs if gradient is None]
+
+
+def _sum_tensors(output: Any) -> Tensor:
+    """Return the sum of all numbers with a gradient in tensors, tuples, lists and mappings."""
+    if isinstance(output, Tensor):
+        return output.sum()
+    parts = output.values() if isinstance(output, Mapping) else output
+    total = torch.zeros((), device="meta")
+    for part in parts:
+        if not isinstance(part, Tensor) or part.requires_grad:
+            total = total + _sum_tensors(part)
+    return total
