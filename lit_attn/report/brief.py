@@ -15,7 +15,7 @@ from lit_attn.report.timing import TIME_MARK
 COLUMNS = ("variant", "value", "n", "difference", "p", "step_time")
 """Columns of a table whose study chooses none."""
 
-PHONE = ("variant", "difference", "verdict")
+PHONE = ("variant", "value", "n", "difference", "p", "verdict")
 """Columns of a narrow screen: those that a reader needs to decide."""
 
 SETUP: dict[str, str] = read_asset("sentences.yaml")  # Has the words of each criterion.
@@ -69,8 +69,13 @@ def _find_flags(
         applying |= changes
     printed = list(itertools.chain.from_iterable(cells))
     applying["time_mark"] = any(cell.mark == TIME_MARK for cell in printed)
-    applying["busy"] = any(cell.text == columns.BUSY_TEXT for cell in printed)
-    values = {"baseline": study.plan.baseline, "mark": TIME_MARK, "ratio": BUSY}
+    applying["busy"] = any(cell.mark == columns.BUSY_MARK for cell in printed)
+    values = {
+        "baseline": study.plan.baseline,
+        "mark": TIME_MARK,
+        "busy": columns.BUSY_MARK,
+        "ratio": BUSY,
+    }
     flags = [fill(FLAGS[name], **values) for name, applies in applying.items() if applies]
     for criterion in study.plan.criteria[1:]:
         words = SETUP.get(f"equal_{criterion}", criterion)

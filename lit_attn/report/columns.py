@@ -9,6 +9,7 @@ import pandas as pd
 from lit_attn.report.comparison import POWERS
 from lit_attn.report.formats import Cell, read_asset
 from lit_attn.report.numbers import find_magnitude, write_number
+from lit_attn.report.stats import pairs_for_a_star
 from lit_attn.report.study_record import BUSY
 from lit_attn.report.timing import TIME_MARK
 from lit_attn.schema.errors import plural
@@ -17,6 +18,9 @@ NOTHING = "\N{EM DASH}"
 MINUS = "\N{MINUS SIGN}"
 STAR, DAGGER = "*", "†"
 BUSY_TEXT = "busy machine"
+"""Text of a time in the tables of papers and claims."""
+BUSY_MARK = "§"
+"""Mark of a time that is not printed, because the times of the seeds differ too much."""
 
 Record = dict[str, Any]  # One variant's numbers by CSV field.
 MOST_DIGITS = 10
@@ -78,12 +82,15 @@ TIME_FAULTS = {
     "evaluation_time": "evaluation_time_fault",
 }
 """Field with the reason why a time cannot be compared, by column."""
+TIMES = ("step_time", "evaluation_time")
+"""Columns of measured times, which are not printed if the times of the seeds differ too much."""
 
 
 def make_cells(column: Column, records: list[Record], scale: Scale) -> list[Cell]:
-    """Print a column. The best value is bold, the name of an incomparable variant has a dagger.
+    """Print a column. The name of an incomparable variant has a dagger.
 
-    A time that cannot be compared with the baseline's has TIME_MARK.
+    The best value is bold if the verdict about its variant is better. A time that cannot be
+    compared with the baseline's has TIME_MARK, and one that is not printed BUSY_MARK.
     """
     texts = [PRINTERS[column.key](record, scale) for record in records]
     # Thousands of variants share most of their texts.
@@ -95,10 +102,13 @@ def make_cells(column: Column, records: list[Record], scale: Scale) -> list[Cell
         fault = record[fault_field] if fault_field else ""
         if column.key == "value":
             mark = STAR if record["significant"] else ""
-            cells[row] = cell._replace(is_bold=record["best"], mark=mark)
+            is_bold = record["best"] and record["decision"] == "better"
+            cells[row] = cell._replace(is_bold=is_bold, mark=mark)
         elif column.key == "variant" and record["mixed"]:
             cells[row] = cell._replace(mark=DAGGER)
-        elif fault and cell.text not in (NOTHING, BUSY_TEXT):
+        elif column.key in TIMES and _is_busy(record, column.key):
+            cells[row] = cell._replace(mark=BUSY_MARK)
+        elif fault and cell.text != NOTHING:
             cells[row] = cell._replace(mark=TIME_MARK)
     return cells
 
@@ -126,8 +136,11 @@ def _test_error(record: Record, scale: Scale) -> str:
 
 def _needed(record: Record, _: Scale) -> str:
     low, high = record["seeds_low"], record["seeds_high"]
-    if pd.isna(low):
+    if pd.isna(low) or record["decision"] != "undecided":
         return NOTHING
+    # The verdict needs a star, which fewer pairs cannot have.
+    low = max(low, pairs_for_a_star(1, record["level"]))
+    high = max(low, high)
     if low == high:
         return str(low)
     # `stats.pairs_for_power` counts no further.
@@ -150,10 +163,15 @@ def _margin(record: Record, scale: Scale) -> str:
 
 def _time(record: Record, name: str, form: str, unit: float = 1) -> str:
     """Print a time, unless the seeds' times differ so much that they measure the machine's load."""
-    ratio = record[f"{name}_ratio"]
-    if not pd.isna(ratio) and ratio > BUSY:
-        return BUSY_TEXT
+    if _is_busy(record, name):
+        return NOTHING
     return format_number(record[name], form, unit)
+
+
+def _is_busy(record: Record, name: str) -> bool:
+    """Return True if the seeds' times differ so much that they measure the machine's load."""
+    ratio = record[f"{name}_ratio"]
+    return not pd.isna(ratio) and ratio > BUSY
 
 
 def _memory(record: Record, scale: Scale) -> str:

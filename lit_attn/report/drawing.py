@@ -10,9 +10,9 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from lit_attn.cells.records import Plan
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Palette of Okabe and Ito, which colour-blind readers can tell apart."""
@@ -49,6 +51,18 @@ DEFINITION = re.compile(
     r'<path id="(m[0-9a-f]{10})"([^>]*)>|<clipPath id="(p[0-9a-f]{10})">(.*?)</clipPath>', re.DOTALL
 )
 """Markers and clipping areas, whose ids matplotlib derives from unrounded coordinates."""
+
+DASHES = ("-", "--", ":", "-.")
+MARKERS = "os^DvPX*"
+
+
+class Style(NamedTuple):
+    """Colour, line style and marker of a variant, the same in every figure of a study."""
+
+    colour: str
+    dash: str
+    marker: str
+
 
 Key = dict[str, tuple[Any, str]]  # Colour and line style by legend label.
 Curve = tuple["pd.Series[float]", Any, str]  # Values by x, colour, line style.
@@ -108,6 +122,40 @@ def new_figure(height: float) -> "Figure":
     from matplotlib.figure import Figure
 
     return Figure(figsize=(WIDTH, height), layout="constrained")
+
+
+def assign_styles(plan: "Plan") -> dict[str, Style]:
+    """Return the style of every variant by name: the baseline first, then the order of the plan.
+
+    The name of a variant without its criterion has the style of its first criterion.
+    """
+    names = [variant.name for variant in plan.variants if variant.name != plan.baseline]
+    styles = {}
+    for place, name in enumerate([plan.baseline, *names]):
+        dash = DASHES[place // len(COLOURS) % len(DASHES)]
+        styles[name] = Style(COLOURS[place % len(COLOURS)], dash, MARKERS[place % len(MARKERS)])
+    for variant in plan.variants:
+        styles.setdefault(variant.variant or variant.name, styles[variant.name])
+    return styles
+
+
+def spread_points(values: Sequence[float], distance: float = 0.015) -> list[float]:
+    """Return shifts in points of size 1, so that values nearer than `distance` stand side by side.
+
+    `distance` is a share of the range of the values. The shifts of one place are symmetric.
+    """
+    order = sorted(range(len(values)), key=values.__getitem__)
+    reach = distance * (values[order[-1]] - values[order[0]]) if order else 0.0
+    shifts = [0.0] * len(values)
+    together: list[int] = []
+    for position, place in enumerate(order):
+        together.append(place)
+        is_last = position + 1 == len(order)
+        if is_last or values[order[position + 1]] - values[place] > reach:
+            for number, member in enumerate(together):
+                shifts[member] = number - (len(together) - 1) / 2
+            together = []
+    return shifts
 
 
 def draw_panels(curves: dict[str, list[Curve]], x: str, y: str, key: Key) -> "Figure | None":
@@ -191,9 +239,10 @@ def shorten(name: str, letters: int) -> str:
 
 
 def short_names(names: Iterable[str], letters: int) -> list[str]:
-    """Return the names, without the terms that all long names have, shortened to `letters`.
+    """Return the names, without what all long names have in common, shortened to `letters`.
 
-    Names that would look the same start where they differ.
+    That are terms and, if this is not enough, the keys of terms `key=value`. Names that would look
+    the same start where they differ.
     """
     names = list(names)
     # Commas in braces belong to a term.
@@ -206,6 +255,8 @@ def short_names(names: Iterable[str], letters: int) -> list[str]:
     rests = [",".join(term for term in parts if term not in shared) for parts in terms]
     if "" not in rests and len(set(rests)) == len(set(names)):
         names = rests
+    if max(map(len, names), default=0) > letters:
+        names = _drop_keys(names, letters)
     labels = [shorten(name, letters) for name in names]
     for label in {label for label in labels if labels.count(label) > 1}:
         places = [place for place, other in enumerate(labels) if other == label]
@@ -215,6 +266,25 @@ def short_names(names: Iterable[str], letters: int) -> list[str]:
         for place in places:
             labels[place] = f"…{shorten(names[place][start:], letters - 1)}"
     return labels
+
+
+def _drop_keys(names: list[str], letters: int) -> list[str]:
+    """Return long names as their values alone, if these names have the same keys in one order."""
+    found_keys = set()
+    shortened = []
+    for name in names:
+        pairs = [term.partition("=") for term in re.split(r",(?![^{]*})", name)]
+        has_keys = all(separator for _, separator, _ in pairs)
+        if has_keys and len(pairs) > 1:
+            shortened.append(",".join(value for _, _, value in pairs))
+            found_keys.add(tuple(key for key, _, _ in pairs))
+        elif len(name) > letters:
+            return names
+        else:
+            shortened.append(name)
+    is_product = len(found_keys) == 1 and len(names) > 1
+    is_unique = len(set(shortened)) == len(set(names))
+    return shortened if is_product and is_unique else names
 
 
 def _shared_length(first: str, second: str) -> int:
@@ -236,11 +306,15 @@ def add_legend(figure: "Figure", key: Key) -> None:
     handles = []
     for name, (colour, dash) in zip(names, key.values(), strict=True):
         handles.append(Line2D([], [], color=colour, ls=dash, label=name))
-    # The number of entries that fit side by side if all are as wide as the longest one.
+    columns = fit_columns(names)
+    figure.legend(handles=handles, loc="outside upper center", ncols=columns)
+
+
+def fit_columns(names: Sequence[str]) -> int:
+    """Return the entries of a legend that fit side by side if all are as wide as the longest."""
     longest = max((len(name) for name in names), default=0)
     fitting = int(WIDTH / (0.5 + LETTER_WIDTH * longest))
-    columns = max(1, min(6, len(names), fitting))
-    figure.legend(handles=handles, loc="outside upper center", ncols=columns)
+    return max(1, min(6, len(names), fitting))
 
 
 def pick_evenly(values: list[int], most: int) -> list[int]:

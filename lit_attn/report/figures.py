@@ -1,9 +1,9 @@
 """Figures of a study's results: differences of every seed, learning curves, costs."""
 
-import itertools
 import math
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
+from matplotlib.transforms import ScaledTranslation
 
 from lit_attn.report import drawing
 from lit_attn.report.columns import STAR
@@ -40,9 +41,12 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
     figure = drawing.new_figure(0.26 * len(names) + 0.75)
     left, right = figure.subplots(1, 2, sharey=True)
     all_values: list[float] = []
+    decided_values: list[float] = []
     for name in names:
         all_values += study.values(name).values()
-    left.set_xlim(_usual_range(all_values))
+        if comparisons.records[name].get("significant"):
+            decided_values += study.values(name).values()
+    left.set_xlim(_usual_range(all_values, decided_values))
     differences: list[Difference] = []
     labels = []
     for row, (name, label) in enumerate(zip(names, drawing.short_names(names, 36), strict=True)):
@@ -106,10 +110,13 @@ def draw_effects(effects: list[Effect], label: str, level: float) -> Figure | No
 def _draw_differences(axes: Axes, rows: list[Difference], margin: float = 0.0) -> None:
     """Draw the values of each row, below them the interval with a bar at the mean, and a band."""
     ends: list[float] = []
+    decided_ends: list[float] = []
     for difference in rows:
-        ends += difference.by_seed
-        ends += [end for end in (difference.low, difference.high) if end is not None]
-    left, right = _usual_range(ends)
+        interval = [end for end in (difference.low, difference.high) if end is not None]
+        ends += [*difference.by_seed, *interval]
+        if difference.is_starred:
+            decided_ends += [*difference.by_seed, *interval]
+    left, right = _usual_range(ends, decided_ends)
     # Coordinates of a wider band leave the range of floating point.
     margin = min(margin, 1e6 * (right - left))
     axes.set_xlim(min(left, -1.1 * margin), max(right, 1.1 * margin))
@@ -142,8 +149,11 @@ def _order_variants(study: StudyRecord, comparisons: Comparisons) -> list[str]:
     return sorted(comparisons.records, key=rank)
 
 
-def _usual_range(values: list[float]) -> tuple[float, float]:
-    """Return the range of `values` with a margin, without far outliers (three quartile ranges)."""
+def _usual_range(values: list[float], decided: Sequence[float] = ()) -> tuple[float, float]:
+    """Return the range of `values` with a margin, without far outliers (three quartile ranges).
+
+    The values in `decided`, those of variants with a star, are never left out.
+    """
     if not values:
         return 0.0, 1.0
     low, high = np.percentile(values, [25, 75])
@@ -151,6 +161,7 @@ def _usual_range(values: list[float]) -> tuple[float, float]:
     inside = values
     if reach:
         inside = [value for value in values if low - reach <= value <= high + reach]
+    inside = [*inside, *decided]
     margin = 0.06 * (max(inside) - min(inside)) or 0.05 * abs(inside[0]) or 0.5
     return min(inside) - margin, max(inside) + margin
 
@@ -203,7 +214,8 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> Figure | None
     axes_of_cost = _known_costs(study, shown)
     figure = drawing.new_figure(4.2)
     grid = figure.subplots(2, len(axes_of_cost), sharex="col", sharey="row", squeeze=False)
-    key: drawing.Key = {name: (colour, "-") for name, colour in zip(shown, COLOURS, strict=False)}
+    styles = drawing.assign_styles(study.plan)
+    key: drawing.Key = {name: (styles[name].colour, styles[name].dash) for name in shown}
     panels = zip(grid[0], grid[1], axes_of_cost.items(), strict=True)
     for top, bottom, (label, step_costs) in panels:
         curves = {}
@@ -286,6 +298,8 @@ COSTS = {
     "step_time": ("time per training step", "s"),
 }
 """Label and unit by measurement."""
+LONGEST_BESIDE = 16
+"""Most letters of a name in a legend beside the panels of costs."""
 
 
 def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> Figure | None:
@@ -299,23 +313,30 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> Figure | None:
     costs = [cost for cost in COSTS if _has_range(frame[cost])]
     if not costs:
         return None
-    figure = drawing.new_figure(max(2.5, 0.15 * len(frame) + 0.7))
+    labels = drawing.short_names(frame["variant"], 34)
+    # Long names beside the panels would leave no room for them.
+    is_below = max(map(len, labels)) > LONGEST_BESIDE
+    height = max(2.5, 0.15 * len(frame) + 0.7)
+    if is_below:
+        height = 2.5 + drawing.LINE_HEIGHT * math.ceil(len(labels) / drawing.fit_columns(labels))
+    figure = drawing.new_figure(height)
     panels = figure.subplots(1, len(costs), sharey=True, squeeze=False)[0]
     ends = [frame["mean"] - frame["sd"], frame["mean"] + frame["sd"]]
-    low, high = _usual_range(pd.concat(ends).tolist())
+    is_starred = frame["significant"].astype(bool)
+    decided = [end for values in ends for end in values[is_starred]]
+    low, high = _usual_range(pd.concat(ends).tolist(), decided)
     # Artist and label by variant.
     legend: dict[str, tuple[Any, str]] = {}
-    colours = itertools.cycle(COLOURS)
-    markers = itertools.cycle("os^DvPX*")
-    labels = drawing.short_names(frame["variant"], 28)
+    styles = drawing.assign_styles(study.plan)
+    shifts = {cost: _shift_points(frame, cost) for cost in costs}
     for label, row in zip(labels, frame.to_dict("records"), strict=True):
         name = row["variant"]
         mean = row["mean"]
         spread = row["sd"]
         is_far = not low <= mean <= high
         style = {
-            "fmt": next(markers),
-            "color": next(colours),
+            "fmt": styles[name].marker,
+            "color": styles[name].colour,
             "ms": 4.5,
             "clip_on": not is_far,
         }
@@ -328,20 +349,38 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> Figure | None:
             if math.isnan(row[cost]):
                 continue
             at = drawing.short(row[cost])
-            drawn = drawing.draw_points(axes, (row[cost], height, spread), name, [at], **style)
+            shift = ScaledTranslation(shifts[cost][name] / 72, 0, figure.dpi_scale_trans)
+            moved = {"transform": axes.transData + shift}
+            point = (row[cost], height, spread)
+            drawn = drawing.draw_points(axes, point, name, [at], **style, **moved)
             drawing.name_values(drawn.lines[0], name, [f"{drawing.short(mean)} at {at}"])
             legend[name] = (drawn, label)
     for axes, cost in zip(panels, costs, strict=True):
         axes.set_ylim(low, high)
+        # The shifts of the points are no part of their costs.
+        cheapest, dearest = frame[cost].min(), frame[cost].max()
+        margin = 0.1 * (dearest - cheapest)
+        axes.set_xlim(cheapest - margin, dearest + margin)
         _label_cost(axes, cost)
     panels[0].set_ylabel(study.plan.metric.label)
-    figure.legend(
-        [artist for artist, _ in legend.values()],
-        [label for _, label in legend.values()],
-        loc="outside right center",
-        fontsize=6.5,
-    )
+    artists = [artist for artist, _ in legend.values()]
+    texts = [label for _, label in legend.values()]
+    if is_below:
+        columns = drawing.fit_columns(texts)
+        place = {"loc": "outside lower center", "ncols": columns}
+    else:
+        place = {"loc": "outside right center"}
+    figure.legend(artists, texts, fontsize=6.5, **place)
     return figure
+
+
+def _shift_points(frame: pd.DataFrame, cost: str) -> dict[str, float]:
+    """Return the shifts in points with which variants of one cost stand side by side, by name."""
+    known = frame[frame[cost].notna()]
+    shifts = drawing.spread_points(known[cost].tolist())
+    # Many variants of one cost share a width of 40 points.
+    width = min(6.0, 40 / max(1, len(known)))
+    return {name: width * shift for name, shift in zip(known["variant"], shifts, strict=True)}
 
 
 def _has_range(values: "pd.Series[float]") -> bool:
@@ -352,7 +391,6 @@ def _has_range(values: "pd.Series[float]") -> bool:
 def _label_cost(axes: Axes, cost: str) -> None:
     """Name a cost below its panel, with prefixes of its unit at a few ticks."""
     description, unit = COSTS[cost]
-    axes.margins(x=0.1)
     axes.set_xlabel(description)
     axes.xaxis.set_major_formatter(EngFormatter(unit, sep=" " if unit else ""))
     axes.locator_params(axis="x", nbins=4)

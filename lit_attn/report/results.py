@@ -15,7 +15,7 @@ from lit_attn.report.brief import choose_places
 from lit_attn.report.comparison import ALPHA, Comparisons, find_verdict
 from lit_attn.report.floors import make_floor_row, warn_of_floor
 from lit_attn.report.formats import Cell, Table, named_table, read_asset
-from lit_attn.report.numbers import fill, round_number
+from lit_attn.report.numbers import fill
 from lit_attn.report.skipped import read_or_skip
 from lit_attn.report.study_record import BUSY, StudyRecord, find_differences
 from lit_attn.report.timing import TIME_MARK
@@ -45,7 +45,7 @@ def make_results_table(
         if column.key not in columns.PRINTERS:
             continue
         printed = columns.make_cells(column, records, scale)
-        is_filled = any(cell.text != columns.NOTHING for cell in printed)
+        is_filled = any(cell.text != columns.NOTHING or cell.mark for cell in printed)
         if is_filled or column.key in ALWAYS:
             shown.append(column)
             cells.append(printed)
@@ -102,8 +102,8 @@ def _describe_marks(study: StudyRecord, cells: list[list[Cell]]) -> list[str]:
     """Return the sentences of the caption about busy machines and incomparable times."""
     notes = []
     all_cells = list(itertools.chain.from_iterable(cells))
-    if any(cell.text == columns.BUSY_TEXT for cell in all_cells):
-        notes.append(fill(SENTENCES["busy"], ratio=BUSY))
+    if any(cell.mark == columns.BUSY_MARK for cell in all_cells):
+        notes.append(fill(SENTENCES["busy"], mark=columns.BUSY_MARK, ratio=BUSY))
     if any(cell.mark == TIME_MARK for cell in all_cells):
         notes.append(_describe_time_faults(study))
     return notes
@@ -212,17 +212,14 @@ def make_class_frame(study: StudyRecord) -> pd.DataFrame:
 
 
 def make_class_table(classes: pd.DataFrame) -> Table:
-    """Return the class frame as a table: classes down, variants across, best means bold."""
+    """Return the class frame as a table: classes down, variants across."""
     variants = list(dict.fromkeys(classes["variant"]))
     rows = []
     for label, values in classes.set_index("variant").groupby("class", sort=False):
-        # A mean over fewer seeds than another variant's is never the best one.
-        best = values.loc[values["n"] == values["n"].max(), "mean"].max()
         measured = values[["mean", "sd"]].reindex(variants).itertuples(index=False)
         row = [Cell(str(label))]
         for mean, sd in measured:
-            is_best = round_number(mean) == round_number(best)
-            row.append(Cell(columns.format_spread(mean, sd, 2), is_best))
+            row.append(Cell(columns.format_spread(mean, sd, 2)))
         rows.append(row)
     return named_table("classes", rows, variants)
 

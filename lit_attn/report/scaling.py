@@ -263,9 +263,10 @@ def draw_scaling(points: list[Point], plan: Plan) -> "Figure":
     """Draw the metric of every variant over its training FLOPs, with the fitted lines."""
     figure = drawing.new_figure(3.4)
     axes = figure.subplots()
-    pairs = zip(plan.variants, drawing.COLOURS, strict=False)
-    key: drawing.Key = {variant.name: (colour, "-") for variant, colour in pairs}
-    for name, (colour, _) in key.items():
+    styles = drawing.assign_styles(plan)
+    shown = [variant.name for variant in plan.variants][: len(drawing.COLOURS)]
+    key: drawing.Key = {name: (styles[name].colour, styles[name].dash) for name in shown}
+    for name, (colour, dash) in key.items():
         cells = [point for point in points if point.variant == name]
         groups = pd.DataFrame(cells, columns=Point._fields).groupby("level", sort=False)
         costs, values = groups["flops"].mean(), groups["value"]
@@ -277,7 +278,7 @@ def draw_scaling(points: list[Point], plan: Plan) -> "Figure":
             exponent = statistics.fmean(line.exponent for line in lines)
             intercept = statistics.fmean(line.intercept for line in lines)
             fitted = np.exp(intercept - exponent * np.log(costs))
-            (curve,) = axes.plot(costs, fitted, color=colour, lw=1)
+            (curve,) = axes.plot(costs, fitted, dash, color=colour, lw=1)
             drawing.name_values(curve, name)
     for axis in ("x", "y"):
         drawing.use_log_scale(axes, axis)
@@ -316,7 +317,7 @@ def make_scaling_files(studies: list[StudyRecord]) -> dict[str, str | bytes]:
     speedups = find_speedups(ordered, _list_multipliers(points, plan))
     with drawing.appearance():
         images = {"scaling": drawing.render(draw_scaling(points, plan))}
-        figure = draw_speedups(speedups)
+        figure = draw_speedups(speedups, drawing.assign_styles(plan))
         if figure is not None:
             images["speedup"] = drawing.render(figure)
     files: dict[str, str | bytes] = {

@@ -144,7 +144,9 @@ def _format(speedup: SpeedUp | None) -> str:
     return f"{text} [{format_number(speedup.low, '.2f')}, {format_number(speedup.high, '.2f')}]"
 
 
-def draw_speedups(speedups: Sequence[SpeedUp]) -> "Figure | None":
+def draw_speedups(
+    speedups: Sequence[SpeedUp], styles: Mapping[str, drawing.Style]
+) -> "Figure | None":
     """Draw the multipliers of at most seven variants over the levels, a panel for each kind."""
     variants = list(dict.fromkeys(speedup.variant for speedup in speedups))[: len(COLOURS)]
     measured_kinds = {speedup.kind for speedup in speedups}
@@ -154,9 +156,7 @@ def draw_speedups(speedups: Sequence[SpeedUp]) -> "Figure | None":
         return None
     figure = drawing.new_figure(3.0)
     panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
-    key: drawing.Key = {
-        variant: (colour, "-") for variant, colour in zip(variants, COLOURS, strict=False)
-    }
+    key: drawing.Key = {name: (styles[name].colour, styles[name].dash) for name in variants}
     for axes, kind in zip(panels, kinds, strict=True):
         axes.axhline(1.0, color=GREY, linewidth=0.8)
         for number, variant in enumerate(variants):
@@ -167,7 +167,7 @@ def draw_speedups(speedups: Sequence[SpeedUp]) -> "Figure | None":
             places = frame["level"].map(levels.index) + shift
             lower = (frame["mean"] - frame["low"].astype(float)).fillna(0.0)
             upper = (frame["high"].astype(float) - frame["mean"]).fillna(0.0)
-            style = {"color": COLOURS[number], "fmt": "o", "ms": 3.5, "elinewidth": 0.9}
+            style = {"color": styles[variant].colour, "fmt": "o", "ms": 3.5, "elinewidth": 0.9}
             points = (places, frame["mean"])
             drawing.draw_points(axes, points, variant, frame["level"], yerr=[lower, upper], **style)
         drawing.use_log_scale(axes, "y")

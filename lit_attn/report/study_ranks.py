@@ -163,7 +163,8 @@ def _make_table(entries: list[Entry], ranks: pd.DataFrame, variants: list[str]) 
         for _, frame in entries:
             if variant in frame.index:
                 text = str(frame.loc[variant, "text"])
-                row.append(Cell(text, is_bold=bool(frame.loc[variant, "best"])))
+                is_bold = bool(frame.loc[variant, "best"] and frame.loc[variant, "significant"])
+                row.append(Cell(text, is_bold=is_bold))
             else:
                 row.append(Cell(NOTHING))
         is_ranked = variant in mean_ranks

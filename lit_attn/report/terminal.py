@@ -1,52 +1,121 @@
 """Tables and verdicts as plain text for a terminal."""
 
+import io
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
+
+from rich.box import Box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from lit_attn.report.answers import JudgedStudy, JudgedVariant
-from lit_attn.report.columns import NOTHING, format_difference, format_p
+from lit_attn.report.columns import NOTHING, STAR, format_difference, format_p
+from lit_attn.report.drawing import short_names
 from lit_attn.report.formats import Cell, Table
 from lit_attn.report.numbers import find_magnitude
 from lit_attn.schema.errors import plural
 
-WIDTH = 100  # Characters of a line of words.
-GAP = "  "  # Between two columns.
+FILE_WIDTH = 80
+"""Characters of a line of table.txt, which fits every terminal and is the same everywhere."""
+LONGEST = 120  # Most characters of a line of words, however wide the terminal is.
 MOST_UNDECIDED = 6  # Largest number of undecided variants that a sentence names.
+FEWEST_LETTERS = 16  # Letters of a name that are drawn in any case.
+MOST_ROWS = 12  # Rows up to which a table is drawn with all of them.
+# A rule below the headings, and no other line; terminals of every encoding have this character.
+RULE = Box("    \n    \n----\n    \n    \n    \n    \n    \n", ascii=True)
 
 
-def draw_table(table: Table) -> str:
+def find_width() -> int:
+    """Return the characters of a line of the terminal, or FILE_WIDTH without a terminal."""
+    return Console().width
+
+
+def draw_table(table: Table, width: int = 0) -> str:
     """Return the headings and rows of a table in aligned columns, without its caption.
 
-    The first column is aligned on the left, the others on the right.
+    The first column is aligned on the left, the others on the right. In a table that is wider than
+    `width` (0: any width) the names in the first column are shortened, to FEWEST_LETTERS at least,
+    or have several lines.
     """
-    rows = [[f"{cell.text}{cell.mark}" for cell in row] for row in table.rows]
-    lines = [table.headings, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    drawn = [_align(line, widths) for line in lines]
-    rule = "-" * max(len(line) for line in drawn)
-    return "\n".join([drawn[0], rule, *drawn[1:]])
+    drawn = RichTable(box=RULE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    first, *others = table.headings
+    drawn.add_column(Text(first), no_wrap=True)
+    for heading in others:
+        drawn.add_column(Text(heading), justify="right", no_wrap=True)
+    names = [f"{row[0].text}{row[0].mark}" for row in table.rows]
+    if width:
+        columns = list(zip(*table.rows, strict=True))[1:]
+        taken = 0
+        for heading, cells in zip(others, columns, strict=True):
+            texts = [heading, *(f"{cell.text}{cell.mark}" for cell in cells)]
+            taken += 2 + max(map(cell_len, texts))
+        names = _fit_names(names, max(width - taken, FEWEST_LETTERS))
+    for name, row in zip(names, table.rows, strict=True):
+        drawn.add_row(Text(name), *[Text(f"{cell.text}{cell.mark}") for cell in row[1:]])
+    file = io.StringIO()
+    # Wider than any table, because a narrower console would cut the cells.
+    console = Console(file=file, width=100_000, color_system=None, legacy_windows=False)
+    console.print(drawn)
+    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    return "\n".join(lines)
 
 
-def _align(texts: Sequence[str], widths: Sequence[int]) -> str:
-    """Return the texts of a line, padded to the widths of their columns."""
-    first = texts[0].ljust(widths[0])
-    others = []
-    for text, width in zip(texts[1:], widths[1:], strict=True):
-        others.append(text.rjust(width))
-    return GAP.join([first, *others]).rstrip()
+def _fit_names(names: list[str], letters: int) -> list[str]:
+    """Return the names with at most `letters` letters a line, broken at commas if possible."""
+    shortened = short_names(names, letters)
+    if len(set(shortened)) == len(set(names)):
+        return shortened
+    wrapped = []
+    for name in names:
+        lines = textwrap.wrap(name.replace(",", ", "), letters, break_on_hyphens=False)
+        wrapped.append("\n".join(lines).replace(", ", ","))
+    return wrapped
 
 
 def draw_results(table: Table, verdicts: str) -> str:
-    """Return the brief table of results with its title, its warnings and the verdicts in words."""
+    """Return the brief table of results with its title, its warnings and the verdicts in words.
+
+    Of many variants the table has the first one, those with a star, and the next ones; a line
+    counts the others.
+    """
     brief = table.brief()
-    parts = [table.title.rstrip("."), draw_table(brief)]
-    parts += [_wrap(f"Warning: {warning}") for warning in table.warnings]
-    parts.append(_wrap(verdicts))
+    shown = choose_rows(brief)
+    parts = [_wrap(table.title.rstrip("."), FILE_WIDTH), draw_table(shown, FILE_WIDTH)]
+    left_out = len(brief.rows) - len(shown.rows)
+    if left_out:
+        rest = plural(left_out, "undecided variant")
+        parts.append(_wrap(f"{rest} more: table.md has all rows.", FILE_WIDTH))
+    parts += [_wrap(f"Warning: {warning}", FILE_WIDTH) for warning in table.warnings]
+    parts.append(_wrap(verdicts, FILE_WIDTH))
     return "\n".join(parts) + "\n"
 
 
-def draw_judgement(study: JudgedStudy) -> str:
-    """Return the verdicts of a study as a table and a sentence, and the next action."""
+def choose_rows(table: Table) -> Table:
+    """Return a table with at most MOST_ROWS rows, or with more if more rows have a mark.
+
+    The first row and the rows with a star are always among them.
+    """
+    if len(table.rows) <= MOST_ROWS:
+        return table
+    chosen = {0}
+    for place, row in enumerate(table.rows):
+        if any(cell.mark == STAR for cell in row):
+            chosen.add(place)
+    for place in range(len(table.rows)):
+        if len(chosen) < MOST_ROWS:
+            chosen.add(place)
+    return replace(table, rows=[table.rows[place] for place in sorted(chosen)])
+
+
+def draw_judgement(study: JudgedStudy, width: int = 0) -> str:
+    """Return the verdicts of a study as a table and a sentence, and the next action.
+
+    `width` are the characters of a line; 0: those of the terminal.
+    """
+    width = width or find_width()
     rows = []
     digits = _choose_digits(study.variants)
     for variant in study.variants:
@@ -64,11 +133,11 @@ def draw_judgement(study: JudgedStudy) -> str:
     headings = ["variant", "verdict", "difference [95 %]", "p", "seeds", "seeds missing"]
     parts = [f"{study.study}: {study.title}"]
     if rows:
-        parts.append(draw_table(Table(headings, rows)))
-    parts.append(_wrap(describe_verdicts(study)))
-    parts += _describe_endings(study.variants)
-    parts += [_wrap(f"Warning: {warning}") for warning in study.warnings]
-    parts.append(_wrap(f"Next: {study.next.text}{_describe_cost(study)}"))
+        parts.append(draw_table(Table(headings, rows), width))
+    parts.append(_wrap(describe_verdicts(study), width))
+    parts += _describe_endings(study.variants, width)
+    parts += [_wrap(f"Warning: {warning}", width) for warning in study.warnings]
+    parts.append(_wrap(f"Next: {study.next.text}{_describe_cost(study)}", width))
     if study.next.command is not None:
         parts.append(f"  {study.next.command}")
     return "\n".join(parts)
@@ -116,10 +185,10 @@ def join_names(names: Sequence[str], most: int = 6) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _describe_endings(variants: Sequence[JudgedVariant]) -> list[str]:
+def _describe_endings(variants: Sequence[JudgedVariant], width: int) -> list[str]:
     """Return a line for each variant that a rule of the plan has ended."""
     endings = {variant.label: variant.ended for variant in variants}
-    return [_wrap(f"{label}: {ending.text}.") for label, ending in endings.items() if ending]
+    return [_wrap(f"{label}: {ending.text}.", width) for label, ending in endings.items() if ending]
 
 
 def _describe_cost(study: JudgedStudy) -> str:
@@ -147,5 +216,5 @@ def _choose_digits(variants: Sequence[JudgedVariant]) -> int:
     return min(max(2, 1 - find_magnitude(min(halves))), 6)
 
 
-def _wrap(text: str) -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+def _wrap(text: str, width: int) -> str:
+    return textwrap.fill(text, min(width, LONGEST), subsequent_indent="  ", break_on_hyphens=False)

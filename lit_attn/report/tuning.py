@@ -1,5 +1,6 @@
 """Trials of a tuned study: the metric at every tuned value, and the lead over the baseline."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -90,7 +91,9 @@ def make_tuning_table(tuning: Tuning, baseline: str) -> Table:
     )
 
 
-def draw_tuning(tuning: Tuning, baseline: str) -> Figure | None:
+def draw_tuning(
+    tuning: Tuning, baseline: str, styles: Mapping[str, drawing.Style]
+) -> Figure | None:
     """Draw metric and lead of each variant's best trial with each value, a column for each key.
 
     With successive halving, the best of the trials of a value that were trained longest.
@@ -100,8 +103,8 @@ def draw_tuning(tuning: Tuning, baseline: str) -> Figure | None:
         return None
     order = [False, tuning.select.goal == "min"]
     trials = trials.sort_values(["share", "mean"], ascending=order, kind="stable")
-    names = [variant.variant for variant in tuning.variants]
-    key: drawing.Key = {n: (c, "-") for n, c in zip(names, drawing.COLOURS, strict=False)}
+    names = [variant.variant for variant in tuning.variants][: len(drawing.COLOURS)]
+    key: drawing.Key = {name: (styles[name].colour, styles[name].dash) for name in names}
     figure = drawing.new_figure(4.2)
     grid = figure.subplots(2, len(tuning.keys), sharex="col", sharey="row", squeeze=False)
     for (top, bottom), (tuned, values) in zip(grid.T, tuning.keys.items(), strict=True):

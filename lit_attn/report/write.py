@@ -183,7 +183,7 @@ def _draw_figures(analysis: Analysis) -> Iterator[tuple[str, Figure | None]]:
         for name, draw in diagnostics.DRAWERS.items():
             yield name, draw(recorded, baseline)
     if study.tuning:
-        yield "tuning", draw_tuning(study.tuning, baseline)
+        yield "tuning", draw_tuning(study.tuning, baseline, drawing.assign_styles(study.plan))
 
 
 def _make_linked_table(analysis: Analysis, folder: Path) -> Table:

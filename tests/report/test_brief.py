@@ -17,7 +17,7 @@ from lit_attn.report.formats import (
     read_asset,
     to_latex,
 )
-from lit_attn.report.terminal import draw_table
+from lit_attn.report.terminal import FILE_WIDTH, draw_table
 from lit_attn.schema.errors import ConfigError
 
 HEADINGS = ["variant", "accuracy (%)", "n", r"difference \[95 %\]", "p", "ms / step"]
@@ -71,7 +71,7 @@ def test_a_phone_has_what_a_reader_decides_by(tmp_path: Path) -> None:
     page = (report(tmp_path) / "table.html").read_text()
     table = page[page.index('<table class="results"') : page.index("</table>")]
     phone = re.findall(r'<th scope="col" class="[\w ]*phone">(.*?)</th>', table)
-    assert phone == ["variant", "difference [95 %]", "verdict"]
+    assert phone == ["variant", "accuracy (%)", "n", "difference [95 %]", "p", "verdict"]
     assert re.findall(r"<td[^>]*>(better|worse|undecided)</td>", table)
 
 
@@ -113,6 +113,32 @@ def test_the_terminal_has_aligned_columns_and_the_verdicts(tmp_path: Path) -> No
     assert all(len(row) == len(rule) for row in rows[:3])
     assert "|" not in text
     assert rows[3].startswith("fake: against standard, ")
+
+
+def test_a_terminal_of_80_columns_shows_no_longer_line(tmp_path: Path) -> None:
+    names = [
+        f"residual={a},zz={b},ffn=with,lr={c}"
+        for a in ("full", "no")
+        for b in "xy"
+        for c in "12345"
+    ]
+    variants = {"standard": 0.0} | dict.fromkeys(names, 0.0) | {names[-1]: 0.05}
+    write_study(tmp_path / "runs", seeds=7, variants=variants, title="A long title " * 8)
+    text = (report(tmp_path) / "table.txt").read_text()
+    assert max(map(len, text.splitlines())) <= FILE_WIDTH
+    # The decided variant is the last one of the plan, and undecided ones are left out.
+    assert "*" in text
+    assert "9 undecided variants more: table.md has all rows." in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_names_fit_the_width_of_the_terminal(width: int) -> None:
+    rows = [
+        [Cell(f"a={i},{'b' * 30}=1,c={i}"), Cell("1.00 ± 0.10"), Cell("undecided")] for i in "123"
+    ]
+    lines = draw_table(Table(["variant", "value", "verdict"], rows), width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert len(set(lines)) == len(lines)
 
 
 def test_a_wide_table_of_another_kind_is_brief_too() -> None:

@@ -13,10 +13,18 @@ from lit_attn.cells.decisions import Seal, Seals
 from lit_attn.cells.records import Metric, Plan, StepTimes, Tuning, TuningTrial
 from lit_attn.report import stats, write_reports
 from lit_attn.report.comparison import compare_variants
+from lit_attn.report.drawing import COLOURS, Style
 from lit_attn.report.study_record import CellRecord, StudyRecord
 from lit_attn.report.tuning import draw_tuning, read_trials
 
 VARIANTS = {"standard": 0.0, "mgk": 0.03, "mgk@time": -0.02, "xsa": 0.01, "xsa@time": 0.01}
+
+
+STYLES = {
+    "standard": Style(COLOURS[0], "-", "o"),
+    "belief": Style(COLOURS[1], "-", "s"),
+    "belief2": Style(COLOURS[2], "-", "^"),
+}
 
 
 def read_page(root: Path) -> str:
@@ -175,7 +183,7 @@ def test_trials_of_halving_name_their_share_and_lead_within_it(tmp_path: Path) -
     assert trials.loc[("belief", "optimizer.lr=0.002"), "lead"] == pytest.approx(0.5)
     assert (trials["choice"] != "").sum() == 2
     # The figure has a value's longest training, although a shorter one may have a better mean.
-    top, _ = draw_tuning(tuning, "standard").axes
+    top, _ = draw_tuning(tuning, "standard", STYLES).axes
     assert top.containers[1].lines[0].get_ydata().tolist() == [9.0, 9.0, 71.5]
     assert "Every variant had 3 trials (grid, successive halving by 3)" in read_page(tmp_path)
 
@@ -186,7 +194,7 @@ def test_the_figure_of_tuning_marks_the_chosen_value_and_the_best_trial_of_each_
     study = write_study(tmp_path / "runs", seeds=2)
     means = {"standard": [70.0, 72.0, 71.0], "belief": [71.0, None, 71.5]}
     tuning = write_tuning(study, means, seeds=(7, 8))
-    figure = draw_tuning(tuning, "standard")
+    figure = draw_tuning(tuning, "standard", STYLES)
     top, bottom = figure.axes
     rings = [line for line in top.lines if line.get_markersize() == 9]
     assert [line.get_ydata().tolist() for line in rings] == [[71.0], [71.5]]
@@ -203,7 +211,7 @@ def test_a_long_interval_leaves_the_panel_of_leads(tmp_path: Path) -> None:
     tuning = write_tuning(study, {"standard": [70.0] * 3, "belief": [70.1] * 3}, seeds=(7, 8))
     trial = tuning.variants[1].trials[0]
     trial.by_seed.update({"7": 65.2, "8": 75.2})
-    _, bottom = draw_tuning(tuning, "standard").axes
+    _, bottom = draw_tuning(tuning, "standard", STYLES).axes
     assert bottom.get_ylim() == pytest.approx((-0.3, 0.3))
     read_page(tmp_path)
     assert (tmp_path / "reports" / "fake" / "tuning.svg").is_file()
@@ -223,7 +231,7 @@ def test_points_of_the_figure_are_best_trials_if_several_keys_are_tuned(tmp_path
     for goal, expected in (("max", [[4.0, 3.0], [3.0, 4.0]]), ("min", [[1.0, 2.0], [1.0, 2.0]])):
         select = tuning.select.model_copy(update={"goal": goal})
         changed = {"keys": both, "variants": [variant], "select": select}
-        axes = draw_tuning(tuning.model_copy(update=changed), "standard").axes[:2]
+        axes = draw_tuning(tuning.model_copy(update=changed), "standard", STYLES).axes[:2]
         assert [a.containers[0].lines[0].get_ydata().tolist() for a in axes] == expected
 
 

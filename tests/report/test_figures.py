@@ -1,6 +1,7 @@
 """Figures of results: order, ties, outliers, long names."""
 
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lit_attn.cells.records import Metric, Plan, Result
+from lit_attn.report import drawing
 from lit_attn.report.comparison import compare_variants
 from lit_attn.report.drawing import appearance, draw_panels, render, short_names, shorten
 from lit_attn.report.figures import draw_cost, draw_progress, draw_seeds
@@ -117,6 +119,61 @@ def test_a_far_outlier_is_named_at_the_edge() -> None:
     assert [len(row) for row in dots(left)] == [4, 2, 4]
 
 
+def test_a_variant_with_a_star_is_inside_the_axes() -> None:
+    """Three quartile ranges of 40 equal variants leave out the only two that differ."""
+    values = {f"v{i}": [1 + 0.01 * seed + 0.001 * i for seed in range(10)] for i in range(38)}
+    values["far"] = [3 + 0.02 * seed for seed in range(10)]
+    values["low"] = [0.1 + 0.02 * seed for seed in range(10)]
+    record = study(values, flops=1e6)
+    comparisons = compare_variants(record)
+    assert comparisons.records["far"]["significant"]
+    left, right = draw(record).axes
+    assert [text for text in [*left.texts, *right.texts] if text.get_text() != "*"] == []
+    assert left.get_xlim()[0] < 0.1 < 3.2 < left.get_xlim()[1]
+    assert right.get_xlim()[0] < -0.9 < 2.2 < right.get_xlim()[1]
+
+
+def test_a_variant_has_one_colour_in_every_figure() -> None:
+    """The figure of costs is sorted by the mean, that of progress by the difference."""
+    values = {"base": [1.0, 1.2, 1.1], "low": [0.5, 0.7, 0.61], "up": [2.0, 2.2, 2.13]}
+    record = study(values, flops=1e6)
+    styles = drawing.assign_styles(record.plan)
+    assert [style.colour for style in styles.values()] == list(drawing.COLOURS[:3])
+    cost = draw_costs(record)
+    assert cost is not None
+    by_name = {}
+    for line in cost.axes[0].lines:
+        if line.get_gid():
+            name, *_ = json.loads(line.get_gid())
+            by_name[name] = line.get_color()
+    assert by_name == {name: style.colour for name, style in styles.items()}
+
+
+def test_forty_variants_have_forty_styles() -> None:
+    record = study({f"v{i}": [1.0, 2.0] for i in range(40)})
+    styles = drawing.assign_styles(record.plan)
+    assert len({(style.colour, style.marker) for style in styles.values()}) == 40
+    # The seven curves that a figure shows can be any of them.
+    assert len({(style.colour, style.dash) for style in list(styles.values())[:28]}) == 28
+
+
+def test_points_of_one_cost_stand_side_by_side() -> None:
+    assert drawing.spread_points([5.0, 1.0, 5.0, 5.0]) == [-1.0, 0.0, 0.0, 1.0]
+    assert drawing.spread_points([1.0, 2.0, 3.0]) == [0.0, 0.0, 0.0]
+    assert drawing.spread_points([2.0, 2.0]) == [-0.5, 0.5]
+    assert drawing.spread_points([]) == []
+
+
+def test_names_of_a_product_keep_what_differs() -> None:
+    residuals = ("full", "split-norm")
+    names = [
+        f"residual={a},zz={b},lr=0.0{c}" for a in residuals for b in ("with", "no") for c in "16"
+    ]
+    labels = drawing.short_names(["standard", *names], 20)
+    assert labels[:3] == ["standard", "full,with,0.01", "full,with,0.06"]
+    assert len(set(labels)) == len(names) + 1
+
+
 def test_long_names_fit_the_figure() -> None:
     values = {f"{LONG}-{i}": [1.0 + i, 1.1 + i * i, 1.2] for i in range(3)}
     record = study(values, flops=1e6, parameters=1000)
@@ -164,7 +221,7 @@ def test_shortened_names_differ() -> None:
     figure = draw_costs(study(values, flops=1e6))
     assert figure is not None
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == names[::-1]
+    assert labels == short_names(values, 34)[::-1]
 
 
 def test_the_cost_figure_shows_the_baseline_and_the_best_variants() -> None:

@@ -153,7 +153,9 @@ def test_a_phone_shows_the_page_without_sideways_scrolling(page: "sync_api.Page"
     page.set_viewport_size({"width": 390, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     headings = page.locator("table.results thead th:visible")
-    sync_api.expect(headings).to_have_text(["variant", "difference [95 %]", "verdict"])
+    sync_api.expect(headings).to_have_text(
+        ["variant", "accuracy (%)", "n", "difference [95 %]", "p", "verdict"]
+    )
     wide = page.locator(".wide").first
     assert wide.evaluate("element => element.scrollWidth <= element.clientWidth")
     page.set_viewport_size({"width": 1280, "height": 800})

@@ -61,13 +61,13 @@ def test_the_table_follows_the_studys_metric(tmp_path: Path) -> None:
     assert make_class_frame(write(tmp_path / "other", metric="other/mIoU")).empty
 
 
-def test_names_are_escaped_and_the_best_is_bold(tmp_path: Path) -> None:
+def test_names_are_escaped_and_no_class_has_a_finding(tmp_path: Path) -> None:
     classes = make_class_table(make_class_frame(write(tmp_path)))
     table = render_page("IoU", [Section(tables=[classes])], [])
     assert "<b>" not in table
     assert str(escape(NASTY)) in table
-    assert "<td><strong>55.00 ± 7.07</strong></td><td>30.00</td>" in table
-    assert "<td><strong>25.00 ± 0.00</strong></td><td>\N{EM DASH}</td>" in table
+    assert "<td>55.00 ± 7.07</td><td>30.00</td>" in table
+    assert "<td>25.00 ± 0.00</td><td>\N{EM DASH}</td>" in table
 
 
 def test_files_of_an_earlier_report_are_removed(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from helpers.fake_study import result, write_study
 
 from lit_attn.cells.records import Plan, Spread
+from lit_attn.report.drawing import assign_styles
 from lit_attn.report.read import read_studies
 from lit_attn.report.speedup import (
     describe_speedups,
@@ -66,7 +67,7 @@ def test_sentences_and_rows_follow_the_sizes(tmp_path: Path) -> None:
     (sentence,) = describe_speedups(speedups, plan)
     assert sentence.startswith("At large, standard needs 2.00 [")
     assert sentence.endswith("times the training time of variant for the same loss.")
-    assert draw_speedups(speedups) is not None
+    assert draw_speedups(speedups, assign_styles(plan)) is not None
 
 
 def test_unknown_times_leave_the_compute(tmp_path: Path) -> None:
@@ -79,4 +80,4 @@ def test_unknown_times_leave_the_compute(tmp_path: Path) -> None:
 
 def test_no_multiplier_gives_no_figure(tmp_path: Path) -> None:
     assert find_speedups(write_levels(tmp_path, SECONDS), {}) == []
-    assert draw_speedups([]) is None
+    assert draw_speedups([], {}) is None
