@@ -96,11 +96,12 @@ def draw_results(table: Table, verdicts: str) -> str:
 def choose_rows(table: Table) -> Table:
     """Return a table with at most MOST_ROWS rows, or with more if more rows have a mark.
 
-    The first row and the rows with a star are always among them.
+    The first two rows and the rows with a star are always among them.
     """
     if len(table.rows) <= MOST_ROWS:
         return table
-    chosen = {0}
+    # The baseline, and the best floor below it.
+    chosen = {0, 1}
     for place, row in enumerate(table.rows):
         if any(cell.mark == STAR for cell in row):
             chosen.add(place)
