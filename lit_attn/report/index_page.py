@@ -101,18 +101,21 @@ def _read_entries(reports: Path) -> list[Entry]:
 
 def _correct(entries: Sequence[Entry]) -> dict[str, Correction]:
     """Return the correction of every report, by name of the study."""
-    p_values = {entry.name: entry.frame["p_adjusted"].dropna() for entry in entries}
+    p_values: dict[str, dict[int, float]] = {}
+    for entry in entries:
+        column = entry.frame["p_adjusted"].dropna()
+        p_values[entry.name] = dict(zip(column.index.tolist(), column.tolist(), strict=True))
     corrections: dict[str, Correction] = {}
     for entry in entries:
         name = entry.name
         if entry.records is None:
-            corrections[name] = Correction(p_values[name].to_dict(), "its own study alone")
+            corrections[name] = Correction(p_values[name], "its own study alone")
         elif not (entry.records / "plan.json").exists():
             corrections[name] = Correction({}, "no verdict: its records are gone")
         elif "@" in entry.records.name:
             corrections[name] = Correction({}, "no verdict: a trial")
         elif not _is_sealed(entry.records):
-            corrections[name] = Correction(p_values[name].to_dict(), "its own study alone")
+            corrections[name] = Correction(p_values[name], "its own study alone")
         else:
             family = _read_family(entry.records)
             primary = family.second_metrics.get(entry.records.name)
@@ -125,18 +128,18 @@ def _correct(entries: Sequence[Entry]) -> dict[str, Correction]:
 
 
 def _correct_in_family(
-    entry: Entry, family: Family, entries: Sequence[Entry], p_values: dict[str, "pd.Series[float]"]
+    entry: Entry, family: Family, entries: Sequence[Entry], p_values: dict[str, dict[int, float]]
 ) -> Correction:
     """Return the correction of a study over its family; a study without a report has p = 1."""
     assert entry.records is not None
-    reported = {other.records: p_values[other.name].tolist() for other in entries}
+    reported = {other.records: list(p_values[other.name].values()) for other in entries}
     ordered = [entry.name, *(name for name in family.studies if name != entry.records.name)]
     studies = [reported.get(entry.records.with_name(name), [1.0]) for name in ordered]
-    studies[0] = p_values[entry.name].tolist()
+    studies[0] = list(p_values[entry.name].values())
     corrected = stats.holm_over_studies(studies)[0]
     count = len(family.studies)
     words = "1 study" if count == 1 else f"{count} studies"
-    by_place = dict(zip(p_values[entry.name].index, corrected, strict=True))
+    by_place = dict(zip(p_values[entry.name], corrected, strict=True))
     return Correction(by_place, f"the {words} of {family.file}")
 
 

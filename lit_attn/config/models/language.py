@@ -154,7 +154,7 @@ class GPTConfig(TokenTransformer, kind="gpt"):
     """
 
     takes = (signatures.CausalTokens,)
-    builder = ("lit_attn.models.language:GPT", "vocabulary", "context")
+    builder: ClassVar[tuple[Any, ...]] = ("lit_attn.models.language:GPT", "vocabulary", "context")
     head: Literal["tied", "untied", "adaptive"] = Field(
         "tied",
         description="output layer: the embedding's weights (tied), its own weights "
