@@ -1,0 +1,287 @@
+"""Generator of the page of results: `python docs/generators/write_results.py > docs/results.md`.
+
+The page is results.template with each {{name argument ...}} replaced by numbers of the committed
+evidence: `name` is a function of this file, decorated with `placeholder`, and a last argument
+`N digits` sets the decimals. No other number of the template is measured.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lit_attn.config.study import read_studies
+from lit_attn.report.comparison import ALPHA
+from lit_attn.report.stats import holm_over_studies, paired_interval
+
+ROOT = Path(__file__).parents[2]
+EVIDENCE = ROOT / "reports" / "evidence"
+TEMPLATE = Path(__file__).with_name("results.template")
+PLACEHOLDER = re.compile(r"\{\{([^}]+)\}\}")
+WORDS: tuple[str, ...] = ("no", "one", "two", "three", "four", "five", "six")
+WORDS += ("seven", "eight", "nine", "ten", "eleven", "twelve")
+MINUS = "\N{MINUS SIGN}"
+STAR = r" \*"
+
+Row = dict[str, str]
+PLACEHOLDERS: dict[str, Callable[..., str]] = {}
+
+
+def placeholder(function: Callable[..., str]) -> Callable[..., str]:
+    """Let the template use a function by its name."""
+    PLACEHOLDERS[function.__name__] = function
+    return function
+
+
+@cache
+def read_table(path: str) -> list[Row]:
+    """Return the rows of a CSV file of the evidence."""
+    with (EVIDENCE / path).open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def find_row(path: str, **values: str) -> Row:
+    """Return the only row of a file with these values."""
+    (row,) = [row for row in read_table(path) if values.items() <= row.items()]
+    return row
+
+
+@cache
+def correct_over_studies() -> dict[tuple[str, str], float]:
+    """Return p by study and variant, corrected over the sealed studies of ablations.yaml (Holm)."""
+    path = ROOT / "ablations.yaml"
+    compared: dict[str, list[Row]] = {}
+    for study, source in read_studies(path).items():
+        is_sealed = (EVIDENCE / study / "seals.json").exists()
+        if is_sealed and source.path == path:
+            compared[study] = [row for row in read_table(f"{study}/table.csv") if row["p_adjusted"]]
+    # Several looks at the results of a study leave a smaller level than ALPHA.
+    p_values = [
+        [float(row["p_adjusted"]) * ALPHA / float(row.get("level", ALPHA)) for row in rows]
+        for rows in compared.values()
+    ]
+    corrected = holm_over_studies(p_values)
+    return {
+        (study, row["variant"]): p
+        for (study, rows), adjusted in zip(compared.items(), corrected, strict=True)
+        for row, p in zip(rows, adjusted, strict=True)
+    }
+
+
+def has_star(study: str, variant: str) -> bool:
+    """Return True for a star of the study's table whose p stays small over studies."""
+    row = find_row(f"{study}/table.csv", variant=variant)
+    return row["significant"] == "True" and correct_over_studies()[study, variant] <= ALPHA
+
+
+def format_number(value: float, decimals: int, sign: str = "") -> str:
+    """Return a number with the minus sign of the tables."""
+    return f"{value:{sign}.{decimals}f}".replace("-", MINUS)
+
+
+def format_difference(row: Row, decimals: int) -> str:
+    """Return a difference with its interval."""
+    difference, low, high = (
+        format_number(float(row[key]), decimals, "+") for key in ("difference", "low", "high")
+    )
+    return f"{difference} [{low}, {high}]"
+
+
+@placeholder
+def gain(study: str, variant: str, decimals: int = 3) -> str:
+    """Return the difference to the baseline, its interval, and the star that stays."""
+    row = find_row(f"{study}/table.csv", variant=variant)
+    return format_difference(row, decimals) + STAR * has_star(study, variant)
+
+
+@placeholder
+def effect(study: str, name: str, decimals: int = 1) -> str:
+    """Return the main effect of one level of an axis, with its interval."""
+    return format_difference(find_row(f"{study}/effects.csv", effect=name), decimals)
+
+
+@placeholder
+def mean(study: str, variant: str, decimals: int = 3) -> str:
+    """Return the mean over seeds."""
+    return format_number(float(find_row(f"{study}/table.csv", variant=variant)["mean"]), decimals)
+
+
+@placeholder
+def floor(study: str, rule: str, decimals: int = 3) -> str:
+    """Return the value of a rule without attention (count_floors.py), a `-` for each space."""
+    row = find_row("floors.csv", study=study, rule=rule.replace("-", " "))
+    return format_number(float(row["value"]), decimals)
+
+
+@placeholder
+def seeds(study: str) -> str:
+    """Return the planned seeds of a study."""
+    return read_table(f"{study}/table.csv")[0]["planned"]
+
+
+@placeholder
+def variants(study: str) -> str:
+    """Return the number of variants, each counted once whatever the criteria."""
+    rows = read_table(f"{study}/table.csv")
+    return str(len({row["variant"].partition("@")[0] for row in rows}))
+
+
+@placeholder
+def slower(study: str, variant: str) -> str:
+    """Return how many times the baseline's time a step takes, measured in turns with it."""
+    times = json.loads((EVIDENCE / study / "step_times.json").read_text(encoding="utf-8"))
+    (ratio,) = [entry["ratio"] for entry in times["variants"] if entry["variant"] == variant]
+    return f"{ratio:.2f}"
+
+
+@placeholder
+def count(study: str, direction: str, criterion: str) -> str:
+    """Return how many variants are `better` or `worse` with a star at equal `steps` or `time`."""
+    path = ROOT / "ablations.yaml"
+    goal = read_studies(path)[study].study.metric.goal
+    found = 0
+    for row in read_table(f"{study}/table.csv"):
+        is_timed = row["variant"].endswith("@time")
+        if not row["p_adjusted"] or is_timed != (criterion == "time"):
+            continue
+        is_better = (float(row["difference"]) > 0) == (goal == "max")
+        if has_star(study, row["variant"]) and is_better == (direction == "better"):
+            found += 1
+    return WORDS[found] if found < len(WORDS) else str(found)
+
+
+@placeholder
+def lost(study: str) -> str:
+    """Return how many stars of a study's table do not stay over studies."""
+    starred = [r["variant"] for r in read_table(f"{study}/table.csv") if r["significant"] == "True"]
+    return WORDS[sum(not has_star(study, variant) for variant in starred)]
+
+
+@placeholder
+def p(study: str, variant: str) -> str:
+    """Return the corrected p of a table."""
+    return f"{float(find_row(f'{study}/table.csv', variant=variant)['p_adjusted']):.3f}"
+
+
+@placeholder
+def p_over_studies(study: str, variant: str) -> str:
+    """Return the p of a table, corrected over studies too."""
+    return f"{correct_over_studies()[study, variant]:.2f}"
+
+
+@placeholder
+def verdict(study: str, variant: str) -> str:
+    """Return the verdict of a study with a margin."""
+    return find_row(f"{study}/table.csv", variant=variant)["verdict"]
+
+
+@placeholder
+def margin(study: str) -> str:
+    """Return the margin of a study."""
+    return f"{float(read_table(f'{study}/table.csv')[-1]['margin']):g}"
+
+
+@placeholder
+def sealed() -> str:
+    """Return the number of studies over which p is corrected."""
+    return WORDS[len({study for study, _ in correct_over_studies()})]
+
+
+@placeholder
+def edge(study: str, end: str) -> str:
+    """Return how many variants the search gave the `smallest` or `largest` of its rates."""
+    found = 0
+    for chosen in read_rates(study).values():
+        rate, rates = chosen
+        found += rate == (min(rates) if end == "smallest" else max(rates))
+    return str(found)
+
+
+def read_rates(study: str) -> dict[str, tuple[float, list[float]]]:
+    """Return the chosen rate of every variant, and the rates that the search tried."""
+    record: dict[str, Any] = json.loads((EVIDENCE / study / "tuning.json").read_text("utf-8"))
+    rates = record["keys"]["optimizer.lr"]
+    return {
+        entry["variant"]: (entry["chosen"]["optimizer.lr"], rates) for entry in record["variants"]
+    }
+
+
+@placeholder
+def steps(study: str) -> str:
+    """Return the training steps of the baseline."""
+    return f"{int(read_table(f'{study}/per_seed.csv')[0]['steps']):,}"
+
+
+@placeholder
+def tuning_seeds(study: str) -> str:
+    """Return the number of seeds of the search."""
+    record = json.loads((EVIDENCE / study / "tuning.json").read_text("utf-8"))
+    return WORDS[len(record["seeds"])]
+
+
+@placeholder
+def parameters(end: str, device: str) -> str:
+    """Return the parameters of the `smallest` or `largest` model that trained on `CPU` or `GPU`."""
+    sizes = set()
+    for path in EVIDENCE.glob("*/per_seed.csv"):
+        for row in read_table(f"{path.parent.name}/per_seed.csv"):
+            if row["parameters"] and row["device"].startswith("CPU") == (device == "CPU"):
+                sizes.add(int(row["parameters"]))
+    return f"{min(sizes) if end == 'smallest' else max(sizes):,}"
+
+
+@placeholder
+def metric(study: str, name: str, decimals: int = 1) -> str:
+    """Return a metric of the only cell of a study."""
+    (row,) = read_table(f"{study}/per_seed.csv")
+    return format_number(float(row[f"metric {name}"]), decimals)
+
+
+@placeholder
+def claims(folder: str) -> str:
+    """Return the cells of a paper's row: claims that agree, disagree, are undecided, not run."""
+    page = (EVIDENCE / folder / "index.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"\*\*Claims of the paper: (.*)\.\*\*", page)
+    return " | ".join(re.findall(r"\d+", line))
+
+
+@placeholder
+def change(study: str, before: str, variant: str, decimals: int = 3) -> str:
+    """Return the change of a lead from another study, paired by seed, with its interval."""
+    leads = [find_leads(name, variant) for name in (study, before)]
+    differences = [now - then for now, then in zip(*leads, strict=True)]
+    average = sum(differences) / len(differences)
+    interval = paired_interval(differences)
+    assert interval is not None
+    row = {"difference": str(average), "low": str(interval[1]), "high": str(interval[2])}
+    return format_difference(row, decimals)
+
+
+def find_leads(study: str, variant: str) -> list[float]:
+    """Return the difference to the baseline by seed."""
+    baseline = read_studies(ROOT / "ablations.yaml")[study].study.baseline
+    rows = read_table(f"{study}/per_seed.csv")
+    values = {(row["variant"], int(row["seed"])): float(row["value"]) for row in rows}
+    numbers = sorted(seed for name, seed in values if name == variant)
+    return [values[variant, seed] - values[baseline, seed] for seed in numbers]
+
+
+def fill(match: re.Match[str]) -> str:
+    """Return the text of a placeholder; its last argument can be a number of decimals."""
+    name, *arguments = match[1].split()
+    if len(arguments) > 2 and arguments[-1] == "digits":
+        *arguments, decimals, _ = arguments
+        return PLACEHOLDERS[name](*arguments, decimals=int(decimals))
+    return PLACEHOLDERS[name](*arguments)
+
+
+def write_page() -> str:
+    """Return the page."""
+    return PLACEHOLDER.sub(fill, TEMPLATE.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    print(write_page(), end="")

@@ -1,0 +1,136 @@
+"""The page of results and its floors: every number comes from the committed evidence."""
+
+import csv
+import math
+import re
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import write_results
+from count_floors import DIGITS, ByteCounts, measure_images
+from helpers.paths import ROOT
+from scipy.stats import t as student
+
+from lit_attn.config.data.images import Digits
+from lit_attn.data import sets
+from lit_attn.report.stats import joint_sign_flip
+
+EVIDENCE = ROOT / "reports" / "evidence"
+CONSTANTS = {
+    "95": "level of an interval",
+    "360": "test images of the digits",
+    "1,200": "training images of the digits",
+    "0.6": "standard error of an accuracy of 97 % on 360 images, in points",
+    "0.031": "smallest p of six seeds",
+    "1": "gamma",
+    "0.5": "gamma",
+    "512": "windows of the text's test split",
+    "15": "epochs of the scenes",
+    "41.02": "published by Wu et al.",
+    "2021": "a year",
+    "2.15": "version of PyTorch",
+}
+"""Numbers of the template that are not measured."""
+
+
+def test_the_page_is_up_to_date() -> None:
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert page == write_results.write_page(), "run the command that the page names"
+
+
+def test_the_template_has_no_measured_number() -> None:
+    text = write_results.TEMPLATE.read_text(encoding="utf-8")
+    prose = re.sub(r"\{\{[^}]*\}\}|\]\([^)]*\)|`[^`]*`", "", text)
+    numbers = set(re.findall(r"(?<![\w.-])\d(?:[\d,.]*\d)?(?!\w)", prose))
+    assert numbers <= CONSTANTS.keys(), numbers - CONSTANTS.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("gain text-tuned attentionx-half", "\u22120.065 [\u22120.085, \u22120.045] \\*"),
+        ("gain scenes-tuned belief2 1 digits", "+12.2 [+6.9, +17.5]"),
+        ("slower scenes-tuned belief2", "1.24"),
+        ("change text-longer-tuned text-tuned xsa", "+0.058 [+0.043, +0.073]"),
+        ("variants digits-tuned", "8"),
+        ("edge text-mechanisms-tuned smallest", "37"),
+        ("floor digits nearest-neighbour 2 digits", "98.89"),
+    ],
+)
+def test_a_placeholder_gives_the_number_of_the_evidence(text: str, expected: str) -> None:
+    """The numbers were recomputed by hand from the files of the evidence."""
+    assert write_results.PLACEHOLDER.sub(write_results.fill, "{{" + text + "}}") == expected
+
+
+def test_a_star_of_the_page_passes_the_tests_of_its_table_and_over_studies() -> None:
+    """p is recomputed from the values of every seed; twelve studies share the level."""
+    corrected = write_results.correct_over_studies()
+    cases = [("text-tuned", "attentionx-half", True), ("scenes-tuned", "belief2", False)]
+    for study, variant, is_starred in cases:
+        with (EVIDENCE / study / "per_seed.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        values = {(row["variant"], row["seed"]): float(row["value"]) for row in rows}
+        names = list(dict.fromkeys(row["variant"] for row in rows if row["variant"] != "standard"))
+        numbers = sorted({row["seed"] for row in rows}, key=int)
+        differences = np.array(
+            [[values[name, s] - values["standard", s] for s in numbers] for name in names]
+        )
+        p = joint_sign_flip(differences)[names.index(variant)]
+        assert p <= 0.05
+        assert corrected[study, variant] >= p
+        assert write_results.has_star(study, variant) == is_starred
+        assert (corrected[study, variant] <= 0.05) == is_starred
+
+
+def test_counts_of_bytes_are_interpolated_probabilities() -> None:
+    counts = ByteCounts(order=1)
+    counts.add(np.array([[97, 98, 97, 99]]))
+    # Of three targets one is b: (1 + 3 kinds / 256) / 6, then once and alone after a.
+    lower = (1 + 3 / 256) / (3 + 3)
+    assert counts.probability(b"a", 98) == pytest.approx((1 + 2 * lower) / (2 + 2))
+    total = math.fsum(counts.probability(b"a", byte) for byte in range(256))
+    assert total == pytest.approx(1)
+
+
+def test_the_floors_of_the_digits_are_those_of_the_same_images() -> None:
+    measured = measure_images(sets.load(Digits(batch_size=64)))
+    with (EVIDENCE / "floors.csv").open() as file:
+        recorded = [row for row in csv.DictReader(file) if row["study"] in DIGITS]
+    assert len(recorded) == 2 * len(DIGITS)
+    for row in recorded:
+        assert float(row["value"]) == pytest.approx(measured[row["rule"]], abs=0.3)
+
+
+def compare_intervals(study: str) -> float:
+    """Return the width of the paired interval over the unpaired one, the median over variants."""
+    rows = write_results.read_table(f"{study}/per_seed.csv")
+    values: dict[str, dict[str, float]] = defaultdict(dict)
+    for row in rows:
+        if row["value"]:
+            values[row["variant"]][row["seed"]] = float(row["value"])
+    baseline = values.pop(rows[0]["variant"])
+    ratios = []
+    for by_seed in values.values():
+        shared = sorted(by_seed.keys() & baseline.keys())
+        ours = np.array([by_seed[seed] for seed in shared])
+        theirs = np.array([baseline[seed] for seed in shared])
+        count = len(shared)
+        paired = (ours - theirs).std(ddof=1) * student.ppf(0.975, count - 1)
+        unpaired = np.hypot(ours.std(ddof=1), theirs.std(ddof=1)) * student.ppf(
+            0.975, 2 * count - 2
+        )
+        ratios.append(paired / unpaired)
+    return float(np.median(ratios))
+
+
+def test_the_page_of_statistics_says_what_pairing_gains() -> None:
+    studies = [path.parent.name for path in EVIDENCE.glob("*/table.csv")]
+    medians = [compare_intervals(study) for study in studies]
+    text = (ROOT / "docs" / "statistics.md").read_text(encoding="utf-8")
+    words = " ".join(text.split())
+    low, high = (f"{value:.2f}".removeprefix("0") for value in (min(medians), max(medians)))
+    wider = sum(median > 1 for median in medians)
+    assert f"In the {len(studies)} committed studies" in words
+    assert f"the paired interval is {low} to {high} times as wide" in words
+    assert f"and wider in {wider} of them" in words

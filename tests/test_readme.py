@@ -1,0 +1,101 @@
+"""Every number of the README comes from the evidence or from the code."""
+
+import csv
+import re
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import write_results
+from helpers.paths import ROOT
+
+from lit_attn.ablate.plan import expand
+from lit_attn.attention.spec import PRESETS
+from lit_attn.config.study import read_studies
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+EVIDENCE = ROOT / "reports" / "evidence"
+CONSTANTS = {
+    "3.11": "oldest Python",
+    "95": "level of an interval",
+    "0.25": "least p of three seeds",
+}
+CONSTANTS |= {"35": "families of transformers (tests/models)"}
+EFFECTS = ("perpendicular", "projected", "value", "zz", "no-ffn", "query", "key")
+
+
+def read_rows(path: str) -> list[dict[str, str]]:
+    with (EVIDENCE / path).open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def count_presets() -> list[str]:
+    """Return N of each row of the table of mechanisms that ends with `and N more`."""
+    return re.findall(r"` and (\d+) more", README)
+
+
+def list_numbers() -> set[str]:
+    """Return what the evidence and the code say."""
+    numbers = set(CONSTANTS) | set(count_presets())
+    matrix = expand(read_studies(ROOT / "ablations.yaml")["product"], Path("runs"))
+    numbers.add(str(len(matrix.jobs)))
+    baseline = next(row for row in read_rows("product/table.csv") if not row["difference"])
+    numbers |= {f"{float(baseline[key]):.2f}" for key in ("mean", "sd")}
+    effects = {row["effect"]: row for row in read_rows("product/effects.csv")}
+    for name in EFFECTS:
+        for key in ("difference", "low", "high", "p"):
+            numbers.add(f"{abs(float(effects[name][key])):.2f}")
+    for rule in ("nearest neighbour", "logistic regression"):
+        numbers.add(write_results.floor("product", rule, decimals=2))
+    for end, device in (("smallest", "CPU"), ("largest", "CPU"), ("largest", "GPU")):
+        numbers.add(write_results.parameters(end, device))
+    return numbers
+
+
+def test_every_number_is_known() -> None:
+    prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
+    prose = re.sub(r"^    .*$", "", prose, flags=re.MULTILINE)
+    prose = re.sub(r"\]\([^)]*\)|`[^`]*`", "", prose)
+    numbers = re.findall(r"(?<![\w.])\d[\d,.]*\d|(?<![\w.])\d(?!\w)", prose)
+    assert len(numbers) > 30
+    assert set(numbers) - list_numbers() == set()
+
+
+def test_the_effects_have_their_rows() -> None:
+    effects = {row["effect"]: row for row in read_rows("product/effects.csv")}
+    rows = re.findall(r"^\| (?!change).* \| (.*\]) \| (.*) \|$", README, re.MULTILINE)
+    assert len(rows) == len(EFFECTS)
+    for (interval, p), name in zip(rows, EFFECTS, strict=True):
+        numbers = re.findall(r"[+\u2212]?[\d.]+", interval)
+        expected = [float(effects[name][key]) for key in ("difference", "low", "high")]
+        shown = [float(number.replace("\u2212", "-")) for number in numbers]
+        assert shown == pytest.approx(expected, abs=0.006), name
+        assert float(p) == pytest.approx(float(effects[name]["p"]))
+
+
+def test_the_counts_in_words_hold() -> None:
+    effects = {row["effect"]: row for row in read_rows("product/effects.csv")}
+    excluding = [n for n in EFFECTS if float(effects[n]["low"]) * float(effects[n]["high"]) > 0]
+    assert f"leave out zero for {write_results.WORDS[len(excluding)]} of the seven" in " ".join(
+        README.split()
+    )
+    done = [row for row in read_rows("cifar100-mechanisms/per_seed.csv") if row["value"]]
+    assert f"{write_results.WORDS[len(done)]} short trainings ended" in README
+
+
+def test_the_default_study_takes_about_five_minutes() -> None:
+    ends = [row["finished"] for row in read_rows("product/per_seed.csv")]
+    times = [datetime.fromisoformat(end) for end in ends]
+    minutes = (max(times) - min(times)).total_seconds() / 60
+    assert "about five minutes" in README
+    assert 3 < minutes < 6
+
+
+def test_the_table_of_mechanisms_counts_every_preset() -> None:
+    (table,) = re.findall(r"\| mechanism \| presets \| paper \|\n(.*?)\n\n", README, re.DOTALL)
+    cells = [row.split(" | ")[1] for row in table.splitlines()[1:]]
+    named = [name for cell in cells for name in re.findall(r"`([\w-]+)`", cell)]
+    assert set(named) <= set(PRESETS)
+    further = sum(int(number) for number in count_presets())
+    # The baseline needs no row.
+    assert len(named) + further == len(PRESETS) - 1
