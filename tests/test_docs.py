@@ -134,6 +134,13 @@ def test_paths_in_pages_exist(page: Path) -> None:
     assert missing == []
 
 
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/notebooks/*.ipynb")]
+    names = {page.relative_to(ROOT / "docs").as_posix() for page in pages} - {"index.md"}
+    assert {name for name in names if f"]({name})" not in index} == set()
+
+
 def test_paths_and_sections_in_sources_exist() -> None:
     """Comments and docstrings name pages as `docs/setups.md` or `docs/setups.md, section 2`."""
     missing = []
