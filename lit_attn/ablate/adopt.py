@@ -88,7 +88,7 @@ def _list_folders(folder: Path) -> list[Path]:
 
 
 def _is_used(study: Path, matrices: list[Matrix]) -> bool:
-    """Return True if a file of studies has the study of a folder, or the study of this trial.
+    """Return True if a file of studies has the study of a folder, or the study of this side study.
 
     The file is the one that the folder records. Without a record it is that of `matrices`.
     """

@@ -1,7 +1,7 @@
 """Cells of a study, and the plan against which the report counts missing cells.
 
-A run that does not compute what the study's file describes is a trial: a run with `--set`, or a
-smoke run. Its results and tables have their own folders next to the study's, named after the
+A run that does not compute what the study's file describes is a side study: a run with `--set`,
+or a smoke run. Its results and tables have their own folders next to the study's, named after the
 changes (`digits@training.max_steps=20`; names of studies contain no @), so the plan and report of
 the study do not change.
 """
@@ -66,7 +66,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Matrix:
-    """The cells of a study, or of a trial of it, below `folder`.
+    """The cells of a study, or of a side study of it, below `folder`.
 
     `name` is the name of the folder. `written` are the variants of the study, and `variants` these
     under each criterion of `match`, without those that are not measured or tuned yet. `jobs` are
@@ -115,7 +115,7 @@ class Matrix:
         seeds = self._list_seeds()
         family = self.source.family
         if family:
-            # A trial is not compared with the study itself.
+            # A side study is not compared with the study itself.
             family += self.name.removeprefix(self.source.name)
         latex_columns: list[str] | None = None
         if study.latex.columns is not None:
@@ -254,7 +254,7 @@ def expand(
     seeds: tuple[int, ...] | None = None,
     smoke: bool = False,
 ) -> Matrix:
-    """Return the cells of a study, or of a trial of it, below the folder `out`.
+    """Return the cells of a study, or of a side study of it, below the folder `out`.
 
     `changes` come from `--set`, and `seeds` replace those of the study. docs/design.md lists the
     stages from the study's file to its plan. Raises ConfigError for every mistake in the study.
@@ -267,7 +267,7 @@ def expand(
         # Values after one step decide nothing, and a smoke run tries every cell.
         study = source.study.model_copy(update={"stop": None})
         source = replace(source, study=study)
-    name, title = _name_trial(source, written, changes, smoke)
+    name, title = _name_side_study(source, written, changes, smoke)
     folder = out / name
     search = read_search(source, seeds, written, changes)
     tuning: records.Tuning | None = None
@@ -302,10 +302,10 @@ def expand(
     )
 
 
-def _name_trial(
+def _name_side_study(
     source: StudySource, written: list[Variant], changes: Mapping | None, smoke: bool
 ) -> tuple[str, str]:
-    """Return the name of the folder and the title of a study, or of a trial of it."""
+    """Return the name of the folder and the title of a study, or of a side study of it."""
     settings = []
     title = source.study.title
     if changes is not None:

@@ -122,8 +122,8 @@ class Variant:
         )
 
     def _sibling_folder(self, sibling: Sibling, study: str, seed: int) -> str:
-        """Return the folder of a cell of another budget, for a cell of `study` or of a trial."""
-        # A trial is a branch of the same trial of the other budget.
+        """Return the folder of a cell of another budget, for a cell of `study` or a side study."""
+        # A cell of a side study is a branch of the same side study.
         _, separator, settings = study.partition("@")
         other_study = sibling.study + separator + settings
         cell = self._construct_cell(other_study, seed, sibling.experiment)

@@ -3,7 +3,7 @@
 They are the whole interface between training, which writes them, and the report, which reads
 nothing else. CELL stands for runs/<study>/<variant>/<seed>-<identity>:
 
-    runs/<study>/plan.json         Plan; the folder of a trial is <study>@<...>
+    runs/<study>/plan.json         Plan; the folder of a side study is <study>@<...>
     runs/<study>/step_times.json   StepTimes
     runs/<study>/tuning.json       Tuning
     runs/<study>/seals.json        Seals (lit_attn.cells.decisions)

@@ -371,8 +371,8 @@ def _expect_seconds(study: StudyRecord, variants: list[str]) -> float | None:
 def make_study_command(folder: Path, file: Path | None, plan: Plan) -> MakeCommand:
     """Return the function that makes the command lines of a study in `folder`.
 
-    `file` is the file of the study; None gives no command. A trial (`--set`) has no command either,
-    because its changes are not recorded in the plan.
+    `file` is the file of the study; None gives no command. A side study (`--set`) has no command
+    either, because its changes are not recorded in the plan.
     """
     name = plan.family or plan.study
     if file is None or "@" in folder.name:

@@ -97,7 +97,9 @@ def test_a_trial_does_not_change_the_study(tmp_path: Path) -> None:
     code, output = run_cli(tmp_path, "--set", "training.max_steps=2", "--limit", "1")
     assert code == 0
     name = "tiny@training.max_steps=2"
-    assert f"runs/{name}: trial; study tiny does not change\n4 cells: 0 done, 1 to run" in output
+    assert (
+        f"runs/{name}: side study; study tiny does not change\n4 cells: 0 done, 1 to run" in output
+    )
     assert f"the table of {name}" in output
     assert [path.read_bytes() for path in study_files] == before
     assert list_reported_seeds(tmp_path) == {"ok": [0, 1], "ok-2": [0, 1]}

@@ -88,7 +88,7 @@ def add_study_arguments(parser: argparse.ArgumentParser) -> None:
     )
     value("--jobs", int, "N", "Run at most N cells at once (default: one per GPU, or per core).")
     value("--seeds", str, "N|A,B,...", "Use N seeds, or the seeds A, B, ... ('7,' is one seed).")
-    several("--set", "KEY=VALUE", "Override a key of all variants, in a trial with own folders.")
+    several("--set", "KEY=VALUE", "Override a key of all variants: a side study with own folders.")
     value("--limit", int, "N", "Run at most N of the missing cells.")
     value("--out", Path, "DIR", "Write results to DIR (default: runs, or runs/smoke).")
     value("--reports", Path, "DIR", "Write tables to DIR (default: reports).")
