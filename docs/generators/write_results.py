@@ -142,15 +142,15 @@ def count(study: str, direction: str, criterion: str) -> str:
     """Return how many variants are `better` or `worse` with a star at equal `steps` or `time`."""
     path = ROOT / "ablations.yaml"
     goal = read_studies(path)[study].study.metric.goal
-    found = 0
+    starred = 0
     for row in read_table(f"{study}/table.csv"):
         is_timed = row["variant"].endswith("@time")
         if not row["p_adjusted"] or is_timed != (criterion == "time"):
             continue
         is_better = (float(row["difference"]) > 0) == (goal == "max")
         if has_star(study, row["variant"]) and is_better == (direction == "better"):
-            found += 1
-    return WORDS[found] if found < len(WORDS) else str(found)
+            starred += 1
+    return WORDS[starred] if starred < len(WORDS) else str(starred)
 
 
 @placeholder
@@ -193,11 +193,11 @@ def sealed() -> str:
 @placeholder
 def edge(study: str, end: str) -> str:
     """Return how many variants the search gave the `smallest` or `largest` of its rates."""
-    found = 0
+    at_edge = 0
     for chosen in read_rates(study).values():
         rate, rates = chosen
-        found += rate == (min(rates) if end == "smallest" else max(rates))
-    return str(found)
+        at_edge += rate == (min(rates) if end == "smallest" else max(rates))
+    return str(at_edge)
 
 
 def read_rates(study: str) -> dict[str, tuple[float, list[float]]]:

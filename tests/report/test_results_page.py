@@ -86,7 +86,7 @@ def test_a_star_of_the_page_passes_the_tests_of_its_table_and_over_studies() -> 
 def test_counts_of_bytes_are_interpolated_probabilities() -> None:
     counts = ByteCounts(order=1)
     counts.add(np.array([[97, 98, 97, 99]]))
-    # Of three targets one is b: (1 + 3 kinds / 256) / 6, then once and alone after a.
+    # One of three targets is b, (1 + 3 kinds / 256) / 6; after a, one of two targets is.
     lower = (1 + 3 / 256) / (3 + 3)
     assert counts.probability(b"a", 98) == pytest.approx((1 + 2 * lower) / (2 + 2))
     total = math.fsum(counts.probability(b"a", byte) for byte in range(256))
