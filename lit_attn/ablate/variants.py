@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from lit_attn.ablate.axes import (
     combine_axes,
 )
 from lit_attn.ablate.budgets import Sibling, scale_experiments
-from lit_attn.cells.columns import COLUMN_KEYS
 from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
@@ -317,12 +317,22 @@ def _require_names(source: StudySource, variants: list[Variant]) -> None:
         if name not in names:
             raise source.error(path, f"no variant '{name}'{suggest(name, names[:30])}")
     _require_distinct_labels(source, names)
-    chosen = {("columns",): source.study.columns, ("latex", "columns"): source.study.latex.columns}
-    for place, keys in chosen.items():
-        for position, key in enumerate(keys or ()):
-            if key not in COLUMN_KEYS:
-                message = f"no column '{key}'{suggest(key, COLUMN_KEYS)}"
-                raise source.error((*place, position), message)
+    _require_columns(source, ("columns",), source.study.columns)
+    _require_columns(source, ("latex", "columns"), source.study.latex.columns)
+
+
+def _require_columns(
+    source: StudySource, path: tuple[str, ...], keys: Sequence[str] | None
+) -> None:
+    """Raise ConfigError if the study chooses a column of tables that does not exist."""
+    if not keys:
+        return
+    # The report imports pandas, which a study without such a choice does not need.
+    from lit_attn.report.columns import COLUMN_KEYS
+
+    for position, key in enumerate(keys):
+        if key not in COLUMN_KEYS:
+            raise source.error((*path, position), f"no column '{key}'{suggest(key, COLUMN_KEYS)}")
 
 
 def _require_distinct_labels(source: StudySource, names: list[str]) -> None:

@@ -280,3 +280,6 @@ PRINTERS: dict[str, Callable[[Record, Scale], str]] = {
 """Function that prints a variant's cell, by column. Other columns are in the CSV file only."""
 
 COLUMNS = [Column(**entry) for entry in read_asset("columns.yaml")]
+
+COLUMN_KEYS = tuple(column.key for column in COLUMNS if column.heading)
+"""Keys of the printed columns in their order, which a study can choose."""

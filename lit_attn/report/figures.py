@@ -367,10 +367,9 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> Figure | None:
     texts = [label for _, label in legend.values()]
     if is_below:
         columns = drawing.fit_columns(texts)
-        place = {"loc": "outside lower center", "ncols": columns}
+        figure.legend(artists, texts, fontsize=6.5, loc="outside lower center", ncols=columns)
     else:
-        place = {"loc": "outside right center"}
-    figure.legend(artists, texts, fontsize=6.5, **place)
+        figure.legend(artists, texts, fontsize=6.5, loc="outside right center")
     return figure
 
 

@@ -11,10 +11,10 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -58,7 +58,7 @@ class Family(NamedTuple):
 class Correction(NamedTuple):
     """Corrected p by place of the variant, and the words about what they are corrected for."""
 
-    p_values: dict[int, float]
+    p_values: Mapping[Any, float]
     words: str
 
 
@@ -114,6 +114,8 @@ def _correct(entries: Sequence[Entry]) -> dict[str, Correction]:
             corrections[name] = Correction({}, "no verdict: its records are gone")
         elif "@" in entry.records.name:
             corrections[name] = Correction({}, "no verdict: a trial")
+        elif _has_damaged_seal(entry.records):
+            corrections[name] = Correction({}, "no verdict: its seals.json cannot be read")
         elif not _is_sealed(entry.records):
             corrections[name] = Correction(p_values[name], "its own study alone")
         else:
@@ -169,6 +171,10 @@ def _read_family(folder: Path) -> Family:
 
 def _is_sealed(folder: Path) -> bool:
     return Seals.read_valid(folder / "seals.json") is not None
+
+
+def _has_damaged_seal(folder: Path) -> bool:
+    return (folder / "seals.json").exists() and not _is_sealed(folder)
 
 
 def _find_first_seal(folder: Path) -> tuple[str, str]:

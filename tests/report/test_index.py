@@ -83,6 +83,7 @@ def test_leftovers_are_no_hypotheses(tmp_path: Path) -> None:
     add_study(runs, "gone", first_identity="2")
     add_study(runs, "other", file="b.yaml", first_identity="3")
     (add_study(runs, "unsealed", first_identity="4") / "seals.json").unlink()
+    (add_study(runs, "torn", first_identity="5") / "seals.json").write_text("{")
     write_reports(runs, reports)
     shutil.rmtree(runs / "gone")
     (reports / "index.html").write_text(make_index_page(reports))
@@ -91,6 +92,7 @@ def test_leftovers_are_no_hypotheses(tmp_path: Path) -> None:
     assert index["one"]["differs"].startswith("ours")
     assert index["other"]["corrected"] == "the 1 study of b.yaml"
     assert index["unsealed"]["corrected"] == "its own study alone"
+    assert index["torn"]["corrected"] == "no verdict: its seals.json cannot be read"
     assert index["one@training.max_steps=20"]["corrected"] == "no verdict: a trial"
     assert index["gone"]["corrected"] == "no verdict: its records are gone"
     assert index["gone"]["differs"] == index["one@training.max_steps=20"]["differs"] == "—"
