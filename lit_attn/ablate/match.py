@@ -80,7 +80,7 @@ def count_step_flops(variant: Variant) -> int:
         network = factory.build(model, data, "meta").train()
         counter = FlopCounterMode(display=False)
         with counter, declared_flops(network) as declared, factory.model_errors():
-            network(*data.signature().sample()).sum().backward()
+            factory.sum_output(network(*data.signature().sample())).backward()
         # The backward pass of a product has two products.
         sample_flops = int(counter.get_total_flops()) + 3 * sum(declared)
         flops = sample_flops * data.batch_size

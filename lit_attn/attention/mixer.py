@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from lit_attn.attention.cache import Buffer, Cache
 from lit_attn.attention.masks import split_mask
-from lit_attn.schema.plugins import explain_failure
+from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.plugins import explain_failure, locate_code
 
 if TYPE_CHECKING:
     from lit_attn.attention.spec import AttentionSpec
@@ -65,8 +66,12 @@ class TokenMixer(nn.Module):
                 layer = mixer_class(dim, num_heads, **config.arguments)
             except Exception as error:
                 # Code of a user can raise any exception.
-                raise ValueError(explain_failure(error, f"arguments: {self.target}")) from error
+                place = name_layer(config.target, mixer_class, "__init__")
+                call = f"{mixer_class.__name__}({dim}, {num_heads}, ...)"
+                failure = explain_failure(error, f"arguments: {place}, called as {call}")
+                raise ConfigError(f"attention: {failure}") from error
         self.layer: Any = layer if dtype is None else layer.to(dtype)
+        self.name = name_layer(config.target, mixer_class, "forward")
         self.taken = find_arguments(self.layer, self.target)
         self.proj_drop = nn.Dropout(proj_drop)
 
@@ -101,22 +106,37 @@ class TokenMixer(nn.Module):
             output = self.call(inputs, is_causal, present)[:, -x.shape[1] :]
         else:
             output = self.layer(x, **self._select(is_causal, present), cache=cache)
+            self._check_output(output, x)
         if cache is not None:
             cache.advance(x.shape[1])
         return self.proj_drop(output)
 
     def call(self, x: Tensor, is_causal: bool, present: Tensor | None) -> Tensor:
         """Return the output of the user's layer, with the arguments that it takes."""
-        if not x.is_meta:
-            return self.layer(x, **self._select(is_causal, present))
         try:
-            return self.layer(x, **self._select(is_causal, present))
+            output: Tensor = self.layer(x, **self._select(is_causal, present))
         except Exception as error:
+            if not x.is_meta:
+                raise
             # Code of a user can raise any exception.
-            raise ValueError(
-                f"{explain_failure(error, self.target)}, on the meta device, where FLOPs are "
-                "counted; a method `flops(self, tokens)` can declare them"
+            raise ConfigError(
+                f"attention: {explain_failure(error, self.name)}, on the meta device, where FLOPs "
+                "are counted; a method `flops(self, tokens)` can declare them"
             ) from error
+        self._check_output(output, x)
+        return output
+
+    def _check_output(self, output: Any, x: Tensor) -> None:
+        """Raise ConfigError if the layer's output is no tensor in the shape of the tokens x."""
+        if not isinstance(output, Tensor):
+            raise ConfigError(
+                f"attention: {self.name}: must return a tensor, not {type(output).__name__}"
+            )
+        if output.shape != x.shape:
+            raise ConfigError(
+                f"attention: {self.name}: must return the shape of its tokens, {tuple(x.shape)}, "
+                f"but returns {tuple(output.shape)}"
+            )
 
     def new_cache(self) -> Cache:
         """Return an empty cache: that of the layer, or one of all inputs, computed again."""
@@ -174,6 +194,12 @@ class TokenMixer(nn.Module):
         raise ValueError(
             f"{self.target}: this model hides tokens that are neither padding nor later ones"
         )
+
+
+def name_layer(target: str, mixer_class: Any, method: str) -> str:
+    """Return the name of a layer's class with file and line of the class, or of its `method`."""
+    place = locate_code(vars(mixer_class).get(method, mixer_class))
+    return f"{target} ({place})" if place else target
 
 
 def find_arguments(layer: nn.Module, target: str) -> frozenset[str]:

@@ -319,6 +319,22 @@ class AttentionSpec(Config):
                 "layers: has rules (first, last, every) and mechanisms of single layers; "
                 "write one of both forms"
             )
+        self._require_different_layers()
+
+    def _require_different_layers(self) -> None:
+        """Refuse rules that give every layer of every model one mechanism."""
+        rules = self.layers or ()
+        if not rules or rules[0].is_single:
+            return
+        uses = {rule.use for rule in rules}
+        if rules[-1].every == 1 and rules[-1].start in (None, 1):
+            raise ValueError(
+                "layers: the last rule names all layers; write its `use` as `attention`"
+            )
+        if uses == {self.mechanisms[0]}:
+            raise ValueError(
+                "layers: the rules have the mechanism of the other layers; remove `layers`"
+            )
 
     @model_validator(mode="before")
     @classmethod

@@ -23,7 +23,7 @@ from lit_attn.config.tasks import CrossEntropyLoss, ImageClassificationConfig, L
 from lit_attn.config.training import Training
 from lit_attn.schema.base import Config, Kind, consistency_check, load
 from lit_attn.schema.errors import ConfigError
-from lit_attn.schema.plugins import explain_failure
+from lit_attn.schema.plugins import explain_failure, find_last_return, find_user_line
 
 DATA = (columns, images, listops, segmentation, tables, text)
 MODELS = (vision, language, column_models, external, mmseg)
@@ -245,7 +245,13 @@ def _try_member(
         return str(error)
     except Exception as error:
         # Code from outside the package can raise any exception.
-        return explain_failure(error, f"class {member.__name__}")
+        place = f"class {member.__name__}"
+        if not find_user_line(error):
+            # A result of the user's code may have made other code fail.
+            config = member.model_validate_json(text)
+            result = find_last_return(lambda: config.try_out(signature))
+            place = f"{result}; {place}" if result else place
+        return explain_failure(error, place)
     return ""
 
 

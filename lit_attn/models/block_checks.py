@@ -5,7 +5,7 @@ The model is on the meta device, so the checks need neither memory nor devices.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from lit_attn.config.models.base import Model
 from lit_attn.models.blocks import find_blocks, require_recomputable
+from lit_attn.models.factory import list_tensors
 from lit_attn.models.sharding import KEY, require_shardable
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure
@@ -30,9 +31,9 @@ def check_blocks(model: Model, signature: Any, is_sharded: bool, is_recomputed: 
     try:
         with torch.device("meta"):
             network = model.build(signature, "meta")
-    except Exception:
-        # The check of the model itself reports why it cannot be built.
-        return
+    except Exception as error:
+        # Code of a user can raise any exception.
+        raise ConfigError(explain_failure(error, f"model: class {type(model).__name__}")) from error
     if is_sharded:
         require_shardable(network)
         if model.runs_foreign_code:
@@ -111,23 +112,11 @@ class BlockReads(TorchFunctionMode):
         """Run an operation, and record its parameters unless it reads only a shape or a type."""
         options = options or {}
         result = function(*arguments, **options)
-        has_values = next(_list_tensors(result), None) is not None
+        has_values = next(list_tensors(result), None) is not None
         if has_values:
-            for tensor in _list_tensors([arguments, options]):
+            for tensor in list_tensors([arguments, options]):
                 if id(tensor) in self.names:
                     name, block_name = self.names[id(tensor)]
                     if self.running[block_name] == 0:
                         self.outside.append((name, block_name))
         return result
-
-
-def _list_tensors(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested lists, tuples and dictionaries."""
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, list | tuple):
-        for value in values:
-            yield from _list_tensors(value)
-    elif isinstance(values, dict):
-        for value in values.values():
-            yield from _list_tensors(value)

@@ -5,7 +5,7 @@ taken on the meta device, which allocates and computes nothing.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -162,6 +162,29 @@ def _find_width(model: Model, data: Data, parameters: int) -> int | None:
         if is_equal and matched.ffn is not None:
             return matched.ffn.width
     return None
+
+
+def list_tensors(values: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested lists, tuples and dictionaries."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from list_tensors(value)
+    elif isinstance(values, Mapping):
+        for value in values.values():
+            yield from list_tensors(value)
+
+
+def sum_output(output: Any) -> Tensor:
+    """Return the sum of all numbers in a network's output, which may be a tuple or dictionary.
+
+    Raises TypeError for an output without a tensor that has a gradient.
+    """
+    sums = [tensor.sum() for tensor in list_tensors(output) if tensor.requires_grad]
+    if not sums:
+        raise TypeError(f"the network returns {type(output).__name__}, without a gradient")
+    return torch.stack(sums).sum()
 
 
 def count_flops(network: nn.Module, sample: tuple[Tensor, ...]) -> int:

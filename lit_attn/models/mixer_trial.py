@@ -147,21 +147,30 @@ class Trial:
 
     def run(self, precision: str) -> None:
         """Try out everything that the model needs, training in `precision` included."""
+        self.mixer.eval()
         if self.mixer.is_causal_only and not self.use.is_causal:
             raise self.refusal("is causal only, but this model does not use it in causal order")
-        self.mixer.eval()
         with torch.no_grad():
             output = self.call(self.x)
             self.check_output(output)
             if not torch.equal(self.call(self.x), output):
                 raise self.refusal("two evaluations of one input differ; it must be deterministic")
             self.check_samples(output)
+            self.check_batch(output)
             if self.use.is_causal:
                 self.check_order(output)
+                self.check_length(output)
                 self.check_cache(output)
             if self.use.has_padding:
                 self.check_padding()
-        self.mixer.train()
+            self.mixer.train()
+            output = self.call(self.x)
+            self.check_output(output)
+            self.check_samples(output)
+            if self.use.is_causal:
+                self.check_order(output)
+            if self.use.has_padding:
+                self.check_padding()
         self.check_gradients()
         if precision != "fp32":
             with torch.autocast(self.x.device.type, torch.bfloat16):
@@ -170,39 +179,52 @@ class Trial:
     def call(self, x: Tensor, present: Tensor | None = None) -> Tensor:
         """Return the mixer's output as the model calls it; `present` (B, n) hides padding."""
         mask = None if present is None else present[:, None, None, :]
+        if self.mixer.training:
+            # Dropout draws the same numbers in each call.
+            torch.manual_seed(0)
         try:
             output: Tensor = self.mixer(x, mask, self.use.is_causal)
+        except ConfigError:
+            raise
         except Exception as error:
             # Code of a user can raise any exception.
             shape = " x ".join(str(side) for side in x.shape)
             raise ConfigError(
-                explain_failure(error, f"attention: {self.mixer.target}, for tokens {shape}")
+                explain_failure(error, f"attention: {self.mixer.name}, for tokens {shape}")
             ) from error
         return output
 
     def refusal(self, reason: str) -> ConfigError:
-        """Return the error about the layer."""
-        return ConfigError(f"attention: {self.mixer.target}: {reason}")
+        """Return the error about the layer, with file and line of its `forward`."""
+        mode = " in training" if self.mixer.training else ""
+        return ConfigError(f"attention: {self.mixer.name}:{mode} {reason}")
 
     def differ(self, output: Tensor, expected: Tensor) -> bool:
         """Return True if two outputs differ by more than rounding."""
         limit = TOLERANCE * (1 + float(expected.abs().max()))
         return bool((output - expected).abs().max() > limit)
 
-    def check_output(self, output: Any, is_half: bool = False) -> None:
-        """Require finite numbers in the shape and, without autocast, the type of the tokens."""
-        if not isinstance(output, Tensor):
-            raise self.refusal(f"must return a tensor, not {type(output).__name__}")
-        if output.shape != self.x.shape:
-            raise self.refusal(
-                f"must return the shape of its tokens, {tuple(self.x.shape)}, "
-                f"but returns {tuple(output.shape)}"
-            )
+    def check_output(self, output: Tensor, is_half: bool = False) -> None:
+        """Require finite numbers and, without autocast, the type of the tokens."""
         if not is_half and output.dtype != self.x.dtype:
             raise self.refusal(f"returns {output.dtype} for tokens of {self.x.dtype}")
         if not output.isfinite().all():
             place = " in bfloat16 (training.precision)" if is_half else ""
             raise self.refusal(f"returns numbers that are not finite{place}")
+
+    def check_batch(self, output: Tensor) -> None:
+        """Require that a sample has the same output in a batch of its own."""
+        if self.differ(self.call(self.x[:1]), output[:1]):
+            raise self.refusal("the size of the batch changes the output of a sample")
+
+    def check_length(self, output: Tensor) -> None:
+        """Require that the first tokens alone have the same outputs; decoding relies on it."""
+        first = self.tokens // 2
+        if self.differ(self.call(self.x[:, :first]), output[:, :first]):
+            raise self.refusal(
+                f"the first {first} of {self.tokens} tokens have other outputs without the later "
+                "tokens, so decoding would differ; let no weight depend on the number of tokens"
+            )
 
     def check_samples(self, output: Tensor) -> None:
         """Require that a sample does not change the output of another one."""
@@ -226,6 +248,7 @@ class Trial:
         """Require that the layer's own cache gives the outputs of the complete sequence."""
         cache = self.mixer.new_cache()
         if isinstance(cache, InputCache):
+            # It computes all tokens again, as check_length has done.
             return
         half = self.tokens // 2
         bounds = [0, half, *range(half + 1, self.tokens + 1)]
@@ -237,7 +260,7 @@ class Trial:
         except Exception as error:
             # Code of a user can raise any exception.
             raise ConfigError(
-                explain_failure(error, f"attention: {self.mixer.target}, with its cache")
+                explain_failure(error, f"attention: {self.mixer.name}, with its cache")
             ) from error
         if self.differ(torch.cat(parts, 1), output):
             raise self.refusal("with its cache, it computes other outputs than without")

@@ -151,7 +151,7 @@ def check_options(original: nn.Module, known: Collection[str], adapter: str) -> 
     of its `config` that the code of its class reads.
     """
     for name, value in list_attributes(original).items():
-        if name not in known and not is_neutral(value):
+        if name not in known and not is_neutral(value, name):
             raise ValueError(
                 f"its option `{name}` ({describe(value)}) is unknown to the adapter {adapter}, "
                 "so its layer might compute something else"
@@ -159,7 +159,7 @@ def check_options(original: nn.Module, known: Collection[str], adapter: str) -> 
     config = getattr(original, "config", None)
     for name in read_config_keys(type(original)):
         value = getattr(config, name, None)
-        if name not in known and not is_neutral(value):
+        if name not in known and not is_neutral(value, name):
             raise ValueError(
                 f"its option `config.{name}` ({describe(value)}) is unknown to the adapter "
                 f"{adapter}, so its layer might compute something else"
@@ -227,10 +227,15 @@ def read_config_keys(module_class: type) -> list[str]:
     return keys
 
 
-def is_neutral(value: Any) -> bool:
-    """Return True for a value that switches an option off: None, False, or an identity."""
+def is_neutral(value: Any, name: str) -> bool:
+    """Return True for a value that switches an option off: None, False, identity, or a rate of 0.
+
+    The rates of dropout in the libraries have `drop` in their names.
+    """
     if isinstance(value, nn.Dropout):
         return value.p == 0
+    if "drop" in name and isinstance(value, int | float):
+        return value == 0
     return value is None or value is False or isinstance(value, nn.Identity)
 
 

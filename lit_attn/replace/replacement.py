@@ -28,6 +28,7 @@ from lit_attn.replace.search import (
     find_layers,
 )
 from lit_attn.schema.errors import ConfigError, plural
+from lit_attn.schema.plugins import find_user_line
 
 
 class Replacement(NamedTuple):
@@ -167,8 +168,10 @@ def build_each(
             raise ConfigError(f"{context}: {error}") from error
         except Exception as error:
             # The adapter may be a user's, or read attributes that a module of this class lacks.
+            line = find_user_line(error)
+            place = f" at {line}" if line else ""
             raise ConfigError(
-                f"{context}: its adapter fails with {type(error).__name__}: {error}"
+                f"{context}: its adapter fails{place} with {type(error).__name__}: {error}"
             ) from error
         if new is None:
             continue

@@ -18,7 +18,8 @@ from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TypeVar
+from types import FrameType
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -132,6 +133,56 @@ def explain_failure(error: BaseException, source: Path | str) -> str:
     if isinstance(error, ConfigError):
         return f"{place}: {message}"
     return f"{place}: {type(error).__name__}: {message}"
+
+
+def locate_code(code: Any) -> str:
+    """Return the file and line that define a class or function, or "" if there is no source."""
+    code = inspect.unwrap(code)
+    try:
+        _, line = inspect.getsourcelines(code)
+        return f"{inspect.getsourcefile(code)}:{line}"
+    except (OSError, TypeError):
+        # A class that was defined interactively has no source.
+        return ""
+
+
+def find_last_return(run: Callable[[], object]) -> str:
+    """Return file, line, name and result of the plug-in's function that returned last in `run`.
+
+    `run` fails in code outside of plug-ins, for example because a function of a plug-in has
+    returned a tensor of a wrong shape. The text is empty if no such function has returned.
+    """
+    files = {str(path) for path in FILE_HASHES}
+    last = ""
+
+    def watch(frame: FrameType, event: str, result: object) -> None:
+        nonlocal last
+        code = frame.f_code
+        if event == "return" and code.co_filename in files and result is not None:
+            place = f"{code.co_filename}:{frame.f_lineno}"
+            last = f"{place}: {code.co_qualname} returned {_describe_result(result)}"
+
+    previous = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        run()
+    except Exception:
+        return last
+    finally:
+        sys.setprofile(previous)
+    return ""
+
+
+def _describe_result(result: object) -> str:
+    """Return the type of a result, and its shape if it has one."""
+    shape = getattr(result, "shape", None)
+    name = type(result).__name__
+    return name if shape is None else f"a {name} of shape {tuple(shape)}"
+
+
+def find_user_line(error: BaseException) -> str:
+    """Return file and line of the innermost frame of `error` in a plug-in, or ""."""
+    return _place(error, "")
 
 
 def run_import(import_code: Callable[[], T], file: Path | str) -> T:

@@ -1,7 +1,6 @@
 """Strategies of several devices, and what they require of a model."""
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import Tensor, nn
 
 from lit_attn.config.training import Training
+from lit_attn.models.factory import sum_output
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure
 from lit_attn.training.sharded_strategy import ShardedStrategy
@@ -134,19 +134,7 @@ def _find_unused_parameters(network: nn.Module, sample: tuple[Tensor, ...]) -> l
     batch = tuple(torch.cat([part, part]) for part in sample)
     output = network.train()(*batch)
     parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
-    total = _sum_tensors(output)
+    total = sum_output(output)
     gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
     pairs = zip(parameters, gradients, strict=True)
     return [name for name, gradient in pairs if gradient is None]
-
-
-def _sum_tensors(output: Any) -> Tensor:
-    """Return the sum of all numbers with a gradient in tensors, tuples, lists and mappings."""
-    if isinstance(output, Tensor):
-        return output.sum()
-    parts = output.values() if isinstance(output, Mapping) else output
-    total = torch.zeros((), device="meta")
-    for part in parts:
-        if not isinstance(part, Tensor) or part.requires_grad:
-            total = total + _sum_tensors(part)
-    return total

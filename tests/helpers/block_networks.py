@@ -30,6 +30,13 @@ class Penalised(Blocks):
         return super().forward(images) + weight.square().mean()
 
 
+class ReadsValues(Blocks):
+    """Network that reads values, which the meta device does not have."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images) * images.mean().item()
+
+
 class ReadsShapes(Blocks):
     """Network that reads the shape, the type and the device of a block's weight, but no value."""
 

@@ -5,15 +5,19 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import block_networks
 from helpers.two_ranks import transformer
 from torch import Tensor, nn
 
 from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.data.images import Digits
-from lit_attn.config.models.external import TimmConfig
+from lit_attn.config.models.external import ModuleConfig, TimmConfig
+from lit_attn.config.signatures import ImageLabels
+from lit_attn.models import block_checks
 from lit_attn.models.blocks import find_blocks, recompute_blocks, require_recomputable
 from lit_attn.models.sharding import require_shardable
+from lit_attn.replace import replace_attention
 from lit_attn.schema.errors import ConfigError
 
 KEY = "training.recompute: blocks"
@@ -115,3 +119,26 @@ def test_recomputation_keeps_less_for_the_gradient() -> None:
             network(torch.zeros(2, 3, 8, 8))
         kept.append(sum(sizes))
     assert kept[1] < kept[0] / 2
+
+
+def test_a_check_that_cannot_be_made_says_so_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sample = (torch.empty(1, 1, 8, 8, device="meta"),)
+    with torch.device("meta"):
+        unreadable = replace_attention(block_networks.ReadsValues(), "standard")
+        block_checks.require_reads_in_blocks(unreadable, sample)
+        sound = replace_attention(block_networks.Blocks(), "standard")
+        block_checks.require_reads_in_blocks(sound, sample)
+        penalised = replace_attention(block_networks.Penalised(), "standard")
+        with pytest.raises(ConfigError, match=r"reads 'encoder\.layers\.0\.linear1\.weight'"):
+            block_checks.require_reads_in_blocks(penalised, sample)
+    (line,) = caplog.messages
+    assert line.startswith("training.strategy: fsdp: not checked where weights are read: ")
+    assert "RuntimeError: Tensor.item()" in line
+
+
+def test_a_model_that_cannot_be_built_is_refused() -> None:
+    model = ModuleConfig.model_validate({"import": "torch.nn:Linear", "arguments": {"size": 3}})
+    with pytest.raises(ConfigError, match=r"^model: class ModuleConfig: .*argument 'size'"):
+        block_checks.check_blocks(model, ImageLabels((1, 8, 8), 10), True, False)

@@ -103,11 +103,18 @@ def test_a_dumped_specification_is_read_as_the_same(written: Any) -> None:
 @pytest.mark.parametrize(
     ("attention", "message"),
     [
-        ("{layers: [xsa, xsa]}", "attention.layers: 2 mechanisms for a model of 4 layers"),
+        ("{layers: [xsa, standard]}", "attention.layers: 2 mechanisms for a model of 4 layers"),
         ("{layers: {last: 5, use: xsa}}", "attention.layers.0.last: 5 exceeds the 4 layers"),
         ("{layers: {every: 2, start: 6, use: xsa}}", "layers.0.start: 6 exceeds the 4 layers"),
         ("{layers: []}", "layers: is empty"),
         ("{layers: {last: 1}}", "layers.0.use: this key is required"),
+        (
+            "{layers: {every: 1, use: standard}}",
+            "layers: the last rule names all layers; write its",
+        ),
+        ("{layers: [{last: 1, use: xsa}, {every: 1, start: 1, use: mgk}]}", "names all layers"),
+        ("{layers: {last: 2, use: standard}}", "layers: the rules have the mechanism of the other"),
+        ("{preset: xsa, layers: {last: 2, use: xsa}}", "layers: the rules have the mechanism of"),
         ("{layers: {last: 1, every: 2, use: xsa}}", "a rule has one of first, last and every"),
         ("{layers: {first: 1, start: 2, use: xsa}}", "start: is the first layer of `every`"),
         ("{layers: [xsa, {last: 1, use: xsa}]}", "layers: has rules .* and mechanisms"),

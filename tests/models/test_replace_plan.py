@@ -14,7 +14,7 @@ from lit_attn import replace_attention
 from lit_attn.attention.layer import Attention
 from lit_attn.replace import ADAPTERS, Projections, linear
 from lit_attn.replace import replacement as replace
-from lit_attn.replace.adapter import Adapter
+from lit_attn.replace.adapter import Adapter, is_neutral
 from lit_attn.replace.transformers_layers import Hub
 from lit_attn.schema.errors import ConfigError
 
@@ -366,6 +366,33 @@ def test_an_option_that_an_adapter_does_not_know_is_refused(
     with pytest.raises(ConfigError, match=rf"^replace_attention: model\.layers\.0\..*{message}"):
         replace_attention(model, "standard")
     assert_unchanged(before, model)
+
+
+@pytest.mark.usefixtures("reused_hub")
+def test_a_rate_of_zero_is_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """StarCoder2 has a dropout of its residuals, which the adapter does not compute."""
+    model = make_text("starcoder2", residual_dropout=0.0).eval()
+    tokens = torch.arange(6).unsqueeze(0)
+    before = model(tokens).logits
+    torch.testing.assert_close(replace_attention(model, "standard")(tokens).logits, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("residual_dropout", 0.0, True),
+        ("residual_dropout", 0, True),
+        ("residual_dropout", 0.1, False),
+        ("resid_pdrop", 0.0, True),
+        ("hidden_dropout_prob", 1e-9, False),
+        ("drop_path", nn.Dropout(0.0), True),
+        ("scale", 0.0, False),
+        ("window", 0, False),
+        ("dropout", torch.zeros(1), False),
+    ],
+)
+def test_only_rates_of_zero_are_neutral(name: str, value: Any, expected: bool) -> None:
+    assert is_neutral(value, name) == expected
 
 
 def test_masks_of_another_implementation_are_refused() -> None:

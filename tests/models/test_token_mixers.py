@@ -103,6 +103,67 @@ class Float32(Averages):
         return super().forward(x) / (self.proj(x).dtype == torch.float32)
 
 
+class Normed(Averages):
+    """Layer with a norm over batch and tokens, which are those of the future too."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__(dim, heads)
+        self.norm = nn.BatchNorm1d(dim)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, is_causal: bool = False, present: Tensor | None = None
+    ) -> Tensor:
+        return super().forward(self.norm(x.mT).mT, is_causal, present)
+
+
+class Relative(Averages):
+    """Causal layer with weights that depend on the number of tokens of the call."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        ages = torch.arange(1, x.shape[1] + 1) / x.shape[1]
+        return super().forward(x * ages.unsqueeze(-1), is_causal=True)
+
+
+class Fixed(Averages):
+    """Causal layer that takes twelve tokens only."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x * torch.ones(12, 1), is_causal=True)
+
+
+class Sized(Averages):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x) * len(x)
+
+
+class Paired(Averages):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x), None  # type: ignore[return-value]
+
+
+class Single(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(dim, dim)
+
+
+class Dropped(Averages):
+    """Sound layer with dropout."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, is_causal: bool = False, present: Tensor | None = None
+    ) -> Tensor:
+        dropped = nn.functional.dropout(x, 0.5, self.training)
+        return super().forward(dropped, is_causal, present)
+
+
+class TrainedWithFuture(Averages):
+    """Layer that sees later tokens in training only."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, is_causal=not self.training)
+
+
 class Declared(Averages):
     """Layer with FLOPs of its own, which cannot run on the meta device."""
 
@@ -152,6 +213,12 @@ def test_a_sound_layer_passes_the_trial(is_causal: bool) -> None:
         ("Noisy", {}, "two evaluations of one input differ"),
         ("Mixed", {}, "a sample of a batch changes the output of another sample"),
         ("Narrow", {}, r"must return the shape of its tokens, \(2, 12, 8\), but .* \(2, 12, 7\)"),
+        ("Normed", {}, "in training a sample of a batch changes the output of another sample"),
+        ("TrainedWithFuture", {"is_causal": True}, "in training .*a later token changes"),
+        ("Relative", {"is_causal": True}, "the first 6 of 12 tokens have other outputs without"),
+        ("Fixed", {"is_causal": True}, "for tokens 2 x 6 x 8: RuntimeError: "),
+        ("Sized", {}, "the size of the batch changes the output of a sample"),
+        ("Paired", {}, "must return a tensor, not tuple"),
         ("Unused", {}, "its output does not depend on its parameter `scale`"),
         ("Cut", {}, "its output does not depend on its tokens"),
         ("Failing", {}, "for tokens 2 x 12 x 8.*RuntimeError: no kernel"),
@@ -163,11 +230,14 @@ def test_a_layer_without_a_needed_property_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         Trial(use(name, **needs)).run("bf16")
-    assert str(caught.value).startswith(f"attention: {__name__}:{name}")
+    assert str(caught.value).startswith(f"attention: {__name__}:{name} ({__file__}:")
     assert "\n" not in str(caught.value)
 
 
 def test_a_property_that_no_task_needs_is_not_required() -> None:
+    Trial(use("Dropped", is_causal=True, has_padding=True)).run("fp32")
+    Trial(use("Fixed")).run("fp32")
+    Trial(use("Relative")).run("fp32")
     Trial(use("Both")).run("fp32")
     Trial(use("Float32")).run("fp32")
 
@@ -197,6 +267,10 @@ def test_wrong_keys_are_refused(written: Any, message: str) -> None:
     ("written", "message"),
     [
         (mixer("Nothing"), "has no 'Nothing'"),
+        (
+            {"kind": "module", "import": f"{__name__}:Single"},
+            rf"arguments: .*Single \({__file__}:\d+\), called as Single\(8, 2, \.\.\.\): T",
+        ),
         (mixer(size=3), r"arguments: .*Averages.*unexpected keyword argument 'size'"),
         (mixer("Needy"), "its forward needs an argument `positions`"),
         (mixer() | {"import": "os:system"}, "os:system is not a subclass of torch.nn.Module"),
@@ -300,6 +374,56 @@ def test_a_study_refuses_the_layer_before_the_first_cell(tmp_path: Path) -> None
         studies.variants(tmp_path, body)
     place = f"{tmp_path / 'ablations.yaml'}:8: tiny: variant 'b': model: attention: "
     assert str(caught.value).startswith(place)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Narrow", r"must return the shape of its tokens, \(1, 5, 16\), but returns \(1, 5, 15\)"),
+        ("Paired", "must return a tensor, not tuple"),
+        ("Single", r"called as Single\(16, 2, \.\.\.\): TypeError: "),
+        ("Failing", "RuntimeError: no kernel, on the meta device"),
+    ],
+)
+def test_a_mistake_in_a_layer_names_its_file_and_the_line_of_the_variant(
+    name: str, message: str, tmp_path: Path
+) -> None:
+    attention = f'{{kind: module, import: "{__name__}:{name}"}}'
+    body = f"baseline: a\ncells: {{a: {{}}, b: {{attention: {attention}}}}}"
+    with pytest.raises(ConfigError, match=message) as caught:
+        studies.variants(tmp_path, body)
+    place = f"{tmp_path / 'ablations.yaml'}:8: tiny: variant 'b': model: attention: "
+    assert str(caught.value).startswith(place)
+    assert f":{name} ({__file__}:" in str(caught.value)
+    assert "class ViTConfig" not in str(caught.value)
+
+
+PART = """
+from torch import nn
+from lit_attn import Residual, ResidualConfig
+
+class HalfConfig(ResidualConfig, kind="half-as-wide"):
+    def build(self, shape):
+        return Half(self, shape)
+
+    def reference(self, module, x, heads, values):
+        return heads
+
+class Half(Residual):
+    def forward(self, x, heads, values, project):
+        return project(heads.flatten(-2))[..., :8]
+"""
+
+
+def test_a_part_of_a_wrong_shape_names_its_line(tmp_path: Path) -> None:
+    (tmp_path / "half_as_wide.py").write_text(PART)
+    body = "baseline: a\nparts: [half_as_wide.py]\n"
+    body += "cells: {a: {}, b: {attention: {residual: half-as-wide}}}"
+    with pytest.raises(ConfigError) as caught:
+        studies.variants(tmp_path, body)
+    line = f"{tmp_path / 'half_as_wide.py'}:14: Half.forward returned a Tensor of shape "
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_parameters_are_matched(tmp_path: Path) -> None:

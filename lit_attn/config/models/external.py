@@ -9,6 +9,7 @@ from lit_attn.config import signatures
 from lit_attn.config.models.base import HiddenWidth, Model, require_one_size
 from lit_attn.schema.base import OwnClass, consistency_check, load, outside_identity
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.plugins import find_user_line
 
 if TYPE_CHECKING:
     import torch
@@ -83,6 +84,9 @@ class ExternalModel(Model):
         try:
             return super().try_out(signature)
         except ValueError as error:
+            if find_user_line(error):
+                # The caller names the line.
+                raise
             raise ConfigError(str(error)) from error
 
 
