@@ -149,10 +149,27 @@ class TorchMetric(AddedMetric, kind="torchmetrics"):
         return {"name": name} if _is_own_class(name) else {}
 
     def build(self, outputs: Outputs | None) -> "torchmetrics.Metric":
+        from lit_attn.config.exact_metrics import ClassMean
+
         metric_class = _find_class(self.name)
-        arguments = dict(self.arguments)
+        is_mean = _find_argument(metric_class, "average", self.arguments) == "macro"
         has_classes = outputs is not None and outputs.form != "values"
-        if outputs is not None and has_classes and _takes_num_classes(metric_class):
+        if outputs is None or not has_classes or not is_mean or _is_own_class(self.name):
+            return self.build_as_written(outputs)
+        per_class = self._make(metric_class, outputs, {"average": "none"})
+        return ClassMean(per_class, outputs.size, self.arguments.get("ignore_index"))
+
+    def build_as_written(self, outputs: Outputs | None) -> "torchmetrics.Metric":
+        """Return the metric of the class and the arguments; its mean covers all classes."""
+        return self._make(_find_class(self.name), outputs, {})
+
+    def _make(
+        self, metric_class: Any, outputs: Outputs | None, changes: dict[str, Any]
+    ) -> "torchmetrics.Metric":
+        """Return the metric of a class with the arguments, of which `changes` differ."""
+        arguments = self.arguments | changes
+        has_classes = outputs is not None and outputs.form != "values"
+        if outputs is not None and has_classes and _has_argument(metric_class, "num_classes"):
             arguments.setdefault("num_classes", outputs.size)
         return metric_class(**arguments)
 
@@ -160,12 +177,21 @@ class TorchMetric(AddedMetric, kind="torchmetrics"):
         return _describe(type(self), self.model_dump_json(), outputs)
 
 
-def _takes_num_classes(metric_class: Any) -> bool:
-    """Return True if the constructor of a metric has the argument `num_classes`."""
+def _has_argument(metric_class: Any, name: str) -> bool:
+    """Return True if the constructor of a metric has the argument `name`."""
     for constructor in (metric_class.__init__, metric_class.__new__):
-        if "num_classes" in inspect.signature(constructor).parameters:
+        if name in inspect.signature(constructor).parameters:
             return True
     return False
+
+
+def _find_argument(metric_class: Any, name: str, written: dict[str, Any]) -> Any:
+    """Return the value of an argument, written or the default; None without such an argument."""
+    for constructor in (metric_class.__init__, metric_class.__new__):
+        parameter = inspect.signature(constructor).parameters.get(name)
+        if parameter is not None:
+            return written.get(name, parameter.default)
+    return None
 
 
 @cache
@@ -182,16 +208,17 @@ def _describe(member: type[TorchMetric], text: str, outputs: Outputs | None) -> 
 
 
 def _build_and_try(config: TorchMetric, outputs: Outputs | None) -> Any:
-    """Return the metric after an update with a sample of `outputs`; ValueError if it fails."""
+    """Return the metric as written, after it was tried; ValueError if an update fails."""
     if outputs is not None and outputs.form != "values":
         outputs = outputs._replace(size=min(outputs.size, SAMPLE_CLASSES))
     try:
         with warnings.catch_warnings():
             # The values of the sample mean nothing.
             warnings.simplefilter("ignore")
-            metric = config.build(outputs)
             if outputs is not None:
-                _try_metric(metric, outputs)
+                _try_metric(config.build(outputs), outputs)
+            # The properties of the class, such as its direction, are those of the written metric.
+            metric = config.build_as_written(outputs)
     except Exception as error:
         # A metric can raise any exception for arguments or predictions that do not suit it.
         form = "" if outputs is None else f" for predictions in the form of {outputs.form}"
@@ -202,9 +229,12 @@ def _build_and_try(config: TorchMetric, outputs: Outputs | None) -> Any:
 
 def _try_metric(metric: Any, outputs: Outputs) -> None:
     """Update a metric with a sample; ValueError if it does not compute one number."""
+    from lit_attn.config.exact_metrics import update, use_float64
+
     if metric.__module__.startswith("torchmetrics.segmentation."):
         raise ValueError("needs whole masks; JaccardIndex is mIoU, and F1Score Dice")
-    metric.update(*outputs.sample())
+    use_float64(metric)
+    update(metric, outputs.sample())
     count = metric.compute().numel()
     # A metric of values can have one number for each value.
     largest_count = outputs.size if outputs.form == "values" else 1

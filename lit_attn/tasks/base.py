@@ -14,9 +14,11 @@ from torchmetrics import MeanMetric, Metric, MetricCollection
 
 from lit_attn.attention.statistics import end_step, leave_steps_to_loop
 from lit_attn.cells.failure import Diverged
+from lit_attn.config.exact_metrics import compute, update, use_float64
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Rate
 from lit_attn.config.training import WeightAverage
+from lit_attn.data.log import LOG
 from lit_attn.data.module import DataModule
 from lit_attn.models.sharding import (
     gathered_weights,
@@ -82,6 +84,7 @@ class TaskModule(L.LightningModule, ABC):
         # Metrics of every split, for the trained weights and then for the averaged weights.
         self.metrics: list[Metric | MetricCollection] = []
         self.added: list[MetricCollection] = []
+        self.undefined_metrics: set[str] = set()
         self.added_metrics = MetricCollection({})
         self._extend_metrics()
         self.train_means: dict[str, MeanMetric] = {}
@@ -332,14 +335,22 @@ class TaskModule(L.LightningModule, ABC):
         `prefix` is the beginning of their names: the split, and "averaged-" for averaged weights.
         """
         values = {}
-        for name, value in self.metrics[index].compute().items():
-            values[f"{prefix}{name}"] = value.item()
-        for name, value in self.added[index].compute().items():
-            # A metric of several numbers to predict may have a value for each of them.
-            values[f"{prefix}{name}"] = value.double().mean().item()
+        for metrics in (self.metrics[index], self.added[index]):
+            computed, reasons = compute(metrics)
+            for name, value in computed.items():
+                # A metric of several numbers to predict may have a value for each of them.
+                values[f"{prefix}{name}"] = value.double().mean().item()
+            self._warn_of_undefined({f"{prefix}{name}": reasons[name] for name in reasons})
         self.metrics[index].reset()
         self.added[index].reset()
         return values
+
+    def _warn_of_undefined(self, reasons: dict[str, str]) -> None:
+        """Say once for each metric why it is not defined on a split."""
+        for name, reason in reasons.items():
+            if name not in self.undefined_metrics:
+                self.undefined_metrics.add(name)
+                LOG.warning("%s is not defined, and NaN is recorded: %s", name, reason)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the optimiser; `on_before_optimizer_step` sets its learning rate."""
@@ -408,6 +419,8 @@ class TaskModule(L.LightningModule, ABC):
         self.added.extend(self.added_metrics.clone() for _ in self.splits)
         # Lightning moves registered metrics to the device of this module.
         self.registered_metrics = nn.ModuleList([*self.metrics, *self.added])
+        for metric in (*self.metrics, *self.added):
+            use_float64(metric)
 
     def _evaluate_padding(self, batch: Any) -> None:
         """Call the networks as often as `validation_step` does, and change no metric."""
@@ -426,10 +439,10 @@ class TaskModule(L.LightningModule, ABC):
     def _update(self, index: int, batch: Any) -> Tensor | None:
         """Update the metrics with number `index` and return the `unit_values` of the batch."""
         evaluated, predictions = self._predict(batch)
-        self.metrics[index].update(*evaluated)
+        update(self.metrics[index], evaluated)
         # A rank can have a batch of padding alone, which not every metric accepts.
         if predictions and predictions[0].numel():
-            self.added[index].update(*predictions)
+            update(self.added[index], predictions)
         return self.unit_values(*evaluated)
 
 

@@ -15,6 +15,7 @@ from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, Metric
 from torchmetrics import classification as metrics
 
 from lit_attn.config.data.text import IGNORED
+from lit_attn.config.exact_metrics import ClassMean
 from lit_attn.tasks.base import TaskModule
 
 
@@ -107,10 +108,11 @@ class TokenClassification(Classification):
 
     def build_metrics(self, split: str) -> MetricCollection:
         size = self.data.signature.classes
+        per_class = metrics.MulticlassF1Score(size, average="none", ignore_index=IGNORED)
         return MetricCollection(
             {
                 "accuracy": metrics.MulticlassAccuracy(size, average="micro", ignore_index=IGNORED),
-                "f1": metrics.MulticlassF1Score(size, average="macro", ignore_index=IGNORED),
+                "f1": ClassMean(per_class, size, IGNORED),
                 "loss": CrossEntropy(),
             },
             compute_groups=False,

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -275,3 +276,40 @@ def test_errors_of_a_regression_equal_those_of_scikit_learn(tmp_path: Path) -> N
     assert metrics["test/rmse"] == pytest.approx(expected, rel=1e-5)
     assert metrics["test/r2"] == pytest.approx(r2_score(test.targets, predicted.numpy()), rel=1e-4)
     assert metrics["test/r2"] > 0.5
+
+
+def test_r_squared_is_right_for_targets_far_from_zero(tmp_path: Path) -> None:
+    data = write_learnable(tmp_path) | {"kind": "column-targets", "targets": ["y"]}
+    for split in ("train", "test"):
+        lines = (tmp_path / f"{split}.csv").read_text().splitlines()
+        rows = [line.rpartition(",") for line in lines[1:]]
+        far = [f"{cells},{101325 + float(y)}" for cells, _, y in rows]
+        (tmp_path / f"{split}.csv").write_text("\n".join([lines[0], *far]) + "\n")
+    cell = columns_cell(data, "regression", "test/r2")
+    added = {"name": "R2Score", "record_as": "by-name"}
+    fields = cell.model_dump(mode="json")
+    fields["experiment"]["metrics"] = [added]
+    folder = folder_of(Cell.model_validate(fields), tmp_path / "cell")
+    run_cell(folder)
+    metrics = result_of(folder).metrics
+    splits = read_columns(ColumnNumbers.model_validate(cell.experiment.data))
+    variance = splits["test"].targets.astype(np.float64).var()
+    expected = 1 - metrics["test/rmse"] ** 2 / variance
+    assert metrics["test/r2"] == pytest.approx(expected, rel=1e-5)
+    assert metrics["test/by-name"] == metrics["test/r2"]
+
+
+def test_one_test_row_leaves_r_squared_undefined(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = write_learnable(tmp_path) | {"kind": "column-targets", "targets": ["y"]}
+    lines = (tmp_path / "test.csv").read_text().splitlines()
+    (tmp_path / "test.csv").write_text("\n".join(lines[:2]) + "\n")
+    folder = folder_of(columns_cell(data, "regression", "test/rmse"), tmp_path / "cell")
+    run_cell(folder)
+    metrics = result_of(folder).metrics
+    assert math.isfinite(metrics["test/rmse"])
+    assert math.isfinite(metrics["test/mae"])
+    assert metrics.get("test/r2") is None or math.isnan(metrics["test/r2"])
+    messages = [text for text in caplog.messages if "test/r2 is not defined" in text]
+    assert len(messages) == 1
