@@ -1,9 +1,6 @@
 """Lists of the images of a data set on the disk, in folders of classes or in tar files."""
 
 import re
-import tarfile
-from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,15 +9,11 @@ import numpy as np
 from lit_attn.config.data.images import ClassFolders, ImageFiles, WebDataset
 from lit_attn.data.class_folders import read_class_folders
 from lit_attn.data.folders import FolderReader, natural_order, require_splits
-from lit_attn.data.pictures import ENDINGS
 from lit_attn.data.sets import digest, hold_out
+from lit_attn.data.tar_shards import read_shard
 from lit_attn.schema.errors import ConfigError
 
 TAR_MEMBER = re.compile(r"\.tar \d+ \d+$")
-
-FIRST_KINDS = ("jpg", "jpeg", "png")
-KINDS = (*FIRST_KINDS, *sorted({ending[1:] for ending in ENDINGS} - set(FIRST_KINDS)))
-"""Endings of images in tar files, without dots. The first one of a sample is its image."""
 
 
 class Files(NamedTuple):
@@ -84,51 +77,19 @@ def list_shards(data: WebDataset) -> dict[str, Files]:
     for split in ("train", "test", "val"):
         folder = data.path / split
         paths = reader.list_files(folder) if folder.is_dir() else []
+        paths.sort(key=lambda path: natural_order(path.name))
         if paths:
             shards[split] = paths
     files = {}
     for split, paths in require_splits(shards, data.path, "*.tar files").items():
         samples: list[tuple[str, int]] = []
         for path in paths:
-            samples.extend(read_shard(data, path))
+            samples.extend(read_shard(path, data.classes))
         if not samples:
             raise ConfigError(f"data.path: the tar files of {paths[0].parent} have no samples")
         files[split] = make_files(paths[0].parent, samples)
     reader.warn_of_left_out(data.path)
     return _hold_out(data, files)
-
-
-def read_shard(data: WebDataset, path: Path) -> Iterator[tuple[str, int]]:
-    """Yield (name, label) of every image of a tar file; a name is "file offset size".
-
-    Hidden members are no samples. Raises ConfigError for a torn file, and for a sample without an
-    image or a class.
-    """
-    try:
-        with tarfile.open(path, "r:") as archive:
-            members = (member for member in archive if member.isfile() and not _is_hidden(member))
-            for key, parts in groupby(members, _sample_key):
-                by_kind = {part.name[len(key) + 1 :].lower(): part for part in parts}
-                images = [by_kind[kind] for kind in KINDS if kind in by_kind]
-                label = archive.extractfile(by_kind["cls"]) if "cls" in by_kind else None
-                number = int(label.read()) if label else -1
-                if not images or not 0 <= number < data.classes:
-                    raise ValueError(
-                        f"sample '{key}' needs an image ({', '.join(f'.{kind}' for kind in KINDS)})"
-                        f" and a class (.cls) from 0 to {data.classes - 1}"
-                    )
-                yield f"{path.name} {images[0].offset_data} {images[0].size}", number
-    except (OSError, ValueError, tarfile.TarError) as error:
-        raise ConfigError(f"data.path: {path}: {error}") from error
-
-
-def _sample_key(member: tarfile.TarInfo) -> str:
-    """Return the name of a member up to the first dot of its last part."""
-    return re.sub(r"\.[^/]*$", "", member.name)
-
-
-def _is_hidden(member: tarfile.TarInfo) -> bool:
-    return Path(member.name).name.startswith(".")
 
 
 def _hold_out(data: ImageFiles, files: dict[str, Files]) -> dict[str, Files]:

@@ -131,7 +131,10 @@ def test_an_unreadable_image_is_named(root: Path) -> None:
         ({"a.cls": b"0"}, NEEDED),
         ({"a.png": make_image(0)}, NEEDED),
         ({"a.png": make_image(0), "a.cls": b"3"}, NEEDED),
-        ({"a.png": make_image(0), "a.cls": b"cat"}, "invalid literal for int"),
+        ({"a.png": make_image(0), "a.cls": b"cat"}, NEEDED + ", not 'cat'"),
+        ({"a.png": make_image(0), "a.cls": b"1.0"}, NEEDED + r", not '1\.0'"),
+        ({"a.png": make_image(0), "a.cls": b"-1"}, NEEDED + ", not '-1'"),
+        ({"a.png": make_image(0), "a.cls": b"1", "a.PNG": b""}, "sample 'a' has two members"),
     ],
 )
 def test_bad_samples_are_named(members: dict[str, bytes], message: str, root: Path) -> None:
@@ -186,3 +189,98 @@ def test_16_bit_images_of_shards_keep_their_range(root: Path) -> None:
     write_shard(root / "val/a.tar", {"a.png": content.getvalue(), "a.cls": b"0"})
     ((images, _),) = list(ImageFileData(make_config(root), 0, CPU).val_dataloader()[0])
     assert numbers(images) == [100]
+
+
+def write_members(path: Path, members: list[tuple[str, bytes]]) -> None:
+    """Write members in their order; a content that begins with `->` is a hard link."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            if content.startswith(b"->"):
+                member.type = tarfile.LNKTYPE
+                member.linkname = content[2:].decode()
+                archive.addfile(member)
+            else:
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a.png", "a.cls", "a.png", "a.cls"], "sample 'a' has two members 'a.png'"),
+        (["a.png", "a.cls", "b.png", "b.cls", "a.png", "a.cls"], "sample 'a' occurs twice"),
+        (["a.png", "b.png", "a.cls", "b.cls"], "sample 'a' needs an image"),
+    ],
+)
+def test_a_key_of_two_samples_is_refused(names: list[str], message: str, root: Path) -> None:
+    contents = {".png": make_image(1), ".cls": b"1"}
+    write_members(root / "train/a-0.tar", [(name, contents[name[1:]]) for name in names])
+    with pytest.raises(ConfigError, match=r"a-0\.tar: " + message):
+        make_config(root).list_files()
+
+
+def test_a_file_that_is_cut_at_any_block_is_refused(root: Path) -> None:
+    path = root / "train/a-0.tar"
+    content = path.read_bytes()
+    with tarfile.open(path) as archive:
+        last = archive.getmembers()[-1]
+    end = last.offset_data + tarfile.BLOCKSIZE
+    assert content[end:].strip(b"\0") == b""
+    for size in range(0, end + 1, tarfile.BLOCKSIZE):
+        path.write_bytes(content[:size])
+        with pytest.raises(ConfigError, match=r"^data\.path: .*a-0\.tar: "):
+            make_config(root).list_files()
+    # One block of zeros is an end, too.
+    path.write_bytes(content[: end + tarfile.BLOCKSIZE])
+    assert len(make_config(root).list_files()["train"].labels) == 12
+
+
+@pytest.mark.parametrize(
+    ("program", "mode"), [("gzip", "w:gz"), ("bzip2", "w:bz2"), ("xz", "w:xz")]
+)
+def test_a_compressed_file_is_refused(program: str, mode: Any, root: Path) -> None:
+    with tarfile.open(root / "train/a-0.tar", mode) as archive:
+        archive.add(root / "val/a.tar", "a.png")
+    with pytest.raises(ConfigError, match=f"it is compressed by {program}; decompress it"):
+        make_config(root).list_files()
+
+
+def test_hard_links_are_the_file_that_they_name(root: Path) -> None:
+    members = [
+        ("a.png", make_image(50)),
+        ("a.cls", b"2"),
+        ("b.png", b"->a.png"),
+        ("b.cls", b"->a.cls"),
+    ]
+    write_members(root / "val/a.tar", members)
+    data = ImageFileData(make_config(root), 0, CPU)
+    ((images, labels),) = data.val_dataloader()[0]
+    assert numbers(images) == [50, 50]
+    assert labels.tolist() == [2, 2]
+    write_members(root / "val/a.tar", [("a.png", b"->elsewhere.png"), ("a.cls", b"1")])
+    with pytest.raises(
+        ConfigError, match=r"'a\.png' is a link to 'elsewhere\.png'; write the file"
+    ):
+        make_config(root).list_files()
+
+
+@pytest.mark.parametrize(
+    "name", ["README", "dir/README", "._a.png", ".hidden/a.png", "x/._y/a.cls"]
+)
+def test_members_that_are_no_part_of_a_sample_change_nothing(name: str, root: Path) -> None:
+    members = [("./a.png", make_image(50)), (name, b"text"), ("./a.cls", b"2")]
+    write_members(root / "val/a.tar", members)
+    assert make_config(root).list_files()["test"].labels.tolist() == [2]
+
+
+def test_shards_are_read_in_natural_order(tmp_path: Path) -> None:
+    for number in (1, 2, 10):
+        write_shard(
+            tmp_path / f"train/{number}.tar",
+            {"a.png": make_image(0), "a.cls": b"%d" % (number % 3)},
+        )
+    write_shard(tmp_path / "val/a.tar", make_samples(100, 2))
+    names = make_config(tmp_path).list_files()["train"].names
+    assert [name.split()[0] for name in names.tolist()] == [b"1.tar", b"2.tar", b"10.tar"]
