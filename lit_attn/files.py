@@ -21,12 +21,17 @@ def read_text(path: Path, newline: str | None = None) -> str:
     file cannot be read or is not UTF-8.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline=newline) as file:
-            return file.read()
+        text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start:,})") from error
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{path}:{line}: not UTF-8 text (byte {error.start:,}); save the file as UTF-8"
+        ) from error
+    if newline == "" or "\r" not in text:
+        return text
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def open_at_once(path: Path, flags: int = 0) -> io.FileIO:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from lit_attn.ablate.budgets import describe_budget, estimate_seconds
 from lit_attn.ablate.memory import print_memory
-from lit_attn.ablate.plan import Job, Matrix, find_ended
+from lit_attn.ablate.plan import Job, Matrix, check_files, find_ended
 from lit_attn.ablate.slots import Slots, make_slots
 from lit_attn.ablate.status import StudyCell, make_cell_answers
 from lit_attn.ablate.stopping import find_endings
@@ -50,8 +50,14 @@ def print_cells(matrices: list[Matrix], with_costs: bool, gpu: str | None = None
             if state not in ("done", "stopped"):
                 missing.append(job)
         variants = {job.cell.variant for job in matrix.jobs}
-        product = f"{plural(len(variants), 'variant')} x {plural(len(matrix.seeds), 'seed')}"
-        print(f"  {product} = {count_states(states)}\n")
+        seeds = plural(len(matrix.seeds), "seed")
+        if matrix.jobs:
+            print(f"  {plural(len(variants), 'variant')} x {seeds} = {count_states(states)}")
+        if matrix.untuned:
+            cells = plural(len(matrix.untuned) * len(matrix.seeds), "cell")
+            untuned = plural(len(matrix.untuned), "variant")
+            print(f"  after the search: {untuned} x {seeds} = {cells}")
+        print()
     return missing
 
 
@@ -129,7 +135,8 @@ def _print_study(matrix: Matrix) -> list[Job]:
 def find_warnings(matrix: Matrix) -> list[str]:
     """Return one line for each distinct warning about a study's variants.
 
-    They are about rates and schedules, and about layers that a dry run cannot try out.
+    They are about missing files, rates and schedules, and about layers that a dry run cannot try
+    out.
     """
     by_warning: dict[str, list[str]] = {}
     for variant in matrix.variants:
@@ -150,6 +157,10 @@ def _find_variant_warnings(variant: Variant) -> list[str]:
     """Return the distinct warnings about one variant."""
     experiment = variant.experiment
     warnings = []
+    try:
+        check_files(experiment)
+    except ConfigError as error:
+        warnings.append(f"cannot run on this machine: {error}")
     for mixer in find_mixers(experiment.model):
         warning = f"attention: {mixer.target} needs a GPU; nothing was tried"
         if mixer.needs_gpu and warning not in warnings:

@@ -27,6 +27,7 @@ from lit_attn.cells.decisions import Ending, Seal, Seals
 from lit_attn.cells.folder import State, read_cell
 from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.data.base import Data
+from lit_attn.config.experiment import Experiment
 from lit_attn.config.models.base import Model
 from lit_attn.config.published import read_published
 from lit_attn.config.source import Mapping, format_value
@@ -415,17 +416,24 @@ def require_inputs(matrices: list[Matrix], jobs: list[Job]) -> None:
     With SLURM nothing calls this: a job may see folders that the submitting machine does not see.
     """
     for study, variant, _ in find_variants(matrices, jobs):
-        experiment = variant.experiment
-        parts: list[tuple[str, Data | Model | MetricLogger]] = [
-            ("data", experiment.data),
-            ("model", experiment.model),
-        ]
-        parts += [("training.loggers", logger) for logger in experiment.training.loggers]
-        for section, part in parts:
-            try:
-                part.check_files()
-            except ConfigError as error:
-                message = str(error)
-                if not message.startswith(f"{section}."):
-                    message = f"{section}: {message}"
-                raise variant.error(study, message) from error
+        try:
+            check_files(variant.experiment)
+        except ConfigError as error:
+            raise variant.error(study, error) from error
+
+
+def check_files(experiment: Experiment) -> None:
+    """Raise ConfigError, which begins with the key, if an input file is missing or wrong."""
+    parts: list[tuple[str, Data | Model | MetricLogger]] = [
+        ("data", experiment.data),
+        ("model", experiment.model),
+    ]
+    parts += [("training.loggers", logger) for logger in experiment.training.loggers]
+    for section, part in parts:
+        try:
+            part.check_files()
+        except ConfigError as error:
+            message = str(error)
+            if not message.startswith(f"{section}."):
+                message = f"{section}: {message}"
+            raise ConfigError(message) from error

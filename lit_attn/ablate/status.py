@@ -58,6 +58,8 @@ def find_advice(status: CellStatus) -> str | None:
     if status.state == "diverged" and status.exit and FIRST_STEP.search(status.exit.message):
         # No rate has been used yet.
         return "correct the formula or the data: the loss is not finite before the first update"
+    if status.state == "killed" and status.exit and "CANCELLED" in status.exit.message:
+        return "its job was cancelled; run the same command again to submit it"
     return ADVICE.get(status.state)
 
 

@@ -1,10 +1,11 @@
 """Experiment: all choices of a cell except the variant's name and the seed."""
 
 import math
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, get_type_hints
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from lit_attn.attention.spec import AttentionSpec, MixerConfig
 
@@ -49,6 +50,25 @@ class Experiment(Config):
     optimizer: Optimizer = Field(description="optimiser")
     schedule: Schedule = Field(Constant(), description="learning rate over training")
     training: Training = Field(description="length, precision and devices of the training")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _task_follows_from_data(cls, written: Any) -> Any:
+        """Choose the only task that takes the data if none is written and the default does not."""
+        if not isinstance(written, Mapping) or "task" in written:
+            return written
+        data = written.get("data")
+        kind = data.get("kind") if isinstance(data, Mapping) else data
+        member: Any = Data.family.get(kind) if isinstance(kind, str) else None
+        if isinstance(data, Data):
+            member = type(data)
+        if member is None or is_fit(member, ImageClassificationConfig):
+            return written
+        tasks = []
+        for name, task in Task.family.items():
+            if not task.runs_foreign_code and is_fit(member, task):
+                tasks.append(name)
+        return {**written, "task": tasks[0]} if len(tasks) == 1 else written
 
     @property
     def device_samples(self) -> int:
@@ -107,6 +127,31 @@ class Experiment(Config):
         )
         if failure:
             raise ValueError(f"model: {failure}")
+
+    @consistency_check
+    def _replays_steps(self) -> None:
+        """Refuse CUDA graphs for steps that a graph cannot replay.
+
+        A graph has fixed shapes, and its outputs, the gradients among them, stay valid until its
+        next replay only.
+        """
+        if self.training.compile != "cuda-graphs":
+            return
+        if not self.data.signature().has_fixed_shapes:
+            raise ValueError(
+                "training.compile: cuda-graphs needs training batches of one shape, but those of "
+                f"data.kind '{self.data.kind}' differ in shape. Write auto or true."
+            )
+        if self.data.micro_batches > 1:
+            raise ValueError(
+                f"training.compile: cuda-graphs needs steps of one micro-batch, and this data has "
+                f"{self.data.micro_batches}. Write auto or true."
+            )
+        if self.training.devices > 1:
+            raise ValueError(
+                "training.compile: cuda-graphs needs one device, and training.devices is "
+                f"{self.training.devices}. Write auto or true."
+            )
 
     @consistency_check
     def _trains_by_blocks(self) -> None:

@@ -313,7 +313,10 @@ class Measured(Protocol):
 class MetricChoice(Config):
     """The metric that a study compares, as YAML names it."""
 
-    name: str = Field(DEFAULT_METRIC.name, description="name with its split, as test/accuracy")
+    name: str = Field(
+        DEFAULT_METRIC.name,
+        description="name with its split; without one, test/accuracy or the task's first metric",
+    )
     label: str | None = Field(None, description="heading of the column; null: the metric's own")
     goal: Goal | None = Field(None, description="better direction; null: the metric's")
     scale: FiniteFloat | None = Field(None, description="factor for printing; null: the metric's")
@@ -323,6 +326,11 @@ class MetricChoice(Config):
         gt=0,
         description="largest difference that does not matter, in printed units; null: no test",
     )
+
+    @property
+    def _is_default(self) -> bool:
+        """True if the study does not name its metric."""
+        return "name" not in self.model_fields_set
 
     def resolve(self, experiment: Measured) -> Metric:
         """Return the metric with its label, goal and scale.
@@ -345,20 +353,25 @@ class MetricChoice(Config):
         values = {"label": info.label, "goal": info.goal, "scale": info.scale}
         # The keys that the study writes count before those of the metric.
         values |= self.model_dump(exclude_none=True)
+        if self._is_default:
+            values["name"] = info.name
         if values["goal"] is None:
             raise ValueError(f"'{self.name}' does not say which direction is better; set goal")
         return Metric.model_validate(values)
 
     def _find_info(self, metrics: list[MetricInfo]) -> MetricInfo:
-        """Return the metric with the name of this choice; ValueError if none has it."""
+        """Return the metric with the name of this choice; ValueError if none has it.
+
+        Without a name it is the first metric of the task if the task has no accuracy.
+        """
         for info in metrics:
             match = info.match(self.name)
             if match is not None:
                 return match
-        names = [info.name for info in metrics if "*" not in info.name]
-        is_default = "name" not in self.model_fields_set
-        if is_default:
-            raise ValueError(f"the default '{self.name}' is not measured{suggest('', names)}")
+        named = [info for info in metrics if "*" not in info.name]
+        if self._is_default and named:
+            return named[0]
+        names = [info.name for info in named]
         raise ValueError(f"'{self.name}' is not measured{suggest(self.name, names)}")
 
 

@@ -152,8 +152,8 @@ def _parse(text: str, file: str, lines: bool = True) -> Any:
         node = loader.get_single_node()
         return None if node is None else loader.build(node)
     except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark and lines else 0
-        problem = " ".join(str(error.problem or error.context).split())
+        mark, problem = _describe_problem(error)
+        line = mark.line + 1 if mark and lines else 0
         raise ConfigError(f"{Where(file, line)}: not YAML: {problem}") from error
     except RecursionError as error:
         raise ConfigError(
@@ -163,6 +163,17 @@ def _parse(text: str, file: str, lines: bool = True) -> Any:
     except yaml.YAMLError as error:
         problem = " ".join(str(error).split())
         raise ConfigError(f"{file}: not YAML: {problem}") from error
+
+
+def _describe_problem(error: yaml.MarkedYAMLError) -> tuple[Any, str]:
+    """Return the place of an error of PyYAML, and what is wrong in words."""
+    problem = " ".join(str(error.problem or error.context).split())
+    if "'\\t'" in problem:
+        return error.problem_mark, "a tab stands before the text; write spaces"
+    if error.context == "while scanning a quoted scalar":
+        # The quote ends where the file ends, or where another one begins.
+        return error.context_mark, f"the quote that begins in this line has no end ({problem})"
+    return error.problem_mark, problem
 
 
 class _Loader(yaml.SafeLoader):

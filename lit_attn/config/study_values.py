@@ -1,5 +1,6 @@
 """Values of the keys of a study: their types, and the checks of what is written."""
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat
@@ -46,9 +47,10 @@ def _list_seeds(value: Any) -> Any:
         return tuple(range(value))
     if not isinstance(value, list) or not value:
         raise ValueError("needs a number of seeds, as 5, or a list of seeds, as [0, 50, 100]")
-    distinct_seeds = {str(seed) for seed in value}
-    if len(distinct_seeds) < len(value):
-        raise ValueError("a seed is written twice")
+    counts = Counter(str(seed) for seed in value)
+    twice = [seed for seed, count in counts.items() if count > 1]
+    if twice:
+        raise ValueError(f"the seed {twice[0]} is written twice; remove one of them")
     return value
 
 
@@ -61,8 +63,9 @@ def _sort_budgets(budgets: tuple[float, ...]) -> tuple[float, ...]:
     """Return the budgets in ascending order. Raises ValueError for one or for equal budgets."""
     if budgets and len(set(budgets)) < 2:
         raise ValueError("needs at least two different budgets, as [0.5, 1, 2, 4]")
-    if len(set(budgets)) < len(budgets):
-        raise ValueError("a budget is written twice")
+    twice = [budget for budget, count in Counter(budgets).items() if count > 1]
+    if twice:
+        raise ValueError(f"the budget {twice[0]:g} is written twice; remove one of them")
     return tuple(sorted(budgets))
 
 

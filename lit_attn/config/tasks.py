@@ -103,7 +103,7 @@ class Task(Kind):
 
     def outputs(self, signature: Any) -> Outputs | None:
         """Return the form of the predictions that metrics of the experiment get, if it is known."""
-        if self.predicts is None:
+        if not self.predicts:
             return None
         form, size_field = self.predicts
         return Outputs(form, getattr(signature, size_field))

@@ -260,6 +260,8 @@ def find_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
             expected = first["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
             choices = expected.split(", ")
             message = f"'{value}' is not a choice{suggest(value, choices)}"
+        case "bool_parsing" | "bool_type":
+            message = f"write true or false, not {first['input']!r}"
         case "missing":
             message = "this key is required"
         case "tuple_type":

@@ -32,7 +32,6 @@ def choose_mode(experiment: Experiment, device: torch.device) -> Mode | None:
     """
     choice = experiment.training.compile
     if choice == "cuda-graphs":
-        require_static_steps(experiment)
         if device.type != "cuda":
             raise ConfigError(
                 f"training.compile: cuda-graphs needs a GPU, but this cell trains on '{device}'. "
@@ -42,31 +41,6 @@ def choose_mode(experiment: Experiment, device: torch.device) -> Mode | None:
     if choice == "auto":
         return "default" if device.type in COMPILED_DEVICES else None
     return "default" if choice else None
-
-
-def require_static_steps(experiment: Experiment) -> None:
-    """Raise ConfigError if CUDA graphs are chosen for steps that a graph cannot replay.
-
-    A graph has fixed shapes, and its outputs, the gradients among them, stay valid until its next
-    replay only.
-    """
-    if experiment.training.compile != "cuda-graphs":
-        return
-    if not experiment.data.signature().has_fixed_shapes:
-        raise ConfigError(
-            "training.compile: cuda-graphs needs training batches of one shape, but those of "
-            f"data.kind '{experiment.data.kind}' differ in shape. Write auto or true."
-        )
-    if experiment.data.micro_batches > 1:
-        raise ConfigError(
-            f"training.compile: cuda-graphs needs steps of one micro-batch, and this data has "
-            f"{experiment.data.micro_batches}. Write auto or true."
-        )
-    if experiment.training.devices > 1:
-        raise ConfigError(
-            "training.compile: cuda-graphs needs one device, and training.devices is "
-            f"{experiment.training.devices}. Write auto or true."
-        )
 
 
 def is_compilation_failure(error: BaseException) -> bool:

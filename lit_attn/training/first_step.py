@@ -28,7 +28,7 @@ from lit_attn.schema.plugins import find_class_line, find_own_line
 from lit_attn.tasks.tf32 import products_in_tf32
 from lit_attn.temporary import temporary_folder
 from lit_attn.training.build import build_data, build_task, prepare_for_devices
-from lit_attn.training.compilation import require_static_steps
+from lit_attn.training.compilation import choose_mode
 from lit_attn.training.memory import estimate_memory
 from lit_attn.training.process_group import ProcessGroup, choose_device
 from lit_attn.training.result import SMOKE
@@ -151,6 +151,7 @@ def find_mistake(
                 continue
             tried.add(key)
             device = choose_device(accelerator, 0, 1)
+            choose_mode(cell.experiment, device)
             require_memory(cell, network, device, free_memory)
         except ConfigError as error:
             return Mistake(number, str(error))
@@ -170,7 +171,6 @@ def _build_without_memory(cell: Cell) -> nn.Module:
     model = factory.resolve(experiment.model, cell.match_to, experiment.data)
     network = factory.build(model, experiment.data, "meta")
     prepare_for_devices(network, training)
-    require_static_steps(experiment)
     require_gradients(network, experiment.data.signature().sample(), training)
     return network
 

@@ -3,15 +3,19 @@
 from pathlib import Path
 
 import pytest
-from helpers import studies
+from helpers import fake_cells, futility, studies
 from helpers.answers import read_answer
 from helpers.fake_study import write_study
 from helpers.runs import make_body, run
 
 from lit_attn.__main__ import main
-from lit_attn.ablate.dry_run import find_warnings
+from lit_attn.ablate.commands.execution import run_selected
+from lit_attn.ablate.dry_run import find_warnings, print_cells
+from lit_attn.ablate.launch import Launcher
+from lit_attn.ablate.outcomes import Summary
 from lit_attn.ablate.plan import expand
 from lit_attn.cells.lock import hold_lock
+from lit_attn.schema.errors import ConfigError
 
 
 def test_a_dry_run_lists_every_cell_with_its_state(
@@ -105,3 +109,57 @@ def test_variants_share_one_line_for_the_same_warning(tmp_path: Path) -> None:
     some = body.replace("{optimizer.lr: 5}", "{optimizer.lr: 5, schedule.warmup: 1}")
     lines = find_warnings(expand(studies.study(tmp_path, some, experiment), tmp_path / "runs"))
     assert lines[0].startswith("a and 3 other variants: ")
+
+
+def test_a_dry_run_warns_of_missing_data(tmp_path: Path) -> None:
+    data = "data: {kind: npz, path: mine.npz, name: m, size: 8, channels: 1, classes: 2}"
+    lines = studies.EXPERIMENT.splitlines()[1:]
+    experiment = "\n".join([data, *lines]) + "\n"
+    body = "baseline: a\ncells: {a: {}, b: {attention: mgk}}"
+    (line,) = find_warnings(expand(studies.study(tmp_path, body, experiment), tmp_path / "runs"))
+    assert line.startswith("all variants: cannot run on this machine: data.path: no file")
+
+
+def test_cuda_graphs_are_refused_in_a_dry_run(tmp_path: Path) -> None:
+    body = "baseline: a\nset: {training.compile: cuda-graphs, training.devices: 2}\ncells: {a: {}}"
+    with pytest.raises(ConfigError, match=r"training.compile: cuda-graphs needs one device"):
+        expand(studies.study(tmp_path, body), tmp_path / "runs")
+
+
+def test_task_and_metric_follow_from_the_data(tmp_path: Path) -> None:
+    experiment = (
+        "data: {kind: python-text, context: 16, batch_size: 4}\n"
+        "model: {kind: gpt, dim: 16, depth: 1, heads: 2, ffn: {width: 16}}\n"
+        "optimizer: {kind: adamw, lr: 1e-3}\n"
+        "training: {epochs: 1}\n"
+    )
+    body = "baseline: a\ncells: {a: {}, b: {attention: mgk}}"
+    matrix = expand(studies.study(tmp_path, body, experiment), tmp_path / "runs")
+    assert matrix.baseline.experiment.task.kind == "language-modelling"
+    metric = matrix.plan().metric
+    assert (metric.name, metric.goal) == ("test/loss", "min")
+    experiment += "task: language-modelling\n"
+    body += "\nmetric: {name: test/loss}"
+    written = expand(studies.study(tmp_path, body, experiment), tmp_path / "runs")
+    assert written.jobs[0].identity == matrix.jobs[0].identity
+
+
+def test_a_dry_run_of_a_search_counts_the_cells_after_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tune = "tune: {optimizer.lr: [1, 2], select: val/loss, seeds: [9]}"
+    body = f"baseline: a\n{tune}\ncells: {{a: {{}}, b: {{attention: mgk}}}}"
+    print_cells([expand(studies.study(tmp_path, body), tmp_path / "runs")], with_costs=False)
+    output = capsys.readouterr().out
+    assert "  after the search: 2 variants x 2 seeds = 4 cells" in output
+    assert "0 variants" not in output
+
+
+def test_a_variant_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    studies.write(tmp_path, make_body("ok"))
+    options = futility.make_options(tmp_path)
+    (matrix,) = options.expand_studies()
+    matrix.folder.mkdir(parents=True)
+    matrix.jobs[0].folder.parent.touch()
+    with pytest.raises(ConfigError, match=r"--out .*/tiny/ok: cannot be written"):
+        run_selected([matrix], options, Launcher(fake_cells.TARGET), lambda _: Summary(), None)

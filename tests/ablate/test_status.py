@@ -295,3 +295,6 @@ def test_the_advice_about_a_loss_that_is_not_finite_at_step_0_is_not_the_rate() 
         advice = status.find_advice(CellStatus("diverged", None, None, end))
         assert advice is not None
         assert words in advice
+    end = Exit(failure="killed", returncode=1, message="its job ended: CANCELLED")
+    advice = status.find_advice(CellStatus("killed", None, None, end))
+    assert advice == "its job was cancelled; run the same command again to submit it"

@@ -204,14 +204,13 @@ def test_a_build_that_returns_something_else_is_a_configuration_error(
         build(digits_cell(), torch.device("cpu"))
 
 
-def test_the_default_task_is_not_the_only_hint() -> None:
-    """A text without `task:` names the task that it needs."""
+def test_a_text_without_a_task_is_a_language_model() -> None:
+    """A mistake is that of the model, not of the default task."""
     text = {"kind": "text", "name": "t", "train": "t.txt"}
     experiment = {"data": text, "model": {"kind": "gpt"}, "optimizer": "adamw", "training": {}}
-    with pytest.raises(
-        ValueError, match=r"'text' does not go .* or set `task: language-modelling`"
-    ):
+    with pytest.raises(ValueError, match=r"model\.ffn\n  Field required") as caught:
         Experiment.model_validate(experiment)
+    assert "task" not in str(caught.value)
 
 
 def test_images_of_your_own_have_to_define_their_number_of_classes() -> None:

@@ -1,5 +1,6 @@
 """YAML with the line of every key."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -103,5 +104,29 @@ def test_aliases_that_expand_to_many_values_are_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_bytes(b"a: \xff\xfe")
-    with pytest.raises(ConfigError, match=r"a.yaml: not UTF-8 text"):
+    with pytest.raises(ConfigError, match=r"a.yaml:1: not UTF-8 text"):
         load(tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\n\tb: 2", "a.yaml:2: not YAML: a tab stands before the text; write spaces"),
+        ("a: 1\nb: 'two\nc: 3\n", "a.yaml:2: not YAML: the quote that begins in this line has no"),
+        ('a: 1\nb: "two\nc: 3\n', "a.yaml:2: not YAML: the quote that begins in this line has no"),
+    ],
+)
+def test_a_tab_and_an_open_quote_are_named_where_they_stand(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load(path)
+
+
+def test_a_file_in_latin_1_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_bytes("a: 1\r\nb: fünf\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"a.yaml:2: not UTF-8 text .*; save the file as UTF-8"):
+        load(path)

@@ -79,7 +79,7 @@ def test_a_mistake_in_the_model_is_in_its_file_if_variants_choose_the_attention(
         ("studies:", "study:", "1: a file of studies has no key 'study'; did you mean 'studies'?"),
         ("experiment.yaml", "experimnt.yaml", "4: studies.tiny.experiment: no file "),
         ("experiment.yaml", "x" * 999, "4: studies.tiny.experiment: no file "),
-        ("seeds: 2", "seeds: [1, 1]", "6: studies.tiny.seeds: a seed is written twice"),
+        ("seeds: 2", "seeds: [1, 1]", "6: studies.tiny.seeds: the seed 1 is written twice"),
         ("seeds: 2", "seeds: 0", "6: studies.tiny.seeds: 0 is not a number of seeds from"),
         ("seeds: 2", "seeds: 20251121", "6: studies.tiny.seeds: 20251121 is not a number of "
          "seeds from 1 to 10,000; for one seed write [20251121]"),

@@ -332,7 +332,7 @@ def test_files_that_are_not_text_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"text.txt: is empty"):
         TextFiles(name="none", train=path).streams()
     path.write_bytes(b"abc\xff")
-    with pytest.raises(ConfigError, match=r"text.txt: not UTF-8 text \(byte 3\)"):
+    with pytest.raises(ConfigError, match=r"text.txt:1: not UTF-8 text \(byte 3\)"):
         TextFiles(name="none", train=path).streams()
 
 

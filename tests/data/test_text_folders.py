@@ -85,7 +85,7 @@ def test_odd_folders_are_one_error(
 def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     write(tmp_path, FILES)
     (tmp_path / "train/good/9.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match=r"9\.txt: not UTF-8 text \(byte 0\)"):
+    with pytest.raises(ConfigError, match=r"9\.txt:1: not UTF-8 text \(byte 0\)"):
         read(tmp_path)
 
 

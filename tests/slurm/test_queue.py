@@ -364,3 +364,21 @@ def test_commands_ignore_the_allocation_around_them(
 )
 def test_the_message_of_a_dead_job_is_its_cause(output: str, cause: str) -> None:
     assert find_cause(output) == cause
+
+
+def test_a_job_of_another_array_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder `.slurm` may have been copied, and squeue then lists more cells than it has."""
+    study = studies.study(tmp_path, "baseline: a\ncells: {a: {}, b: {attention: mgk}}")
+    matrix = expand(study, tmp_path / "runs")
+    write_batch(matrix, "aaaa")
+    install_squeue(
+        tmp_path,
+        monkeypatch,
+        f"9|7_9|PENDING|{NAME}aaaa|Resources",
+        f"0|7_0|PENDING|{NAME}aaaa|QOSMaxWallDurationPerJobLimit",
+    )
+    assert list(find_tasks([matrix.folder])) == [matrix.jobs[0].folder]
+    ((line,),) = describe_queues([matrix.folder]).values()
+    assert line.endswith("QOSMaxWallDurationPerJobLimit (slurm.time exceeds the limit of the QOS)")

@@ -209,9 +209,11 @@ def _prepare_folders(
 def _require_cells(
     matrices: list[Matrix], options: StudyOptions, launcher: "Launcher", jobs: list[Job]
 ) -> None:
-    """Raise ConfigError if the input files or the models of `jobs` cannot be used."""
+    """Raise ConfigError if the folders, the input files or the models of `jobs` cannot be used."""
     is_local = not options.is_slurm
     if is_local:
+        for folder in sorted({job.folder.parent for job in jobs if job.folder.parent.exists()}):
+            require_writable(folder, "--out")
         require_inputs(matrices, jobs)
     launcher.require_cells(matrices, jobs, options.jobs, is_local)
 

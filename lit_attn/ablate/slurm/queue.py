@@ -36,8 +36,13 @@ STATUS_TIMEOUT = 5.0  # Seconds that the command `status` waits for squeue.
 
 HINTS = {
     "AssocGrpCPUMinutesLimit": "the account has used its CPU time",
+    "AssocGrp": "the jobs of the account have reached a limit; wait for others to end",
+    "AssocMax": "the job exceeds a limit of the account",
     "BadConstraints": "no node has what slurm.constraint, slurm.mem and slurm.gpus ask for",
+    "DependencyNeverSatisfied": "the job that it waits for has failed; cancel it with --cancel",
+    "InvalidQOS": "the account has no such QOS; set slurm.sbatch",
     "JobHeldAdmin": "an administrator holds the job",
+    "JobHoldMaxRequeue": "it was queued again too often; `scontrol release` tries again",
     "JobHeldUser": "`scontrol release` continues the job",
     "MaxMemPerLimit": "slurm.mem exceeds the memory that a job may use",
     "Nodes required for job are DOWN": "wait, or choose other nodes",
@@ -46,6 +51,8 @@ HINTS = {
     "PartitionInactive": "the partition starts no jobs",
     "PartitionNodeLimit": "slurm.nodes exceeds the nodes of the partition",
     "PartitionTimeLimit": "slurm.time exceeds the limit of the partition",
+    "QOSMaxWallDurationPerJobLimit": "slurm.time exceeds the limit of the QOS",
+    "QOS": "the jobs have reached a limit of the QOS",
     "ReqNodeNotAvail": "nodes are down, drained or reserved",
     "launch failed requeued held": "the job could not start; `scontrol release` tries again",
 }
@@ -115,6 +122,9 @@ def find_tasks(studies: Iterable[Path], timeout: float = TIMEOUT) -> dict[Path, 
             # SLURM lists the cancelled jobs of an array that have not started as one job.
             continue
         position = int(job.array_index) if is_numbered else 0
+        if position >= len(batch.cells):
+            # The folder of another array has been copied here.
+            continue
         cell, attempts = batch.cells[position]
         task = Task(job.id, job.state, batch.folder, attempts, _read_reason(job))
         tasks.append((batch.study / cell, task))
