@@ -45,7 +45,7 @@ def list_numbers() -> set[str]:
     for name in EFFECTS:
         for key in ("difference", "low", "high", "p"):
             numbers.add(f"{abs(float(effects[name][key])):.2f}")
-    for rule in ("nearest neighbour", "logistic regression"):
+    for rule in ("1 nearest neighbour", "logistic regression"):
         numbers.add(write_results.floor("product", rule, decimals=2))
     for end, device in (("smallest", "CPU"), ("largest", "CPU"), ("largest", "GPU")):
         numbers.add(write_results.parameters(end, device))

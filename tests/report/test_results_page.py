@@ -1,19 +1,16 @@
 """The page of results and its floors: every number comes from the committed evidence."""
 
 import csv
-import math
 import re
 from collections import defaultdict
 
 import numpy as np
 import pytest
 import write_results
-from count_floors import DIGITS, ByteCounts, measure_images
+from count_floors import count_floors
 from helpers.paths import ROOT
 from scipy.stats import t as student
 
-from lit_attn.config.data.images import Digits
-from lit_attn.data import sets
 from lit_attn.report.stats import joint_sign_flip
 
 EVIDENCE = ROOT / "reports" / "evidence"
@@ -55,7 +52,7 @@ def test_the_template_has_no_measured_number() -> None:
         ("change text-longer-tuned text-tuned xsa", "+0.058 [+0.043, +0.073]"),
         ("variants digits-tuned", "8"),
         ("edge text-mechanisms-tuned smallest", "37"),
-        ("floor digits nearest-neighbour 2 digits", "98.89"),
+        ("floor digits 1-nearest-neighbour 2 digits", "98.89"),
     ],
 )
 def test_a_placeholder_gives_the_number_of_the_evidence(text: str, expected: str) -> None:
@@ -83,23 +80,12 @@ def test_a_star_of_the_page_passes_the_tests_of_its_table_and_over_studies() -> 
         assert (corrected[study, variant] <= 0.05) == is_starred
 
 
-def test_counts_of_bytes_are_interpolated_probabilities() -> None:
-    counts = ByteCounts(order=1)
-    counts.add(np.array([[97, 98, 97, 99]]))
-    # One of three targets is b, (1 + 3 kinds / 256) / 6; after a, one of two targets is.
-    lower = (1 + 3 / 256) / (3 + 3)
-    assert counts.probability(b"a", 98) == pytest.approx((1 + 2 * lower) / (2 + 2))
-    total = math.fsum(counts.probability(b"a", byte) for byte in range(256))
-    assert total == pytest.approx(1)
-
-
-def test_the_floors_of_the_digits_are_those_of_the_same_images() -> None:
-    measured = measure_images(sets.load(Digits(batch_size=64)))
-    with (EVIDENCE / "floors.csv").open() as file:
-        recorded = [row for row in csv.DictReader(file) if row["study"] in DIGITS]
-    assert len(recorded) == 2 * len(DIGITS)
-    for row in recorded:
-        assert float(row["value"]) == pytest.approx(measured[row["rule"]], abs=0.3)
+def test_the_floors_of_the_digits_are_counted_again() -> None:
+    counted = list(count_floors("product"))
+    recorded = [row for row in write_results.read_table("floors.csv") if row["study"] == "product"]
+    assert [row["rule"] for row in counted] == [row["rule"] for row in recorded]
+    for ours, theirs in zip(counted, recorded, strict=True):
+        assert float(ours["value"]) == pytest.approx(float(theirs["value"]), abs=0.3)
 
 
 def compare_intervals(study: str) -> float:
