@@ -77,7 +77,7 @@ def expand_paper(
             needed.setdefault(study, set()).add(variant)
     if not needed:
         scripts = [f"`{item.script}` measures it" for item in items if item.script]
-        reasons = {item.absent or NO_STUDY for item in items if not item.script}
+        reasons = {_explain_absence(source, item) for item in items if not item.script}
         explanation = "; ".join([*scripts, *sorted(reasons)])
         raise ConfigError(f"{source.path}: nothing to run: {explanation}")
     studies = read_studies(source.studies_path)
@@ -194,6 +194,15 @@ def count_steps(experiment: Experiment, samples: int | None) -> int:
             raise ConfigError(f"samples: the paper's file lacks the size of '{data.kind}'")
         per_epoch = math.ceil(getattr(data, "epoch_length", 1) * samples / data.batch_size)
     return int(min(training.epochs * per_epoch, training.max_steps or math.inf))
+
+
+def _explain_absence(source: PaperSource, item: Layout) -> str:
+    """Return why no study of this size measures a table or figure."""
+    if item.absent or not source.size:
+        return item.absent or NO_STUDY
+    if replace(source, size="real").references(item):
+        return "no study of small models without files measures it; use --small-data"
+    return "no study of small models measures it"
 
 
 def format_item(

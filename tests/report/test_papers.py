@@ -235,6 +235,24 @@ def test_the_path_of_an_experiment_is_printed_without_a_way_back(
     assert ".." not in output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "explanation"),
+    [
+        (["mgk", "--table", "variances", "--small"], "without files measures it; use --small-data"),
+        (["dcmha", "--table", "figure-4", "--small"], "no study of small models measures it"),
+    ],
+)
+def test_a_table_without_a_small_study_names_the_size_that_has_one(
+    arguments: list[str],
+    explanation: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(["--paper", *arguments, "--dry-run"]) == 2
+    assert explanation in capsys.readouterr().err
+
+
 def test_costs_of_small_models_are_not_zero(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
