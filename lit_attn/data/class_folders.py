@@ -11,6 +11,7 @@ from typing import NamedTuple
 from lit_attn.data.folders import FolderReader, list_names, natural_order, require_splits
 from lit_attn.data.log import LOG
 from lit_attn.data.pictures import ENDINGS
+from lit_attn.data.splits import warn_of_shared_files
 from lit_attn.schema.errors import ConfigError, plural, suggest
 
 
@@ -55,6 +56,7 @@ def read_class_folders(path: Path, classes: int, kind: FileKind = IMAGES) -> dic
         if files:
             trees[split] = ClassTree(folder, files)
     trees = require_splits(trees, path, "class folders")
+    warn_of_shared_files({split: tree.folder for split, tree in trees.items()}, "data.path")
     _require_distinct_names(trees["train"])
     _require_classes(classes, trees["train"], kind)
     for split, tree in trees.items():
@@ -82,7 +84,14 @@ def _read_split(reader: FolderReader, folder: Path, kind: FileKind) -> dict[str,
             "folder of its class or delete it"
         )
     files = {}
+    names: dict[Path, str] = {}
     for class_folder in sorted(content.folders, key=lambda path: natural_order(path.name)):
+        other = names.setdefault(class_folder.resolve(), class_folder.name)
+        if other != class_folder.name:
+            raise ConfigError(
+                f"data.path: '{other}' and '{class_folder.name}' in {folder} are two names of one "
+                f"folder, so each {kind.noun} would have both classes; remove one of the names"
+            )
         files[class_folder.name] = list(reader.walk(class_folder))
     if not any(files.values()):
         raise ConfigError(

@@ -14,10 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_attn.config.data.columns import ColumnClasses, Columns
-from lit_attn.data.labels import measure_largest_class, warn_of_missing_labels
+from lit_attn.data.labels import (
+    measure_largest_class,
+    read_whole_numbers,
+    require_all_names,
+    warn_of_missing_labels,
+)
 from lit_attn.data.log import LOG
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
-from lit_attn.data.rows import NUMBER
 from lit_attn.data.sets import digest, require_classes
 from lit_attn.data.tables import load_rows
 from lit_attn.floors.base import Floor
@@ -277,15 +281,23 @@ def _read_targets(data: Columns, rows: dict[str, Rows]) -> dict[str, NDArray[Any
 
 def _read_labels(data: ColumnClasses, rows: dict[str, Rows]) -> dict[str, NDArray[Any]]:
     """Return the classes of each split: whole numbers, or the places of names among train's."""
-    numbered = {}
-    for split, content in rows.items():
-        numbered[split] = [_read_whole_number(cell) for cell in content.cells[data.label]]
+    all_cells = []
+    for content in rows.values():
+        all_cells += content.cells[data.label]
+    try:
+        numbers = read_whole_numbers(all_cells)
+    except ValueError as error:
+        raise ConfigError(f"data.label: {error}") from error
     labels = {}
-    if not any(None in numbers for numbers in numbered.values()):
-        for split, numbers in numbered.items():
-            labels[split] = np.asarray(numbers, np.int64)
+    if numbers is not None:
+        start = 0
+        for split, content in rows.items():
+            stop = start + len(content.numbers)
+            labels[split] = np.asarray(numbers[start:stop], np.int64)
+            start = stop
     else:
         names = sorted({str(cell) for cell in rows["train"].cells[data.label]})
+        require_all_names(names, data.classes)
         places = {name: number for number, name in enumerate(names)}
         for split, content in rows.items():
             for index, cell in enumerate(content.cells[data.label]):
@@ -299,16 +311,3 @@ def _read_labels(data: ColumnClasses, rows: dict[str, Rows]) -> dict[str, NDArra
     for split, values in labels.items():
         require_classes(split, values, data.classes)
     return labels
-
-
-def _read_whole_number(cell: Any) -> int | None:
-    """Return the whole number that a cell has in any form, or None for another cell."""
-    if isinstance(cell, bool):
-        return None
-    if isinstance(cell, float) and cell.is_integer():
-        return int(cell)
-    if isinstance(cell, int):
-        return cell
-    if isinstance(cell, str) and NUMBER.fullmatch(cell):
-        return int(cell)
-    return None

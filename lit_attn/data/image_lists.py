@@ -10,6 +10,7 @@ from lit_attn.config.data.images import ClassFolders, ImageFiles, WebDataset
 from lit_attn.data.class_folders import read_class_folders
 from lit_attn.data.folders import FolderReader, natural_order, require_splits
 from lit_attn.data.sets import digest, hold_out
+from lit_attn.data.splits import warn_of_shared_files
 from lit_attn.data.tar_shards import read_shard
 from lit_attn.schema.errors import ConfigError
 
@@ -74,14 +75,18 @@ def list_shards(data: WebDataset) -> dict[str, Files]:
     """
     reader = FolderReader("data.path", [".tar"])
     shards: dict[str, list[Path]] = {}
+    folders: dict[str, Path] = {}
     for split in ("train", "test", "val"):
         folder = data.path / split
         paths = reader.list_files(folder) if folder.is_dir() else []
         paths.sort(key=lambda path: natural_order(path.name))
         if paths:
             shards[split] = paths
+            folders[split] = folder
     files = {}
-    for split, paths in require_splits(shards, data.path, "*.tar files").items():
+    named_shards = require_splits(shards, data.path, "*.tar files")
+    warn_of_shared_files(folders, "data.path")
+    for split, paths in named_shards.items():
         samples: list[tuple[str, int]] = []
         for path in paths:
             samples.extend(read_shard(path, data.classes))

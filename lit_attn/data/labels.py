@@ -1,17 +1,61 @@
 """Classes of a data set: warnings about those without training samples, and the largest class."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_attn.data.log import LOG
+from lit_attn.schema.errors import ConfigError, plural
 
 Shares = dict[str, tuple[float, int]]
 """Share of the most frequent class, and the number of labels, by split."""
 
+WHOLE_NUMBER = re.compile(r"(-?[0-9]{1,18})(\.0+)?")
+"""A whole number that fits into 64 bits, also as programs write it that store labels as floats."""
+
 MOST_LISTED = 5  # Classes that a warning lists; further ones are counted.
+
+
+def read_whole_numbers(cells: Iterable[Any]) -> list[int] | None:
+    """Return the labels as numbers if each is a whole number; None if one of them is a name.
+
+    A number has the same label as a number, as a float and as a text, in every format of tables.
+    Raises ValueError for two texts of one number, such as 01 and 1, which may be two classes.
+    """
+    numbers: list[int] = []
+    spellings: dict[int, str] = {}
+    for cell in cells:
+        match = WHOLE_NUMBER.fullmatch(str(cell))
+        if match is None:
+            return None
+        number = int(match[1])
+        numbers.append(number)
+        if isinstance(cell, str):
+            first = spellings.setdefault(number, cell)
+            if first != cell:
+                raise ValueError(
+                    f"the labels '{first}' and '{cell}' are one number; write it in one way, or "
+                    "give classes names that are no numbers"
+                )
+    return numbers
+
+
+def require_all_names(names: Sequence[str], classes: int) -> None:
+    """Raise ConfigError unless there are as many names of classes in train as `classes`.
+
+    Numbers may leave a class without a training sample, which is a warning; names cannot.
+    """
+    if len(names) != classes:
+        listed = ", ".join(names[:MOST_LISTED])
+        others = len(names) - MOST_LISTED
+        more = f" and {others:,} more" if others > 0 else ""
+        raise ConfigError(
+            f"data.classes: {classes}, but train has {plural(len(names), 'name')} of classes: "
+            f"{listed}{more}; set {len(names)}"
+        )
 
 
 def measure_largest_class(labels: Mapping[str, NDArray[Any]]) -> Shares:

@@ -11,7 +11,8 @@ Class folders, tables, tar files, data sets of the hub, and segmentation read ev
 | palette                           | colours of the palette               | indices              |
 | transparent pixels of any kind    | laid over white                      | palette's: ignored   |
 | CMYK, YCbCr                       | RGB without a colour profile         | refused              |
-| 32-bit float                      | 0 to 1 is spread; others refused     | refused              |
+| 32-bit float, grey                | 0 to 1 is spread; others refused     | refused              |
+| 32-bit float, RGB                 | refused                              | refused              |
 | 32-bit and signed integers, Lab   | refused                              | integers: numbers    |
 | EXIF orientation                  | turned upright                       | turned upright       |
 | animated GIF, WebP, PNG           | first frame                          | first frame          |
@@ -72,6 +73,7 @@ UPRIGHT = {
 }
 """Transposition that turns a picture upright, by its EXIF orientation. 1 is upright."""
 
+TIFF_MARKS = (b"II*\0", b"MM\0*")  # First bytes of a TIFF file.
 WHITE = 255
 REMEDY = "replace the file or leave it out"
 
@@ -165,6 +167,11 @@ def _decode(source: Path | bytes, name: str) -> Decoded:
             opened.load()
             image = _turn_upright(opened)
         except Image.UnidentifiedImageError as error:
+            if content.startswith(TIFF_MARKS):
+                raise ConfigError(
+                    f"{name} is a TIFF of a form that Pillow cannot read, such as floats with 3 "
+                    "channels; save it with 8 bits for each channel"
+                ) from error
             raise ConfigError(
                 f"{name} is not a readable image: it is damaged or has none of the formats "
                 f"{', '.join(FORMATS)}; {REMEDY}"

@@ -6,7 +6,6 @@ JSON value keeps its type. Both formats are UTF-8; a byte-order mark is no part 
 
 import csv
 import json
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 SEPARATORS = (",", ";", "\t", "|")
 """Separators of a CSV file. The first one whose header has all columns that are needed is used."""
 
-NUMBER = re.compile(r"-?[0-9]{1,18}")  # Whole numbers that fit into 64 bits.
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -38,11 +36,10 @@ class Rows:
         return {name: cells[key] for name, cells in self.columns.items()}
 
 
-def read_csv(path: Path, needed: Iterable[str], label: str | None = None) -> Rows:
+def read_csv(path: Path, needed: Iterable[str]) -> Rows:
     """Return the rows of a CSV file whose header has the columns `needed`.
 
-    If every cell of the column `label` is a whole number, the column has numbers. Raises ValueError
-    for a malformed file, with the line, and OSError.
+    Raises ValueError for a malformed file, with the line, and OSError.
     """
     needed = list(needed)
     separator = "\t" if path.suffix == ".tsv" else _find_separator(path, needed)
@@ -62,10 +59,7 @@ def read_csv(path: Path, needed: Iterable[str], label: str | None = None) -> Row
             )
         for column, cell in zip(cells, record, strict=True):
             column.append(cell or None)
-    columns: dict[str, list[Any]] = dict(zip(header[1], cells, strict=True))
-    if label in columns and all(cell and NUMBER.fullmatch(cell) for cell in columns[label]):
-        columns[label] = [int(cell) for cell in columns[label]]
-    return Rows(columns)
+    return Rows(dict(zip(header[1], cells, strict=True)))
 
 
 def _find_separator(path: Path, needed: list[str]) -> str:

@@ -24,6 +24,7 @@ from lit_attn.data.label_masks import (
 from lit_attn.data.loading import check_samples, use_seed
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.sets import digest, hold_out
+from lit_attn.data.splits import warn_of_shared_files
 from lit_attn.extras import require_mmseg
 
 Batch = dict[str, list[Any]]
@@ -41,6 +42,9 @@ class SceneryData(DataModule):
         require_mmseg("data.kind")
         self.data = data
         self.root = data.prepare()
+        images = self.root / "images"
+        folders = {"train": images / "training", "test": images / "validation"}
+        warn_of_shared_files(folders, "data.root")
         training = list_pairs(self.root, "training")
         evaluated: dict[str, list[Pair]] = {}
         held_out = hold_out(data.validation, False, np.zeros(len(training)))

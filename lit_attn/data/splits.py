@@ -55,13 +55,17 @@ def group_by_split(paths: Iterable[Path]) -> dict[str | None, list[Path]]:
     return groups
 
 
-def warn_of_shared_files(files: Mapping[str, Path]) -> None:
-    """Warn if the file of an evaluated split, by its key in `data`, is also that of train."""
+def warn_of_shared_files(files: Mapping[str, Path], key: str | None = None) -> None:
+    """Warn if the file or the folder of an evaluated split is also that of train.
+
+    `files` are by split. The warning begins with `key`, or with the split's own key.
+    """
     for split, path in files.items():
         if split != "train" and path.resolve() == files["train"].resolve():
             LOG.warning(
-                "data.%s: %s is also the file of train, so the results of this split are those of "
+                "%s: %s is also the %s of train, so the results of this split are those of "
                 "training samples",
-                split,
+                key or f"data.{split}",
                 path,
+                "folder" if path.is_dir() else "file",
             )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from lit_attn.cells.inputs import MAX_FILES
 from lit_attn.config.data.tables import LabelledTable, Table, TableImages, TableTargets, TableText
 from lit_attn.data.folders import list_visible
+from lit_attn.data.labels import read_whole_numbers, require_all_names
 from lit_attn.data.log import LOG
 from lit_attn.data.rows import Rows, read_csv, read_json
 from lit_attn.data.sets import Split, fit_image, make_split, require_classes
@@ -47,7 +48,7 @@ def load_rows(data: Table) -> dict[str, Any]:
 
 
 def _read_csv(data: Table, path: Path) -> Any:
-    return read_csv(path, data.columns.values(), data.columns.get("label"))
+    return read_csv(path, data.columns.values())
 
 
 def _read_json(data: Table, path: Path) -> Any:
@@ -254,13 +255,11 @@ def split_row(data: LabelledTable, text: Any, label: Any) -> tuple[list[str], li
     if not words or len(words) != len(classes):
         raise ValueError(f"{len(words)} words and {len(classes)} classes; one class for each")
     texts = []
-    numbers = []
-    for word, item in zip(words, classes, strict=True):
+    for word in words:
         if word is None or not str(word).strip():
             raise ValueError("a word is empty")
         texts.append(f" {word}")
-        numbers.append(int(item) if str(item).isdecimal() else item)
-    return texts, numbers
+    return texts, classes
 
 
 def list_items(cell: Any) -> list[Any]:
@@ -372,11 +371,16 @@ def read_classes(
         # Tables of numbers mark a missing number with NaN.
         if value is None or (isinstance(value, float) and math.isnan(value)):
             raise ConfigError(f"data.label: {split} row {row} of '{data.label}' has no class")
-    if all(isinstance(value, int) for _, value in trained + cells):
-        return np.asarray([value for _, value in cells], np.int64)
+    try:
+        numbers = read_whole_numbers(value for _, value in cells + trained)
+    except ValueError as error:
+        raise ConfigError(f"data.label: {error}") from error
+    if numbers is not None:
+        return np.asarray(numbers[: len(cells)], np.int64)
     names = sorted({str(value) for _, value in trained})
+    require_all_names(names, data.classes)
     number_of = {name: number for number, name in enumerate(names)}
-    numbers = []
+    places = []
     for row, value in cells:
         name = str(value)
         if name not in number_of:
@@ -384,8 +388,8 @@ def read_classes(
                 f"data.label: {split} row {row} of '{data.label}' is '{value}', no class of train"
                 f"{suggest(name, names)}"
             )
-        numbers.append(number_of[name])
-    return np.asarray(numbers, np.int64)
+        places.append(number_of[name])
+    return np.asarray(places, np.int64)
 
 
 def _list_classes(cells: Iterable[Any]) -> list[tuple[int, Any]]:

@@ -108,7 +108,11 @@ def test_rows_are_held_out_before_the_standardisation(tmp_path: Path) -> None:
         ("age,job,grade\n1_0,cook,a\n2,cook,b\n", {}, "row 0 of 'age' is '1_0', which is no numb"),
         ("age,job,grade\n1,a,a\n2,b,b\n3,c,b\n", {"categories": {"job": 2}}, "job: 2, but train h"),
         ("age,job,grade\n1,cook,a\n2,cook,c\n", {}, "test.csv: row 0 of 'grade' is 'b', no class"),
-        ("age,job,grade\n1,cook,a\n2,cook,b\n3,cook,c\n", {}, "data.classes: 2, but train has the"),
+        (
+            "age,job,grade\n1,cook,a\n2,cook,b\n3,cook,c\n",
+            {},
+            "data.classes: 2, but train has 3 na",
+        ),
         ("age,job,grade\n,cook,a\n", {}, "train.csv: no row has all cells; fill the empty ones"),
         (TRAIN, {"numbers": ["aeg"]}, "data.numbers.aeg: .*no column 'aeg'; did you mean 'age'?"),
         (TRAIN, {"validation": 4}, "data.validation: 4 of 4 rows leave none"),

@@ -121,6 +121,31 @@ def test_a_tokenizer_json_gives_its_ids(tokenizer_json: Path) -> None:
     assert encoder.prompt("ab") == [3]
 
 
+def test_the_name_of_a_special_token_in_a_text_is_ordinary_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A text is no end of a document, and the log counts how often it occurs."""
+    letters = ["<|endoftext|>", *tokenizers.pre_tokenizers.ByteLevel.alphabet()]
+    ids = {letter: number for number, letter in enumerate(letters)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(ids, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    encoder = GptNeox(file=tmp_path / "tokenizer.json").encoder(())
+    text = "a<|endoftext|>b"
+    (document,) = encoder.encode([text])
+    assert document.tolist().count(encoder.end) == 1
+    assert document[-1] == encoder.end
+    assert encoder.decode(document[:-1]) == text
+    assert encoder.prompt(text) == document[:-1].tolist()
+    (message,) = caplog.messages
+    assert "contain the text <|endoftext|> 1 times" in message
+    caplog.clear()
+    encoder.encode(["ab"])
+    assert not caplog.messages
+
+
 def test_unusable_tokenizer_files_are_named(tokenizer_json: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.tokenizer\.file: .*missing\.json cannot be read"):
         GptNeox(file=Path("missing.json")).encoder(())

@@ -16,6 +16,7 @@ from lit_attn.config.data.text import IGNORED, SPLITS, LabelledText, PaddedText
 from lit_attn.data.labels import measure_largest_class, warn_of_missing_labels
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.sets import digest
+from lit_attn.data.splits import warn_of_shared_files
 from lit_attn.data.text.streams import read_lines
 from lit_attn.schema.errors import ConfigError
 
@@ -159,8 +160,9 @@ class TaggedData(LabelledData):
 def read_labelled_text(data: LabelledText) -> dict[str, list[Sample]]:
     """Return every split's samples; raise ConfigError naming a malformed file and line."""
     splits: dict[str, list[Sample]] = {}
-    for split in SPLITS:
-        path = data.folder / f"{split}.tsv"
+    paths = {split: data.folder / f"{split}.tsv" for split in SPLITS}
+    warn_of_shared_files(paths, "data.folder")
+    for split, path in paths.items():
         lines = enumerate(read_lines(path), start=1)
         splits[split] = [_read_line(data, f"{path}:{number}", line) for number, line in lines]
     return splits

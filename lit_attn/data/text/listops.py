@@ -14,6 +14,7 @@ import numpy as np
 
 from lit_attn.config.data.listops import ListOps
 from lit_attn.config.data.text import SPLITS
+from lit_attn.data.splits import warn_of_shared_files
 from lit_attn.data.text.labelled import Sample
 from lit_attn.data.text.streams import read_text
 from lit_attn.schema.errors import ConfigError
@@ -38,7 +39,9 @@ NESTED = 0.25  # Share of the arguments that are expressions, as in both generat
 def read_listops(data: ListOps) -> dict[str, list[Sample]]:
     """Return the samples of every split; raise ConfigError naming a malformed file and line."""
     if data.folder is not None:
-        return {split: _read_file(data.folder / f"basic_{split}.tsv") for split in SPLITS}
+        paths = {split: data.folder / f"basic_{split}.tsv" for split in SPLITS}
+        warn_of_shared_files(paths, "data.folder")
+        return {split: _read_file(path) for split, path in paths.items()}
     # The splits follow one another in one sequence of distinct expressions.
     expressions = generate(GENERATOR_SEED, data.lengths, data.depth, data.arguments)
     splits: dict[str, list[Sample]] = {}

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_attn.config.data.text import Gpt2
+from lit_attn.data.log import LOG
 from lit_attn.extras import require
 from lit_attn.schema.errors import ConfigError
 
@@ -63,8 +64,18 @@ class SubwordEncoder(Encoder):
         self.end: int | None = tokenizer.token_to_id(END_OF_TEXT)
         if self.end is None:
             raise ConfigError(f"data.tokenizer: the tokenizer has no token {END_OF_TEXT}")
+        # A document may contain the name of a special token, which is text, as for nanoGPT.
+        tokenizer.encode_special_tokens = True
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger]]:
+        count = sum(text.count(END_OF_TEXT) for text in documents)
+        if count:
+            LOG.warning(
+                "data.tokenizer: the documents contain the text %s %s times, and it is read as "
+                "ordinary characters",
+                END_OF_TEXT,
+                f"{count:,}",
+            )
         encoded = self.tokenizer.encode_batch(documents, add_special_tokens=False)
         return [np.asarray([*part.ids, self.end], np.uint32) for part in encoded]
 
