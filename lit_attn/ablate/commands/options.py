@@ -1,7 +1,7 @@
 """Checked options of `run`, `rerun` and `seal`, and the studies that they choose."""
 
 from argparse import Namespace
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -95,32 +95,19 @@ def read_options(arguments: Namespace) -> StudyOptions:
         paper = read_paper(arguments.paper, arguments.small)
     else:
         _require_file(arguments.file)
-    return StudyOptions(
-        file=arguments.file,
-        paper=paper,
-        study=arguments.study,
-        table=arguments.table,
-        cost=arguments.cost,
-        dry_run=arguments.dry_run,
-        json=arguments.json,
-        params=arguments.params,
-        estimate=arguments.estimate,
-        gpu=arguments.gpu,
-        jobs=arguments.jobs,
-        changes=parse_settings(arguments.set),
-        seeds=parse_seeds(arguments.seeds),
-        limit=arguments.limit,
-        out=out,
-        reports=reports,
-        adopt=arguments.adopt,
-        smoke=arguments.smoke,
-        stall=arguments.stall,
-        launcher=arguments.launcher,
-        cancel=arguments.cancel or arguments.cancel_removed,
-        cancel_removed=arguments.cancel_removed,
-        quiet_timing=arguments.quiet_timing,
-        allow_noisy_timing=arguments.allow_noisy_timing,
-    )
+    derived = {
+        "paper": paper,
+        "changes": parse_settings(arguments.set),
+        "seeds": parse_seeds(arguments.seeds),
+        "out": out,
+        "reports": reports,
+        "cancel": arguments.cancel or arguments.cancel_removed,
+    }
+    written = {}
+    for field in fields(StudyOptions):
+        if field.name not in derived:
+            written[field.name] = getattr(arguments, field.name)
+    return StudyOptions(**written, **derived)
 
 
 def _require_positive_numbers(arguments: Namespace) -> None:
