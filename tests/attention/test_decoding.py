@@ -18,9 +18,17 @@ from lit_attn.attention.spec import PRESETS, AttentionSpec
 
 SPECS = attention_cases.all_specs()
 every_spec = pytest.mark.parametrize("spec", SPECS, ids=attention_cases.label)
+# Every choice of every part once, for what a part does whatever stands beside it.
+CHOICES = attention_cases.covering_specs()
+every_choice = pytest.mark.parametrize("spec", CHOICES, ids=attention_cases.label)
 every_softmax = pytest.mark.parametrize(
     "spec",
-    [spec for spec in SPECS if not isinstance(spec.similarity, LinearConfig)],
+    [spec for spec in CHOICES if not isinstance(spec.similarity, LinearConfig)],
+    ids=attention_cases.label,
+)
+every_windowed = pytest.mark.parametrize(
+    "spec",
+    [spec for spec in CHOICES if attention_cases.takes_window(spec)],
     ids=attention_cases.label,
 )
 
@@ -62,22 +70,18 @@ def cache_bytes(layer: Attention, n: int, size: int) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-@pytest.mark.slow
 @every_spec
-@pytest.mark.parametrize("is_rotated", [False, True], ids=["plain", "rotary"])
-def test_decoding_token_by_token_gives_the_output_of_the_sequence(
-    spec: AttentionSpec, is_rotated: bool
-) -> None:
-    assert_decodes(make(spec), tokens(N), list(range(1, N)), is_rotated)
+def test_decoding_token_by_token_gives_the_output_of_the_sequence(spec: AttentionSpec) -> None:
+    assert_decodes(make(spec), tokens(N), list(range(1, N)))
 
 
-@every_spec
+@every_choice
 def test_decoding_after_a_prompt_gives_the_output_of_the_sequence(spec: AttentionSpec) -> None:
     assert_decodes(make(spec), tokens(N), list(range(6, N)), is_rotated=True)
 
 
 @pytest.mark.slow
-@every_spec
+@every_choice
 @pytest.mark.parametrize("seed", [0, 1])
 def test_pieces_of_any_length_give_the_output_of_the_sequence(
     spec: AttentionSpec, seed: int
@@ -86,7 +90,7 @@ def test_pieces_of_any_length_give_the_output_of_the_sequence(
 
 
 @pytest.mark.slow
-@every_spec
+@every_choice
 def test_windows_and_shared_keys_decode(spec: AttentionSpec) -> None:
     """Layers that take no window are decoded without one."""
     window = 4 if attention_cases.takes_window(spec) else None
@@ -96,12 +100,10 @@ def test_windows_and_shared_keys_decode(spec: AttentionSpec) -> None:
         assert_decodes(layer, tokens(N), [7, 8, 9, 10])
 
 
-@every_softmax
+@every_windowed
 @pytest.mark.parametrize("window", [1, 2])
 def test_narrow_windows_decode(spec: AttentionSpec, window: int) -> None:
     """With a window of 1 the cache stays empty."""
-    if not attention_cases.takes_window(spec):
-        pytest.skip("V itself does not depend on a window, which is refused")
     layer = make(spec.model_copy(update={"window": window}))
     assert_decodes(layer, tokens(N), [1, 2, 5, 6])
 
@@ -114,7 +116,7 @@ def test_local_self_attention_decodes(spec: AttentionSpec) -> None:
     assert_decodes(layer, tokens(N), [4, 6])
 
 
-@every_spec
+@every_choice
 def test_several_chunks_of_queries_decode(
     spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,7 +310,7 @@ def test_two_caches_are_independent() -> None:
 
 
 @pytest.mark.gpu
-@every_spec
+@every_choice
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_decoding_on_a_gpu_agrees(spec: AttentionSpec, dtype: torch.dtype) -> None:
     layer = make(spec).to("cuda", dtype)

@@ -1,4 +1,4 @@
-"""Derivatives of every preset, at every length, are right or raise an error."""
+"""Derivatives of every part, at every length, are right or raise an error."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -17,10 +17,7 @@ from lit_attn.attention import formed, reference
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 
-SPECS = [*PRESETS.values(), AttentionSpec(zz=True), AttentionSpec(window=3)]
-SPECS += [
-    AttentionSpec.model_validate({"normaliser": kind}) for kind in ("sigmoid", "differential")
-]
+SPECS = attention_cases.covering_specs()
 
 # PyTorch compiles some of its forward derivatives with a function that it has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
@@ -76,7 +73,7 @@ def batched_slope(compute: Callable[[Tensor], Tensor]) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.usefixtures("length")
 @every_spec
-@pytest.mark.parametrize("derive", [penalty, slope, slope_of_functions, batched_slope])
+@pytest.mark.parametrize("derive", [penalty, slope, batched_slope])
 def test_derivatives_are_those_of_the_formula_or_an_error(
     spec: AttentionSpec, derive: Callable[[Callable[[Tensor], Tensor]], Tensor]
 ) -> None:

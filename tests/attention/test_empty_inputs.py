@@ -12,8 +12,7 @@ from lit_attn.attention.spec import AttentionSpec
 SHAPES = [(0, 9), (0, 1), (0, 0), (2, 0)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", attention_cases.all_specs(), ids=attention_cases.label)
+@pytest.mark.parametrize("spec", attention_cases.covering_specs(), ids=attention_cases.label)
 @pytest.mark.parametrize("is_long", [False, True], ids=["short", "long"])
 def test_an_empty_input_has_an_empty_output_and_gradient(
     spec: AttentionSpec, is_long: bool, monkeypatch: pytest.MonkeyPatch
@@ -35,7 +34,7 @@ def test_an_empty_input_has_an_empty_output_and_gradient(
                 assert x.grad.shape == x.shape
 
 
-@pytest.mark.parametrize("spec", attention_cases.all_specs(), ids=attention_cases.label)
+@pytest.mark.parametrize("spec", attention_cases.covering_specs(), ids=attention_cases.label)
 def test_an_empty_batch_of_cross_attention_has_an_empty_output(spec: AttentionSpec) -> None:
     if spec.find_cross_problem():
         pytest.skip("the layer has no cross-attention")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from helpers import attention_cases
 from helpers.attention_checks import DIM, HEADS, assert_same, make, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,6 +33,9 @@ for kind in NormaliserConfig.family:
             SPECS[f"{preset}-{kind}"] = spec
 
 every_spec = pytest.mark.parametrize("name", SPECS)
+# Every choice of these layers once.
+CHOICES = attention_cases.covering(SPECS.values())
+every_choice = pytest.mark.parametrize("name", [name for name in SPECS if SPECS[name] in CHOICES])
 SOFTMAX_SPECS = [name for name, spec in SPECS.items() if spec.similarity.has_logits]
 every_softmax = pytest.mark.parametrize("name", SOFTMAX_SPECS)
 
@@ -159,7 +163,7 @@ def test_finite_biases_equal_the_reference(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@every_spec
+@every_choice
 def test_forms_agree_in_every_precision(name: str, dtype: torch.dtype) -> None:
     """Forms differ by less than rounding; queries without keys are zero, their gradients finite."""
     for pattern in patterns_of(name):
@@ -180,7 +184,7 @@ def test_forms_agree_in_every_precision(name: str, dtype: torch.dtype) -> None:
                 assert error <= 4 * torch.finfo(dtype).eps * other.double().norm()
 
 
-@every_spec
+@every_choice
 def test_queries_without_keys_are_zero_on_every_path(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,7 +226,7 @@ def test_every_form_decodes_with_a_cache(name: str, window: int | None) -> None:
             torch.testing.assert_close(torch.cat(outputs, 1), expected)
 
 
-@every_spec
+@every_choice
 def test_every_form_masks_a_memory(name: str) -> None:
     """In cross-attention one memory is empty: its queries get zero."""
     layer = make(SPECS[name])
@@ -333,7 +337,7 @@ def test_diagnostics_leave_out_what_an_additive_mask_hides() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@every_spec
+@every_choice
 def test_queries_without_keys_are_zero_on_a_gpu(name: str, dtype: torch.dtype) -> None:
     for pattern in patterns_of(name):
         layer = attn_layer(SPECS[name].model_copy(update={"window": pattern.window}))(64, HEADS)

@@ -19,11 +19,11 @@ from lit_attn.attention.spec import PRESETS, AttentionSpec
 
 WIDTH = DIM // HEADS
 
-MIXTURES = [
+MIXTURES = attention_cases.covering(
     spec
     for spec in attention_cases.all_specs()
     if isinstance(spec.similarity, MixtureConfig) and spec.compose.kind == "none"
-]
+)
 
 
 class Unit(nn.Module):

@@ -65,7 +65,7 @@ def test_a_classifier_passes_its_precision_to_every_layer() -> None:
         assert [layer.in_float32 for layer in layers] == [precision == "float32"] * 2
 
 
-LOGITS = [spec for spec in attention_cases.all_specs() if spec.similarity.has_logits]
+LOGITS = [spec for spec in attention_cases.covering_specs() if spec.similarity.has_logits]
 
 
 def with_large_keys(spec: AttentionSpec, norm: float, lsa: bool = False) -> Attention:

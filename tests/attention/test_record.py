@@ -11,7 +11,9 @@ from lit_attn.attention.layer import Attention
 from lit_attn.attention.mixture_parts import LinearConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 
-every_spec = pytest.mark.parametrize("spec", attention_cases.all_specs(), ids=attention_cases.label)
+every_choice = pytest.mark.parametrize(
+    "spec", attention_cases.covering_specs(), ids=attention_cases.label
+)
 
 
 def expected(
@@ -29,8 +31,7 @@ def expected(
     return reference.weights(layer, x, q, keys, attended, attn_mask)
 
 
-@pytest.mark.slow
-@every_spec
+@every_choice
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_record_equals_the_reference_and_the_forward_pass(
     spec: AttentionSpec, is_causal: bool
@@ -51,9 +52,9 @@ def test_record_equals_the_reference_and_the_forward_pass(
     torch.testing.assert_close(out, layer(x, is_causal=is_causal), rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_record_equals_the_forward_pass_with_padding(name: str) -> None:
-    layer, x = make(PRESETS[name]), tokens(9)
+@every_choice
+def test_record_equals_the_forward_pass_with_padding(spec: AttentionSpec) -> None:
+    layer, x = make(spec), tokens(9)
     present = torch.ones(2, 1, 1, 9, dtype=torch.bool)
     present[1, ..., 6:] = False
     record = layer.record(x, present)

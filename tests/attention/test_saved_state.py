@@ -11,9 +11,8 @@ from lit_attn.attention.network import number_layers
 from lit_attn.attention.spec import AttentionSpec
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lsa", [False, True], ids=["", "lsa"])
-@pytest.mark.parametrize("spec", attention_cases.all_specs(), ids=attention_cases.label)
+@pytest.mark.parametrize("spec", attention_cases.covering_specs(), ids=attention_cases.label)
 def test_a_layer_from_the_meta_device_computes_what_the_saved_layer_computes(
     spec: AttentionSpec, lsa: bool
 ) -> None:

@@ -15,7 +15,7 @@ from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.attention.statistics import end_step, leave_steps_to_loop
 
 STEPS = 5
-SPECS = [*PRESETS.values()]
+SPECS = attention_cases.covering(PRESETS.values())
 SPECS += [
     AttentionSpec.model_validate({"similarity": {"kind": "mixture", "prior": "m-step", **choices}})
     for choices in (

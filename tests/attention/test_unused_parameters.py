@@ -1,11 +1,13 @@
 """A layer says exactly when some of its parameters get no gradient."""
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
 from helpers import attention_cases
 from helpers.attention_checks import DIM, HEADS, tokens
+from pydantic import ValidationError
 from torch import nn
 
 from lit_attn.attention.layer import attn_layer
@@ -16,8 +18,20 @@ from lit_attn.training.several_devices import choose_ddp_options
 NORMED: dict[str, Any] = {"qk_norm": True, "norm_layer": nn.LayerNorm}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", attention_cases.all_specs(), ids=attention_cases.label)
+def with_unused_heads() -> list[AttentionSpec]:
+    """Return each choice with a residual part that does not use the heads, if it is valid."""
+    specs = []
+    for spec in attention_cases.covering_specs():
+        choices = {**dict(spec), "residual": "value", "filter": "none", "window": None}
+        with contextlib.suppress(ValidationError):
+            specs.append(AttentionSpec.model_validate(choices))
+    return specs
+
+
+SPECS = attention_cases.covering([*attention_cases.covering_specs(), *with_unused_heads()])
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=attention_cases.label)
 @pytest.mark.parametrize("options", [{}, NORMED], ids=["", "normed"])
 def test_the_strategy_searches_for_unused_parameters_where_there_are_some(
     spec: AttentionSpec, options: dict[str, Any]

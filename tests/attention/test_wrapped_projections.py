@@ -14,11 +14,6 @@ from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 
-SPECS = [*PRESETS.values(), AttentionSpec(zz=True)]
-SPECS += [spec for spec in attention_cases.all_specs() if spec.compose.kind == "query+key"]
-SPECS = [spec for number, spec in enumerate(SPECS) if spec not in SPECS[:number]]
-every_spec = pytest.mark.parametrize("spec", SPECS, ids=attention_cases.label)
-
 
 class RoundedLinear(nn.Linear):
     """Linear layer that computes with its weight rounded to one decimal."""
@@ -68,6 +63,19 @@ WRAPPERS: dict[str, Callable[[nn.Linear], object]] = {
     "replaced call": replace_call,
 }
 
+# Every way to change a Linear with the most common layers, and one way of each sort (a function of
+# the module, of the instance, and a hook) with every part that may have a Linear.
+CASES = [(PRESETS[name], wrapper) for name in ("standard", "mgk", "dcmha") for wrapper in WRAPPERS]
+for chosen in attention_cases.covering_specs():
+    CASES += [(chosen, wrapper) for wrapper in ("rounded", "replaced call", "hook of the output")]
+
+
+def label(value: AttentionSpec | str) -> str:
+    return value if isinstance(value, str) else attention_cases.label(value)
+
+
+every_case = pytest.mark.parametrize(("spec", "wrapper"), CASES, ids=label)
+
 # PyTorch deprecates the older weight norm, which models still use.
 pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 
@@ -80,9 +88,7 @@ def wrap(layer: Attention, wrapper: str) -> Attention:
     return layer.eval()
 
 
-@pytest.mark.slow
-@every_spec
-@pytest.mark.parametrize("wrapper", WRAPPERS)
+@every_case
 def test_wrapped_projections_equal_the_reference(spec: AttentionSpec, wrapper: str) -> None:
     plain = make(spec)
     layer = wrap(make(spec), wrapper)
@@ -93,13 +99,12 @@ def test_wrapped_projections_equal_the_reference(spec: AttentionSpec, wrapper: s
         assert not torch.allclose(out, plain(x), rtol=1e-3)
 
 
-@every_spec
-@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize(
+    ("spec", "wrapper"), [case for case in CASES if not case[0].find_cross_problem()], ids=label
+)
 def test_wrapped_projections_of_a_memory_equal_the_reference(
     spec: AttentionSpec, wrapper: str
 ) -> None:
-    if spec.find_cross_problem():
-        pytest.skip("the layer has no cross-attention")
     layer = wrap(make(spec), wrapper)
     x = tokens(7)
     memory = torch.randn(2, 5, DIM, dtype=torch.double)

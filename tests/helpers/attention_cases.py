@@ -5,8 +5,9 @@ pairwise: every two choices stand together in some case, and so do every two par
 families.
 """
 
+import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
@@ -130,7 +131,44 @@ def nearest_valid(cross: dict[str, Any]) -> AttentionSpec:
     raise AssertionError(f"no valid specification is near {cross}")
 
 
-def all_specs() -> list[AttentionSpec]:
+def choices_of(spec: AttentionSpec) -> set[Hashable]:
+    """Return the choices of a layer: its members, the values of their fields, and its own ones."""
+    choices: set[Hashable] = set()
+    for key in ("zz", "window", "kv_heads"):
+        choices.add((key, getattr(spec, key)))
+    for family, part in spec.parts.items():
+        choices.add((family, part.kind))
+        for name, value in part.model_dump().items():
+            choices.add((family, part.kind, name, str(value)))
+    return choices
+
+
+def covering(specs: Iterable[AttentionSpec]) -> list[AttentionSpec]:
+    """Return few of `specs` with every choice that occurs in them (greedy, deterministic).
+
+    They are enough for what each part must do by itself, whatever stands beside it: what happens
+    to a mask, a cache, a projection or a type. `all_specs` has the parts in pairs.
+    """
+    rest = list(specs)
+    missing: set[Hashable] = set()
+    for spec in rest:
+        missing |= choices_of(spec)
+    chosen = []
+    while missing:
+        best = max(rest, key=lambda spec: len(choices_of(spec) & missing))
+        missing -= choices_of(best)
+        chosen.append(best)
+    return chosen
+
+
+@functools.cache
+def covering_specs() -> tuple[AttentionSpec, ...]:
+    """Return few layers with every choice of every part (about a quarter of `all_specs`)."""
+    return tuple(covering(all_specs()))
+
+
+@functools.cache
+def all_specs() -> tuple[AttentionSpec, ...]:
     """Return presets, every choice of every family, and pairwise crosses of the families."""
     specs = list(PRESETS.values())
     specs += [AttentionSpec(residual=residual) for residual in members(ResidualConfig)]
@@ -175,4 +213,4 @@ def all_specs() -> list[AttentionSpec]:
         }
     )
     specs += [nearest_valid(cross) for cross in crosses]
-    return [spec for i, spec in enumerate(specs) if spec not in specs[:i]]
+    return tuple(spec for i, spec in enumerate(specs) if spec not in specs[:i])

@@ -11,17 +11,19 @@ from lit_attn.attention.rotary import rotary, rotate
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.models.layers import HeadNorm
 
-every_spec = pytest.mark.parametrize("spec", attention_cases.all_specs(), ids=attention_cases.label)
+every_choice = pytest.mark.parametrize(
+    "spec", attention_cases.covering_specs(), ids=attention_cases.label
+)
 
 every_softmax = pytest.mark.parametrize(
     "spec",
-    [s for s in attention_cases.all_specs() if s.similarity.kind != "linear"],
+    [s for s in attention_cases.covering_specs() if s.similarity.kind != "linear"],
     ids=attention_cases.label,
 )
 
 
 @pytest.mark.slow
-@every_spec
+@every_choice
 @pytest.mark.parametrize("n", [1, 7])
 def test_value_and_gradient_equal_the_formula(spec: AttentionSpec, n: int) -> None:
     assert_same(make(spec), tokens(n), is_causal=True, rotary=rotary(torch.arange(n), DIM // HEADS))
@@ -84,7 +86,7 @@ def test_odd_head_width_is_refused() -> None:
         rotary(torch.arange(3), 5)
 
 
-@every_spec
+@every_choice
 def test_heads_of_another_width(spec: AttentionSpec) -> None:
     """The widths of three heads do not add up to the layer's width."""
     torch.manual_seed(0)

@@ -75,9 +75,15 @@ def list_differences(ours: nn.Module, standard: nn.Module) -> list[str]:
     return [name for name, x in standard.named_parameters() if not torch.equal(theirs[name], x)]
 
 
+# Every preset in one model, and in each model the presets that add most sorts of parameters.
+CASES = [("vit-xavier", preset) for preset in PRESETS]
+for family in FAMILIES:
+    if family != "vit-xavier":
+        CASES += [(family, preset) for preset in ("belief2", "mgk", "dcmha", "mgk-soft")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(("family", "preset"), CASES)
 def test_a_variant_starts_as_the_standard_one(family: str, preset: str) -> None:
     assert not list_differences(started(family, preset), started(family))
 
