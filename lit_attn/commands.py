@@ -13,6 +13,7 @@ from lit_attn.config.source import SHIPPED
 from lit_attn.config.study import read_titles
 from lit_attn.extras import require
 from lit_attn.files import require_writable, write_atomic
+from lit_attn.private_names.of_argparse import list_arguments
 from lit_attn.schema import errors
 from lit_attn.schema.base import Kind, load
 from lit_attn.schema.commands import Command
@@ -178,7 +179,7 @@ class Completion(Command):
             if command.has_options:
                 command.add_arguments(command_parser)
             command_parser.add_argument("words", nargs="*")
-            for argument in command_parser._actions:
+            for argument in list_arguments(command_parser):
                 if argument.type is Path or not argument.option_strings:
                     argument.complete = file  # type: ignore[attr-defined]
         return parser

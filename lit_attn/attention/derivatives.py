@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from lit_attn.private_names.of_torch import hides_tangents, is_in_forward_mode
+
 NO_SECOND = (
     "an operator whose gradient is written by hand has no second derivatives. Compute first "
     "derivatives only (without `create_graph=True`). Attention has second derivatives with at most "
@@ -24,11 +26,9 @@ NO_FORWARD_MODE = (
 
 def refuse_forward_mode(*tensors: Tensor | None) -> None:
     """Raise RuntimeError if one of `tensors` carries a tangent of forward-mode derivatives."""
-    if forward_ad._current_level < 0:
+    if not is_in_forward_mode():
         return
-    transforms = torch._C._functorch.get_interpreter_stack() or []
-    jvp = torch._C._functorch.TransformType.Jvp
-    if len(transforms) > 1 or any(transform.key() != jvp for transform in transforms):
+    if hides_tangents():
         # A nested transform hides the tangents of the outer ones.
         raise RuntimeError(NO_FORWARD_MODE)
     for tensor in tensors:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lit_attn.attention.parts import LayerShape
 from lit_attn.attention.precision import wide
-from lit_attn.attention.statistics import is_in_backward
+from lit_attn.private_names.of_torch import is_in_backward
 
 
 class FirstValues:

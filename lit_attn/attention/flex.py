@@ -45,6 +45,7 @@ from lit_attn.attention.derivatives import refuse_forward_mode
 from lit_attn.attention.formed import large_chunk
 from lit_attn.attention.masks import Masks, in_chunks
 from lit_attn.attention.precision import multiply, wide
+from lit_attn.private_names.of_torch import compiler_limits, mark_static
 
 # Widths of features and values that the kernels support. Wider ones need more shared memory in the
 # backward pass than consumer cards have.
@@ -115,7 +116,7 @@ def attend(scores: Scores, v: Tensor, hard: bool = False) -> Tensor:
         return weighted_sums(scores, v)
     _mark_static(scores, v)
     # Beyond this limit PyTorch would form all logits without a word.
-    with torch._dynamo.config.patch(recompile_limit=VARIANTS):
+    with compiler_limits(recompile_limit=VARIANTS):
         return _compiled()(scores, v)
 
 
@@ -132,12 +133,12 @@ def _mark_static(scores: Scores, v: Tensor) -> None:
     accept that for the batch and the tokens, but PyTorch 2.11 fails for M.
     """
     for tensor in (scores.q, scores.k, v):
-        torch._dynamo.mark_static(tensor, 1)
-        torch._dynamo.mark_static(tensor, tensor.ndim - 1)
-    torch._dynamo.mark_static(scores.k, 2)
+        mark_static(tensor, 1)
+        mark_static(tensor, tensor.ndim - 1)
+    mark_static(scores.k, 2)
     if scores.key_bias is not None:
-        torch._dynamo.mark_static(scores.key_bias, 1)
-        torch._dynamo.mark_static(scores.key_bias, 2)
+        mark_static(scores.key_bias, 1)
+        mark_static(scores.key_bias, 2)
 
 
 def weighted_sums(scores: Scores, v: Tensor) -> Tensor:

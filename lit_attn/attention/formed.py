@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
 
 from lit_attn.attention.cache import Cache
@@ -23,6 +22,7 @@ from lit_attn.attention.filters import Filter
 from lit_attn.attention.masks import CHUNK, Masks, differs_between_heads, in_chunks
 from lit_attn.attention.normaliser import Normaliser
 from lit_attn.attention.precision import keeps_range, multiply, wide
+from lit_attn.private_names.of_torch import tree_flatten, tree_unflatten
 
 # Number of keys up to which all queries are one chunk: keeping its weights is then cheaper than
 # computing them twice.
@@ -110,7 +110,7 @@ def _attend_in_turn(formed: Formed, v: Tensor) -> Tensor:
     On a GPU a chunk has FEW_BYTES of weights: every chunk needs the same number of kernels, however
     many queries it has.
     """
-    leaves, structure = pytree.tree_flatten(
+    leaves, structure = tree_flatten(
         (formed.q, formed.k, v, formed.maps, formed.masks.visibility, formed.masks.bias)
     )
     # `attend_chunk` outlives the backward pass. So it must not refer to `formed` or to any other
@@ -124,7 +124,7 @@ def _attend_in_turn(formed: Formed, v: Tensor) -> Tensor:
     dropout = formed.dropout
 
     def attend_chunk(rows: slice, *parts: Tensor | None) -> Tensor:
-        q, k, values, maps, visibility, bias = pytree.tree_unflatten(parts, structure)
+        q, k, values, maps, visibility, bias = tree_unflatten(parts, structure)
         chunk = Formed(
             masks=masks_without_tensors._replace(visibility=visibility, bias=bias),
             q=q,

@@ -27,6 +27,7 @@ from torch.nn.attention import SDPBackend
 from lit_attn.attention.derivatives import raise_no_second, refuse_forward_mode
 from lit_attn.attention.masks import in_chunks
 from lit_attn.attention.precision import wide
+from lit_attn.private_names import of_torch as kernels
 
 # Bytes of [k|z] in a slice: few, because the joined inputs need memory, but on a GPU enough to
 # occupy it.
@@ -34,8 +35,6 @@ SLICE = 1 << 20
 GPU_SLICE = 1 << 25
 
 Index = tuple[slice, ...]
-
-aten = torch.ops.aten
 
 
 class Summed(NamedTuple):
@@ -305,7 +304,7 @@ def choose_kernel(q: Tensor, k: Tensor, is_causal: bool) -> SDPBackend:
 def _usable_kernel(q: Tensor, k: Tensor, is_causal: bool) -> SDPBackend:
     """Return the first kernel that torch can use for q, k and values like k."""
     if q.device.type != "cuda":
-        return SDPBackend(torch._fused_sdp_choice(q, k, k, None, 0.0, is_causal))
+        return SDPBackend(kernels.preferred_kernel(q, k, k, is_causal))
     parameters = cuda.SDPAParams(q, k, k, None, 0.0, is_causal, False)
     if cuda.can_use_flash_attention(parameters):
         return SDPBackend.FLASH_ATTENTION
@@ -320,16 +319,16 @@ def run_forward(
     """Return the output of `kernel` for q, k and v with the widths of `_arguments`."""
     none = q.new_empty(0)
     if kernel == SDPBackend.FLASH_ATTENTION and q.device.type == "cpu":
-        forward = aten._scaled_dot_product_flash_attention_for_cpu
+        forward = kernels.cpu_flash_forward
         out, lse = forward(q, k, v, 0.0, is_causal, scale=scale)
         return Summed(out, lse, none, none.clone())
     if kernel == SDPBackend.FLASH_ATTENTION:
-        forward = aten._scaled_dot_product_flash_attention
+        forward = kernels.flash_forward
         # The outputs between these belong to sequences of different lengths.
         out, lse, *_, seed, offset, _ = forward(q, k, v, 0.0, is_causal, False, scale=scale)
         return Summed(out, lse, seed, offset)
     if kernel == SDPBackend.EFFICIENT_ATTENTION:
-        forward = aten._scaled_dot_product_efficient_attention
+        forward = kernels.efficient_forward
         return Summed(*forward(q, k, v, None, True, 0.0, is_causal, scale=scale))
     logits = _logits(q, k, is_causal, scale)
     lse = logits.logsumexp(-1)
@@ -353,16 +352,16 @@ def run_backward(
     dk: Tensor
     dv: Tensor
     if kernel == SDPBackend.FLASH_ATTENTION and q.device.type == "cpu":
-        backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
+        backward = kernels.cpu_flash_backward
         dq, dk, dv = backward(gradient, q, k, v, out, lse, 0.0, is_causal, scale=scale)
     elif kernel == SDPBackend.FLASH_ATTENTION:
         n = q.shape[2]
-        dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
+        dq, dk, dv = kernels.flash_backward(
             gradient, q, k, v, out, lse, None, None, n, n, 0.0, is_causal, seed, offset, scale=scale
         )
     elif kernel == SDPBackend.EFFICIENT_ATTENTION:
         needed = [True, True, True, False]
-        dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
+        dq, dk, dv, _ = kernels.efficient_backward(
             gradient, q, k, v, None, out, lse, seed, offset, 0.0, needed, is_causal, scale=scale
         )
     else:

@@ -12,19 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_attn.private_names.of_torch import has_hooks
+
 Key = TypeVar("Key")
 
 
 def is_plain(linear: nn.Module) -> bool:
     """Return True if calling `linear` only multiplies by its weight and adds its bias."""
     # A parametrised module has another class, and pruning is a hook.
-    has_hooks = (
-        len(linear._forward_pre_hooks) > 0
-        or len(linear._forward_hooks) > 0
-        or len(linear._backward_pre_hooks) > 0
-        or len(linear._backward_hooks) > 0
-    )
-    return type(linear) is nn.Linear and not has_hooks and "forward" not in vars(linear)
+    is_linear = type(linear) is nn.Linear
+    return is_linear and not has_hooks(linear) and "forward" not in vars(linear)
 
 
 def multiply_together(x: Tensor, linears: Mapping[Key, nn.Linear]) -> dict[Key, Tensor]:

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
+
+from lit_attn.private_names.of_torch import call_after_backward, is_in_backward
 
 Reduce = Callable[[Tensor], object]
 """Function that replaces a tensor by its sum over all processes, in place."""
@@ -57,11 +58,6 @@ def end_step(network: nn.Module, reduce: Reduce | None = None) -> None:
             module.end_step(reduce)
 
 
-def is_in_backward() -> bool:
-    """Return True while gradients are computed: a forward pass is then a repetition."""
-    return torch._C._current_graph_task_id() != -1
-
-
 # In compiled code, the first answer of `is_in_backward` would be a constant.
 @torch.compiler.disable
 def observe_once(observe: Callable[..., None], *arguments: Any) -> None:
@@ -93,7 +89,7 @@ def end_step_after_backward(part: Learner, out: Tensor) -> None:
     """
 
     def end_later(gradient: Tensor | None = None) -> None:
-        Variable._execution_engine.queue_callback(part.end_step)
+        call_after_backward(part.end_step)
 
     if is_in_backward():
         # The first forward pass of a reentrant checkpoint has no graph.

@@ -19,6 +19,7 @@ from lit_attn.attention.spec import PRESETS
 from lit_attn.bench import measure
 from lit_attn.bench.measure import TITLES, Setup, Spread, Step, Table, summarize, summarize_ratios
 from lit_attn.models.factory import count
+from lit_attn.private_names.of_torch import compiler_counters, compiler_limits
 
 BASELINE = "timm attention"
 FFN_RATIO = 3  # Width of the baseline's FFN over the width of the block.
@@ -132,10 +133,10 @@ def _measure_blocks(
 ) -> tuple[dict[str, list[float]], dict[str, int]]:
     """Return the seconds of every round and the peak bytes of each block in one mode."""
     torch.compiler.reset()
-    torch._dynamo.utils.counters.clear()
+    compiler_counters().clear()
     # All blocks share timm's forward and the function of a piece; dynamo compiles each anew.
     limits = {"recompile_limit": 2 * len(blocks) + 1, "fail_on_recompile_limit_hit": True}
-    with torch._dynamo.config.patch(limits):
+    with compiler_limits(**limits):
         steps = {name: Step(block, x, causal, mode) for name, block in blocks.items()}
         calls = {}
         for name, step in steps.items():

@@ -24,6 +24,7 @@ import yaml
 from torch import Tensor, nn
 
 from lit_attn.files import write_atomic
+from lit_attn.private_names.of_torch import compiler_counters
 from lit_attn.temporary import temporary_folder
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -123,7 +124,7 @@ class Step:
 
 def check_graphs() -> None:
     """Raise RuntimeError if a part of a block was not compiled."""
-    for reason in torch._dynamo.utils.counters["graph_break"]:
+    for reason in compiler_counters()["graph_break"]:
         raise RuntimeError(f"a part of a block was not compiled: {reason}")
 
 

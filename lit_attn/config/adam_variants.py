@@ -57,9 +57,11 @@ class JaxAdamW(AdamW, kind="jax-adamw"):
     def clip(self, module: "nn.Module", norm: float) -> None:
         import torch
 
+        from lit_attn.private_names.of_torch import multiply_in_place
+
         gradients = [p.grad for p in module.parameters() if p.grad is not None]
         total = torch.nn.utils.get_total_norm(gradients)
-        torch._foreach_mul_(gradients, (norm / total).clamp(max=1.0))
+        multiply_in_place(gradients, (norm / total).clamp(max=1.0))
 
     def parameters(self, module: "nn.Module") -> list[Any]:
         import torch

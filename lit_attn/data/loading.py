@@ -19,6 +19,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
+from lit_attn.private_names.of_torch import end_workers
 from lit_attn.schema.errors import ConfigError
 
 LONGEST = 107 - len("/listener-xxxxxxxx")
@@ -229,8 +230,7 @@ class _Loader(DataLoader[Any]):
 
 def _end_workers(loader: _Loader) -> None:
     """End the workers of a loader and wait for their ends."""
-    if loader._iterator is not None:
-        loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
+    end_workers(loader)
 
 
 def _start_worker(worker: int) -> None:

@@ -12,13 +12,12 @@ import torch
 from timm.layers import BatchNormAct2d
 from torch import Tensor, distributed, nn
 from torch.distributed.nn.functional import all_reduce
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from lit_attn.attention.precision import wide
+from lit_attn.private_names.of_torch import BatchNormBase, InstanceNormBase
 
 
-class Synchronised(_BatchNorm):
+class Synchronised(BatchNormBase):
     """Batch norm that, in training on several processes, has the statistics of the whole batch."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -126,9 +125,9 @@ def synchronise_batch_norms(network: nn.Module) -> None:
 
 def _depends_on_batch(module: nn.Module) -> bool:
     """Return True if the training output or the buffers of `module` depend on the batch."""
-    if isinstance(module, _InstanceNorm):
+    if isinstance(module, InstanceNormBase):
         # Its output is that of single samples, but its running statistics are those of a batch.
         return module.running_mean is not None
     has_statistics = hasattr(module, "running_mean") or hasattr(module, "running_var")
     # A frozen batch norm has statistics, but no momentum with which they change.
-    return isinstance(module, _BatchNorm) or (has_statistics and hasattr(module, "momentum"))
+    return isinstance(module, BatchNormBase) or (has_statistics and hasattr(module, "momentum"))

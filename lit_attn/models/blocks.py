@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from lit_attn.attention.layer import TokenLayer
+from lit_attn.private_names.of_torch import NormBase
 from lit_attn.schema.errors import ConfigError
 
 
@@ -68,7 +68,7 @@ def require_recomputable(network: nn.Module, key: str) -> None:
     """Raise ConfigError, which begins with `key`, if a block cannot be computed twice in a step."""
     for block_name, block in find_blocks(network, key).items():
         for name, module in block.named_modules():
-            if isinstance(module, _NormBase) and module.track_running_stats:
+            if isinstance(module, NormBase) and module.track_running_stats:
                 path = f"{block_name}.{name}" if name else block_name
                 raise ConfigError(
                     f"{key}: '{path}' ({type(module).__name__}) averages statistics over the steps,"

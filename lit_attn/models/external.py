@@ -32,6 +32,7 @@ from lit_attn.models.factory import count
 from lit_attn.models.ffn_resize import resize_ffns
 from lit_attn.models.layers import Device
 from lit_attn.models.seeded_draws import by_shape
+from lit_attn.private_names.of_transformers import has_model
 from lit_attn.replace import (
     AdapterChoice,
     check_adapted_classes,
@@ -169,7 +170,7 @@ def build_transformers(model: TransformersConfig, signature: Any, device: Device
         config_class = config_classes[architecture]
         # The defaults are ids of the tokenizer of published weights.
         values |= {"bos_token_id": None, "eos_token_id": None}
-    if config_class not in factory._model_mapping:
+    if not has_model(factory, config_class):
         raise ValueError(f"transformers has no {factory.__name__} for '{config_class.model_type}'")
     config = make_config(model, config_class, values)
 

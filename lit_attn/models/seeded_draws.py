@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.mixer import TokenMixer
+from lit_attn.private_names.of_torch import TorchDispatchMode, takes_generator
 
 
 def draw_parameters(network: nn.Module, fill: Callable[[], None]) -> None:
@@ -106,8 +106,7 @@ class _Seeded(TorchDispatchMode):
         is_random = torch.Tag.nondeterministic_seeded in func.tags
         if is_random and isinstance(args[0], torch.Tensor):
             key = self.find_key(args[0])
-            takes_generator = any(part.name == "generator" for part in func._schema.arguments)
-            if key is not None and takes_generator:
+            if key is not None and takes_generator(func):
                 kwargs = {**kwargs, "generator": self._next_generator(key, args[0].device)}
         return func(*args, **kwargs)
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import AttentionSpec
+from lit_attn.private_names.of_torch import list_members
 
 LINEAR_CLASSES = {
     "torch.nn.modules.linear:Linear",
@@ -203,9 +204,7 @@ def check_hooks(module: nn.Module, name: str) -> None:
 def list_attributes(module: nn.Module) -> dict[str, Any]:
     """Return the public attributes, parameters, buffers and children of `module` by name."""
     attributes = dict(vars(module))
-    attributes |= module._parameters
-    attributes |= module._buffers
-    attributes |= module._modules
+    attributes |= list_members(module)
     return {
         name: value
         for name, value in attributes.items()

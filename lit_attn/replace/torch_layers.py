@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_attn.attention.spec import AttentionSpec
+from lit_attn.private_names.of_torch import storage_id
 from lit_attn.replace.adapter import Adapter, Projections, describe_cross_problem, linear
 
 
@@ -152,5 +153,5 @@ def is_same(a: Tensor, b: Tensor) -> bool:
         return True
     if a.shape != b.shape or a.stride() != b.stride() or a.dtype != b.dtype:
         return False
-    is_one_storage = a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    is_one_storage = storage_id(a.untyped_storage()) == storage_id(b.untyped_storage())
     return bool(is_one_storage and a.storage_offset() == b.storage_offset())

@@ -27,6 +27,7 @@ from lit_attn.models.sharding import (
     reshard,
     shard,
 )
+from lit_attn.private_names.of_torchmetrics import default_states, mark_updated
 from lit_attn.schema.base import require_methods
 from lit_attn.tasks.pictures import Pictures
 from lit_attn.tasks.tf32 import products_in_tf32
@@ -402,7 +403,7 @@ class TaskModule(L.LightningModule, ABC):
             for entry, value in checkpoint.get(f"train_{name}", {}).items():
                 restored = value if self.trainer.is_global_zero else torch.zeros_like(value)
                 setattr(mean, entry, restored.to(self.device))
-                mean._update_count = 1
+                mark_updated(mean)
 
     def _record(self, values: dict[str, float]) -> None:
         """Write values of the current step to all loggers at once."""
@@ -454,7 +455,7 @@ def clear_states(metrics: nn.Module) -> None:
     for metric in metrics.modules():
         if not isinstance(metric, Metric):
             continue
-        for name, default in metric._defaults.items():
+        for name, default in default_states(metric).items():
             state = getattr(metric, name)
             if isinstance(state, list):
                 setattr(metric, name, [tensor[:0] for tensor in state])

@@ -7,9 +7,9 @@ and not what is computed. `result.json` records whether a cell was compiled.
 from typing import Literal
 
 import torch
-from torch._dynamo.exc import TorchDynamoException
 
 from lit_attn.config.experiment import Experiment
+from lit_attn.private_names.of_compiler import TorchDynamoException
 from lit_attn.schema.errors import ConfigError
 
 COMPILED_DEVICES = ("cuda",)

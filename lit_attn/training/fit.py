@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import lightning as L
 import torch
-from lightning.fabric.utilities.logger import _flatten_dict, _sanitize_params
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers.logger import Logger
 from torch.utils.tensorboard.summary import hparams
@@ -21,6 +20,8 @@ from lit_attn.config.cell import Cell
 from lit_attn.config.metrics import MetricChoice
 from lit_attn.config.tasks import MOST_PICTURES
 from lit_attn.models.sharding import READ_OUTSIDE, gather, gathered_weights, is_sharded
+from lit_attn.private_names.of_lightning import flatten_settings
+from lit_attn.private_names.of_tensorboard import add_summary
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.publish import hide_private
 from lit_attn.tasks.base import TaskModule
@@ -376,11 +377,11 @@ class Attempt:
         events.add_scalar(f"result/{metric_name}", result.metrics[metric_name], result.steps)
         settings = _settings(self.cell)
         settings["ffn_width"] = result.ffn_width
-        summaries = hparams(_sanitize_params(_flatten_dict(settings)), {})
+        summaries = hparams(flatten_settings(settings), {})
         # The first summary lists the columns of this cell alone. Without it, TensorBoard's HPARAMS
         # tab has the columns of all cells, first those in which cells differ.
         for summary in summaries[1:]:
-            events._get_file_writer().add_summary(summary, result.steps)
+            add_summary(events, summary, result.steps)
         if outputs.pictures is not None:
             write_pictures(outputs.pictures, self.folder / "pictures", events, result.steps)
         events.close()

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from lit_attn.private_names.of_torch import TorchDispatchMode, read_number, storage_id
 
 aten = torch.ops.aten
 
@@ -55,7 +56,7 @@ class LiveBytes(TorchDispatchMode):
         elif function is aten.index.Tensor:
             values, indices = arguments
             result = function(values, _select_all(indices))
-        elif function is aten._local_scalar_dense.default and arguments[0].dtype != torch.bool:
+        elif function is read_number.default and arguments[0].dtype != torch.bool:
             return 1
         else:
             result = function(*arguments, **(options or {}))
@@ -71,10 +72,10 @@ class LiveBytes(TorchDispatchMode):
     def move(self, tensor: Tensor, part: str) -> None:
         """Count the memory of `tensor` as a part of `part` from now on."""
         storage = tensor.untyped_storage()
-        before = self._parts.get(storage._cdata)
+        before = self._parts.get(storage_id(storage))
         if before is None:
             return
-        self._parts[storage._cdata] = part
+        self._parts[storage_id(storage)] = part
         self.live[before] -= storage.nbytes()
         self.live[part] += storage.nbytes()
 
@@ -88,7 +89,7 @@ class LiveBytes(TorchDispatchMode):
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         """Count a storage until it is freed, unless it is counted already."""
-        key = storage._cdata
+        key = storage_id(storage)
         if key in self._parts:
             return
         size = storage.nbytes()

@@ -21,7 +21,6 @@ import lightning as L
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lit_attn.attention.statistics import end_step
 from lit_attn.config.data.base import Data
@@ -30,6 +29,7 @@ from lit_attn.config.models.base import Model
 from lit_attn.data.module import DataModule, EvaluationLoader
 from lit_attn.models import factory
 from lit_attn.models.blocks import recompute_blocks
+from lit_attn.private_names.of_compiler import FakeTensorMode
 from lit_attn.tasks.base import TaskModule
 from lit_attn.training.live_bytes import LiveBytes
 

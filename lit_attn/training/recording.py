@@ -17,6 +17,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lit_attn.cells.records import MetricRow, Spread, csv_lines, read_clock, read_metrics
 from lit_attn.files import append, write_atomic
+from lit_attn.private_names.of_tensorboard import events_path, rename_events
 from lit_attn.training.timing import DeviceClock, StepTimer, make_spread
 
 CUDA_CONTEXT = 2**30  # Bytes of CUDA for a process beside its allocator; 0.5 GiB is usual.
@@ -85,16 +86,11 @@ class MetricsFile(Logger):
 def _remove_host_name(events: SummaryWriter) -> None:
     """Rename the file of an event writer, whose name contains the name of this machine."""
     events.flush()
-    writer: Any = events._get_file_writer().event_writer
-    path = Path(writer._file_name)
+    path = events_path(events)
     # events.out.tfevents.TIME.HOST.PID.NUMBER, where HOST may contain dots.
     words = path.name.split(".")
     words[4:-2] = ["cell"]
-    renamed = path.with_name(".".join(words))
-    path.rename(renamed)
-    writer._file_name = str(renamed)
-    # TensorBoard opens the file by its name for each write.
-    writer._general_file_writer.filename = os.fsencode(renamed)
+    rename_events(events, path.with_name(".".join(words)))
 
 
 class Console:

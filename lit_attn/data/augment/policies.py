@@ -18,10 +18,10 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import AutoAugment as TorchvisionAutoAugment
 from torchvision.transforms import AutoAugmentPolicy
-from torchvision.transforms import RandAugment as TorchvisionRandAugment
 
 from lit_attn.config.augment import AutoAugmentConfig, ImageFormat, RandAugmentConfig
 from lit_attn.data.augment.operations import MATRICES, Pixels, operate
+from lit_attn.private_names.of_torchvision import randaugment_table
 
 # Operations whose factor is 1 plus or minus the magnitude.
 ENHANCEMENTS = ("Brightness", "Color", "Contrast", "Sharpness")
@@ -126,7 +126,7 @@ class RandAugment(Policy):
 
         Torchvision translates by whole pixels.
         """
-        table = TorchvisionRandAugment()._augmentation_space(31, (size, size))
+        table = randaugment_table(31, (size, size))
         strengths = {}
         for name, (bins, _) in table.items():
             strengths[name] = float(bins[magnitude] if bins.ndim else bins)

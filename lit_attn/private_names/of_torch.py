@@ -1,0 +1,112 @@
+"""Uses of PyTorch's private names; NAMES in lit_attn.private_names explains each."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable, forward_ad
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNormBase
+from torch.nn.modules.batchnorm import _NormBase as NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNormBase
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+__all__ = [
+    "BatchNormBase",
+    "InstanceNormBase",
+    "NormBase",
+    "TorchDispatchMode",
+    "tree_flatten",
+    "tree_unflatten",
+]
+
+aten = torch.ops.aten
+cpu_flash_forward = aten._scaled_dot_product_flash_attention_for_cpu
+cpu_flash_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
+flash_forward = aten._scaled_dot_product_flash_attention
+flash_backward = aten._scaled_dot_product_flash_attention_backward
+efficient_forward = aten._scaled_dot_product_efficient_attention
+efficient_backward = aten._scaled_dot_product_efficient_attention_backward
+read_number = aten._local_scalar_dense
+"""Operation that reads the number of a tensor with one element."""
+
+
+def is_in_backward() -> bool:
+    """Return True while gradients are computed: a forward pass is then a repetition."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def call_after_backward(callback: Callable[[], None]) -> None:
+    """Call `callback` at the end of the backward pass that runs now."""
+    Variable._execution_engine.queue_callback(callback)
+
+
+def is_in_forward_mode() -> bool:
+    """Return True while derivatives in forward mode are computed."""
+    return forward_ad._current_level >= 0
+
+
+def hides_tangents() -> bool:
+    """Return True if a transform of torch.func hides tangents of an outer one."""
+    transforms = torch._C._functorch.get_interpreter_stack() or []
+    jvp = torch._C._functorch.TransformType.Jvp
+    return len(transforms) > 1 or any(transform.key() != jvp for transform in transforms)
+
+
+def preferred_kernel(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> int:
+    """Return the number of the kernel that scaled-dot-product attention would call."""
+    return torch._fused_sdp_choice(q, k, v, None, 0.0, is_causal)
+
+
+def mark_static(tensor: Tensor, axis: int) -> None:
+    """Let the compiler take the size of an axis for a constant."""
+    torch._dynamo.mark_static(tensor, axis)
+
+
+def compiler_limits(**limits: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return a context with settings of torch._dynamo."""
+    return torch._dynamo.config.patch(**limits)
+
+
+def compiler_counters() -> dict[str, Counter[str]]:
+    """Return what torch._dynamo has counted, by subject."""
+    return torch._dynamo.utils.counters
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return True if calling a module calls further functions."""
+    return (
+        len(module._forward_pre_hooks) > 0
+        or len(module._forward_hooks) > 0
+        or len(module._backward_pre_hooks) > 0
+        or len(module._backward_hooks) > 0
+    )
+
+
+def list_members(module: nn.Module) -> dict[str, Any]:
+    """Return the parameters, buffers and children of a module by name, also those that are None."""
+    return {**module._parameters, **module._buffers, **module._modules}
+
+
+def storage_id(storage: torch.UntypedStorage) -> int:
+    """Return a number of the storage that differs from those of all living ones, also fake ones."""
+    return storage._cdata
+
+
+def takes_generator(operation: Any) -> bool:
+    """Return True if an operation has an argument `generator`."""
+    return any(part.name == "generator" for part in operation._schema.arguments)
+
+
+def multiply_in_place(tensors: list[Tensor], factor: Tensor) -> None:
+    """Multiply all tensors by one factor, in few kernels."""
+    torch._foreach_mul_(tensors, factor)
+
+
+def end_workers(loader: Any) -> None:
+    """End the workers of a DataLoader and wait for their ends."""
+    if loader._iterator is not None:
+        loader._iterator._shutdown_workers()
