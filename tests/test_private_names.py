@@ -63,12 +63,12 @@ def test_a_private_name_exists_and_has_its_reason(private: PrivateName, tmp_path
     assert hasattr(owner, last) or hasattr(make_example(owner), last)
 
 
-def list_uses(path: Path, own: set[str]) -> set[str]:
-    """Return the private names in a file that are not `own`, and not attributes of `self`."""
+def list_uses(path: Path, defined: set[str]) -> set[str]:
+    """Return the private names in a file but those of `self` and those that are `defined` here."""
     uses = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute):
-            if is_private(node.attr) and node.attr not in own and not is_of_self(node):
+            if is_private(node.attr) and node.attr not in defined and not is_of_self(node):
                 uses.add(node.attr)
         elif isinstance(node, ast.ImportFrom) and not str(node.module).startswith("lit_attn"):
             words = [*str(node.module).split("."), *(alias.name for alias in node.names)]
@@ -81,26 +81,26 @@ def list_uses(path: Path, own: set[str]) -> set[str]:
 
 def list_own_names(paths: list[Path]) -> set[str]:
     """Return the private names that the package itself defines."""
-    own = set()
+    defined = set()
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                own.add(node.name)
+                defined.add(node.name)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                own.add(node.id)
+                defined.add(node.id)
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                own.update({node.attr} if is_of_self(node) else ())
-    return own
+                defined.update({node.attr} if is_of_self(node) else ())
+    return defined
 
 
 def test_private_names_are_used_in_one_folder() -> None:
     paths = sorted((ROOT / "lit_attn").rglob("*.py"))
-    own = list_own_names(paths)
+    defined = list_own_names(paths)
     for path in paths:
         if path.parent != FOLDER:
-            found = list_uses(path, own)
+            uses = list_uses(path, defined)
             where = path.relative_to(ROOT)
-            assert not found, f"{where}: {found}: move the use to lit_attn/private_names"
+            assert not uses, f"{where}: {uses}: move the use to lit_attn/private_names"
 
 
 def test_every_used_private_name_is_listed_and_every_listed_one_used() -> None:

@@ -79,7 +79,7 @@ def list_differences(ours: nn.Module, standard: nn.Module) -> list[str]:
 CASES = [("vit-xavier", preset) for preset in PRESETS]
 for family in FAMILIES:
     if family != "vit-xavier":
-        CASES += [(family, preset) for preset in ("belief2", "mgk", "dcmha", "mgk-soft")]
+        CASES += [(family, preset) for preset in ("belief2", "mgk", "dcmha", "mgk-soft-e")]
 
 
 @pytest.mark.slow

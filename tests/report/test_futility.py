@@ -1,11 +1,13 @@
 """Rule `stop: futility`: error rates, power and saved seeds in simulated studies."""
 
+import math
+
 import numpy as np
 import pytest
 from helpers.fake_study import write_study
 
 from lit_attn.cells.decisions import Ending, Endings
-from lit_attn.report import stats
+from lit_attn.report import futility, stats
 from lit_attn.report.comparison import compare_variants
 from lit_attn.report.futility import FUTILITY, fill_ended, find_end, predict_verdict
 from lit_attn.report.judge import is_decided, judge_study
@@ -163,3 +165,13 @@ def test_tables_and_judge_show_an_ended_variant_with_its_reason(tmp_path) -> Non
     write_study(tmp_path / "runs", variants=variants, seeds=12, skip=missing, stop="futility")
     (longer,) = read_studies(tmp_path / "runs")
     assert longer.endings == {}
+
+
+def test_a_further_pair_has_the_predictive_distribution_of_students_t() -> None:
+    """With the prior 1 / variance it is t with n - 1 degrees of freedom, wider by 1 + 1 / n."""
+    measured = np.array([0.1, 0.5, -0.3, 0.2, 0.7])
+    next_pair = futility._complete(measured, 6, 40_000)[:, 5]
+    scale = measured.std(ddof=1) * math.sqrt(1 + 1 / 5)
+    for share in (0.05, 0.5, 0.95):
+        expected = measured.mean() + scale * stats.student_quantile(4, share)
+        assert np.quantile(next_pair, share) == pytest.approx(expected, abs=0.03)

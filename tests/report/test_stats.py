@@ -1,6 +1,7 @@
 """The statistics, checked against brute force, scipy and simulations with fixed seeds."""
 
 import itertools
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -235,6 +236,11 @@ def test_joint_sign_flip_with_many_pairs_is_near_the_exact_value(
     assert stats.joint_sign_flip(d) == pytest.approx(exact, abs=0.01)
 
 
+def test_a_p_from_random_patterns_is_never_zero() -> None:
+    """The observed pattern counts, also if none of the random ones reaches it."""
+    assert stats.sign_flip_p([1.0 + 0.01 * seed for seed in range(30)]) == 1 / (stats.DRAWS + 1)
+
+
 def test_joint_sign_flip_without_differences() -> None:
     assert stats.joint_sign_flip(np.zeros((2, 4))) == [1.0, 1.0]
     assert stats.joint_sign_flip(np.zeros((0, 4))) == []
@@ -390,6 +396,18 @@ def test_the_correction_over_studies_controls_the_error(effect: float) -> None:
     assert errors / runs <= 0.07
 
 
+@pytest.mark.parametrize("comparisons", [1, 10])
+def test_pairs_for_a_decision_are_the_fewest_of_a_simultaneous_interval(comparisons: int) -> None:
+    differences = [0.1, 0.9, 0.5, -0.4, 0.6]
+    for count in range(2, 200):
+        quantile = scipy_stats.t.ppf(1 - 0.05 / comparisons / 2, count - 1)
+        half = quantile * np.std(differences, ddof=1) / math.sqrt(count)
+        if np.mean(differences) > half:
+            break
+    decided = stats.pairs_for_decision(differences, 0.05, comparisons, 0.01, (2, 200))
+    assert decided == count
+
+
 @pytest.mark.parametrize(("effect", "expected"), [(0.3, 90), (0.5, 34), (1.0, 10), (1.5, 6)])
 def test_pairs_for_power_equal_the_published_sample_sizes(effect: float, expected: int) -> None:
     """Paired t test, two-sided 0.05, power 0.80: the sample sizes that G*Power prints."""
@@ -476,6 +494,24 @@ def test_an_interval_over_seeds_and_samples_is_never_narrower_than_over_seeds() 
         of_seeds = stats.paired_interval((sums.sum(1) / weights.sum()).tolist())
         assert low <= of_seeds.low + 1e-9
         assert high >= of_seeds.high - 1e-9
+
+
+def test_the_variance_over_seeds_and_samples_leaves_their_interaction_out_once() -> None:
+    """The sum of both variances contains the variance of the residuals twice."""
+    generator = np.random.default_rng(3)
+    n, count = 8, 8
+    rows = generator.normal(size=(n, 1)) + generator.normal(size=(1, count))
+    rows = rows + generator.normal(size=(n, count))
+    mean = rows.mean()
+    of_seeds = ((rows.mean(1) - mean) ** 2).sum() / (n - 1) / n
+    of_samples = ((rows.mean(0) - mean) ** 2).sum() / (count - 1) / count
+    residuals = rows - rows.mean(1, keepdims=True) - rows.mean(0, keepdims=True) + mean
+    variance = of_seeds + of_samples - (residuals**2).sum() / ((n - 1) * (count - 1) * n * count)
+    assert variance > 1.1 * max(of_seeds, of_samples)
+    freedom = variance**2 / (of_seeds**2 / (n - 1) + of_samples**2 / (count - 1))
+    half = scipy_stats.t.ppf(0.975, freedom) * math.sqrt(variance)
+    _, low, high = stats.crossed_interval(rows, np.ones(count))
+    assert (low, high) == pytest.approx((mean - half, mean + half))
 
 
 def test_the_test_error_is_that_of_a_bootstrap_over_samples() -> None:
