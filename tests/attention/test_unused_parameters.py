@@ -20,8 +20,7 @@ NORMED: dict[str, Any] = {"qk_norm": True, "norm_layer": nn.LayerNorm}
 
 def with_unused_heads() -> list[AttentionSpec]:
     """Return each choice with a residual part that does not use the heads, if it is valid."""
-    # Only a normalised z has a norm.
-    specs = [AttentionSpec.model_validate({"residual": "value", "zz": "like-k"})]
+    specs = []
     for spec in attention_cases.covering_specs():
         choices = {**dict(spec), "residual": "value", "filter": "none", "window": None}
         with contextlib.suppress(ValidationError):

@@ -235,6 +235,14 @@ def test_a_process_whose_lock_was_taken_ends(tmp_path: Path) -> None:
         assert process.wait(TIMEOUT) == lock.BUSY
 
 
+def test_a_process_does_not_remove_a_lock_that_another_one_has_taken(tmp_path: Path) -> None:
+    """The other process has replaced the file, for example after this process was frozen."""
+    with hold_lock(tmp_path, is_beating=False):
+        (tmp_path / "other").write_text("lock of another process")
+        (tmp_path / "other").rename(tmp_path / "lock")
+    assert (tmp_path / "lock").read_text() == "lock of another process"
+
+
 def test_one_of_many_takes_over_a_stale_lock(tmp_path: Path) -> None:
     """The others must not mistake the new lock for the stale one."""
     start = threading.Barrier(4)
