@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
+from lit_attn.private_names.of_torchmetrics import convert_states
+
 
 def widen(value: Any) -> Any:
     """Return a tensor of floating-point numbers in float64, and any other value as it is."""
@@ -24,7 +26,7 @@ def widen(value: Any) -> Any:
 def use_float64(metric: Metric | MetricCollection) -> None:
     """Keep the states of a metric in float64, also after a reset; counts stay integers."""
     # `Metric.set_dtype` would convert counts, too, and forget metrics in a metric.
-    metric._apply(widen)
+    convert_states(metric, widen)
 
 
 def update(metric: Metric | MetricCollection, arguments: Iterable[Any]) -> None:

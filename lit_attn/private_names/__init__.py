@@ -177,6 +177,11 @@ NAMES = [
         "the means of a resumed epoch would warn that they were never updated",
     ),
     PrivateName(
+        "torchmetrics.Metric._apply",
+        "1.9.0",
+        "metrics that are differences of large sums would lose digits in float32",
+    ),
+    PrivateName(
         "torchmetrics.Metric._defaults",
         "1.6.2, 1.9.0",
         "a batch of padding could not be removed from the states of a metric",
