@@ -59,8 +59,10 @@ COMPARED: dict[str, Entry] = {
         "Softpick",
         "softpick",
         "eq. 3",
-        r"a_{ij} = \frac{\max(e^{s_{ij}} - 1, 0)}{\sum_l |e^{s_{il}} - 1|}",
-        "Weights can be exactly 0, and their sum can be less than 1.",
+        r"a_{ij} = \frac{\max(e^{s_{ij}} - 1, 0)}{\sum_l |e^{s_{il}} - 1| + 10^{-8}\, e^{\mu_i}}, "
+        r"\qquad \mu_i = \max(0, \max_l s_{il})",
+        "Weights can be exactly 0, and their sum can be less than 1. The paper's epsilon is not "
+        "scaled by the largest logit; the released code scales it, to compute without overflow.",
         "{preset: softpick, zz: with}",
     ),
     "capped": Entry(
@@ -96,7 +98,9 @@ COMPARED: dict[str, Entry] = {
         "eq. 5-7, without rotary positions",
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt D} "
         r"+ \sum_{t=j+1}^{i} \log \sigma(x_t \cdot w_m + b_m)",
-        "A gate of each token lowers the logits of all keys before it.",
+        "A gate of each token lowers the logits of all keys before it. Without causal order, which "
+        "the paper does not have, the sum is over the tokens between query and key in both "
+        "directions.",
         "{preset: forgetting, gate: element}",
     ),
     "alibi": Entry(
@@ -104,7 +108,8 @@ COMPARED: dict[str, Entry] = {
         "alibi",
         "section 3",
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt D} - \mu_m |i - j|",
-        "A fixed slope of each head lowers the logits of distant keys.",
+        "A fixed slope of each head lowers the logits of distant keys. The paper has causal order; "
+        "without it, keys after the query are lowered by their distance too.",
         "{preset: alibi, residual: split}",
     ),
     "t5": Entry(
@@ -112,7 +117,10 @@ COMPARED: dict[str, Entry] = {
         "t5",
         "section 2.1",
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt D} + b_{m, \mathrm{bucket}(j - i)}",
-        "A learned number for each head and bucket of distances. Every layer has its own table.",
+        "A learned number for each head and bucket of distances. Every layer has its own table. In "
+        "causal order all 32 buckets are for keys before the query, as in T5's decoder, and "
+        "otherwise half of them, as in its encoder; `direction` chooses one of both. The row `t5` "
+        "of reports/evidence/text-mechanisms-tuned, a causal model, was trained with `both`.",
         "{preset: t5, bias: {direction: before}}",
     ),
     "knocking-heads": Entry(
@@ -155,7 +163,8 @@ COMPARED: dict[str, Entry] = {
         "section 3",
         r"s_{ij} \leftarrow s_{ij} - \sum_{u=j+1}^{i-1} \max(s^{1}_{uj}, 0)",
         "A token can ask all later tokens to ignore a token before it, by the logits of the first "
-        "head. The sum leaves out the first token, and no token asks for itself. The logits are "
+        "head. The sum leaves out the first token, and no token asks for itself. Without causal "
+        "order, which the paper does not have, keys after the query lose no votes. The logits are "
         "those that the softmax would get, after compositions and biases. The weights are formed "
         "for all queries at once.",
         "{preset: selective, residual: perpendicular}",
@@ -170,8 +179,9 @@ COMPARED: dict[str, Entry] = {
         "Each head convolves its logits, and then its weights, over 6 queries and 11 keys, and "
         "matrices mix the heads; hidden numbers count as 0. The bar is an RMSNorm. This is the "
         "form of the released configurations. The paper's text has a factor of the norm that "
-        "grows with depth instead of the gate: `filter: {gate: false, rescale: depth}`. The "
-        "weights are formed for all queries at once.",
+        "grows with depth instead of the gate: `filter: {gate: false, rescale: depth}`. Without "
+        "causal order, which the paper does not have, a kernel sees keys after the query, but no "
+        "later queries. The weights are formed for all queries at once.",
         "{preset: multi-token, filter: {queries: 3, keys: 5}}",
     ),
     "differential-2": Entry(

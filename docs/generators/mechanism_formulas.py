@@ -59,7 +59,8 @@ DOTS = r"s_{ij} = \log \sum_r \pi_r \exp\left(\frac{q_i \cdot k_{jr}}{\sqrt D}\r
 SHIFTED = r", \qquad k_{jr} = k_j + b_r"
 PROJECTED = r", \qquad k_{jr} = x_j W_{K_r}"
 LINEAR = (
-    r"h_i = \frac{\sum_j \varphi(q_i) \cdot \kappa_j\, v_j}{\sum_j \varphi(q_i) \cdot \kappa_j},"
+    r"h_i = \frac{\sum_j \varphi(q_i) \cdot \kappa_j\, v_j}"
+    r"{10^{-5} \sqrt D + \sum_j \varphi(q_i) \cdot \kappa_j},"
     r"\qquad \varphi = \mathrm{elu} + 1, \qquad "
 )
 

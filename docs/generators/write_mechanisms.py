@@ -3,13 +3,9 @@
     python docs/generators/write_mechanisms.py > docs/mechanisms.md
 
 The formulas and sentences are in mechanism_entries.py, compared_entries.py and
-mechanism_parity.py. Parts, files, parameters and measured costs are read from the code and from
-reports/evidence/bench. A test fails if docs/mechanisms.md is out of date.
+mechanism_parity.py. Parts, files and parameters are read from the code. A test fails if
+docs/mechanisms.md is out of date.
 """
-
-import csv
-from pathlib import Path
-from typing import NamedTuple
 
 from mechanism_entries import ENTRIES, NORMALISERS
 from mechanism_formulas import LINKS
@@ -22,13 +18,11 @@ from lit_attn.attention.parts import Part
 from lit_attn.attention.spec import PRESETS
 
 DIM, HEADS = 192, 12
-BENCH = "reports/evidence/bench/attention-cpu-{name}.csv"
-TOKENS = {"65": 65, "257": 257, "257-variants": 257}
 
 HEAD = f"""\
 # Mechanisms
 
-Every preset of `attention:`, with its formula, its paper and its measured cost.
+Every preset of `attention:`, with its formula and its paper.
 `python docs/generators/write_mechanisms.py > docs/mechanisms.md` writes this page.
 
 Notation: token $i$ of $n$, heads $m$ of $H$, head width $D$; $q_i, k_i, v_i, z_i$ are a head's
@@ -41,21 +35,17 @@ a_{{ij}} = \\frac{{e^{{s_{{ij}}}}}}{{\\sum_l e^{{s_{{il}}}}}}, \\qquad
 x_i \\leftarrow x_i + \\mathrm{{MH}}_i W .$$
 
 A section shows only the formulas that differ from these. *Parameters* are those that a layer of
-width {DIM} with {HEADS} heads has beyond the standard layer. *Time* and *memory* are those of a
-compiled transformer block, forward and backward, relative to timm's block, on one CPU thread, with
-the FFN narrowed until the parameter counts match: the median over rounds in which all blocks take
-turns, ± the interquartile range. At 65 tokens the width is 192 (12 heads, batch 128), at 257 tokens
-384 (6 heads, batch 8). The number of tokens links to the measurements, which name their machine:
-compare only rows with the same link. *Released code* names the code whose layer computes the same
-values and gradients in float64, from the same parameters (`tests/released/mechanisms.py`), or says
-why there is no such comparison.
+width {DIM} with {HEADS} heads has beyond the standard layer. [benchmarks.md](benchmarks.md) has
+measured times and memory, and the command that measures them on your machine. *Released code* names
+the code whose layer computes the same values and gradients in float64, from the same parameters
+(`tests/released/mechanisms.py`), or says why there is no such comparison.
 """
 
 INDEX = """\
 ## Index
 
-| preset | mechanism | paper | parameters | time | memory | tokens |
-|---|---|---|---:|---:|---:|---:|"""
+| preset | mechanism | paper | parameters |
+|---|---|---|---:|"""
 
 PATHS = """
 ## The kernel of a layer
@@ -93,12 +83,16 @@ form of one mask give the same result, and a query that sees no key gets zero
 - MERGED: one kernel call with all M n keys for each slice of the batch. If attention is causal, one
   call for each of the M keys, merged by log-sum-exp.
 - ONE_CALL: one call of scaled-dot-product attention with all M n keys.
+
+*Second derivatives*, as in a gradient penalty (`create_graph=True`): FORMED has them with at most
+384 keys, filters and compiled code at any length, and ONE_CALL has them inside
+`torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`, because PyTorch's other kernels have none. MERGED
+and FLEX have none: their backward pass raises an error. Running sums have them.
 """
 
 
-def write_page(root: Path) -> str:
-    """Return the page in Markdown; `root` contains the committed benchmark."""
-    costs = read_costs(root)
+def write_page() -> str:
+    """Return the page in Markdown."""
     standard = count_parameters(attn_layer("standard"))
     added = {name: count_parameters(attn_layer(name)) - standard for name in PRESETS}
     lines = [HEAD, INDEX]
@@ -106,8 +100,7 @@ def write_page(root: Path) -> str:
         entry = ENTRIES[name]
         paper = LINKS[entry.paper].partition("](")[2].removesuffix(")")
         shown = f"[{entry.paper}]({paper})" if paper else entry.paper
-        cost = costs.get(name, NOT_MEASURED)
-        cells = [f"[{name}](#{name})", entry.name, shown, f"{added[name]:+,}", *cost]
+        cells = [f"[{name}](#{name})", entry.name, shown, f"{added[name]:+,}"]
         lines.append(f"| {' | '.join(cells)} |")
     for name in PRESETS:
         entry = ENTRIES[name]
@@ -116,44 +109,13 @@ def write_page(root: Path) -> str:
             f"{entry.name}: {LINKS[entry.paper]}, {entry.where}.\n",
             f"$${entry.formula}$$\n",
             f"{entry.difference}\n",
-            f"- Parameters: {added[name]:+,}. Cost: {costs.get(name, NOT_MEASURED).sentence()}.",
+            f"- Parameters: {added[name]:+,}.",
             f"- Code: {', '.join(code_of(name))}.",
             f"- Crossing with another part: `attention: {entry.cross}`",
         ]
         if name in PARITY:
             lines.append(f"- Released code: {PARITY[name]}")
     return "\n".join(lines) + "\n" + NORMALISERS + PATHS
-
-
-class Cost(NamedTuple):
-    """Time and memory of a compiled block relative to timm's, and the linked number of tokens."""
-
-    time: str
-    memory: str
-    tokens: str
-
-    def sentence(self) -> str:
-        if not self.tokens:
-            return self.time
-        return f"{self.time} of timm's time, {self.memory} of its memory at {self.tokens} tokens"
-
-
-NOT_MEASURED = Cost("not measured", "", "")
-
-
-def read_costs(root: Path) -> dict[str, Cost]:
-    """Return the measured cost of every preset, from the first file that contains it."""
-    costs: dict[str, Cost] = {}
-    for file_name, tokens in TOKENS.items():
-        with (root / BENCH.format(name=file_name)).open(newline="") as file:
-            for row in csv.DictReader(file):
-                if row["mode"] == "compiled":
-                    ratio, spread, memory = (
-                        f"{float(row[key]):.2f}" for key in ("ratio", "ratio_iqr", "peak_ratio")
-                    )
-                    link = f"[{tokens}](../{BENCH.format(name=file_name)})"
-                    costs.setdefault(row["name"], Cost(f"{ratio} ± {spread}", memory, link))
-    return costs
 
 
 def count_parameters(layer: type[Attention]) -> int:
@@ -186,4 +148,4 @@ def _link(target: str) -> str:
 
 
 if __name__ == "__main__":
-    print(write_page(Path(__file__).parents[2]), end="")
+    print(write_page(), end="")

@@ -104,14 +104,16 @@ class T5Bias(Bias):
 
     def forward(self, x: Tensor, masks: Masks, cache: Cache | None) -> Tensor:
         distance = distances(x.shape[1], masks.offset, x.device)
-        buckets = self._find_buckets(distance)
+        # A cache has keys before the query only, also where a mask has the order.
+        direction = self.part.choose_direction(masks.is_causal or cache is not None)
+        buckets = self._find_buckets(distance, direction)
         return wide(self.table)[buckets].permute(2, 0, 1)
 
-    def _find_buckets(self, distance: Tensor) -> Tensor:
-        """Return the bucket of each distance i - j."""
+    def _find_buckets(self, distance: Tensor, direction: str) -> Tensor:
+        """Return the bucket of each distance i - j, for the keys of `direction`."""
         count = self.part.buckets
         first = torch.zeros_like(distance)
-        if self.part.direction == "before":
+        if direction == "before":
             distance = distance.clamp_min(0)
         else:
             count //= 2

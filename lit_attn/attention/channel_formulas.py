@@ -86,7 +86,7 @@ def slope(m: int, heads: int) -> float:
 def t5_bias(form: Any, x: Tensor, is_causal: bool, present: Tensor | None) -> Tensor:
     """Raffel et al. 2020: the bucket of each pair of positions, one by one."""
     n = x.shape[1]
-    has_keys_before_only = form.part.direction == "before"
+    has_keys_before_only = form.part.choose_direction(is_causal) == "before"
     rows = []
     for i in range(n):
         numbers = [

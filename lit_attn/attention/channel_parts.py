@@ -151,6 +151,13 @@ class BiasConfig(ChannelPart, Kind):
     (B or 1, H, n, n).
     """
 
+    def with_order(self, is_causal: bool) -> "BiasConfig":
+        """Return the bias for layers whose order is known, causal or not.
+
+        A bias that follows the order of a call needs this where a mask alone has the order.
+        """
+        return self
+
 
 class NoBiasConfig(BiasConfig, kind="none"):
     """No bias."""
@@ -185,11 +192,31 @@ class T5BiasConfig(BiasConfig, kind="t5"):
     needs_self = "relates positions of one sequence"
     buckets: int = Field(32, ge=4, multiple_of=4, description="number of buckets of distances")
     max_distance: PositiveInt = Field(128, description="distance from which one bucket holds all")
-    direction: Literal["both", "before"] = Field(
-        "both",
+    direction: Literal["by-order", "both", "before"] = Field(
+        "by-order",
         description="keys that have buckets; both: half of the buckets are for keys after the "
-        "query, as in an encoder; before: all are for keys before it, as in a decoder",
+        "query, as in an encoder; before: all are for keys before it, as in a decoder; by-order: "
+        "before where attention is causal, otherwise both",
     )
+
+    def with_order(self, is_causal: bool) -> BiasConfig:
+        return self.model_copy(update={"direction": self.choose_direction(is_causal)})
+
+    def choose_direction(self, is_causal: bool) -> str:
+        """Return "both" or "before" for a call in causal order, or in none."""
+        if self.direction != "by-order":
+            return self.direction
+        return "before" if is_causal else "both"
+
+    def identity(self) -> dict[str, Any]:
+        """Return the identity without `both`: the default before `by-order`.
+
+        Without causal order both compute the same. In causal order the experiment names the order.
+        """
+        identity = dict(super().identity())
+        if self.direction == "both":
+            del identity["direction"]
+        return identity
 
     def exempt_parameters(self) -> tuple[str, ...]:
         return ("table",)

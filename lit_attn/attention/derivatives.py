@@ -15,8 +15,10 @@ from lit_attn.private_names.of_torch import hides_tangents, is_in_forward_mode
 
 NO_SECOND = (
     "an operator whose gradient is written by hand has no second derivatives. Compute first "
-    "derivatives only (without `create_graph=True`). Attention has second derivatives with at most "
-    "384 tokens and one key per token, and the loss of tokens with at most 2^26 logits"
+    "derivatives only (without `create_graph=True`). Attention has them on the path ONE_CALL "
+    "inside `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`, and on the path FORMED with at most "
+    "384 tokens; docs/mechanisms.md has the path of each layer. The loss of tokens has them with "
+    "at most 2^26 logits"
 )
 NO_FORWARD_MODE = (
     "an operator whose gradient is written by hand has no derivatives in forward mode "

@@ -68,6 +68,12 @@ OPTIONS: FlexKernelOptions = {"BACKEND": "TRITON"}
 # number of keys, masks, precision, training or evaluation.
 VARIANTS = 128
 
+# Beyond its limit of recompilations PyTorch would form all logits without a word. Numbers of a
+# layer, such as the window, the offset and the scale, are constants of the compiled code: as
+# variables they would be captured by the functions of scores and masks, where PyTorch fails for
+# some of them (https://github.com/pytorch/pytorch/issues/182606).
+SETTINGS = {"recompile_limit": VARIANTS, "specialize_int": True, "specialize_float": True}
+
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -115,8 +121,7 @@ def attend(scores: Scores, v: Tensor, hard: bool = False) -> Tensor:
     if torch.compiler.is_compiling():
         return weighted_sums(scores, v)
     _mark_static(scores, v)
-    # Beyond this limit PyTorch would form all logits without a word.
-    with compiler_limits(recompile_limit=VARIANTS):
+    with compiler_limits(**SETTINGS):
         return _compiled()(scores, v)
 
 
@@ -241,7 +246,10 @@ def _score_mod(scores: Scores, seed: Tensor | None) -> ScoreMod:
     dropout = scores.dropout
     key_bias = None
     if scores.key_bias is not None:
-        key_bias = wide(scores.key_bias).transpose(2, 3).flatten(2, 3)
+        # A captured tensor keeps one axis for the tokens and one for the keys of a token. Its
+        # gradient needs its sizes, and PyTorch 2.15 cannot compile one that is a product of M and a
+        # variable number of tokens.
+        key_bias = wide(scores.key_bias).transpose(2, 3)
     bias = None
     if scores.masks.bias is not None:
         bias = _Pairs.from_mask(wide(scores.masks.bias))
@@ -252,7 +260,7 @@ def _score_mod(scores: Scores, seed: Tensor | None) -> ScoreMod:
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, key: Tensor) -> Tensor:
         j = key // m
         if key_bias is not None:
-            score = score + key_bias[b, h, key]
+            score = score + key_bias[b, h, j, key % m]
         if bias is not None:
             score = score + bias.at(b, h, i, j)
         if visibility is not None:

@@ -109,7 +109,7 @@ class Sink(Normaliser):
 
 
 class Softpick(Normaliser):
-    """a_ij = max(e^s_ij - 1, 0) / (sum_j |e^s_ij - 1| + 1e-8)."""
+    """a_ij = max(e^s_ij - 1, 0) / (sum_j |e^s_ij - 1| + 1e-8 e^mu_i), mu_i = max(0, max_j s_ij)."""
 
     def forward(self, logits: Tensor, visible: Tensor | None) -> Tensor:
         # Both sides are divided by e^largest. Without a positive logit every weight is 0.
@@ -170,7 +170,10 @@ class Differential(Normaliser):
         if visible is not None and differs_between_heads(visible):
             # The softmax of a head that sees no key is uniform; its pair must not take it over.
             weights = weights.masked_fill(~visible, 0)
-        first, second = weights.unflatten(1, (-1, 2)).unbind(2)
+        # `unbind` would make two saved tensors of one memory, which compiled code of PyTorch 2.15
+        # can overwrite before it has computed the gradient of `factor` (LOG.md).
+        pairs = weights.unflatten(1, (-1, 2))
+        first, second = pairs.select(2, 0), pairs.select(2, 1)
         q, k = wide(self.vectors).chunk(2)
         lambda_1, lambda_2 = (q * k).sum(-1).exp()
         factor = lambda_1 - lambda_2 + self.lambda_init

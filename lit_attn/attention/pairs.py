@@ -65,5 +65,7 @@ class Difference(Pair):
 
     def forward(self, x: Tensor, a: Tensor) -> Tensor:
         factors = torch.sigmoid(wide(self.factor(x))).transpose(1, 2).unsqueeze(-1)
-        first, second = a.unflatten(1, (-1, 2)).unbind(2)
+        # Not by `unbind`, for the reason in `Differential.forward`.
+        pairs = a.unflatten(1, (-1, 2))
+        first, second = pairs.select(2, 0), pairs.select(2, 1)
         return first - factors.to(a.dtype) * second

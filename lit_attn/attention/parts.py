@@ -298,7 +298,7 @@ class SinkConfig(NormaliserConfig, kind="sink"):
 
 
 class SoftpickConfig(NormaliserConfig, kind="softpick"):
-    """a_ij = max(e^s_ij - 1, 0) / (sum_j |e^s_ij - 1| + 1e-8).
+    """a_ij = max(e^s_ij - 1, 0) / (sum_j |e^s_ij - 1| + 1e-8 e^mu_i), mu_i = max(0, max_j s_ij).
 
     Zuhri et al. 2025, "Softpick: No Attention Sink, No Massive Activations with Rectified Softmax",
     https://arxiv.org/abs/2504.20966, eq. 3.

@@ -247,6 +247,16 @@ class AttentionSpec(Config):
                 specs[layer] = rule.use
         return tuple(specs)
 
+    def with_order(self, is_causal: bool) -> "AttentionSpec":
+        """Return the specification for layers whose order is known, causal or not."""
+        bias = self.bias.with_order(is_causal)
+        return self if bias == self.bias else self.model_copy(update={"bias": bias})
+
+    @property
+    def follows_order(self) -> bool:
+        """True if a layer without `layers` computes another bias in causal order."""
+        return self.with_order(True) != self.with_order(False)
+
     @property
     def needs_row_terms(self) -> bool:
         """True if adding one number to all logits of a query changes the output of the layer."""

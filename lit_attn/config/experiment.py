@@ -80,7 +80,8 @@ class Experiment(Config):
         """Return the identity, with a task of default values as its kind alone.
 
         A task was a plain string before it had keys, and identities must not change. The parameters
-        that the rule of weight decay exempts, and that earlier versions decayed, are named.
+        that the rule of weight decay exempts, and that earlier versions decayed, are named, and so
+        is causal order, if a bias depends on it.
         """
         # A copy, because the identity of the base class is cached.
         identity = dict(super().identity())
@@ -88,6 +89,10 @@ class Experiment(Config):
         exempt = find_exempt(self.model, rule)
         if exempt:
             identity["no_weight_decay"] = exempt
+        # T5's bias had the buckets of an encoder in causal order too.
+        follows_order = any(spec.follows_order for spec in self.model.attention.mechanisms)
+        if follows_order and self.data.signature().is_ordered:
+            identity["order"] = "causal"
         if identity.get("task") == {"kind": self.task.kind}:
             identity["task"] = self.task.kind
         return identity

@@ -21,6 +21,8 @@ class Signature(ABC):
 
     sides: ClassVar[tuple[str, ...]] = ()
     """Fields with the sides of a network's output for one sample; empty for other outputs."""
+    is_ordered: ClassVar[bool] = False
+    """True if networks have layers in which no token sees a later one."""
 
     batch_names: ClassVar[tuple[str, ...]] = ()
     """Names of the tensors of a training batch, in their order; evaluation may lack the last."""
@@ -252,6 +254,7 @@ class CausalTokens(TokenSignature):
     """Sequences for causal networks: tokens (B, n) to logits (B, n, vocabulary or more)."""
 
     sides = ("context", "vocabulary")
+    is_ordered = True
 
 
 @dataclass(frozen=True)
@@ -287,6 +290,7 @@ class ParallelTokens(TokenSignature):
 
     batch_names = ("source", "inputs", "targets", "count")
     sides = ("sample_count", "vocabulary")
+    is_ordered = True
 
     @property
     def tokens(self) -> int:

@@ -68,8 +68,9 @@ class Hub(Adapter):
     def __init__(self, original: Any, spec: AttentionSpec) -> None:
         if getattr(original, "is_cross_attention", False):
             raise ValueError(CROSS_ATTENTION)
-        super().__init__(original, spec)
         inner = getattr(original, "self", original)
+        # A mask of transformers contains the order, which a layer cannot read from it.
+        super().__init__(original, spec.with_order(inner.is_causal))
         self.names = tuple(inspect.signature(original.forward).parameters)
         self.is_causal = inner.is_causal
         self.index = getattr(inner, "layer_idx", 0)

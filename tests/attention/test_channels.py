@@ -165,12 +165,44 @@ def test_slopes_of_alibi(heads: int, slopes: list[float]) -> None:
 
 def test_buckets_of_t5() -> None:
     lengths = torch.tensor([0, 1, 7, 8, 15, 16, 32, 64, 128, 999])
-    both = build("t5").bias._find_buckets
-    assert both(lengths).tolist() == [0, 1, 7, 8, 9, 10, 12, 14, 15, 15]
-    assert both(-lengths)[1:].tolist() == [17, 23, 24, 25, 26, 28, 30, 31, 31]
-    before = build({"bias": {"kind": "t5", "direction": "before"}}).bias._find_buckets
-    assert before(lengths)[4:].tolist() == [15, 16, 21, 26, 31, 31]
-    assert before(-lengths).tolist() == [0] * 10
+    find_buckets = build("t5").bias._find_buckets
+    both = find_buckets(lengths, "both")
+    assert both.tolist() == [0, 1, 7, 8, 9, 10, 12, 14, 15, 15]
+    both_after = find_buckets(-lengths, "both")
+    assert both_after[1:].tolist() == [17, 23, 24, 25, 26, 28, 30, 31, 31]
+    assert find_buckets(lengths, "before")[4:].tolist() == [15, 16, 21, 26, 31, 31]
+    assert find_buckets(-lengths, "before").tolist() == [0] * 10
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("direction", ["both", "before", "by-order"])
+def test_the_buckets_of_t5_follow_the_order_of_the_call(direction: str, is_causal: bool) -> None:
+    """In causal order the encoder's buckets of later keys would get no gradient."""
+    chosen = direction
+    if direction == "by-order":
+        chosen = "before" if is_causal else "both"
+    layers = []
+    for name in (direction, chosen):
+        torch.manual_seed(0)
+        layers.append(build({"bias": {"kind": "t5", "direction": name}}))
+    x = torch.randn(1, 40, layers[0].qkv.in_features).to(layers[0].qkv.weight)
+    outputs = [layer(x, is_causal=is_causal) for layer in layers]
+    assert torch.equal(outputs[0], outputs[1])
+    if direction == "by-order" and is_causal:
+        outputs[0].square().sum().backward()
+        gradient = layers[0].bias.table.grad
+        assert gradient is not None
+        # Tokens are at most 39 apart, and the first 22 buckets have these distances.
+        assert (gradient[:22] != 0).any(1).all()
+
+
+def test_a_cache_has_the_order_of_a_call_that_has_it_in_its_mask() -> None:
+    layer = build("t5").eval()
+    x = torch.randn(1, 20, layer.qkv.in_features).to(layer.qkv.weight)
+    order = torch.ones(20, 20, dtype=torch.bool).tril()
+    with torch.no_grad():
+        cached = layer(x, order, cache=layer.new_cache())
+        torch.testing.assert_close(cached, layer(x, is_causal=True))
 
 
 def test_ssmax_multiplies_by_the_logarithm_of_the_visible_keys() -> None:

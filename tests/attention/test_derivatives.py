@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import lit_attn
-from lit_attn.attention import formed, reference
+from lit_attn.attention import dispatch, formed, reference
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 
@@ -95,6 +95,26 @@ def layer_of_operator(operator: str, monkeypatch: pytest.MonkeyPatch) -> Attenti
     monkeypatch.setattr(formed, "ONE_CHUNK_UP_TO", 0)
     monkeypatch.setattr(formed, "CHUNK", 4)
     return make(PRESETS["dcmha"])
+
+
+def path_of(layer: Attention) -> str:
+    """Return the name of the path of a layer, or `sums` for a similarity without logits."""
+    properties = layer.similarity.describe_call(layer.inputs(tokens(), None, False, None))
+    return "sums" if properties is None else dispatch.choose_usable_path(properties, "cpu").name
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_path_of_a_preset_has_second_derivatives_as_the_message_says(name: str) -> None:
+    layer = make(PRESETS[name])
+    path = path_of(layer)
+    with sdpa_kernel(SDPBackend.MATH):
+        if path == "MERGED":
+            with pytest.raises(RuntimeError, match="has no second derivatives"):
+                penalty(layer)
+            return
+        assert path in ("ONE_CALL", "FORMED", "sums")
+        second = penalty(layer)
+    torch.testing.assert_close(second, penalty(lambda x: reference.attention(layer, x)))
 
 
 @pytest.mark.parametrize("operator", ["attend", "in turn"])

@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs" / "mechanisms.md").read_text()
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert write_mechanisms.write_page(ROOT) == PAGE, (
+    assert write_mechanisms.write_page() == PAGE, (
         "run python docs/generators/write_mechanisms.py > docs/mechanisms.md"
     )
 
