@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from lit_attn.ablate.plan import expand
 from lit_attn.config.study import read_studies
 from lit_attn.report import write_reports
-from lit_attn.report.table_input import read_table
+from lit_attn.report.foreign.judging import prepare_metrics
+from lit_attn.report.foreign.prepare import Choices
+from lit_attn.report.foreign.table import read_table
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.names import is_file_name
 from lit_attn.train import run_cell
@@ -109,8 +111,9 @@ def test_the_name_of_a_table_cannot_lead_out_of_the_reports(tmp_path: Path) -> N
     path = tmp_path / "in" / "...csv"
     path.parent.mkdir()
     path.write_text("variant,seed,a/b,../c\n" + "x,0,1,1\nx,1,2,3\ny,0,2,2\ny,1,3,5\n")
-    for study in read_table(path, None, []):
-        assert is_file_name(study.plan.study)
+    choices = Choices(pairs="seed", baseline="x")
+    for prepared in prepare_metrics(read_table(path), choices, ["a/b:max", "../c:max"]):
+        assert is_file_name(prepared.study.plan.study)
 
 
 @given(st.text(max_size=12) | st.sampled_from(OUTSIDE))

@@ -27,29 +27,33 @@ def compare(
     frame: "pd.DataFrame",
     metric: str = "",
     *,
+    pairs: str,
     baseline: str | None = None,
     goal: Literal["max", "min"] | None = None,
     margin: float | None = None,
 ) -> "pd.DataFrame":
-    """Return the comparison of the variants of a frame with a baseline.
+    """Return the comparison of the variants of a frame with a baseline, one row for each variant.
 
-    `frame` has the columns `variant`, `seed` and `metric` (default: its only numeric column). The
-    baseline is the first variant, and the goal follows from the name of the metric, if they are not
-    named. `margin` is the largest difference that does not matter. PyTorch is not needed. The rows
-    and columns are those of `lit_attn.report.frames.compare_frame`. Raises ConfigError for another
-    frame.
+    `frame` has the columns `variant` and `metric` (default: its only column of numbers) and, for
+    pairs, `seed`. `pairs` is "seed" if runs with one seed belong together, and "none" for
+    independent runs. `goal` is needed unless the direction of the metric is known, and `baseline`
+    unless a variant has this name. `margin` is the largest difference that does not matter. PyTorch
+    is not needed. `lit_attn.judge` returns more. Raises ConfigError for another frame.
     """
     from lit_attn.report.frames import compare_frame
 
-    return compare_frame(frame, metric, baseline=baseline, goal=goal, margin=margin)
+    return compare_frame(frame, metric, pairs=pairs, baseline=baseline, goal=goal, margin=margin)
 
 
-def read_runs(path: str | Path, *, variant: str = "", seed: str = "seed") -> "pd.DataFrame":
-    """Return the runs of W&B, MLflow, TensorBoard or trackio at `path` as a frame.
+def read_runs(path: str | Path, *, reader: str = "") -> "pd.DataFrame":
+    """Return the runs of another program at `path` as a frame with one row for each run.
 
-    It has the columns `run`, `variant`, `seed`, and the settings and last values of each run.
-    `variant` and `seed` name the settings that hold them (`lit_attn.report.trackers`).
+    The columns are those of the program: nothing is renamed, and cells of a table stay texts.
+    `reader` (`FILE.py:FUNCTION`) names a function that reads the path; its file is executed.
+    docs/judge.md lists the programs. Raises ConfigError for another path.
     """
-    from lit_attn.report import trackers
+    import pandas as pd
 
-    return trackers.read_runs(path, variant=variant, seed=seed)
+    from lit_attn.report.foreign.table import read_table
+
+    return pd.DataFrame(read_table(Path(path), reader).rows)

@@ -1,8 +1,8 @@
 """Write every table and figure from the records of the runner.
 
-`--csv results.csv` does the same for a table of another program, with the columns variant, seed and
-one or more metrics. `--paper mgk` writes every table and figure of a paper as printed, from the
-folder `runs` if no other one is given.
+`--csv results.csv --pairs seed` does the same for the runs of another program, as `judge` reads
+them, with one or more metrics. `--paper mgk` writes every table and figure of a paper as printed,
+from the folder `runs` if no other one is given.
 """
 
 import argparse
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from lit_attn.config.papers import add_size_options, read_paper
 from lit_attn.files import require_writable
-from lit_attn.schema.errors import OneLineParser, command, program
+from lit_attn.schema.errors import ConfigError, OneLineParser, command, program
 
 if TYPE_CHECKING:
     from lit_attn.report.skipped import Outcome
+    from lit_attn.report.study_record import StudyRecord
 
 
 @command
@@ -28,12 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
     # These functions import pandas, which --help does not need.
     if options.paper:
         return _report_paper(options)
-    if options.across and options.checklist:
-        parser.error("--checklist: describes single studies; leave out --across")
     if options.across:
         return _report_across(options)
-    if options.checklist:
-        return _report_checklist(options)
     return _report_studies(options)
 
 
@@ -50,20 +47,22 @@ def _make_parser() -> OneLineParser:
         metavar="DIR",
         help="write tables and figures to DIR (default: reports)",
     )
-    add("--csv", type=Path, metavar="FILE", help="table with variant, seed and metric columns")
-    add("--baseline", metavar="NAME", help="with --csv: the baseline (default: first variant)")
+    add("--csv", type=Path, metavar="FILE", help="runs of another program, as in `judge FILE`")
+    add("--pairs", choices=("seed", "none"), help="with --csv: seed (equal seeds are a pair)")
+    add("--baseline", metavar="NAME", help="with --csv: the baseline")
+    add("--variant", metavar="COLUMN", help="with --csv: column of variants (default: variant)")
+    add("--seed", metavar="COLUMN", help="with --csv: column of seeds (default: seed)")
     add(
         "--metric",
         nargs="+",
         metavar="COLUMN[:min|:max]",
-        help="with --csv: metric columns and their goals (default: all numeric columns)",
+        help="with --csv: metric columns, and which direction is better unless it is known",
     )
     add(
         "--json",
         action="store_true",
         help="print what was written as JSON (lit_attn/report/schemas/report.json)",
     )
-    add("--checklist", metavar="NAME", help="fill a checklist from the records (neurips)")
     add("--paper", metavar="NAME", help="write the tables and figures of a paper as printed")
     add_size_options(parser, "with --paper: the results of small models on {data} data")
     return parser
@@ -81,9 +80,11 @@ def _check_options(parser: OneLineParser, options: argparse.Namespace) -> None:
         "small": "--paper",
         "baseline": "--csv",
         "metric": "--csv",
+        "pairs": "--csv",
+        "variant": "--csv",
+        "seed": "--csv",
         "study": "a folder of runs",
         "across": "a folder of runs",
-        "checklist": "a folder of runs",
     }
     for name, source in needed_sources.items():
         if getattr(options, name) and not sources[source]:
@@ -120,20 +121,6 @@ def _report_across(options: argparse.Namespace) -> int:
     return 1 if has_skipped else 0
 
 
-def _report_checklist(options: argparse.Namespace) -> int:
-    """Write a checklist about the studies and return the exit code."""
-    from lit_attn.report.checklist import write_checklist
-    from lit_attn.report.read import read_studies
-
-    studies = read_studies(options.runs, options.study)
-    outcome = write_checklist(options.checklist, studies, options.reports)
-    if options.json:
-        _print_answer(outcome, index=None)
-    else:
-        print(*outcome.written)
-    return 0
-
-
 def _report_studies(options: argparse.Namespace) -> int:
     """Write the reports of studies, from a folder or a table, and return the exit code."""
     from lit_attn.report import write
@@ -141,9 +128,7 @@ def _report_studies(options: argparse.Namespace) -> int:
     from lit_attn.report.read import read_studies
 
     if options.csv:
-        from lit_attn.report.table_input import read_table
-
-        tables = read_table(options.csv, options.baseline, options.metric)
+        tables = _read_tables(options)
         planned_count = len(tables)
         outcome = write.write_reports(tables, options.reports)
     else:
@@ -159,6 +144,33 @@ def _report_studies(options: argparse.Namespace) -> int:
         print(index)
     has_skipped = outcome.skipped or len(outcome.written) < planned_count
     return 1 if has_skipped else 0
+
+
+def _read_tables(options: argparse.Namespace) -> "list[StudyRecord]":
+    """Return one study for each metric of another program's runs, and print what is odd in them.
+
+    Raises ConfigError for independent runs, which these tables do not describe.
+    """
+    from lit_attn.report.foreign.judging import prepare_metrics
+    from lit_attn.report.foreign.prepare import Choices
+    from lit_attn.report.foreign.table import read_table
+
+    if options.pairs == "none":
+        raise ConfigError(
+            "--pairs none: tables and figures show pairs of seeds; for independent runs write"
+            f" `lit-attn judge {options.csv} --pairs none`"
+        )
+    choices = Choices(
+        pairs=options.pairs or "",
+        baseline=options.baseline or "",
+        variant=options.variant or "",
+        seed=options.seed or "",
+    )
+    prepared = prepare_metrics(read_table(options.csv), choices, options.metric or [])
+    notes = dict.fromkeys(note for table in prepared for note in table.notes)
+    for note in notes:
+        print(f"Note: {note}", file=sys.stderr)
+    return [table.study for table in prepared]
 
 
 def _print_answer(outcome: "Outcome", index: Path | None) -> None:

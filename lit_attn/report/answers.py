@@ -1,7 +1,8 @@
 """Answers of dry run, `status`, `report` and `judge` with --json: the models of their keys.
 
 The folder `schemas` has the JSON schema of each answer. `FORMAT` changes when a key changes its
-meaning or goes away; a new key leaves it as it is.
+meaning or goes away; a new key leaves it as it is. The answer to a mistake is written by
+`lit_attn.schema.error_answer`.
 """
 
 import json
@@ -12,9 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from lit_attn.cells.decisions import Ending
 from lit_attn.report.numbers import round_number
-
-FORMAT = 1
-"""Version of the keys."""
+from lit_attn.schema.error_answer import FORMAT, Kind
 
 SCHEMAS = Path(__file__).parent / "schemas"
 """Folder of the JSON schemas, one for each answer."""
@@ -143,8 +142,22 @@ class JudgedMetric(Entry):
     margin: float | None
 
 
+class Values(Entry):
+    """Values of the metric of a variant or of the baseline, in printed units.
+
+    `n` counts the runs with a value, `sd` is the sample standard deviation (null below two runs).
+    """
+
+    n: int
+    mean: float | None
+    sd: float | None
+
+
 class Interval(Entry):
-    """Mean of the paired differences to the baseline with its 95 % interval, in printed units."""
+    """Mean difference to the baseline with its 95 % interval, in printed units.
+
+    It is the mean of the differences of pairs, or the difference of the means of independent runs.
+    """
 
     mean: float
     low: float | None
@@ -152,12 +165,15 @@ class Interval(Entry):
 
 
 class SeedCounts(Entry):
-    """Numbers of seeds; `pairs` are those with a value of the variant and of the baseline."""
+    """Numbers of seeds; `pairs` are those with a value of the variant and of the baseline.
+
+    Independent runs have no pairs (null).
+    """
 
     done: int
     planned: int
     failed: int
-    pairs: int
+    pairs: int | None
 
 
 class Range(Entry):
@@ -168,17 +184,30 @@ class Range(Entry):
 
 
 class Power(Entry):
-    """Simulated probability of a star with `pairs` pairs if the measured effect is true."""
+    """Probability of a star with `pairs` pairs if the measured effect is true.
+
+    With independent runs `pairs` are the runs of the variant.
+    """
 
     pairs: int
     probability: float
 
 
 class Cost(Entry):
-    """Time of a variant: of one seed (median) and of all its seeds, in seconds."""
+    """Cost of a variant, null where it was not measured.
+
+    Seconds are those of one seed (median) and of all its seeds. `step_time` is in seconds (median)
+    and `step_time_ratio` its ratio to the baseline's; `peak_memory` is in bytes (median). `flops`
+    are those of the forward pass of one sample.
+    """
 
     seconds_per_seed: float | None
     seconds_spent: float | None
+    step_time: float | None
+    step_time_ratio: float | None
+    peak_memory: float | None
+    parameters: float | None
+    flops: float | None
 
 
 class InterimLook(Entry):
@@ -195,11 +224,12 @@ class InterimLook(Entry):
 class JudgedVariant(Entry):
     """Verdict of a variant and the numbers that it follows from.
 
-    `p` is corrected for all variants. `seeds_needed` is the range of pairs for 80 % power of a
-    paired t test at 0.05, and `seeds_missing` what remains of it; `pairs_for_verdict` is the number
-    of pairs with which the verdict would be decided at the next look, if mean and spread of the
-    differences stay as they are (null: decided already, ended, unknown, or over 1,000). `level` is
-    the variant's largest p with a star. `ended` is null unless a rule of the plan has ended it.
+    `p` is corrected for all variants. `seeds_needed` is the range of pairs (or of independent runs
+    of each variant) for 80 % power of a t test at 0.05, but at least as many as a star needs, and
+    `seeds_missing` what remains of it; both are null for a decided variant. `pairs_for_verdict` is
+    the number with which the verdict would be decided at the next look, if mean and spread stay as
+    they are (null: decided already, ended, unknown, or over 1,000). `level` is the variant's
+    largest p with a star. `ended` is null unless a rule of the plan has ended it.
     """
 
     variant: str
@@ -207,6 +237,7 @@ class JudgedVariant(Entry):
     verdict: Verdict
     is_final: bool
     ended: EndedVariant | None
+    values: Values
     difference: Interval | None
     p: float | None
     level: float
@@ -236,13 +267,15 @@ class Action(Entry):
     """Next action that can change a verdict at the lowest cost.
 
     `seconds` is the expected time of its cells one after another, null if no cell was measured.
-    `command` is null if the file of the study is unknown.
+    `command` is null if the file of the study is unknown, as for runs of other programs. `runs` has
+    the number of further runs by variant.
     """
 
     kind: ActionKind
     text: str
     command: str | None
     variants: list[str]
+    runs: dict[str, int]
     cells: int
     seconds: float | None
 
@@ -250,6 +283,9 @@ class Action(Entry):
 class JudgedStudy(Entry):
     """Verdicts of a study.
 
+    `pairs` is "seed" if runs with one seed belong together, and "none" for independent runs; `test`
+    names the test. `validity` is null (later: whether the baseline beats a rule without attention).
+    `notes` are the odd things of the runs of another program, such as missing and equal values.
     `rule` is the rule of the verdicts: the margin of the study, or the star of its table. `level`
     is the largest corrected p with a star at this look (0.05 for a complete first plan without
     earlier looks). `is_interim` is true while planned seeds are missing; `interim` has the bound.
@@ -260,6 +296,12 @@ class JudgedStudy(Entry):
     metric: JudgedMetric
     baseline: str
     baseline_label: str
+    baseline_values: Values
+    baseline_cost: Cost
+    pairs: Literal["seed", "none"]
+    test: str
+    validity: str | None
+    notes: list[str]
     rule: Literal["margin", "star"]
     level: float
     look: int
@@ -279,11 +321,34 @@ class JudgeAnswer(Entry):
     studies: list[JudgedStudy]
 
 
+class Mistake(Entry):
+    """Mistake of the user, and its place.
+
+    `kind` is "usage" (the command line), "file" (it cannot be read or written), or "config" (the
+    content of a file). `file`, `line` and `key` are null where the message names none.
+    """
+
+    kind: Kind
+    file: str | None
+    line: int | None
+    key: str | None
+    message: str
+
+
+class ErrorAnswer(Entry):
+    """Answer of any command with --json after a mistake; the exit code is 2."""
+
+    format: int = FORMAT
+    command: Literal["error"] = "error"
+    error: Mistake
+
+
 ANSWERS: dict[str, type[Entry]] = {
     "dry-run": DryRunAnswer,
     "status": StatusAnswer,
     "report": ReportAnswer,
     "judge": JudgeAnswer,
+    "error": ErrorAnswer,
 }
 """Model of each answer by the name of its schema."""
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from lit_attn.cells.records import FailureClass, Plan
-from lit_attn.report import stats
+from lit_attn.report import independent, stats
 from lit_attn.report.futility import fill_ended
 from lit_attn.report.sequential import look_level
 from lit_attn.report.study_record import StudyRecord
@@ -48,6 +48,8 @@ def compare_variants(study: StudyRecord, with_power: bool = True) -> Comparisons
 
     The simulated power takes most of the time; a decision that does not need it leaves it out.
     """
+    if study.pairs == "none":
+        return _compare_independent(study)
     plan = study.plan
     values = {variant.name: study.values(variant.name) for variant in plan.variants}
     failed: Seeds = {}
@@ -96,6 +98,118 @@ def compare_variants(study: StudyRecord, with_power: bool = True) -> Comparisons
         records[name] = record
     pair_counts = [len(pairs) for pairs in compared.values()]
     return Comparisons(records, pair_counts, final_level, dict(sorted(interim.items())))
+
+
+def _compare_independent(study: StudyRecord) -> Comparisons:
+    """Compare every variant with the baseline of a study whose runs share no seeds."""
+    plan = study.plan
+    values = {v.name: np.array(list(study.values(v.name).values())) for v in plan.variants}
+    failed = _count_failed(study)
+    baseline = values[plan.baseline]
+    others = [name for name in values if name != plan.baseline]
+    smallest = independent.SMALLEST_GROUP
+    compared = []
+    if len(baseline) >= smallest:
+        compared = [name for name in others if len(values[name]) >= smallest]
+    p_values = independent.correct_groups(baseline, [values[name] for name in compared])
+    adjusted = dict(zip(compared, p_values, strict=True))
+    ranked = _rank_independent(study, failed) if any(failed.values()) else {}
+    alpha = find_alpha(study)
+    running = _find_running(study)
+    interim: dict[int, float] = {}
+    records: dict[str, dict[str, Any]] = {plan.baseline: {"failed": failed[plan.baseline]}}
+    for name in others:
+        group = values[name]
+        level = alpha
+        if name in running:
+            level = _find_open_level(study, name, alpha)
+            interim[len(group)] = level
+        record: dict[str, Any] = {
+            "pairs": len(group) if name in adjusted else 0,
+            "failed": failed[name],
+            "level": level,
+            "p": None,
+            "p_adjusted": adjusted.get(name),
+            "significant": adjusted.get(name, math.inf) <= level,
+        }
+        if name in adjusted:
+            record |= _describe_groups(baseline, group, level / len(compared), study.resolution)
+        record["verdict"] = _judge(record, plan.metric.goal, plan.metric.margin)
+        if failed[name] or failed[plan.baseline]:
+            p, favour = ranked.get(name, (1.0, 0.0))
+            _confirm(record, p, favour, plan.metric.goal)
+        effect = record.get("effect")
+        if effect:
+            for field, factor in POWERS.items():
+                counts = (factor * len(group), factor * len(baseline))
+                record[field] = independent.find_power(effect, *counts, alpha / len(compared))
+        records[name] = record
+    counts_of_runs = [len(values[name]) for name in compared]
+    return Comparisons(records, counts_of_runs, alpha, dict(sorted(interim.items())))
+
+
+def _count_failed(study: StudyRecord) -> dict[str, int]:
+    """Return the number of failed cells by variant."""
+    counts = {}
+    for variant in study.plan.variants:
+        cells = study.variant_cells(variant.name)
+        counts[variant.name] = sum(cell.status in FAILURES for cell in cells)
+    return counts
+
+
+def _find_open_level(study: StudyRecord, name: str, alpha: float) -> float:
+    """Return the level of a look at independent runs of which some have not ended."""
+    cells = study.variant_cells(name) + study.variant_cells(study.plan.baseline)
+    ended = sum(not cell.is_open for cell in cells)
+    return look_level(ended, len(cells), alpha)
+
+
+def _describe_groups(
+    baseline: stats.Floats, group: stats.Floats, alpha: float, resolution: float
+) -> dict[str, Any]:
+    """Return the numbers of two independent groups, by CSV field."""
+    interval = independent.welch_interval(baseline, group, 1 - ALPHA, resolution)
+    confidence = 1 - max(alpha, SMALLEST)
+    simultaneous = independent.welch_interval(baseline, group, confidence, resolution)
+    record: dict[str, Any] = {
+        "p": independent.group_p(baseline, group),
+        "difference": interval.mean,
+        "low": interval.low,
+        "high": interval.high,
+        "joint_low": simultaneous.low,
+        "joint_high": simultaneous.high,
+        "margin": max(abs(simultaneous.low), abs(simultaneous.high)),
+        "ties": 0,
+    }
+    needed = independent.runs_needed(baseline, group)
+    if needed is not None and not interval.low <= 0 <= interval.high:
+        record["seeds_low"], record["seeds_high"] = needed
+        record["effect"] = independent.find_effect(baseline, group)
+    return record
+
+
+def _rank_independent(study: StudyRecord, failed: dict[str, int]) -> dict[str, tuple[float, float]]:
+    """Return each variant's corrected p and rank difference, with failed runs as the worst."""
+    plan = study.plan
+    names = [plan.baseline]
+    names += [v.name for v in plan.variants if v.name != plan.baseline]
+    groups: list[list[float | None]] = []
+    for name in names:
+        runs: list[float | None] = list(study.values(name).values())
+        runs += [None] * failed[name]
+        groups.append(runs)
+    ranks = independent.rank_runs(groups, plan.metric.goal == "max")
+    baseline = ranks[0]
+    by_name = dict(zip(names[1:], ranks[1:], strict=True))
+    tested = {}
+    if len(baseline) >= independent.SMALLEST_GROUP:
+        smallest = independent.SMALLEST_GROUP
+        tested = {name: group for name, group in by_name.items() if len(group) >= smallest}
+    p_values = independent.correct_groups(baseline, list(tested.values()))
+    results = {}
+    for (name, group), p in zip(tested.items(), p_values, strict=True):
+        results[name] = (p, float(group.mean() - baseline.mean()))
+    return results
 
 
 def _find_running(study: StudyRecord) -> set[str]:

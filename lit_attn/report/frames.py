@@ -1,19 +1,14 @@
-"""Statistics of the report for a frame of any program: one row for each variant and seed."""
+"""Statistics of the report for a frame of any program: one row for each run."""
 
-from pathlib import Path
 from typing import Literal
 
 import pandas as pd
 
-from lit_attn.cells.records import Metric
 from lit_attn.report.comparison import compare_variants
+from lit_attn.report.foreign.judging import make_table
+from lit_attn.report.foreign.prepare import Choices, prepare
 from lit_attn.report.judge import judge_study
 from lit_attn.report.summary import make_variant_frame
-from lit_attn.report.table_input import make_study, parse_metric, prepare_frame
-from lit_attn.schema.errors import ConfigError, require
-
-NAME = Path("frame")
-"""Place that messages about a frame name."""
 
 COLUMNS = {
     "variant": "variant",
@@ -36,36 +31,20 @@ def compare_frame(
     frame: pd.DataFrame,
     metric: str = "",
     *,
+    pairs: str,
     baseline: str | None = None,
     goal: Literal["max", "min"] | None = None,
     margin: float | None = None,
 ) -> pd.DataFrame:
     """Return the comparison of every variant with the baseline, one row for each variant.
 
-    `frame` has the columns `variant`, `seed` and `metric` (default: its only numeric column). A
-    value that is not finite is a failed seed. The baseline is the first variant if none is named,
-    the goal follows from the name of the metric, and `margin` is the largest difference that does
-    not matter. The numbers are those of `lit_attn report --csv` (docs/statistics.md): means, paired
+    The numbers are those of `lit-attn judge` and `report --csv` (docs/statistics.md): means,
     differences with 95 % intervals, corrected p, verdict ("baseline" for the baseline), and the
-    range of seeds that are needed.
-    Raises ConfigError for another frame.
+    range of seeds that are needed. Raises ConfigError for another frame.
     """
-    prepared, numeric = prepare_frame(frame.reset_index(drop=True), NAME, [metric])
-    if not metric and len(numeric) != 1:
-        raise ConfigError(
-            f"compare: name the metric: {', '.join(numeric) or 'the frame has no numeric column'}"
-        )
-    name = metric or numeric[0]
-    text = f"{name}:{goal}" if goal else name
-    chosen = parse_metric(text, numeric, NAME)
-    if margin is not None:
-        if not margin > 0:
-            raise ConfigError(f"compare: margin: needs a number above 0, not {margin}")
-        chosen = Metric.model_validate({**chosen.model_dump(), "margin": margin})
-    variants = [str(variant) for variant in prepared["variant"].unique()]
-    if baseline is not None:
-        require("compare: no variant", baseline, variants)
-    study = make_study(prepared, "frame", chosen, baseline)
+    text = f"{metric}:{goal}" if goal else metric
+    choices = Choices(metric=text, pairs=pairs, baseline=baseline or "", margin=margin)
+    study = prepare(make_table(frame), choices).study
     comparisons = compare_variants(study)
     summary = make_variant_frame(study, comparisons)
     result = summary[list(COLUMNS)].rename(columns=COLUMNS)

@@ -4,19 +4,15 @@ Every number comes from the comparison that the table of results prints
 (`lit_attn.report.comparison`), so a verdict never differs from the table.
 """
 
-import os
-import statistics
-from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, cast
+
+import numpy as np
 
 from lit_attn.cells.decisions import Seals
 from lit_attn.cells.records import Plan
-from lit_attn.report import stats
+from lit_attn.report import independent, stats
 from lit_attn.report.answers import (
-    Action,
-    Cost,
     EndedVariant,
     InterimLook,
     Interval,
@@ -30,33 +26,32 @@ from lit_attn.report.answers import (
     Verdict,
 )
 from lit_attn.report.comparison import (
-    ALPHA,
     POWERS,
     Comparisons,
     compare_variants,
     find_verdict,
 )
+from lit_attn.report.evidence import describe_values, list_unplanned, list_values, measure_cost
 from lit_attn.report.labels import find_labels
+from lit_attn.report.needs import MOST_PAIRS, count_added_looks, find_forecast, find_needed
+from lit_attn.report.next_action import MakeCommand, find_action, is_undecided
 from lit_attn.report.results import describe_records
-from lit_attn.report.study_record import CellRecord, StudyRecord
-from lit_attn.schema.errors import plural, program
+from lit_attn.report.study_record import StudyRecord
 
-MOST_PAIRS = 1000
-"""Largest number of pairs that is suggested."""
-
-MakeCommand = Callable[..., str | None]
-"""Function that returns the command line of further words, None if the file is unknown."""
+UNEQUAL = 2.0
+"""Ratio of two standard deviations from which on a test of independent runs has a warning."""
 
 
 def judge_study(
     study: StudyRecord,
     make_command: MakeCommand = lambda *_: None,
     comparisons: Comparisons | None = None,
+    notes: Sequence[str] = (),
 ) -> JudgedStudy:
     """Return the verdict of every variant but the baseline, and the next action.
 
     `make_command("run", "--seeds", 20)` returns the command line of an action. `comparisons` are
-    those of `study`, if they are known already.
+    those of `study`, if they are known already. `notes` are sentences about the records.
     """
     plan = study.plan
     if comparisons is None:
@@ -77,27 +72,28 @@ def judge_study(
         ),
         baseline=plan.baseline,
         baseline_label=labels[plan.baseline],
+        baseline_values=describe_values(study, plan.baseline),
+        baseline_cost=measure_cost(study, plan.baseline),
+        pairs=study.pairs,
+        test=_name_test(study, comparisons),
+        validity=None,
+        notes=list(notes),
         rule="star" if metric.margin is None else "margin",
         level=comparisons.look_level,
         interim=_describe_interim(plan, comparisons),
-        look=1 + _count_added_looks(study.seals),
-        is_interim=any(cell.is_waiting for cell in study.cells) or bool(_list_searched(study)),
+        look=1 + count_added_looks(study),
+        is_interim=any(cell.is_waiting for cell in study.cells) or bool(list_unplanned(study)),
         sealed=None if study.seals is None else _describe_seals(study.seals),
-        warnings=warnings,
+        warnings=[*warnings, *_warn_of_spreads(study)],
         variants=variants,
-        next=_find_action(study, variants, make_command),
+        next=find_action(study, variants, make_command),
     )
 
 
 def is_decided(study: JudgedStudy) -> bool:
     """Return True if every verdict is final, and none but those of ended variants is undecided."""
-    is_open = any(_is_undecided(variant) for variant in study.variants)
+    is_open = any(is_undecided(variant) for variant in study.variants)
     return not study.is_interim and not is_open
-
-
-def _is_undecided(variant: JudgedVariant) -> bool:
-    """Return True if a variant has no verdict, and no rule of the plan has ended it."""
-    return variant.verdict == "undecided" and variant.ended is None
 
 
 def _describe_interim(plan: Plan, comparisons: Comparisons) -> InterimLook | None:
@@ -105,10 +101,6 @@ def _describe_interim(plan: Plan, comparisons: Comparisons) -> InterimLook | Non
     for pairs, level in comparisons.interim.items():
         return InterimLook(seeds=pairs, planned=len(plan.seeds), level=level)
     return None
-
-
-def _count_added_looks(seals: Seals | None) -> int:
-    return 0 if seals is None else len(seals.added_seeds)
 
 
 def _describe_seals(seals: Seals) -> SealedPlan:
@@ -131,21 +123,23 @@ def _judge_variant(
     record = comparisons.records[name]
     cells = study.variant_cells(name)
     pairs = record["pairs"]
-    differences = _pair_differences(study, name)
     # A variant without pairs is undecided.
     verdict = cast("Verdict", find_verdict(record, study.plan) or "undecided")
-    needed = stats.seeds_needed_range(differences)
     ending = study.endings.get(name)
+    needed = None
     forecast = None
+    if verdict == "undecided":
+        needed = find_needed(study, name)
     if verdict == "undecided" and not record["failed"] and ending is None:
-        forecast = _forecast_pairs(study, differences, comparisons)
+        forecast = find_forecast(study, name, comparisons)
     return JudgedVariant(
         variant=name,
         label=label,
         verdict=verdict,
-        is_final=not any(cell.is_waiting for cell in cells) and name not in _list_searched(study),
+        is_final=not any(cell.is_waiting for cell in cells) and name not in list_unplanned(study),
         ended=None if ending is None else EndedVariant.describe(ending),
         level=record["level"],
+        values=describe_values(study, name),
         difference=_find_interval(record),
         p=record.get("p_adjusted"),
         is_significant=record["significant"],
@@ -153,31 +147,14 @@ def _judge_variant(
             done=len(study.values(name)),
             planned=len(cells),
             failed=record["failed"],
-            pairs=pairs,
+            pairs=pairs if study.pairs == "seed" else None,
         ),
         power=_list_powers(record, pairs),
         seeds_needed=_make_range(needed, 0),
         seeds_missing=_make_range(needed, pairs),
         pairs_for_verdict=forecast,
-        cost=_measure_cost(study.finished_cells(name)),
+        cost=measure_cost(study, name),
     )
-
-
-def _list_searched(study: StudyRecord) -> list[str]:
-    """Return the variants whose search has not ended, so that their cells are not planned yet."""
-    searched = []
-    for entry in () if study.tuning is None else study.tuning.variants:
-        has_diverged = bool(entry.trials) and all(trial.mean is None for trial in entry.trials)
-        if entry.chosen is None and not has_diverged:
-            searched.append(entry.variant)
-    return searched
-
-
-def _pair_differences(study: StudyRecord, name: str) -> list[float]:
-    """Return the differences of a variant to the baseline, one for each seed of both."""
-    baseline = study.values(study.plan.baseline)
-    values = study.values(name)
-    return [value - baseline[seed] for seed, value in values.items() if seed in baseline]
 
 
 def _find_interval(record: dict[str, Any]) -> Interval | None:
@@ -207,183 +184,41 @@ def _make_range(needed: tuple[int, int | None] | None, done: int) -> Range | Non
     return Range(low=max(0, low - done), high=missing_high)
 
 
-def _measure_cost(cells: list[CellRecord]) -> Cost:
-    """Return the median and the sum of the seconds of finished cells."""
-    times = []
-    for cell in cells:
-        seconds = cell.measurements.get("wall_time")
-        if seconds is not None:
-            times.append(float(seconds))
-    if not times:
-        return Cost(seconds_per_seed=None, seconds_spent=None)
-    return Cost(seconds_per_seed=statistics.median(times), seconds_spent=sum(times))
+def _name_test(study: StudyRecord, comparisons: Comparisons) -> str:
+    """Return the test of the corrected p in words, with the number of permutations."""
+    if study.pairs == "seed":
+        return "sign flips of paired differences, step-down max-T"
+    name = "permutations of independent runs, studentised"
+    if len(comparisons.pairs) > 1:
+        return f"{name}, step-down max-T ({stats.DRAWS:,} seeded permutations)"
+    if not comparisons.pairs:
+        return name
+    baseline = len(study.values(study.plan.baseline))
+    permutations = independent.count_permutations(baseline, comparisons.pairs[0])
+    kind = "all" if permutations.is_exact else "seeded"
+    return f"{name} ({permutations.number:,} {kind} permutations)"
 
 
-def _forecast_pairs(
-    study: StudyRecord, differences: list[float], comparisons: Comparisons
-) -> int | None:
-    """Return the pairs that would decide an undecided variant, None if none up to MOST_PAIRS do.
+def _warn_of_spreads(study: StudyRecord) -> list[str]:
+    """Return a warning for each variant of independent runs with another spread than the baseline.
 
-    Mean and standard deviation of the differences are taken as they are. Pairs that are planned
-    already belong to this look; a number beyond them needs the smaller level of the next look.
+    The permutation test is exact for equal distributions only.
     """
-    planned = len(study.plan.seeds)
-    looks = _count_added_looks(study.seals)
-    next_level = ALPHA / 2 ** (looks + 2)
-    compared = max(1, len(comparisons.pairs))
-    margin = study.plan.metric.margin
-    for level, first, last in (
-        (comparisons.level, len(differences) + 1, planned),
-        (next_level, planned + 1, MOST_PAIRS),
-    ):
-        pairs = stats.pairs_for_decision(differences, level, compared, margin, (first, last))
-        if pairs is not None:
-            return pairs
-    return None
-
-
-def _find_action(
-    study: StudyRecord, variants: list[JudgedVariant], make_command: MakeCommand
-) -> Action:
-    """Return the next action that can change a verdict at the lowest cost."""
-    waiting = [cell for cell in study.cells if cell.is_waiting]
-    if waiting or _list_searched(study):
-        return _complete_plan(study, waiting, make_command)
-    undecided = [variant for variant in variants if _is_undecided(variant)]
-    if not undecided and any(variant.ended for variant in variants):
-        text = "Every other verdict is decided, and the plan has ended the variants without one."
-        return _make_action("none", text)
-    if not undecided:
-        return _make_action("none", "Every verdict is decided; nothing remains to run.")
-    possible = [variant for variant in undecided if variant.pairs_for_verdict is not None]
-    if possible:
-        cheapest = min(possible, key=lambda variant: variant.pairs_for_verdict or 0)
-        return _add_seeds(study, cheapest, make_command)
-    failed = [variant for variant in undecided if variant.seeds.failed]
-    baseline_failed = any(
-        cell.status != "done" for cell in study.variant_cells(study.plan.baseline)
-    )
-    if failed or baseline_failed:
-        return _repeat_failed(study, failed, make_command)
-    text = (
-        f"Stop: {_name_all(undecided)} would stay undecided with {MOST_PAIRS:,} seeds if the"
-        " measured differences are the true ones."
-    )
-    return _make_action("stop", text, variants=[variant.variant for variant in undecided])
-
-
-def _complete_plan(
-    study: StudyRecord, waiting: list[CellRecord], make_command: MakeCommand
-) -> Action:
-    """Return the action that trains the planned cells without a result."""
-    names = list(dict.fromkeys(cell.variant for cell in waiting))
-    counts = Counter(cell.status for cell in waiting)
-    states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
-    text = f"Complete the plan: {plural(len(waiting), 'planned cell')} without a result ({states})."
-    if not waiting:
-        text = "Complete the plan."
-    searched = _list_searched(study)
-    if searched:
-        text += f" The search of {plural(len(searched), 'variant')} has not ended."
-        names += [name for name in searched if name not in names]
-    return Action(
-        kind="run",
-        text=text,
-        command=make_command("run"),
-        variants=names,
-        cells=len(waiting),
-        seconds=_expect_seconds(study, [cell.variant for cell in waiting]),
-    )
-
-
-def _add_seeds(study: StudyRecord, variant: JudgedVariant, make_command: MakeCommand) -> Action:
-    """Return the action that adds seeds until `variant` is expected to be decided."""
-    plan = study.plan
-    needed = variant.pairs_for_verdict or 0
-    added_count = max(1, needed - variant.seeds.pairs)
-    next_seed = max(plan.seeds) + 1
-    added = list(range(next_seed, next_seed + added_count))
-    seeds = [*plan.seeds, *added]
-    is_count = seeds == list(range(len(seeds)))
-    words = str(len(seeds)) if is_count else ",".join(str(seed) for seed in seeds)
-    trained = [planned.name for planned in plan.variants for _ in added]
-    text = (
-        f"Add {plural(added_count, 'seed')} to every variant: {variant.label} would be decided if"
-        " its mean difference and its spread stay as measured. This is one more look, with a"
-        " smaller level."
-    )
-    return Action(
-        kind="add-seeds",
-        text=text,
-        command=make_command("run", "--seeds", words),
-        variants=[variant.variant],
-        cells=len(trained),
-        seconds=_expect_seconds(study, trained),
-    )
-
-
-def _repeat_failed(
-    study: StudyRecord, failed: list[JudgedVariant], make_command: MakeCommand
-) -> Action:
-    """Return the action for seeds that have failed, without which no verdict is possible."""
-    cells = [cell for cell in study.cells if cell.status != "done"]
-    names = list(dict.fromkeys(cell.variant for cell in cells))
-    text = (
-        f"{plural(len(cells), 'cell')} failed. Remove the reason (`lit-attn status` shows it), then"
-        " train them again; a failed seed counts as the worst value until then."
-    )
-    return Action(
-        kind="rerun",
-        text=text,
-        command=make_command("rerun"),
-        variants=[variant.variant for variant in failed] or names,
-        cells=len(cells),
-        seconds=_expect_seconds(study, [cell.variant for cell in cells]),
-    )
-
-
-def _make_action(kind: str, text: str, variants: list[str] | None = None) -> Action:
-    """Return an action that trains no cell."""
-    values = {"kind": kind, "text": text, "command": None, "variants": variants or []}
-    return Action.model_validate({**values, "cells": 0, "seconds": 0.0})
-
-
-def _name_all(variants: list[JudgedVariant]) -> str:
-    return ", ".join(variant.label for variant in variants)
-
-
-def _expect_seconds(study: StudyRecord, variants: list[str]) -> float | None:
-    """Return the seconds of one cell of each entry of `variants`, None without a measured cell.
-
-    A variant without a finished cell is expected to take the median of the others.
-    """
-    by_variant: dict[str, float] = {}
+    if study.pairs == "seed":
+        return []
+    baseline = list_values(study, study.plan.baseline)
+    warnings = []
     for variant in study.plan.variants:
-        seconds = _measure_cost(study.finished_cells(variant.name)).seconds_per_seed
-        if seconds is not None:
-            by_variant[variant.name] = seconds
-    if not by_variant:
-        return None
-    usual = statistics.median(by_variant.values())
-    return sum(by_variant.get(name, usual) for name in variants)
-
-
-def make_study_command(folder: Path, file: Path | None, plan: Plan) -> MakeCommand:
-    """Return the function that makes the command lines of a study in `folder`.
-
-    `file` is the file of the study; None gives no command. A side study (`--set`) has no command
-    either, because its changes are not recorded in the plan.
-    """
-    name = plan.family or plan.study
-    if file is None or "@" in folder.name:
-        return lambda *_: None
-
-    is_below = file.is_relative_to(Path.cwd())
-    shown = Path(os.path.relpath(file)) if is_below else file
-    out: list[object] = [] if folder.parent == Path("runs") else ["--out", folder.parent]
-
-    def make_command(kind: str, *words: str) -> str:
-        choice = ["failed"] if kind == "rerun" else []
-        return program(kind, *choice, shown, "--study", name, *words, *out)
-
-    return make_command
+        group = list_values(study, variant.name)
+        if variant.name == study.plan.baseline or min(len(group), len(baseline)) < 2:
+            continue
+        spreads = (float(np.std(group, ddof=1)), float(np.std(baseline, ddof=1)))
+        if max(spreads) <= UNEQUAL * min(spreads):
+            continue
+        skewness = independent.find_skewness(group if spreads[0] > spreads[1] else baseline)
+        warnings.append(
+            f"{variant.name}: its standard deviation is {spreads[0]:.3g} and the baseline's is"
+            f" {spreads[1]:.3g} (skewness of the wider one: {skewness:.1f}). If the true spreads"
+            " differ, p is approximate, the more so for small groups and skewed values."
+        )
+    return warnings

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -58,6 +58,9 @@ class CellRecord:
         if self.has_ended_variant:
             # A process trains a cell to its end, also if its variant has ended in the meantime.
             return self.status == "running"
+        if self.status == "error" and not self.path:
+            # A failed run of another program is one of its results.
+            return False
         has_ended = self.status in ("done", "diverged", "stopped", NEWER)
         return not has_ended and not self.status.startswith("without ")
 
@@ -86,7 +89,9 @@ class StudyRecord:
     `plan.contrast` names, if it has a plan and the same metric. `endings` are the variants that a
     rule of the plan has ended early, by name. `unreadable` names the files of the study that exist
     and cannot be read. `names` has the names of variants by their labels if the labels stand in all
-    other places (`lit_attn.report.labels`).
+    other places (`lit_attn.report.labels`). `pairs` is "seed" if the cells
+    with one seed belong together, and "none" for independent runs, whose seeds are only their
+    places within a variant.
     """
 
     plan: records.Plan
@@ -101,6 +106,7 @@ class StudyRecord:
     unreadable: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     folder: Path | None = None
+    pairs: Literal["seed", "none"] = "seed"
 
     @cached_property
     def curves(self) -> pd.DataFrame:

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from lit_attn.report.answers import JudgedStudy, JudgedVariant
+from lit_attn.report.answers import JudgedStudy, JudgedVariant, Values
 from lit_attn.report.columns import NOTHING, STAR, format_difference, format_p
 from lit_attn.report.drawing import short_names
 from lit_attn.report.formats import Cell, Table
-from lit_attn.report.numbers import find_magnitude
+from lit_attn.report.numbers import find_magnitude, write_number
 from lit_attn.schema.errors import plural
 
 FILE_WIDTH = 80
@@ -117,8 +117,10 @@ def draw_judgement(study: JudgedStudy, width: int = 0) -> str:
     `width` are the characters of a line; 0: those of the terminal.
     """
     width = width or find_width()
-    rows = []
     digits = _choose_digits(study.variants)
+    baseline = study.baseline_values
+    rows = [[Cell(study.baseline_label), Cell("baseline"), Cell(_draw_values(baseline, digits))]]
+    rows[0] += [Cell(NOTHING), Cell(NOTHING), Cell(str(baseline.n)), Cell(NOTHING)]
     for variant in study.variants:
         difference = NOTHING
         if variant.difference is not None:
@@ -129,19 +131,31 @@ def draw_judgement(study: JudgedStudy, width: int = 0) -> str:
         if variant.seeds_missing is not None:
             missing = variant.seeds_missing
             needed = f"{missing.low} to {missing.high if missing.high is not None else '> 1000'}"
-        texts = [variant.label, variant.verdict, difference, format_p(variant.p), seeds, needed]
-        rows.append([Cell(text) for text in texts])
-    headings = ["variant", "verdict", "difference [95 %]", "p", "seeds", "seeds missing"]
-    parts = [f"{study.study}: {study.title}"]
-    if rows:
-        parts.append(draw_table(Table(headings, rows), width))
+        values = _draw_values(variant.values, digits)
+        texts = [variant.label, variant.verdict, values, difference, format_p(variant.p)]
+        rows.append([Cell(text) for text in [*texts, seeds, needed]])
+    unit = "seeds" if study.pairs == "seed" else "runs"
+    value = (
+        f"{study.metric.label} ({'higher' if study.metric.goal == 'max' else 'lower'} is better)"
+    )
+    headings = ["variant", "verdict", value, "difference [95 %]", "p", unit, f"{unit} missing"]
+    parts = [f"{study.study}: {study.title}", draw_table(Table(headings, rows), width)]
     parts.append(_wrap(describe_verdicts(study), width))
     parts += _describe_endings(study.variants, width)
+    parts += [_wrap(f"Note: {note}", width) for note in study.notes]
     parts += [_wrap(f"Warning: {warning}", width) for warning in study.warnings]
     parts.append(_wrap(f"Next: {study.next.text}{_describe_cost(study)}", width))
     if study.next.command is not None:
         parts.append(f"  {study.next.command}")
     return "\n".join(parts)
+
+
+def _draw_values(values: Values, digits: int) -> str:
+    """Return mean and standard deviation of a variant, as far as there are any."""
+    if values.mean is None:
+        return NOTHING
+    mean = write_number(values.mean, f".{digits}f")
+    return mean if values.sd is None else f"{mean} ± {write_number(values.sd, f'.{digits}f')}"
 
 
 def describe_verdicts(study: JudgedStudy) -> str:
@@ -197,7 +211,7 @@ def _describe_cost(study: JudgedStudy) -> str:
     action = study.next
     if not action.cells:
         return ""
-    cells = plural(action.cells, "cell")
+    cells = plural(action.cells, "cell" if study.pairs == "seed" else "run")
     if action.seconds is None:
         return f" ({cells})"
     return f" ({cells}, about {action.seconds / 3600:.2g} hours one after another)"
@@ -213,7 +227,8 @@ def _choose_digits(variants: Sequence[JudgedVariant]) -> int:
             if half > 0:
                 halves.append(half)
     if not halves:
-        return 2
+        means = [variant.values.mean for variant in variants if variant.values.mean]
+        return min(max(2, 3 - find_magnitude(means[0])), 6) if means else 2
     return min(max(2, 1 - find_magnitude(min(halves))), 6)
 
 

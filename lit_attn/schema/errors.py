@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 from lit_attn.schema import mistakes
+from lit_attn.schema.error_answer import Kind, write_mistake
 
 MOST_CHOICES = 20  # Number of choices up to which a message lists all of them.
 FEW_CHOICES = 5  # Number of the nearest choices that a message lists otherwise.
@@ -74,6 +75,10 @@ class ConfigError(ValueError):
     def __init__(self, message: str) -> None:
         # A value of a downloaded file may contain line separators and escape sequences.
         super().__init__(escape_control(" ".join(message.splitlines())))
+
+
+class UsageError(ConfigError):
+    """Wrong command line."""
 
 
 def plural(count: int, noun: str) -> str:
@@ -150,26 +155,29 @@ def command(function: Callable[P, int]) -> Callable[P, int]:
 
     It is 2 after a ConfigError or an error of REFUSALS, which is printed, 130 after Ctrl-C, and 141
     without a reader. After a mistake of lit_attn that was described it is `mistakes.EXIT_CODE`.
+    With --json a mistake of the user is printed on stdout as JSON, too.
     """
 
     @functools.wraps(function)
     def run(*arguments: P.args, **keywords: P.kwargs) -> int:
         _open_closed_streams()
         described_before = len(mistakes.DESCRIBED)
-        code = _run_command(lambda: function(*arguments, **keywords))
+        lists = [words for words in arguments if isinstance(words, list)]
+        has_json = "--json" in (lists[0] if lists else sys.argv)
+        code = _run_command(lambda: function(*arguments, **keywords), has_json)
         has_mistake = len(mistakes.DESCRIBED) > described_before
         return mistakes.EXIT_CODE if has_mistake and code in (0, 1, 2) else code
 
     return run
 
 
-def _run_command(run: Callable[[], int]) -> int:
+def _run_command(run: Callable[[], int], has_json: bool) -> int:
     """Return the exit code of `run`, or that of the exception that it raises (see `command`)."""
     try:
         return run()
     except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
+        is_usage = isinstance(error, UsageError) or str(error).startswith("--")
+        return _print_mistake(error, "usage" if is_usage else "config", has_json)
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 128 + signal.SIGINT
@@ -182,8 +190,15 @@ def _run_command(run: Callable[[], int]) -> int:
             raise
         # The message of a rename is about its target.
         path = error.filename2 or error.filename or "a file"
-        print(ConfigError(f"{path}: {error.strerror}"), file=sys.stderr)
-        return 2
+        return _print_mistake(ConfigError(f"{path}: {error.strerror}"), "file", has_json)
+
+
+def _print_mistake(error: ConfigError, kind: Kind, has_json: bool) -> int:
+    """Print a mistake, also as JSON if a program asked for it, and return the exit code."""
+    if has_json:
+        print(write_mistake(kind, str(error)))
+    print(error, file=sys.stderr)
+    return 2
 
 
 def _open_closed_streams() -> None:
@@ -227,7 +242,7 @@ class OneLineParser(argparse.ArgumentParser):
     """Parser of a command line that raises ConfigError where argparse prints its usage."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{self.prog}: {message}")
+        raise UsageError(f"{self.prog}: {message}")
 
 
 def from_one(text: str) -> int:

@@ -12,10 +12,11 @@ from helpers.fake_study import result, write_study
 from lit_attn.cells.records import Metric, Plan
 from lit_attn.report import stats
 from lit_attn.report.comparison import Comparisons, compare_variants
+from lit_attn.report.foreign.prepare import Choices, prepare
+from lit_attn.report.foreign.table import read_table
 from lit_attn.report.read import read_studies
 from lit_attn.report.study_record import StudyRecord
 from lit_attn.report.summary import make_variant_frame
-from lit_attn.report.table_input import read_table
 
 
 def write(
@@ -183,7 +184,8 @@ def test_a_table_of_another_program_keeps_the_joint_test(tmp_path: Path) -> None
             rows += [] if (other, seed) == (3, 0) else [row]
     path = tmp_path / "results.csv"
     path.write_text("\n".join(rows) + "\n")
-    (study,) = read_table(path)
+    choices = Choices(metric="score:max", pairs="seed", baseline="base")
+    study = prepare(read_table(path), choices).study
     compared = compare_variants(study)
     assert compared.records["ahead"]["p_adjusted"] == 2 / 2**6
     assert compared.records["ahead"]["significant"]

@@ -1,68 +1,212 @@
 """Command `judge`: the verdict of every variant, and the next action that can change one."""
 
+import argparse
+import math
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lit_attn.schema.commands import Command
 from lit_attn.schema.errors import ConfigError, require
 
+if TYPE_CHECKING:
+    from lit_attn.report.answers import JudgedStudy
+
 DESCRIPTION = """\
 Say for each variant whether it is better or worse than the baseline, equivalent to it, or
-undecided, and which action would change a verdict at the lowest cost. Exit codes: 0: every verdict
-is final and decided; 1: a verdict is undecided, or planned seeds are missing; 2: the command line
-or the records are wrong."""
+undecided, and which action would change a verdict at the lowest cost. A path that is no study holds
+the runs of another program: a table (CSV, TSV, JSON lines), an export of W&B, a folder or SQLite
+file of MLflow, a folder of TensorBoard, or samples of lm-evaluation-harness. Exit codes: 0: every
+verdict is final and decided; 1: a verdict is undecided, or planned seeds are missing; 2: the
+command line or the records are wrong."""
+
+FOREIGN = {
+    "metric": "--metric",
+    "pairs": "--pairs",
+    "baseline": "--baseline",
+    "variant": "--variant",
+    "seed": "--seed",
+    "where": "--where",
+    "margin": "--margin",
+    "cut_seed": "--cut-seed",
+    "reader": "--reader",
+}
+"""Options for the runs of other programs: the plan of a study has all of this."""
 
 
 class Judge(Command):
-    """Command that prints the verdicts of studies."""
+    """Command that prints the verdicts of studies and of the runs of other programs."""
 
-    words = "[STUDY ...]"
+    words = "[STUDY|FILE ...]"
     help = "say which variants are better or worse"
     description = DESCRIPTION
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the studies and the options."""
-        parser.add_argument(
+        add = parser.add_argument
+        add(
             "studies",
             nargs="*",
-            metavar="STUDY",
-            help="Name of a study, or its folder (default: all studies of --runs).",
+            metavar="STUDY|FILE",
+            help="Name of a study, its folder, or runs of another program (default: all studies of"
+            " --runs).",
         )
-        parser.add_argument(
+        add(
             "--runs",
             type=Path,
             default=Path("runs"),
             metavar="DIR",
             help="Folder of runs (default: runs).",
         )
-        parser.add_argument(
+        add(
             "--json",
             action="store_true",
-            help="Print JSON (schema: lit_attn/report/schemas/judge.json).",
+            help="Print JSON (schema: lit_attn/report/schemas/judge.json), also after a mistake"
+            " (error.json).",
+        )
+        foreign = parser.add_argument_group("runs of other programs")
+        add_foreign_arguments(foreign)
+        foreign.add_argument(
+            "--metric",
+            metavar="COLUMN[:min|:max]",
+            default="",
+            help="Column that is compared, and which direction is better unless it is known.",
+        )
+        foreign.add_argument(
+            "--margin", type=_above_zero, help="Largest difference that does not matter."
         )
 
     def run(self, options: Namespace) -> int:
         """Print the verdicts and return the exit code. Raises ConfigError without a study."""
         # These modules import pandas, which --help does not need.
-        from lit_attn.ablate.origin import find_file
         from lit_attn.report.answers import JudgeAnswer, write_answer
-        from lit_attn.report.judge import is_decided, judge_study, make_study_command
-        from lit_attn.report.looks import record_look
-        from lit_attn.report.read import read_studies
+        from lit_attn.report.judge import is_decided
         from lit_attn.report.terminal import draw_judgement
 
-        judged = []
-        for folder in _find_folders(options.studies, options.runs):
-            # One by one, so that the records of one study are in memory at a time.
-            for study in read_studies(folder.parent, [folder.name]):
-                command = make_study_command(folder, find_file(folder), study.plan)
-                judged.append(judge_study(study, command))
-                record_look(study, folder)
+        tables, names = _split_words(options.studies, options.runs)
+        for name, option in FOREIGN.items():
+            if getattr(options, name) and not tables:
+                raise ConfigError(f"{option}: is for the runs of another program; name their file")
+        judged = [_judge_table(path, options) for path in tables]
+        if names or not tables:
+            for folder in _find_folders(names, options.runs):
+                judged += _judge_folder(folder)
         if options.json:
             print(write_answer(JudgeAnswer(studies=judged)))
         else:
             print("\n\n".join(draw_judgement(study) for study in judged))
         return 0 if all(is_decided(study) for study in judged) else 1
+
+
+def add_foreign_arguments(parser: "argparse._ArgumentGroup") -> None:
+    """Add the options that say what the columns of another program's table mean."""
+    add = parser.add_argument
+    add(
+        "--pairs",
+        choices=("seed", "none"),
+        help="seed: runs of two variants with the same seed are a pair. none: all runs are"
+        " independent. Nothing is assumed.",
+    )
+    add("--baseline", metavar="NAME", default="", help="Variant that all others are compared with.")
+    add(
+        "--variant",
+        metavar="COLUMN",
+        default="",
+        help="Column with the names of variants (default: variant).",
+    )
+    add(
+        "--seed",
+        metavar="COLUMN",
+        default="",
+        help="Column with the seeds (default: seed).",
+    )
+    add(
+        "--cut-seed",
+        action="store_true",
+        help="Take the seed from the end of the names of runs (belief2-seed3).",
+    )
+    add(
+        "--where",
+        metavar="COLUMN=VALUE",
+        action="append",
+        type=_split_condition,
+        help="Use only the runs with this value. Several conditions must all hold.",
+    )
+    add(
+        "--reader",
+        metavar="FILE.py:FUNCTION",
+        default="",
+        help="Function that gets the path and yields a mapping for each run. FILE.py is executed.",
+    )
+
+
+def _split_condition(text: str) -> tuple[str, str]:
+    column, sign, value = text.partition("=")
+    if not column or not sign:
+        raise argparse.ArgumentTypeError(f"'{text}' is not COLUMN=VALUE")
+    return column.strip(), value.strip()
+
+
+def _above_zero(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
+    return number
+
+
+def _split_words(words: list[str], runs: Path) -> tuple[list[Path], list[str]]:
+    """Return the paths of other programs' runs, and the names and folders of studies."""
+    tables = []
+    names = []
+    for word in words:
+        path = Path(word)
+        is_study = (path / "plan.json").is_file() or (runs / word / "plan.json").is_file()
+        if path.exists() and not is_study:
+            tables.append(path)
+        elif path.suffix and not is_study:
+            raise ConfigError(f"{path}: no such file or folder")
+        else:
+            names.append(word)
+    return tables, names
+
+
+def _judge_table(path: Path, options: Namespace) -> "JudgedStudy":
+    """Return the verdicts about the runs of another program."""
+    from lit_attn.report.foreign.judging import judge
+
+    if next(path.glob("*/plan.json"), None) is not None:
+        raise ConfigError(f"{path}: is a folder of studies; write --runs {path}")
+    return judge(
+        path,
+        options.metric,
+        pairs=options.pairs or "",
+        baseline=options.baseline,
+        variant=options.variant,
+        seed=options.seed,
+        margin=options.margin,
+        cut_seed=options.cut_seed,
+        where=dict(options.where or ()),
+        reader=options.reader,
+    )
+
+
+def _judge_folder(folder: Path) -> "list[JudgedStudy]":
+    """Return the verdicts of the study in a folder, and record that they were seen."""
+    from lit_attn.ablate.origin import find_file
+    from lit_attn.report.judge import judge_study
+    from lit_attn.report.looks import record_look
+    from lit_attn.report.next_action import make_study_command
+    from lit_attn.report.read import read_studies
+
+    judged = []
+    for study in read_studies(folder.parent, [folder.name]):
+        command = make_study_command(folder, find_file(folder), study.plan)
+        judged.append(judge_study(study, command))
+        record_look(study, folder)
+    return judged
 
 
 def _find_folders(names: list[str], runs: Path) -> list[Path]:

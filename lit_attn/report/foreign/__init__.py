@@ -1,0 +1,1 @@
+"""Runs of other programs: readers, checks, the directions of metrics, and verdicts."""

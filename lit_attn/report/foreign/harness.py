@@ -1,0 +1,83 @@
+"""Samples of lm-evaluation-harness (`--log_samples`): one row for each model and item.
+
+The runs of a model are its answers to the items, so `--pairs seed` pairs models over items.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from lit_attn.report.foreign.table import Row, RunTable, read_entries
+from lit_attn.schema.errors import ConfigError
+
+SAMPLES = "samples_*.jsonl"
+NAME = re.compile(r"samples_(?P<task>.+?)(?:_\d{4}-\d\d-\d\dT[\d.:-]+)?\.jsonl")
+"""Name of a file of samples: task and time."""
+
+
+def is_folder(path: Path) -> bool:
+    """Return True for a folder with files of samples at any depth."""
+    return next(path.rglob(SAMPLES), None) is not None
+
+
+def read_folder(path: Path) -> RunTable:
+    """Return the samples of all models below a folder."""
+    return read_files(path, sorted(path.rglob(SAMPLES)))
+
+
+def is_sample(entry: dict[str, Any]) -> bool:
+    """Return True for a line of a file of samples."""
+    return {"doc_id", "target", "resps"} <= entry.keys()
+
+
+def read_files(path: Path, files: list[Path]) -> RunTable:
+    """Return the samples of files: the model is the folder of a file, the seed is the item.
+
+    Of two files with one model and task the newer one, by the time in its name, replaces the older.
+    """
+    latest: dict[tuple[str, str], Path] = {}
+    notes = []
+    for file in files:
+        match = NAME.fullmatch(file.name)
+        task = match["task"] if match else file.stem
+        model = file.parent.resolve().name
+        if (model, task) in latest:
+            notes.append(f"{latest[model, task]} is left out, because {file.name} is newer.")
+        latest[model, task] = file
+    rows: list[Row] = []
+    places = []
+    metrics: dict[str, None] = {}
+    for (model, task), file in latest.items():
+        for place, entry in read_entries(file):
+            if "doc_id" not in entry:
+                raise ConfigError(f"{place}: has no doc_id, as samples of lm-evaluation-harness do")
+            row: Row = {"model": model, "task": task, "item": entry["doc_id"]}
+            row["filter"] = entry.get("filter", "none")
+            for name in _name_metrics(entry):
+                row[name] = entry[name]
+                metrics[name] = None
+            rows.append(row)
+            places.append(place)
+    return RunTable(
+        str(path),
+        rows,
+        places,
+        metrics=list(metrics),
+        variant="model",
+        seed="item",
+        parts=("task", "filter"),
+        notes=notes,
+    )
+
+
+def _name_metrics(entry: dict[str, Any]) -> list[str]:
+    """Return the metrics of a sample that are one number."""
+    named = entry.get("metrics") or [
+        name for name in entry if name not in ("doc_id", "doc", "arguments", "target")
+    ]
+    numbers = []
+    for name in named:
+        value = entry.get(name)
+        if isinstance(value, int | float):
+            numbers.append(name)
+    return numbers

@@ -1,0 +1,79 @@
+"""Verdicts about the runs of other programs, for the command `judge` and for Python."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lit_attn.report.answers import JudgedStudy
+from lit_attn.report.foreign.prepare import Choices, Prepared, make_file_name, prepare
+from lit_attn.report.foreign.table import RunTable, read_table
+from lit_attn.report.judge import judge_study
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def judge(
+    runs: "str | Path | pd.DataFrame",
+    metric: str = "",
+    *,
+    pairs: str,
+    baseline: str = "",
+    variant: str = "",
+    seed: str = "",
+    margin: float | None = None,
+    cut_seed: bool = False,
+    where: Mapping[str, str] | None = None,
+    reader: str = "",
+) -> JudgedStudy:
+    """Return the verdict about every variant of the runs of any program.
+
+    `runs` is a path that `read_table` reads, or a pandas frame with one row for each run. `metric`
+    ends in its direction (`val_loss:min`) unless the direction is known. `pairs` is "seed" if runs
+    with one seed belong together, and "none" for independent runs. The other arguments are those of
+    `Choices`. The result has the keys of `lit-attn judge --json`; `result.model_dump()` is a
+    dictionary. PyTorch is not needed. Raises ConfigError for what the runs do not have.
+    """
+    choices = Choices(
+        metric=metric,
+        pairs=pairs,
+        baseline=baseline,
+        variant=variant,
+        seed=seed,
+        margin=margin,
+        cut_seed=cut_seed,
+        where=where or {},
+    )
+    table = read_table(Path(runs), reader) if isinstance(runs, str | Path) else make_table(runs)
+    prepared = prepare(table, choices)
+    return judge_study(prepared.study, notes=prepared.notes)
+
+
+def make_table(frame: "pd.DataFrame") -> RunTable:
+    """Return the rows of a frame as the runs of a table."""
+    columns = [str(column) for column in frame.columns]
+    # A missing value of pandas can be NaN, which would be the name of a variant.
+    objects = frame.astype(object)
+    tuples = objects.where(objects.notna(), None).itertuples(index=False, name=None)
+    rows = [dict(zip(columns, values, strict=True)) for values in tuples]
+    places = [f"frame: row {place}" for place in range(len(rows))]
+    return RunTable("frame", rows, places)
+
+
+def prepare_metrics(table: RunTable, choices: Choices, metrics: list[str]) -> list[Prepared]:
+    """Return one study for each metric of a table, with different names of their folders."""
+    if len(metrics) < 2:
+        return [prepare(table, Choices(**{**vars(choices), "metric": "".join(metrics)}))]
+    stem = Path(table.source).stem
+    studies = []
+    folders: set[str] = set()
+    for metric in metrics:
+        name = f"{stem}-{metric.removesuffix(':min').removesuffix(':max')}"
+        title = name
+        number = 2
+        while make_file_name(name) in folders:
+            name = f"{title}-{number}"
+            number += 1
+        folders.add(make_file_name(name))
+        studies.append(prepare(table, Choices(**{**vars(choices), "metric": metric}), name))
+    return studies

@@ -1,0 +1,420 @@
+"""From the table of another program to a study: columns, checks, and what is odd about the runs."""
+
+import math
+import re
+import statistics
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from lit_attn.cells.records import Metric, Plan, PlannedVariant
+from lit_attn.report.foreign.costs import COUNTS, find_cost
+from lit_attn.report.foreign.directions import find_goal, parse_metric
+from lit_attn.report.foreign.states import COLUMNS, State, read_states
+from lit_attn.report.foreign.table import RunTable
+from lit_attn.report.study_record import CellRecord, StudyRecord
+from lit_attn.schema.errors import ConfigError, plural, require
+
+Pairs = Literal["seed", "none"]
+
+SEED_AT_END = re.compile(r"(?P<name>.+?)[-_/ .=]+(?:seed[-_/ .=]*)?(?P<seed>\d+)", re.IGNORECASE)
+"""Name of a run that ends in its seed behind a separator, as in `belief2-seed3` or `belief2/3`."""
+
+NOT_FINITE = {"nan", "inf", "-inf", "+inf", "infinity", "-infinity", "+infinity"}
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Choices of the user about a table.
+
+    `metric` can end in its direction (`loss:min`). Empty names stand for what the program that
+    wrote the table calls its columns. `where` has the values of columns that a row must have.
+    `cut_seed` takes the seed from the end of the names of runs.
+    """
+
+    metric: str = ""
+    pairs: str = ""
+    baseline: str = ""
+    variant: str = ""
+    seed: str = ""
+    margin: float | None = None
+    cut_seed: bool = False
+    where: Mapping[str, str] = field(default_factory=dict)
+
+
+class Prepared(NamedTuple):
+    """A study of the runs of another program, and sentences about what is odd in them."""
+
+    study: StudyRecord
+    notes: list[str]
+
+
+class _Run(NamedTuple):
+    """A run: the value is None if it has not ended, and NaN if it has failed."""
+
+    variant: str
+    seed: str
+    place: str
+    value: float | None
+    costs: dict[str, float | int]
+
+
+def prepare(table: RunTable, choices: Choices, name: str = "") -> Prepared:
+    """Return the study of a table, called `name` (default: that of its file).
+
+    Raises ConfigError, in one line, for a choice that the table does not have.
+    """
+    if choices.pairs not in ("seed", "none"):
+        raise ConfigError(
+            f"{table.source}: say with --pairs whether runs of two variants belong together:"
+            " --pairs seed (the same seed is one pair) or --pairs none (independent runs)"
+        )
+    table = _select_rows(table, choices.where)
+    _check_parts(table)
+    _check_columns(table, choices)
+    notes = list(table.notes)
+    metric_name, goal = parse_metric(choices.metric or table.metric)
+    if not metric_name:
+        metric_name = _find_only_metric(table, choices)
+    require(f"{table.source}: has no column", metric_name, table.columns)
+    where = f"{table.source}: {metric_name}"
+    goal = goal or find_goal(metric_name, where)
+    runs = _read_runs(table, choices, metric_name, notes)
+    variants = list(dict.fromkeys(run.variant for run in runs))
+    baseline = _find_baseline(table, choices, variants)
+    fields = {"name": metric_name, "label": metric_name, "scale": 1, "goal": goal}
+    if choices.margin is not None:
+        if not choices.margin > 0 or not math.isfinite(choices.margin):
+            raise ConfigError(f"margin: needs a number above 0, not {choices.margin:g}")
+        fields["margin"] = choices.margin
+    metric = Metric.model_validate(fields)
+    pairs: Pairs = "seed" if choices.pairs == "seed" else "none"
+    cells = _pair_cells(table, runs, variants, notes) if pairs == "seed" else _list_cells(runs)
+    _note_copies(table, notes)
+    _note_values(runs, variants, baseline, pairs, notes)
+    title = name or Path(table.source).stem
+    plan = Plan(
+        study=make_file_name(title),
+        title=title,
+        baseline=baseline,
+        metric=metric,
+        variants=[PlannedVariant(name=variant) for variant in variants],
+        seeds=sorted({cell.seed for cell in cells}),
+        cells=[],
+    )
+    return Prepared(StudyRecord(plan, cells, pairs=pairs), notes)
+
+
+def make_file_name(title: str) -> str:
+    """Return the name of a folder of reports for a title: `a/b` must not lead elsewhere."""
+    return title.replace("/", "-").replace("\\", "-").lstrip(".") or "table"
+
+
+def list_metrics(table: RunTable, choices: Choices) -> list[str]:
+    """Return the columns with numbers that can be the metric: no seed, cost or state."""
+    used = {choices.variant or table.variant, choices.seed or table.seed, "Name", *table.parts}
+    used |= set(choices.where)
+    listed = []
+    for column in table.columns if table.metrics is None else table.metrics:
+        if column in used or column.lower() in COLUMNS or find_cost(column) is not None:
+            continue
+        values = [_read_number(row.get(column)) for row in table.rows]
+        if any(isinstance(value, float) for value in values):
+            listed.append(column)
+    return listed
+
+
+def _find_only_metric(table: RunTable, choices: Choices) -> str:
+    """Return the only column that can be the metric. Raises ConfigError for none or several."""
+    listed = list_metrics(table, choices)
+    if len(listed) == 1:
+        return listed[0]
+    if not listed:
+        raise ConfigError(f"{table.source}: has no column of numbers that could be a metric")
+    raise ConfigError(
+        f"{table.source}: name the metric with --metric NAME:min or NAME:max; choose from"
+        f" {', '.join(listed)}"
+    )
+
+
+def _select_rows(table: RunTable, where: Mapping[str, str]) -> RunTable:
+    """Return the table with the rows that have the given values."""
+    selected = table
+    for column, value in where.items():
+        require(f"{table.source}: has no column", column, table.columns)
+        values = [str(row.get(column, "")).strip() for row in selected.rows]
+        require(f"{table.source}: {column}: no run has the value", value, dict.fromkeys(values))
+        kept = [place for place, written in enumerate(values) if written == value]
+        rows = [selected.rows[place] for place in kept]
+        places = [selected.places[place] for place in kept]
+        baseline = "" if table.rows[0] not in rows else table.baseline
+        selected = RunTable(
+            **{**vars(selected), "rows": rows, "places": places, "baseline": baseline}
+        )
+    return selected
+
+
+def _check_columns(table: RunTable, choices: Choices) -> None:
+    """Raise ConfigError, which names the option, unless the table has the columns that it needs."""
+    needed = {"--variant": choices.variant or table.variant}
+    if choices.seed or (choices.pairs == "seed" and not choices.cut_seed):
+        needed["--seed"] = choices.seed or table.seed
+    for option, column in needed.items():
+        where = f"{table.source}: name the column with {option}; there is no column"
+        require(where, column, table.columns)
+
+
+def _check_parts(table: RunTable) -> None:
+    """Raise ConfigError for runs of several experiments, which must not be taken for one."""
+    for column in table.parts:
+        values = list(dict.fromkeys(str(row[column]) for row in table.rows if column in row))
+        if len(values) > 1:
+            shown = ", ".join(values[:6]) + (", ..." if len(values) > 6 else "")
+            raise ConfigError(
+                f"{table.source}: has runs of {len(values)} values of '{column}' ({shown});"
+                f" choose one with --where {column}={values[0]}"
+            )
+
+
+def _find_baseline(table: RunTable, choices: Choices, variants: list[str]) -> str:
+    """Return the baseline: the one that is named, that of the program, or `baseline`."""
+    wanted = choices.baseline or table.baseline
+    if wanted:
+        require(f"{table.source}: has no variant", wanted, variants)
+        return wanted
+    if "baseline" in variants:
+        return "baseline"
+    shown = ", ".join(variants[:6]) + (", ..." if len(variants) > 6 else "")
+    raise ConfigError(f"{table.source}: name the baseline with --baseline; choose from {shown}")
+
+
+def _read_runs(table: RunTable, choices: Choices, metric: str, notes: list[str]) -> list[_Run]:
+    """Return every row as a run, and add sentences about cells that had to be cleaned."""
+    names = _read_names(table, choices.variant or table.variant, notes)
+    seeds = ["" for _ in names]
+    if choices.cut_seed:
+        names, seeds = _cut_seeds(names, table.places)
+    elif choices.pairs == "seed":
+        column = choices.seed or table.seed
+        seeds = [str(_clean(row.get(column))) for row in table.rows]
+    states = read_states(table, notes)
+    values = _read_values(table, metric, states, notes)
+    cost_columns = {name: find_cost(name) for name in table.columns if name != metric}
+    runs = []
+    for place, row in enumerate(table.rows):
+        costs: dict[str, float | int] = {}
+        for name, cost in cost_columns.items():
+            if cost is not None:
+                number = _read_cost(table.places[place], name, row.get(name))
+                if number is not None:
+                    amount = number * cost.factor
+                    is_count = cost.measurement in COUNTS
+                    costs[cost.measurement] = round(amount) if is_count else amount
+        runs.append(_Run(names[place], seeds[place], table.places[place], values[place], costs))
+    return runs
+
+
+def _read_names(table: RunTable, column: str, notes: list[str]) -> list[str]:
+    """Return the name of each row's variant without blanks around it."""
+    names = []
+    blank = 0
+    for row, place in zip(table.rows, table.places, strict=True):
+        written = row.get(column)
+        name = "" if written is None else str(written)
+        blank += name != name.strip()
+        if not name.strip():
+            raise ConfigError(f"{place}: {column}: is empty; every run needs a variant")
+        names.append(name.strip())
+    if blank:
+        notes.append(f"Blanks around names of variants are ignored in {plural(blank, 'run')}.")
+    return names
+
+
+def _cut_seeds(names: list[str], places: list[str]) -> tuple[list[str], list[str]]:
+    """Return names without the seeds at their ends, and the seeds."""
+    cut = []
+    seeds = []
+    for name, place in zip(names, places, strict=True):
+        match = SEED_AT_END.fullmatch(name)
+        if match is None:
+            raise ConfigError(f"{place}: '{name}' does not end in a seed, as in '{name}-seed0'")
+        cut.append(match["name"])
+        seeds.append(match["seed"])
+    return cut, seeds
+
+
+def _clean(value: Any) -> Any:
+    """Return a text without blanks around it, and any other value as it is."""
+    return value.strip() if isinstance(value, str) else value
+
+
+def _read_number(value: Any) -> float | str | None:
+    """Return a number, None for an empty value, or the text that is no number.
+
+    The words for values that are not finite are numbers, in any form that programs write.
+    """
+    value = _clean(value)
+    if value is None or value == "":
+        return None
+    if isinstance(value, str):
+        text = value.removesuffix("%").strip()
+        if "_" in text:
+            # Python's numbers can have underscores, those of other programs cannot.
+            return value
+        try:
+            return float(text)
+        except ValueError:
+            return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def _read_cost(place: str, column: str, value: Any) -> float | None:
+    """Return a cost, None for an empty cell. Raises ConfigError for a text."""
+    number = _read_number(value)
+    if isinstance(number, str) or (number is not None and number < 0):
+        raise ConfigError(f"{place}: {column}: '{_clean(value)}' is not a cost, a number from 0 on")
+    return number if number is None or math.isfinite(number) else None
+
+
+def _read_values(
+    table: RunTable, metric: str, states: list[State], notes: list[str]
+) -> list[float | None]:
+    """Return the value of each run: NaN if it has failed, None if it has not ended."""
+    values: list[float | None] = []
+    percent = []
+    empty = 0
+    not_finite = 0
+    texts = 0
+    for row, place, state in zip(table.rows, table.places, states, strict=True):
+        if state != "done":
+            values.append(math.nan if state == "failed" else None)
+            continue
+        written = _clean(row.get(metric))
+        number = _read_number(written)
+        if isinstance(number, str):
+            raise ConfigError(f"{place}: {metric}: '{number}' is not a number")
+        if isinstance(written, str) and written:
+            percent.append(written.endswith("%"))
+            texts += table.metrics is not None and written.lower() not in NOT_FINITE
+        if number is None:
+            empty += 1
+            number = math.nan
+        elif not math.isfinite(number):
+            not_finite += 1
+            number = math.nan
+        values.append(number)
+    if any(percent) and not all(percent):
+        raise ConfigError(
+            f"{table.source}: {metric}: has numbers with and without a percent sign; use one form"
+        )
+    if percent and all(percent):
+        notes.append(f"All values of '{metric}' have a percent sign; differences are in points.")
+    if empty:
+        notes.append(f"Failed: {plural(empty, 'run')} without a value of '{metric}'.")
+    if not_finite:
+        notes.append(f"Failed: {plural(not_finite, 'run')} with a value that is not finite.")
+    if texts:
+        notes.append(f"'{metric}' is a text in {plural(texts, 'run')}, read as a number.")
+    return values
+
+
+def _pair_cells(
+    table: RunTable, runs: list[_Run], variants: list[str], notes: list[str]
+) -> list[CellRecord]:
+    """Return a cell for each variant with each seed; a cell without a row is missing."""
+    numbers = _number_seeds(runs, notes)
+    by_place: dict[tuple[str, int], _Run] = {}
+    for run in runs:
+        key = (run.variant, numbers[run.seed])
+        if key in by_place:
+            raise ConfigError(
+                f"{run.place}: variant '{run.variant}' has seed {run.seed} twice (first at"
+                f" {by_place[key].place}); with independent runs write --pairs none"
+            )
+        by_place[key] = run
+    cells = []
+    lacking: Counter[str] = Counter()
+    for variant in variants:
+        for seed in sorted(numbers.values()):
+            run_of_seed = by_place.get((variant, seed))
+            if run_of_seed is None:
+                lacking[variant] += 1
+                cells.append(CellRecord(variant, seed, "missing"))
+            else:
+                cells.append(_make_cell(run_of_seed, seed))
+    for variant, count in lacking.items():
+        notes.append(f"'{variant}' lacks {count:,} of {plural(len(numbers), 'seed')}.")
+    return cells
+
+
+def _number_seeds(runs: list[_Run], notes: list[str]) -> dict[str, int]:
+    """Return a whole number for each seed; other texts are numbered in their order."""
+    written = list(dict.fromkeys(run.seed for run in runs))
+    places = {run.seed: run.place for run in reversed(runs)}
+    numbers: dict[str, int] = {}
+    for text in written:
+        if text in ("", "None", "nan"):
+            raise ConfigError(f"{places[text]}: has no seed; without seeds write --pairs none")
+        number = _read_number(text)
+        if isinstance(number, float):
+            if not number.is_integer():
+                raise ConfigError(f"{places[text]}: seed '{text}' is not a whole number")
+            numbers[text] = int(text) if text.lstrip("+-").isdecimal() else int(number)
+    if len(numbers) < len(written):
+        notes.append("Seeds are texts, so they are numbered from 0 on in alphabetical order.")
+        numbers = {text: place for place, text in enumerate(sorted(written))}
+    return numbers
+
+
+def _list_cells(runs: list[_Run]) -> list[CellRecord]:
+    """Return a cell for each run, numbered within its variant."""
+    counts: Counter[str] = Counter()
+    cells = []
+    for run in runs:
+        cells.append(_make_cell(run, counts[run.variant]))
+        counts[run.variant] += 1
+    return cells
+
+
+def _make_cell(run: _Run, seed: int) -> CellRecord:
+    if run.value is None:
+        return CellRecord(run.variant, seed, "running")
+    if math.isnan(run.value):
+        return CellRecord(run.variant, seed, "error")
+    return CellRecord(run.variant, seed, "done", run.value, run.costs)
+
+
+def _note_values(
+    runs: list[_Run], variants: list[str], baseline: str, pairs: Pairs, notes: list[str]
+) -> None:
+    """Add sentences about equal values and about groups of different sizes."""
+    by_variant: dict[str, list[float]] = {variant: [] for variant in variants}
+    for run in runs:
+        if run.value is not None and math.isfinite(run.value):
+            by_variant[run.variant].append(run.value)
+    values = [value for group in by_variant.values() for value in group]
+    ties = len(values) - len(set(values))
+    if ties and len(values) < 1000:
+        notes.append(f"Ties: {len(values)} values, of which {len(set(values))} are different.")
+    sizes = {variant: len(group) for variant, group in by_variant.items()}
+    if pairs == "none" and len(set(sizes.values())) > 1:
+        usual = statistics.median(sizes.values())
+        notes.append(
+            f"Variants have {min(sizes.values())} to {max(sizes.values())} runs with a value"
+            f" (median {usual:g}; the baseline has {sizes[baseline]})."
+        )
+
+
+def _note_copies(table: RunTable, notes: list[str]) -> None:
+    """Add a sentence about rows that are equal in every column."""
+    copies = Counter(tuple(sorted((name, str(row[name])) for name in row)) for row in table.rows)
+    repeated = sum(count - 1 for count in copies.values())
+    if repeated:
+        notes.append(
+            f"{plural(repeated, 'row')} equal to another one in every column: each is a run."
+        )

@@ -1,0 +1,190 @@
+"""Independent runs: the permutation test, its interval, and verdicts about public runs."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import permutation_test, ttest_ind
+
+from lit_attn import judge
+from lit_attn.report import independent
+from lit_attn.report.stats import Floats
+
+# Final validation losses of KellerJordan/modded-nanogpt at commit f411b3d3, folder
+# records/track_1_short/2026-05-07_XSAGatedLayers: master-s1480 and xsa-gated-s1410.
+MASTER = [3.2794, 3.2803, 3.2794, 3.2797, 3.2797, 3.2798, 3.2808]
+XSA = [3.2792, 3.2769, 3.2775, 3.2785, 3.2798, 3.2790, 3.2805, 3.2798, 3.2803, 3.2787, 3.2777]
+
+
+def draw(generator: np.random.Generator, size: int, mean: float = 0.0, sd: float = 1.0) -> Floats:
+    return generator.normal(mean, sd, size)
+
+
+def welch_statistic(first: Floats, second: Floats, axis: int) -> Floats:
+    statistic: Floats = np.abs(ttest_ind(first, second, equal_var=False, axis=axis).statistic)
+    return statistic
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (4, 4), (5, 8)])
+def test_the_test_of_two_groups_is_that_of_scipy(sizes: tuple[int, int]) -> None:
+    generator = np.random.default_rng(sum(sizes))
+    first = draw(generator, sizes[0])
+    second = draw(generator, sizes[1], 1.5, 2.0)
+    expected = permutation_test(
+        (first, second), welch_statistic, n_resamples=np.inf, alternative="greater", vectorized=True
+    )
+    assert independent.group_p(second, first) == pytest.approx(expected.pvalue)
+    interval = independent.welch_interval(second, first, 0.95)
+    reference = ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
+    assert (interval.low, interval.high) == pytest.approx((reference.low, reference.high))
+
+
+def test_the_public_runs_of_xsa_have_one_answer_under_every_numbering() -> None:
+    """Pairs of runs with equal numbers gave p from .016 to .36 by the order of the runs."""
+    import pandas as pd
+
+    answers = set()
+    generator = np.random.default_rng(0)
+    for _ in range(10):
+        rows = [("master", value) for value in generator.permutation(MASTER)]
+        rows += [("xsa", value) for value in generator.permutation(XSA)]
+        frame = pd.DataFrame(rows, columns=["variant", "val_loss"]).sample(frac=1, random_state=1)
+        frame["seed"] = frame.groupby("variant").cumcount()
+        judged = judge(frame, "val_loss:min", pairs="none", baseline="master")
+        (variant,) = judged.variants
+        assert variant.difference is not None
+        answers.add((variant.verdict, round(variant.difference.mean, 8), round(variant.p or 0, 8)))
+    # 31,824 divisions of 18 runs into 7 and 11, and Welch's interval of docs/statistics.md.
+    assert answers == {("better", -0.00097143, 0.03302539)}
+    assert judged.test == "permutations of independent runs, studentised (31,824 all permutations)"
+    (warning,) = judged.warnings
+    assert "0.00118 and the baseline's is 0.000509" in warning
+    assert (judged.baseline_values.n, variant.values.n) == (7, 11)
+    assert variant.values.mean == pytest.approx(3.2789)
+
+
+def test_rounding_of_equal_statistics_counts_against_the_variant() -> None:
+    first = np.array([0.1, 0.2, 0.3]) + 3e5
+    second = np.array([0.1, 0.2, 0.3]) + 3e5
+    assert independent.group_p(first, second) == 1.0
+    # Only the two divisions that separate the values are as extreme.
+    separated = independent.group_p(np.array([1.0, 1.0, 1.0]), np.array([2.0, 2.0, 2.0]))
+    assert separated == pytest.approx(2 / math.comb(6, 3))
+
+
+def test_a_variant_is_corrected_for_the_others_and_never_below_its_own_test() -> None:
+    generator = np.random.default_rng(3)
+    baseline = draw(generator, 6)
+    groups = [draw(generator, 5, shift) for shift in (3.0, 0.0, 0.5, 0.2)]
+    corrected = independent.correct_groups(baseline, groups)
+    uncorrected = [independent.group_p(baseline, group) for group in groups]
+    assert all(p >= single for p, single in zip(corrected, uncorrected, strict=True))
+    assert corrected[0] == min(corrected) <= 0.05
+    assert corrected[2] > uncorrected[2]
+    assert independent.correct_groups(baseline, groups[:1]) == uncorrected[:1]
+    # The order of runs does not matter, and that of variants only for the drawn permutations.
+    shuffled = [generator.permutation(group) for group in groups]
+    assert independent.correct_groups(baseline[::-1], shuffled) == corrected
+    turned = independent.correct_groups(baseline, groups[::-1])[::-1]
+    assert turned == pytest.approx(corrected, abs=0.01)
+
+
+def share_of_studies(
+    mean: float, sd: float, variants: int, runs: tuple[int, int], studies: int
+) -> tuple[float, float]:
+    """Return the shares of studies with a star for the first variant, and for any other one.
+
+    The first variant has this mean and sd, all others have those of the baseline.
+    """
+    generator = np.random.default_rng(7)
+    true = false = 0
+    for _ in range(studies):
+        baseline = draw(generator, runs[0])
+        groups = [draw(generator, runs[1], mean, sd)]
+        groups += [draw(generator, runs[1]) for _ in range(variants - 1)]
+        p_values = independent.correct_groups(baseline, groups)
+        true += p_values[0] <= 0.05
+        false += any(p <= 0.05 for p in p_values[1:])
+    return true / studies, false / studies
+
+
+def test_false_stars_stay_below_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An uncorrected test would have a star among four null variants in 15 % of studies."""
+    monkeypatch.setattr(independent, "DRAWS", 400)
+    first, others = share_of_studies(0.0, 1.0, 4, (8, 5), 300)
+    # Two standard errors of 300 studies are .025.
+    assert first + others <= 0.05 + 0.025
+    # Neither a variant far away nor one with a wide spread makes the others significant.
+    for mean, sd in ((20.0, 1.0), (5.0, 10.0)):
+        _, false = share_of_studies(mean, sd, 4, (8, 5), 300)
+        assert false <= 0.05 + 0.025
+
+
+def test_effects_of_two_standard_deviations_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(independent, "DRAWS", 400)
+    power, _ = share_of_studies(2.0, 1.0, 1, (5, 5), 200)
+    assert power > 0.7
+    several, _ = share_of_studies(2.0, 1.0, 4, (12, 6), 200)
+    assert several > 0.8
+    # The formula of JSON's `power` agrees.
+    assert independent.find_power(2.0, 5, 5, 0.05) == pytest.approx(power, abs=0.12)
+
+
+def test_failed_runs_are_the_worst_in_a_second_test() -> None:
+    import pandas as pd
+
+    rows = [("base", float(value)) for value in (10, 11, 12, 13, 14, 15)]
+    rows += [("fast", float(value)) for value in (1, 2, 3, 4, 5, 6)]
+    frame = pd.DataFrame(rows, columns=["variant", "loss"])
+    (clean,) = judge(frame, "loss:min", pairs="none", baseline="base").variants
+    assert clean.verdict == "better"
+    for value in range(6):
+        frame.loc[len(frame)] = ["fast", math.nan if value % 2 else math.inf]
+    (failed,) = judge(frame, "loss:min", pairs="none", baseline="base").variants
+    assert (failed.verdict, failed.seeds.failed, failed.values.n) == ("undecided", 6, 6)
+
+
+@pytest.mark.parametrize("runs", [(1, 5), (5, 1), (1, 1)])
+def test_a_single_run_is_undecided_and_the_next_action_repeats_it(runs: tuple[int, int]) -> None:
+    import pandas as pd
+
+    rows = [("base", 1.0 + 0.01 * place) for place in range(runs[0])]
+    rows += [("idea", 0.5 + 0.01 * place) for place in range(runs[1])]
+    judged = judge(pd.DataFrame(rows, columns=["variant", "loss"]), pairs="none", baseline="base")
+    (variant,) = judged.variants
+    assert (variant.verdict, variant.p, variant.difference) == ("undecided", None, None)
+    expected = {"base": max(0, 4 - runs[0]), "idea": max(0, 4 - runs[1])}
+    assert judged.next.runs == {name: count for name, count in expected.items() if count}
+
+
+def test_four_runs_of_each_are_needed_for_a_star() -> None:
+    assert [independent.runs_for_a_star(level) for level in (0.05, 0.0125, 0.001)] == [4, 5, 7]
+    for runs, level in itertools.product((3, 4), (0.05,)):
+        p = independent.group_p(np.arange(runs) * 0.01, 5 + np.arange(runs) * 0.01)
+        assert (p <= level) == (runs >= 4)
+
+
+def test_the_next_action_says_how_many_runs_would_decide() -> None:
+    import pandas as pd
+
+    generator = np.random.default_rng(5)
+    rows = [("base", value) for value in draw(generator, 5)]
+    rows += [("idea", value) for value in draw(generator, 5, -0.9)]
+    frame = pd.DataFrame(rows, columns=["variant", "loss"])
+    judged = judge(frame, "loss:min", pairs="none", baseline="base")
+    (variant,) = judged.variants
+    assert variant.verdict == "undecided"
+    assert variant.pairs_for_verdict is not None
+    assert judged.next.runs == dict.fromkeys(("base", "idea"), variant.pairs_for_verdict - 5)
+    needed = variant.seeds_needed
+    assert needed is not None
+    assert needed.low >= independent.runs_for_a_star(0.05)
+
+
+def test_many_variants_take_about_a_second() -> None:
+    """A table of 20 variants must not take longer than one cell."""
+    generator = np.random.default_rng(0)
+    groups = [draw(generator, 4) for _ in range(20)]
+    corrected = independent.correct_groups(draw(generator, 40), groups)
+    assert min(corrected) > 0.05
