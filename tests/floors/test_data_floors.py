@@ -6,6 +6,8 @@ import torch
 from sklearn.datasets import load_digits
 
 from lit_attn.config.experiment import Experiment
+from lit_attn.data.text.batches import read_spread
+from lit_attn.data.text.streams import Source, Stream
 from lit_attn.floors.samples import Samples, class_floors, number_floors
 
 CPU = torch.device("cpu")
@@ -77,3 +79,13 @@ def test_a_text_counts_what_a_cell_sees() -> None:
     # More text is a better floor, and any floor is better than equal probabilities.
     assert every.values["bits_per_byte"] < limited.values["bits_per_byte"] < 8
     assert compressed.values["bits_per_byte"] < 8
+
+
+def test_a_long_text_is_read_in_blocks_from_beginning_to_end() -> None:
+    stream = Stream([Source("text", np.arange(50_000) % 250)], 250)
+    np.testing.assert_array_equal(read_spread(stream, 50_000), stream.read(0, 50_000)[None])
+    rows = read_spread(stream, 30_000)
+    assert rows.shape == (3, 10_000)
+    for row, start in zip(rows, (0, 20_000, 40_000), strict=True):
+        np.testing.assert_array_equal(row, stream.read(start, 10_000))
+    assert read_spread(stream, 300).shape == (1, 300)

@@ -22,6 +22,9 @@ Batch = tuple[Tensor, Tensor]
 MOST_COUNTED = 2_000_000
 """Most training tokens that a floor counts or compresses."""
 
+COUNTED_BLOCK = 10_000
+"""Tokens of a block of a longer text, of which a floor reads as many as it may."""
+
 
 class TextData(TokenDataModule):
     """Training sequences and evaluation windows of one text.
@@ -158,8 +161,7 @@ class TextData(TokenDataModule):
         chosen_on = Targets(further, np.arange(further.shape[1]) > np.zeros((len(further), 1)))
         if "val" in self.splits and split != "val":
             chosen_on = self._targets_of("val")
-        stream = self.streams["train"]
-        every_token = stream.read(0, min(len(stream), MOST_COUNTED))[None]
+        every_token = read_spread(self.streams["train"], MOST_COUNTED)
         tokens_of_step = self.batch_size * (self.data.context + 1)
         counted_steps = min(steps, max(1, MOST_COUNTED // tokens_of_step))
         fitted = {"seen": self._read_rows(range(counted_steps)), "all": every_token}
@@ -196,8 +198,7 @@ class TextData(TokenDataModule):
 
     def _read_bytes(self, split: str) -> bytes:
         """Return the text of a split of bytes, without the ends of documents (id 0)."""
-        stream = self.evaluated(split)
-        ids = stream.read(0, min(len(stream), MOST_COUNTED))
+        ids = read_spread(self.evaluated(split), MOST_COUNTED)
         return ids[ids > 0].astype(np.uint8).tobytes()
 
     def offsets(self, step: int) -> NDArray[np.int64]:
@@ -238,3 +239,15 @@ class TextData(TokenDataModule):
         first_new = max(0, n - self._stride) if number else 0
         targets[first_new : len(ids) - 1] = ids[1 + first_new :]
         return inputs, targets
+
+
+def read_spread(stream: Stream, most: int) -> NDArray[np.int64]:
+    """Return all ids of a stream as one row, or blocks of at most `most` ids, evenly spread.
+
+    The blocks are rows. The beginning alone may be one kind of text, such as documentation.
+    """
+    if len(stream) <= most:
+        return stream.read(0, len(stream))[None]
+    size = min(COUNTED_BLOCK, most)
+    starts = np.linspace(0, len(stream) - size, most // size).astype(int)
+    return np.stack([stream.read(int(start), size) for start in starts])
