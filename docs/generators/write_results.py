@@ -180,8 +180,10 @@ def verdict(study: str, variant: str) -> str:
 
 @placeholder
 def margin(study: str) -> str:
-    """Return the margin of a study."""
-    return f"{float(read_table(f'{study}/table.csv')[-1]['margin']):g}"
+    """Return the margin of a study, which ablations.yaml chooses before the first cell."""
+    metric = read_studies(ROOT / "ablations.yaml")[study].study.metric
+    assert metric is not None
+    return f"{metric.margin:g}"
 
 
 @placeholder
@@ -234,10 +236,10 @@ def parameters(end: str, device: str) -> str:
 
 
 @placeholder
-def metric(study: str, name: str, decimals: int = 1) -> str:
-    """Return a metric of the only cell of a study."""
+def percent(study: str, name: str, decimals: int = 1) -> str:
+    """Return a metric of the only cell of a study, which is recorded as a share, in percent."""
     (row,) = read_table(f"{study}/per_seed.csv")
-    return format_number(float(row[f"metric {name}"]), decimals)
+    return format_number(100 * float(row[f"metric {name}"]), decimals)
 
 
 @placeholder
