@@ -284,7 +284,8 @@ class JudgedStudy(Entry):
     """Verdicts of a study.
 
     `pairs` is "seed" if runs with one seed belong together, and "none" for independent runs; `test`
-    names the test. `validity` is null (later: whether the baseline beats a rule without attention).
+    names the test. `validity` says whether the baseline is better than the best rule without
+    attention (null: no rule is known). No variant of a study below its floor is called better.
     `notes` are the odd things of the runs of another program, such as missing and equal values.
     `rule` is the rule of the verdicts: the margin of the study, or the star of its table. `level`
     is the largest corrected p with a star at this look (0.05 for a complete first plan without
@@ -300,7 +301,7 @@ class JudgedStudy(Entry):
     baseline_cost: Cost
     pairs: Literal["seed", "none"]
     test: str
-    validity: str | None
+    validity: Literal["above-floor", "below-floor"] | None
     notes: list[str]
     rule: Literal["margin", "star"]
     level: float

@@ -32,6 +32,7 @@ from lit_attn.report.comparison import (
     find_verdict,
 )
 from lit_attn.report.evidence import describe_values, list_unplanned, list_values, measure_cost
+from lit_attn.report.floors import find_validity, warn_of_floor
 from lit_attn.report.labels import find_labels
 from lit_attn.report.needs import MOST_PAIRS, count_added_looks, find_forecast, find_needed
 from lit_attn.report.next_action import MakeCommand, find_action, is_undecided
@@ -76,7 +77,7 @@ def judge_study(
         baseline_cost=measure_cost(study, plan.baseline),
         pairs=study.pairs,
         test=_name_test(study, comparisons),
-        validity=None,
+        validity=find_validity(study),
         notes=list(notes),
         rule="star" if metric.margin is None else "margin",
         level=comparisons.look_level,
@@ -84,7 +85,7 @@ def judge_study(
         look=1 + count_added_looks(study),
         is_interim=any(cell.is_waiting for cell in study.cells) or bool(list_unplanned(study)),
         sealed=None if study.seals is None else _describe_seals(study.seals),
-        warnings=[*warnings, *_warn_of_spreads(study)],
+        warnings=[*warn_of_floor(study), *warnings, *_warn_of_spreads(study)],
         variants=variants,
         next=find_action(study, variants, make_command),
     )

@@ -7,6 +7,7 @@ from helpers.fake_study import report, write_study
 
 from lit_attn.cells.floors import Floors, FloorValues
 from lit_attn.report.floors import find_best_floor, find_validity
+from lit_attn.report.judge import judge_study
 from lit_attn.report.read import read_studies
 
 
@@ -88,3 +89,17 @@ def test_an_unreadable_record_is_told(tmp_path: Path) -> None:
     (study / "floors.json").write_text("{")
     text = (report(tmp_path) / "table.full.md").read_text()
     assert "floors.json cannot be read" in text
+
+
+def test_a_verdict_names_a_baseline_below_its_floor(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "runs", seeds=6)
+    (study,) = read_studies(tmp_path / "runs")
+    assert judge_study(study).validity is None
+    write_floors(folder, neighbour=0.99)
+    (study,) = read_studies(tmp_path / "runs")
+    judged = judge_study(study)
+    assert judged.validity == "below-floor"
+    assert judged.warnings[0].startswith("Below its floor: standard has accuracy")
+    write_floors(folder, neighbour=0.1)
+    (study,) = read_studies(tmp_path / "runs")
+    assert judge_study(study).validity == "above-floor"
