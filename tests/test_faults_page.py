@@ -12,6 +12,7 @@ NODES = "cells/test_nodes.py"
 INPUTS, CHANGES = "cells/test_inputs.py", "ablate/test_code_changes.py"
 RESUME, DAMAGED = "training/test_resume.py", "report/test_faulty_records.py"
 OUTPUT = "ablate/test_output_faults.py"
+FIRST_STEP = "training/test_first_step.py"
 PROCESS, CLI, LAUNCH = "cells/test_cell_process.py", "ablate/test_cli.py", "ablate/test_launch.py"
 
 TESTS: dict[str, list[tuple[str, str]]] = {
@@ -53,6 +54,20 @@ TESTS: dict[str, list[tuple[str, str]]] = {
         (ABLATE, "test_a_lost_fork_server_costs_no_cell_a_retry"),
         (LAUNCH, "test_a_server_killed_while_it_imports_is_replaced"),
         (CELLS, "test_a_cell_that_exits_with_the_code_of_a_lost_server_has_failed"),
+    ],
+    "two cells of different variants end with the same exception": [
+        (ABLATE, "test_a_study_ends_after_the_same_exception_in_two_variants"),
+        (ABLATE, "test_a_study_without_a_result_ends_after_the_same_exception_in_two_seeds"),
+    ],
+    "one training step or one evaluation batch of a variant fails": [
+        (FIRST_STEP, "test_a_mistake_in_an_own_task_is_one_line"),
+        (FIRST_STEP, "test_a_measure_that_is_not_logged_is_found"),
+        (FIRST_STEP, "test_the_first_module_that_is_not_finite_is_named"),
+        (FIRST_STEP, "test_a_study_with_a_wrong_task_starts_no_cell"),
+    ],
+    "a training step needs more memory than is free": [
+        (FIRST_STEP, "test_a_model_that_does_not_fit_is_refused"),
+        (FIRST_STEP, "test_a_step_that_does_not_fit_with_its_activations_is_refused"),
     ],
     "Ctrl-C, also before": [
         (RUNNER, "test_an_interrupt_lets_running_cells_finish"),

@@ -62,8 +62,6 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     if plan.study != path.parent.name:
         raise ConfigError(f"{path}: is the plan of '{plan.study}', not of '{path.parent.name}'")
     require(f"{path}: baseline: no variant", plan.baseline, (v.name for v in plan.variants))
-    if not plan.seeds:
-        raise ConfigError(f"{path}: seeds: is empty; run the study again to write its plan")
     folder = path.parent
     endings = read_or_skip(decisions.Endings.read, folder, "endings.json")
     ended = {} if endings is None else endings.of_plan(plan)

@@ -68,7 +68,8 @@ def test_a_plan_whose_baseline_is_no_variant(runs: Path, caplog: pytest.LogCaptu
 def test_a_plan_without_seeds(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
     change(runs / "broken" / "plan.json", "seeds", value=[])
     check_others(runs, caplog, code=1)
-    assert "broken/plan.json: seeds: is empty" in caplog.text
+    assert "broken/plan.json: is not a plan" in caplog.text
+    assert "seeds: needs 1 or more entries" in caplog.text
 
 
 def test_a_plan_of_a_newer_version_is_not_replaced(
