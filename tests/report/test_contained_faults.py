@@ -12,8 +12,10 @@ from helpers.fake_study import write_study
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lit_attn.__main__ import main as lit_attn_main
 from lit_attn.cells.records import Metric
 from lit_attn.report import drawing, write
+from lit_attn.report import judge as judging
 from lit_attn.report.__main__ import main
 from lit_attn.report.study_record import StudyRecord
 from lit_attn.schema.mistakes import EXIT_CODE
@@ -359,3 +361,39 @@ def test_any_changed_value_of_a_record_is_contained(
     assert main([str(root / "runs"), "--reports", str(reports)]) in (0, 1)
     assert (reports / "fake" / "table.html").exists()
     assert "fake/table.html" in (reports / "index.html").read_text()
+
+
+def judge(runs: Path, *names: str) -> int:
+    return lit_attn_main(["judge", *names, "--runs", str(runs)])
+
+
+def test_a_damaged_study_does_not_end_the_verdicts_of_others(
+    runs: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(runs / "broken" / "plan.json", "baseline", value="other")
+    assert judge(runs) == 1
+    assert "fake: against standard" in " ".join(capsys.readouterr().out.split())
+    (warning,) = [text for text in caplog.messages if "has no verdict" in text]
+    assert "baseline: no variant 'other'" in warning
+    # A study that is asked for alone is a wrong command line.
+    assert judge(runs, "broken") == 2
+    assert "baseline: no variant 'other'" in capsys.readouterr().err
+
+
+def test_a_mistake_in_a_verdict_is_told_as_one(
+    runs: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compare = judging.compare_variants
+
+    def fail(study: StudyRecord) -> Any:
+        if study.plan.study == "broken":
+            raise KeyError("mean")
+        return compare(study)
+
+    monkeypatch.setattr(judging, "compare_variants", fail)
+    assert judge(runs) == EXIT_CODE
+    assert "fake: against standard" in " ".join(capsys.readouterr().out.split())
+    assert "this is a mistake of lit_attn (KeyError: 'mean'" in caplog.text

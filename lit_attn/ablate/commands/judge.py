@@ -88,14 +88,18 @@ class Judge(Command):
             if getattr(options, name) and not tables:
                 raise ConfigError(f"{option}: is for the runs of another program; name their file")
         judged = [_judge_table(path, options) for path in tables]
+        has_skipped = False
         if names or not tables:
-            for folder in _find_folders(names, options.runs):
-                judged += _judge_folder(folder)
+            folders = _find_folders(names, options.runs)
+            verdicts = _judge_folders(folders)
+            has_skipped = len(verdicts) < len(folders)
+            judged += verdicts
         if options.json:
             print(write_answer(JudgeAnswer(studies=judged)))
         else:
             print("\n\n".join(draw_judgement(study) for study in judged))
-        return 0 if all(is_decided(study) for study in judged) else 1
+        are_decided = all(is_decided(study) for study in judged)
+        return 0 if are_decided and not has_skipped else 1
 
 
 def add_foreign_arguments(parser: "argparse._ArgumentGroup") -> None:
@@ -193,7 +197,26 @@ def _judge_table(path: Path, options: Namespace) -> "JudgedStudy":
     )
 
 
-def _judge_folder(folder: Path) -> "list[JudgedStudy]":
+def _judge_folders(folders: list[Path]) -> "list[JudgedStudy]":
+    """Return the verdicts of the studies in `folders`.
+
+    A study that cannot be judged is skipped with a warning. Raises ConfigError if none can.
+    """
+    from lit_attn.report.skipped import LOG, describe_failure
+
+    judged: list[JudgedStudy] = []
+    for folder in folders:
+        try:
+            judged.append(_judge_folder(folder))
+        except Exception as error:
+            reason = describe_failure(error)
+            if folder == folders[-1] and not judged:
+                raise ConfigError(reason) from error
+            LOG.warning("%s: %s. This study has no verdict.", folder, reason)
+    return judged
+
+
+def _judge_folder(folder: Path) -> "JudgedStudy":
     """Return the verdicts of the study in a folder, and record that they were seen."""
     from lit_attn.ablate.origin import find_file
     from lit_attn.report.judge import judge_study
@@ -201,11 +224,10 @@ def _judge_folder(folder: Path) -> "list[JudgedStudy]":
     from lit_attn.report.next_action import make_study_command
     from lit_attn.report.read import read_studies
 
-    judged = []
-    for study in read_studies(folder.parent, [folder.name]):
-        command = make_study_command(folder, find_file(folder), study.plan)
-        judged.append(judge_study(study, command))
-        record_look(study, folder)
+    (study,) = read_studies(folder.parent, [folder.name])
+    command = make_study_command(folder, find_file(folder), study.plan)
+    judged = judge_study(study, command)
+    record_look(study, folder)
     return judged
 
 
