@@ -22,12 +22,12 @@ def import_class(target: str, base: str, takes_functions: bool = False) -> Any:
     name, _, attribute = target.partition(":")
     place = f"import: {target}"
     imported = _import_module(name, place)
-    names = [word for word in dir(imported) if not word.startswith("_")]
-    require(f"import: module '{name}' has no", attribute, names)
-    # A package may import the module of an attribute when the attribute is read.
-    value: Any = run_import(lambda: getattr(imported, attribute), place)
     module_name, _, class_name = base.partition(":")
     base_class = getattr(import_module(module_name), class_name)
+    if attribute not in dir(imported):
+        require(f"import: module '{name}' has no", attribute, _list_choices(imported, base_class))
+    # A package may import the module of an attribute when the attribute is read.
+    value: Any = run_import(lambda: getattr(imported, attribute), place)
     if _derives(value, base_class):
         return value
     if takes_functions and _derives(_read_return_type(value), base_class):
@@ -54,6 +54,13 @@ def _import_module(name: str, place: str) -> Any:
             f"{place}: {error.__cause__};"
             " write MODULE:CLASS, with the file of the module in `parts`"
         ) from error
+
+
+def _list_choices(imported: Any, base_class: type) -> list[str]:
+    """Return the public names of a module that derive from the base, or all without such a name."""
+    names = [word for word in dir(imported) if not word.startswith("_")]
+    suitable = [name for name in names if _derives(vars(imported).get(name), base_class)]
+    return suitable or names
 
 
 def _derives(value: Any, base_class: type) -> bool:
