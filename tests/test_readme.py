@@ -55,6 +55,8 @@ def list_numbers() -> set[str]:
 def test_every_number_is_known() -> None:
     prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
     prose = re.sub(r"^    .*$", "", prose, flags=re.MULTILINE)
+    # .ci/check_versions.py compares these numbers with pyproject.toml and constraints.txt.
+    prose = re.sub(r"^Supported versions: .*?\n\n", "", prose, flags=re.MULTILINE | re.DOTALL)
     prose = re.sub(r"\]\([^)]*\)|`[^`]*`", "", prose)
     numbers = re.findall(r"(?<![\w.])\d[\d,.]*\d|(?<![\w.])\d(?!\w)", prose)
     assert len(numbers) > 30

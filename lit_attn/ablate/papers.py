@@ -175,7 +175,8 @@ def arrange_size(variant: Variant, gpu: Gpu) -> Arrangement | None:
         changes["training"] = experiment.training.model_copy(update={"recompute": recompute})
         standard = experiment.model_copy(update=changes)
         gpus = count_gpus(estimate(standard, None), gpu, standard.device_samples)
-        if gpus is not None:
+        # Several GPUs share a step, so each needs as many of its samples as the others.
+        if gpus is not None and experiment.data.batch_size % gpus == 0:
             return Arrangement(gpus, recomputes=recompute == "blocks")
     return None
 
@@ -243,7 +244,7 @@ def format_costs(costs: Sequence[Cost], gpu_name: str) -> str:
             f"(estimate: {format_time(math.fsum(hours) / gpus)} on {gpus})"
         )
     if any(cost.arrangement is None for cost in costs):
-        parts.append("does not fit on any number of GPUs: activations of one sample are too large")
+        parts.append("does not fit on any number of GPUs that can share a step")
     return "; larger models: ".join(parts)
 
 

@@ -106,7 +106,7 @@ def test_the_links_do_not_change_the_identity_and_stay_inside_the_runs(tmp_path:
     ("old", "new", "message"),
     [
         ("[4, 0.5, 1]", "[1]", "tiny.budgets: needs at least two different budgets, as"),
-        ("[4, 0.5, 1]", "[1, 2, 1]", "tiny.budgets: a budget is written twice"),
+        ("[4, 0.5, 1]", "[1, 2, 1]", "tiny.budgets: the budget 1 is written twice"),
         ("[4, 0.5, 1]", "[0, 1]", "tiny.budgets.0: input should be greater than 0, not 0"),
         ("[4, 0.5, 1]", "[0.3, 1]", "training.epochs: 4 times the budget 0.3 is 1.2, and a"),
         ("[4, 0.5, 1]", "[0.25, 1]", "schedule: its ramps take 1.5 epochs, but the budget 0.25"),

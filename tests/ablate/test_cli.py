@@ -276,9 +276,10 @@ def test_params_shows_matched_parameter_counts(
     # One block of width 16: half an FFN unit's parameters is as near as a width can come.
     assert abs(parameters["a"] - parameters["b"]) <= (2 * 16 + 1) / 2
     assert parameters["c"] < parameters["a"]
-    assert rows["a"][4] == "32"
-    assert rows["b"][5] == "(matched)"
-    assert rows["c"][4] == "none"
+    assert rows["a"][4:7] == ["1", "of", "1"]
+    assert rows["a"][7] == "32"
+    assert rows["b"][8] == "(matched)"
+    assert rows["c"][7] == "none"
     # The experiment has no weight decay.
     assert rows["a"][1:3] == ["0", rows["a"][0]]
 

@@ -144,7 +144,7 @@ def test_an_estimate_that_fails_is_one_sentence_of_the_dry_run(
         ),
         (
             [Cost(2, None)],
-            "does not fit on any number of GPUs: activations of one sample are too large",
+            "does not fit on any number of GPUs that can share a step",
         ),
     ],
 )

@@ -28,7 +28,7 @@ def expected(
         attended = attended & attn_mask
     if isinstance(layer.spec.similarity, LinearConfig):
         return reference.linear(layer.similarity, q, keys, attended, is_causal)
-    return reference.weights(layer, x, q, keys, attended, attn_mask)
+    return reference.weights(layer, x, q, keys, attended, attn_mask, is_causal=is_causal)
 
 
 @every_choice

@@ -290,7 +290,7 @@ def test_a_second_look_lowers_the_power_of_the_star() -> None:
     metric = Metric(name="test/score", label="score", goal="max", scale=1)
     variants = [{"name": "a"}, {"name": "b"}]
     plan = Plan(
-        study="s", title="s", baseline="a", metric=metric, variants=variants, seeds=[], cells=[]
+        study="s", title="s", baseline="a", metric=metric, variants=variants, seeds=[0], cells=[]
     )
     values = {"a": [0.0] * 6, "b": [1.0, 1.1, 0.9, 1.2, 0.8, 1.3]}
     cells = [CellRecord(v, seed, "done", x) for v in values for seed, x in enumerate(values[v])]
@@ -309,7 +309,7 @@ def test_looks_at_the_results_are_paid_for() -> None:
     metric = Metric(name="test/score", label="score", goal="max", scale=1)
     variants = [{"name": "a"}, {"name": "b"}]
     plan = Plan(
-        study="s", title="s", baseline="a", metric=metric, variants=variants, seeds=[], cells=[]
+        study="s", title="s", baseline="a", metric=metric, variants=variants, seeds=[0], cells=[]
     )
     looks, runs = (8, 10, 12, 14), 3000
     entries = [seal(0, 8), *(seal(1, n) for n in looks[1:])]

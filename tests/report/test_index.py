@@ -116,7 +116,8 @@ def test_a_copy_of_a_table_removes_no_finding(tmp_path: Path) -> None:
     for name in ("r3", "r4"):
         path = tmp_path / f"{name}.csv"
         path.write_text("\n".join(rows) + "\n")
-        assert main(["--csv", str(path), "--reports", str(reports)]) == 0
+        words = ["--csv", str(path), "--metric", "score:max", "--pairs", "seed"]
+        assert main([*words, "--baseline", "base", "--reports", str(reports)]) == 0
     index = read_index(reports)
     assert index["r3"]["differs"] == index["r4"]["differs"]
     assert index["r3"]["differs"].startswith("ours +3.04")

@@ -159,7 +159,7 @@ def test_pooling_is_refused_where_every_token_is_classified(tmp_path: Path) -> N
         (
             {"tokens": ["a", "b"], "tags": ["O", "DATE"]},
             {},
-            "data.classes: 3, but train has the labels 0 to 3",
+            "data.classes: 3, but train has 4 names of classes: DATE, O, PERSON, PLACE; set 4",
         ),
         (None, {"label": "tag"}, "has no column 'tag'; did you mean 'tags'?"),
     ],
