@@ -67,6 +67,8 @@ def measure(result: records.Result, metric: records.Metric) -> Row:
     measured["step_time_iqr"] = result.step_time.iqr
     evaluation_time = result.evaluation_time
     measured["evaluation_time"] = evaluation_time and evaluation_time.median
+    if result.diverged:
+        measured["diverged"] = True
     if result.stopped_early:
         measured["stopped_early"] = True
     if result.branched_from is not None:

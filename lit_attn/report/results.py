@@ -451,6 +451,9 @@ def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
         variants = ", ".join(untrained)
         metric = study.plan.metric.name
         warnings.append(fill(SENTENCES["chance"], variants=variants, metric=metric))
+    diverged = [v.name for v in study.plan.variants if study.measurements("diverged", v.name)]
+    if diverged:
+        warnings.append(fill(SENTENCES["diverged"], variants=", ".join(diverged)))
     warnings += _describe_kept_layers(study)
     left_out = _describe_unreadable(study)
     if left_out:

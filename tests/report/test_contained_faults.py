@@ -397,3 +397,13 @@ def test_a_mistake_in_a_verdict_is_told_as_one(
     assert judge(runs) == EXIT_CODE
     assert "fake: against standard" in " ".join(capsys.readouterr().out.split())
     assert "this is a mistake of lit_attn (KeyError: 'mean'" in caplog.text
+
+
+def test_a_finite_divergence_is_told(runs: Path) -> None:
+    (cell,) = (runs / "broken").glob("v1/0-*")
+    change(cell / "result.json", "diverged", value=True)
+    assert main([str(runs), "--reports", str(runs.parent / "reports")]) == 0
+    table = (runs.parent / "reports" / "broken" / "table.full.md").read_text()
+    assert "trainings of b have diverged with a finite loss" in " ".join(table.split())
+    other = (runs.parent / "reports" / "fake" / "table.full.md").read_text()
+    assert "diverged with a finite loss" not in other
