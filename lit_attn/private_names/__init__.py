@@ -16,8 +16,8 @@ class PrivateName(NamedTuple):
     without: str
 
 
-TORCH = "2.11.0, 2.15.0"
-LIGHTNING = "2.6.0, 2.6.6"
+TORCH = "2.15.0"
+LIGHTNING = "2.6.6"
 
 NAMES = [
     PrivateName(
@@ -160,7 +160,7 @@ NAMES = [
     ),
     PrivateName(
         "torchvision.transforms.RandAugment._augmentation_space",
-        "0.26.0, 0.29.2",
+        "0.29.2",
         "the strengths of RandAugment would need a table of their own",
     ),
     PrivateName(
@@ -173,7 +173,7 @@ NAMES = [
     ),
     PrivateName(
         "torchmetrics.Metric._update_count",
-        "1.6.2, 1.9.0",
+        "1.9.0",
         "the means of a resumed epoch would warn that they were never updated",
     ),
     PrivateName(
@@ -183,7 +183,7 @@ NAMES = [
     ),
     PrivateName(
         "torchmetrics.Metric._defaults",
-        "1.6.2, 1.9.0",
+        "1.9.0",
         "a batch of padding could not be removed from the states of a metric",
     ),
     PrivateName(
@@ -203,7 +203,7 @@ NAMES = [
     ),
     PrivateName(
         "transformers.AutoModelForCausalLM._model_mapping",
-        "5.0.0, 5.23.0",
+        "5.23.0",
         "an architecture without a causal model would end with a long error of transformers",
     ),
     PrivateName(
