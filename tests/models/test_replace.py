@@ -146,6 +146,8 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * theirs.abs().max().item())
 
 
+# The layers of Hiera that pool queries stay, and a warning says so.
+@pytest.mark.filterwarnings("ignore:.*attention layers:UserWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TIMM)
 def test_a_timm_model_computes_the_same(name: str) -> None:
@@ -161,6 +163,8 @@ def test_a_timm_model_computes_the_same(name: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4 * theirs.abs().max().item())
 
 
+# The layers of Hiera that pool queries stay, and a warning says so.
+@pytest.mark.filterwarnings("ignore:.*attention layers:UserWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TIMM)
 def test_a_timm_model_computes_the_same_with_large_weights(name: str) -> None:

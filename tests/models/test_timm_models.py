@@ -111,6 +111,8 @@ def describe(module: str) -> str | None:
     return "replaced"
 
 
+# The layers of Hiera that pool queries stay, and a warning says so.
+@pytest.mark.filterwarnings("ignore:.*attention layers:UserWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("module", timm.list_modules())
 def test_each_module_of_timm_is_replaced_or_refused_as_the_page_says(module: str) -> None:
