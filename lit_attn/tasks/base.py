@@ -69,8 +69,7 @@ class TaskModule(L.LightningModule, ABC):
     evaluated_at = -1
     """Step after which the splits were last evaluated."""
 
-    first_loss: float | None = None
-    """Loss of the first training batch of this process; None after resuming an old checkpoint."""
+    _first_loss: Tensor | None = None
 
     def __init__(
         self, network: nn.Module, data: DataModule, optimizer: Optimizer, rate: Rate
@@ -186,6 +185,11 @@ class TaskModule(L.LightningModule, ABC):
             self.average.foreach = False
 
     @property
+    def first_loss(self) -> float | None:
+        """Loss of the first training batch of this process; None after an old checkpoint."""
+        return None if self._first_loss is None else self._first_loss.item()
+
+    @property
     def has_cuda_graphs(self) -> bool:
         """True if the training steps of the network are replayed as CUDA graphs."""
         return self.compile_mode == "reduce-overhead"
@@ -202,7 +206,8 @@ class TaskModule(L.LightningModule, ABC):
         if not torch.isfinite(loss):
             raise Diverged(f"loss is {loss.item()} at step {self.global_step}")
         if self.global_step == 0 and batch_index == 0:
-            self.first_loss = loss.item()
+            # A copy, because a CUDA graph writes to its outputs again. Reading makes a GPU wait.
+            self._first_loss = loss.detach().clone()
         self.record_training("loss", loss)
         return loss
 
@@ -398,7 +403,8 @@ class TaskModule(L.LightningModule, ABC):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the first loss, and the running means on the first device; others start at 0."""
-        self.first_loss = checkpoint.get("first_loss")
+        first_loss = checkpoint.get("first_loss")
+        self._first_loss = None if first_loss is None else torch.tensor(first_loss)
         for name, mean in self.train_means.items():
             for entry, value in checkpoint.get(f"train_{name}", {}).items():
                 restored = value if self.trainer.is_global_zero else torch.zeros_like(value)

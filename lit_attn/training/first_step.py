@@ -70,6 +70,27 @@ class FirstBatch:
         return self.loader.has_samples(number)
 
 
+class FirstBatches(L.LightningDataModule):
+    """Data module of the first batches of `data`, whose hooks change a batch as in a cell."""
+
+    def __init__(
+        self, data: DataModule, training: FirstBatch, evaluation: list[FirstBatch]
+    ) -> None:
+        super().__init__()
+        self.data = data
+        self.training = training
+        self.evaluation = evaluation
+
+    def train_dataloader(self) -> FirstBatch:
+        return self.training
+
+    def val_dataloader(self) -> list[FirstBatch]:
+        return self.evaluation
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return self.data.on_after_batch_transfer(batch, dataloader_idx)
+
+
 class UsedBatch(L.Callback):
     """Callback that notes the batch that a step uses, and of what it is."""
 
@@ -287,7 +308,7 @@ def make_step(
             limits=SMOKE,
             callbacks=[used],
         )
-        trainer.fit(task, batches, evaluation)
+        trainer.fit(task, FirstBatches(data, batches, evaluation))
 
 
 def _explain_not_finite(
