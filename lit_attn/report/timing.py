@@ -66,9 +66,15 @@ def _find_span(cells: list[Measurements]) -> Span | None:
     ends = []
     for cell in cells:
         end = _read_time(cell.get("finished"))
-        if end is not None:
-            ends.append(end)
-            starts.append(end - datetime.timedelta(seconds=cell.get("wall_time") or 0.0))
+        if end is None:
+            continue
+        try:
+            start = end - datetime.timedelta(seconds=cell.get("wall_time") or 0.0)
+        except OverflowError:
+            # The damaged record of a cell that would have started before the year 1.
+            continue
+        ends.append(end)
+        starts.append(start)
     return Span(min(starts), max(ends)) if ends else None
 
 

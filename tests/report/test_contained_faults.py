@@ -407,3 +407,8 @@ def test_a_finite_divergence_is_told(runs: Path) -> None:
     assert "trainings of b have diverged with a finite loss" in " ".join(table.split())
     other = (runs.parent / "reports" / "fake" / "table.full.md").read_text()
     assert "diverged with a finite loss" not in other
+
+
+def test_a_wall_time_of_two_thousand_years_is_contained(runs: Path) -> None:
+    change(first_cell(runs) / "result.json", "wall_time", value=63902825115.0)
+    assert main([str(runs), "--reports", str(runs.parent / "reports")]) == 0
