@@ -78,9 +78,10 @@ def run_cells(
     try:
         if stopped_by is None and options.quiet_timing:
             measure_times(matrices, options)
-    finally:
         if stopped_by is None and not options.smoke and not options.is_slurm:
             write_floors(matrices, launcher)
+    finally:
+        # The tables are written whatever happens to the times and the floors.
         if stopped_by in (None, signal.SIGINT):
             _write_tables(matrices, options)
     if stopped_by is not None:
