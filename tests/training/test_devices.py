@@ -56,6 +56,10 @@ def last_exit(path: Path) -> Exit:
     return last
 
 
+# Share of the scenes' 7,247 pixels, or of a class's, of a few pixels. The two largest logits of a
+# pixel can differ by rounding alone, and then the sum over two devices can choose another class.
+FEW_PIXELS = 5e-4
+
 COMPARED = ["images", "cut_short", "early", "text", "growing", "scenes"]
 COMPARED += ["counted", "values", "normed", "configured", "few", "single"]
 
@@ -84,7 +88,9 @@ def test_two_devices_compute_the_result_of_one_device(name: str, cells: Path) ->
     assert [row[:3] for row in rows] == [row[:3] for row in rows_of_two]
     assert rows
     for row, row_of_two in zip(rows, rows_of_two, strict=True):
-        assert row.value == pytest.approx(row_of_two.value, rel=1e-4, abs=1e-5), row
+        counts_pixels = "IoU" in row.name or row.name.endswith(("/aAcc", "/mAcc"))
+        rounding = FEW_PIXELS if counts_pixels else 1e-5
+        assert row.value == pytest.approx(row_of_two.value, rel=1e-4, abs=rounding), row
     units, units_of_two = np.load(one / "units.npz"), np.load(two / "units.npz")
     assert set(units) == set(units_of_two)
     for array in units:
