@@ -71,8 +71,23 @@ class EndedVariant(Entry):
         return cls(text=ending.describe(), **ending.model_dump(exclude={"identity"}))
 
 
+class PlannedScreening(Entry):
+    """Screening that costs at most as many trainings and has a larger `power` (designs.py)."""
+
+    screen: int
+    keep: int
+    confirm: int
+    trainings: int
+    power: float
+
+
 class PlannedStudy(Entry):
-    """Study of a dry run; `to_run` is the number of cells that `run` would train."""
+    """Study of a dry run; `to_run` is the number of cells that `run` would train.
+
+    `power` is the probability of a star for one variant that is better by two standard deviations.
+    It is null for a product of several axes, which estimates their effects from all cells.
+    `screening` is null if no screening finds clearly more.
+    """
 
     study: str
     title: str
@@ -85,6 +100,8 @@ class PlannedStudy(Entry):
     trials: dict[str, int]
     ended: list[EndedVariant]
     to_run: int
+    power: float | None
+    screening: PlannedScreening | None
     cells: list[Cell]
 
 

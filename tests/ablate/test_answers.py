@@ -144,12 +144,56 @@ def test_task_and_metric_follow_from_the_data(tmp_path: Path) -> None:
     assert written.jobs[0].identity == matrix.jobs[0].identity
 
 
+def print_dry_run(tmp_path: Path, body: str) -> None:
+    print_cells([expand(studies.study(tmp_path, body), tmp_path / "runs")], with_costs=False)
+
+
+def test_a_dry_run_prints_the_power_and_a_better_screening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The numbers are those of lit_attn.report.designs, which has tests of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(studies, "STUDY", studies.STUDY.replace("seeds: 2", "seeds: 6"))
+    names = [f"variant-{number}" for number in range(21)]
+    body = make_body(*names)
+    print_dry_run(tmp_path, body)
+    output = capsys.readouterr().out
+    assert (
+        "  power 0.12: probability of a star for one of 20 variants that is better by two standard"
+        " deviations over seeds\n  power 0.99 with 126 trainings: screen all variants with 4 seeds,"
+        " and confirm the best 2 with 14 fresh seeds (docs/statistics.md, Screening)\n"
+    ) in output
+    studies.write(tmp_path, body)
+    assert main(["run", "--dry-run", "--json"]) == 0
+    (study,) = read_answer(capsys.readouterr().out)["studies"]
+    assert study["power"] == pytest.approx(0.125, abs=0.005)
+    screening = study["screening"]
+    assert (screening["screen"], screening["keep"], screening["confirm"]) == (4, 2, 14)
+    assert screening["trainings"] == 126
+
+
+def test_few_seeds_few_variants_and_products_have_their_own_power(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_dry_run(tmp_path, make_body("a", "b"))
+    output = capsys.readouterr().out
+    assert "  power 0: a star needs 6 seeds, and the study has 2\n" in output
+    assert "screen all variants" not in output
+    print_dry_run(tmp_path, make_body("alone"))
+    assert "power" not in capsys.readouterr().out
+    product = (
+        "axes: {optimizer.lr: [1, 2], data.batch_size: [32, 64]}\nbaseline: 'lr=1,batch_size=32'"
+    )
+    print_dry_run(tmp_path, product)
+    assert "power" not in capsys.readouterr().out
+
+
 def test_a_dry_run_of_a_search_counts_the_cells_after_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tune = "tune: {optimizer.lr: [1, 2], select: val/loss, seeds: [9]}"
     body = f"baseline: a\n{tune}\ncells: {{a: {{}}, b: {{attention: mgk}}}}"
-    print_cells([expand(studies.study(tmp_path, body), tmp_path / "runs")], with_costs=False)
+    print_dry_run(tmp_path, body)
     output = capsys.readouterr().out
     assert "  after the search: 2 variants x 2 seeds = 4 cells" in output
     assert "0 variants" not in output
