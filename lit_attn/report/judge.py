@@ -40,7 +40,10 @@ from lit_attn.report.results import describe_records
 from lit_attn.report.study_record import StudyRecord
 
 UNEQUAL = 2.0
-"""Ratio of two standard deviations from which on a test of independent runs has a warning."""
+"""Ratio of two standard deviations from which on a test can have a warning."""
+
+SKEWED = 1.0
+"""Skewness of the wider group from which on a test of paired seeds has the warning."""
 
 
 def judge_study(
@@ -201,12 +204,12 @@ def _name_test(study: StudyRecord, comparisons: Comparisons) -> str:
 
 
 def _warn_of_spreads(study: StudyRecord) -> list[str]:
-    """Return a warning for each variant of independent runs with another spread than the baseline.
+    """Return a warning for each variant whose spread makes the test of its star doubtful.
 
-    The permutation test is exact for equal distributions only.
+    The permutation test of independent runs is exact for equal distributions only. The test of
+    paired seeds is exact for symmetric differences, which skewed values with different spreads do
+    not have.
     """
-    if study.pairs == "seed":
-        return []
     baseline = list_values(study, study.plan.baseline)
     warnings = []
     for variant in study.plan.variants:
@@ -217,9 +220,20 @@ def _warn_of_spreads(study: StudyRecord) -> list[str]:
         if max(spreads) <= UNEQUAL * min(spreads):
             continue
         skewness = independent.find_skewness(group if spreads[0] > spreads[1] else baseline)
+        if study.pairs != "seed":
+            advice = (
+                "If the true spreads differ, p is approximate, the more so for small groups and"
+                " skewed values."
+            )
+        elif abs(skewness) >= SKEWED:
+            advice = (
+                "If the true values are so, a star can mean another spread instead of another mean"
+                " (docs/statistics.md, Screening)."
+            )
+        else:
+            continue
         warnings.append(
             f"{variant.name}: its standard deviation is {spreads[0]:.3g} and the baseline's is"
-            f" {spreads[1]:.3g} (skewness of the wider one: {skewness:.1f}). If the true spreads"
-            " differ, p is approximate, the more so for small groups and skewed values."
+            f" {spreads[1]:.3g} (skewness of the wider one: {skewness:.1f}). {advice}"
         )
     return warnings

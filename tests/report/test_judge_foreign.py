@@ -53,6 +53,46 @@ def test_runs_of_another_program_have_the_answer_of_a_study(
     assert (study["pairs"], study["baseline_values"]["n"]) == ("seed", 8)
 
 
+BASE = [3.0, 3.1, 2.9, 3.05, 2.95, 3.02]
+WIDE = [3.0, 4.0, 2.0, 3.5, 2.5, 3.2]
+SKEWED = [2.9, 2.95, 2.9, 2.92, 2.93, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("losses", "pairs", "advice"),
+    [
+        (WIDE, "none", "p is approximate"),
+        (WIDE, "seed", ""),
+        (SKEWED, "none", "p is approximate"),
+        (SKEWED, "seed", "a star can mean another spread instead of another mean"),
+        (BASE[::-1], "none", ""),
+        (BASE[::-1], "seed", ""),
+    ],
+)
+def test_spreads_that_make_a_star_doubtful_are_a_warning(
+    losses: list[float],
+    pairs: str,
+    advice: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Paired seeds need symmetric differences, which wide values have if they are symmetric."""
+    path = tmp_path / "runs.csv"
+    rows = ["variant,seed,val_loss"]
+    for variant, values in (("base", BASE), ("other", losses)):
+        rows += [f"{variant},{seed},{value}" for seed, value in enumerate(values)]
+    path.write_text("\n".join(rows) + "\n")
+    words = [str(path), "--metric", "val_loss:min", "--pairs", pairs, "--baseline", "base"]
+    (study,) = judge(words, capsys, 1)["studies"]
+    warnings = [warning for warning in study["warnings"] if "standard deviation" in warning]
+    if not advice:
+        assert warnings == []
+        return
+    (warning,) = warnings
+    assert warning.startswith("other: its standard deviation is ")
+    assert advice in warning
+
+
 def test_costs_of_own_records_stand_beside_the_values(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
