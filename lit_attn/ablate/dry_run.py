@@ -23,15 +23,6 @@ from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import PlannedCell, Timing
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import find_mixers
-from lit_attn.report.answers import (
-    DryRunAnswer,
-    EndedVariant,
-    PlannedScreening,
-    PlannedStudy,
-    write_answer,
-)
-from lit_attn.report.designs import find_better, find_power
-from lit_attn.report.stats import pairs_for_a_star
 from lit_attn.schema.errors import ConfigError, plural
 from lit_attn.temporary import temporary_folder
 
@@ -72,12 +63,17 @@ def print_cells(matrices: list[Matrix], with_costs: bool, gpu: str | None = None
 
 def print_answer(matrices: list[Matrix]) -> None:
     """Write every study and cell, with its state, as JSON."""
+    # Imported here, because every command imports this module.
+    from lit_attn.ablate.power import find_study_power
+    from lit_attn.report.answers import DryRunAnswer, EndedVariant, PlannedStudy, write_answer
+
     studies = []
     for matrix in matrices:
         ended = find_ended([matrix])
         plan = matrix.plan()
         endings = find_endings(plan, matrix.folder)
         cells = [_read_study_cell(job, job.folder in ended) for job in matrix.jobs]
+        study_power = find_study_power(matrix)
         study = PlannedStudy(
             study=matrix.name,
             title=matrix.title,
@@ -90,8 +86,8 @@ def print_answer(matrices: list[Matrix]) -> None:
             trials=dict(Counter(job.state() for job in matrix.trials)),
             ended=[EndedVariant.describe(ending) for ending in endings.values()],
             to_run=len(list_missing(matrix)),
-            power=_find_study_power(matrix),
-            screening=_find_screening(matrix),
+            power=None if study_power is None else study_power.power,
+            screening=None if study_power is None else study_power.screening,
             cells=make_cell_answers(cells),
         )
         studies.append(study)
@@ -122,6 +118,9 @@ def _print_study(matrix: Matrix) -> list[Job]:
 
     Returns the trials of `tune` without a result.
     """
+    # Imported here, because every command imports this module.
+    from lit_attn.ablate.power import find_study_power
+
     missing = []
     print(f"{matrix.name}: {matrix.title}")
     print(f"  experiment {matrix.source.experiment_path}, baseline {matrix.baseline.name}")
@@ -135,66 +134,13 @@ def _print_study(matrix: Matrix) -> list[Job]:
         counts = count_states(states)
         tuned = len(matrix.written) - len(matrix.untuned)
         print(f"  tuning: {tuned} of {len(matrix.written)} variants tuned; trials are {counts}")
-    _print_power(matrix)
+    study_power = find_study_power(matrix)
+    if study_power is not None:
+        for line in study_power.describe():
+            print(f"  {line}")
     for warning in find_warnings(matrix):
         print(f"  warning: {warning}")
     return missing
-
-
-def _count_compared(matrix: Matrix) -> int:
-    """Return the number of variants that the table compares with the baseline.
-
-    It is 0 for a product of several axes, which estimates their effects from all cells.
-    """
-    if len(matrix.source.study.axes) > 1:
-        return 0
-    # Variants that are not tuned or measured yet are compared, too.
-    return max(len(matrix.variants), len(matrix.written)) - 1
-
-
-def _find_study_power(matrix: Matrix) -> float | None:
-    """Return the power of the planned seeds (lit_attn.report.designs), None without comparisons."""
-    compared = _count_compared(matrix)
-    return find_power(compared, len(matrix.seeds)) if compared else None
-
-
-def _find_screening(matrix: Matrix) -> PlannedScreening | None:
-    """Return a screening that finds clearly more with as many trainings, None if there is none."""
-    compared = _count_compared(matrix)
-    design = find_better(compared, len(matrix.seeds))
-    if design is None:
-        return None
-    return PlannedScreening(
-        screen=design.screen,
-        keep=design.keep,
-        confirm=design.confirm,
-        trainings=design.trainings(compared),
-        power=design.power(compared),
-    )
-
-
-def _print_power(matrix: Matrix) -> None:
-    """Write the probability of a star, and the screening that would make it larger."""
-    power = _find_study_power(matrix)
-    if power is None:
-        return
-    compared = _count_compared(matrix)
-    seeds = len(matrix.seeds)
-    fewest = pairs_for_a_star(1)
-    if seeds < fewest:
-        print(f"  power 0: a star needs {fewest} seeds, and the study has {seeds}")
-    else:
-        print(
-            f"  power {power:.2f}: probability of a star for one of {plural(compared, 'variant')}"
-            " that is better by two standard deviations over seeds"
-        )
-    design = _find_screening(matrix)
-    if design is not None:
-        print(
-            f"  power {design.power:.2f} with {design.trainings} trainings: screen all variants"
-            f" with {plural(design.screen, 'seed')}, and confirm the best {design.keep} with"
-            f" {design.confirm} fresh seeds (docs/statistics.md, Screening)"
-        )
 
 
 def find_warnings(matrix: Matrix) -> list[str]:

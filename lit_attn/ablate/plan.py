@@ -113,7 +113,7 @@ class Matrix:
     def plan(self) -> records.Plan:
         """Return the plan of all seeds: the study's, this command's, and those with a folder."""
         study = self.source.study
-        seeds = self._list_seeds()
+        seeds = self.list_seeds()
         family = self.source.family
         if family:
             # A side study is not compared with the study itself.
@@ -143,7 +143,7 @@ class Matrix:
             latex=latex_columns,
         )
 
-    def _list_seeds(self) -> list[int]:
+    def list_seeds(self) -> list[int]:
         """Return the seeds of the study, then the other seeds in ascending order."""
         study_seeds = self.source.study.seeds
         other_seeds = set(self.seeds) | self._started_seeds()

@@ -1,5 +1,7 @@
 """Dry run, `status` and `report` with --json: answers for programs."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -164,12 +166,28 @@ def test_a_dry_run_prints_the_power_and_a_better_screening(
         " and confirm the best 2 with 14 fresh seeds (docs/statistics.md, Screening)\n"
     ) in output
     studies.write(tmp_path, body)
-    assert main(["run", "--dry-run", "--json"]) == 0
+    # The power is that of the study, of which this command would run one seed.
+    assert main(["run", "--dry-run", "--json", "--seeds", "0,"]) == 0
     (study,) = read_answer(capsys.readouterr().out)["studies"]
     assert study["power"] == pytest.approx(0.125, abs=0.005)
     screening = study["screening"]
     assert (screening["screen"], screening["keep"], screening["confirm"]) == (4, 2, 14)
     assert screening["trainings"] == 126
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("words", [["--help"], ["status", "--help"], ["run", "--help"]])
+def test_help_imports_no_statistics(words: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from lit_attn.__main__ import main\n"
+        "try:\n"
+        "    main(sys.argv[1:])\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        "sys.exit('scipy' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, *words], capture_output=True, check=True)
 
 
 def test_few_seeds_few_variants_and_products_have_their_own_power(
