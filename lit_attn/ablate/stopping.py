@@ -26,8 +26,7 @@ def require_seeds_for_stop(source: StudySource, seeds: tuple[int, ...]) -> None:
     if source.study.stop is None:
         return
     # Imported here, because a study without the rule needs no statistics.
-    from lit_attn.report.comparison import ALPHA
-    from lit_attn.report.stats import pairs_for_a_star
+    from lit_attn.report.stats import ALPHA, pairs_for_a_star
 
     planned = {*source.study.seeds, *seeds}
     has_margin = source.study.metric.margin is not None
@@ -48,8 +47,8 @@ def find_endings(plan: Plan, folder: Path) -> dict[str, Ending]:
     if plan.stop is None:
         return endings
     # Imported here, because a study without the rule needs no statistics.
-    from lit_attn.report.comparison import ALPHA
     from lit_attn.report.futility import find_end
+    from lit_attn.report.stats import ALPHA
 
     by_variant: dict[str, list[PlannedCell]] = {}
     for cell in plan.cells:

@@ -8,7 +8,7 @@ from lit_attn.cells.records import Plan
 from lit_attn.config import papers as config
 from lit_attn.report import stats
 from lit_attn.report.columns import BUSY_TEXT, DAGGER, format_difference, format_number
-from lit_attn.report.comparison import ALPHA, FAILURES
+from lit_attn.report.comparison import FAILURES
 from lit_attn.report.papers import (
     Entry,
     Records,
@@ -268,4 +268,4 @@ def _confirm(pair: list[Entry], failed: list[set[int]], goal: str) -> bool:
     gain = difference if goal == "max" else -difference
     # Without pairs there is no p.
     p = stats.sign_flip_p(ranks) or 1.0
-    return p <= ALPHA and gain * sum(ranks) > 0
+    return p <= stats.ALPHA and gain * sum(ranks) > 0

@@ -12,9 +12,9 @@ from lit_attn.cells.records import FailureClass, Plan
 from lit_attn.report import independent, stats
 from lit_attn.report.futility import fill_ended
 from lit_attn.report.sequential import look_level
+from lit_attn.report.stats import ALPHA
 from lit_attn.report.study_record import StudyRecord
 
-ALPHA = 0.05
 SMALLEST = 1e-12  # Smallest level of an interval.
 POWERS = {"power_n": 1, "power_2n": 2, "power_4n": 4}
 """Multiple of the measured pairs of seeds by CSV field of a star's power."""

@@ -17,7 +17,6 @@ import numpy as np
 from scipy import special
 
 from lit_attn.report import stats
-from lit_attn.report.comparison import ALPHA
 
 EFFECT = 2.0
 """Difference to the baseline, in standard deviations of the values over seeds."""
@@ -64,7 +63,7 @@ class Screening(NamedTuple):
 def find_power(variants: int, seeds: int) -> float:
     """Return the probability that the better one of `variants` gets a star with paired seeds."""
     # The difference of two values has sqrt(2) times their standard deviation.
-    return stats.star_power(EFFECT / math.sqrt(2), seeds, variants, ALPHA)
+    return stats.star_power(EFFECT / math.sqrt(2), seeds, variants, stats.ALPHA)
 
 
 @cache
@@ -77,7 +76,7 @@ def choose_screening(variants: int, trainings: int) -> Screening | None:
             confirm = (trainings - screen * (variants + 1)) // (keep + 1)
             design = Screening(screen, keep, confirm)
             # Fewer pairs than these never give a star.
-            if confirm < stats.pairs_for_a_star(1, ALPHA):
+            if confirm < stats.pairs_for_a_star(1, stats.ALPHA):
                 continue
             # The power is at most the share that is kept, which is quick to compute.
             if design.share_kept(variants) <= best_power:

@@ -184,7 +184,8 @@ def runs_for_decision(
 
 def find_skewness(values: Floats) -> float:
     """Return the skewness of a group, 0 without any spread."""
-    centred = values - values.mean()
+    scaled = _scale(values)
+    centred = scaled - scaled.mean()
     spread = math.sqrt(float((centred**2).mean()))
     return float((centred**3).mean()) / spread**3 if spread > 0 else 0.0
 

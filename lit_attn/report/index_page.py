@@ -22,7 +22,6 @@ from lit_attn.cells.decisions import Seals
 from lit_attn.cells.records import Origin
 from lit_attn.report import stats
 from lit_attn.report.columns import NOTHING, choose_digits, format_difference, format_spread
-from lit_attn.report.comparison import ALPHA
 from lit_attn.report.formats import Cell, named_table, read_csv
 from lit_attn.report.page import Section, render_page
 from lit_attn.report.skipped import LOG
@@ -74,7 +73,7 @@ def make_index_page(reports: Path) -> str:
     for page in sorted(reports.glob("*/scaling.html")):
         link = f"{page.parent.name}/scaling.html"
         rows.append([Cell(page.parent.name, link=link), Cell("Scaling"), *[Cell("")] * 6])
-    table = replace(named_table("index", rows, alpha=ALPHA), phone=PHONE)
+    table = replace(named_table("index", rows, alpha=stats.ALPHA), phone=PHONE)
     return render_page("Studies", [Section(tables=[table])], [])
 
 
@@ -85,7 +84,7 @@ def _read_entries(reports: Path) -> list[Entry]:
         try:
             frame = read_csv(page.with_name("table.csv"))
             # Several looks at the results of a study leave a smaller level.
-            frame["p_adjusted"] *= ALPHA / frame.get("level", ALPHA)
+            frame["p_adjusted"] *= stats.ALPHA / frame.get("level", stats.ALPHA)
             frame["variant"] = frame.get("label", frame["variant"])
             frame = frame[[*COLUMNS, "p_adjusted"]]
         except (OSError, ValueError, KeyError) as error:
@@ -220,7 +219,7 @@ def _make_row(entry: Entry, correction: Correction) -> list[Cell]:
         largest = differences[sizes.idxmax()]
     differing = []
     for place, p in correction.p_values.items():
-        if frame.loc[place, "significant"] and p <= ALPHA:
+        if frame.loc[place, "significant"] and p <= stats.ALPHA:
             differing.append(differences[place])
     texts = [
         html.unescape(title[1]) if title else "",

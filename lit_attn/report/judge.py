@@ -216,7 +216,9 @@ def _warn_of_spreads(study: StudyRecord) -> list[str]:
         group = list_values(study, variant.name)
         if variant.name == study.plan.baseline or min(len(group), len(baseline)) < 2:
             continue
-        spreads = (float(np.std(group, ddof=1)), float(np.std(baseline, ddof=1)))
+        # No square of a value in this unit overflows.
+        unit = stats.find_unit([*group, *baseline])
+        spreads = [unit * float(np.std(values / unit, ddof=1)) for values in (group, baseline)]
         if max(spreads) <= UNEQUAL * min(spreads):
             continue
         skewness = independent.find_skewness(group if spreads[0] > spreads[1] else baseline)

@@ -1,7 +1,7 @@
 """Numbers of seeds or runs that a verdict needs."""
 
 from lit_attn.report import independent, stats
-from lit_attn.report.comparison import ALPHA, Comparisons, find_alpha
+from lit_attn.report.comparison import Comparisons, find_alpha
 from lit_attn.report.evidence import list_values, pair_differences
 from lit_attn.report.study_record import StudyRecord
 
@@ -42,8 +42,8 @@ def find_needed(study: StudyRecord, name: str) -> tuple[int, int | None] | None:
 def _find_next_level(study: StudyRecord) -> float:
     """Return the largest p with a star if seeds are added to a sealed plan."""
     if study.seals is None:
-        return ALPHA
-    return ALPHA / 2 ** (count_added_looks(study) + 2)
+        return stats.ALPHA
+    return stats.ALPHA / 2 ** (count_added_looks(study) + 2)
 
 
 def find_forecast(study: StudyRecord, name: str, comparisons: Comparisons) -> int | None:
@@ -63,7 +63,7 @@ def find_forecast(study: StudyRecord, name: str, comparisons: Comparisons) -> in
         return independent.runs_for_decision(baseline, group, alpha, first, MOST_PAIRS)
     differences = pair_differences(study, name)
     planned = len(study.plan.seeds)
-    next_level = ALPHA / 2 ** (count_added_looks(study) + 2)
+    next_level = stats.ALPHA / 2 ** (count_added_looks(study) + 2)
     margin = study.plan.metric.margin
     for level, first, last in (
         (comparisons.level, len(differences) + 1, planned),

@@ -12,7 +12,7 @@ from lit_attn.cells.decisions import Seals
 from lit_attn.cells.records import Metric, Plan, StepTimes, Tuning, read_unreadable
 from lit_attn.report import brief, columns, stats
 from lit_attn.report.brief import choose_places
-from lit_attn.report.comparison import ALPHA, Comparisons, find_verdict
+from lit_attn.report.comparison import Comparisons, find_verdict
 from lit_attn.report.floors import make_floor_row, warn_of_floor
 from lit_attn.report.formats import Cell, Table, named_table, read_asset
 from lit_attn.report.numbers import fill
@@ -338,7 +338,7 @@ def _describe_seals(seals: Seals, level: float) -> list[str]:
             level=level,
             looks=1 + len(seals.added_seeds),
             # The sum of the levels of all looks.
-            bound=1.5 * ALPHA - level,
+            bound=1.5 * stats.ALPHA - level,
         )
         notes.append(looks)
     for key, names in seals.changes().items():

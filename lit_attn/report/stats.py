@@ -19,6 +19,7 @@ from lit_attn.report.numbers import round_number
 
 Floats = NDArray[np.float64]
 
+ALPHA = 0.05  # Level of a test before its correction over variants.
 EXACT_UP_TO = 16  # Largest number of pairs for which a sign-flip test counts all sign patterns.
 DRAWS = 20_000
 """Number of random sign patterns for more pairs; it keeps the standard error at 0.05 at 0.0015."""
@@ -210,7 +211,7 @@ def rank_with_failures(
     return np.where(sizes == 0, 0.0, np.sign(gains) * ranks).tolist()
 
 
-def pairs_for_a_star(comparisons: int, alpha: float = 0.05) -> int:
+def pairs_for_a_star(comparisons: int, alpha: float = ALPHA) -> int:
     """Return the fewest pairs with which one of `comparisons` variants can pass Holm's test."""
     return math.ceil(math.log2(2 * comparisons / alpha))
 

@@ -9,7 +9,7 @@ import pandas as pd
 from lit_attn.files import write_atomic
 from lit_attn.report import drawing, forest, stats
 from lit_attn.report.columns import NOTHING, format_p, format_spread, make_scale
-from lit_attn.report.comparison import ALPHA, compare_variants
+from lit_attn.report.comparison import compare_variants
 from lit_attn.report.formats import (
     Cell,
     Table,
@@ -174,8 +174,10 @@ def _make_table(entries: list[Entry], ranks: pd.DataFrame, variants: list[str]) 
     headings = [*(f"{plan.study}: {plan.metric.label}" for plan in plans), "mean rank"]
     test = ""
     if len(entries) > 1 and len(ranks) > 2:
-        p, critical = stats.friedman_nemenyi(ranks.to_numpy().T, ALPHA)
-        test = " " + fill(SENTENCES["friedman"], p=format_p(p), alpha=ALPHA, critical=critical)
+        p, critical = stats.friedman_nemenyi(ranks.to_numpy().T, stats.ALPHA)
+        test = " " + fill(
+            SENTENCES["friedman"], p=format_p(p), alpha=stats.ALPHA, critical=critical
+        )
     table = named_table("across", rows, headings, complete=len(ranks), test=test)
     table.notes.extend(describe_origin(plan) for plan in plans)
     if len(entries) < FEW:
