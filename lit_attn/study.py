@@ -24,7 +24,7 @@ from lit_attn.cells.records import Plan
 from lit_attn.config.cell import Cell
 from lit_attn.config.study import read_studies
 from lit_attn.files import write_atomic
-from lit_attn.report.formats import read_csv
+from lit_attn.report.tables.formats import read_csv
 from lit_attn.schema.errors import ConfigError, plural, require
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from lit_attn.config.study import read_studies
-from lit_attn.report.comparison import ALPHA
-from lit_attn.report.stats import holm_over_studies, paired_interval
+from lit_attn.report.statistics.stats import holm_over_studies, paired_interval
+from lit_attn.report.verdicts.comparison import ALPHA
 
 ROOT = Path(__file__).parents[2]
 EVIDENCE = ROOT / "reports" / "evidence"

@@ -33,7 +33,7 @@ from language_models import LanguageModel, add_model, load_model
 from lit_attn.cells.records import csv_lines
 from lit_attn.config.training import DiagnosticsConfig
 from lit_attn.files import write_atomic
-from lit_attn.report import drawing
+from lit_attn.report.figures import drawing
 from lit_attn.schema.errors import ConfigError, OneLineParser, command
 
 if TYPE_CHECKING:

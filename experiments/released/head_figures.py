@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lit_attn.report import drawing
+from lit_attn.report.figures import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from lit_attn.ablate.plan import Matrix
 from lit_attn.report.answers import PlannedScreening
-from lit_attn.report.designs import find_better, find_power
-from lit_attn.report.stats import pairs_for_a_star
+from lit_attn.report.statistics.designs import find_better, find_power
+from lit_attn.report.statistics.stats import pairs_for_a_star
 from lit_attn.schema.errors import plural
 
 

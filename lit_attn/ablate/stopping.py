@@ -1,8 +1,8 @@
 """Variants that end before their last seed by the rule `stop`, and their cells.
 
-The rule follows from the results alone (`lit_attn.report.futility`). Each command derives the
-decisions again and records them in `endings.json`, which `status` and the report read, so a resumed
-run, several runners and the jobs of a cluster decide in the same way.
+The rule follows from the results alone (`lit_attn.report.statistics.futility`). Each command
+derives the decisions again and records them in `endings.json`, which `status` and the report read,
+so a resumed run, several runners and the jobs of a cluster decide in the same way.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ def require_seeds_for_stop(source: StudySource, seeds: tuple[int, ...]) -> None:
     if source.study.stop is None:
         return
     # Imported here, because a study without the rule needs no statistics.
-    from lit_attn.report.stats import ALPHA, pairs_for_a_star
+    from lit_attn.report.statistics.stats import ALPHA, pairs_for_a_star
 
     planned = {*source.study.seeds, *seeds}
     has_margin = source.study.metric.margin is not None
@@ -47,8 +47,8 @@ def find_endings(plan: Plan, folder: Path) -> dict[str, Ending]:
     if plan.stop is None:
         return endings
     # Imported here, because a study without the rule needs no statistics.
-    from lit_attn.report.futility import find_end
-    from lit_attn.report.stats import ALPHA
+    from lit_attn.report.statistics.futility import find_end
+    from lit_attn.report.statistics.stats import ALPHA
 
     by_variant: dict[str, list[PlannedCell]] = {}
     for cell in plan.cells:

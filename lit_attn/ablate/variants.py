@@ -328,7 +328,7 @@ def _require_columns(
     if not keys:
         return
     # The report imports pandas, which a study without such a choice does not need.
-    from lit_attn.report.columns import COLUMN_KEYS
+    from lit_attn.report.tables.columns import COLUMN_KEYS
 
     for position, key in enumerate(keys):
         if key not in COLUMN_KEYS:

@@ -15,9 +15,9 @@ def write_reports(runs: Path, reports: Path, studies: list[str] | None = None) -
     nothing to report on.
     """
     # pandas is imported only when it is needed.
-    from lit_attn.report import write
-    from lit_attn.report.looks import record_looks
-    from lit_attn.report.read import read_studies
+    from lit_attn.report.pages import write
+    from lit_attn.report.records.looks import record_looks
+    from lit_attn.report.records.read import read_studies
 
     records = record_looks(read_studies(runs, studies), runs)
     return write.write_reports(records, reports).written

@@ -15,8 +15,8 @@ from lit_attn.files import require_writable
 from lit_attn.schema.errors import ConfigError, OneLineParser, command, program
 
 if TYPE_CHECKING:
-    from lit_attn.report.skipped import Outcome
-    from lit_attn.report.study_record import StudyRecord
+    from lit_attn.report.records.skipped import Outcome
+    from lit_attn.report.records.study_record import StudyRecord
 
 
 @command
@@ -95,7 +95,7 @@ def _check_options(parser: OneLineParser, options: argparse.Namespace) -> None:
 
 def _report_paper(options: argparse.Namespace) -> int:
     """Write the page of a paper and return the exit code."""
-    from lit_attn.report.papers_page import write_parts
+    from lit_attn.report.papers.page import write_parts
 
     source = read_paper(options.paper, options.small)
     outcome = write_parts(source, options.runs or Path("runs"), options.reports)
@@ -108,8 +108,8 @@ def _report_paper(options: argparse.Namespace) -> int:
 
 def _report_across(options: argparse.Namespace) -> int:
     """Write the table across studies and return the exit code."""
-    from lit_attn.report.read import read_studies
-    from lit_attn.report.study_ranks import write_across
+    from lit_attn.report.records.read import read_studies
+    from lit_attn.report.tables.study_ranks import write_across
 
     records = list(read_studies(options.runs, options.across))
     outcome = write_across(records, options.reports)
@@ -123,9 +123,9 @@ def _report_across(options: argparse.Namespace) -> int:
 
 def _report_studies(options: argparse.Namespace) -> int:
     """Write the reports of studies, from a folder or a table, and return the exit code."""
-    from lit_attn.report import write
-    from lit_attn.report.looks import record_looks
-    from lit_attn.report.read import read_studies
+    from lit_attn.report.pages import write
+    from lit_attn.report.records.looks import record_looks
+    from lit_attn.report.records.read import read_studies
 
     if options.csv:
         tables = _read_tables(options)

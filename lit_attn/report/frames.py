@@ -4,11 +4,11 @@ from typing import Literal
 
 import pandas as pd
 
-from lit_attn.report.comparison import compare_variants
 from lit_attn.report.foreign.judging import make_table
 from lit_attn.report.foreign.prepare import Choices, prepare
-from lit_attn.report.judge import judge_study
-from lit_attn.report.summary import make_variant_frame
+from lit_attn.report.tables.summary import make_variant_frame
+from lit_attn.report.verdicts.comparison import compare_variants
+from lit_attn.report.verdicts.judge import judge_study
 
 COLUMNS = {
     "variant": "variant",

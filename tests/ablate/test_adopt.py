@@ -15,7 +15,7 @@ from lit_attn.cells.folder import read_result
 from lit_attn.cells.lock import hold_lock
 from lit_attn.cells.records import Plan
 from lit_attn.config.study import read_studies
-from lit_attn.report.read import read_studies as read_reported
+from lit_attn.report.records.read import read_studies as read_reported
 
 
 def matrix(folder: Path, *variants: str, study: str = "tiny") -> Matrix:

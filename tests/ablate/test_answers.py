@@ -153,7 +153,7 @@ def print_dry_run(tmp_path: Path, body: str) -> None:
 def test_a_dry_run_prints_the_power_and_a_better_screening(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The numbers are those of lit_attn.report.designs, which has tests of its own."""
+    """The numbers are those of lit_attn.report.statistics.designs, which has tests of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(studies, "STUDY", studies.STUDY.replace("seeds: 2", "seeds: 6"))
     names = [f"variant-{number}" for number in range(21)]

@@ -110,7 +110,7 @@ def test_a_study_ends_with_the_package_with_which_it_began(tmp_path: Path) -> No
             elif path.suffix in (".yaml", ".html", ".css", ".mplstyle"):
                 path.write_text("other: commit\n")
         shutil.rmtree(copy / "models")
-        (copy / "report" / "columns.py").unlink()
+        (copy / "report" / "tables" / "columns.py").unlink()
         (copy / "report" / "assets" / "columns.yaml").unlink()
         finish(tmp_path, process)
     results = read_results(tmp_path)

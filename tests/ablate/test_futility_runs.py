@@ -11,8 +11,8 @@ from lit_attn.__main__ import main
 from lit_attn.ablate.plan import Job
 from lit_attn.cells.folder import create_attempt
 from lit_attn.cells.records import Exit, FailureClass, Plan, StepTimes, TimedVariant
-from lit_attn.report.judge import judge_study
-from lit_attn.report.read import read_studies
+from lit_attn.report.records.read import read_studies
+from lit_attn.report.verdicts.judge import judge_study
 
 TUNE = "tune: {optimizer.lr: [1, 2, 4], select: val/loss, seeds: [100, 101]}\n"
 TUNED = f"{TUNE}cells: {{base: {{}}, dull: {{optimizer.weight_decay: 4}}}}"

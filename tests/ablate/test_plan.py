@@ -13,7 +13,7 @@ from lit_attn.ablate.commands.options import parse_settings
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.cells.records import Plan
 from lit_attn.report import write_reports
-from lit_attn.report.read import read_studies
+from lit_attn.report.records.read import read_studies
 
 
 def matrix(folder: Path, *settings: str, body: str = "", **how: bool) -> Matrix:

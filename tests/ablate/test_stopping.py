@@ -20,7 +20,7 @@ from lit_attn.ablate.slurm.job import SlurmCell
 from lit_attn.ablate.stopping import update_endings
 from lit_attn.cells.decisions import Ending, Endings
 from lit_attn.config.study import read_studies
-from lit_attn.report.futility import FUTILITY
+from lit_attn.report.statistics.futility import FUTILITY
 from lit_attn.schema.errors import ConfigError
 
 BODY = "baseline: base\ncells: {base: {}, dull: {optimizer.lr: 2}, good: {optimizer.lr: 3}}"

@@ -10,9 +10,9 @@ from helpers.paths import EXPERIMENTS
 
 from lit_attn.ablate.papers import expand_paper
 from lit_attn.config.papers import COUNTS_FILE, read_paper
-from lit_attn.report.papers import make_entries
-from lit_attn.report.papers_figures import draw_figure
-from lit_attn.report.papers_page import make_tables
+from lit_attn.report.papers.figures import draw_figure
+from lit_attn.report.papers.page import make_tables
+from lit_attn.report.papers.published import make_entries
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import load_parts
 

@@ -8,7 +8,7 @@ from helpers.paths import EXPERIMENTS
 from lit_attn.ablate.papers import expand_paper
 from lit_attn.cells.records import Spread
 from lit_attn.config.papers import read_paper
-from lit_attn.report.papers import make_entries, read_records
+from lit_attn.report.papers.published import make_entries, read_records
 
 FOLDER = EXPERIMENTS / "papers"
 CLOCK = "step,seconds\n10,5.0\n20,11.0\n"

@@ -8,8 +8,8 @@ from helpers import studies
 from helpers.fake_study import report, write_study
 
 from lit_attn.ablate.plan import expand
-from lit_attn.report.captions import shorten, split_sentences
-from lit_attn.report.formats import (
+from lit_attn.report.tables.captions import shorten, split_sentences
+from lit_attn.report.tables.formats import (
     MOST_COLUMNS,
     Cell,
     Table,
@@ -17,7 +17,7 @@ from lit_attn.report.formats import (
     read_asset,
     to_latex,
 )
-from lit_attn.report.terminal import FILE_WIDTH, draw_table
+from lit_attn.report.tables.terminal import FILE_WIDTH, draw_table
 from lit_attn.schema.errors import ConfigError
 
 HEADINGS = ["variant", "accuracy (%)", "n", r"difference \[95 %\]", "p", "ms / step"]

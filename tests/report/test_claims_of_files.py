@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from lit_attn.config.papers import FileError, PaperSource, read_paper
-from lit_attn.report.claims import Verdict, judge_claims
+from lit_attn.report.papers.claims import Verdict, judge_claims
 
 ACCURACIES = ("lambada_openai", "piqa", "winogrande", "arc_easy", "arc_challenge", "sciq")
 ACCURACIES += ("logiqa", "boolq", "hellaswag", "race_middle", "race")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lit_attn.report.columns import COLUMN_KEYS, NOTHING, PRINTERS, Scale, format_number
+from lit_attn.report.tables.columns import COLUMN_KEYS, NOTHING, PRINTERS, Scale, format_number
 
 
 def test_every_printed_column_has_a_printer() -> None:

@@ -12,7 +12,7 @@ from helpers.processors import COORDINATE, assert_same_text
 
 from lit_attn.config.papers import read_paper
 from lit_attn.report import write_reports
-from lit_attn.report.papers_page import write_paper
+from lit_attn.report.papers.page import write_paper
 
 EVIDENCE = ROOT / "reports" / "evidence"
 

@@ -10,13 +10,13 @@ import pytest
 from helpers.fake_study import result, write_study
 
 from lit_attn.cells.records import Metric, Plan
-from lit_attn.report import stats
-from lit_attn.report.comparison import Comparisons, compare_variants
 from lit_attn.report.foreign.prepare import Choices, prepare
 from lit_attn.report.foreign.table import read_table
-from lit_attn.report.read import read_studies
-from lit_attn.report.study_record import StudyRecord
-from lit_attn.report.summary import make_variant_frame
+from lit_attn.report.records.read import read_studies
+from lit_attn.report.records.study_record import StudyRecord
+from lit_attn.report.statistics import stats
+from lit_attn.report.tables.summary import make_variant_frame
+from lit_attn.report.verdicts.comparison import Comparisons, compare_variants
 
 
 def write(

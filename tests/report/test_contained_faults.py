@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from lit_attn.__main__ import main as lit_attn_main
 from lit_attn.cells.records import Metric
-from lit_attn.report import drawing, write
-from lit_attn.report import judge as judging
 from lit_attn.report.__main__ import main
-from lit_attn.report.study_record import StudyRecord
+from lit_attn.report.figures import drawing
+from lit_attn.report.pages import write
+from lit_attn.report.records.study_record import StudyRecord
+from lit_attn.report.verdicts import judge as judging
 from lit_attn.schema.mistakes import EXIT_CODE
 
 METRIC = Metric(name="test/loss", label="loss", goal="min", scale=1.0)
@@ -218,7 +219,7 @@ def check_mistake(warning: str) -> None:
 def test_a_scaling_that_fails_leaves_the_studies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("lit_attn.report.write.make_scaling_files", fail)
+    monkeypatch.setattr("lit_attn.report.pages.write.make_scaling_files", fail)
     write_study(tmp_path / "runs", seeds=2, family="ladder", level="small")
     assert main([str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]) == EXIT_CODE
     assert (tmp_path / "reports" / "fake" / "table.full.md").exists()
@@ -250,7 +251,7 @@ def test_a_mistake_of_the_report_is_told_as_such(
 def test_a_mistake_before_the_tables_is_told_as_such(
     runs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("lit_attn.report.looks.compare_variants", fail)
+    monkeypatch.setattr("lit_attn.report.records.looks.compare_variants", fail)
     assert main([str(runs), "--reports", str(runs.parent / "reports")]) == EXIT_CODE
     assert (runs.parent / "reports" / "fake" / "table.html").exists()
     assert (runs.parent / "reports" / "broken" / "table.html").exists()
@@ -262,7 +263,7 @@ def test_a_mistake_before_the_tables_is_told_as_such(
 def test_a_mistake_that_no_study_survives_has_its_exit_code(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lit_attn.report.read._require_metric", fail)
+    monkeypatch.setattr("lit_attn.report.records.read._require_metric", fail)
     assert main([str(runs), "--reports", str(runs.parent / "reports")]) == EXIT_CODE
     assert "this is a mistake of lit_attn" in capsys.readouterr().err
 

@@ -9,8 +9,8 @@ import pytest
 from helpers.paths import ROOT
 from numpy.typing import NDArray
 
-from lit_attn.report import stats
-from lit_attn.report.designs import Screening, choose_screening, find_better, find_power
+from lit_attn.report.statistics import stats
+from lit_attn.report.statistics.designs import Screening, choose_screening, find_better, find_power
 
 Floats = NDArray[np.float64]
 

@@ -13,9 +13,10 @@ from helpers.fake_study import write_study
 from markupsafe import escape
 
 from lit_attn.cells.records import DiagnosticRow, csv_lines
-from lit_attn.report import diagnostics, write_reports
-from lit_attn.report.drawing import pick_evenly
-from lit_attn.report.write import FIGURES
+from lit_attn.report import write_reports
+from lit_attn.report.figures import diagnostics
+from lit_attn.report.figures.drawing import pick_evenly
+from lit_attn.report.pages.write import FIGURES
 
 ATTENTION = [name for name, entry in FIGURES.items() if "section" in entry]
 

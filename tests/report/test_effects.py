@@ -10,10 +10,11 @@ import pytest
 from helpers.fake_study import accuracy_of, read, write_study
 
 from lit_attn.cells.records import Metric, Plan, PlannedVariant
-from lit_attn.report import stats, write_reports
+from lit_attn.report import write_reports
 from lit_attn.report.__main__ import main
-from lit_attn.report.effects import Effect, find_effects
-from lit_attn.report.study_record import CellRecord, StudyRecord
+from lit_attn.report.records.study_record import CellRecord, StudyRecord
+from lit_attn.report.statistics import stats
+from lit_attn.report.tables.effects import Effect, find_effects
 
 CORNERS = ["a=x,b=x", "a=x,b=y", "a=y,b=x", "a=y,b=y"]
 

@@ -11,11 +11,12 @@ from helpers.fake_study import write_study
 
 from lit_attn.cells.decisions import Seal, Seals
 from lit_attn.cells.records import Metric, Plan, StepTimes, Tuning, TuningTrial
-from lit_attn.report import stats, write_reports
-from lit_attn.report.comparison import compare_variants
-from lit_attn.report.drawing import COLOURS, Style
-from lit_attn.report.study_record import CellRecord, StudyRecord
-from lit_attn.report.tuning import draw_tuning, read_trials
+from lit_attn.report import write_reports
+from lit_attn.report.figures.drawing import COLOURS, Style
+from lit_attn.report.figures.tuning import draw_tuning, read_trials
+from lit_attn.report.records.study_record import CellRecord, StudyRecord
+from lit_attn.report.statistics import stats
+from lit_attn.report.verdicts.comparison import compare_variants
 
 VARIANTS = {"standard": 0.0, "mgk": 0.03, "mgk@time": -0.02, "xsa": 0.01, "xsa@time": 0.01}
 

@@ -9,7 +9,7 @@ from helpers.fake_study import write_study
 from lit_attn.cells.records import Metric, read_metrics
 from lit_attn.report import write_reports
 from lit_attn.report.__main__ import main
-from lit_attn.report.write import to_csv
+from lit_attn.report.pages.write import to_csv
 
 
 def test_an_unreadable_plan_skips_only_its_study(

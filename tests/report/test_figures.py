@@ -12,13 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lit_attn.cells.records import Metric, Plan, Result
-from lit_attn.report import drawing
-from lit_attn.report.comparison import compare_variants
-from lit_attn.report.drawing import appearance, draw_panels, render, short_names, shorten
-from lit_attn.report.figures import draw_cost, draw_progress, draw_seeds
-from lit_attn.report.read import read_studies
-from lit_attn.report.study_record import CellRecord, StudyRecord
-from lit_attn.report.summary import make_variant_frame
+from lit_attn.report.figures import drawing
+from lit_attn.report.figures.drawing import appearance, draw_panels, render, short_names, shorten
+from lit_attn.report.figures.study import draw_cost, draw_progress, draw_seeds
+from lit_attn.report.records.read import read_studies
+from lit_attn.report.records.study_record import CellRecord, StudyRecord
+from lit_attn.report.tables.summary import make_variant_frame
+from lit_attn.report.verdicts.comparison import compare_variants
 
 LONG = "residual=perpendicular,similarity=gaussian,zz=without,recipe=long"
 

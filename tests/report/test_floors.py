@@ -6,9 +6,9 @@ import pytest
 from helpers.fake_study import report, write_study
 
 from lit_attn.cells.floors import Floors, FloorValues
-from lit_attn.report.floors import find_best_floor, find_validity
-from lit_attn.report.judge import judge_study
-from lit_attn.report.read import read_studies
+from lit_attn.report.records.read import read_studies
+from lit_attn.report.verdicts.floors import find_best_floor, find_validity
+from lit_attn.report.verdicts.judge import judge_study
 
 
 def write_floors(study: Path, **accuracies: float) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from lit_attn import judge
 from lit_attn.report.__main__ import main
-from lit_attn.report.columns import format_seeds
 from lit_attn.report.foreign.prepare import Choices, Prepared, prepare
 from lit_attn.report.foreign.table import read_table
+from lit_attn.report.tables.columns import format_seeds
 from lit_attn.schema.errors import ConfigError
 
 

@@ -7,10 +7,10 @@ import pytest
 from helpers.fake_study import write_study
 
 from lit_attn.report.__main__ import main
-from lit_attn.report.comparison import compare_variants
-from lit_attn.report.forest import Combined, StudyEffect, combine, read_effects
-from lit_attn.report.read import read_studies
-from lit_attn.report.summary import make_variant_frame
+from lit_attn.report.figures.forest import Combined, StudyEffect, combine, read_effects
+from lit_attn.report.records.read import read_studies
+from lit_attn.report.tables.summary import make_variant_frame
+from lit_attn.report.verdicts.comparison import compare_variants
 
 
 def make_effects(means: list[float], errors: list[float]) -> list[StudyEffect]:

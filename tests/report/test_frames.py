@@ -9,9 +9,9 @@ import pytest
 from helpers.fake_study import accuracy_of
 
 from lit_attn.report import compare
-from lit_attn.report.comparison import compare_variants
 from lit_attn.report.foreign.prepare import Choices, prepare
 from lit_attn.report.foreign.table import read_table
+from lit_attn.report.verdicts.comparison import compare_variants
 from lit_attn.schema.errors import ConfigError
 
 EFFECTS = {"standard": 0.0, "good": 0.05, "same": 0.0}

@@ -7,14 +7,14 @@ import pytest
 from helpers.fake_study import write_study
 
 from lit_attn.cells.decisions import Ending, Endings
-from lit_attn.report import futility, stats
-from lit_attn.report.comparison import compare_variants
-from lit_attn.report.futility import FUTILITY, fill_ended, find_end, predict_verdict
-from lit_attn.report.judge import is_decided, judge_study
-from lit_attn.report.read import read_studies
-from lit_attn.report.results import make_results_table
-from lit_attn.report.summary import make_variant_frame
-from lit_attn.report.terminal import draw_judgement
+from lit_attn.report.records.read import read_studies
+from lit_attn.report.statistics import futility, stats
+from lit_attn.report.statistics.futility import FUTILITY, fill_ended, find_end, predict_verdict
+from lit_attn.report.tables.results import make_results_table
+from lit_attn.report.tables.summary import make_variant_frame
+from lit_attn.report.tables.terminal import draw_judgement
+from lit_attn.report.verdicts.comparison import compare_variants
+from lit_attn.report.verdicts.judge import is_decided, judge_study
 
 ALPHA = 0.05
 PLANNED = 10

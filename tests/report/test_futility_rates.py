@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from lit_attn.report import stats
-from lit_attn.report.futility import fill_ended, find_end
-from lit_attn.report.sequential import look_level
+from lit_attn.report.statistics import stats
+from lit_attn.report.statistics.futility import fill_ended, find_end
+from lit_attn.report.statistics.sequential import look_level
 
 ALPHA = 0.05
 SEEDS = 10
@@ -37,7 +37,7 @@ def can_decide(differences: Floats) -> np.ndarray:
 
 
 def list_corrected_p(differences: Floats, is_ended: np.ndarray) -> Floats:
-    """Return the corrected p of each variant as `lit_attn.report.comparison` computes it."""
+    """Return the corrected p of each variant, as `lit_attn.report.verdicts.comparison` does."""
     of_ended = np.array(stats.joint_sign_flip(np.nan_to_num(differences)))
     of_others = np.array(stats.joint_sign_flip(fill_ended(differences, is_ended)))
     return np.where(is_ended, of_ended, of_others)

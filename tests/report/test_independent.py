@@ -8,8 +8,8 @@ import pytest
 from scipy.stats import permutation_test, ttest_ind
 
 from lit_attn import judge
-from lit_attn.report import independent
-from lit_attn.report.stats import Floats
+from lit_attn.report.statistics import independent
+from lit_attn.report.statistics.stats import Floats
 
 # Final validation losses of KellerJordan/modded-nanogpt at commit f411b3d3, folder
 # records/track_1_short/2026-05-07_XSAGatedLayers: master-s1480 and xsa-gated-s1410.

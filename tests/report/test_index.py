@@ -11,7 +11,7 @@ from lit_attn.cells.decisions import Seal, Seals
 from lit_attn.cells.records import Metric, Origin
 from lit_attn.report import write_reports
 from lit_attn.report.__main__ import main
-from lit_attn.report.index_page import make_index_page
+from lit_attn.report.pages.index_page import make_index_page
 
 HEADINGS = ["title", "differs", "largest", "baseline", "n", "done", "corrected"]
 LOSS = Metric(name="test/loss", label="loss", goal="min", scale=1.0)

@@ -15,9 +15,9 @@ from lit_attn.cells.decisions import Seals
 from lit_attn.cells.records import Origin
 from lit_attn.config.metrics import DEFAULT_METRIC
 from lit_attn.report.answers import ANSWERS, SCHEMAS, make_schema
-from lit_attn.report.judge import judge_study
-from lit_attn.report.stats import pairs_for_decision, seeds_needed, seeds_needed_range
-from lit_attn.report.terminal import describe_verdicts, join_names
+from lit_attn.report.statistics.stats import pairs_for_decision, seeds_needed, seeds_needed_range
+from lit_attn.report.tables.terminal import describe_verdicts, join_names
+from lit_attn.report.verdicts.judge import judge_study
 
 MARGIN = DEFAULT_METRIC.model_copy(update={"margin": 1.0})
 VARIANTS = {"standard": 0.0, "same": 0.0, "good": 0.05, "bad": -0.05}

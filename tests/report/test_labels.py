@@ -9,9 +9,9 @@ from helpers.fake_study import read, report, write_study
 
 from lit_attn.ablate.plan import expand
 from lit_attn.cells.records import Plan, StepTimes, TimedVariant
-from lit_attn.report.labels import label_study
-from lit_attn.report.read import read_studies
-from lit_attn.report.study_ranks import write_across
+from lit_attn.report.records.read import read_studies
+from lit_attn.report.tables.labels import label_study
+from lit_attn.report.tables.study_ranks import write_across
 from lit_attn.schema.errors import ConfigError
 
 LABELS = {"standard": "Standard layer", "belief": None, "belief2": "BELIEF & co_1"}

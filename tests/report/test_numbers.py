@@ -13,10 +13,10 @@ from helpers.processors import assert_same_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_attn.report import drawing
-from lit_attn.report.formats import rows_to_csv, to_csv
+from lit_attn.report.figures import drawing
 from lit_attn.report.numbers import DIGITS, fill, find_magnitude, round_number, write_number
-from lit_attn.report.stats import paired_interval
+from lit_attn.report.statistics.stats import paired_interval
+from lit_attn.report.tables.formats import rows_to_csv, to_csv
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 

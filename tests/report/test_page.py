@@ -9,8 +9,8 @@ import pytest
 from helpers.fake_study import write_study
 
 from lit_attn.report import write_reports
-from lit_attn.report.formats import Cell, Table, named_table
-from lit_attn.report.page import Section, render_page
+from lit_attn.report.pages.page import Section, render_page
+from lit_attn.report.tables.formats import Cell, Table, named_table
 
 sync_api = pytest.importorskip("playwright.sync_api")
 # Debian calls it chromium; the machines of GitHub Actions have Chrome.

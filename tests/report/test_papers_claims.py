@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from lit_attn.cells.records import Exit, Result
 from lit_attn.config.papers import Figure, Table, read_paper
-from lit_attn.report.claims import judge_claims
-from lit_attn.report.papers import read_records
-from lit_attn.report.papers_page import make_claims_table
+from lit_attn.report.papers.claims import judge_claims
+from lit_attn.report.papers.page import make_claims_table
+from lit_attn.report.papers.published import read_records
 
 
 @pytest.mark.slow

@@ -12,11 +12,11 @@ import pytest
 from helpers.invented_papers import FOLDER, run_invented
 
 from lit_attn.config.papers import read_paper
-from lit_attn.report.formats import Cell, Table, to_latex
-from lit_attn.report.page import Section, render_page
-from lit_attn.report.papers import make_entries, read_records
-from lit_attn.report.papers_figures import draw_panels
-from lit_attn.report.papers_page import _lay_out, make_tables, write_paper
+from lit_attn.report.pages.page import Section, render_page
+from lit_attn.report.papers.figures import draw_panels
+from lit_attn.report.papers.page import _lay_out, make_tables, write_paper
+from lit_attn.report.papers.published import make_entries, read_records
+from lit_attn.report.tables.formats import Cell, Table, to_latex
 
 
 def test_merged_cells_are_one_cell_in_every_format(tmp_path: Path) -> None:

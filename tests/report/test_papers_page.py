@@ -16,9 +16,9 @@ from helpers.paths import ROOT
 from lit_attn.ablate.plan import expand
 from lit_attn.config.papers import read_paper
 from lit_attn.config.study import read_studies
-from lit_attn.report.claims import judge_claims
-from lit_attn.report.papers import make_entries, read_records
-from lit_attn.report.papers_page import make_tables, write_paper
+from lit_attn.report.papers.claims import judge_claims
+from lit_attn.report.papers.page import make_tables, write_paper
+from lit_attn.report.papers.published import make_entries, read_records
 
 
 def test_a_table_without_results_has_counts_and_otherwise_empty_rows(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from PIL import Image
 
 from lit_attn.cells.legend import Legend
 from lit_attn.cells.records import Metric, Plan
-from lit_attn.report import drawing, write_reports
-from lit_attn.report.pictures import draw_pictures, read_panels
-from lit_attn.report.read import read_studies
-from lit_attn.report.study_record import StudyRecord
+from lit_attn.report import write_reports
+from lit_attn.report.figures import drawing
+from lit_attn.report.figures.pictures import draw_pictures, read_panels
+from lit_attn.report.records.read import read_studies
+from lit_attn.report.records.study_record import StudyRecord
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 CLASSES = {"wall": RED, "floor": GREEN, "sky": BLUE, "no label": (0, 0, 0)}

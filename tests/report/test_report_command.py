@@ -12,7 +12,7 @@ from helpers.fake_study import report, write_study
 from lit_attn.cells import records
 from lit_attn.report import write_reports
 from lit_attn.report.__main__ import main
-from lit_attn.report.study_record import StudyRecord
+from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.schema.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ from count_floors import count_floors
 from helpers.paths import ROOT
 from scipy.stats import t as student
 
-from lit_attn.report.stats import joint_sign_flip
+from lit_attn.report.statistics.stats import joint_sign_flip
 
 EVIDENCE = ROOT / "reports" / "evidence"
 CONSTANTS = {

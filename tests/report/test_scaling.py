@@ -9,9 +9,9 @@ import pytest
 from helpers import fake_study
 
 from lit_attn.cells.records import Metric, Plan
-from lit_attn.report import drawing, write_reports
-from lit_attn.report.read import read_studies
-from lit_attn.report.scaling import (
+from lit_attn.report import write_reports
+from lit_attn.report.figures import drawing
+from lit_attn.report.figures.scaling import (
     Law,
     Point,
     draw_scaling,
@@ -21,8 +21,9 @@ from lit_attn.report.scaling import (
     make_scaling_table,
     read_points,
 )
-from lit_attn.report.stats import paired_interval
-from lit_attn.report.study_record import StudyRecord
+from lit_attn.report.records.read import read_studies
+from lit_attn.report.records.study_record import StudyRecord
+from lit_attn.report.statistics.stats import paired_interval
 
 METRIC = Metric(name="val/loss", label="loss", goal="min", scale=1.0)
 PLAN = Plan(

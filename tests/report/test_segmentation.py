@@ -12,10 +12,10 @@ from markupsafe import escape
 
 from lit_attn.cells.records import Metric, Plan
 from lit_attn.report import write_reports
-from lit_attn.report.read import read_studies
-from lit_attn.report.results import make_class_frame, make_class_table
-from lit_attn.report.study_record import StudyRecord
-from lit_attn.report.write import Section, render_page
+from lit_attn.report.pages.write import Section, render_page
+from lit_attn.report.records.read import read_studies
+from lit_attn.report.records.study_record import StudyRecord
+from lit_attn.report.tables.results import make_class_frame, make_class_table
 
 NASTY = 'tree | <b>&"x"</b>'
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
@@ -87,5 +87,5 @@ def test_files_of_an_earlier_report_are_removed(tmp_path: Path) -> None:
 
 
 def test_the_report_imports_no_torch() -> None:
-    code = "import sys, lit_attn.report.write; assert 'torch' not in sys.modules"
+    code = "import sys, lit_attn.report.pages.write; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -6,12 +6,12 @@ from helpers.fake_study import read, report, rows, write_study
 from scipy import stats as scipy_stats
 
 from lit_attn.cells.decisions import Looks
-from lit_attn.report import stats
-from lit_attn.report.judge import judge_study
-from lit_attn.report.looks import record_look
-from lit_attn.report.read import read_studies
-from lit_attn.report.sequential import look_level, spent_alpha
-from lit_attn.report.terminal import describe_verdicts
+from lit_attn.report.records.looks import record_look
+from lit_attn.report.records.read import read_studies
+from lit_attn.report.statistics import stats
+from lit_attn.report.statistics.sequential import look_level, spent_alpha
+from lit_attn.report.tables.terminal import describe_verdicts
+from lit_attn.report.verdicts.judge import judge_study
 
 ALPHA = 0.05
 

@@ -7,15 +7,15 @@ import pytest
 from helpers.fake_study import result, write_study
 
 from lit_attn.cells.records import Plan, Spread
-from lit_attn.report.drawing import assign_styles
-from lit_attn.report.read import read_studies
-from lit_attn.report.speedup import (
+from lit_attn.report.figures.drawing import assign_styles
+from lit_attn.report.figures.speedup import (
     describe_speedups,
     draw_speedups,
     find_speedups,
     make_speedup_table,
 )
-from lit_attn.report.study_record import StudyRecord
+from lit_attn.report.records.read import read_studies
+from lit_attn.report.records.study_record import StudyRecord
 
 METRIC = {"name": "val/loss", "label": "loss", "goal": "min", "scale": 1}
 SECONDS = {"standard": 0.010, "variant": 0.030}

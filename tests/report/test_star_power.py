@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from lit_attn.report import stats
+from lit_attn.report.statistics import stats
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats as scipy_stats
 
-from lit_attn.report import stats
+from lit_attn.report.statistics import stats
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], NDArray[np.float64]]
 

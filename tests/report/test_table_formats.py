@@ -10,7 +10,7 @@ import pytest
 from helpers.fake_study import report, write_study
 
 from lit_attn.report import write_reports
-from lit_attn.report.formats import Cell, Table, escape_latex, to_latex
+from lit_attn.report.tables.formats import Cell, Table, escape_latex, to_latex
 
 NASTY = r"50% & <b>_x_</b> $y$ #1 {z} ~ ^ \ | café"
 

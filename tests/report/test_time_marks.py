@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lit_attn.cells.records import StepTimes
-from lit_attn.report.read import read_studies
-from lit_attn.report.timing import (
+from lit_attn.report.records.read import read_studies
+from lit_attn.report.records.timing import (
     APART,
     NOT_ALONE,
     OTHER_DEVICES,

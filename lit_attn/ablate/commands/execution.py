@@ -269,7 +269,7 @@ def _write_tables(matrices: list[Matrix], options: StudyOptions) -> None:
         write_line(f"\n{table}{folder / 'table.html'}")
     write_line(f"{options.reports / 'index.html'}")
     if options.paper is not None:
-        from lit_attn.report.papers_page import write_paper
+        from lit_attn.report.papers.page import write_paper
 
         # The page has all tables, whichever of them this command has run.
         write_line(str(write_paper(options.paper, options.out, options.reports)))

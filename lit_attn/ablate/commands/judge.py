@@ -80,8 +80,8 @@ class Judge(Command):
         """Print the verdicts and return the exit code. Raises ConfigError without a study."""
         # These modules import pandas, which --help does not need.
         from lit_attn.report.answers import JudgeAnswer, write_answer
-        from lit_attn.report.judge import is_decided
-        from lit_attn.report.terminal import draw_judgement
+        from lit_attn.report.tables.terminal import draw_judgement
+        from lit_attn.report.verdicts.judge import is_decided
 
         tables, names = _split_words(options.studies, options.runs)
         for name, option in FOREIGN.items():
@@ -202,7 +202,7 @@ def _judge_folders(folders: list[Path]) -> "list[JudgedStudy]":
 
     A study that cannot be judged is skipped with a warning. Raises ConfigError if none can.
     """
-    from lit_attn.report.skipped import LOG, describe_failure
+    from lit_attn.report.records.skipped import LOG, describe_failure
 
     judged: list[JudgedStudy] = []
     for folder in folders:
@@ -219,10 +219,10 @@ def _judge_folders(folders: list[Path]) -> "list[JudgedStudy]":
 def _judge_folder(folder: Path) -> "JudgedStudy":
     """Return the verdicts of the study in a folder, and record that they were seen."""
     from lit_attn.ablate.origin import find_file
-    from lit_attn.report.judge import judge_study
-    from lit_attn.report.looks import record_look
-    from lit_attn.report.next_action import make_study_command
-    from lit_attn.report.read import read_studies
+    from lit_attn.report.records.looks import record_look
+    from lit_attn.report.records.read import read_studies
+    from lit_attn.report.verdicts.judge import judge_study
+    from lit_attn.report.verdicts.next_action import make_study_command
 
     (study,) = read_studies(folder.parent, [folder.name])
     command = make_study_command(folder, find_file(folder), study.plan)

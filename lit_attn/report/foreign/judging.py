@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from lit_attn.report.answers import JudgedStudy
 from lit_attn.report.foreign.prepare import Choices, Prepared, make_file_name, prepare
 from lit_attn.report.foreign.table import RunTable, read_table
-from lit_attn.report.judge import judge_study
+from lit_attn.report.verdicts.judge import judge_study
 
 if TYPE_CHECKING:
     import pandas as pd

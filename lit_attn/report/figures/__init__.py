@@ -1,0 +1,1 @@
+"""Figures, and the tables of numbers that they draw."""

@@ -1,0 +1,142 @@
+"""Trials of a tuned study: the metric at every tuned value, and the lead over the baseline."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lit_attn.cells.records import Tuning, TuningTrial
+from lit_attn.report.figures import drawing
+from lit_attn.report.numbers import write_number
+from lit_attn.report.tables.columns import (
+    choose_digits,
+    format_difference,
+    format_seeds,
+    format_spread,
+)
+from lit_attn.report.tables.effects import describe_pairs
+from lit_attn.report.tables.formats import Cell, Table, named_table
+
+
+def read_trials(tuning: Tuning, baseline: str) -> pd.DataFrame:
+    """Return one row for each variant, combination of values and share of the training steps.
+
+    The columns are variant, values and choice (texts), the place of each tuned key's value in its
+    list, share, mean and sd over the tuning seeds (missing if a seed has diverged), and lead, low
+    and high: the mean paired difference to the baseline with the same values and the same share,
+    with its 95 % interval. A combination may have been tried twice.
+    """
+    recorded = {}
+    for tuned in tuning.variants:
+        # The same values can have been tried twice; the last trial counts.
+        recorded[tuned.variant] = {_name_trial(trial): trial for trial in tuned.trials}
+    rows = []
+    for tuned in tuning.variants:
+        for name, trial in recorded[tuned.variant].items():
+            row: dict[str, Any] = {"variant": tuned.variant, "share": trial.share}
+            row["values"] = _describe_values(trial)
+            for key, value in trial.values.items():
+                row[key] = tuning.keys[key].index(value)
+            row["choice"] = ""
+            if trial.values == tuned.chosen and trial.share == 1:
+                row["choice"] = "chosen"
+                if tuned.at_edge:
+                    row["choice"] += f", at the edge of {', '.join(tuned.at_edge)}"
+            values = pd.Series(trial.by_seed, dtype=float)
+            row["mean"] = trial.mean
+            row["sd"] = values.std(skipna=False)
+            other = recorded.get(baseline, {}).get(name)
+            if tuned.variant != baseline and other is not None:
+                has_diverged = trial.mean is None or other.mean is None
+                if not has_diverged:
+                    lead = values - pd.Series(other.by_seed, dtype=float)
+                    row["lead"], row["low"], row["high"] = describe_pairs(lead)
+            rows.append(row)
+    numbers = ["share", "mean", "sd", "lead", "low", "high"]
+    columns = ["variant", "values", *tuning.keys, "choice", *numbers]
+    return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(numbers, float))
+
+
+def _name_trial(trial: TuningTrial) -> str:
+    """Return a name that trials of two variants share if they have equal values and shares."""
+    return f"{trial.values} {trial.share}"
+
+
+def _describe_values(trial: TuningTrial) -> str:
+    """Return the values of a trial, and its share of the training steps unless it has all."""
+    texts = [f"{key}={value}" for key, value in trial.values.items()]
+    if trial.share < 1:
+        texts.append(f"{write_number(trial.share, '.3g')} of the steps")
+    return ", ".join(texts)
+
+
+def make_tuning_table(tuning: Tuning, baseline: str) -> Table:
+    """Return mean and lead of every combination of values; the chosen one is bold."""
+    trials = read_trials(tuning, baseline)
+    digits = choose_digits(trials["sd"], trials["mean"])
+    rows = []
+    for _, trial in trials.iterrows():
+        mean = "diverged"
+        if not pd.isna(trial["mean"]):
+            mean = format_spread(trial["mean"], trial["sd"], digits)
+        lead = format_difference(trial["lead"], trial["low"], trial["high"], digits)
+        texts = [trial["variant"], trial["values"], mean, lead, trial["choice"]]
+        rows.append([Cell(text, is_bold=trial["choice"] != "") for text in texts])
+    return named_table(
+        "tuning",
+        rows,
+        label=tuning.select.label,
+        baseline=baseline,
+        trials=tuning.trials,
+        seeds=format_seeds(tuning.seeds),
+        keys="; ".join(f"{key} from {values}" for key, values in tuning.keys.items()),
+        halving="" if tuning.halving is None else f", successive halving by {tuning.halving}",
+        sampler=tuning.sampler,
+    )
+
+
+def draw_tuning(
+    tuning: Tuning, baseline: str, styles: Mapping[str, drawing.Style]
+) -> Figure | None:
+    """Draw metric and lead of each variant's best trial with each value, a column for each key.
+
+    With successive halving, the best of the trials of a value that were trained longest.
+    """
+    trials = read_trials(tuning, baseline).dropna(subset="mean")
+    if trials.empty:
+        return None
+    order = [False, tuning.select.goal == "min"]
+    trials = trials.sort_values(["share", "mean"], ascending=order, kind="stable")
+    names = [variant.variant for variant in tuning.variants][: len(drawing.COLOURS)]
+    key: drawing.Key = {name: (styles[name].colour, styles[name].dash) for name in names}
+    figure = drawing.new_figure(4.2)
+    grid = figure.subplots(2, len(tuning.keys), sharex="col", sharey="row", squeeze=False)
+    for (top, bottom), (tuned, values) in zip(grid.T, tuning.keys.items(), strict=True):
+        for number, (name, (colour, _)) in enumerate(key.items()):
+            # The trials are sorted, so the first one with each value is the best one.
+            rows = trials[trials["variant"] == name].drop_duplicates(tuned).sort_values(tuned)
+            # Error bars of several variants would cover each other.
+            place = rows[tuned] + 0.06 * (number - (len(key) - 1) / 2)
+            style = {"color": colour, "fmt": "o-", "ms": 3, "lw": 1, "elinewidth": 0.8}
+            ends = [rows["lead"] - rows["low"], rows["high"] - rows["lead"]]
+            at = [f"{tuned} = {values[place_of_value]}" for place_of_value in rows[tuned]]
+            drawing.draw_points(top, (place, rows["mean"], rows["sd"]), name, at, **style)
+            drawing.draw_points(bottom, (place, rows["lead"], ends), name, at, **style)
+            chosen = rows[rows["choice"] != ""]
+            rings = top.plot(
+                place[chosen.index], chosen["mean"], "o", mfc="none", color=colour, ms=9
+            )
+            drawing.name_values(rings[0], name)
+        bottom.axhline(0, color=drawing.GREY, linewidth=0.8)
+        bottom.set_xticks(range(len(values)), list(map(str, values)))
+        bottom.set_xlabel(tuned)
+    # With few seeds an interval can be many times as long as the leads.
+    span = 3 * trials["lead"].abs().max()
+    if span > 0:
+        low, high = grid[1][0].get_ylim()
+        grid[1][0].set_ylim(max(low, -span), min(high, span))
+    grid[0][0].set_ylabel(tuning.select.label)
+    grid[1][0].set_ylabel(f"difference to {drawing.shorten(baseline, 20)}")
+    drawing.add_legend(figure, key)
+    return figure

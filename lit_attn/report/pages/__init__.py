@@ -1,0 +1,1 @@
+"""Pages: HTML with tables and figures, and the index of all studies."""

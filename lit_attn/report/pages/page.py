@@ -1,0 +1,58 @@
+"""HTML pages of a report: sections with figures and tables, rendered by assets/page.html."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lit_attn.report.figures import drawing
+from lit_attn.report.tables.captions import shorten
+from lit_attn.report.tables.formats import TEMPLATES, Table, read_asset, read_text
+
+FIGURES: dict[str, dict[str, str]] = read_asset("figures.yaml")
+"""Caption, section and CSV file of every figure, in the order of the page."""
+
+SCRIPTS = [read_text(name) for name in ("datatables.min.js", "report.js")]
+"""DataTables (assets/datatables.license.txt) and the page's own script: it works offline."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Part of a page: figures of FIGURES by name, then tables."""
+
+    heading: str = ""
+    figures: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class FigureCaption:
+    """Complete caption of a figure, and its first sentences."""
+
+    text: str
+
+    @property
+    def brief(self) -> str:
+        """At most SENTENCES + 1 sentences (`lit_attn.report.tables.captions`)."""
+        return " ".join(shorten([self.text]))
+
+
+def render_page(title: str, sections: list[Section], notes: list[str], **values: Any) -> str:
+    """Return an HTML page of the sections that have any content.
+
+    Captions of FIGURES end with `notes`. `values` are further variables of the template: `name`,
+    `links`, `warnings`, `verdict` (a sentence), `images` by name and kind, and `captions` of other
+    figures.
+    """
+    texts: dict[str, str] = values.pop("captions", {})
+    limits = {"rows": drawing.MOST_ROWS, "panels": drawing.MOST_PANELS, "costs": drawing.MOST_COSTS}
+    captions = {}
+    for figure, entry in FIGURES.items():
+        captions[figure] = FigureCaption(" ".join([entry["caption"].format(**limits), *notes]))
+    for figure, text in texts.items():
+        captions[figure] = FigureCaption(text)
+    shown = []
+    for section in sections:
+        tables = [table for table in section.tables if table.rows]
+        if tables or section.figures:
+            shown.append(replace(section, tables=tables))
+    entries = {"captions": captions, "figures": FIGURES, "title": title, "sections": shown}
+    return TEMPLATES.get_template("page.html").render(entries | values, scripts=SCRIPTS)

@@ -1,0 +1,1 @@
+"""Tables and figures of the five papers, with published values beside ours."""

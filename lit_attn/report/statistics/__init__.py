@@ -1,0 +1,1 @@
+"""Statistics: arrays in, numbers out. Nothing here reads a record."""

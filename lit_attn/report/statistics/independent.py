@@ -1,0 +1,282 @@
+"""Tests and intervals for independent runs: groups of any size that share no seeds.
+
+The statistic is Welch's t. Its permutation test is exact if variant and baseline have the same
+distribution, and holds for large groups with equal means and unequal spreads (Janssen,
+"Studentized permutation tests for non-i.i.d. hypotheses", 1997).
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from lit_attn.report.statistics.stats import DRAWS, Floats, Interval, student_quantile
+
+MOST_EXACT = 50_000
+"""Largest number of divisions into two groups that a test counts one by one."""
+
+SMALLEST_GROUP = 2
+"""A single run has no spread, so it can be compared with nothing."""
+
+BLOCK = 2_000_000  # Largest number of keys of a block of permutations.
+SAME = 1e-6  # Relative distance of statistics that are equal up to rounding.
+
+
+class Permutations(NamedTuple):
+    """Number of permutations of a test, and whether they are all that exist."""
+
+    number: int
+    is_exact: bool
+
+
+def correct_groups(baseline: Floats, groups: Sequence[Floats]) -> list[float]:
+    """Return the p of each group against the baseline, corrected for all groups.
+
+    It is that of the step-down max-T test (Westfall and Young, "Resampling-Based Multiple Testing",
+    1993, algorithm 4.1), and never smaller than that of the group's own test. All groups need
+    SMALLEST_GROUP values. The order of the values within a group does not matter.
+    """
+    baseline = np.sort(baseline)
+    groups = [np.sort(group) for group in groups]
+    uncorrected = [group_p(baseline, group) for group in groups]
+    if len(groups) < 2:
+        return uncorrected
+    joint = _step_down(baseline, groups)
+    return [max(first, second) for first, second in zip(uncorrected, joint, strict=True)]
+
+
+def group_p(baseline: Floats, group: Floats) -> float:
+    """Return the two-sided p of the studentised permutation test of two groups."""
+    values = _scale(np.concatenate([group, baseline]))
+    size = len(group)
+    observed = abs(_welch_t(values[:size], values[size:]))
+    threshold = observed * (1 - SAME)
+    permutations = count_permutations(len(baseline), size)
+    if not permutations.is_exact:
+        statistics = _draw_statistics(baseline, [group])
+        return float((1 + (statistics >= threshold).sum()) / (1 + DRAWS))
+    chosen = np.array(list(itertools.combinations(range(len(values)), size)))
+    sums = values[chosen].sum(axis=1)
+    squares = (values[chosen] ** 2).sum(axis=1)
+    rest = len(values) - size
+    first = _Moments(size, sums, squares)
+    second = _Moments(rest, values.sum() - sums, (values**2).sum() - squares)
+    return float((_studentise(first, second) >= threshold).mean())
+
+
+def count_permutations(first: int, second: int) -> Permutations:
+    """Return the permutations that the test of two groups of these sizes counts."""
+    count = math.comb(first + second, second)
+    return Permutations(count, True) if count <= MOST_EXACT else Permutations(DRAWS, False)
+
+
+def welch_interval(
+    baseline: Floats, group: Floats, confidence: float, resolution: float = 0.0
+) -> Interval:
+    """Return Welch's interval of the difference of two means, at least `resolution` wide."""
+    # Exact sums are the same on every processor.
+    first = math.fsum(group) / len(group)
+    second = math.fsum(baseline) / len(baseline)
+    mean = first - second
+    parts = []
+    for values, centre in ((group, first), (baseline, second)):
+        variance = math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)
+        parts.append((variance / len(values), len(values) - 1))
+    error = sum(part for part, _ in parts)
+    half = 0.0
+    if error > 0:
+        freedom = error**2 / sum(part**2 / free for part, free in parts)
+        half = student_quantile(freedom, (1 + confidence) / 2) * math.sqrt(error)
+    fewest = min(len(group), len(baseline))
+    half = max(half, resolution * max(0.5, 1 / (fewest - 1)))
+    return Interval(mean, mean - half, mean + half)
+
+
+def rank_runs(groups: Sequence[Sequence[float | None]], higher_is_better: bool) -> list[Floats]:
+    """Return the ranks of the values of all groups, where None, a failed run, is the worst."""
+    from scipy.stats import rankdata
+
+    flat = [value for group in groups for value in group]
+    sign = 1.0 if higher_is_better else -1.0
+    ranks = rankdata([-math.inf if value is None else sign * value for value in flat])
+    ends = np.cumsum([len(group) for group in groups])
+    return np.split(ranks, ends[:-1])
+
+
+def runs_for_a_star(level: float) -> int:
+    """Return the fewest runs of each of two groups with which p can be as small as `level`."""
+    runs = SMALLEST_GROUP
+    while 2 / math.comb(2 * runs, runs) > level:
+        runs += 1
+    return runs
+
+
+def find_power(effect: float, runs: int, baseline_runs: int, level: float) -> float:
+    """Return the power of a two-sided t test of two groups.
+
+    `effect` is the difference in standard deviations of a run.
+    """
+    freedom = runs + baseline_runs - 2
+    # Beyond this shift scipy's series does not converge, and the power is 1.
+    shift = min(abs(effect) / math.sqrt(1 / runs + 1 / baseline_runs), 100.0)
+    critical = special.stdtrit(freedom, 1 - level / 2)
+    return float(1 - special.nctdtr(freedom, shift, critical))
+
+
+def find_effect(baseline: Floats, group: Floats) -> float | None:
+    """Return the difference in standard deviations of a run, or None without any spread."""
+    variance = (np.var(baseline, ddof=1) + np.var(group, ddof=1)) / 2
+    size = max(np.abs(baseline).max(), np.abs(group).max())
+    if math.sqrt(variance) <= 1e-9 * size:
+        return None
+    return float((group.mean() - baseline.mean()) / math.sqrt(variance))
+
+
+def runs_needed(baseline: Floats, group: Floats, most: int = 1000) -> tuple[int, int | None] | None:
+    """Return the range of runs of each group that a t test at 0.05 needs for 80 % power.
+
+    It follows from the 95 % interval of the effect. The upper end is None if the effect may be 0 or
+    needs more than `most` runs. Returns None without any spread.
+    """
+    effect = find_effect(baseline, group)
+    if effect is None:
+        return None
+    freedom = len(baseline) + len(group) - 2
+    error = math.sqrt(1 / len(baseline) + 1 / len(group))
+    t = min(abs(effect) / error, 100.0)
+    strongest = float(special.nctdtrinc(freedom, 0.025, t)) * error
+    low = _runs_for_power(strongest, most) or most + 1
+    if t <= special.stdtrit(freedom, 0.975):
+        return low, None
+    weakest = float(special.nctdtrinc(freedom, 0.975, t)) * error
+    return low, _runs_for_power(weakest, most)
+
+
+def _runs_for_power(effect: float, most: int) -> int | None:
+    """Return the runs of each group for 80 % power at 0.05, None if `most` do not suffice."""
+    for runs in range(SMALLEST_GROUP, most + 1):
+        if find_power(effect, runs, runs, 0.05) >= 0.8:
+            return runs
+    return None
+
+
+def runs_for_decision(
+    baseline: Floats, group: Floats, alpha: float, first: int, most: int
+) -> int | None:
+    """Return the fewest runs of each group from `first` on that would decide the comparison.
+
+    Means and spreads are taken as they are. Welch's interval with the error `alpha` must then
+    exclude 0, and a permutation test must be able to reach `alpha`. Returns None if `most` runs do
+    not suffice.
+    """
+    difference = abs(float(group.mean() - baseline.mean()))
+    variance = float(np.var(baseline, ddof=1) + np.var(group, ddof=1))
+    fewest = max(first, runs_for_a_star(alpha))
+    for runs in range(fewest, most + 1):
+        half = student_quantile(2 * runs - 2, 1 - alpha / 2) * math.sqrt(variance / runs)
+        if difference > half:
+            return runs
+    return None
+
+
+def find_skewness(values: Floats) -> float:
+    """Return the skewness of a group, 0 without any spread."""
+    scaled = _scale(values)
+    centred = scaled - scaled.mean()
+    spread = math.sqrt(float((centred**2).mean()))
+    return float((centred**3).mean()) / spread**3 if spread > 0 else 0.0
+
+
+class _Moments(NamedTuple):
+    """Size, sums and sums of squares of a group in many permutations."""
+
+    size: int
+    sums: Floats
+    squares: Floats
+
+
+def _scale(values: Floats) -> Floats:
+    """Return values around 0 with a range of 1, so that sums of squares lose no digits."""
+    centred = values - np.median(values)
+    width = float(np.ptp(values))
+    return centred / width if width > 0 else centred
+
+
+def _welch_t(first: Floats, second: Floats) -> float:
+    moments = []
+    for values in (first, second):
+        sums = np.array([values.sum()])
+        moments.append(_Moments(len(values), sums, np.array([(values**2).sum()])))
+    return float(_studentise(*moments)[0])
+
+
+def _studentise(first: _Moments, second: _Moments) -> Floats:
+    """Return |Welch's t| of two groups of scaled values in many permutations."""
+    difference = first.sums / first.size - second.sums / second.size
+    error = np.zeros_like(difference)
+    for group in (first, second):
+        variance = (group.squares - group.sums**2 / group.size) / (group.size - 1)
+        error += np.maximum(variance, 0.0) / group.size
+    # Groups without any spread have a large statistic, not an infinite one.
+    return np.abs(difference) / np.sqrt(np.maximum(error, 1e-12))
+
+
+def _step_down(baseline: Floats, groups: Sequence[Floats]) -> list[float]:
+    """Return the p of the step-down max-T test over all groups.
+
+    The permutations of a group exchange only its values and the baseline's, so another group with a
+    far mean or a wide spread changes nothing. A run of the baseline moves for two groups together
+    with the probability with which both statistics then have the correlation that the common
+    baseline causes.
+    """
+    observed = np.array([abs(_welch_t(group, baseline)) for group in groups])
+    largest_first = np.argsort(-observed, kind="stable")
+    statistics = _draw_statistics(baseline, groups)
+    # Maxima over a group and all groups with smaller statistics.
+    ordered = statistics[:, largest_first[::-1]]
+    maxima = np.maximum.accumulate(ordered, axis=1)[:, ::-1]
+    exceeding = (maxima >= observed[largest_first] * (1 - SAME)).sum(axis=0)
+    # From the most to the least significant group, p never decreases.
+    stepped = np.maximum.accumulate((1 + exceeding) / (1 + DRAWS))
+    corrected = np.empty(len(groups))
+    corrected[largest_first] = stepped
+    result: list[float] = corrected.tolist()
+    return result
+
+
+def _draw_statistics(baseline: Floats, groups: Sequence[Floats]) -> Floats:
+    """Return |t| of every group, (DRAWS, groups), in DRAWS seeded permutations."""
+    generator = np.random.default_rng(0)
+    longest = len(baseline) + max(len(group) for group in groups)
+    block = max(1, BLOCK // longest)
+    parts = []
+    for start in range(0, DRAWS, block):
+        count = min(block, DRAWS - start)
+        shared = generator.random((count, len(baseline)))
+        columns = [_permute(baseline, group, shared, generator) for group in groups]
+        parts.append(np.stack(columns, axis=1))
+    return np.concatenate(parts)
+
+
+def _permute(
+    baseline: Floats, group: Floats, shared: Floats, generator: np.random.Generator
+) -> Floats:
+    """Return |t| of a group in one permutation for each row of `shared`, the baseline's keys.
+
+    Every run has a random key, and the runs with the smallest keys are the group.
+    """
+    size = len(group)
+    values = _scale(np.concatenate([group, baseline]))
+    keys = generator.random((len(shared), len(values)))
+    moves_together = generator.random(shared.shape) < size / len(baseline)
+    keys[:, size:] = np.where(moves_together, shared, keys[:, size:])
+    limits = np.partition(keys, size - 1, axis=1)[:, size - 1]
+    is_chosen = (keys <= limits[:, None]).astype(float)
+    sums = is_chosen @ values
+    squares = is_chosen @ values**2
+    first = _Moments(size, sums, squares)
+    second = _Moments(len(baseline), values.sum() - sums, (values**2).sum() - squares)
+    return _studentise(first, second)

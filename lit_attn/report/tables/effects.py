@@ -1,0 +1,299 @@
+"""Comparisons beyond single variants: factorial effects, two studies, equal cost."""
+
+import itertools
+import statistics
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from lit_attn.cells.records import Plan
+from lit_attn.report.records.study_record import StudyRecord
+from lit_attn.report.statistics import stats
+from lit_attn.report.tables import columns
+from lit_attn.report.tables.formats import Cell, Table, named_table
+
+
+class Effect(NamedTuple):
+    """A main effect of a level, or the interaction of two: mean, 95 % interval and corrected p.
+
+    It is a mean over as many combinations of the other axes as `combinations` says.
+    """
+
+    effect: str
+    kind: str
+    combinations: int
+    difference: float
+    low: float | None
+    high: float | None
+    p: float
+    by_seed: list[float]
+
+
+class Factors(NamedTuple):
+    """Axes of a factorial study, and the values of its variants.
+
+    `levels` has the levels of each axis, the baseline's first. `grid` has the metric by the level
+    of each axis and by seed; NaN marks a combination without results.
+    """
+
+    levels: dict[str, list[str]]
+    grid: NDArray[np.float64]
+
+
+UNNAMED = "#"  # Beginning of the key of an axis whose name does not stand in variants' names.
+
+Change = dict[int, int]  # Places of changed levels by the place of their axis.
+
+
+def find_effects(study: StudyRecord) -> list[Effect]:
+    """Return the main effects of a factorial study and the interactions of pairs of its axes.
+
+    Its variants have names like `residual=full,zz=with,long`, and the baseline has the reference
+    levels.
+    Combinations and seeds that lack results are left out, and so is every criterion of `match` but
+    the first. p is corrected for all effects (joint sign-flip test). Empty unless two axes vary.
+    """
+    factors = _read_factors(study)
+    if factors is None:
+        return []
+    estimated: list[Change] = []
+    contrasts: list[NDArray[np.float64]] = []
+    for change in _list_changes(factors):
+        contrast = _contrast(factors.grid, change)
+        if contrast.size:
+            estimated.append(change)
+            contrasts.append(contrast)
+    if not estimated:
+        return []
+    means = np.array([contrast.mean(axis=0) for contrast in contrasts])
+    p_values = stats.joint_sign_flip(means)
+    effects = []
+    for change, contrast, by_seed, p in zip(
+        estimated, contrasts, means.tolist(), p_values, strict=True
+    ):
+        mean, low, high = describe_pairs(by_seed, study.resolution)
+        effect = Effect(
+            effect=_name_change(factors, change),
+            kind="main effect" if len(change) == 1 else "interaction",
+            combinations=len(contrast),
+            difference=mean,
+            low=low,
+            high=high,
+            p=p,
+            by_seed=by_seed,
+        )
+        effects.append(effect)
+    return effects
+
+
+def _read_factors(study: StudyRecord) -> Factors | None:
+    """Return axes and values of a factorial study.
+
+    The grid has the seeds that all variants with results share. Returns None for a study with fewer
+    than two axes, and without such seeds.
+    """
+    reference = _levels(study.plan.baseline)
+    if len(reference) < 2:
+        return None
+    # By the levels of all axes, in the order of the reference.
+    values: dict[tuple[str, ...], dict[int, float]] = {}
+    for variant in study.plan.variants:
+        levels = _levels(variant.name)
+        by_seed = study.values(variant.name)
+        if levels.keys() != reference.keys() or not by_seed:
+            continue
+        if study.plan.criteria and variant.criterion != study.plan.criteria[0]:
+            continue
+        combination = tuple(levels[axis] for axis in reference)
+        values[combination] = by_seed
+    if not values:
+        return None
+    axes: dict[str, list[str]] = {}
+    for place, (axis, first) in enumerate(reference.items()):
+        further = [combination[place] for combination in values]
+        axes[axis] = list(dict.fromkeys([first, *further]))
+    seeds_of_cells = [set(by_seed) for by_seed in values.values()]
+    seeds = sorted(set.intersection(*seeds_of_cells))
+    if not seeds:
+        return None
+    shape = [len(axis_levels) for axis_levels in axes.values()]
+    grid = np.full([*shape, len(seeds)], np.nan)
+    for combination, by_seed in values.items():
+        places = []
+        for axis_levels, level in zip(axes.values(), combination, strict=True):
+            places.append(axis_levels.index(level))
+        grid[tuple(places)] = [by_seed[seed] for seed in seeds]
+    return Factors(axes, grid)
+
+
+def _list_changes(factors: Factors) -> list[Change]:
+    """Return the changes of one level, then those of two levels of different axes.
+
+    Empty unless two axes vary.
+    """
+    single: list[Change] = []
+    varying_axes = 0
+    for axis, levels in enumerate(factors.levels.values()):
+        # The reference is the first level.
+        changes = [{axis: level} for level in range(1, len(levels))]
+        single += changes
+        if changes:
+            varying_axes += 1
+    if varying_axes < 2:
+        return []
+    double = []
+    for first, second in itertools.combinations(single, 2):
+        if first.keys() != second.keys():
+            double.append(first | second)
+    return single + double
+
+
+def _name_change(factors: Factors, change: Change) -> str:
+    """Return the changed levels, as "residual=full and zz=with"."""
+    axes = list(factors.levels)
+    terms = []
+    for place, level in change.items():
+        axis = axes[place]
+        name = factors.levels[axis][level]
+        terms.append(name if axis.startswith(UNNAMED) else f"{axis}={name}")
+    return " and ".join(terms)
+
+
+def _contrast(grid: NDArray[np.float64], change: Change) -> NDArray[np.float64]:
+    """Return the effect of the changed levels in `grid`, (combinations, seeds)."""
+    # Each difference removes an axis, so the last axis is the first one to go.
+    for axis, level in sorted(change.items(), reverse=True):
+        grid = np.take(grid, level, axis) - np.take(grid, 0, axis)
+    # Combinations that lack a level are missing values.
+    rows = grid.reshape(-1, grid.shape[-1])
+    return rows[~np.isnan(rows).any(axis=1)]
+
+
+def make_effects_table(effects: list[Effect], plan: Plan, digits: int, level: float) -> Table:
+    """Return the effects of a factorial study as a table, with a star for p <= `level`."""
+    rows = []
+    for effect in effects:
+        difference = columns.format_difference(effect.difference, effect.low, effect.high, digits)
+        mark = columns.STAR if effect.p <= level else ""
+        row = [
+            Cell(effect.effect),
+            Cell(effect.kind),
+            Cell(difference),
+            Cell(columns.format_p(effect.p), mark=mark),
+            Cell(str(effect.combinations)),
+        ]
+        rows.append(row)
+    return named_table(
+        "effects",
+        rows,
+        count=len(effects),
+        alpha=level,
+        label=plan.metric.label,
+        baseline=plan.baseline,
+    )
+
+
+def make_contrast_table(study: StudyRecord, other: StudyRecord, digits: int) -> Table:
+    """Return how each variant's lead over the baseline differs from its lead in another study."""
+    rows = []
+    for variant in study.plan.variants:
+        if variant.name == study.plan.baseline:
+            continue
+        lead = _lead(study, variant.name)
+        other_lead = _lead(other, variant.name)
+        if lead.empty or other_lead.empty:
+            continue
+        low: float | None
+        high: float | None
+        if set(lead.index) == set(other_lead.index):
+            change, low, high = describe_pairs(lead - other_lead, study.resolution)
+        else:
+            change = lead.mean() - other_lead.mean()
+            low, high = stats.welch_interval(lead.tolist(), other_lead.tolist())
+        texts = [
+            variant.name,
+            _describe_lead(other_lead, digits),
+            _describe_lead(lead, digits),
+            columns.format_difference(change, low, high, digits),
+        ]
+        rows.append([Cell(text) for text in texts])
+    return named_table("contrast", rows, other=other.plan.study, study=study.plan.study)
+
+
+def _lead(study: StudyRecord, variant: str) -> "pd.Series[float]":
+    """Return the differences of a variant to the baseline, by seed."""
+    values = pd.Series(study.values(variant), dtype=float)
+    baseline = pd.Series(study.values(study.plan.baseline), dtype=float)
+    return (values - baseline).dropna()
+
+
+def _describe_lead(lead: "pd.Series[float]", digits: int) -> str:
+    """Return the mean of a lead and its number of seeds, as "+0.31 (5)"."""
+    return f"{columns.format_number(lead.mean(), f'+.{digits}f')} ({len(lead)})"
+
+
+def make_criteria_table(study: StudyRecord, summary: pd.DataFrame, digits: int) -> Table:
+    """Return value and difference of every variant under each criterion of `match`, side by side.
+
+    The table has no rows for a study with one criterion.
+    """
+    plan = study.plan
+    if len(plan.criteria) < 2:
+        return named_table("criteria", [], baseline=plan.baseline)
+    headings = []
+    for criterion in plan.criteria:
+        equal = "steps" if criterion == "none" else criterion
+        headings += [f"{plan.metric.label} (equal {equal})", f"difference (equal {equal})"]
+    # Names of the variants that the plan made of one variant, by variant and criterion.
+    planned = {(v.variant or v.name, v.criterion): v.name for v in plan.variants}
+    records = summary.set_index("variant").to_dict("index")
+    rows = []
+    for name in dict.fromkeys(v.variant or v.name for v in plan.variants):
+        row = [Cell(name)]
+        for criterion in plan.criteria:
+            # The baseline belongs to every criterion.
+            matched = name if name == plan.baseline else planned.get((name, criterion))
+            record = records.get(matched, {})
+            value = columns.format_spread(record.get("mean"), record.get("sd"), digits)
+            difference = columns.format_difference(
+                record.get("difference"), record.get("low"), record.get("high"), digits
+            )
+            mark = columns.STAR if record.get("significant") else ""
+            row += [Cell(value), Cell(difference, mark=mark)]
+        rows.append(row)
+    return named_table("criteria", rows, headings, baseline=plan.baseline)
+
+
+def _levels(name: str) -> dict[str, str]:
+    """Return the level of each axis that a variant's name states.
+
+    A value of an axis of named changes has no axis in the name, as "long" in
+    `residual=full,zz=with,long`. The place of the term stands for the axis.
+    """
+    levels = {}
+    for place, term in enumerate(name.split(",")):
+        axis, equals, level = term.partition("=")
+        if equals:
+            levels[axis] = level
+        else:
+            levels[_name_axis(place)] = term
+    return levels
+
+
+def _name_axis(place: int) -> str:
+    """Return the key of an axis without a name; no axis of a study can have this name."""
+    return f"{UNNAMED}{place}"
+
+
+def describe_pairs(
+    differences: Iterable[float], resolution: float = 0.0
+) -> tuple[float, float | None, float | None]:
+    """Return the mean of the differences of all seeds and its interval."""
+    values = list(differences)
+    interval = stats.paired_interval(values, resolution=resolution)
+    if interval is None:
+        return statistics.fmean(values), None, None
+    return interval

@@ -1,0 +1,59 @@
+"""Labels of variants: the texts of tables and figures in place of names, which are folder names."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lit_attn.cells.records import Plan
+from lit_attn.report.records.study_record import StudyRecord
+from lit_attn.report.tables.formats import Table
+
+
+def find_labels(plan: Plan) -> dict[str, str]:
+    """Return the label of every variant by its name; a variant without one has its name."""
+    return {variant.name: variant.label or variant.name for variant in plan.variants}
+
+
+def label_study(study: StudyRecord) -> StudyRecord:
+    """Return `study` with labels as the names of its variants, or itself if it has no labels.
+
+    `names` of the returned study leads from the labels back to the names.
+    """
+    plan = study.plan
+    if all(variant.label is None for variant in plan.variants):
+        return study
+    labels = find_labels(plan)
+    variants = []
+    for variant in plan.variants:
+        written = variant.variant and labels.get(variant.variant, variant.variant)
+        changes = {"name": labels[variant.name], "variant": written}
+        variants.append(variant.model_copy(update=changes))
+    renamed = plan.model_copy(update={"variants": variants, "baseline": labels[plan.baseline]})
+    cells = [replace(cell, variant=labels.get(cell.variant, cell.variant)) for cell in study.cells]
+    labelled = replace(
+        study,
+        plan=renamed,
+        cells=cells,
+        endings={labels.get(name, name): ending for name, ending in study.endings.items()},
+        names={label: name for name, label in labels.items()},
+    )
+    if study.tuning is not None:
+        tuned = [
+            entry.model_copy(update={"variant": labels.get(entry.variant, entry.variant)})
+            for entry in study.tuning.variants
+        ]
+        labelled = replace(labelled, tuning=study.tuning.model_copy(update={"variants": tuned}))
+    if study.step_times is not None:
+        timed = [
+            entry.model_copy(update={"variant": labels.get(entry.variant, entry.variant)})
+            for entry in study.step_times.variants
+        ]
+        times = study.step_times.model_copy(update={"variants": timed})
+        labelled = replace(labelled, step_times=times)
+    return labelled
+
+
+def label_rows(table: Table, labels: Mapping[str, str]) -> Table:
+    """Return `table`, whose first column has names of variants, with their labels instead."""
+    for row in table.rows:
+        row[0] = row[0]._replace(text=labels.get(row[0].text, row[0].text))
+    return table

@@ -1,0 +1,464 @@
+"""Table of a study's results: rows of printed cells, and a caption that defines each column."""
+
+import itertools
+import re
+import statistics
+from collections.abc import Sequence
+from typing import cast
+
+import pandas as pd
+
+from lit_attn.cells.decisions import Seals
+from lit_attn.cells.records import Metric, Plan, StepTimes, Tuning, read_unreadable
+from lit_attn.report.numbers import fill
+from lit_attn.report.records.skipped import read_or_skip
+from lit_attn.report.records.study_record import BUSY, StudyRecord, find_differences
+from lit_attn.report.records.timing import TIME_MARK
+from lit_attn.report.statistics import stats
+from lit_attn.report.tables import brief, columns
+from lit_attn.report.tables.brief import choose_places
+from lit_attn.report.tables.formats import Cell, Table, named_table, read_asset
+from lit_attn.report.verdicts.comparison import Comparisons, find_verdict
+from lit_attn.report.verdicts.floors import make_floor_row, warn_of_floor
+from lit_attn.schema.errors import plural
+
+SENTENCES: dict[str, str] = read_asset("sentences.yaml")  # Sentences of the caption.
+ALWAYS = ("variant", "value", "n")  # Columns that are printed also if they are empty.
+UNREADABLE_NAMES = 5
+"""Most names of unreadable images of a split that a warning lists."""
+
+
+def make_results_table(
+    study: StudyRecord, summary: pd.DataFrame, comparisons: Comparisons, keys: Sequence[str] = ()
+) -> Table:
+    """Return the table of `summary` with all columns that have a value.
+
+    Its brief form has the columns `keys`, or else those that the study chooses, or else six.
+    """
+    plan = study.plan
+    scale = columns.make_scale(summary)
+    records = cast("list[columns.Record]", summary.to_dict("records"))
+    for record in records:
+        record["decision"] = find_verdict(record, plan)
+    shown: list[columns.Column] = []
+    cells: list[list[Cell]] = []
+    for column in columns.COLUMNS:
+        if column.key not in columns.PRINTERS:
+            continue
+        printed = columns.make_cells(column, records, scale)
+        is_filled = any(cell.text != columns.NOTHING or cell.mark for cell in printed)
+        if is_filled or column.key in ALWAYS:
+            shown.append(column)
+            cells.append(printed)
+    headings = []
+    for column in shown:
+        heading = fill(
+            column.heading, label=plan.metric.label, flops=scale.flops, memory=scale.memory
+        )
+        headings.append(heading)
+    values = _template_values(study, summary, comparisons)
+    notes = []
+    for column in shown:
+        note = fill(column.note, **values).strip()
+        if note:
+            notes.append(note)
+    notes += _describe_marks(study, cells)
+    notes += _describe_rows(study, summary)
+    notes += _describe_rules(study, comparisons)
+    notes += _describe_plan(study, comparisons.level)
+    provenance, warnings = describe_records(study)
+    warnings = [*warn_of_floor(study), *warnings]
+    shown_keys = [column.key for column in shown]
+    places = choose_places(shown_keys, keys or plan.columns or brief.COLUMNS)
+    brief_caption = brief.write_brief_caption(
+        study,
+        summary,
+        [shown[place] for place in places],
+        [cells[place] for place in places],
+        values,
+    )
+    rows = [list(row) for row in zip(*cells, strict=True)]
+    floor_row = make_floor_row(study, shown_keys, scale.digits)
+    if floor_row is not None:
+        names = [record["variant"] for record in records]
+        rows.insert(names.index(plan.baseline) + 1, floor_row)
+        notes.append(SENTENCES["best_floor"])
+    has_differences = "difference" in shown_keys
+    # A YAML title can span lines.
+    title = " ".join(plan.title.split())
+    return Table(
+        headings,
+        rows,
+        title=re.sub(r"(?<=[^.?!])\.*$", ".", title),
+        warnings=warnings,
+        notes=[*notes, *provenance],
+        kind="results",
+        shown=places,
+        phone=choose_places(shown_keys, brief.PHONE if has_differences else brief.COLUMNS[:2]),
+        summary=brief_caption,
+    )
+
+
+def _describe_marks(study: StudyRecord, cells: list[list[Cell]]) -> list[str]:
+    """Return the sentences of the caption about busy machines and incomparable times."""
+    notes = []
+    all_cells = list(itertools.chain.from_iterable(cells))
+    if any(cell.mark == columns.BUSY_MARK for cell in all_cells):
+        notes.append(fill(SENTENCES["busy"], mark=columns.BUSY_MARK, ratio=BUSY))
+    if any(cell.mark == TIME_MARK for cell in all_cells):
+        notes.append(_describe_time_faults(study))
+    return notes
+
+
+def _describe_rows(study: StudyRecord, summary: pd.DataFrame) -> list[str]:
+    """Return the sentences of the caption about missing seeds, ties, branches and the baseline."""
+    notes = []
+    if summary["missing"].astype(bool).any():
+        notes.append(SENTENCES["missing"])
+    ties = int(summary["ties"].sum())
+    if ties:
+        pairs = int(summary["pairs"].sum())
+        notes.append(fill(SENTENCES["ties"], ties=ties, pairs=plural(pairs, "pair")))
+    shared_steps = study.measurements("shared_steps")
+    if shared_steps:
+        steps = " or ".join(f"{count:,}" for count in sorted(set(shared_steps)))
+        results = plural(len(study.finished_cells()), "result")
+        notes.append(
+            fill(SENTENCES["shared"], shared=len(shared_steps), results=results, steps=steps)
+        )
+    baseline = study.plan.baseline
+    if not study.values(baseline):
+        notes.append(fill(SENTENCES["no_baseline"], baseline=baseline))
+    return notes
+
+
+def _describe_rules(study: StudyRecord, comparisons: Comparisons) -> list[str]:
+    """Return the sentences of the caption about looks at a running study and ended variants."""
+    notes = []
+    planned = len(study.plan.seeds)
+    if any(cell.is_open for cell in study.cells):
+        bounds = [
+            f"after {pairs} of {planned} seeds a star needs p ≤ {level:.2g}"
+            for pairs, level in comparisons.interim.items()
+        ]
+        words = "; ".join(bounds) or "no variant has a pair of seeds"
+        notes.append(fill(SENTENCES["interim"], bounds=words))
+    elif study.looks is not None and study.looks.has_any(planned):
+        notes.append(fill(SENTENCES["watched"], level=comparisons.level))
+    if study.endings:
+        stopped = [f"{name} {ending.describe()}" for name, ending in study.endings.items()]
+        notes.append(fill(SENTENCES["stopped"], variants="; ".join(stopped)))
+    return notes
+
+
+def _describe_time_faults(study: StudyRecord) -> str:
+    """Return the sentence of the caption about times that cannot be compared."""
+    by_fault: dict[str, list[str]] = {}
+    for faults in (study.step_time_faults, study.time_faults):
+        for variant, fault in faults.items():
+            if not fault:
+                continue
+            variants = by_fault.setdefault(fault, [])
+            if variant not in variants:
+                variants.append(variant)
+    parts = [f"{', '.join(variants)}: {fault}" for fault, variants in by_fault.items()]
+    return fill(SENTENCES["time_faults"], mark=TIME_MARK, faults="; ".join(parts))
+
+
+def make_metrics_table(study: StudyRecord) -> Table:
+    """Return the means of the split's other metrics, for the same weights as the study's metric.
+
+    The IoU of each class has a table of its own.
+    """
+    metric = study.plan.metric
+    cells = study.finished_cells()
+    # Other weights of the split, and the classes, are left out.
+    pattern = re.compile(f"{re.escape(_metric_prefix(metric))}(?!averaged-|IoU:)")
+    recorded = dict.fromkeys(name for cell in cells for name in cell.measurements)
+    shown = f"metric {metric.name}"
+    names = [name for name in recorded if pattern.match(name) and name != shown]
+    if not names:
+        return named_table("metrics", [])
+    rows = []
+    for variant in dict.fromkeys(cell.variant for cell in cells):
+        row = [Cell(variant)]
+        for name in names:
+            values = pd.Series(study.measurements(name, variant), dtype=float)
+            row.append(Cell(columns.format_spread(values.mean(), values.std(), 4)))
+        rows.append(row)
+    return named_table("metrics", rows, [name.removeprefix("metric ") for name in names])
+
+
+def _metric_prefix(metric: Metric) -> str:
+    """Return the start of all measurements with the split and the weights of `metric`."""
+    split = metric.name.partition("/")[0]
+    weights = "averaged-" if metric.averaged else ""
+    return f"metric {split}/{weights}"
+
+
+def make_class_frame(study: StudyRecord) -> pd.DataFrame:
+    """Return mean and standard deviation (ddof 1) of the IoU in percent, by class and variant.
+
+    The values belong to the split and the weights (trained or averaged) of the study's metric.
+    """
+    prefix = f"{_metric_prefix(study.plan.metric)}IoU:"
+    rows = []
+    for cell in study.finished_cells():
+        for name, value in cell.measurements.items():
+            if name.startswith(prefix):
+                rows.append((name.removeprefix(prefix), cell.variant, 100 * value))
+    frame = pd.DataFrame(rows, columns=["class", "variant", "iou"]).astype({"iou": float})
+    groups = frame.groupby(["class", "variant"], sort=False)["iou"]
+    return groups.agg(mean="mean", sd="std", n="count").reset_index()
+
+
+def make_class_table(classes: pd.DataFrame) -> Table:
+    """Return the class frame as a table: classes down, variants across."""
+    variants = list(dict.fromkeys(classes["variant"]))
+    rows = []
+    for label, values in classes.set_index("variant").groupby("class", sort=False):
+        measured = values[["mean", "sd"]].reindex(variants).itertuples(index=False)
+        row = [Cell(str(label))]
+        for mean, sd in measured:
+            row.append(Cell(columns.format_spread(mean, sd, 2)))
+        rows.append(row)
+    return named_table("classes", rows, variants)
+
+
+def _template_values(
+    study: StudyRecord, summary: pd.DataFrame, comparisons: Comparisons
+) -> dict[str, object]:
+    """Return the values of the placeholders in the notes of columns.yaml."""
+    plan = study.plan
+    metric = plan.metric
+    has_failed = summary["failed"].any()
+    rule = "verdict_by_star" if metric.margin is None else "verdict_by_margin"
+    failures = {}
+    for name, sentence in SENTENCES.items():
+        if name.startswith("failed_"):
+            failures[name] = sentence if has_failed else ""
+    return {
+        **failures,
+        "label": metric.label,
+        "metric": metric.name,
+        "measure": _describe_measure(study),
+        "direction": "Higher" if metric.goal == "max" else "Lower",
+        "better": "higher" if metric.goal == "max" else "lower",
+        "comparisons": plural(len(comparisons.pairs), "comparison"),
+        "brief_step_time": SENTENCES["brief_alone" if study.step_times else "step_time"],
+        "verdict_rule": fill(SENTENCES[rule], margin=metric.margin),
+        "planned": len(plan.seeds),
+        "seeds": columns.format_seeds(plan.seeds),
+        "baseline": plan.baseline,
+        "resolution": _describe_resolution(study, summary),
+        "alpha": comparisons.level,
+        "test": _describe_test(comparisons),
+        "star": fill(SENTENCES["star"], seeds=stats.pairs_for_a_star(1, comparisons.level)),
+        "units": f"{summary['units'].max():,}",
+        "margin": metric.margin,
+        "source": " ".join(plan.source.split()).rstrip(".") or "the study file",
+        "step_time": "" if study.step_times else SENTENCES["step_time"],
+    }
+
+
+def _describe_measure(study: StudyRecord) -> str:
+    """Return the metric and the epoch of its values, or the column of a table of results."""
+    metric = study.plan.metric
+    has_folders = any(cell.folder for cell in study.cells)
+    if not has_folders:
+        return f"the column '{metric.name}' of the table of results"
+    ends = {"last": "last epoch", "best-validation": "best epoch of the validation split"}
+    return f"{metric.name} at the {ends[metric.selection]}"
+
+
+def _describe_resolution(study: StudyRecord, summary: pd.DataFrame) -> str:
+    """Return the sentence about the step of the metric, or nothing for a continuous metric."""
+    largest_sd = max(summary["sd"].dropna(), default=float("inf"))
+    # The step of a continuous metric is a rounding error, which needs no mention.
+    if study.resolution <= 0.01 * largest_sd:
+        return ""
+    return fill(SENTENCES["resolution"], step=study.resolution)
+
+
+def _describe_test(comparisons: Comparisons) -> str:
+    """Return the words about the joint test and the smallest p that it can have."""
+    pairs = max(comparisons.pairs, default=0)
+    smallest_p = min(1.0, 2.0 ** (1 - pairs))
+    floor = fill(SENTENCES["floor"], floor=smallest_p, pairs=plural(pairs, "pair"))
+    has_different_seeds = len(set(comparisons.pairs)) > 1
+    test = "joint_test_of_different_seeds" if has_different_seeds else "joint_test"
+    comparison_count = plural(len(comparisons.pairs), "comparison")
+    return fill(SENTENCES[test], comparisons=comparison_count, floor=floor)
+
+
+def _describe_plan(study: StudyRecord, level: float) -> list[str]:
+    """Return the set-up, the tuning, how step times were measured, seal and changes."""
+    notes = describe_setup(study.plan)
+    if study.tuning:
+        notes.append(_describe_tuning(study.tuning))
+    if study.step_times:
+        notes.append(_describe_step_times(study.plan, study.step_times))
+    if study.seals:
+        notes += _describe_seals(study.seals, level)
+    return notes
+
+
+def _describe_tuning(tuning: Tuning) -> str:
+    """Return the sentence of the caption about the values that were tuned."""
+    values = tuning.model_dump()
+    values["keys"] = " and ".join(tuning.keys)
+    return fill(SENTENCES["tuned"], label=tuning.select.label, **values)
+
+
+def _describe_step_times(plan: Plan, times: StepTimes) -> str:
+    """Return the sentence of the caption about step times that were measured alone."""
+    names = {variant.variant or variant.name for variant in plan.variants}
+    timed = [entry for entry in times.variants if entry.variant in names]
+    spreads = [(100 * entry.spread, entry.variant) for entry in timed]
+    spread, name = max(spreads, default=(0.0, ""))
+    untimed = sorted(names - {entry.variant for entry in timed})
+    return fill(
+        SENTENCES["alone"],
+        missing=f" (not for {', '.join(untimed)})" if untimed else "",
+        spread=spread,
+        noise=SENTENCES["noise"] if times.is_noisy else "",
+        name=name,
+    )
+
+
+def _describe_seals(seals: Seals, level: float) -> list[str]:
+    """Return the sentences of the caption about the seal, added seeds and changes."""
+    first = seals.entries[0]
+    sentence = SENTENCES["sealed" if seals.is_before_results else "sealed_late"]
+    notes = [fill(sentence, hash=first.hash, time=first.time[:16], results=first.results)]
+    if seals.added_seeds:
+        added = list(itertools.chain.from_iterable(seals.added_seeds))
+        looks = fill(
+            SENTENCES["looks"],
+            seeds=columns.format_seeds(added),
+            level=level,
+            looks=1 + len(seals.added_seeds),
+            # The sum of the levels of all looks.
+            bound=1.5 * stats.ALPHA - level,
+        )
+        notes.append(looks)
+    for key, names in seals.changes().items():
+        if names:
+            notes.append(fill(SENTENCES[key], names=", ".join(names)))
+    return notes
+
+
+def describe_setup(plan: Plan) -> list[str]:
+    """Return the recorded agreement with released code, and what is equal in all variants."""
+    notes = []
+    agreement = plan.parity.rstrip(".")
+    if agreement:
+        notes.append(fill(SENTENCES["parity"], words=agreement))
+    # The default criterion and the lack of one need no sentence.
+    if plan.criteria in (["parameters"], ["none"]):
+        return notes
+    first = " without @" if len(plan.criteria) > 1 else ""
+    for number, criterion in enumerate(plan.criteria):
+        mark = f" with @{criterion}" if number else first
+        # A newer version may have other criteria.
+        words = SENTENCES.get(f"equal_{criterion}", criterion)
+        notes.append(fill(SENTENCES["equal"], mark=mark, words=words))
+    return notes
+
+
+def describe_origin(plan: Plan) -> str:
+    """Return the name, title and set-up of a study, for captions."""
+    return " ".join([f"{plan.study}: {plan.title.rstrip('.')}.", *describe_setup(plan)])
+
+
+def find_chance_results(study: StudyRecord) -> list[str]:
+    """Return the variants whose mean is no better than the mean of their chance levels."""
+    sign = 1 if study.plan.metric.goal == "max" else -1
+    variants = []
+    for variant in study.plan.variants:
+        levels = study.measurements("chance", variant.name)
+        values = list(study.values(variant.name).values())
+        # Results of earlier versions have no level.
+        if levels and len(levels) == len(values):
+            excess = statistics.fmean(values) - statistics.fmean(levels)
+            if sign * excess <= 0:
+                variants.append(variant.name)
+    return variants
+
+
+def _describe_unreadable(study: StudyRecord) -> str | None:
+    """Return the sentence about images that could not be read; None if there were none."""
+    by_split: dict[str, set[str]] = {}
+    cells = study.finished_cells()
+    affected = 0
+    for cell in cells:
+        images = read_or_skip(read_unreadable, cell.folder) or []
+        affected += bool(images)
+        for image in images:
+            by_split.setdefault(image.split, set()).add(image.image)
+    if not by_split:
+        return None
+    parts = []
+    for split, names in by_split.items():
+        listed = ", ".join(sorted(names)[:UNREADABLE_NAMES])
+        others = len(names) - UNREADABLE_NAMES
+        more = f" and {others} more" if others > 0 else ""
+        parts.append(f"{len(names)} of {split} ({listed}{more})")
+    return fill(
+        SENTENCES["unreadable_images"],
+        images=" and ".join(parts),
+        affected=affected,
+        cells=plural(len(cells), "result"),
+    )
+
+
+def _describe_kept_layers(study: StudyRecord) -> list[str]:
+    """Return a sentence about variants of which a part of the attention layers was replaced."""
+    by_count: dict[str, list[str]] = {}
+    for variant in study.plan.variants:
+        for count in dict.fromkeys(study.measurements("replaced_layers", variant.name)):
+            by_count.setdefault(str(count), []).append(variant.name)
+    if not by_count:
+        return []
+    counts = [f"{', '.join(names)}: {count}" for count, names in by_count.items()]
+    return [fill(SENTENCES["layers"], counts="; ".join(counts))]
+
+
+def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
+    """Return where the results come from, and warnings about results and unreadable files."""
+    distinct = {}
+    for name in ("code", "data", "versions", "device"):
+        distinct[name] = sorted(set(study.measurements(name)))
+    notes = []
+    if distinct["device"]:
+        # Each text of versions names all packages of a cell.
+        packages = {package for text in distinct["versions"] for package in text.split("; ")}
+        provenance = fill(
+            SENTENCES["provenance"],
+            code=", ".join(distinct["code"]),
+            data=", ".join(distinct["data"]),
+            versions=", ".join(sorted(packages)),
+            device=", ".join(distinct["device"]),
+        )
+        notes.append(provenance)
+    warnings = []
+    mixed = []
+    for name, hashes in find_differences(study.finished_cells()).items():
+        mixed.append(f"{name} differs between runs ({', '.join(hashes)})")
+    if mixed:
+        warnings.append(fill(SENTENCES["mixed"], hashes=" and ".join(mixed)))
+    untrained = find_chance_results(study)
+    if untrained:
+        variants = ", ".join(untrained)
+        metric = study.plan.metric.name
+        warnings.append(fill(SENTENCES["chance"], variants=variants, metric=metric))
+    diverged = [v.name for v in study.plan.variants if study.measurements("diverged", v.name)]
+    if diverged:
+        warnings.append(fill(SENTENCES["diverged"], variants=", ".join(diverged)))
+    warnings += _describe_kept_layers(study)
+    left_out = _describe_unreadable(study)
+    if left_out:
+        warnings.append(left_out)
+    differing = [name for name in ("versions", "device") if len(distinct[name]) > 1]
+    warnings += [SENTENCES[name] for name in [*differing, *study.unreadable]]
+    return notes, warnings

@@ -1,0 +1,186 @@
+"""Table across studies: one row for each variant, one column for each study, and mean ranks."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from lit_attn.files import write_atomic
+from lit_attn.report.figures import drawing, forest
+from lit_attn.report.numbers import fill, round_number, write_number
+from lit_attn.report.pages.page import Section, render_page
+from lit_attn.report.records.skipped import LOG, Outcome, describe_failure
+from lit_attn.report.records.study_record import StudyRecord
+from lit_attn.report.statistics import stats
+from lit_attn.report.tables.columns import NOTHING, format_p, format_spread, make_scale
+from lit_attn.report.tables.formats import (
+    Cell,
+    Table,
+    make_markdown_files,
+    named_table,
+    read_asset,
+    to_csv,
+    to_latex,
+)
+from lit_attn.report.tables.labels import find_labels
+from lit_attn.report.tables.results import SENTENCES, describe_origin
+from lit_attn.report.tables.summary import make_variant_frame
+from lit_attn.report.verdicts.comparison import compare_variants
+from lit_attn.schema.errors import ConfigError
+
+FEW = 6  # Number of studies below which a test of mean ranks has little power.
+
+
+class Entry(NamedTuple):
+    """A study of the table: its frame of variants, by name, with the text of each mean."""
+
+    study: StudyRecord
+    frame: pd.DataFrame
+
+
+class Forest(NamedTuple):
+    """Combined differences of the variants as a table, and their forest plot as SVG and PNG."""
+
+    table: Table
+    image: dict[str, bytes]
+
+
+def write_across(studies: Iterable[StudyRecord], reports: Path) -> Outcome:
+    """Write `across.html`, `.md`, `.tex` and `.csv`, and a forest plot as `.svg` and `.png`.
+
+    Variants with all planned seeds in every study have ranks. A study whose records lead to an
+    error is skipped with a warning. Raises ConfigError if no study is left.
+    """
+    entries = []
+    skipped = []
+    for study in studies:
+        try:
+            entries.append(Entry(study, _make_frame(study)))
+        except Exception as error:
+            LOG.warning("%s: %s. This study is skipped.", study.plan.study, describe_failure(error))
+            skipped.append(study.plan.study)
+    if not entries:
+        raise ConfigError(f"{reports}: no study could be read; the warnings have the reasons")
+    ranks = _rank_variants(entries)
+    means = pd.concat({entry.study.plan.study: entry.frame["mean"] for entry in entries}, axis=1)
+    table = _make_table(entries, ranks, list(means.index))
+    page = reports / "across.html"
+    _write_tables(table, means, page)
+    _write_page(table, _combine_studies(entries), page)
+    return Outcome([page], skipped)
+
+
+def _write_tables(table: Table, means: pd.DataFrame, page: Path) -> None:
+    """Write the table beside `page` as Markdown and LaTeX, and the means of all variants as CSV."""
+    write_atomic(page.with_suffix(".csv"), to_csv(means.rename_axis("variant").reset_index()))
+    for name, text in make_markdown_files(table, "across").items():
+        write_atomic(page.parent / name, text)
+    write_atomic(page.with_suffix(".tex"), to_latex(table, "across", "across.full.md"))
+
+
+def _write_page(table: Table, combined: Forest | None, page: Path) -> None:
+    """Write the page, with the combined differences if there are some, and their plot beside it."""
+    tables = [table]
+    images: dict[str, dict[str, bytes]] = {}
+    if combined is not None:
+        tables.append(combined.table)
+        images["across"] = combined.image
+        for kind, content in combined.image.items():
+            write_atomic(page.with_suffix(f".{kind}"), content)
+    html = render_page(
+        table.title.rstrip("."),
+        [Section(figures=list(images), tables=tables)],
+        [],
+        warnings=table.warnings,
+        images=images,
+        captions={"across": read_asset("tables.yaml")["forest"]["figure"]},
+    )
+    write_atomic(page, html)
+
+
+def _combine_studies(entries: list[Entry]) -> Forest | None:
+    """Return table and figure of the variants that studies with the first one's metric share.
+
+    Differences in other metrics have other units. None if no variant is in two studies.
+    """
+    first = entries[0].study.plan.metric
+    frames = {}
+    for study, frame in entries:
+        metric = study.plan.metric
+        if (metric.label, metric.goal, metric.scale) == (first.label, first.goal, first.scale):
+            frames[study.plan.study] = frame
+    effects = forest.read_effects(frames)
+    if not effects:
+        return None
+    labels = _find_labels(entries)
+    with drawing.appearance():
+        image = drawing.render(forest.draw_forest(effects, labels, first))
+    return Forest(forest.make_forest_table(effects, labels), image)
+
+
+def _find_labels(entries: list[Entry]) -> dict[str, str]:
+    """Return the labels of variants by name; the first study decides on a label."""
+    labels: dict[str, str] = {}
+    for study, _ in reversed(entries):
+        labels |= find_labels(study.plan)
+    return labels
+
+
+def _make_frame(study: StudyRecord) -> pd.DataFrame:
+    """Return the frame of variants with a column `text`: mean, spread, and missing seeds."""
+    frame = make_variant_frame(study, compare_variants(study)).set_index("variant")
+    digits = make_scale(frame).digits
+    texts = []
+    for mean, spread, n, planned in zip(
+        frame["mean"], frame["sd"], frame["n"], frame["planned"], strict=True
+    ):
+        text = format_spread(mean, spread, digits)
+        texts.append(text if n == planned else f"{text} ({n}/{planned})")
+    return frame.assign(text=texts)
+
+
+def _rank_variants(entries: list[Entry]) -> pd.DataFrame:
+    """Return the rank of each variant with all planned seeds in every study, (variants, studies).
+
+    Rank 1 is the best mean.
+    """
+    keys = {}
+    for study, frame in entries:
+        sign = -1 if study.plan.metric.goal == "max" else 1
+        complete = frame["mean"].where(frame["n"] == frame["planned"])
+        keys[study.plan.study] = (sign * complete).astype(float).map(round_number)
+    return pd.concat(keys, axis=1).dropna().rank()
+
+
+def _make_table(entries: list[Entry], ranks: pd.DataFrame, variants: list[str]) -> Table:
+    """Return one row for each variant: its means in all studies, and its mean rank."""
+    # A single variant has no rank.
+    mean_ranks = ranks.mean(axis=1).to_dict() if len(ranks) > 1 else {}
+    labels = _find_labels(entries)
+    rows = []
+    for variant in variants:
+        row = [Cell(labels[variant])]
+        for _, frame in entries:
+            if variant in frame.index:
+                text = str(frame.loc[variant, "text"])
+                is_bold = bool(frame.loc[variant, "best"] and frame.loc[variant, "significant"])
+                row.append(Cell(text, is_bold=is_bold))
+            else:
+                row.append(Cell(NOTHING))
+        is_ranked = variant in mean_ranks
+        row.append(Cell(write_number(mean_ranks[variant], ".2f") if is_ranked else NOTHING))
+        rows.append(row)
+    plans = [entry.study.plan for entry in entries]
+    headings = [*(f"{plan.study}: {plan.metric.label}" for plan in plans), "mean rank"]
+    test = ""
+    if len(entries) > 1 and len(ranks) > 2:
+        p, critical = stats.friedman_nemenyi(ranks.to_numpy().T, stats.ALPHA)
+        test = " " + fill(
+            SENTENCES["friedman"], p=format_p(p), alpha=stats.ALPHA, critical=critical
+        )
+    table = named_table("across", rows, headings, complete=len(ranks), test=test)
+    table.notes.extend(describe_origin(plan) for plan in plans)
+    if len(entries) < FEW:
+        table.warnings.append(fill(SENTENCES["few_studies"], count=len(entries), few=FEW))
+    return table

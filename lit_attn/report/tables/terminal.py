@@ -1,0 +1,236 @@
+"""Tables and verdicts as plain text for a terminal."""
+
+import io
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rich.box import Box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from lit_attn.report.answers import JudgedStudy, JudgedVariant, Values
+from lit_attn.report.figures.drawing import short_names
+from lit_attn.report.numbers import find_magnitude, write_number
+from lit_attn.report.tables.columns import NOTHING, STAR, format_difference, format_p
+from lit_attn.report.tables.formats import Cell, Table
+from lit_attn.schema.errors import plural
+
+FILE_WIDTH = 80
+"""Characters of a line of table.txt, which fits every terminal and is the same everywhere."""
+LONGEST = 120  # Most characters of a line of words, however wide the terminal is.
+MOST_UNDECIDED = 6  # Largest number of undecided variants that a sentence names.
+FEWEST_LETTERS = 16  # Letters of a name that are drawn in any case.
+MOST_ROWS = 12  # Rows up to which a table is drawn with all of them.
+# A rule below the headings, and no other line; terminals of every encoding have this character.
+RULE = Box("    \n    \n----\n    \n    \n    \n    \n    \n", ascii=True)
+
+
+def find_width() -> int:
+    """Return the characters of a line of the terminal, or FILE_WIDTH without a terminal."""
+    return Console().width
+
+
+def draw_table(table: Table, width: int = 0) -> str:
+    """Return the headings and rows of a table in aligned columns, without its caption.
+
+    The first column is aligned on the left, the others on the right. In a table that is wider than
+    `width` (0: any width) the names in the first column are shortened, to FEWEST_LETTERS at least,
+    or have several lines.
+    """
+    drawn = RichTable(box=RULE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    first, *others = table.headings
+    drawn.add_column(Text(first), no_wrap=True)
+    for heading in others:
+        drawn.add_column(Text(heading), justify="right", no_wrap=True)
+    names = [f"{row[0].text}{row[0].mark}" for row in table.rows]
+    if width:
+        columns = list(zip(*table.rows, strict=True))[1:]
+        taken = 0
+        for heading, cells in zip(others, columns, strict=True):
+            texts = [heading, *(f"{cell.text}{cell.mark}" for cell in cells)]
+            taken += 2 + max(map(cell_len, texts))
+        names = _fit_names(names, max(width - taken, FEWEST_LETTERS))
+    for name, row in zip(names, table.rows, strict=True):
+        drawn.add_row(Text(name), *[Text(f"{cell.text}{cell.mark}") for cell in row[1:]])
+    file = io.StringIO()
+    # Wider than any table, because a narrower console would cut the cells.
+    console = Console(file=file, width=100_000, color_system=None, legacy_windows=False)
+    console.print(drawn)
+    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    return "\n".join(lines)
+
+
+def _fit_names(names: list[str], letters: int) -> list[str]:
+    """Return the names with at most `letters` letters a line, broken at commas if possible."""
+    shortened = short_names(names, letters)
+    if len(set(shortened)) == len(set(names)):
+        return shortened
+    wrapped = []
+    for name in names:
+        lines = textwrap.wrap(name.replace(",", ", "), letters, break_on_hyphens=False)
+        wrapped.append("\n".join(lines).replace(", ", ","))
+    return wrapped
+
+
+def draw_results(table: Table, verdicts: str) -> str:
+    """Return the brief table of results with its title, its warnings and the verdicts in words.
+
+    Of many variants the table has the first one, those with a star, and the next ones; a line
+    counts the others.
+    """
+    brief = table.brief()
+    shown = choose_rows(brief)
+    parts = [_wrap(table.title.rstrip("."), FILE_WIDTH), draw_table(shown, FILE_WIDTH)]
+    left_out = len(brief.rows) - len(shown.rows)
+    if left_out:
+        rest = plural(left_out, "undecided variant")
+        parts.append(_wrap(f"{rest} more: table.md has all rows.", FILE_WIDTH))
+    parts += [_wrap(f"Warning: {warning}", FILE_WIDTH) for warning in table.warnings]
+    parts.append(_wrap(verdicts, FILE_WIDTH))
+    return "\n".join(parts) + "\n"
+
+
+def choose_rows(table: Table) -> Table:
+    """Return a table with at most MOST_ROWS rows, or with more if more rows have a mark.
+
+    The first two rows and the rows with a star are always among them.
+    """
+    if len(table.rows) <= MOST_ROWS:
+        return table
+    # The baseline, and the best floor below it.
+    chosen = {0, 1}
+    for place, row in enumerate(table.rows):
+        if any(cell.mark == STAR for cell in row):
+            chosen.add(place)
+    for place in range(len(table.rows)):
+        if len(chosen) < MOST_ROWS:
+            chosen.add(place)
+    return replace(table, rows=[table.rows[place] for place in sorted(chosen)])
+
+
+def draw_judgement(study: JudgedStudy, width: int = 0) -> str:
+    """Return the verdicts of a study as a table and a sentence, and the next action.
+
+    `width` are the characters of a line; 0: those of the terminal.
+    """
+    width = width or find_width()
+    digits = _choose_digits(study.variants)
+    baseline = study.baseline_values
+    rows = [[Cell(study.baseline_label), Cell("baseline"), Cell(_draw_values(baseline, digits))]]
+    rows[0] += [Cell(NOTHING), Cell(NOTHING), Cell(str(baseline.n)), Cell(NOTHING)]
+    for variant in study.variants:
+        difference = NOTHING
+        if variant.difference is not None:
+            interval = variant.difference
+            difference = format_difference(interval.mean, interval.low, interval.high, digits)
+        seeds = f"{variant.seeds.done}/{variant.seeds.planned}"
+        needed = NOTHING
+        if variant.seeds_missing is not None:
+            missing = variant.seeds_missing
+            needed = f"{missing.low} to {missing.high if missing.high is not None else '> 1000'}"
+        values = _draw_values(variant.values, digits)
+        texts = [variant.label, variant.verdict, values, difference, format_p(variant.p)]
+        rows.append([Cell(text) for text in [*texts, seeds, needed]])
+    unit = "seeds" if study.pairs == "seed" else "runs"
+    value = (
+        f"{study.metric.label} ({'higher' if study.metric.goal == 'max' else 'lower'} is better)"
+    )
+    headings = ["variant", "verdict", value, "difference [95 %]", "p", unit, f"{unit} missing"]
+    parts = [f"{study.study}: {study.title}", draw_table(Table(headings, rows), width)]
+    parts.append(_wrap(describe_verdicts(study), width))
+    parts += _describe_endings(study.variants, width)
+    parts += [_wrap(f"Note: {note}", width) for note in study.notes]
+    parts += [_wrap(f"Warning: {warning}", width) for warning in study.warnings]
+    parts.append(_wrap(f"Next: {study.next.text}{_describe_cost(study)}", width))
+    if study.next.command is not None:
+        parts.append(f"  {study.next.command}")
+    return "\n".join(parts)
+
+
+def _draw_values(values: Values, digits: int) -> str:
+    """Return mean and standard deviation of a variant, as far as there are any."""
+    if values.mean is None:
+        return NOTHING
+    mean = write_number(values.mean, f".{digits}f")
+    return mean if values.sd is None else f"{mean} ± {write_number(values.sd, f'.{digits}f')}"
+
+
+def describe_verdicts(study: JudgedStudy) -> str:
+    """Return the verdicts of a study in one sentence that a person reads.
+
+    For example "digits: against standard, belief2 is better; mgk and xsa are undecided."
+    """
+    parts = []
+    for verdict in ("better", "worse", "equivalent", "undecided"):
+        names = [variant.label for variant in study.variants if variant.verdict == verdict]
+        if not names:
+            continue
+        verb = "is" if len(names) == 1 else "are"
+        words = verdict
+        if verdict == "equivalent":
+            words = f"equivalent within ± {study.metric.margin:g}"
+        if verdict == "undecided" and len(names) > MOST_UNDECIDED:
+            # A long list of names without a verdict says nothing.
+            are_all = len(names) == len(study.variants)
+            subject = f"all {len(names)} variants" if are_all else f"{len(names)} variants"
+        else:
+            subject = join_names(names)
+        parts.append(f"{subject} {verb} {words}")
+    if not parts:
+        return f"{study.study}: there is no variant to compare with {study.baseline_label}."
+    sentence = f"{study.study}: against {study.baseline_label}, {'; '.join(parts)}."
+    if study.is_interim:
+        sentence += " Planned seeds are missing, so no verdict is final."
+    look = study.interim
+    if look is not None:
+        sentence += f" Interim: {look.seeds} of {look.planned} seeds, bound {look.level:.2g}."
+    return sentence
+
+
+def join_names(names: Sequence[str], most: int = 6) -> str:
+    """Return "a, b and c", or the first of more than `most` names and the number of the others."""
+    if len(names) > most:
+        rest = plural(len(names) - most + 1, "other")
+        return f"{', '.join(names[: most - 1])} and {rest}"
+    if len(names) == 1:
+        return names[0]
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _describe_endings(variants: Sequence[JudgedVariant], width: int) -> list[str]:
+    """Return a line for each variant that a rule of the plan has ended."""
+    endings = {variant.label: variant.ended for variant in variants}
+    return [_wrap(f"{label}: {ending.text}.", width) for label, ending in endings.items() if ending]
+
+
+def _describe_cost(study: JudgedStudy) -> str:
+    """Return the cells and hours of the next action, as the end of a line."""
+    action = study.next
+    if not action.cells:
+        return ""
+    cells = plural(action.cells, "cell" if study.pairs == "seed" else "run")
+    if action.seconds is None:
+        return f" ({cells})"
+    return f" ({cells}, about {action.seconds / 3600:.2g} hours one after another)"
+
+
+def _choose_digits(variants: Sequence[JudgedVariant]) -> int:
+    """Return the decimals with which the narrowest interval has two digits."""
+    halves = []
+    for variant in variants:
+        interval = variant.difference
+        if interval is not None and interval.low is not None and interval.high is not None:
+            half = (interval.high - interval.low) / 2
+            if half > 0:
+                halves.append(half)
+    if not halves:
+        means = [variant.values.mean for variant in variants if variant.values.mean]
+        return min(max(2, 3 - find_magnitude(means[0])), 6) if means else 2
+    return min(max(2, 1 - find_magnitude(min(halves))), 6)
+
+
+def _wrap(text: str, width: int) -> str:
+    return textwrap.fill(text, min(width, LONGEST), subsequent_indent="  ", break_on_hyphens=False)

@@ -1,0 +1,1 @@
+"""Verdicts: comparisons of variants with the baseline, and the next action that can change one."""

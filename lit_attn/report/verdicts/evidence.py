@@ -1,0 +1,63 @@
+"""Values, costs and differences of a variant, as verdicts and next actions need them."""
+
+import statistics
+
+import numpy as np
+
+from lit_attn.report.answers import Cost, Values
+from lit_attn.report.records.study_record import StudyRecord
+from lit_attn.report.statistics import stats
+
+
+def describe_values(study: StudyRecord, name: str) -> Values:
+    """Return number, mean and sample standard deviation of a variant's values."""
+    values = list(study.values(name).values())
+    mean = statistics.fmean(values) if values else None
+    return Values(
+        n=len(values), mean=mean, sd=statistics.stdev(values) if len(values) > 1 else None
+    )
+
+
+def measure_cost(study: StudyRecord, name: str) -> Cost:
+    """Return what the runs of a variant cost, None where it was not measured."""
+    times = [float(seconds) for seconds in study.measurements("wall_time", name)]
+    step_time = study.step_time(name)
+    baseline_time = study.step_time(study.plan.baseline)
+    ratio = None
+    if step_time is not None and baseline_time:
+        ratio = step_time / baseline_time
+    return Cost(
+        seconds_per_seed=statistics.median(times) if times else None,
+        seconds_spent=sum(times) if times else None,
+        step_time=step_time,
+        step_time_ratio=ratio,
+        peak_memory=_find_median(study, "peak_memory", name),
+        parameters=_find_median(study, "parameters", name),
+        flops=_find_median(study, "flops", name),
+    )
+
+
+def _find_median(study: StudyRecord, measurement: str, name: str) -> float | None:
+    values = study.measurements(measurement, name)
+    return float(statistics.median(values)) if values else None
+
+
+def list_values(study: StudyRecord, name: str) -> stats.Floats:
+    return np.array(list(study.values(name).values()))
+
+
+def pair_differences(study: StudyRecord, name: str) -> list[float]:
+    """Return the differences of a variant to the baseline, one for each seed of both."""
+    baseline = study.values(study.plan.baseline)
+    values = study.values(name)
+    return [value - baseline[seed] for seed, value in values.items() if seed in baseline]
+
+
+def list_unplanned(study: StudyRecord) -> list[str]:
+    """Return the variants whose search has not ended, so that their cells are not planned yet."""
+    searched = []
+    for entry in () if study.tuning is None else study.tuning.variants:
+        has_diverged = bool(entry.trials) and all(trial.mean is None for trial in entry.trials)
+        if entry.chosen is None and not has_diverged:
+            searched.append(entry.variant)
+    return searched

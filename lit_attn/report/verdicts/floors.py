@@ -1,0 +1,80 @@
+"""The best floor of a study, its row in the table, and whether the baseline is above it."""
+
+import statistics
+from typing import Literal, NamedTuple
+
+from lit_attn.report.numbers import write_number
+from lit_attn.report.records.study_record import StudyRecord
+from lit_attn.report.tables.columns import NOTHING, format_number
+from lit_attn.report.tables.formats import Cell
+
+Validity = Literal["below-floor", "above-floor"]
+
+
+class BestFloor(NamedTuple):
+    """The floor with the best value of the study's metric, in printed units."""
+
+    rule: str
+    value: float
+    conditions: str
+
+
+def find_best_floor(study: StudyRecord) -> BestFloor | None:
+    """Return the best floor in the study's metric, or None if no rule has this metric."""
+    if study.floors is None:
+        return None
+    metric = study.plan.metric
+    split, _, name = metric.name.partition("/")
+    # An average of the weights has the floors of the weights themselves.
+    name = name.removeprefix("averaged-")
+    best: BestFloor | None = None
+    for floor in study.floors.floors:
+        if floor.split != split or name not in floor.values:
+            continue
+        value = floor.values[name] * metric.scale
+        if best is None or is_better(value, best.value, metric.goal):
+            best = BestFloor(floor.rule, value, floor.conditions)
+    return best
+
+
+def is_better(value: float, other: float, goal: Literal["max", "min"]) -> bool:
+    """Return True if `value` is better than `other`."""
+    return value > other if goal == "max" else value < other
+
+
+def find_validity(study: StudyRecord) -> Validity | None:
+    """Return whether the baseline's mean is better than the best floor; None if it is unknown."""
+    floor = find_best_floor(study)
+    values = list(study.values(study.plan.baseline).values())
+    if floor is None or not values:
+        return None
+    mean = statistics.fmean(values)
+    is_above = is_better(mean, floor.value, study.plan.metric.goal)
+    return "above-floor" if is_above else "below-floor"
+
+
+def warn_of_floor(study: StudyRecord) -> list[str]:
+    """Return a warning if the baseline is not better than its best floor."""
+    floor = find_best_floor(study)
+    if floor is None or find_validity(study) != "below-floor":
+        return []
+    metric = study.plan.metric
+    mean = statistics.fmean(study.values(study.plan.baseline).values())
+    return [
+        f"Below its floor: {study.plan.baseline} has {metric.label} {write_number(mean, '.4g')},"
+        f" and {floor.rule} {write_number(floor.value, '.4g')} without attention"
+        f" ({floor.conditions}), so no variant of this study can be called better."
+    ]
+
+
+def make_floor_row(study: StudyRecord, keys: list[str], digits: int) -> list[Cell] | None:
+    """Return the row of the best floor for columns with `keys`, or None without a floor.
+
+    `digits` are the decimals of the values in the table.
+    """
+    floor = find_best_floor(study)
+    if floor is None:
+        return None
+    value = format_number(floor.value, f".{digits}f")
+    texts = {"variant": f"floor: {floor.rule}", "value": value}
+    return [Cell(texts.get(key, NOTHING)) for key in keys]

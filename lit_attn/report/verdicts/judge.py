@@ -1,0 +1,246 @@
+"""Verdicts of a study, and the next action that can change one of them.
+
+Every number comes from the comparison that the table of results prints
+(`lit_attn.report.verdicts.comparison`), so a verdict never differs from the table.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from lit_attn.cells.decisions import Seals
+from lit_attn.cells.records import Plan
+from lit_attn.report.answers import (
+    EndedVariant,
+    InterimLook,
+    Interval,
+    JudgedMetric,
+    JudgedStudy,
+    JudgedVariant,
+    Power,
+    Range,
+    SealedPlan,
+    SeedCounts,
+    Verdict,
+)
+from lit_attn.report.records.study_record import StudyRecord
+from lit_attn.report.statistics import independent, stats
+from lit_attn.report.tables.labels import find_labels
+from lit_attn.report.tables.results import describe_records
+from lit_attn.report.verdicts.comparison import (
+    POWERS,
+    Comparisons,
+    compare_variants,
+    find_verdict,
+)
+from lit_attn.report.verdicts.evidence import (
+    describe_values,
+    list_unplanned,
+    list_values,
+    measure_cost,
+)
+from lit_attn.report.verdicts.floors import find_validity, warn_of_floor
+from lit_attn.report.verdicts.needs import MOST_PAIRS, count_added_looks, find_forecast, find_needed
+from lit_attn.report.verdicts.next_action import MakeCommand, find_action, is_undecided
+
+UNEQUAL = 2.0
+"""Ratio of two standard deviations from which on a test can have a warning."""
+
+SKEWED = 1.0
+"""Skewness of the wider group from which on a test of paired seeds has the warning."""
+
+
+def judge_study(
+    study: StudyRecord,
+    make_command: MakeCommand = lambda *_: None,
+    comparisons: Comparisons | None = None,
+    notes: Sequence[str] = (),
+) -> JudgedStudy:
+    """Return the verdict of every variant but the baseline, and the next action.
+
+    `make_command("run", "--seeds", 20)` returns the command line of an action. `comparisons` are
+    those of `study`, if they are known already. `notes` are sentences about the records.
+    """
+    plan = study.plan
+    if comparisons is None:
+        comparisons = compare_variants(study)
+    labels = find_labels(plan)
+    metric = plan.metric
+    _, warnings = describe_records(study)
+    variants = []
+    for variant in plan.variants:
+        if variant.name != plan.baseline:
+            judged = _judge_variant(study, variant.name, labels[variant.name], comparisons)
+            variants.append(judged)
+    return JudgedStudy(
+        study=plan.study,
+        title=" ".join(plan.title.split()),
+        metric=JudgedMetric(
+            name=metric.name, label=metric.label, goal=metric.goal, margin=metric.margin
+        ),
+        baseline=plan.baseline,
+        baseline_label=labels[plan.baseline],
+        baseline_values=describe_values(study, plan.baseline),
+        baseline_cost=measure_cost(study, plan.baseline),
+        pairs=study.pairs,
+        test=_name_test(study, comparisons),
+        validity=find_validity(study),
+        notes=list(notes),
+        rule="star" if metric.margin is None else "margin",
+        level=comparisons.look_level,
+        interim=_describe_interim(plan, comparisons),
+        look=1 + count_added_looks(study),
+        is_interim=any(cell.is_waiting for cell in study.cells) or bool(list_unplanned(study)),
+        sealed=None if study.seals is None else _describe_seals(study.seals),
+        warnings=[*warn_of_floor(study), *warnings, *_warn_of_spreads(study)],
+        variants=variants,
+        next=find_action(study, variants, make_command),
+    )
+
+
+def is_decided(study: JudgedStudy) -> bool:
+    """Return True if every verdict is final, and none but those of ended variants is undecided."""
+    is_open = any(is_undecided(variant) for variant in study.variants)
+    return not study.is_interim and not is_open
+
+
+def _describe_interim(plan: Plan, comparisons: Comparisons) -> InterimLook | None:
+    """Return the bound of the running variant with the fewest pairs, None without one."""
+    for pairs, level in comparisons.interim.items():
+        return InterimLook(seeds=pairs, planned=len(plan.seeds), level=level)
+    return None
+
+
+def _describe_seals(seals: Seals) -> SealedPlan:
+    """Return the first seal and the changes after results had been seen."""
+    first = seals.entries[0]
+    added = sorted(seed for seeds in seals.added_seeds for seed in seeds)
+    return SealedPlan(
+        hash=first.hash,
+        time=first.time,
+        is_before_results=seals.is_before_results,
+        added_seeds=added,
+        **seals.changes(),
+    )
+
+
+def _judge_variant(
+    study: StudyRecord, name: str, label: str, comparisons: Comparisons
+) -> JudgedVariant:
+    """Return the verdict of a variant and its numbers."""
+    record = comparisons.records[name]
+    cells = study.variant_cells(name)
+    pairs = record["pairs"]
+    # A variant without pairs is undecided.
+    verdict = cast("Verdict", find_verdict(record, study.plan) or "undecided")
+    ending = study.endings.get(name)
+    needed = None
+    forecast = None
+    if verdict == "undecided":
+        needed = find_needed(study, name)
+    if verdict == "undecided" and not record["failed"] and ending is None:
+        forecast = find_forecast(study, name, comparisons)
+    return JudgedVariant(
+        variant=name,
+        label=label,
+        verdict=verdict,
+        is_final=not any(cell.is_waiting for cell in cells) and name not in list_unplanned(study),
+        ended=None if ending is None else EndedVariant.describe(ending),
+        level=record["level"],
+        values=describe_values(study, name),
+        difference=_find_interval(record),
+        p=record.get("p_adjusted"),
+        is_significant=record["significant"],
+        seeds=SeedCounts(
+            done=len(study.values(name)),
+            planned=len(cells),
+            failed=record["failed"],
+            pairs=pairs if study.pairs == "seed" else None,
+        ),
+        power=_list_powers(record, pairs),
+        seeds_needed=_make_range(needed, 0),
+        seeds_missing=_make_range(needed, pairs),
+        pairs_for_verdict=forecast,
+        cost=measure_cost(study, name),
+    )
+
+
+def _find_interval(record: dict[str, Any]) -> Interval | None:
+    """Return the mean difference with its interval, None without pairs."""
+    if "difference" not in record:
+        return None
+    return Interval(mean=record["difference"], low=record.get("low"), high=record.get("high"))
+
+
+def _list_powers(record: dict[str, Any], pairs: int) -> list[Power]:
+    """Return the simulated powers that the table prints."""
+    powers = []
+    for field, factor in POWERS.items():
+        if record.get(field) is not None:
+            powers.append(Power(pairs=factor * pairs, probability=record[field]))
+    return powers
+
+
+def _make_range(needed: tuple[int, int | None] | None, done: int) -> Range | None:
+    """Return a range of numbers of seeds without the first `done` ones."""
+    if needed is None:
+        return None
+    low, high = needed
+    missing_high = None
+    if high is not None and high <= MOST_PAIRS:
+        missing_high = max(0, high - done)
+    return Range(low=max(0, low - done), high=missing_high)
+
+
+def _name_test(study: StudyRecord, comparisons: Comparisons) -> str:
+    """Return the test of the corrected p in words, with the number of permutations."""
+    if study.pairs == "seed":
+        return "sign flips of paired differences, step-down max-T"
+    name = "permutations of independent runs, studentised"
+    if len(comparisons.pairs) > 1:
+        return f"{name}, step-down max-T ({stats.DRAWS:,} seeded permutations)"
+    if not comparisons.pairs:
+        return name
+    baseline = len(study.values(study.plan.baseline))
+    permutations = independent.count_permutations(baseline, comparisons.pairs[0])
+    kind = "all" if permutations.is_exact else "seeded"
+    return f"{name} ({permutations.number:,} {kind} permutations)"
+
+
+def _warn_of_spreads(study: StudyRecord) -> list[str]:
+    """Return a warning for each variant whose spread makes the test of its star doubtful.
+
+    The permutation test of independent runs is exact for equal distributions only. The test of
+    paired seeds is exact for symmetric differences, which skewed values with different spreads do
+    not have.
+    """
+    baseline = list_values(study, study.plan.baseline)
+    warnings = []
+    for variant in study.plan.variants:
+        group = list_values(study, variant.name)
+        if variant.name == study.plan.baseline or min(len(group), len(baseline)) < 2:
+            continue
+        # No square of a value in this unit overflows.
+        unit = stats.find_unit([*group, *baseline])
+        spreads = [unit * float(np.std(values / unit, ddof=1)) for values in (group, baseline)]
+        if max(spreads) <= UNEQUAL * min(spreads):
+            continue
+        skewness = independent.find_skewness(group if spreads[0] > spreads[1] else baseline)
+        if study.pairs != "seed":
+            advice = (
+                "If the true spreads differ, p is approximate, the more so for small groups and"
+                " skewed values."
+            )
+        elif abs(skewness) >= SKEWED:
+            advice = (
+                "If the true values are so, a star can mean another spread instead of another mean"
+                " (docs/statistics.md, Screening)."
+            )
+        else:
+            continue
+        warnings.append(
+            f"{variant.name}: its standard deviation is {spreads[0]:.3g} and the baseline's is"
+            f" {spreads[1]:.3g} (skewness of the wider one: {skewness:.1f}). {advice}"
+        )
+    return warnings
