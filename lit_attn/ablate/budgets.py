@@ -79,6 +79,11 @@ def _require_equal_phases(experiment: Experiment) -> None:
         raise ConfigError("training.stretch: `budgets` sets the length; remove it")
     if training.stop is not None:
         raise ConfigError("training.stop: ends a budget early; remove it, or `budgets`")
+    if training.changing_callbacks:
+        raise ConfigError(
+            "training.callbacks: a callback could change the steps that budgets share; write "
+            "`observes: true` if it only records, or remove it or `budgets`"
+        )
     if training.average is not None and training.average.epochs is not None:
         raise ConfigError(
             "training.average.epochs: the mean begins at another epoch for each budget; write"

@@ -104,6 +104,11 @@ def _require_equal_lengths(
         raise ConfigError(f"{context}: excludes images that grow")
     if experiment.training.stop is not None or other.training.stop is not None:
         raise ConfigError(f"{context}: excludes training.stop, which ends the equal budget early")
+    if experiment.training.changing_callbacks or other.training.changing_callbacks:
+        raise ConfigError(
+            f"{context}: excludes training.callbacks that can end the equal budget early; write "
+            "`observes: true` for a callback that only records"
+        )
     has_same_length = (
         experiment.data == other.data
         and experiment.training.epochs == other.training.epochs

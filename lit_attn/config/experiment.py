@@ -113,6 +113,15 @@ class Experiment(Config):
                 raise ValueError(f"{name}: {failure}")
 
     @consistency_check
+    def _callbacks_work(self) -> None:
+        """Build every callback, and refuse those that cannot run in a cell."""
+        signature = self.data.signature()
+        for callback in self.training.callbacks:
+            failure = _try_member(type(callback), callback.model_dump_json(), signature, False)
+            if failure:
+                raise ValueError(f"training.callbacks: {failure}")
+
+    @consistency_check
     def _token_mixers_work(self) -> None:
         """Try out the layers of users in the model (docs/mixers.md).
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
+from lit_attn.config.callbacks import CallbackConfig
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.base import Config, Kind, consistency_check, must_be, outside_identity
 from lit_attn.schema.errors import ConfigError
@@ -218,6 +219,19 @@ class Training(Config):
         (), "experiment trackers that receive the metrics; tensorboard and csv are always written"
     )
 
+    callbacks: tuple[CallbackConfig, ...] = Field(
+        (),
+        description="callbacks of Lightning, which run after those of the cell; one that can "
+        "change a result is part of the identity",
+    )
+
+    @consistency_check
+    def _has_different_callbacks(self) -> None:
+        """Refuse two equal callbacks, whose states in a checkpoint would be one."""
+        for number, callback in enumerate(self.callbacks):
+            if callback in self.callbacks[:number]:
+                raise ValueError("callbacks: the same callback stands there twice; remove one")
+
     @consistency_check
     def _has_a_device_with_tf32(self) -> None:
         if self.precision == "tf32" and self.accelerator == "cpu":
@@ -230,6 +244,20 @@ class Training(Config):
                 "compile: cuda-graphs records the network, and recompute: blocks computes each "
                 "block again outside of that record; write compile: true or recompute: none"
             )
+
+    def identity(self) -> dict[str, Any]:
+        """Return the identity, without the callbacks that change no result."""
+        # A copy, because the identity of the base class is cached.
+        identity = dict(super().identity())
+        identity.pop("callbacks", None)
+        if self.changing_callbacks:
+            identity["callbacks"] = [callback.identity() for callback in self.changing_callbacks]
+        return identity
+
+    @property
+    def changing_callbacks(self) -> list[CallbackConfig]:
+        """The callbacks that can change a result, for example by ending the training."""
+        return [callback for callback in self.callbacks if not callback.is_observer]
 
     @property
     def is_sharded(self) -> bool:

@@ -5,9 +5,7 @@ over all ranks, and does everything else as any other task.
 """
 
 import inspect
-import io
 import math
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,7 +22,7 @@ from lit_attn.data.module import DataModule
 from lit_attn.schema.base import OwnClass
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure
-from lit_attn.tasks.own_hooks import HookCaller, check_hooks
+from lit_attn.tasks.own_hooks import HookCaller, check_hooks, require_plain_state
 
 STATE = "own_module"
 """Key of a checkpoint with what the module's on_save_checkpoint has stored."""
@@ -209,16 +207,7 @@ class Adapter(HookCaller):
         super().on_save_checkpoint(checkpoint)
         state: dict[str, Any] = {}
         self.network.on_save_checkpoint(state)
-        content = io.BytesIO()
-        torch.save(state, content)
-        content.seek(0)
-        try:
-            torch.load(content, weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise ConfigError(
-                "task: on_save_checkpoint stores an object that a checkpoint cannot restore; store "
-                "numbers, texts, tensors, and lists or dictionaries of them"
-            ) from error
+        require_plain_state(state, "task: on_save_checkpoint")
         checkpoint[STATE] = state
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import lightning as L
@@ -68,6 +68,12 @@ class TaskModule(L.LightningModule, ABC):
 
     evaluated_at = -1
     """Step after which the splits were last evaluated."""
+
+    write_rows: Callable[[dict[str, float], int, int], None] | None = None
+    """Writer of the cell's records, which gets values, step and epoch; None without records."""
+
+    has_callbacks = False
+    """True if callbacks of a user may read the metrics in `trainer.callback_metrics`."""
 
     _first_loss: Tensor | None = None
 
@@ -412,13 +418,20 @@ class TaskModule(L.LightningModule, ABC):
                 mark_updated(mean)
 
     def _record(self, values: dict[str, float]) -> None:
-        """Write values of the current step to all loggers at once."""
+        """Write values of the current step to the records and to all loggers at once."""
         # `self.log` writes after the hooks that save a checkpoint, so a cell stopped there would
         # lose the row. `current_epoch` is one too large after the last step.
         steps = int(self.trainer.num_training_batches) // self.trainer.accumulate_grad_batches
         epoch = (self.global_step - 1) // steps
+        if self.write_rows is not None:
+            self.write_rows(values, self.global_step, epoch)
         for logger in self.loggers:
             logger.log_metrics({"epoch": epoch, **values}, step=self.global_step)
+        if not self.has_callbacks:
+            return
+        for name, value in values.items():
+            if name != self.monitored:
+                self.log(name, value, logger=False, sync_dist=True)
 
     def _extend_metrics(self) -> None:
         """Append the metrics of all splits, for the trained or the averaged weights."""

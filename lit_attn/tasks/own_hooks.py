@@ -6,6 +6,8 @@ train differently than it reads.
 """
 
 import inspect
+import io
+import pickle
 from abc import ABC
 from typing import Any
 
@@ -60,7 +62,7 @@ REFUSED = {
     "lr_scheduler_step": _OPTIMIZER,
     "backward": "the training loop computes the gradients of the loss that training_step returns",
     "configure_gradient_clipping": "`training.clip` of the experiment limits the gradients",
-    "configure_callbacks": "a callback would get another module; write its hooks into the class",
+    "configure_callbacks": "`training.callbacks` of the experiment has the callbacks",
     "configure_model": _MODEL,
     "configure_sharded_model": _MODEL,
     "prepare_data": _DATA,
@@ -110,6 +112,24 @@ def check_hooks(module_class: type[L.LightningModule], target: str) -> None:
     for name, reason in REFUSED.items():
         if hasattr(L.LightningModule, name) and is_defined(module_class, name):
             raise ConfigError(f"{target} defines {name}, but {reason}; remove the method")
+
+
+def require_plain_state(state: dict[str, Any], place: str) -> None:
+    """Raise ConfigError, which begins with `place`, if a checkpoint cannot restore `state`.
+
+    Checkpoints are loaded without unpickling objects, so only numbers, texts, tensors and
+    containers of them can be restored.
+    """
+    content = io.BytesIO()
+    try:
+        torch.save(state, content)
+        content.seek(0)
+        torch.load(content, weights_only=True)
+    except (pickle.PickleError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"{place} stores an object that a checkpoint cannot restore; store numbers, texts, "
+            "tensors, and lists or dictionaries of them"
+        ) from error
 
 
 class HookCaller(TaskModule, ABC):

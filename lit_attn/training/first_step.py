@@ -28,9 +28,16 @@ from lit_attn.schema.plugins import find_class_line, find_own_line
 from lit_attn.tasks.tf32 import products_in_tf32
 from lit_attn.temporary import temporary_folder
 from lit_attn.training.build import build_data, build_task, prepare_for_devices
+from lit_attn.training.callback_checks import (
+    check_callbacks,
+    describe_loop,
+    list_parameters,
+    require_same_loop,
+)
 from lit_attn.training.compilation import choose_mode
 from lit_attn.training.memory import estimate_memory
 from lit_attn.training.process_group import ProcessGroup, choose_device
+from lit_attn.training.recording import MetricsFile
 from lit_attn.training.result import SMOKE
 from lit_attn.training.several_devices import require_gradients
 from lit_attn.training.trainer import make_trainer
@@ -206,7 +213,7 @@ def _describe_step(cell: Cell) -> str:
     contents = cell.experiment.model_dump(mode="json", exclude={"schedule"})
     for key in ("lr", "weight_decay"):
         contents["optimizer"].pop(key, None)
-    for key in ("epochs", "stretch", "max_steps", "stop", "diagnostics", "loggers"):
+    for key in ("epochs", "stretch", "max_steps", "stop", "diagnostics", "loggers", "log_every"):
         contents["training"].pop(key, None)
     match_to = None if cell.match_to is None else cell.match_to.model_dump(mode="json")
     return json.dumps([contents, match_to], sort_keys=True)
@@ -296,7 +303,11 @@ def make_step(
     task = build_task(cell, data, network)
     task.rate = lambda step: 0.0
     batches, evaluation = loaded.read_batches(data)
+    own_callbacks = [callback.build() for callback in training.callbacks]
+    task.has_callbacks = bool(own_callbacks)
     with products_in_tf32(training.precision == "tf32"), temporary_folder() as folder:
+        metrics = MetricsFile(folder / "metrics.csv", lambda: 0.0)
+        metrics.start(0)
         trainer = make_trainer(
             training,
             task,
@@ -306,9 +317,18 @@ def make_step(
             epochs=1,
             micro_batches=1,
             limits=SMOKE,
-            callbacks=[used],
+            loggers=[metrics],
+            callbacks=[used, *own_callbacks],
         )
-        trainer.fit(task, FirstBatches(data, batches, evaluation))
+        loop = describe_loop(trainer)
+        parameters = list_parameters(task)
+        try:
+            trainer.fit(task, FirstBatches(data, batches, evaluation))
+        finally:
+            metrics.events.close()
+            # A changed loop is the reason of any other error.
+            require_same_loop(trainer, loop)
+        check_callbacks(training.callbacks, own_callbacks, trainer, parameters)
 
 
 def _explain_not_finite(

@@ -70,6 +70,8 @@ def fit(
     Raises ConfigError, Diverged or Preempted as `lit_attn.train.run_cell` does.
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    # The log of the cell has the messages of callbacks, for example the table of ModelSummary.
+    logging.getLogger("lightning.pytorch.callbacks").setLevel(logging.INFO)
     is_tf32 = cell.experiment.training.precision == "tf32"
     if is_tf32:
         require_tf32(group.device)
@@ -137,14 +139,17 @@ class Attempt:
             branch = take_branch(cell, folder, steps_per_epoch) if group.is_rank_zero else None
             self.resume_from = group.broadcast(branch)
             self.has_copied_branch = self.resume_from is not None
-        console = Console(self.steps, self.epochs, cell.metric.name)
+        self.console = Console(self.steps, self.epochs, cell.metric.name)
         clock = make_clock(group.device)
-        self.progress = Progress(folder / "progress.json", self.steps, console, clock)
+        self.progress = Progress(folder / "progress.json", self.steps, self.console, clock)
         self.metrics = MetricsFile(
-            folder / "metrics.csv", lambda: self.checkpoints.elapsed, console
+            folder / "metrics.csv", lambda: self.checkpoints.elapsed, self.console
         )
         self.diagnostics = self._make_diagnostics()
+        self.parts.task.write_rows = self.metrics.write_rows
         self.stopping = self._make_stopping()
+        self.own_callbacks = [callback.build() for callback in training.callbacks]
+        self.parts.task.has_callbacks = bool(self.own_callbacks)
         self.has_stopped = False  # True if early stopping ends the training.
         if group.is_rank_zero:
             self._start_records()
@@ -191,6 +196,12 @@ class Attempt:
             check_on_train_epoch_end=False,
         )
 
+    @property
+    def _can_stop(self) -> bool:
+        """True if early stopping or a callback may end the training before its last step."""
+        has_changing = bool(self.cell.experiment.training.changing_callbacks)
+        return self.stopping is not None or has_changing
+
     def _start_records(self) -> None:
         """Start the files of metrics and diagnostics, or continue them from the checkpoint."""
         first_step = 0
@@ -222,13 +233,18 @@ class Attempt:
             self.has_stopped = trainer.global_step < self.steps
             if self.has_stopped and not trainer.should_stop:
                 raise RuntimeError(f"training ended at step {trainer.global_step} of {self.steps}")
+            if self.has_stopped and not self._can_stop:
+                raise ConfigError(
+                    "training.callbacks: a callback with `observes: true` has ended the training "
+                    f"at step {trainer.global_step} of {self.steps}; write `observes: false`"
+                )
             self.steps = trainer.global_step
             # `evaluate_every` or `max_steps` can leave the last epoch without an evaluation.
             if task.evaluated_at < self.steps:
                 trainer.validate(task, datamodule=data, verbose=False)
             for tracker in trackers:
                 tracker.log_hyperparams(_settings(self.cell))
-            self.metrics.console.print_line()
+            self.console.print_line()
         return True
 
     def _can_try_again(self, error: Exception) -> bool:
@@ -316,7 +332,7 @@ class Attempt:
         excludes the diagnostics after it.
         """
         # With early stopping, any evaluation can be the last one.
-        first_last_step = self.steps if self.stopping is None else 0
+        first_last_step = 0 if self._can_stop else self.steps
         units = UnitRecorder(self.folder / "units.npz", self.cell.metric, first_last_step)
         step_values = StepValuesCallback(
             self.metrics,
@@ -334,7 +350,7 @@ class Attempt:
             callbacks.append(self.diagnostics)
         if self.stopping is not None:
             callbacks.append(self.stopping)
-        return callbacks
+        return callbacks + self.own_callbacks
 
     def collect_outputs(self) -> Outputs:
         """Return the pictures and the weights on rank 0; every rank must call this."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.tensorboard import SummaryWriter
 
@@ -26,15 +26,18 @@ CLEAR_LINE = "\r\x1b[K"  # Go to the start of the terminal's line and clear it.
 
 
 class MetricsFile(Logger):
-    """Logger that appends every value to `metrics.csv` as step,epoch,name,value, and fsyncs.
+    """Logger with the records of a cell: `metrics.csv`, and TensorBoard's event file.
 
-    `events` is the event file of this attempt for TensorBoard, which gets the values too.
-    Lightning's CSVLogger rewrites its file when a new name appears and deletes it on a second run.
-    The times stand in `clock.csv`, because a cell that was stopped has the same `metrics.csv` as
-    one that was not. `elapsed` returns the seconds of all attempts; `console` gets the values too.
+    The cell appends its values to `metrics.csv` as step,epoch,name,value with `write_rows`, which
+    calls fsync. Everything that Lightning, a callback or a user logs goes to the event file. The
+    times stand in `clock.csv`, because a cell that was stopped has the same `metrics.csv` as one
+    that was not. Lightning's CSVLogger rewrites its file when a new name appears and deletes it on
+    a second run. `elapsed` returns the seconds of all attempts; `console` gets the rows too.
     """
 
-    def __init__(self, path: Path, elapsed: Callable[[], float], console: "Console") -> None:
+    def __init__(
+        self, path: Path, elapsed: Callable[[], float], console: "Console | None" = None
+    ) -> None:
         super().__init__()
         self.path = path
         self.clock = path.with_name("clock.csv")
@@ -63,6 +66,17 @@ class MetricsFile(Logger):
             for row in rows:
                 self.events.add_scalar(row.name, row.value, row.step)
 
+    @property
+    def save_dir(self) -> str:
+        """Folder of the cell, in which callbacks write their files."""
+        return str(self.path.parent)
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> SummaryWriter:
+        """TensorBoard's writer on rank 0; on other ranks an object whose methods do nothing."""
+        return self.events
+
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
         """Do nothing: the cell's config.yaml holds the hyperparameters."""
 
@@ -72,15 +86,19 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        step = step or 0
-        epoch = int(metrics.get("epoch", 0))
-        names = sorted(name for name in metrics if name != "epoch")
-        rows = [MetricRow(step, epoch, name, float(metrics[name])) for name in names]
+        """Write values to the event file."""
+        for name, value in sorted(metrics.items()):
+            if name != "epoch":
+                self.events.add_scalar(name, value, step or 0)
+
+    @rank_zero_only
+    def write_rows(self, values: dict[str, float], step: int, epoch: int) -> None:
+        """Append the cell's own values to metrics.csv, and show them on the console."""
+        rows = [MetricRow(step, epoch, name, float(values[name])) for name in sorted(values)]
         append(self.path, csv_lines(rows))
-        for row in rows:
-            self.events.add_scalar(row.name, row.value, row.step)
         append(self.clock, csv_lines([(step, round(self.elapsed(), 3))]))
-        self.console.add(metrics, step, epoch + 1)
+        if self.console is not None:
+            self.console.add(values, step, epoch + 1)
 
 
 def _remove_host_name(events: SummaryWriter) -> None:

@@ -126,6 +126,11 @@ def test_the_links_do_not_change_the_identity_and_stay_inside_the_runs(tmp_path:
         ("epochs: 4", "epochs: 4, stop: {patience: 2}", "training.stop: ends a budget early"),
         (
             "epochs: 4",
+            "epochs: 4, callbacks: [{kind: module, import: 'lightning:Callback'}]",
+            "training.callbacks: a callback could change the steps that budgets share",
+        ),
+        (
+            "epochs: 4",
             "epochs: 4, average: {epochs: 2}",
             "training.average.epochs: the mean begins at another epoch for each budget",
         ),

@@ -144,6 +144,17 @@ def test_early_stopping_is_refused_where_budgets_are_equal(criterion: str, tmp_p
     assert "\n" not in str(caught.value)
 
 
+def test_a_callback_that_can_end_a_training_is_refused_where_budgets_are_equal(
+    tmp_path: Path,
+) -> None:
+    target = "lightning.pytorch.callbacks:EarlyStopping"
+    callback = f"{{kind: module, import: '{target}', arguments: {{monitor: val/loss}}}}"
+    body = "baseline: a\nmatch: flops\nset: {training.callbacks: [CALLBACK]}\n"
+    body = body.replace("CALLBACK", callback) + "cells: {a: {}, b: {zz: with}}"
+    with pytest.raises(ConfigError, match=r"match: flops: excludes training\.callbacks that can"):
+        make_matrix(tmp_path, body)
+
+
 @pytest.mark.process
 def test_the_measurement_trains_every_variant_in_each_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

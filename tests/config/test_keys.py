@@ -21,7 +21,7 @@ def test_the_page_of_all_keys_has_every_member() -> None:
     assert page.count("| `lr` | number > 0 | required |") == 9
     assert "| `momentum` | number > 0, < 1 | `0.9` |" in page
     assert "| `vocabulary` | whole number >= 4 | `10000` |" in page
-    assert page.count("| `arguments` | mapping | `{}` |") == 8
+    assert page.count("| `arguments` | mapping | `{}` |") == 9
 
 
 def test_every_key_has_a_description() -> None:
