@@ -10,6 +10,7 @@ from lit_attn.ablate.commands.rerun import Rerun
 from lit_attn.ablate.commands.run import Run
 from lit_attn.ablate.commands.seal import Seal
 from lit_attn.ablate.commands.status import Logs, Status
+from lit_attn.ablate.commands.submit import Submit
 from lit_attn.commands import (
     STUDIES,
     Completion,
@@ -31,6 +32,7 @@ COMMANDS: dict[str, Command] = {
     "board": Board(),
     "judge": Judge(),
     "seal": Seal(),
+    "submit": Submit(),
     "logs": Logs(),
     "report": Program("RUNS", "write the tables again", "lit_attn.report.__main__:main"),
     "train": Program("FOLDER", "train one cell alone", "lit_attn.train:main"),

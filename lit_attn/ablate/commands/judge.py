@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +15,15 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Say for each variant whether it is better or worse than the baseline, equivalent to it, or
-undecided, and which action would change a verdict at the lowest cost. A path that is no study holds
-the runs of another program: a table (CSV, TSV, JSON lines), an export of W&B, a folder or SQLite
-file of MLflow, a folder of TensorBoard, or samples of lm-evaluation-harness. Exit codes: 0: every
-verdict is final and decided; 1: a verdict is undecided, or planned seeds are missing; 2: the
-command line or the records are wrong."""
+undecided, and which action would change a verdict at the lowest cost. A path can be a folder that
+`submit` has written. Any other path that is no study holds the runs of another program: a table
+(CSV, TSV, JSON lines), an export of W&B, a folder or SQLite file of MLflow, a folder of
+TensorBoard, or samples of lm-evaluation-harness. Exit codes: 0: every verdict is final and decided;
+1: a verdict is undecided, or planned seeds are missing; 2: the command line or the records are
+wrong."""
+
+SUBMISSION = "submission.json"
+"""File in the folder of a submission (lit_attn.ablate.submission)."""
 
 FOREIGN = {
     "metric": "--metric",
@@ -83,14 +88,15 @@ class Judge(Command):
         from lit_attn.report.tables.terminal import draw_judgement
         from lit_attn.report.verdicts.judge import is_decided
 
-        tables, names = _split_words(options.studies, options.runs)
+        submissions, tables, names = _split_words(options.studies, options.runs)
         for name, option in FOREIGN.items():
             if getattr(options, name) and not tables:
                 raise ConfigError(f"{option}: is for the runs of another program; name their file")
-        judged = [_judge_table(path, options) for path in tables]
+        judged = [_judge_submission(path) for path in submissions]
+        judged += [_judge_table(path, options) for path in tables]
         has_skipped = False
-        if names or not tables:
-            folders = _find_folders(names, options.runs)
+        if names or not judged:
+            folders = find_folders(names, options.runs)
             verdicts = _judge_folders(folders)
             has_skipped = len(verdicts) < len(folders)
             judged += verdicts
@@ -161,20 +167,43 @@ def _above_zero(text: str) -> float:
     return number
 
 
-def _split_words(words: list[str], runs: Path) -> tuple[list[Path], list[str]]:
-    """Return the paths of other programs' runs, and the names and folders of studies."""
+def _split_words(words: list[str], runs: Path) -> tuple[list[Path], list[Path], list[str]]:
+    """Return submissions, the paths of other programs' runs, and the studies that are named."""
+    submissions = []
     tables = []
     names = []
     for word in words:
         path = Path(word)
         is_study = (path / "plan.json").is_file() or (runs / word / "plan.json").is_file()
-        if path.exists() and not is_study:
+        if (path / SUBMISSION).exists():
+            submissions.append(path)
+        elif path.exists() and not is_study:
             tables.append(path)
         elif path.suffix and not is_study:
             raise ConfigError(f"{path}: no such file or folder")
         else:
             names.append(word)
-    return tables, names
+    return submissions, tables, names
+
+
+def _judge_submission(path: Path) -> "JudgedStudy":
+    """Return the verdicts about the study in a submission. Raises ConfigError if it was changed.
+
+    A line on stderr has the hash, because stdout has the same bytes on every machine.
+    """
+    from lit_attn.ablate import submission
+
+    sent = submission.read_submission(path)
+    judged = submission.judge_copy(path, sent.study)
+    print(
+        f"{path}: all {len(sent.files)} files have their hashes; the hash of the submission is"
+        f" {sent.hash}",
+        file=sys.stderr,
+    )
+    difference = submission.compare_judgement(path, sent, judged)
+    if difference:
+        print(difference, file=sys.stderr)
+    return judged
 
 
 def _judge_table(path: Path, options: Namespace) -> "JudgedStudy":
@@ -231,7 +260,7 @@ def _judge_folder(folder: Path) -> "JudgedStudy":
     return judged
 
 
-def _find_folders(names: list[str], runs: Path) -> list[Path]:
+def find_folders(names: list[str], runs: Path) -> list[Path]:
     """Return the folders of the named studies, or of all studies in `runs`.
 
     Raises ConfigError, which suggests the nearest name, for a study that is not in `runs`.
