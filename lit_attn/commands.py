@@ -10,7 +10,6 @@ from typing import Any
 
 import lit_attn
 from lit_attn.config.source import SHIPPED
-from lit_attn.config.study import read_titles
 from lit_attn.extras import require
 from lit_attn.files import require_writable, write_atomic
 from lit_attn.private_names.of_argparse import list_arguments
@@ -131,6 +130,9 @@ def _print_rows(rows: dict[str, str]) -> None:
 
 def read_study_titles() -> dict[Path, dict[str, str]]:
     """Return the titles of all studies of ./ablations.yaml and of the package, by their file."""
+    # Imported here, because --help imports no PyTorch.
+    from lit_attn.config.study import read_titles
+
     installed = SHIPPED / "ablations.yaml"
     checkout = Path(__file__).parents[1] / "ablations.yaml"
     shipped = installed if installed.exists() else checkout

@@ -1,12 +1,13 @@
 """Command `rerun`: train chosen cells again."""
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lit_attn.ablate.commands.run import Run
-from lit_attn.ablate.plan import Job, Matrix
-from lit_attn.ablate.rerun import select_cells
 from lit_attn.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lit_attn.ablate.plan import Job, Matrix
 
 
 class Rerun(Run):
@@ -37,6 +38,9 @@ class Rerun(Run):
         choice, *rest = words
         return [f"--choice={choice}", *rest]
 
-    def select(self, matrices: list[Matrix], options: argparse.Namespace) -> list[Job]:
+    def select(self, matrices: "list[Matrix]", options: argparse.Namespace) -> "list[Job]":
         """Return the chosen cells. Raises ConfigError for an unknown cell."""
+        # Imported here, because --help imports no PyTorch.
+        from lit_attn.ablate.rerun import select_cells
+
         return select_cells(matrices, options.choice)

@@ -1,17 +1,12 @@
 """Command `run`: train the missing cells of studies, or show what it would do."""
 
-import sys
 from argparse import Namespace
+from typing import TYPE_CHECKING
 
-from lit_attn.ablate import adopt, dry_run, papers
 from lit_attn.ablate.commands.arguments import StudyCommand
-from lit_attn.ablate.commands.execution import cancel_jobs, measure_times, run_cells
-from lit_attn.ablate.commands.options import StudyOptions, read_options
-from lit_attn.ablate.display import write_line
-from lit_attn.ablate.origin import claim_folder, is_claimed, require_origin
-from lit_attn.ablate.plan import Job, Matrix
-from lit_attn.schema.errors import ConfigError, plural
-from lit_attn.schema.sources import freeze_package
+
+if TYPE_CHECKING:
+    from lit_attn.ablate.plan import Job, Matrix
 
 TARGET = "lit_attn.train:run_cell"
 
@@ -28,98 +23,13 @@ class Run(StudyCommand):
     def __init__(self, target: str = TARGET) -> None:
         self.target = target
 
-    def select(self, matrices: list[Matrix], options: Namespace) -> list[Job] | None:
+    def select(self, matrices: "list[Matrix]", options: Namespace) -> "list[Job] | None":
         """Return the cells to train from their first step, or None for those without a result."""
         return None
 
     def run(self, options: Namespace) -> int:
         """Run the cells, or do what --cost, --dry-run or --cancel ask for instead."""
-        study_options = read_options(options)
-        matrices = study_options.expand_studies()
-        if study_options.paper is not None and study_options.cost is not None:
-            items = study_options.paper.items(study_options.table)
-            papers.print_costs(study_options.paper, items, matrices, study_options.cost)
-            return 0
-        _require_origins(matrices, study_options)
-        matrices = _adopt_cells(matrices, study_options)
-        matrices = _measure_first(matrices, study_options)
-        chosen = self.select(matrices, options)
-        if study_options.dry_run:
-            return _print_plan(matrices, study_options, chosen)
-        # Imported here, because a dry run starts no processes.
-        from lit_attn.ablate.signals import handle_signals
+        # Imported here, because --help imports no PyTorch.
+        from lit_attn.ablate.commands.studies import run_studies
 
-        # The tables after the last cell come from the same code, whatever is checked out meanwhile.
-        freeze_package()
-        # A signal during the check of the models or the reports removes temporary files.
-        with handle_signals(lambda number, _: sys.exit(128 + number)):
-            if study_options.cancel:
-                return cancel_jobs(matrices, study_options)
-            return run_cells(matrices, study_options, self.target, chosen)
-
-
-def _require_origins(matrices: list[Matrix], options: StudyOptions) -> None:
-    """Raise ConfigError if the folder of a study belongs to another file, unless with --adopt."""
-    for matrix in matrices:
-        if options.adopt and not options.dry_run and is_claimed(matrix.folder):
-            claim_folder(matrix.source, matrix.folder, is_replacing=True)
-            continue
-        change = require_origin(matrix.source, matrix.folder)
-        if change:
-            # JSON is the only text on stdout.
-            write_line(change, sys.stderr if options.json else None)
-
-
-def _adopt_cells(matrices: list[Matrix], options: StudyOptions) -> list[Matrix]:
-    """Move the cells that --adopt moves, and return the cells of the studies after that."""
-    if not options.adopt or options.dry_run:
-        return matrices
-    missing = []
-    for matrix in matrices:
-        missing += [job for job in (*matrix.jobs, *matrix.trials) if job.state() != "done"]
-    for line in adopt.adopt(adopt.find_matches(matrices, missing)):
-        write_line(line)
-    # The results of trials decide on further cells.
-    return options.expand_studies()
-
-
-def _measure_first(matrices: list[Matrix], options: StudyOptions) -> list[Matrix]:
-    """Measure the step times that are needed before the cells, and return the cells after that.
-
-    With --quiet-timing a local run measures all step times after its cells; a dry run has no cells,
-    and with SLURM this machine is not the one that runs them.
-    """
-    starts_no_cells = options.dry_run or options.cancel
-    measures_all = options.quiet_timing and (options.dry_run or options.is_slurm)
-    if measures_all:
-        unmeasured = matrices
-    elif starts_no_cells:
-        unmeasured = []
-    else:
-        unmeasured = [matrix for matrix in matrices if not matrix.is_measured]
-    if not unmeasured:
-        return matrices
-    measure_times(unmeasured, options)
-    # The cells at equal time follow from the measurement.
-    return options.expand_studies()
-
-
-def _print_plan(matrices: list[Matrix], options: StudyOptions, chosen: list[Job] | None) -> int:
-    """Print what a run would do, and return the exit code."""
-    if options.json:
-        if chosen is not None:
-            raise ConfigError("--json: is for `run --dry-run`; leave it out with rerun")
-        dry_run.print_answer(matrices)
-        return 0
-    if chosen is not None:
-        for job in chosen:
-            print(f"{job.name}  {job.state()}")
-        print(plural(len(chosen), "cell"))
-        return 0
-    if options.estimate:
-        is_complete = dry_run.print_estimate(matrices, options.jobs)
-        return 0 if is_complete else 1
-    missing = dry_run.print_cells(matrices, with_costs=options.params, gpu=options.gpu)
-    for line in adopt.describe(adopt.find_matches(matrices, missing)):
-        print(line)
-    return 0
+        return run_studies(options, self.target, lambda matrices: self.select(matrices, options))

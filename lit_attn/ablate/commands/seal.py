@@ -3,7 +3,6 @@
 from argparse import Namespace
 
 from lit_attn.ablate.commands.arguments import StudyCommand
-from lit_attn.ablate.commands.options import read_options
 
 
 class Seal(StudyCommand):
@@ -17,6 +16,9 @@ class Seal(StudyCommand):
 
     def run(self, options: Namespace) -> int:
         """Print the seals as JSON."""
+        # Imported here, because --help imports no PyTorch.
+        from lit_attn.ablate.commands.options import read_options
+
         for matrix in read_options(options).expand_studies():
             seal = matrix.seal(matrix.plan().seeds)
             print(seal.model_dump_json(indent=2, exclude={"results"}))
