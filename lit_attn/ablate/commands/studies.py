@@ -1,4 +1,4 @@
-"""What `run` and `rerun` do with the studies of a command line."""
+"""Runs of the studies of a command line, which `run` and `rerun` start."""
 
 import sys
 from argparse import Namespace
