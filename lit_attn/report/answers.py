@@ -20,7 +20,10 @@ SCHEMAS = Path(__file__).parent / "schemas"
 
 Verdict = Literal["better", "worse", "equivalent", "undecided"]
 
-ActionKind = Literal["none", "run", "add-seeds", "rerun", "stop"]
+Stage = Literal["screening", "screened-out", "confirming", "judged"]
+"""Stage of an idea of a stream (lit_attn.report.verdicts.stream)."""
+
+ActionKind = Literal["none", "run", "add-seeds", "rerun", "stop", "screen", "confirm"]
 """Kind of the next action.
 
 - none: every verdict is decided, and no planned seed is missing.
@@ -28,6 +31,8 @@ ActionKind = Literal["none", "run", "add-seeds", "rerun", "stop"]
 - add-seeds: train more seeds of all variants, which is a further look at the results.
 - rerun: remove the reason why seeds have failed, and train them again.
 - stop: no number of seeds that can be paid decides an undecided variant.
+- screen: run an idea of a stream, or its baseline, as often as the screening needs.
+- confirm: run an idea that has passed the screening, and the baseline, with fresh seeds.
 """
 
 
@@ -53,9 +58,10 @@ class Cell(Entry):
 
 
 class EndedVariant(Entry):
-    """Variant that a rule of the plan has ended after `seeds` of `planned` seeds, also in words.
+    """Variant that a rule has ended after `seeds` of `planned` seeds, also in words.
 
-    `rule` is futility, and `power` is the probability of a verdict at that time.
+    `rule` is futility, and `power` is the probability of a verdict at that time. In a stream of
+    ideas it is screening or confirmation, for an idea that is not kept.
     """
 
     variant: str
@@ -238,6 +244,26 @@ class InterimLook(Entry):
     level: float
 
 
+class StreamStep(Entry):
+    """Place of an idea in a stream, and what its screening and its confirmation have shown.
+
+    `place` counts the ideas from 1 on. `screened` is the difference of the means of its screening
+    runs and the baseline's, and `threshold` the smallest improvement with which an idea is
+    confirmed (both null before its screening has ended). `confirmation` counts the confirmations
+    from 1 on, and `confirm_runs` are the runs of this one, of which `confirmed_runs` have ended
+    (both null for an idea that has not passed its screening).
+    """
+
+    place: int
+    stage: Stage
+    screening_runs: int
+    screened: float | None
+    threshold: float | None
+    confirmation: int | None
+    confirm_runs: int | None
+    confirmed_runs: int
+
+
 class JudgedVariant(Entry):
     """Verdict of a variant and the numbers that it follows from.
 
@@ -246,7 +272,9 @@ class JudgedVariant(Entry):
     `seeds_missing` what remains of it; both are null for a decided variant. `pairs_for_verdict` is
     the number with which the verdict would be decided at the next look, if mean and spread stay as
     they are (null: decided already, ended, unknown, or over 1,000). `level` is the variant's
-    largest p with a star. `ended` is null unless a rule of the plan has ended it.
+    largest p with a star. `ended` is null unless a rule of the plan has ended it. `stream` is null
+    without --stream; with it, all numbers but `cost` are those of the confirmation, and p is not
+    corrected, because `level` is.
     """
 
     variant: str
@@ -265,6 +293,7 @@ class JudgedVariant(Entry):
     seeds_missing: Range | None
     pairs_for_verdict: int | None
     cost: Cost
+    stream: StreamStep | None = None
 
 
 class SealedPlan(Entry):
@@ -285,7 +314,7 @@ class Action(Entry):
 
     `seconds` is the expected time of its cells one after another, null if no cell was measured.
     `command` is null if the file of the study is unknown, as for runs of other programs. `runs` has
-    the number of further runs by variant.
+    the number of further runs by variant, and `seeds` their seeds (empty if any new run will do).
     """
 
     kind: ActionKind
@@ -293,8 +322,22 @@ class Action(Entry):
     command: str | None
     variants: list[str]
     runs: dict[str, int]
+    seeds: dict[str, list[int]] = {}
     cells: int
     seconds: float | None
+
+
+class Stream(Entry):
+    """Stream of ideas: the error of all of its confirmations, and what the next one would need.
+
+    `confirmations` is the number of ideas that have passed the screening. The next one that does
+    has the largest p `next_level` for a star, and `next_runs` runs.
+    """
+
+    error: float
+    confirmations: int
+    next_level: float
+    next_runs: int | None
 
 
 class JudgedStudy(Entry):
@@ -328,6 +371,7 @@ class JudgedStudy(Entry):
     sealed: SealedPlan | None
     warnings: list[str]
     variants: list[JudgedVariant]
+    stream: Stream | None = None
     next: Action
 
 

@@ -69,6 +69,12 @@ class Judge(Command):
             help="Print JSON (schema: lit_attn/report/schemas/judge.json), also after a mistake"
             " (error.json).",
         )
+        add(
+            "--stream",
+            action="store_true",
+            help="Variants are ideas, one after another; each is confirmed at a level that later"
+            " ideas do not change. Their order is that of the rows, or of the seals of a study.",
+        )
         foreign = parser.add_argument_group("runs of other programs")
         add_foreign_arguments(foreign)
         foreign.add_argument(
@@ -92,12 +98,14 @@ class Judge(Command):
         for name, option in FOREIGN.items():
             if getattr(options, name) and not tables:
                 raise ConfigError(f"{option}: is for the runs of another program; name their file")
+        if submissions and options.stream:
+            raise ConfigError(f"--stream: {submissions[0]} is a submission, judged as it was sent")
         judged = [_judge_submission(path) for path in submissions]
         judged += [_judge_table(path, options) for path in tables]
         has_skipped = False
         if names or not judged:
             folders = find_folders(names, options.runs)
-            verdicts = _judge_folders(folders)
+            verdicts = _judge_folders(folders, options.stream)
             has_skipped = len(verdicts) < len(folders)
             judged += verdicts
         if options.json:
@@ -223,10 +231,11 @@ def _judge_table(path: Path, options: Namespace) -> "JudgedStudy":
         cut_seed=options.cut_seed,
         where=dict(options.where or ()),
         reader=options.reader,
+        stream=options.stream,
     )
 
 
-def _judge_folders(folders: list[Path]) -> "list[JudgedStudy]":
+def _judge_folders(folders: list[Path], is_stream: bool) -> "list[JudgedStudy]":
     """Return the verdicts of the studies in `folders`.
 
     A study that cannot be judged is skipped with a warning. Raises ConfigError if none can.
@@ -236,7 +245,7 @@ def _judge_folders(folders: list[Path]) -> "list[JudgedStudy]":
     judged: list[JudgedStudy] = []
     for folder in folders:
         try:
-            judged.append(_judge_folder(folder))
+            judged.append(_judge_folder(folder, is_stream))
         except Exception as error:
             reason = describe_failure(error)
             if folder == folders[-1] and not judged:
@@ -245,17 +254,19 @@ def _judge_folders(folders: list[Path]) -> "list[JudgedStudy]":
     return judged
 
 
-def _judge_folder(folder: Path) -> "JudgedStudy":
+def _judge_folder(folder: Path, is_stream: bool) -> "JudgedStudy":
     """Return the verdicts of the study in a folder, and record that they were seen."""
     from lit_attn.ablate.origin import find_file
     from lit_attn.report.records.looks import record_look
     from lit_attn.report.records.read import read_studies
     from lit_attn.report.verdicts.judge import judge_study
     from lit_attn.report.verdicts.next_action import make_study_command
+    from lit_attn.report.verdicts.stream_verdicts import judge_sealed_stream
 
     (study,) = read_studies(folder.parent, [folder.name])
     command = make_study_command(folder, find_file(folder), study.plan)
-    judged = judge_study(study, command)
+    judge = judge_sealed_stream if is_stream else judge_study
+    judged = judge(study, command)
     record_look(study, folder)
     return judged
 

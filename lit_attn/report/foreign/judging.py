@@ -8,6 +8,7 @@ from lit_attn.report.answers import JudgedStudy
 from lit_attn.report.foreign.prepare import Choices, Prepared, make_file_name, prepare
 from lit_attn.report.foreign.table import RunTable, read_table
 from lit_attn.report.verdicts.judge import judge_study
+from lit_attn.report.verdicts.stream_verdicts import judge_stream
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,12 +26,14 @@ def judge(
     cut_seed: bool = False,
     where: Mapping[str, str] | None = None,
     reader: str = "",
+    stream: bool = False,
 ) -> JudgedStudy:
     """Return the verdict about every variant of the runs of any program.
 
     `runs` is a path that `read_table` reads, or a pandas frame with one row for each run. `metric`
     ends in its direction (`val_loss:min`) unless the direction is known. `pairs` is "seed" if runs
-    with one seed belong together, and "none" for independent runs. The other arguments are those of
+    with one seed belong together, and "none" for independent runs. With `stream` the variants are
+    ideas, one after another (`lit_attn.report.verdicts.stream`). The other arguments are those of
     `Choices`. The result has the keys of `lit-attn judge --json`; `result.model_dump()` is a
     dictionary. PyTorch is not needed. Raises ConfigError for what the runs do not have.
     """
@@ -43,9 +46,12 @@ def judge(
         margin=margin,
         cut_seed=cut_seed,
         where=where or {},
+        stream=stream,
     )
     table = read_table(Path(runs), reader) if isinstance(runs, str | Path) else make_table(runs)
     prepared = prepare(table, choices)
+    if stream:
+        return judge_stream(prepared.study, prepared.notes)
     return judge_study(prepared.study, notes=prepared.notes)
 
 

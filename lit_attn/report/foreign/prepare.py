@@ -31,7 +31,8 @@ class Choices:
 
     `metric` can end in its direction (`loss:min`). Empty names stand for what the program that
     wrote the table calls its columns. `where` has the values of columns that a row must have.
-    `cut_seed` takes the seed from the end of the names of runs.
+    `cut_seed` takes the seed from the end of the names of runs. `stream` says that the rows stand
+    in the order in which their runs ended, as the ideas of a stream need it.
     """
 
     metric: str = ""
@@ -41,6 +42,7 @@ class Choices:
     seed: str = ""
     margin: float | None = None
     cut_seed: bool = False
+    stream: bool = False
     where: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -91,9 +93,15 @@ def prepare(table: RunTable, choices: Choices, name: str = "") -> Prepared:
         fields["margin"] = choices.margin
     metric = Metric.model_validate(fields)
     pairs: Pairs = "seed" if choices.pairs == "seed" else "none"
-    cells = _pair_cells(table, runs, variants, notes) if pairs == "seed" else _list_cells(runs)
+    cells = _number_cells(runs, notes) if pairs == "seed" else _list_cells(runs)
+    if choices.stream:
+        _check_ended(runs)
+    elif pairs == "seed":
+        cells = _pair_cells(cells, variants, notes)
     _note_copies(table, notes)
-    _note_values(runs, variants, baseline, pairs, notes)
+    if not choices.stream:
+        # Ideas of a stream have different numbers of runs.
+        _note_values(runs, variants, baseline, pairs, notes)
     title = name or Path(table.source).stem
     plan = Plan(
         study=make_file_name(title),
@@ -323,12 +331,11 @@ def _read_values(
     return values
 
 
-def _pair_cells(
-    table: RunTable, runs: list[_Run], variants: list[str], notes: list[str]
-) -> list[CellRecord]:
-    """Return a cell for each variant with each seed; a cell without a row is missing."""
+def _number_cells(runs: list[_Run], notes: list[str]) -> list[CellRecord]:
+    """Return a cell for each run with its seed. Raises ConfigError for a seed that is doubled."""
     numbers = _number_seeds(runs, notes)
     by_place: dict[tuple[str, int], _Run] = {}
+    cells = []
     for run in runs:
         key = (run.variant, numbers[run.seed])
         if key in by_place:
@@ -337,19 +344,36 @@ def _pair_cells(
                 f" {by_place[key].place}); with independent runs write --pairs none"
             )
         by_place[key] = run
+        cells.append(_make_cell(run, numbers[run.seed]))
+    return cells
+
+
+def _pair_cells(rows: list[CellRecord], variants: list[str], notes: list[str]) -> list[CellRecord]:
+    """Return a cell for each variant with each seed; a cell without a row is missing."""
+    by_place = {(cell.variant, cell.seed): cell for cell in rows}
+    seeds = sorted({cell.seed for cell in rows})
     cells = []
     lacking: Counter[str] = Counter()
     for variant in variants:
-        for seed in sorted(numbers.values()):
-            run_of_seed = by_place.get((variant, seed))
-            if run_of_seed is None:
+        for seed in seeds:
+            cell = by_place.get((variant, seed))
+            if cell is None:
                 lacking[variant] += 1
-                cells.append(CellRecord(variant, seed, "missing"))
-            else:
-                cells.append(_make_cell(run_of_seed, seed))
+                cell = CellRecord(variant, seed, "missing")
+            cells.append(cell)
     for variant, count in lacking.items():
-        notes.append(f"'{variant}' lacks {count:,} of {plural(len(numbers), 'seed')}.")
+        notes.append(f"'{variant}' lacks {count:,} of {plural(len(seeds), 'seed')}.")
     return cells
+
+
+def _check_ended(runs: list[_Run]) -> None:
+    """Raise ConfigError for a run that has not ended: its row would change later."""
+    for run in runs:
+        if run.value is None:
+            raise ConfigError(
+                f"{run.place}: this run has not ended; a stream has a row for each run that has"
+                " ended, in the order in which they ended"
+            )
 
 
 def _number_seeds(runs: list[_Run], notes: list[str]) -> dict[str, int]:

@@ -17,7 +17,7 @@ from lit_attn.cells.floors import Floors
 from lit_attn.report.figures.drawing import MOST_PANELS
 from lit_attn.report.records.skipped import read_or_skip
 from lit_attn.report.records.timing import NOT_ALONE, find_time_fault
-from lit_attn.report.statistics.stats import find_resolution
+from lit_attn.report.statistics.stats import ALPHA, find_resolution
 
 NEWER = "of a newer version"
 """Status of a cell whose result was written by a newer version of lit_attn."""
@@ -91,7 +91,7 @@ class StudyRecord:
     and cannot be read. `names` has the names of variants by their labels if the labels stand in all
     other places (`lit_attn.report.tables.labels`). `pairs` is "seed" if the cells
     with one seed belong together, and "none" for independent runs, whose seeds are only their
-    places within a variant.
+    places within a variant. `alpha` is the error that all tests of the study may use together.
     """
 
     plan: records.Plan
@@ -107,6 +107,7 @@ class StudyRecord:
     names: Mapping[str, str] = field(default_factory=dict)
     folder: Path | None = None
     pairs: Literal["seed", "none"] = "seed"
+    alpha: float = ALPHA
 
     @cached_property
     def curves(self) -> pd.DataFrame:

@@ -8,6 +8,7 @@ distribution, and holds for large groups with equal means and unequal spreads (J
 import itertools
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ class Permutations(NamedTuple):
     is_exact: bool
 
 
-def correct_groups(baseline: Floats, groups: Sequence[Floats]) -> list[float]:
+def correct_groups(baseline: Floats, groups: Sequence[Floats], draws: int = DRAWS) -> list[float]:
     """Return the p of each group against the baseline, corrected for all groups.
 
     It is that of the step-down max-T test (Westfall and Young, "Resampling-Based Multiple Testing",
@@ -41,23 +42,31 @@ def correct_groups(baseline: Floats, groups: Sequence[Floats]) -> list[float]:
     """
     baseline = np.sort(baseline)
     groups = [np.sort(group) for group in groups]
-    uncorrected = [group_p(baseline, group) for group in groups]
+    uncorrected = [group_p(baseline, group, draws) for group in groups]
     if len(groups) < 2:
         return uncorrected
-    joint = _step_down(baseline, groups)
+    joint = _step_down(baseline, groups, draws)
     return [max(first, second) for first, second in zip(uncorrected, joint, strict=True)]
 
 
-def group_p(baseline: Floats, group: Floats) -> float:
+def group_p(baseline: Floats, group: Floats, draws: int = DRAWS) -> float:
     """Return the two-sided p of the studentised permutation test of two groups."""
+    return _find_group_p(tuple(baseline.tolist()), tuple(group.tolist()), draws)
+
+
+@lru_cache(maxsize=1000)
+def _find_group_p(first: tuple[float, ...], second: tuple[float, ...], draws: int) -> float:
+    """Return the p of `group_p`, which a comparison needs alone and before its correction."""
+    baseline = np.array(first)
+    group = np.array(second)
     values = _scale(np.concatenate([group, baseline]))
     size = len(group)
     observed = abs(_welch_t(values[:size], values[size:]))
     threshold = observed * (1 - SAME)
     permutations = count_permutations(len(baseline), size)
     if not permutations.is_exact:
-        statistics = _draw_statistics(baseline, [group])
-        return float((1 + (statistics >= threshold).sum()) / (1 + DRAWS))
+        statistics = _draw_statistics(baseline, [group], draws)
+        return float((1 + (statistics >= threshold).sum()) / (1 + draws))
     chosen = np.array(list(itertools.combinations(range(len(values)), size)))
     sums = values[chosen].sum(axis=1)
     squares = (values[chosen] ** 2).sum(axis=1)
@@ -224,7 +233,7 @@ def _studentise(first: _Moments, second: _Moments) -> Floats:
     return np.abs(difference) / np.sqrt(np.maximum(error, 1e-12))
 
 
-def _step_down(baseline: Floats, groups: Sequence[Floats]) -> list[float]:
+def _step_down(baseline: Floats, groups: Sequence[Floats], draws: int) -> list[float]:
     """Return the p of the step-down max-T test over all groups.
 
     The permutations of a group exchange only its values and the baseline's, so another group with a
@@ -234,27 +243,27 @@ def _step_down(baseline: Floats, groups: Sequence[Floats]) -> list[float]:
     """
     observed = np.array([abs(_welch_t(group, baseline)) for group in groups])
     largest_first = np.argsort(-observed, kind="stable")
-    statistics = _draw_statistics(baseline, groups)
+    statistics = _draw_statistics(baseline, groups, draws)
     # Maxima over a group and all groups with smaller statistics.
     ordered = statistics[:, largest_first[::-1]]
     maxima = np.maximum.accumulate(ordered, axis=1)[:, ::-1]
     exceeding = (maxima >= observed[largest_first] * (1 - SAME)).sum(axis=0)
     # From the most to the least significant group, p never decreases.
-    stepped = np.maximum.accumulate((1 + exceeding) / (1 + DRAWS))
+    stepped = np.maximum.accumulate((1 + exceeding) / (1 + draws))
     corrected = np.empty(len(groups))
     corrected[largest_first] = stepped
     result: list[float] = corrected.tolist()
     return result
 
 
-def _draw_statistics(baseline: Floats, groups: Sequence[Floats]) -> Floats:
-    """Return |t| of every group, (DRAWS, groups), in DRAWS seeded permutations."""
+def _draw_statistics(baseline: Floats, groups: Sequence[Floats], draws: int) -> Floats:
+    """Return |t| of every group, (draws, groups), in `draws` seeded permutations."""
     generator = np.random.default_rng(0)
     longest = len(baseline) + max(len(group) for group in groups)
     block = max(1, BLOCK // longest)
     parts = []
-    for start in range(0, DRAWS, block):
-        count = min(block, DRAWS - start)
+    for start in range(0, draws, block):
+        count = min(block, draws - start)
         shared = generator.random((count, len(baseline)))
         columns = [_permute(baseline, group, shared, generator) for group in groups]
         parts.append(np.stack(columns, axis=1))

@@ -142,7 +142,7 @@ def find_resolution(values: Iterable[float]) -> float:
     return float(steps.max(initial=0.0))
 
 
-def sign_flip_p(differences: Sequence[float]) -> float | None:
+def sign_flip_p(differences: Sequence[float], draws: int = DRAWS) -> float | None:
     """Return the two-sided p of the sign-flip test on the mean difference, or None without pairs.
 
     p is the share of the 2^n sign patterns whose |sum| is at least the observed one, so it is never
@@ -150,17 +150,17 @@ def sign_flip_p(differences: Sequence[float]) -> float | None:
     """
     if not len(differences):
         return None
-    (p,) = joint_sign_flip(np.array([differences], dtype=float))
+    (p,) = joint_sign_flip(np.array([differences], dtype=float), draws)
     return p
 
 
-def joint_sign_flip(differences: Floats) -> list[float]:
+def joint_sign_flip(differences: Floats, draws: int = DRAWS) -> list[float]:
     """Return the p of each variant, adjusted for all of them: a step-down max-T sign-flip test.
 
     `differences` is (variants, n) with the same seeds in every row. A sign pattern flips a seed's
     differences in all variants together, which keeps their correlation. The statistic is the
     studentised mean; |sum| / sqrt(sum of squares), used here, orders the patterns in the same way.
-    All patterns are counted up to 16 pairs; beyond, p is estimated from 20,000 seeded patterns.
+    All patterns are counted up to 16 pairs; beyond, p is estimated from `draws` seeded patterns.
     Source: Westfall and Young, "Resampling-Based Multiple Testing", 1993, algorithm 4.1.
     """
     count, n = differences.shape
@@ -171,7 +171,8 @@ def joint_sign_flip(differences: Floats) -> list[float]:
     order = np.argsort(observed, kind="stable")
     thresholds = (observed - TIE * np.abs(scaled).sum(axis=1))[order]
     exceeding = np.zeros(count, dtype=np.int64)
-    signs = _signs(n)
+    # The cache keeps the usual number of patterns only, because more of them are large.
+    signs = _signs(n) if draws == DRAWS else _signs.__wrapped__(n, draws)
     # Blocks of patterns keep the memory small when there are thousands of variants.
     block = max(1, 200_000 // count)
     for start in range(0, len(signs), block):
@@ -396,10 +397,10 @@ def _scale(differences: Floats) -> Floats:
 
 
 @lru_cache(maxsize=8)
-def _signs(n: int) -> Floats:
-    """Return sign patterns (P, n), without mirror images, or DRAWS random ones for many pairs."""
+def _signs(n: int, draws: int = DRAWS) -> Floats:
+    """Return sign patterns (P, n), without mirror images, or `draws` random ones for many pairs."""
     if n > EXACT_UP_TO:
-        return np.random.default_rng(0).choice([-1.0, 1.0], size=(DRAWS, n))
+        return np.random.default_rng(0).choice([-1.0, 1.0], size=(draws, n))
     # Bit i of a pattern's number is the sign of seed i; the last seed keeps its sign.
     numbers = np.arange(2 ** (n - 1))[:, None]
     is_flipped = numbers >> np.arange(n) & 1

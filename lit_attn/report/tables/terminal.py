@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from lit_attn.report.answers import JudgedStudy, JudgedVariant, Values
+from lit_attn.report.answers import JudgedStudy, JudgedVariant, StreamStep, Values
 from lit_attn.report.figures.drawing import short_names
 from lit_attn.report.numbers import find_magnitude, write_number
 from lit_attn.report.tables.columns import NOTHING, STAR, format_difference, format_p
 from lit_attn.report.tables.formats import Cell, Table
+from lit_attn.report.verdicts.stream import SCREEN_RUNS
 from lit_attn.schema.errors import plural
 
 FILE_WIDTH = 80
@@ -117,8 +118,8 @@ def draw_judgement(study: JudgedStudy, width: int = 0) -> str:
     `width` are the characters of a line; 0: those of the terminal.
     """
     width = width or find_width()
-    digits = _choose_digits(study.variants)
     baseline = study.baseline_values
+    digits = _choose_digits(study.variants, baseline)
     rows = [[Cell(study.baseline_label), Cell("baseline"), Cell(_draw_values(baseline, digits))]]
     rows[0] += [Cell(NOTHING), Cell(NOTHING), Cell(str(baseline.n)), Cell(NOTHING)]
     for variant in study.variants:
@@ -131,6 +132,8 @@ def draw_judgement(study: JudgedStudy, width: int = 0) -> str:
         if variant.seeds_missing is not None:
             missing = variant.seeds_missing
             needed = f"{missing.low} to {missing.high if missing.high is not None else '> 1000'}"
+        if variant.stream is not None:
+            needed = _describe_stage(variant.stream)
         values = _draw_values(variant.values, digits)
         texts = [variant.label, variant.verdict, values, difference, format_p(variant.p)]
         rows.append([Cell(text) for text in [*texts, seeds, needed]])
@@ -138,7 +141,8 @@ def draw_judgement(study: JudgedStudy, width: int = 0) -> str:
     value = (
         f"{study.metric.label} ({'higher' if study.metric.goal == 'max' else 'lower'} is better)"
     )
-    headings = ["variant", "verdict", value, "difference [95 %]", "p", unit, f"{unit} missing"]
+    last = "stage" if study.stream is not None else f"{unit} missing"
+    headings = ["variant", "verdict", value, "difference [95 %]", "p", unit, last]
     parts = [f"{study.study}: {study.title}", draw_table(Table(headings, rows), width)]
     parts.append(_wrap(describe_verdicts(study), width))
     parts += _describe_endings(study.variants, width)
@@ -148,6 +152,15 @@ def draw_judgement(study: JudgedStudy, width: int = 0) -> str:
     if study.next.command is not None:
         parts.append(f"  {study.next.command}")
     return "\n".join(parts)
+
+
+def _describe_stage(step: StreamStep) -> str:
+    """Return the stage of an idea, and how many runs of it have ended."""
+    if step.stage == "screening":
+        return f"screening {step.screening_runs}/{SCREEN_RUNS}"
+    if step.stage == "confirming":
+        return f"confirming {step.confirmed_runs}/{step.confirm_runs}"
+    return step.stage.replace("-", " ")
 
 
 def _draw_values(values: Values, digits: int) -> str:
@@ -182,7 +195,10 @@ def describe_verdicts(study: JudgedStudy) -> str:
     if not parts:
         return f"{study.study}: there is no variant to compare with {study.baseline_label}."
     sentence = f"{study.study}: against {study.baseline_label}, {'; '.join(parts)}."
-    if study.is_interim:
+    if study.is_interim and study.stream is not None:
+        open_count = sum(not variant.is_final for variant in study.variants)
+        sentence += f" Not final: {plural(open_count, 'idea')}."
+    elif study.is_interim:
         sentence += " Planned seeds are missing, so no verdict is final."
     look = study.interim
     if look is not None:
@@ -202,7 +218,12 @@ def join_names(names: Sequence[str], most: int = 6) -> str:
 
 def _describe_endings(variants: Sequence[JudgedVariant], width: int) -> list[str]:
     """Return a line for each variant that a rule of the plan has ended."""
-    endings = {variant.label: variant.ended for variant in variants}
+    endings = {}
+    for variant in variants:
+        # Most ideas of a stream are screened out, and the table says so.
+        is_screened_out = variant.stream is not None and variant.stream.stage == "screened-out"
+        if not is_screened_out:
+            endings[variant.label] = variant.ended
     return [_wrap(f"{label}: {ending.text}.", width) for label, ending in endings.items() if ending]
 
 
@@ -217,7 +238,7 @@ def _describe_cost(study: JudgedStudy) -> str:
     return f" ({cells}, about {action.seconds / 3600:.2g} hours one after another)"
 
 
-def _choose_digits(variants: Sequence[JudgedVariant]) -> int:
+def _choose_digits(variants: Sequence[JudgedVariant], baseline: Values) -> int:
     """Return the decimals with which the narrowest interval has two digits."""
     halves = []
     for variant in variants:
@@ -227,7 +248,8 @@ def _choose_digits(variants: Sequence[JudgedVariant]) -> int:
             if half > 0:
                 halves.append(half)
     if not halves:
-        means = [variant.values.mean for variant in variants if variant.values.mean]
+        groups = [*(variant.values for variant in variants), baseline]
+        means = [values.mean for values in groups if values.mean]
         return min(max(2, 3 - find_magnitude(means[0])), 6) if means else 2
     return min(max(2, 1 - find_magnitude(min(halves))), 6)
 

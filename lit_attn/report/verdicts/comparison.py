@@ -18,6 +18,7 @@ from lit_attn.report.statistics.stats import ALPHA
 SMALLEST = 1e-12  # Smallest level of an interval.
 POWERS = {"power_n": 1, "power_2n": 2, "power_4n": 4}
 """Multiple of the measured pairs of seeds by CSV field of a star's power."""
+MOST_DRAWS = 1_000_000  # Random permutations of a test at a very small level.
 FAILURES: frozenset[str] = frozenset(get_args(FailureClass))
 Values = dict[str, dict[int, float]]  # By variant and seed.
 Seeds = dict[str, set[int]]  # By variant.
@@ -59,7 +60,8 @@ def compare_variants(study: StudyRecord, with_power: bool = True) -> Comparisons
         failed[name] = {cell.seed for cell in cells if cell.status in FAILURES}
     differences = _pair_values(values, plan.baseline)
     compared = {name: pairs for name, pairs in differences.items() if pairs}
-    adjusted = _adjust(compared, study)
+    draws = _count_draws(study)
+    adjusted = _adjust(compared, study, draws)
     ranked: dict[str, tuple[float, float]] = {}
     failure_p: dict[str, float] = {}
     if any(failed.values()):
@@ -77,7 +79,8 @@ def compare_variants(study: StudyRecord, with_power: bool = True) -> Comparisons
             interim[len(pairs)] = level
         # Bonferroni's correction of the simultaneous intervals.
         alpha = level / max(1, len(compared))
-        record = _describe(list(pairs.values()), values[plan.baseline], alpha, study.resolution)
+        ours = list(pairs.values())
+        record = _describe(ours, values[plan.baseline], alpha, study.resolution, draws)
         record["failed"] = len(failed[name])
         record["failure_p"] = failure_p.get(name)
         record["level"] = level
@@ -111,7 +114,9 @@ def _compare_independent(study: StudyRecord) -> Comparisons:
     compared = []
     if len(baseline) >= smallest:
         compared = [name for name in others if len(values[name]) >= smallest]
-    p_values = independent.correct_groups(baseline, [values[name] for name in compared])
+    draws = _count_draws(study)
+    groups = [values[name] for name in compared]
+    p_values = independent.correct_groups(baseline, groups, draws)
     adjusted = dict(zip(compared, p_values, strict=True))
     ranked = _rank_independent(study, failed) if any(failed.values()) else {}
     alpha = find_alpha(study)
@@ -133,7 +138,8 @@ def _compare_independent(study: StudyRecord) -> Comparisons:
             "significant": adjusted.get(name, math.inf) <= level,
         }
         if name in adjusted:
-            record |= _describe_groups(baseline, group, level / len(compared), study.resolution)
+            share = level / len(compared)
+            record |= _describe_groups(baseline, group, share, study.resolution, draws)
         record["verdict"] = _judge(record, plan.metric.goal, plan.metric.margin)
         if failed[name] or failed[plan.baseline]:
             p, favour = ranked.get(name, (1.0, 0.0))
@@ -165,14 +171,14 @@ def _find_open_level(study: StudyRecord, name: str, alpha: float) -> float:
 
 
 def _describe_groups(
-    baseline: stats.Floats, group: stats.Floats, alpha: float, resolution: float
+    baseline: stats.Floats, group: stats.Floats, alpha: float, resolution: float, draws: int
 ) -> dict[str, Any]:
     """Return the numbers of two independent groups, by CSV field."""
     interval = independent.welch_interval(baseline, group, 1 - ALPHA, resolution)
     confidence = 1 - max(alpha, SMALLEST)
     simultaneous = independent.welch_interval(baseline, group, confidence, resolution)
     record: dict[str, Any] = {
-        "p": independent.group_p(baseline, group),
+        "p": independent.group_p(baseline, group, draws),
         "difference": interval.mean,
         "low": interval.low,
         "high": interval.high,
@@ -205,7 +211,7 @@ def _rank_independent(study: StudyRecord, failed: dict[str, int]) -> dict[str, t
     if len(baseline) >= independent.SMALLEST_GROUP:
         smallest = independent.SMALLEST_GROUP
         tested = {name: group for name, group in by_name.items() if len(group) >= smallest}
-    p_values = independent.correct_groups(baseline, list(tested.values()))
+    p_values = independent.correct_groups(baseline, list(tested.values()), _count_draws(study))
     results = {}
     for (name, group), p in zip(tested.items(), p_values, strict=True):
         results[name] = (p, float(group.mean() - baseline.mean()))
@@ -253,10 +259,15 @@ def _find_level(study: StudyRecord) -> float:
 def find_alpha(study: StudyRecord) -> float:
     """Return the error that the looks at the planned seeds may use together.
 
-    The first plan has spent ALPHA, and all extensions spend at most half as much again.
+    The first plan has spent `study.alpha`, and all extensions spend at most half as much again.
     """
     added_looks = len(study.seals.added_seeds) if study.seals else 0
-    return ALPHA / 2 ** (added_looks + 1) if added_looks else ALPHA
+    return study.alpha / 2 ** (added_looks + 1) if added_looks else study.alpha
+
+
+def _count_draws(study: StudyRecord) -> int:
+    """Return the random permutations of a test, ten for each one that a star leaves above it."""
+    return min(MOST_DRAWS, max(stats.DRAWS, math.ceil(10 / find_alpha(study))))
 
 
 def _confirm(record: dict[str, Any], p: float, favour: float, goal: str) -> None:
@@ -275,7 +286,9 @@ def _confirm(record: dict[str, Any], p: float, favour: float, goal: str) -> None
         record["verdict"] = "undecided"
 
 
-def _adjust(pairs: Values, study: StudyRecord | None = None) -> dict[str, float]:
+def _adjust(
+    pairs: Values, study: StudyRecord | None = None, draws: int = stats.DRAWS
+) -> dict[str, float]:
     """Return each variant's p of the joint sign-flip test, corrected for all variants.
 
     A sign pattern flips a seed in all variants that have it. A seed that a variant lacks adds
@@ -284,13 +297,13 @@ def _adjust(pairs: Values, study: StudyRecord | None = None) -> dict[str, float]
     other variants as if they had all seeds (`fill_ended`), and for themselves with their own seeds.
     """
     frame = pd.DataFrame.from_dict(pairs, orient="index", dtype=float).sort_index(axis=1)
-    p_values = stats.joint_sign_flip(frame.fillna(0.0).to_numpy())
+    p_values = stats.joint_sign_flip(frame.fillna(0.0).to_numpy(), draws)
     adjusted = dict(zip(pairs, p_values, strict=True))
     ended = set() if study is None else pairs.keys() & study.endings.keys()
     if ended:
         is_ended = np.array([name in ended for name in pairs])
         filled = fill_ended(frame.to_numpy(), is_ended)
-        corrected = dict(zip(pairs, stats.joint_sign_flip(filled), strict=True))
+        corrected = dict(zip(pairs, stats.joint_sign_flip(filled, draws), strict=True))
         adjusted.update({name: p for name, p in corrected.items() if name not in ended})
     return adjusted
 
@@ -311,7 +324,7 @@ def _rank_test(study: StudyRecord, values: Values, failed: Seeds) -> dict[str, t
             theirs = [baseline.get(seed) for seed in seeds]
             signed = stats.rank_with_failures(ours, theirs, plan.metric.goal == "max")
             ranks[name] = dict(zip(seeds, signed, strict=True))
-    adjusted = _adjust(ranks)
+    adjusted = _adjust(ranks, draws=_count_draws(study))
     return {name: (adjusted[name], sum(by_seed.values())) for name, by_seed in ranks.items()}
 
 
@@ -329,13 +342,18 @@ def _failure_tests(baseline: str, values: Values, failed: Seeds) -> dict[str, fl
 
 
 def _describe(
-    differences: list[float], baseline: dict[int, float], alpha: float, resolution: float
+    differences: list[float],
+    baseline: dict[int, float],
+    alpha: float,
+    resolution: float,
+    draws: int,
 ) -> dict[str, Any]:
     """Return the numbers of a variant's differences, by CSV field; `alpha` is that of one interval.
 
     Without pairs there are only their number and no p.
     """
-    record: dict[str, Any] = {"pairs": len(differences), "p": stats.sign_flip_p(differences)}
+    record: dict[str, Any] = {"pairs": len(differences)}
+    record["p"] = stats.sign_flip_p(differences, draws)
     if not differences:
         return record
     record["difference"] = statistics.fmean(differences)

@@ -7,11 +7,10 @@ Every number comes from the comparison that the table of results prints
 from collections.abc import Sequence
 from typing import Any, cast
 
-import numpy as np
-
 from lit_attn.cells.decisions import Seals
 from lit_attn.cells.records import Plan
 from lit_attn.report.answers import (
+    Action,
     EndedVariant,
     InterimLook,
     Interval,
@@ -22,6 +21,7 @@ from lit_attn.report.answers import (
     Range,
     SealedPlan,
     SeedCounts,
+    Stream,
     Verdict,
 )
 from lit_attn.report.records.study_record import StudyRecord
@@ -37,18 +37,12 @@ from lit_attn.report.verdicts.comparison import (
 from lit_attn.report.verdicts.evidence import (
     describe_values,
     list_unplanned,
-    list_values,
     measure_cost,
 )
 from lit_attn.report.verdicts.floors import find_validity, warn_of_floor
 from lit_attn.report.verdicts.needs import MOST_PAIRS, count_added_looks, find_forecast, find_needed
 from lit_attn.report.verdicts.next_action import MakeCommand, find_action, is_undecided
-
-UNEQUAL = 2.0
-"""Ratio of two standard deviations from which on a test can have a warning."""
-
-SKEWED = 1.0
-"""Skewness of the wider group from which on a test of paired seeds has the warning."""
+from lit_attn.report.verdicts.spreads import warn_of_spreads
 
 
 def judge_study(
@@ -66,13 +60,39 @@ def judge_study(
     if comparisons is None:
         comparisons = compare_variants(study)
     labels = find_labels(plan)
-    metric = plan.metric
-    _, warnings = describe_records(study)
     variants = []
     for variant in plan.variants:
         if variant.name != plan.baseline:
-            judged = _judge_variant(study, variant.name, labels[variant.name], comparisons)
+            judged = judge_variant(study, variant.name, labels[variant.name], comparisons)
             variants.append(judged)
+    return describe_study(
+        study,
+        variants,
+        find_action(study, variants, make_command),
+        test=_name_test(study, comparisons),
+        level=comparisons.look_level,
+        interim=_describe_interim(plan, comparisons),
+        notes=list(notes),
+        warnings=warn_of_spreads(study),
+    )
+
+
+def describe_study(
+    study: StudyRecord,
+    variants: list[JudgedVariant],
+    action: Action,
+    *,
+    test: str,
+    level: float,
+    notes: list[str],
+    warnings: list[str],
+    interim: InterimLook | None = None,
+    stream: Stream | None = None,
+) -> JudgedStudy:
+    """Return the answer about a study with the given verdicts and next action."""
+    plan = study.plan
+    metric = plan.metric
+    _, record_warnings = describe_records(study)
     return JudgedStudy(
         study=plan.study,
         title=" ".join(plan.title.split()),
@@ -80,22 +100,23 @@ def judge_study(
             name=metric.name, label=metric.label, goal=metric.goal, margin=metric.margin
         ),
         baseline=plan.baseline,
-        baseline_label=labels[plan.baseline],
+        baseline_label=find_labels(plan)[plan.baseline],
         baseline_values=describe_values(study, plan.baseline),
         baseline_cost=measure_cost(study, plan.baseline),
         pairs=study.pairs,
-        test=_name_test(study, comparisons),
+        test=test,
         validity=find_validity(study),
-        notes=list(notes),
+        notes=notes,
         rule="star" if metric.margin is None else "margin",
-        level=comparisons.look_level,
-        interim=_describe_interim(plan, comparisons),
+        level=level,
+        interim=interim,
         look=1 + count_added_looks(study),
         is_interim=any(cell.is_waiting for cell in study.cells) or bool(list_unplanned(study)),
         sealed=None if study.seals is None else _describe_seals(study.seals),
-        warnings=[*warn_of_floor(study), *warnings, *_warn_of_spreads(study)],
+        warnings=[*warn_of_floor(study), *record_warnings, *warnings],
         variants=variants,
-        next=find_action(study, variants, make_command),
+        stream=stream,
+        next=action,
     )
 
 
@@ -125,7 +146,7 @@ def _describe_seals(seals: Seals) -> SealedPlan:
     )
 
 
-def _judge_variant(
+def judge_variant(
     study: StudyRecord, name: str, label: str, comparisons: Comparisons
 ) -> JudgedVariant:
     """Return the verdict of a variant and its numbers."""
@@ -206,41 +227,3 @@ def _name_test(study: StudyRecord, comparisons: Comparisons) -> str:
     permutations = independent.count_permutations(baseline, comparisons.pairs[0])
     kind = "all" if permutations.is_exact else "seeded"
     return f"{name} ({permutations.number:,} {kind} permutations)"
-
-
-def _warn_of_spreads(study: StudyRecord) -> list[str]:
-    """Return a warning for each variant whose spread makes the test of its star doubtful.
-
-    The permutation test of independent runs is exact for equal distributions only. The test of
-    paired seeds is exact for symmetric differences, which skewed values with different spreads do
-    not have.
-    """
-    baseline = list_values(study, study.plan.baseline)
-    warnings = []
-    for variant in study.plan.variants:
-        group = list_values(study, variant.name)
-        if variant.name == study.plan.baseline or min(len(group), len(baseline)) < 2:
-            continue
-        # No square of a value in this unit overflows.
-        unit = stats.find_unit([*group, *baseline])
-        spreads = [unit * float(np.std(values / unit, ddof=1)) for values in (group, baseline)]
-        if max(spreads) <= UNEQUAL * min(spreads):
-            continue
-        skewness = independent.find_skewness(group if spreads[0] > spreads[1] else baseline)
-        if study.pairs != "seed":
-            advice = (
-                "If the true spreads differ, p is approximate, the more so for small groups and"
-                " skewed values."
-            )
-        elif abs(skewness) >= SKEWED:
-            advice = (
-                "If the true values are so, a star can mean another spread instead of another mean"
-                " (docs/statistics.md, Screening)."
-            )
-        else:
-            continue
-        warnings.append(
-            f"{variant.name}: its standard deviation is {spreads[0]:.3g} and the baseline's is"
-            f" {spreads[1]:.3g} (skewness of the wider one: {skewness:.1f}). {advice}"
-        )
-    return warnings

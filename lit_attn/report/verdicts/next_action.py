@@ -29,13 +29,13 @@ def find_action(
     """Return the next action that can change a verdict at the lowest cost."""
     waiting = [cell for cell in study.cells if cell.is_waiting]
     if waiting or list_unplanned(study):
-        return _complete_plan(study, waiting, make_command)
+        return complete_plan(study, waiting, make_command)
     undecided = [variant for variant in variants if is_undecided(variant)]
     if not undecided and any(variant.ended for variant in variants):
         text = "Every other verdict is decided, and the plan has ended the variants without one."
-        return _make_action("none", text)
+        return make_action("none", text)
     if not undecided:
-        return _make_action("none", "Every verdict is decided; nothing remains to run.")
+        return make_action("none", "Every verdict is decided; nothing remains to run.")
     if study.pairs == "none":
         valued = [variant for variant in undecided if variant.values.mean is not None]
         untested = [variant for variant in valued if variant.difference is None]
@@ -57,10 +57,10 @@ def find_action(
         f"Stop: {_name_all(undecided)} would stay undecided with {MOST_PAIRS:,} seeds if the"
         " measured differences are the true ones."
     )
-    return _make_action("stop", text, variants=[variant.variant for variant in undecided])
+    return make_action("stop", text, variants=[variant.variant for variant in undecided])
 
 
-def _complete_plan(
+def complete_plan(
     study: StudyRecord, waiting: list[CellRecord], make_command: MakeCommand
 ) -> Action:
     """Return the action that trains the planned cells without a result."""
@@ -81,7 +81,7 @@ def _complete_plan(
         variants=names,
         runs=dict(Counter(cell.variant for cell in waiting)),
         cells=len(waiting),
-        seconds=_expect_seconds(study, [cell.variant for cell in waiting]),
+        seconds=expect_seconds(study, [cell.variant for cell in waiting]),
     )
 
 
@@ -107,8 +107,9 @@ def _add_seeds(study: StudyRecord, variant: JudgedVariant, make_command: MakeCom
         command=make_command("run", "--seeds", words),
         variants=[variant.variant],
         runs=dict(Counter(trained)),
+        seeds={planned.name: added for planned in plan.variants},
         cells=len(trained),
-        seconds=_expect_seconds(study, trained),
+        seconds=expect_seconds(study, trained),
     )
 
 
@@ -122,7 +123,7 @@ def _add_runs(study: StudyRecord, variant: JudgedVariant) -> Action:
         if missing > 0:
             runs[name] = missing
     text = (
-        f"Run {_count_runs(runs)}: {variant.label} would be decided with {needed} runs of each if"
+        f"Run {describe_runs(runs)}: {variant.label} would be decided with {needed} runs of each if"
         " means and spreads stay as measured. Judging again after each run would find differences"
         " that are not there."
     )
@@ -142,14 +143,15 @@ def _add_first_runs(study: StudyRecord, untested: list[JudgedVariant]) -> Action
         if missing > 0:
             runs[name] = missing
     text = (
-        f"Run {_count_runs(runs)}: one run has no spread, and no verdict is possible below"
+        f"Run {describe_runs(runs)}: one run has no spread, and no verdict is possible below"
         f" {needed} runs of each. {best.label} has the best value of the"
         f" {plural(len(untested), 'variant')} that cannot be compared yet."
     )
     return _make_runs(study, text, runs)
 
 
-def _count_runs(runs: dict[str, int]) -> str:
+def describe_runs(runs: dict[str, int]) -> str:
+    """Return `base 3 more times and idea 1 more time`."""
     return " and ".join(f"{name} {plural(count, 'more time')}" for name, count in runs.items())
 
 
@@ -163,7 +165,7 @@ def _make_runs(study: StudyRecord, text: str, runs: dict[str, int]) -> Action:
         variants=list(runs),
         runs=runs,
         cells=len(trained),
-        seconds=_expect_seconds(study, trained),
+        seconds=expect_seconds(study, trained),
     )
 
 
@@ -187,11 +189,11 @@ def _repeat_failed(
         variants=[variant.variant for variant in failed] or names,
         runs=dict(Counter(cell.variant for cell in cells)),
         cells=len(cells),
-        seconds=_expect_seconds(study, [cell.variant for cell in cells]),
+        seconds=expect_seconds(study, [cell.variant for cell in cells]),
     )
 
 
-def _make_action(kind: str, text: str, variants: list[str] | None = None) -> Action:
+def make_action(kind: str, text: str, variants: list[str] | None = None) -> Action:
     """Return an action that trains no cell."""
     values = {"kind": kind, "text": text, "command": None, "variants": variants or []}
     return Action.model_validate({**values, "runs": {}, "cells": 0, "seconds": 0.0})
@@ -201,7 +203,7 @@ def _name_all(variants: list[JudgedVariant]) -> str:
     return ", ".join(variant.label for variant in variants)
 
 
-def _expect_seconds(study: StudyRecord, variants: list[str]) -> float | None:
+def expect_seconds(study: StudyRecord, variants: list[str]) -> float | None:
     """Return the seconds of one cell of each entry of `variants`, None without a measured cell.
 
     A variant without a finished cell is expected to take the median of the others.

@@ -1,0 +1,187 @@
+"""A stream of ideas: each is screened, and confirmed at a level that later ideas do not change.
+
+The runs of a stream stand in the order in which they ended. The first SCREEN_RUNS runs of an idea
+screen it against the first BASELINE_RUNS runs of the baseline, which claims nothing. An idea that
+passes is confirmed by fresh runs of both. Confirmation j has the level alpha j^-1.5 / zeta(1.5),
+and all of these levels add up to alpha, so that a false star has at most this probability, however
+many ideas follow and however they are chosen (alpha spending over hypotheses; Foster and Stine,
+"Alpha-investing", 2008, without the wealth that a rejection earns). The number of its runs follows
+from its level, so nobody can stop at a lucky moment. Whatever decides about an idea stands above a
+certain line of the file, so no later line changes a verdict.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal
+
+from scipy import special
+
+from lit_attn.report.answers import Stage
+from lit_attn.report.records.study_record import CellRecord
+from lit_attn.report.statistics import independent, stats
+from lit_attn.report.statistics.designs import EFFECT
+
+SCREEN_RUNS = 2
+"""Runs of an idea that screen it."""
+
+BASELINE_RUNS = 4
+"""Runs of the baseline with which every screening compares."""
+
+THRESHOLD = 1.0
+"""Smallest improvement that passes, in standard deviations of a run: half of EFFECT."""
+
+POWER = 0.9
+"""Probability of a star in the confirmation of an idea that is better by EFFECT."""
+
+EXPONENT = 1.5
+"""Exponent of the levels. With 2, the level of the tenth confirmation would be half as large."""
+
+
+@dataclass
+class Idea:
+    """An idea of a stream and the places of its runs.
+
+    `screening` and `confirmation` are places in the list of runs; those of the confirmation have a
+    place of the baseline each. `end` is the place of the last run on which the screening depends.
+    """
+
+    name: str
+    stage: Stage
+    screening: list[int]
+    screened: float | None = None
+    threshold: float | None = None
+    end: int | None = None
+    number: int | None = None
+    runs: int | None = None
+    confirmation: list[int] = field(default_factory=list)
+    baseline: list[int] = field(default_factory=list)
+    has_failed: bool = False
+
+
+def find_level(number: int, alpha: float = stats.ALPHA) -> float:
+    """Return the level of a confirmation, counted from 1 on."""
+    return float(alpha / number**EXPONENT / special.zeta(EXPONENT))
+
+
+@cache
+def count_runs(level: float, pairs: Literal["seed", "none"]) -> int:
+    """Return the fewest runs of idea and baseline that find EFFECT with POWER.
+
+    The power is that of a t test of pairs without correlation, or of two groups. The test of a star
+    must be able to reach the level, too.
+    """
+    runs = 1
+    while True:
+        runs += 1
+        if pairs == "none":
+            smallest_p = 2 / math.comb(2 * runs, runs)
+            power = independent.find_power(EFFECT, runs, runs, level)
+        else:
+            smallest_p = 2 / 2**runs
+            # The difference of two values has sqrt(2) times their standard deviation.
+            shift = EFFECT / math.sqrt(2) * math.sqrt(runs)
+            critical = special.stdtrit(runs - 1, 1 - level / 2)
+            power = float(1 - special.nctdtr(runs - 1, shift, critical))
+        if smallest_p <= level and power >= POWER:
+            return runs
+
+
+def follow_ideas(
+    runs: Sequence[CellRecord],
+    baseline: str,
+    goal: Literal["max", "min"],
+    pairs: Literal["seed", "none"],
+) -> list[Idea]:
+    """Return the ideas of a stream in the order of their first runs, each in its stage.
+
+    `runs` have all ended, in the order of this list. A run without a value has failed.
+    """
+    places: dict[str, list[int]] = {}
+    for place, run in enumerate(runs):
+        places.setdefault(run.variant, []).append(place)
+    valued = [place for place in places.get(baseline, []) if runs[place].value is not None]
+    screening_of_baseline = valued[:BASELINE_RUNS]
+    is_ready = len(screening_of_baseline) == BASELINE_RUNS
+    ideas = []
+    for name, places_of_idea in places.items():
+        if name == baseline:
+            continue
+        idea = Idea(name, "screening", places_of_idea[:SCREEN_RUNS])
+        ideas.append(idea)
+        if is_ready and len(idea.screening) == SCREEN_RUNS:
+            idea.end = max(idea.screening[-1], screening_of_baseline[-1])
+    screened = [idea for idea in ideas if idea.end is not None]
+    screened.sort(key=lambda idea: (idea.end, idea.screening[-1]))
+    for number, idea in enumerate(screened, start=1):
+        # The spread comes from the screenings that ended before this one, and from this one.
+        known = [other.screening for other in screened[:number]]
+        _screen(idea, runs, [screening_of_baseline, *known], goal)
+    passed = [idea for idea in screened if idea.stage == "confirming"]
+    fresh = []
+    if is_ready:
+        fresh = [place for place in places[baseline] if place > screening_of_baseline[-1]]
+    for number, idea in enumerate(passed, start=1):
+        idea.number = number
+        idea.runs = count_runs(find_level(number), pairs)
+        further = places[idea.name][SCREEN_RUNS:]
+        if pairs == "none":
+            idea.confirmation = further[: idea.runs]
+            idea.baseline = fresh[: idea.runs]
+        else:
+            matched = _match_seeds(runs, further, fresh)[: idea.runs]
+            idea.confirmation = [place for place, _ in matched]
+            idea.baseline = [place for _, place in matched]
+        if min(len(idea.confirmation), len(idea.baseline)) == idea.runs:
+            idea.stage = "judged"
+    return ideas
+
+
+def _screen(
+    idea: Idea,
+    runs: Sequence[CellRecord],
+    groups: list[list[int]],
+    goal: Literal["max", "min"],
+) -> None:
+    """Set whether an idea passes its screening; the first of `groups` is the baseline's."""
+    values = _list_values(runs, idea.screening)
+    idea.has_failed = len(values) < SCREEN_RUNS
+    idea.stage = "screened-out"
+    if idea.has_failed:
+        return
+    squares = 0.0
+    freedom = 0
+    for group in groups:
+        known = _list_values(runs, group)
+        if len(known) > 1:
+            squares += statistics.variance(known) * (len(known) - 1)
+            freedom += len(known) - 1
+    idea.threshold = THRESHOLD * math.sqrt(squares / freedom)
+    idea.screened = statistics.fmean(values) - statistics.fmean(_list_values(runs, groups[0]))
+    gain = idea.screened if goal == "max" else -idea.screened
+    if gain >= idea.threshold and gain > 0:
+        idea.stage = "confirming"
+
+
+def _list_values(runs: Sequence[CellRecord], places: list[int]) -> list[float]:
+    values = []
+    for place in places:
+        value = runs[place].value
+        if value is not None:
+            values.append(value)
+    return values
+
+
+def _match_seeds(
+    runs: Sequence[CellRecord], places: list[int], baseline: list[int]
+) -> list[tuple[int, int]]:
+    """Return pairs of places with one seed, in the order in which the later one of both ended."""
+    by_seed = {runs[place].seed: place for place in baseline}
+    matched = []
+    for place in places:
+        partner = by_seed.get(runs[place].seed)
+        if partner is not None:
+            matched.append((place, partner))
+    return sorted(matched, key=max)
