@@ -11,6 +11,7 @@ _PUBLIC = {
     "Study": "lit_attn.study:Study",
     "attn_layer": "lit_attn.attention.layer:attn_layer",
     "compare": "lit_attn.report:compare",
+    "find_laws": "lit_attn.report.foreign.laws:find_laws",
     "judge": "lit_attn.report.foreign.judging:judge",
     "load_exported": "lit_attn.hub:load_exported",
     "read_runs": "lit_attn.report:read_runs",

@@ -45,6 +45,7 @@ from lit_attn.replace import replace_attention as replace_attention
 from lit_attn.report import compare as compare
 from lit_attn.report import read_runs as read_runs
 from lit_attn.report.foreign.judging import judge as judge
+from lit_attn.report.foreign.laws import find_laws as find_laws
 from lit_attn.study import Study as Study
 from lit_attn.tasks.base import TaskModule as TaskModule
 

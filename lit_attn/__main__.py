@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lit_attn.ablate.commands.board import Board
 from lit_attn.ablate.commands.judge import Judge
+from lit_attn.ablate.commands.laws import Laws
 from lit_attn.ablate.commands.rerun import Rerun
 from lit_attn.ablate.commands.run import Run
 from lit_attn.ablate.commands.seal import Seal
@@ -31,6 +32,7 @@ COMMANDS: dict[str, Command] = {
     "status": Status(),
     "board": Board(),
     "judge": Judge(),
+    "laws": Laws(),
     "seal": Seal(),
     "submit": Submit(),
     "logs": Logs(),

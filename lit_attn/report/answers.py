@@ -383,6 +383,60 @@ class JudgeAnswer(Entry):
     studies: list[JudgedStudy]
 
 
+class Law(Entry):
+    """Law L = asymptote + factor C^-exponent of a variant, fitted to `runs` runs.
+
+    `misfit` is the largest relative distance of a run from the law.
+    """
+
+    variant: str
+    runs: int
+    asymptote: float
+    exponent: Interval
+    factor: float
+    misfit: float
+
+    def predict(self, cost: float) -> float:
+        """Return the loss at a cost."""
+        loss: float = self.asymptote + self.factor * cost**-self.exponent.mean
+        return loss
+
+
+class CostComparison(Entry):
+    """A variant at a cost against the baseline.
+
+    `difference` is the loss minus the baseline's at the same cost, null outside its costs, and `p`
+    that of its t test. `basis` is "runs" if the baseline has runs at this cost, else "law".
+    `speedup` is the cost with which the baseline reaches this loss, relative to `cost`, and
+    `time_speedup` the same in seconds, null without rates. `is_extrapolated` is true if the
+    baseline needs more than its largest cost.
+    """
+
+    variant: str
+    cost: float
+    runs: int
+    loss: float
+    basis: Literal["runs", "law"]
+    difference: Interval | None
+    p: float | None
+    speedup: Interval | None
+    time_speedup: Interval | None
+    is_extrapolated: bool
+
+
+class LawsAnswer(Entry):
+    """Answer of `laws --json`: the law of each variant, and each variant at each of its costs."""
+
+    format: int = FORMAT
+    command: Literal["laws"] = "laws"
+    metric: str
+    cost: str
+    baseline: str
+    confidence: float
+    laws: list[Law]
+    comparisons: list[CostComparison]
+
+
 class Mistake(Entry):
     """Mistake of the user, and its place.
 
@@ -410,6 +464,7 @@ ANSWERS: dict[str, type[Entry]] = {
     "status": StatusAnswer,
     "report": ReportAnswer,
     "judge": JudgeAnswer,
+    "laws": LawsAnswer,
     "error": ErrorAnswer,
 }
 """Model of each answer by the name of its schema."""

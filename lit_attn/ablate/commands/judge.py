@@ -125,13 +125,6 @@ def add_foreign_arguments(parser: "argparse._ArgumentGroup") -> None:
         help="seed: runs of two variants with the same seed are a pair. none: all runs are"
         " independent. Nothing is assumed.",
     )
-    add("--baseline", metavar="NAME", default="", help="Variant that all others are compared with.")
-    add(
-        "--variant",
-        metavar="COLUMN",
-        default="",
-        help="Column with the names of variants (default: variant).",
-    )
     add(
         "--seed",
         metavar="COLUMN",
@@ -142,6 +135,19 @@ def add_foreign_arguments(parser: "argparse._ArgumentGroup") -> None:
         "--cut-seed",
         action="store_true",
         help="Take the seed from the end of the names of runs (belief2-seed3).",
+    )
+    add_table_arguments(parser)
+
+
+def add_table_arguments(parser: "argparse._ActionsContainer") -> None:
+    """Add the options with which a table is read, whatever is computed from it."""
+    add = parser.add_argument
+    add("--baseline", metavar="NAME", default="", help="Variant that all others are compared with.")
+    add(
+        "--variant",
+        metavar="COLUMN",
+        default="",
+        help="Column with the names of variants (default: variant).",
     )
     add(
         "--where",

@@ -73,7 +73,7 @@ def prepare(table: RunTable, choices: Choices, name: str = "") -> Prepared:
             f"{table.source}: say with --pairs whether runs of two variants belong together:"
             " --pairs seed (the same seed is one pair) or --pairs none (independent runs)"
         )
-    table = _select_rows(table, choices.where)
+    table = select_rows(table, choices.where)
     _check_parts(table)
     _check_columns(table, choices)
     notes = list(table.notes)
@@ -85,7 +85,7 @@ def prepare(table: RunTable, choices: Choices, name: str = "") -> Prepared:
     goal = goal or find_goal(metric_name, where)
     runs = _read_runs(table, choices, metric_name, notes)
     variants = list(dict.fromkeys(run.variant for run in runs))
-    baseline = _find_baseline(table, choices, variants)
+    baseline = find_baseline(table, choices, variants)
     fields = {"name": metric_name, "label": metric_name, "scale": 1, "goal": goal}
     if choices.margin is not None:
         if not choices.margin > 0 or not math.isfinite(choices.margin):
@@ -128,7 +128,7 @@ def list_metrics(table: RunTable, choices: Choices) -> list[str]:
     for column in table.columns if table.metrics is None else table.metrics:
         if column in used or column.lower() in COLUMNS or find_cost(column) is not None:
             continue
-        values = [_read_number(row.get(column)) for row in table.rows]
+        values = [read_number(row.get(column)) for row in table.rows]
         if any(isinstance(value, float) for value in values):
             listed.append(column)
     return listed
@@ -147,7 +147,7 @@ def _find_only_metric(table: RunTable, choices: Choices) -> str:
     )
 
 
-def _select_rows(table: RunTable, where: Mapping[str, str]) -> RunTable:
+def select_rows(table: RunTable, where: Mapping[str, str]) -> RunTable:
     """Return the table with the rows that have the given values."""
     selected = table
     for column, value in where.items():
@@ -186,7 +186,7 @@ def _check_parts(table: RunTable) -> None:
             )
 
 
-def _find_baseline(table: RunTable, choices: Choices, variants: list[str]) -> str:
+def find_baseline(table: RunTable, choices: Choices, variants: list[str]) -> str:
     """Return the baseline: the one that is named, that of the program, or `baseline`."""
     wanted = choices.baseline or table.baseline
     if wanted:
@@ -258,7 +258,7 @@ def _clean(value: Any) -> Any:
     return value.strip() if isinstance(value, str) else value
 
 
-def _read_number(value: Any) -> float | str | None:
+def read_number(value: Any) -> float | str | None:
     """Return a number, None for an empty value, or the text that is no number.
 
     The words for values that are not finite are numbers, in any form that programs write.
@@ -283,7 +283,7 @@ def _read_number(value: Any) -> float | str | None:
 
 def _read_cost(place: str, column: str, value: Any) -> float | None:
     """Return a cost, None for an empty cell. Raises ConfigError for a text."""
-    number = _read_number(value)
+    number = read_number(value)
     if isinstance(number, str) or (number is not None and number < 0):
         raise ConfigError(f"{place}: {column}: '{_clean(value)}' is not a cost, a number from 0 on")
     return number if number is None or math.isfinite(number) else None
@@ -303,7 +303,7 @@ def _read_values(
             values.append(math.nan if state == "failed" else None)
             continue
         written = _clean(row.get(metric))
-        number = _read_number(written)
+        number = read_number(written)
         if isinstance(number, str):
             raise ConfigError(f"{place}: {metric}: '{number}' is not a number")
         if isinstance(written, str) and written:
@@ -384,7 +384,7 @@ def _number_seeds(runs: list[_Run], notes: list[str]) -> dict[str, int]:
     for text in written:
         if text in ("", "None", "nan"):
             raise ConfigError(f"{places[text]}: has no seed; without seeds write --pairs none")
-        number = _read_number(text)
+        number = read_number(text)
         if isinstance(number, float):
             if not number.is_integer():
                 raise ConfigError(f"{places[text]}: seed '{text}' is not a whole number")

@@ -1,0 +1,397 @@
+"""Power laws, equal costs and effective speed-ups of the runs of any program.
+
+The baseline's runs at several costs C (FLOPs, steps or seconds) follow L = E + A C^-b. The
+asymptote E is given, and a line is fitted to the logarithms of L - E and C of all runs. The
+residuals, which contain the noise of runs and the lack of fit, have n - 2 degrees of freedom.
+
+A variant with the mean loss L at the cost C is compared in two ways:
+
+- at equal cost: with the baseline's runs at C or, without any, with the law between its costs;
+- by its effective speed-up: the cost with which the baseline reaches L, divided by C. If the
+  baseline has runs at C, the law passes through them, so a variant that equals the baseline has the
+  speed-up 1 however the law is curved.
+
+Intervals are Student's, with variances by the delta method and degrees of freedom by Welch and
+Satterthwaite. docs/laws.md has their simulated coverage.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from scipy import special
+
+from lit_attn.report.answers import CostComparison, Interval, Law, LawsAnswer
+from lit_attn.report.foreign.directions import find_goal, parse_metric
+from lit_attn.report.foreign.judging import make_table
+from lit_attn.report.foreign.prepare import Choices, find_baseline, read_number, select_rows
+from lit_attn.report.foreign.table import RunTable, read_table
+from lit_attn.report.statistics.stats import student_quantile
+from lit_attn.schema.errors import ConfigError, require
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SAME_COST = 1e-6
+"""Relative difference below which two costs are equal."""
+
+
+class Run(NamedTuple):
+    """A run: its variant, its cost, its loss, and the cost that it does in a second."""
+
+    variant: str
+    cost: float
+    loss: float
+    rate: float | None
+
+
+class Mean(NamedTuple):
+    """A mean, its variance, and the degrees of freedom of the variance.
+
+    `is_residual` is True if the variance is that of the residuals of the baseline's law.
+    """
+
+    value: float
+    variance: float
+    freedom: float
+    is_residual: bool = False
+
+
+class _Line(NamedTuple):
+    """Line y = height - exponent (x - centre) through n logarithms, and its residual variance."""
+
+    centre: float
+    height: float
+    exponent: float
+    width: float
+    variance: float
+    runs: int
+
+    @property
+    def freedom(self) -> int:
+        return self.runs - 2
+
+    def mean_at(self, x: float) -> Mean:
+        """Return the height of the line at x."""
+        value = self.height - self.exponent * (x - self.centre)
+        share = 1 / self.runs + (x - self.centre) ** 2 / self.width
+        return Mean(value, self.variance * share, self.freedom, is_residual=True)
+
+
+def find_laws(
+    runs: "str | Path | pd.DataFrame",
+    metric: str = "",
+    *,
+    cost: str,
+    baseline: str = "",
+    variant: str = "",
+    rate: str = "",
+    asymptote: float | None = 0.0,
+    confidence: float = 0.95,
+    where: Mapping[str, str] | None = None,
+    reader: str = "",
+) -> LawsAnswer:
+    """Return the laws of the runs of any program, and the effective speed-up of every variant.
+
+    `runs` is a path that `lit_attn.judge` reads, or a pandas frame with one row for each run.
+    `cost` is the column that the law is about, and `rate` a column with cost per second, such as
+    tokens per second. `asymptote` is E, the loss that no cost reaches; None fits it to a baseline
+    with four costs or more, and the intervals then take it as known. PyTorch is not needed. Raises
+    ConfigError for columns or values that no law can have.
+    """
+    is_path = isinstance(runs, str | Path)
+    table = read_table(Path(runs), reader) if isinstance(runs, str | Path) else make_table(runs)
+    if not is_path and reader:
+        raise ConfigError("reader: reads a path, and the runs are a frame; leave it out")
+    table = select_rows(table, where or {})
+    name, goal = parse_metric(metric or table.metric)
+    column = variant or table.variant
+    for needed in [name, cost, column, *([rate] if rate else [])]:
+        require(f"{table.source}: has no column", needed, table.columns)
+    if (goal or find_goal(name, f"{table.source}: {name}")) == "max":
+        raise ConfigError(
+            f"{table.source}: {name}: a law is about a loss, which falls with cost; for an"
+            " accuracy use a column with the error"
+        )
+    if not 0 < confidence < 1:
+        raise ConfigError(f"confidence: needs a number between 0 and 1, not {confidence:g}")
+    read = _read_runs(table, name, cost, column, rate, asymptote or 0.0)
+    variants = list(dict.fromkeys(run.variant for run in read))
+    chosen = find_baseline(table, Choices(baseline=baseline), variants)
+    if asymptote is None:
+        asymptote = _fit_asymptote(read, chosen)
+    lines = {}
+    laws = []
+    for one in variants:
+        line = _fit_line([run for run in read if run.variant == one], asymptote)
+        if line is not None:
+            lines[one] = line
+            laws.append(_describe_law(one, read, line, asymptote, confidence))
+    if chosen not in lines:
+        raise ConfigError(
+            f"{table.source}: the baseline '{chosen}' has runs at one value of '{cost}' only; a law"
+            " needs two or more"
+        )
+    base = [run for run in read if run.variant == chosen]
+    comparisons = []
+    for one in variants:
+        if one != chosen:
+            group = [run for run in read if run.variant == one]
+            comparisons += _compare(one, group, base, lines[chosen], asymptote, confidence)
+    return LawsAnswer(
+        metric=name,
+        cost=cost,
+        baseline=chosen,
+        confidence=confidence,
+        laws=laws,
+        comparisons=comparisons,
+    )
+
+
+def combine_means(parts: Iterable[tuple[float, Sequence[float]]]) -> Mean:
+    """Return the sum of factor times mean over independent groups of at least two values."""
+    means = []
+    for factor, values in parts:
+        mean = math.fsum(values) / len(values)
+        variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+        means.append(Mean(factor * mean, factor**2 * variance / len(values), len(values) - 1))
+    return _add(means)
+
+
+def find_p(mean: Mean) -> float | None:
+    """Return the two-sided p of the t test that a mean is 0, None without a known variance."""
+    if mean.freedom <= 0 or mean.variance <= 0:
+        return None
+    t = abs(mean.value) / math.sqrt(mean.variance)
+    return float(2 * special.stdtr(mean.freedom, -t))
+
+
+def _read_runs(
+    table: RunTable, metric: str, cost: str, variant: str, rate: str, asymptote: float
+) -> list[Run]:
+    """Return the runs of a table. Raises ConfigError for values without a logarithm."""
+    runs = []
+    for row, place in zip(table.rows, table.places, strict=True):
+        numbers = {}
+        for name in [metric, cost, *([rate] if rate else [])]:
+            number = read_number(row.get(name))
+            if not isinstance(number, float) or not math.isfinite(number):
+                raise ConfigError(
+                    f"{place}: {name}: '{row.get(name)}' is no number; leave the run out, with"
+                    " --where or in the file"
+                )
+            numbers[name] = number
+        if numbers[metric] <= asymptote:
+            raise ConfigError(
+                f"{place}: {metric}: {numbers[metric]:g} is not above the asymptote {asymptote:g}"
+            )
+        for name in (cost, rate):
+            if name and numbers[name] <= 0:
+                raise ConfigError(f"{place}: {name}: {numbers[name]:g} is not above 0")
+        label = str(row.get(variant, "")).strip()
+        runs.append(Run(label, numbers[cost], numbers[metric], numbers.get(rate)))
+    return runs
+
+
+def _fit_asymptote(runs: Sequence[Run], baseline: str) -> float:
+    """Return the asymptote of the baseline as studies of sizes fit it, 0 with too few costs."""
+    from lit_attn.report.figures.scaling import SIZES_FOR_ASYMPTOTE, fit_asymptote
+
+    chosen = [run for run in runs if run.variant == baseline]
+    if len(_group_by_cost(chosen)) < SIZES_FOR_ASYMPTOTE:
+        return 0.0
+    costs = np.array([[run.cost for run in chosen]])
+    losses = np.array([[run.loss for run in chosen]])
+    return fit_asymptote(costs, losses, min(run.loss for run in runs))
+
+
+def _fit_line(runs: Sequence[Run], asymptote: float) -> _Line | None:
+    """Return the line through the logarithms of runs, None if all have one cost."""
+    x = np.log([run.cost for run in runs])
+    y = np.log([run.loss - asymptote for run in runs])
+    if len(runs) < 2 or float(np.ptp(x)) <= SAME_COST:
+        return None
+    centre = math.fsum(x) / len(x)
+    height = math.fsum(y) / len(y)
+    width = math.fsum((x - centre) ** 2)
+    slope = math.fsum((x - centre) * (y - height)) / width
+    residuals = y - height - slope * (x - centre)
+    freedom = len(runs) - 2
+    variance = math.fsum(residuals**2) / freedom if freedom else 0.0
+    return _Line(centre, height, -slope, width, variance, len(runs))
+
+
+def _describe_law(
+    variant: str, runs: Sequence[Run], line: _Line, asymptote: float, confidence: float
+) -> Law:
+    """Return the law of a line in costs and losses."""
+    factor = math.exp(line.height + line.exponent * line.centre)
+    slope = Mean(line.exponent, line.variance / line.width, line.freedom)
+    exponent = _make_interval(slope, confidence)
+    distances = []
+    for run in runs:
+        if run.variant == variant:
+            predicted = asymptote + factor * run.cost**-line.exponent
+            distances.append(abs(predicted / run.loss - 1))
+    return Law(
+        variant=variant,
+        runs=line.runs,
+        asymptote=asymptote,
+        exponent=exponent,
+        factor=factor,
+        misfit=max(distances),
+    )
+
+
+def _compare(
+    variant: str,
+    group: Sequence[Run],
+    baseline: Sequence[Run],
+    line: _Line,
+    asymptote: float,
+    confidence: float,
+) -> list[CostComparison]:
+    """Return the comparison of a variant at each of its costs."""
+    comparisons = []
+    for runs in _group_by_cost(group):
+        cost = runs[0].cost
+        same = [run for run in baseline if abs(run.cost / cost - 1) < SAME_COST]
+        loss = math.fsum(run.loss for run in runs) / len(runs)
+        difference, p = _find_difference(runs, same, baseline, line, asymptote, confidence)
+        logarithm = _find_speedup(runs, same, line, asymptote)
+        rate_factor = _find_rate_factor(runs, same or baseline)
+        speedup = None
+        time_speedup = None
+        is_extrapolated = False
+        if logarithm is not None:
+            speedup = _transform(_make_interval(logarithm, confidence), math.exp)
+            reached = cost * speedup.mean
+            is_extrapolated = reached > max(run.cost for run in baseline) * (1 + SAME_COST)
+        if logarithm is not None and rate_factor is not None:
+            in_time = logarithm._replace(value=logarithm.value + math.log(rate_factor))
+            time_speedup = _transform(_make_interval(in_time, confidence), math.exp)
+        comparisons.append(
+            CostComparison(
+                variant=variant,
+                cost=cost,
+                runs=len(runs),
+                loss=loss,
+                basis="runs" if same else "law",
+                difference=difference,
+                p=p,
+                speedup=speedup,
+                time_speedup=time_speedup,
+                is_extrapolated=is_extrapolated,
+            )
+        )
+    return comparisons
+
+
+def _group_by_cost(runs: Sequence[Run]) -> list[list[Run]]:
+    """Return groups of runs with equal costs, in the order of costs."""
+    groups: list[list[Run]] = []
+    for run in sorted(runs, key=lambda run: run.cost):
+        if groups and abs(run.cost / groups[-1][0].cost - 1) < SAME_COST:
+            groups[-1].append(run)
+        else:
+            groups.append([run])
+    return groups
+
+
+def _find_difference(
+    runs: Sequence[Run],
+    same: Sequence[Run],
+    baseline: Sequence[Run],
+    line: _Line,
+    asymptote: float,
+    confidence: float,
+) -> tuple[Interval | None, float | None]:
+    """Return the difference of the losses at equal cost and its p, None if nothing shows it."""
+    losses = [run.loss for run in runs]
+    if min(len(runs), len(same)) > 1:
+        mean = combine_means([(1, losses), (-1, [run.loss for run in same])])
+        return _make_interval(mean, confidence), find_p(mean)
+    cost = runs[0].cost
+    costs = [run.cost for run in baseline]
+    if not same and not min(costs) <= cost <= max(costs):
+        return None, None
+    # A single run has the spread of the baseline around its law, in logarithms.
+    x = math.log(cost)
+    variant = _mean_of_logs(runs, line, asymptote)
+    reference = _mean_of_logs(same, line, asymptote) if same else line.mean_at(x)
+    scale = math.exp(reference.value)
+    lead = _add([variant, reference._replace(value=-reference.value)])
+    interval = _make_interval(lead, confidence)
+    return _transform(interval, lambda end: scale * math.expm1(end)), find_p(lead)
+
+
+def _find_speedup(
+    runs: Sequence[Run], same: Sequence[Run], line: _Line, asymptote: float
+) -> Mean | None:
+    """Return the logarithm of the effective speed-up, None if the baseline's loss does not fall."""
+    if line.exponent <= 0:
+        return None
+    x = math.log(runs[0].cost)
+    variant = _mean_of_logs(runs, line, asymptote)
+    reference = _mean_of_logs(same, line, asymptote) if same else line.mean_at(x)
+    # The baseline's runs at this cost, and its line, vary together with its exponent.
+    covariance = -line.variance * (x - line.centre) / line.width
+    lead = reference.value - variant.value
+    value = lead / line.exponent
+    slope_variance = line.variance / line.width
+    spread = _add([variant, reference._replace(value=0.0)])
+    variance = spread.variance + value**2 * slope_variance - 2 * value * covariance
+    return Mean(value, max(variance, 0.0) / line.exponent**2, min(spread.freedom, line.freedom))
+
+
+def _find_rate_factor(runs: Sequence[Run], baseline: Sequence[Run]) -> float | None:
+    """Return the rate of a variant relative to the baseline's, None if one is unknown."""
+    rates = []
+    for group in (runs, baseline):
+        known = [run.rate for run in group if run.rate is not None]
+        if not known:
+            return None
+        rates.append(math.fsum(known) / len(known))
+    return rates[0] / rates[1]
+
+
+def _mean_of_logs(runs: Sequence[Run], line: _Line, asymptote: float) -> Mean:
+    """Return the mean of log(L - E); a single run has the residual variance of the baseline."""
+    logarithms = [math.log(run.loss - asymptote) for run in runs]
+    if len(runs) > 1:
+        return combine_means([(1, logarithms)])
+    return Mean(logarithms[0], line.variance, line.freedom, is_residual=True)
+
+
+def _add(means: Sequence[Mean]) -> Mean:
+    """Return the sum of independent means, with degrees of freedom by Welch and Satterthwaite."""
+    value = math.fsum(mean.value for mean in means)
+    variance = math.fsum(mean.variance for mean in means)
+    residual = [mean for mean in means if mean.is_residual]
+    parts = [(mean.variance, mean.freedom) for mean in means if not mean.is_residual]
+    if residual:
+        # Their variances are multiples of one estimate.
+        parts.append((math.fsum(mean.variance for mean in residual), residual[0].freedom))
+    divisor = math.fsum(part**2 / freedom for part, freedom in parts if freedom > 0)
+    is_known = all(freedom > 0 for _, freedom in parts)
+    return Mean(value, variance, variance**2 / divisor if is_known and divisor > 0 else 0.0)
+
+
+def _make_interval(mean: Mean, confidence: float) -> Interval:
+    """Return Student's interval of a mean, without ends if its variance is unknown."""
+    if mean.freedom <= 0:
+        return Interval(mean=mean.value, low=None, high=None)
+    quantile = student_quantile(mean.freedom, (1 + confidence) / 2)
+    half = quantile * math.sqrt(mean.variance)
+    return Interval(mean=mean.value, low=mean.value - half, high=mean.value + half)
+
+
+def _transform(interval: Interval, function: Callable[[float], float]) -> Interval:
+    """Return an increasing function of an interval."""
+    ends = {}
+    for name, end in interval:
+        # Beyond this number the exponential has no floating-point value.
+        ends[name] = None if end is None else function(min(end, 700.0))
+    return Interval(**ends)
