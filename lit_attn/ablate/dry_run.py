@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_attn.ablate.budgets import describe_budget, estimate_seconds
+from lit_attn.ablate.input_files import check_files
 from lit_attn.ablate.memory import print_memory
-from lit_attn.ablate.plan import Job, Matrix, check_files, find_ended
+from lit_attn.ablate.plan import Job, Matrix, find_ended
 from lit_attn.ablate.slots import Slots, make_slots
 from lit_attn.ablate.status import StudyCell, make_cell_answers
 from lit_attn.ablate.stopping import find_endings

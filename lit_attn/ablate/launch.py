@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lit_attn import train
 from lit_attn.ablate.display import format_seconds, write_line
-from lit_attn.ablate.plan import Job, Matrix, find_variants
+from lit_attn.ablate.input_files import find_variants
+from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.slots import Slot, available_memory, count_cores, make_slots
 from lit_attn.cells import folder, lock, ranks
 from lit_attn.cells.inputs import change_finder

@@ -26,14 +26,10 @@ from lit_attn.cells import records
 from lit_attn.cells.decisions import Ending, Seal, Seals
 from lit_attn.cells.folder import State, read_cell
 from lit_attn.config.cell import LARGEST_SEED, Cell
-from lit_attn.config.data.base import Data
-from lit_attn.config.experiment import Experiment
-from lit_attn.config.models.base import Model
 from lit_attn.config.published import read_published
 from lit_attn.config.source import Mapping, format_value
 from lit_attn.config.study import StudySource
 from lit_attn.config.study_values import Published
-from lit_attn.config.training import MetricLogger
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.publish import hide_private
@@ -393,47 +389,3 @@ def find_ended(matrices: list[Matrix]) -> dict[Path, Ending]:
         if matrix.source.study.stop is not None:
             ended |= find_ended_cells(matrix.plan(), matrix.folder)
     return ended
-
-
-def find_variants(matrices: list[Matrix], jobs: list[Job]) -> list[tuple[str, Variant, Cell]]:
-    """Return the variants of `jobs` in their order, with the study's name and one of the cells."""
-    cells: dict[tuple[str, str], Cell] = {}
-    for job in jobs:
-        written_name = job.cell.variant.partition("@")[0]
-        cells[job.cell.study, written_name] = job.cell
-    variants = []
-    for matrix in matrices:
-        for variant in matrix.written:
-            key = (matrix.name, variant.name)
-            if key in cells:
-                variants.append((matrix.source.name, variant, cells[key]))
-    return variants
-
-
-def require_inputs(matrices: list[Matrix], jobs: list[Job]) -> None:
-    """Raise ConfigError with the responsible line if input files of `jobs` are missing or wrong.
-
-    With SLURM nothing calls this: a job may see folders that the submitting machine does not see.
-    """
-    for study, variant, _ in find_variants(matrices, jobs):
-        try:
-            check_files(variant.experiment)
-        except ConfigError as error:
-            raise variant.error(study, error) from error
-
-
-def check_files(experiment: Experiment) -> None:
-    """Raise ConfigError, which begins with the key, if an input file is missing or wrong."""
-    parts: list[tuple[str, Data | Model | MetricLogger]] = [
-        ("data", experiment.data),
-        ("model", experiment.model),
-    ]
-    parts += [("training.loggers", logger) for logger in experiment.training.loggers]
-    for section, part in parts:
-        try:
-            part.check_files()
-        except ConfigError as error:
-            message = str(error)
-            if not message.startswith(f"{section}."):
-                message = f"{section}: {message}"
-            raise ConfigError(message) from error

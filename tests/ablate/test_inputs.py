@@ -18,7 +18,8 @@ from helpers.commands import run_python
 from helpers.runs import TIMEOUT, start_cli
 from PIL import Image
 
-from lit_attn.ablate.plan import expand, find_variants, require_inputs
+from lit_attn.ablate.input_files import find_variants, require_inputs
+from lit_attn.ablate.plan import expand
 from lit_attn.config.data.text import LabelledText
 from lit_attn.data.label_masks import list_pairs
 from lit_attn.schema.errors import ConfigError

@@ -12,7 +12,8 @@ from helpers.paths import ROOT
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from lit_attn.ablate.plan import expand, require_inputs
+from lit_attn.ablate.input_files import require_inputs
+from lit_attn.ablate.plan import expand
 from lit_attn.config.data.images import Npz
 from lit_attn.config.study import read_studies
 from lit_attn.train import run_cell

@@ -10,7 +10,8 @@ from lit_attn.ablate import adopt
 from lit_attn.ablate.budgets import order_matrices
 from lit_attn.ablate.commands.options import StudyOptions
 from lit_attn.ablate.display import make_display, write_line
-from lit_attn.ablate.plan import Job, Matrix, find_ended, require_inputs
+from lit_attn.ablate.input_files import require_inputs
+from lit_attn.ablate.plan import Job, Matrix, find_ended
 from lit_attn.ablate.rerun import set_aside
 from lit_attn.ablate.slots import make_slots
 from lit_attn.ablate.stopping import update_endings
