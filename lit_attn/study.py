@@ -127,10 +127,13 @@ class Study:
 
     def __repr__(self) -> str:
         matrix = self._expand()
-        jobs = matrix.trials + matrix.jobs
+        jobs = matrix.early_jobs + matrix.jobs
         states = count_states(job.state() for job in jobs)
         variants = plural(len(matrix.written), "variant")
         seeds = plural(len(matrix.seeds), "seed")
+        if matrix.screening is not None:
+            screened = plural(matrix.screening.screen, "seed")
+            seeds = f"{screened}, the best {matrix.screening.keep} and the baseline x {seeds}"
         return f"Study({self.name!r}: {variants} x {seeds}; {states})"
 
     def expand(self) -> list[Cell]:
@@ -185,7 +188,8 @@ class Study:
 
         rows = []
         find_change = change_finder()
-        for job in self._expand().jobs:
+        matrix = self._expand()
+        for job in (*matrix.screening_jobs, *matrix.jobs):
             change = find_change(read_result(job.folder, job.identity))
             row = {
                 "variant": job.cell.variant,

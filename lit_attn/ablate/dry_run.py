@@ -46,7 +46,9 @@ def print_cells(matrices: list[Matrix], with_costs: bool, gpu: str | None = None
             _print_costs(matrix)
         if gpu is not None:
             print_memory(matrix, gpu)
-        states = _print_states(matrix)
+        if matrix.screening is not None:
+            missing += _print_screening(matrix)
+        states = _print_states(matrix, matrix.jobs)
         for job, state in zip(matrix.jobs, states, strict=True):
             if state not in ("done", "stopped"):
                 missing.append(job)
@@ -54,7 +56,7 @@ def print_cells(matrices: list[Matrix], with_costs: bool, gpu: str | None = None
         seeds = plural(len(matrix.seeds), "seed")
         if matrix.jobs:
             print(f"  {plural(len(variants), 'variant')} x {seeds} = {count_states(states)}")
-        if matrix.untuned:
+        if matrix.untuned and matrix.screening is None:
             cells = plural(len(matrix.untuned) * len(matrix.seeds), "cell")
             untuned = plural(len(matrix.untuned), "variant")
             print(f"  after the search: {untuned} x {seeds} = {cells}")
@@ -66,21 +68,28 @@ def print_answer(matrices: list[Matrix]) -> None:
     """Write every study and cell, with its state, as JSON."""
     # Imported here, because every command imports this module.
     from lit_attn.ablate.power import find_study_power
-    from lit_attn.report.answers import DryRunAnswer, EndedVariant, PlannedStudy, write_answer
+    from lit_attn.report.answers import (
+        DryRunAnswer,
+        EndedVariant,
+        PlannedStudy,
+        StudyDesign,
+        write_answer,
+    )
 
     studies = []
     for matrix in matrices:
         ended = find_ended([matrix])
         plan = matrix.plan()
         endings = find_endings(plan, matrix.folder)
-        cells = [_read_study_cell(job, job.folder in ended) for job in matrix.jobs]
+        jobs = [*matrix.screening_jobs, *matrix.jobs]
+        cells = [_read_study_cell(job, job.folder in ended) for job in jobs]
         study_power = find_study_power(matrix)
         study = PlannedStudy(
             study=matrix.name,
             title=matrix.title,
             experiment=str(matrix.source.experiment_path),
             baseline=matrix.baseline.name,
-            variants=[variant.name for variant in matrix.variants],
+            variants=[variant.name for variant in _list_known(matrix)],
             seeds=list(matrix.seeds),
             warnings=find_warnings(matrix),
             counts=dict(Counter(cell.status.state for cell in cells)),
@@ -89,17 +98,23 @@ def print_answer(matrices: list[Matrix]) -> None:
             to_run=len(list_missing(matrix)),
             power=None if study_power is None else study_power.power,
             screening=None if study_power is None else study_power.screening,
+            design=StudyDesign.describe(matrix.screening),
             cells=make_cell_answers(cells),
         )
         studies.append(study)
     print(write_answer(DryRunAnswer(studies=studies)))
 
 
+def _list_known(matrix: Matrix) -> list[Variant]:
+    """Return the variants that have cells, and all variants of a study with `design`."""
+    return matrix.variants if matrix.screening is None else matrix.written
+
+
 def list_missing(matrix: Matrix) -> list[Job]:
     """Return the cells that `run` would train, those of the search included."""
     ended = find_ended([matrix])
     unfinished = [
-        job for job in (*matrix.trials, *matrix.jobs) if job.state() not in ("done", "diverged")
+        job for job in (*matrix.early_jobs, *matrix.jobs) if job.state() not in ("done", "diverged")
     ]
     return [job for job in unfinished if job.folder not in ended]
 
@@ -151,12 +166,13 @@ def find_warnings(matrix: Matrix) -> list[str]:
     out.
     """
     by_warning: dict[str, list[str]] = {}
-    for variant in matrix.variants:
+    variants = _list_known(matrix)
+    for variant in variants:
         for warning in _find_variant_warnings(variant):
             by_warning.setdefault(warning, []).append(variant.name)
     lines = []
     for warning, names in by_warning.items():
-        if len(names) == len(matrix.variants):
+        if len(names) == len(variants):
             lines.append(f"all variants: {warning}" if len(names) > 1 else f"{names[0]}: {warning}")
         elif len(names) > 3:
             lines.append(f"{names[0]} and {plural(len(names) - 1, 'other variant')}: {warning}")
@@ -193,13 +209,31 @@ def _find_variant_warnings(variant: Variant) -> list[str]:
     return warnings
 
 
-def _print_states(matrix: Matrix) -> list[State]:
-    """Write a line for each cell, and return the states of the cells."""
-    width = max((len(job.cell.variant) for job in matrix.jobs), default=0)
+def _print_screening(matrix: Matrix) -> list[Job]:
+    """Write the cells of the screening, and the cells that follow from their results.
+
+    Returns the cells without a result.
+    """
+    screening = matrix.screening
+    assert screening is not None
+    jobs = matrix.screening_jobs
+    states = _print_states(matrix, jobs)
+    if jobs:
+        variants = {job.cell.variant for job in jobs}
+        seeds = plural(screening.screen, "seed")
+        counts = count_states(states)
+        print(f"  screening: {plural(len(variants), 'variant')} x {seeds} = {counts}")
+    print(f"  screening: {screening.describe_state()}")
+    return [job for job, state in zip(jobs, states, strict=True) if state != "done"]
+
+
+def _print_states(matrix: Matrix, jobs: list[Job]) -> list[State]:
+    """Write a line for each of `jobs`, and return their states."""
+    width = max((len(job.cell.variant) for job in jobs), default=0)
     find_change = change_finder()
     states: list[State] = []
     ended = find_ended([matrix])
-    for job in matrix.jobs:
+    for job in jobs:
         is_ended = job.folder in ended
         status = mark_stopped(read_cell(job.folder, job.identity), is_ended)
         states.append(status.state)
@@ -224,7 +258,7 @@ def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
     slots = make_slots(jobs)
     cells: list[Cell] = []
     for matrix in matrices:
-        cells += [job.cell for job in (*matrix.trials, *matrix.jobs)]
+        cells += [job.cell for job in (*matrix.early_jobs, *matrix.jobs)]
     slots.check(cells)
     launcher = Launcher(TIMING_TARGET)
     launcher.share_cores(slots.at_once(cells))

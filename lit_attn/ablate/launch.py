@@ -236,7 +236,7 @@ def find_proven(matrices: list[Matrix]) -> set[tuple[str, str]]:
     find_change = change_finder()
     proven = set()
     for matrix in matrices:
-        for job in (*matrix.trials, *matrix.jobs):
+        for job in (*matrix.early_jobs, *matrix.jobs):
             key = (matrix.name, job.cell.variant.partition("@")[0])
             if key in proven:
                 continue

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from lit_attn.ablate.match import apply_criteria, read_ratios
 from lit_attn.ablate.origin import claim_folder
+from lit_attn.ablate.screening import Design, apply_recorded, read_design, screen_variants
 from lit_attn.ablate.stopping import (
     find_ended_cells,
     require_seeds_for_stop,
@@ -24,11 +25,14 @@ from lit_attn.ablate.tune import Point, Search, read_search
 from lit_attn.ablate.variants import Variant, make_label, resolve
 from lit_attn.cells import records
 from lit_attn.cells.decisions import Ending, Seal, Seals
-from lit_attn.cells.folder import State, read_cell
+from lit_attn.cells.folder import CellStatus, State, read_cell
+from lit_attn.cells.screening import FILE as SCREENING_FILE
+from lit_attn.cells.screening import Screening
 from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.published import read_published
 from lit_attn.config.source import Mapping, format_value
 from lit_attn.config.study import StudySource
+from lit_attn.config.study_design import FIRST_FRESH_SEED
 from lit_attn.config.study_values import Published
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
@@ -69,8 +73,10 @@ class Matrix:
     under each criterion of `match`, without those that are not measured or tuned yet. `jobs` are
     the cells of `seeds`, which this command runs. All variants of a seed come before the next seed,
     so a run that stops early still compares all variants. `trials` are the cells of the search of
-    `tune` that have ended or can be run now. `published` are the published mean and deviation of
-    variants.
+    `tune` that have ended or can be run now. A study with `design` has the record of its
+    `screening` and the `screening_jobs`; its `variants` and `jobs` are those of the confirmation,
+    and there are none before the screening has ended. `published` are the published mean and
+    deviation of variants.
     """
 
     source: StudySource
@@ -83,7 +89,14 @@ class Matrix:
     jobs: list[Job]
     trials: list[Job]
     tuning: records.Tuning | None
+    screening: Screening | None
+    screening_jobs: list[Job]
     published: dict[str, Published]
+
+    @property
+    def early_jobs(self) -> list[Job]:
+        """Cells whose results decide on further cells: trials, then those of the screening."""
+        return [*self.trials, *self.screening_jobs]
 
     @property
     def baseline(self) -> Variant:
@@ -97,6 +110,18 @@ class Matrix:
         entries = () if self.tuning is None else self.tuning.variants
         names = {entry.variant for entry in entries if entry.chosen is None}
         return [variant for variant in self.written if variant.name in names]
+
+    @property
+    def unplanned(self) -> list[Variant]:
+        """Variants whose cells are not planned, because a search or the screening is open.
+
+        A screening that keeps no variant plans no cell of the baseline either.
+        """
+        if self.screening is None:
+            return self.untuned
+        if self.screening.kept is None:
+            return self.written
+        return [] if self.screening.kept else [self.baseline]
 
     @property
     def is_measured(self) -> bool:
@@ -117,6 +142,7 @@ class Matrix:
         latex_columns: list[str] | None = None
         if study.latex.columns is not None:
             latex_columns = list(study.latex.columns)
+        planned = [*self.variants, *self.unplanned]
         return records.Plan(
             study=self.name,
             title=self.title,
@@ -127,10 +153,10 @@ class Matrix:
             family=family,
             level=self.source.level,
             budget=self.source.budget,
-            variants=[self._plan_variant(variant) for variant in (*self.variants, *self.untuned)],
+            variants=[self._plan_variant(variant) for variant in planned],
             seeds=seeds,
             cells=self._plan_cells(seeds),
-            trials=[_plan_cell(job.cell, job.cell.variant) for job in self.trials],
+            trials=[_plan_cell(job.cell, job.cell.variant) for job in self.early_jobs],
             best_test_epoch=study.best_test_epoch,
             parity=study.parity,
             contrast=study.contrast,
@@ -144,6 +170,9 @@ class Matrix:
         study_seeds = self.source.study.seeds
         other_seeds = set(self.seeds) | self._started_seeds()
         other_seeds.difference_update(study_seeds)
+        if self.screening is not None:
+            # A seed that has chosen the variants never confirms them.
+            other_seeds = {seed for seed in other_seeds if seed >= FIRST_FRESH_SEED}
         return [*study_seeds, *sorted(other_seeds)]
 
     def _plan_variant(self, variant: Variant) -> records.PlannedVariant:
@@ -173,7 +202,7 @@ class Matrix:
         return planned
 
     def write_plan(self) -> None:
-        """Write the plan, the record of the search and a changed seal to the study's folder.
+        """Write the plan, the records of earlier stages and a changed seal to the study's folder.
 
         Raises ConfigError if the folder belongs to another file of studies.
         """
@@ -182,6 +211,8 @@ class Matrix:
         plan.write(self.folder / "plan.json")
         if self.tuning is not None:
             self.tuning.write(self.folder / "tuning.json")
+        if self.screening is not None:
+            self.screening.write(self.folder / SCREENING_FILE)
         self._write_seal(plan.seeds)
         if plan.stop is not None:
             update_endings(self.folder)
@@ -216,6 +247,9 @@ class Matrix:
         # Seals of studies without the rule keep their hashes.
         if study.stop is not None:
             decisions["stop"] = study.stop
+        if self.screening is not None:
+            keys = {"seeds", "keep", "budget", "select"}
+            decisions["design"] = self.screening.model_dump(include=keys)
         text = json.dumps(decisions, sort_keys=True)
         decisions_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
         return Seal(hash=decisions_hash, **decisions)
@@ -257,6 +291,12 @@ def expand(
     stages from the study's file to its plan. Raises ConfigError for every mistake in the study.
     """
     written = resolve(source, changes)
+    name, title = _name_side_study(source, written, changes, smoke)
+    folder = out / name
+    design = read_design(source, seeds, written, folder)
+    if design is not None:
+        study = source.study.model_copy(update={"seeds": design.fresh_seeds})
+        source = replace(source, study=study)
     if seeds is None:
         seeds = source.study.seeds
     require_seeds_for_stop(source, seeds)
@@ -264,19 +304,25 @@ def expand(
         # Values after one step decide nothing, and a smoke run tries every cell.
         study = source.study.model_copy(update={"stop": None})
         source = replace(source, study=study)
-    name, title = _name_side_study(source, written, changes, smoke)
-    folder = out / name
-    search = read_search(source, seeds, written, changes)
+    search = read_search(source, seeds if design is None else design.seeds, written, changes)
     tuning: records.Tuning | None = None
     trials: list[Job] = []
+    without_values: set[str] = set()
     if search is None:
         tuned = {variant.name: variant for variant in written}
     else:
-        tuning, tuned, trials = _run_search(search, written, name, folder)
+        tuning, tuned, trials, without_values = _run_search(search, written, name, folder)
     variants = apply_criteria(source, written, folder, tuned)
     if smoke:
         # A cell of one step has no stable phase that others could share.
         variants = [replace(variant, trunk=None, branches=()) for variant in variants]
+    screening: Screening | None = None
+    screening_jobs: list[Job] = []
+    if design is not None:
+        screening, screening_jobs = _run_screening(
+            source, design, written, variants, without_values, name, folder
+        )
+        variants = _choose_confirmed(variants, screening)
     count = len(variants) * len(seeds)
     if count > MAX_CELLS:
         raise source.error(
@@ -295,6 +341,8 @@ def expand(
         jobs=_make_jobs(name, variants, seeds, folder),
         trials=trials,
         tuning=tuning,
+        screening=screening,
+        screening_jobs=screening_jobs,
         published=read_published(source, [variant.name for variant in written]),
     )
 
@@ -339,8 +387,11 @@ def _list_identities(variants: list[Variant]) -> list[str]:
 
 def _run_search(
     search: Search, written: list[Variant], study: str, folder: Path
-) -> tuple[records.Tuning, dict[str, Variant], list[Job]]:
-    """Return the record of a search, the tuned variants, and the known cells of the trials."""
+) -> tuple[records.Tuning, dict[str, Variant], list[Job], set[str]]:
+    """Return the record of a search, the tuned variants, and the known cells of the trials.
+
+    The last value has the names of the variants in which every trial has diverged.
+    """
     jobs: dict[Path, Job] = {}
 
     def evaluate(name: str, point: Point, share: float) -> records.TuningTrial | None:
@@ -366,8 +417,58 @@ def _run_search(
         return trial
 
     tuning, points = search.run([variant.name for variant in written], evaluate)
-    tuned = {name: search.variant(name, point) for name, point in points.items()}
-    return tuning, tuned, list(jobs.values())
+    tuned = {}
+    without_values = set()
+    for name, point in points.items():
+        if point is None:
+            without_values.add(name)
+        else:
+            tuned[name] = search.variant(name, point)
+    return tuning, tuned, list(jobs.values()), without_values
+
+
+def _run_screening(
+    source: StudySource,
+    design: Design,
+    written: list[Variant],
+    variants: list[Variant],
+    without_values: set[str],
+    study: str,
+    folder: Path,
+) -> tuple[Screening, list[Job]]:
+    """Return the record of a screening, and its cells that have ended or can be run now."""
+    jobs: dict[str, list[Job]] = {}
+
+    def read_cells(variant: Variant, seeds: tuple[int, ...]) -> dict[int, CellStatus]:
+        """Return the state of the cell of a variant with each seed; note the cells."""
+        ends = {}
+        jobs[variant.name] = []
+        for seed in seeds:
+            cell = variant.cell(study, seed)
+            job = Job(cell, folder / cell.folder)
+            ends[seed] = read_cell(job.folder, job.identity)
+            jobs[variant.name].append(job)
+        return ends
+
+    current = screen_variants(design, written, variants, without_values, read_cells, source.study)
+    screening = apply_recorded(current, folder)
+    needed: list[Job] = []
+    for entry in screening.variants:
+        variant_jobs = jobs.get(entry.variant, [])
+        if entry.has_ended:
+            # The other seeds of a variant with a diverged seed are not needed.
+            variant_jobs = [job for job in variant_jobs if job.state() in ("done", "diverged")]
+        needed += variant_jobs
+    needed.sort(key=lambda job: job.cell.seed)
+    return screening, needed
+
+
+def _choose_confirmed(variants: list[Variant], screening: Screening) -> list[Variant]:
+    """Return the baseline and the kept variants, or none before the screening has ended."""
+    if not screening.kept:
+        return []
+    names = {screening.baseline, *screening.kept}
+    return [variant for variant in variants if variant.name in names]
 
 
 def _make_jobs(

@@ -6,7 +6,9 @@ Only dry runs import this module, because the statistics need scipy.
 from typing import NamedTuple
 
 from lit_attn.ablate.plan import Matrix
+from lit_attn.cells.screening import Screening
 from lit_attn.report.answers import PlannedScreening
+from lit_attn.report.statistics import designs
 from lit_attn.report.statistics.designs import find_better, find_power
 from lit_attn.report.statistics.stats import pairs_for_a_star
 from lit_attn.schema.errors import plural
@@ -19,24 +21,34 @@ class StudyPower(NamedTuple):
     seeds: int
     power: float
     screening: PlannedScreening | None
+    design: Screening | None = None
 
     def describe(self) -> list[str]:
         """Return the lines of the dry run."""
+        lines = []
+        if self.design is not None:
+            design = self.design
+            chosen = "" if design.budget is None else f" (chosen for {design.budget} trainings)"
+            lines.append(
+                f"design{chosen}: screen all variants with {plural(design.screen, 'seed')} by"
+                f" {design.select.name}, and confirm the best {design.keep} with"
+                f" {plural(design.confirm, 'fresh seed')}: {design.count_trainings()} trainings"
+            )
         fewest = pairs_for_a_star(1)
         if self.seeds < fewest:
-            lines = [f"power 0: a star needs {fewest} seeds, and the study has {self.seeds}"]
+            lines.append(f"power 0: a star needs {fewest} seeds, and the study has {self.seeds}")
         else:
-            lines = [
+            lines.append(
                 f"power {self.power:.2f}: probability of a star for one of"
                 f" {plural(self.compared, 'variant')} that is better by two standard deviations"
                 " over seeds"
-            ]
-        design = self.screening
-        if design is not None:
+            )
+        better = self.screening
+        if better is not None:
             lines.append(
-                f"power {design.power:.2f} with {design.trainings} trainings: screen all variants"
-                f" with {plural(design.screen, 'seed')}, and confirm the best {design.keep} with"
-                f" {design.confirm} fresh seeds (docs/statistics.md, Screening)"
+                f"power {better.power:.2f} with {better.trainings} trainings: `design: {{screen:"
+                f" {better.screen}, keep: {better.keep}, confirm: {better.confirm}}}` in place of"
+                " `seeds` (docs/statistics.md, Screening)"
             )
         return lines
 
@@ -52,6 +64,9 @@ def find_study_power(matrix: Matrix) -> StudyPower | None:
     if compared == 0 or len(matrix.source.study.axes) > 1:
         return None
     seeds = len(matrix.list_seeds())
+    if matrix.screening is not None:
+        stages = designs.Screening(matrix.screening.screen, matrix.screening.keep, seeds)
+        return StudyPower(compared, seeds, stages.power(compared), None, matrix.screening)
     design = find_better(compared, seeds)
     screening = None
     if design is not None:

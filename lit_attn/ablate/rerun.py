@@ -21,7 +21,7 @@ def select_cells(matrices: list[Matrix], choice: str) -> list[Job]:
     """
     jobs: list[Job] = []
     for matrix in matrices:
-        jobs += matrix.trials
+        jobs += matrix.early_jobs
         jobs += matrix.jobs
     if choice == "stale":
         return list(_find_stale(jobs))

@@ -20,6 +20,7 @@ from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import Plan, PlannedCell
 from lit_attn.cells.rules import read_ended_cells, read_endings
+from lit_attn.cells.screening import read_screening
 from lit_attn.files import require_folder
 from lit_attn.schema.errors import ConfigError, escape_control, plural, program, require
 
@@ -174,7 +175,10 @@ def read_cells(plan: Plan, place: Path) -> list[StudyCell]:
 
 
 def describe_rules(plan: Plan, place: Path, cells: list[StudyCell]) -> Iterator[str]:
-    """Yield a line for each variant that the rule of a plan has ended."""
+    """Yield a line about the screening, and one for each variant that a rule has ended."""
+    screening = read_screening(place)
+    if screening is not None:
+        yield f"  screening  {screening.describe_state()}"
     endings = read_endings(plan, place)
     stopped = Counter(cell.planned.variant for cell in cells if cell.status.state == "stopped")
     for variant, ending in endings.items():
@@ -212,7 +216,13 @@ def describe(
 def make_answer(plans: list[tuple[Plan, Path]]) -> str:
     """Return the status of every study and cell as JSON."""
     # Imported here, because the text of the status needs no models of answers.
-    from lit_attn.report.answers import EndedVariant, StatusAnswer, StudyStatus, write_answer
+    from lit_attn.report.answers import (
+        EndedVariant,
+        StatusAnswer,
+        StudyDesign,
+        StudyStatus,
+        write_answer,
+    )
 
     studies = []
     for plan, place in plans:
@@ -226,6 +236,7 @@ def make_answer(plans: list[tuple[Plan, Path]]) -> str:
             counts=dict(Counter(states)),
             seconds_left=estimate_seconds(plan.study, cells, at_once),
             ended=[EndedVariant.describe(ending) for ending in endings.values()],
+            design=StudyDesign.describe(read_screening(place)),
             cells=make_cell_answers(cells),
         )
         studies.append(study)

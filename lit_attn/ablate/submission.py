@@ -28,6 +28,8 @@ from lit_attn.cells import decisions, records
 from lit_attn.cells.floors import FILE as FLOORS_FILE
 from lit_attn.cells.floors import Floors
 from lit_attn.cells.folder import list_attempts
+from lit_attn.cells.screening import FILE as SCREENING_FILE
+from lit_attn.cells.screening import Screening
 from lit_attn.files import require_writable, write_atomic
 from lit_attn.report.answers import JudgeAnswer, JudgedStudy, write_answer
 from lit_attn.report.records.read import read_studies
@@ -51,6 +53,7 @@ STUDY_RECORDS: dict[str, type[records.Record]] = {
     "looks.json": decisions.Looks,
     "endings.json": decisions.Endings,
     "tuning.json": records.Tuning,
+    SCREENING_FILE: Screening,
     "step_times.json": records.StepTimes,
     FLOORS_FILE: Floors,
 }

@@ -116,9 +116,12 @@ class Search:
             return random.Random(0).sample(points, self.trials)
         return points
 
-    def run(self, names: list[str], evaluate: Evaluate) -> tuple[Tuning, dict[str, Point]]:
-        """Return the record so far and the best points; `evaluate` reads a trial's results."""
-        best: dict[str, Point] = {}
+    def run(self, names: list[str], evaluate: Evaluate) -> tuple[Tuning, dict[str, Point | None]]:
+        """Return the record so far and the best points; `evaluate` reads a trial's results.
+
+        The point of a variant in which every trial has diverged is None.
+        """
+        best: dict[str, Point | None] = {}
         variants = []
         for name in names:
             search = self._search_tpe if self.options.sampler == "tpe" else self._search_rounds
@@ -128,7 +131,10 @@ class Search:
             ranked = self._rank([(point, trial) for point, trial in ended if trial.share == 1])
             chosen: dict[str, Any] | None = None
             at_edge: list[str] = []
-            if ranked and len(ended) == len(trials):
+            has_ended = len(ended) == len(trials)
+            if has_ended and not ranked:
+                best[name] = None
+            if has_ended and ranked:
                 point = ranked[0]
                 best[name] = point
                 chosen = self.values(point)

@@ -7,7 +7,7 @@ import itertools
 import json
 from typing import Any
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, SerializerFunctionWrapHandler, model_serializer
 
 from lit_attn.cells.records import Integer, Metric, Plan, Record, utc_now
 
@@ -26,12 +26,24 @@ class Seal(Record):
     tune: dict[str, Any]
     exclude: list[dict[str, Any]]
     stop: str | None = None
+    design: dict[str, Any] | None = Field(
+        None, description="screening of a study with `design`, without the values and the choice"
+    )
+
+    @model_serializer(mode="wrap")
+    def _leave_out_design(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the values; a seal of a study with `seeds` is written as in earlier versions."""
+        content: dict[str, Any] = serialize(self)
+        if self.design is None:
+            content.pop("design", None)
+        return content
 
     @property
     def decisions(self) -> dict[str, Any]:
         """Decisions by key, except variants and seeds."""
         metric = {f"metric.{key}": value for key, value in self.metric.model_dump().items()}
-        return metric | self.model_dump(include={"baseline", "match", "tune", "exclude", "stop"})
+        keys = {"baseline", "match", "tune", "exclude", "stop"}
+        return metric | self.model_dump(include=keys) | {"design": self.design}
 
 
 class Seals(Record):

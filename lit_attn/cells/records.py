@@ -6,6 +6,7 @@ nothing else. CELL stands for runs/<study>/<variant>/<seed>-<identity>:
     runs/<study>/plan.json         Plan; the folder of a side study is <study>@<...>
     runs/<study>/step_times.json   StepTimes
     runs/<study>/tuning.json       Tuning
+    runs/<study>/screening.json    Screening (lit_attn.cells.screening)
     runs/<study>/seals.json        Seals (lit_attn.cells.decisions)
     runs/<study>/looks.json        Looks (lit_attn.cells.decisions)
     runs/<study>/endings.json      Endings (lit_attn.cells.decisions)
@@ -178,7 +179,9 @@ class Plan(Record):
     variants: list[PlannedVariant]
     seeds: list[Integer] = Field(min_length=1)
     cells: list[PlannedCell]
-    trials: list[PlannedCell] = Field([], description="cells of the search of `tune`")
+    trials: list[PlannedCell] = Field(
+        [], description="cells of the search of `tune`, then those of the screening"
+    )
     best_test_epoch: bool = Field(False, description="True to show the best test epoch")
     parity: str = Field("", description="agreement with released code")
     contrast: str | None = Field(None, description="study whose leads are compared with these")

@@ -14,6 +14,11 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from lit_attn.config.metrics import MetricChoice
 from lit_attn.config.slurm import Slurm
 from lit_attn.config.source import Mapping, Sequence, Where, format_value, load, locate
+from lit_attn.config.study_design import (
+    DesignConfig,
+    require_comparable,
+    require_seeds_or_design,
+)
 from lit_attn.config.study_values import (
     Budgets,
     Criteria,
@@ -70,6 +75,7 @@ class StudyConfig(Config):
         "factors": "axes",
         "repeats": "seeds",
         "replicates": "seeds",
+        "screening": "design",
         "overrides": "set",
         "defaults": "set",
         "label": "labels",
@@ -88,7 +94,14 @@ class StudyConfig(Config):
     experiment: str = Field(description="file with the experiment, relative to the study's file")
     parts: tuple[str, ...] = Field((), description="plug-in files, relative to the study's file")
     default: bool = Field(False, description="run the study if no `--study` is given")
-    seeds: Seeds = Field(description="seeds, or their number: 5 is [0, 1, 2, 3, 4]")
+    seeds: Seeds = Field(
+        (), description="seeds, or their number: 5 is [0, 1, 2, 3, 4]; needed without `design`"
+    )
+    design: DesignConfig | None = Field(
+        None,
+        description="in place of `seeds`: screen all variants with a few seeds, and confirm the "
+        "best with fresh seeds, as in {screen: 2, keep: 5, confirm: 12}",
+    )
     set: Overrides = Field(EMPTY, description="overrides for every variant")
     cells: Named = Field(EMPTY, description="named variants and their overrides")
     axes: Overrides = Field(EMPTY, description="axes of a product: keys or names, and their values")
@@ -294,6 +307,7 @@ def _read_study(path: Path, name: str, studies: Mapping, texts: dict[Path, str])
     tree = studies[name]
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{where}: studies.{name}: needs a mapping of keys to values")
+    require_seeds_or_design(tree, where, f"studies.{name}")
     try:
         study = StudyConfig.model_validate(tree)
     except ValidationError as error:
@@ -310,7 +324,7 @@ def _read_study(path: Path, name: str, studies: Mapping, texts: dict[Path, str])
     for number, part in enumerate(study.parts):
         part_path = (path.parent / part).resolve()
         parts.append(_find_file(tree, name, part_path, "parts", number))
-    return StudySource(
+    source = StudySource(
         path=path,
         name=name,
         study=study,
@@ -319,6 +333,9 @@ def _read_study(path: Path, name: str, studies: Mapping, texts: dict[Path, str])
         experiment_path=experiment_path,
         parts=tuple(parts),
     )
+    if study.design is not None:
+        require_comparable(source)
+    return source
 
 
 def _split_levels(source: StudySource) -> list[StudySource]:

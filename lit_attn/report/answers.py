@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from lit_attn.cells.decisions import Ending
+from lit_attn.cells.screening import Screening
 from lit_attn.report.numbers import round_number
 from lit_attn.schema.error_answer import FORMAT, Kind
 
@@ -87,12 +88,79 @@ class PlannedScreening(Entry):
     power: float
 
 
+class ScreenedEntry(Entry):
+    """Value of a variant in a screening, in printed units; nothing is claimed from it.
+
+    `mean` is null before all seeds have ended, and if one of them has diverged. `is_kept` is null
+    before the screening has ended, and for the baseline.
+    """
+
+    variant: str
+    label: str
+    n: int
+    mean: float | None
+    has_diverged: bool
+    is_kept: bool | None
+
+
+class StudyDesign(Entry):
+    """Screening and confirmation of a study with `design`, and the state of the screening.
+
+    `budget` is the number of trainings from which the design was chosen (null: the study names its
+    numbers), `trainings` those of both stages. `metric` ranks the variants. `kept` is null before
+    the screening has ended.
+    """
+
+    screen: int
+    keep: int
+    confirm: int
+    budget: int | None
+    trainings: int
+    metric: str
+    seeds: list[int]
+    kept: list[str] | None
+    variants: list[ScreenedEntry]
+
+    @classmethod
+    def describe(cls, screening: Screening | None) -> "StudyDesign | None":
+        """Return the entry of a recorded screening, None for a study with `seeds`."""
+        if screening is None:
+            return None
+        entries = []
+        for entry in screening.variants:
+            is_kept = None
+            if screening.kept is not None and entry.variant != screening.baseline:
+                is_kept = entry.variant in screening.kept
+            screened = ScreenedEntry(
+                variant=entry.variant,
+                label=entry.label or entry.variant,
+                n=sum(value is not None for value in entry.by_seed.values()),
+                mean=entry.mean,
+                has_diverged=entry.has_diverged,
+                is_kept=is_kept,
+            )
+            entries.append(screened)
+        return cls(
+            screen=screening.screen,
+            keep=screening.keep,
+            confirm=screening.confirm,
+            budget=screening.budget,
+            trainings=screening.count_trainings(),
+            metric=screening.select.name,
+            seeds=screening.seeds,
+            kept=screening.kept,
+            variants=entries,
+        )
+
+
 class PlannedStudy(Entry):
     """Study of a dry run; `to_run` is the number of cells that `run` would train.
 
     `power` is the probability of a star for one variant that is better by two standard deviations.
     It is null for a product of several axes, which estimates their effects from all cells.
-    `screening` is null if no screening finds clearly more.
+    `screening` is null if no screening finds clearly more. `design` is null for a study with
+    `seeds`. In a study with `design`, `seeds` are those of the confirmation, and `cells` has the
+    known cells of both stages.
     """
 
     study: str
@@ -108,6 +176,7 @@ class PlannedStudy(Entry):
     to_run: int
     power: float | None
     screening: PlannedScreening | None
+    design: StudyDesign | None
     cells: list[Cell]
 
 
@@ -120,13 +189,17 @@ class DryRunAnswer(Entry):
 
 
 class StudyStatus(Entry):
-    """Status of a study; `seconds_left` is null before the first cell has been measured."""
+    """Status of a study; `seconds_left` is null before the first cell has been measured.
+
+    `design` is null for a study with `seeds`.
+    """
 
     study: str
     title: str
     counts: dict[str, int]
     seconds_left: float | None
     ended: list[EndedVariant]
+    design: StudyDesign | None
     cells: list[Cell]
 
 
@@ -350,6 +423,8 @@ class JudgedStudy(Entry):
     `rule` is the rule of the verdicts: the margin of the study, or the star of its table. `level`
     is the largest corrected p with a star at this look (0.05 for a complete first plan without
     earlier looks). `is_interim` is true while planned seeds are missing; `interim` has the bound.
+    `design` is null for a study with `seeds`; `variants` are those that its screening has kept, and
+    all of them before it has ended.
     """
 
     study: str
@@ -368,6 +443,7 @@ class JudgedStudy(Entry):
     look: int
     is_interim: bool
     interim: InterimLook | None
+    design: StudyDesign | None
     sealed: SealedPlan | None
     warnings: list[str]
     variants: list[JudgedVariant]

@@ -162,8 +162,8 @@ def test_a_dry_run_prints_the_power_and_a_better_screening(
     output = capsys.readouterr().out
     assert (
         "  power 0.12: probability of a star for one of 20 variants that is better by two standard"
-        " deviations over seeds\n  power 0.99 with 126 trainings: screen all variants with 4 seeds,"
-        " and confirm the best 2 with 14 fresh seeds (docs/statistics.md, Screening)\n"
+        " deviations over seeds\n  power 0.99 with 126 trainings: `design: {screen: 4, keep: 2,"
+        " confirm: 14}` in place of `seeds` (docs/statistics.md, Screening)\n"
     ) in output
     studies.write(tmp_path, body)
     # The power is that of the study, of which this command would run one seed.
@@ -196,7 +196,7 @@ def test_few_seeds_few_variants_and_products_have_their_own_power(
     print_dry_run(tmp_path, make_body("a", "b"))
     output = capsys.readouterr().out
     assert "  power 0: a star needs 6 seeds, and the study has 2\n" in output
-    assert "screen all variants" not in output
+    assert "design" not in output
     print_dry_run(tmp_path, make_body("alone"))
     assert "power" not in capsys.readouterr().out
     product = (

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
     Start = Callable[[list[Job]], Summary]
 
+MOST_NAMES = 5
+"""Variants without a result that a line about a screening names."""
+
 
 class Selection(NamedTuple):
     """Cells of a command: those to run, and the state of the others.
@@ -100,19 +103,14 @@ def run_selected(
     """Run the missing cells, or the `chosen` cells from their first step."""
     limit = options.limit
     if chosen is None:
-        matrices, limit = _tune(matrices, options, launcher, start, limit)
+        matrices, limit = _run_early_stages(matrices, options, launcher, start, limit)
     selection = _select(matrices, chosen, limit)
     _prepare_folders(matrices, options, launcher, selection.jobs, is_rerun=chosen is not None)
     _announce(matrices, selection, is_rerun=chosen is not None)
     summary = start(selection.jobs)
     has_failed = bool(summary.failed) or selection.diverged > 0
-    untuned = [variant for matrix in matrices for variant in matrix.untuned]
-    if untuned and limit == 0:
-        # A search that --limit has cut has not failed, as a study that --limit has cut.
-        searched = plural(len(untuned), "variant")
-        write_line(f"tuning: the search of {searched} has not ended; run again to continue it")
-    elif untuned:
-        has_failed = True
+    is_cut = chosen is None and limit == 0
+    has_failed |= _report_open_stages(matrices, is_cut=is_cut)
     return RunEnd(matrices, summary.stopped_by, has_failed)
 
 
@@ -220,37 +218,85 @@ def _require_cells(
     launcher.require_cells(matrices, jobs, options.jobs, is_local)
 
 
-def _tune(
+def _report_open_stages(matrices: list[Matrix], *, is_cut: bool) -> bool:
+    """Write a line about the searches and screenings that have not ended.
+
+    Return True if one of them has failed: one that --limit has cut (`is_cut`) continues in the next
+    run, as a study does.
+    """
+    has_failed = False
+    screened = [matrix for matrix in matrices if matrix.screening is not None]
+    searched = [matrix for matrix in matrices if matrix.screening is None]
+    untuned = [variant for matrix in searched for variant in matrix.untuned]
+    if untuned and is_cut:
+        variants = plural(len(untuned), "variant")
+        write_line(f"tuning: the search of {variants} has not ended; run again to continue it")
+    elif untuned:
+        has_failed = True
+    for matrix in screened:
+        line = describe_open_screening(matrix)
+        if line:
+            write_line(line)
+            has_failed |= not is_cut
+    return has_failed
+
+
+def describe_open_screening(matrix: Matrix) -> str:
+    """Return why the screening of a study has not kept any variant, or an empty text."""
+    screening = matrix.screening
+    if screening is None or screening.kept:
+        return ""
+    if screening.kept is not None:
+        return (
+            f"{matrix.name}: screening: no variant has a value of {screening.select.name}, so"
+            " nothing is confirmed"
+        )
+    names = [entry.variant for entry in screening.variants if not entry.has_ended]
+    first = ", ".join(names[:MOST_NAMES])
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return (
+        f"{matrix.name}: screening: {first}{more} need a result of every seed before variants are"
+        " chosen; remove the reason and run again, or remove the variant"
+    )
+
+
+def _run_early_stages(
     matrices: list[Matrix],
     options: StudyOptions,
     launcher: "Launcher",
     start: "Start",
     limit: int | None,
 ) -> tuple[list[Matrix], int | None]:
-    """Run the trials of `tune`; return the cells of the tuned variants and the rest of `limit`.
+    """Run the trials of `tune` and the screenings of `design`.
 
-    A cell is tried once in a run: a search with a failed cell continues in the next run. Raises
-    SystemExit if the run is stopped.
+    Return the cells that follow from their results and the rest of `limit`. A cell is tried once in
+    a run: a stage with a failed cell continues in the next run. Raises SystemExit if the run is
+    stopped.
     """
     names = {matrix.name for matrix in matrices}
     attempted: set[Path] = set()
     while True:
-        trials = []
+        early = []
+        screening: set[Path] = set()
         for matrix in matrices:
-            open_trials = [job for job in matrix.trials if job.folder not in attempted]
-            trials += open_trials
-        trials = [job for job in trials if job.state() not in ("done", "diverged")]
-        trials = trials[:limit]
-        if not trials:
+            early += [job for job in matrix.early_jobs if job.folder not in attempted]
+            screening.update(job.folder for job in matrix.screening_jobs)
+        early = [job for job in early if job.state() not in ("done", "diverged")]
+        early = early[:limit]
+        if not early:
             return matrices, limit
-        _prepare_folders(matrices, options, launcher, trials, is_rerun=False)
-        write_line(f"tuning: {plural(len(trials), 'cell')} to run")
-        summary = start(trials)
+        _prepare_folders(matrices, options, launcher, early, is_rerun=False)
+        screened = sum(job.folder in screening for job in early)
+        if screened < len(early):
+            write_line(f"tuning: {plural(len(early) - screened, 'cell')} to run")
+        if screened:
+            write_line(f"screening: {plural(screened, 'cell')} to run")
+        summary = start(early)
         if summary.stopped_by is not None:
             raise SystemExit(128 + summary.stopped_by)
-        attempted.update(job.folder for job in trials)
+        attempted.update(job.folder for job in early)
         if limit is not None:
-            limit -= len(trials)
+            limit -= len(early)
         matrices = [matrix for matrix in options.expand_studies() if matrix.name in names]
 
 
@@ -291,7 +337,7 @@ def _prepare_local(
     review = update_endings if has_rule and not is_rerun else review_nothing
     slots = make_slots(options.jobs)
     for matrix in matrices:
-        slots.check(job.cell for job in (*matrix.trials, *matrix.jobs))
+        slots.check(job.cell for job in (*matrix.early_jobs, *matrix.jobs))
 
     def start(missing: list[Job]) -> "Summary":
         write_line(f"{slots.at_once(job.cell for job in missing)} at once")

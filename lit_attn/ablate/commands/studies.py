@@ -62,13 +62,19 @@ def _adopt_cells(matrices: list[Matrix], options: StudyOptions) -> list[Matrix]:
     """Move the cells that --adopt moves, and return the cells of the studies after that."""
     if not options.adopt or options.dry_run:
         return matrices
-    missing = []
-    for matrix in matrices:
-        missing += [job for job in (*matrix.jobs, *matrix.trials) if job.state() != "done"]
-    for line in adopt.adopt(adopt.find_matches(matrices, missing)):
-        write_line(line)
-    # The results of trials decide on further cells.
-    return options.expand_studies()
+    while True:
+        missing = []
+        for matrix in matrices:
+            missing += [job for job in (*matrix.jobs, *matrix.early_jobs) if job.state() != "done"]
+        matches = adopt.find_matches(matrices, missing)
+        for line in adopt.adopt(matches):
+            write_line(line)
+        # The results of a search and of a screening decide on further cells, which can be finished
+        # under the old name, too.
+        matrices = options.expand_studies()
+        has_moved = any(match.job.state() == "done" for match in matches)
+        if not has_moved:
+            return matrices
 
 
 def _measure_first(matrices: list[Matrix], options: StudyOptions) -> list[Matrix]:

@@ -15,6 +15,8 @@ from lit_attn.cells.floors import FILE as FLOORS_FILE
 from lit_attn.cells.floors import Floors
 from lit_attn.cells.folder import UNENDED, read_cell, read_result
 from lit_attn.cells.rules import list_ended_cells
+from lit_attn.cells.screening import FILE as SCREENING_FILE
+from lit_attn.cells.screening import Screening
 from lit_attn.files import require_folder
 from lit_attn.report.records.measurements import measure, shorten_hashes
 from lit_attn.report.records.skipped import LOG, describe_failure, read_or_skip
@@ -69,12 +71,14 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     cells = [_mark_ended(cell, unneeded) for cell in _read_cells(folder, plan)]
     seals = read_or_skip(decisions.Seals.read, folder, "seals.json")
     tuning = read_or_skip(records.Tuning.read, folder, "tuning.json")
+    screening = read_or_skip(Screening.read, folder, SCREENING_FILE)
     step_times = read_or_skip(records.StepTimes.read, folder, "step_times.json")
     looks = read_or_skip(decisions.Looks.read, folder, "looks.json")
     floors = read_or_skip(Floors.read, folder, FLOORS_FILE)
     files = {
         "seals.json": seals,
         "tuning.json": tuning,
+        SCREENING_FILE: screening,
         "step_times.json": step_times,
         "looks.json": looks,
         FLOORS_FILE: floors,
@@ -89,6 +93,7 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
         cells,
         seals=seals,
         tuning=tuning,
+        screening=screening,
         step_times=step_times,
         looks=looks,
         floors=floors,

@@ -14,6 +14,7 @@ import pandas as pd
 
 from lit_attn.cells import decisions, records
 from lit_attn.cells.floors import Floors
+from lit_attn.cells.screening import Screening
 from lit_attn.report.figures.drawing import MOST_PANELS
 from lit_attn.report.records.skipped import read_or_skip
 from lit_attn.report.records.timing import NOT_ALONE, find_time_fault
@@ -99,6 +100,7 @@ class StudyRecord:
     contrast: "StudyRecord | None" = None
     seals: decisions.Seals | None = None
     tuning: records.Tuning | None = None
+    screening: Screening | None = None
     step_times: records.StepTimes | None = None
     looks: decisions.Looks | None = None
     floors: Floors | None = None

@@ -88,6 +88,12 @@ def choose_screening(variants: int, trainings: int) -> Screening | None:
     return best
 
 
+def find_cheapest(variants: int) -> int:
+    """Return the fewest trainings with which `choose_screening` returns a screening."""
+    fewest_pairs = stats.pairs_for_a_star(1, stats.ALPHA)
+    return Screening(1, FEWEST_KEPT, fewest_pairs).trainings(variants)
+
+
 def find_better(variants: int, seeds: int) -> Screening | None:
     """Return a screening that costs at most as much as `seeds` of all variants and finds more.
 

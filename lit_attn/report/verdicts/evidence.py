@@ -54,7 +54,11 @@ def pair_differences(study: StudyRecord, name: str) -> list[float]:
 
 
 def list_unplanned(study: StudyRecord) -> list[str]:
-    """Return the variants whose search has not ended, so that their cells are not planned yet."""
+    """Return the variants whose search or screening has not ended, so that no cell is planned."""
+    screening = study.screening
+    if screening is not None:
+        is_open = screening.kept is None
+        return [entry.variant for entry in screening.compared] if is_open else []
     searched = []
     for entry in () if study.tuning is None else study.tuning.variants:
         has_diverged = bool(entry.trials) and all(trial.mean is None for trial in entry.trials)

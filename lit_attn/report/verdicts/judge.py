@@ -22,6 +22,7 @@ from lit_attn.report.answers import (
     SealedPlan,
     SeedCounts,
     Stream,
+    StudyDesign,
     Verdict,
 )
 from lit_attn.report.records.study_record import StudyRecord
@@ -110,6 +111,7 @@ def describe_study(
         rule="star" if metric.margin is None else "margin",
         level=level,
         interim=interim,
+        design=StudyDesign.describe(study.screening),
         look=1 + count_added_looks(study),
         is_interim=any(cell.is_waiting for cell in study.cells) or bool(list_unplanned(study)),
         sealed=None if study.seals is None else _describe_seals(study.seals),

@@ -71,7 +71,9 @@ def complete_plan(
     if not waiting:
         text = "Complete the plan."
     searched = list_unplanned(study)
-    if searched:
+    if searched and study.screening is not None:
+        text += " The screening has not ended."
+    elif searched:
         text += f" The search of {plural(len(searched), 'variant')} has not ended."
         names += [name for name in searched if name not in names]
     return Action(
@@ -96,15 +98,23 @@ def _add_seeds(study: StudyRecord, variant: JudgedVariant, make_command: MakeCom
     is_count = seeds == list(range(len(seeds)))
     words = str(len(seeds)) if is_count else ",".join(str(seed) for seed in seeds)
     trained = [planned.name for planned in plan.variants for _ in added]
+    command = make_command("run", "--seeds", words)
+    how = f"Add {plural(added_count, 'seed')} to every variant"
+    if study.screening is not None:
+        # --seeds is refused, because a seed of the screening could be among them.
+        command = make_command("run")
+        how = (
+            f"Add {plural(added_count, 'fresh seed')} to every kept variant (`confirm:"
+            f" {len(seeds)}` in the study's `design`)"
+        )
     text = (
-        f"Add {plural(added_count, 'seed')} to every variant: {variant.label} would be decided if"
-        " its mean difference and its spread stay as measured. This is one more look, with a"
-        " smaller level."
+        f"{how}: {variant.label} would be decided if its mean difference and its spread stay as"
+        " measured. This is one more look, with a smaller level."
     )
     return Action(
         kind="add-seeds",
         text=text,
-        command=make_command("run", "--seeds", words),
+        command=command,
         variants=[variant.variant],
         runs=dict(Counter(trained)),
         seeds={planned.name: added for planned in plan.variants},

@@ -201,6 +201,11 @@ def judge_sealed_stream(
             f"{plan.study}: has no seal, so the order of its ideas is not known; `lit-attn seal` or"
             " `lit-attn run` seals a study"
         )
+    if study.screening is not None:
+        raise ConfigError(
+            f"{plan.study}: --stream: its `design` has screened the ideas together; judge it"
+            " without --stream"
+        )
     planned = _order_variants(study.seals)
     labels = find_labels(plan)
     notes = []

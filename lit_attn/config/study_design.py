@@ -1,0 +1,96 @@
+"""Screen, then confirm: the key `design` of a study, and the seeds of its two stages.
+
+The screening trains every variant with a few seeds and keeps the best ones. These and the baseline
+are then trained with fresh seeds, and every claim comes from the fresh seeds.
+"""
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, PositiveInt
+
+from lit_attn.config.source import Mapping, Where, locate
+from lit_attn.config.study_values import MOST_SEEDS
+from lit_attn.schema.base import Config, consistency_check
+from lit_attn.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lit_attn.config.study import StudySource
+
+FIRST_FRESH_SEED = 1000
+"""First seed of the confirmation, whatever the number of seeds of the screening is."""
+
+MOST_SCREENED = 100
+"""Largest number of seeds of a screening, which is below FIRST_FRESH_SEED."""
+
+
+class DesignConfig(Config):
+    """Seeds of a screening, variants that it keeps, and fresh seeds that confirm them."""
+
+    screen: Annotated[int, Field(ge=1, le=MOST_SCREENED)] | None = Field(
+        None, description="seeds of the screening, which trains every variant: 2 is [0, 1]"
+    )
+    keep: PositiveInt | None = Field(
+        None, description="variants beside the baseline that the screening keeps"
+    )
+    confirm: Annotated[int, Field(ge=1, le=MOST_SEEDS)] | None = Field(
+        None,
+        description="fresh seeds of the baseline and the kept variants: 12 is [1000, ..., 1011]",
+    )
+    budget: PositiveInt | None = Field(
+        None,
+        description="trainings of both stages together, from which the program chooses `screen`, "
+        "`keep` and `confirm`",
+    )
+    select: str | None = Field(
+        None,
+        description="validation metric that ranks the variants; null: `tune.select`, or else the "
+        "study's metric on the validation split",
+    )
+
+    @consistency_check
+    def _require_stages_or_budget(self) -> None:
+        """Refuse a design that does not have either all three numbers or a budget."""
+        numbers = {"screen": self.screen, "keep": self.keep, "confirm": self.confirm}
+        written = [name for name, number in numbers.items() if number is not None]
+        if self.budget is not None and written:
+            raise ValueError(f"`budget` chooses `{written[0]}`, so remove one of them")
+        if self.budget is None and len(written) < len(numbers):
+            raise ValueError("needs {screen: 2, keep: 5, confirm: 12}, or {budget: 126}")
+
+
+def require_seeds_or_design(tree: Mapping, where: Where, path: str) -> None:
+    """Raise ConfigError unless a study, written as `tree`, has one of `seeds` and `design`."""
+    if "seeds" in tree and "design" in tree:
+        raise ConfigError(
+            f"{locate(tree, ('design',))}: {path}.design: cannot stand beside `seeds`, because it"
+            " decides the seeds; remove one of them"
+        )
+    if "seeds" not in tree and "design" not in tree:
+        raise ConfigError(f"{where}: {path}.seeds: this key is required, or `design` in its place")
+
+
+def require_comparable(source: "StudySource") -> None:
+    """Raise ConfigError for a key beside `design` with which a screening would not be fair."""
+    study = source.study
+    reasons = {
+        "compare_within": "every level would keep other variants",
+        "budgets": "every budget would keep other variants",
+        "paper": "a table of a paper has all of its rows",
+    }
+    for key, reason in reasons.items():
+        if getattr(study, key):
+            raise source.error(
+                ("design",), f"cannot stand beside `{key}`, because {reason}; write `seeds`"
+            )
+    if len(study.axes) > 1:
+        raise source.error(
+            ("design",),
+            "is not for a product of several axes, because their effects are estimated from all"
+            " cells; write `seeds`",
+        )
+    if len(study.match) > 1:
+        raise source.error(
+            ("design",),
+            "needs one criterion of `match`, because the screening could keep other variants under"
+            " each of them",
+        )

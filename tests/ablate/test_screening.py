@@ -1,0 +1,532 @@
+"""Screening and confirmation: `design:` of a study."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from helpers import designs, studies
+from helpers.commands import run_python
+
+from lit_attn.ablate.plan import Matrix, expand
+from lit_attn.ablate.rerun import select_cells
+from lit_attn.cells.decisions import Seals
+from lit_attn.cells.records import Plan
+from lit_attn.cells.screening import Screening
+from lit_attn.config.source import Mapping, Where
+from lit_attn.config.study import read_studies
+from lit_attn.report.statistics import designs as report_designs
+from lit_attn.schema.errors import ConfigError
+
+VALUES = {"base": 0.5, "a": 0.4, "b": 0.6, "c": 0.45, "d": 0.7}
+
+
+def list_seeds(matrix: Matrix) -> tuple[set[int], set[int]]:
+    """Return the seeds of the screening and those of the confirmation."""
+    screened = {job.cell.seed for job in matrix.screening_jobs}
+    confirmed = {job.cell.seed for job in matrix.jobs}
+    planned = {cell.seed for cell in matrix.plan().cells}
+    return screened, confirmed | planned
+
+
+def kept(matrix: Matrix) -> list[str] | None:
+    assert matrix.screening is not None
+    return matrix.screening.kept
+
+
+def test_all_variants_are_screened_before_any_is_confirmed(tmp_path: Path) -> None:
+    designs.write(tmp_path)
+    matrix = designs.read(tmp_path)
+    cells = [(job.cell.variant, job.cell.seed) for job in matrix.screening_jobs]
+    assert cells == [(name, seed) for seed in (0, 1) for name in designs.NAMES]
+    assert matrix.jobs == []
+    plan = matrix.plan()
+    assert [variant.name for variant in plan.variants] == list(designs.NAMES)
+    assert plan.cells == []
+    assert len(plan.trials) == 10
+    assert plan.seeds == [1000, 1001, 1002]
+
+
+def test_the_best_variants_and_the_baseline_are_confirmed_with_fresh_seeds(tmp_path: Path) -> None:
+    designs.write(tmp_path)
+    matrix = designs.finish_screening(tmp_path, VALUES)
+    assert kept(matrix) == ["b", "d"]
+    confirmed = [(job.cell.variant, job.cell.seed) for job in matrix.jobs]
+    names = ("base", "b", "d")
+    assert confirmed == [(name, seed) for seed in (1000, 1001, 1002) for name in names]
+    plan = Plan.load(tmp_path / "runs/tiny/plan.json")
+    assert [variant.name for variant in plan.variants] == list(names)
+    assert [cell.identity for cell in plan.cells] == [job.identity for job in matrix.jobs]
+    # The baseline is confirmed also if it is not among the best.
+    assert matrix.screening is not None
+    assert [entry.variant for entry in matrix.screening.screened_out] == ["c", "a"]
+
+
+def test_test_results_choose_no_variant(tmp_path: Path) -> None:
+    designs.write(tmp_path)
+    matrix = designs.read(tmp_path)
+    for job in matrix.screening_jobs:
+        value = VALUES[job.cell.variant]
+        designs.finish(job, value, test=1 - value)
+    assert kept(designs.read(tmp_path)) == ["b", "d"]
+
+
+@pytest.mark.parametrize("screen", [1, 2, 7, 100])
+@pytest.mark.parametrize("confirm", [1, 3, 40])
+def test_no_seed_of_the_screening_confirms_a_variant(
+    tmp_path: Path, screen: int, confirm: int
+) -> None:
+    designs.write(tmp_path, f"{{screen: {screen}, keep: 2, confirm: {confirm}}}")
+    matrix = designs.finish_screening(tmp_path, VALUES)
+    screened, confirmed = list_seeds(matrix)
+    assert screened == set(range(screen))
+    assert len(confirmed) == confirm
+    assert not screened & confirmed
+    # Seeds of an earlier, longer confirmation stay in the plan; those of a screening never enter.
+    designs.write(tmp_path, "{screen: 1, keep: 2, confirm: 1}")
+    for job in matrix.jobs:
+        designs.finish(job, 0.5)
+    screened, confirmed = list_seeds(designs.finish_screening(tmp_path, VALUES))
+    assert screened == {0}
+    assert confirmed == set(range(1000, 1000 + confirm))
+
+
+def test_of_equal_variants_the_first_of_the_study_is_kept(tmp_path: Path) -> None:
+    designs.write(tmp_path)
+    # 0.1 + 0.2 and 0.3 differ in the last digit.
+    matrix = designs.read(tmp_path)
+    sums = {"base": (0.0, 0.0), "a": (0.1, 0.1), "b": (0.1, 0.2), "c": (0.2, 0.1), "d": (0.3, 0.0)}
+    for job in matrix.screening_jobs:
+        designs.finish(job, sums[job.cell.variant][job.cell.seed])
+    assert kept(designs.read(tmp_path)) == ["b", "c"]
+
+
+def test_a_variant_with_a_diverged_seed_is_screened_out(tmp_path: Path) -> None:
+    designs.write(tmp_path)
+    matrix = designs.read(tmp_path)
+    for job in matrix.screening_jobs:
+        if job.cell.variant == "d" and job.cell.seed == 0:
+            designs.fail(job, "diverged")
+        elif job.cell.variant != "d":
+            designs.finish(job, VALUES[job.cell.variant])
+    matrix = designs.read(tmp_path)
+    assert kept(matrix) == ["b", "c"]
+    # Its other seed is not needed.
+    names = [job.name for job in matrix.screening_jobs if job.cell.variant == "d"]
+    assert names == ["tiny/d/0"]
+    assert matrix.screening is not None
+    assert matrix.screening.screened_out[-1].variant == "d"
+    assert matrix.screening.screened_out[-1].mean is None
+
+
+def test_fewer_variants_than_planned_are_kept_if_the_others_diverge(tmp_path: Path) -> None:
+    designs.write(tmp_path)
+    for job in designs.read(tmp_path).screening_jobs:
+        if job.cell.variant in ("base", "c"):
+            designs.finish(job, 0.5)
+        else:
+            designs.fail(job, "diverged")
+    matrix = designs.read(tmp_path)
+    assert kept(matrix) == ["c"]
+    assert {job.cell.variant for job in matrix.jobs} == {"base", "c"}
+
+
+def test_without_any_value_nothing_is_confirmed(tmp_path: Path) -> None:
+    designs.write(tmp_path)
+    for job in designs.read(tmp_path).screening_jobs:
+        designs.fail(job, "diverged")
+    matrix = designs.read(tmp_path)
+    assert kept(matrix) == []
+    assert matrix.jobs == []
+    assert [variant.name for variant in matrix.plan().variants] == ["base"]
+    # The study is not decided: a screening that is repeated can keep variants.
+    matrix.write_plan()
+    for job in matrix.screening_jobs:
+        designs.finish(job, VALUES[job.cell.variant])
+    assert kept(designs.read(tmp_path)) == ["b", "d"]
+
+
+@pytest.mark.parametrize("failure", ["error", "killed", "out-of-memory"])
+def test_a_failed_cell_keeps_the_screening_open(tmp_path: Path, failure: str) -> None:
+    designs.write(tmp_path)
+    for job in designs.read(tmp_path).screening_jobs:
+        if job.name == "tiny/a/1":
+            designs.fail(job, failure)
+        else:
+            designs.finish(job, VALUES[job.cell.variant])
+    matrix = designs.read(tmp_path)
+    assert kept(matrix) is None
+    assert matrix.jobs == []
+
+
+def test_a_result_that_is_computed_again_chooses_no_other_variants(tmp_path: Path) -> None:
+    designs.write(tmp_path)
+    matrix = designs.finish_screening(tmp_path, VALUES)
+    before = (tmp_path / "runs/tiny/screening.json").read_bytes()
+    for job in matrix.screening_jobs:
+        designs.finish(job, 1 - VALUES[job.cell.variant])
+    matrix = designs.read(tmp_path)
+    matrix.write_plan()
+    assert kept(matrix) == ["b", "d"]
+    assert (tmp_path / "runs/tiny/screening.json").read_bytes() == before
+    # Another variant is another question.
+    designs.write(tmp_path, names=(*designs.NAMES, "e"))
+    matrix = designs.read(tmp_path)
+    assert kept(matrix) is None
+    assert [job.name for job in matrix.screening_jobs if job.state() != "done"] == [
+        "tiny/e/0",
+        "tiny/e/1",
+    ]
+    for job in matrix.screening_jobs:
+        designs.finish(job, 1 - VALUES.get(job.cell.variant, 0.0))
+    assert kept(designs.read(tmp_path)) == ["a", "e"]
+
+
+def test_more_fresh_seeds_are_a_look_and_change_no_decision(tmp_path: Path) -> None:
+    designs.write(tmp_path)
+    matrix = designs.finish_screening(tmp_path, VALUES)
+    for job in matrix.jobs:
+        designs.finish(job, 0.5)
+    designs.write(tmp_path, "{screen: 2, keep: 2, confirm: 5}")
+    matrix = designs.read(tmp_path)
+    matrix.write_plan()
+    assert kept(matrix) == ["b", "d"]
+    seals = Seals.read(tmp_path / "runs/tiny/seals.json")
+    assert seals is not None
+    assert seals.added_seeds == [(1003, 1004)]
+    assert not any(seals.changes().values())
+    # Another number of kept variants is a changed decision.
+    designs.write(tmp_path, "{screen: 2, keep: 1, confirm: 5}")
+    designs.read(tmp_path).write_plan()
+    seals = Seals.read(tmp_path / "runs/tiny/seals.json")
+    assert seals is not None
+    (changed,) = seals.changes()["changed_decisions"]
+    assert changed.startswith("design (before: ")
+
+
+def test_the_seal_before_the_first_cell_has_the_design(tmp_path: Path) -> None:
+    designs.write(tmp_path)
+    matrix = designs.read(tmp_path)
+    first = matrix.seal(matrix.list_seeds())
+    assert first.design is not None
+    assert (first.design["keep"], first.design["seeds"]) == (2, [0, 1])
+    assert first.design["select"]["name"] == "val/accuracy"
+    assert first.seeds == [1000, 1001, 1002]
+    matrix = designs.finish_screening(tmp_path, VALUES)
+    # The choice of the screening is no decision of the user.
+    assert matrix.seal(matrix.list_seeds()).hash == first.hash
+
+
+def test_a_seal_of_a_study_with_seeds_is_written_as_before(tmp_path: Path) -> None:
+    matrix = expand(studies.study(tmp_path, "baseline: a\ncells: {a: {}}"), tmp_path / "runs")
+    seal = matrix.seal([0, 1])
+    assert "design" not in seal.model_dump_json()
+    assert list(json.loads(seal.model_dump_json())) == [
+        "time",
+        "results",
+        "hash",
+        "variants",
+        "baseline",
+        "seeds",
+        "metric",
+        "match",
+        "tune",
+        "exclude",
+        "stop",
+    ]
+
+
+MISTAKES = [
+    ("{screen: 2, keep: 0, confirm: 3}", "", "design.keep: input should be greater than 0, not 0"),
+    ("{screen: 2, keep: 4, confirm: 3}", "", "design.keep: 4 keeps all 4 variants beside the base"),
+    (
+        "{screen: 0, keep: 2, confirm: 3}",
+        "",
+        "design.screen: input should be greater than or equal",
+    ),
+    ("{screen: 101, keep: 2, confirm: 3}", "", "design.screen: input should be less than or equal"),
+    ("{screen: 2, keep: 2}", "", "design: needs {screen: 2, keep: 5, confirm: 12}, or {budget: 12"),
+    ("{budget: 90, keep: 2}", "", "design: `budget` chooses `keep`, so remove one of them"),
+    ("{budget: 3}", "", "design.budget: 3 trainings are too few for a screening of 4 variants; wr"),
+    ("{screne: 2}", "", "design.screne: unknown key 'screne'; did you mean 'screen'?"),
+    (
+        "{screen: 2, keep: 2, confirm: 3, select: test/accuracy}",
+        "",
+        "design.select: needs a validation metric: val/loss",
+    ),
+    (
+        "{screen: 2, keep: 2, confirm: 3, select: val/acuracy}",
+        "",
+        "design.select: 'val/acuracy' is not measured; did you mean 'val/accuracy'?",
+    ),
+    (designs.DESIGN, "seeds: 3", "design: cannot stand beside `seeds`, because it decides the see"),
+    (designs.DESIGN, "match: [parameters, flops]", "design: needs one criterion of `match`, becau"),
+    (
+        designs.DESIGN,
+        "stop: futility",
+        "stop: with 3 planned seeds no variant can have a star",
+    ),
+    (
+        designs.DESIGN,
+        "tune: {optimizer.weight_decay: [0, 1], select: val/loss, seeds: [1001]}",
+        "tune.seeds: {1001} are seeds of the final cells",
+    ),
+    (
+        designs.DESIGN,
+        "tune: {optimizer.weight_decay: [0, 1], select: val/loss, seeds: [1]}",
+        "tune.seeds: {1} are seeds of the final cells",
+    ),
+    (designs.DESIGN, "budgets: [0.5, 1]", "design: cannot stand beside `budgets`, because every"),
+    (
+        designs.DESIGN,
+        "metric: {name: train/loss}",
+        "",
+    ),
+]
+
+
+@pytest.mark.parametrize(("design", "more", "message"), MISTAKES)
+def test_mistakes_are_one_error_line(tmp_path: Path, design: str, more: str, message: str) -> None:
+    designs.write(tmp_path, design, more=more)
+    if not message:
+        # The loss of training has its counterpart on the validation split.
+        matrix = designs.read(tmp_path)
+        assert matrix.screening is not None
+        assert matrix.screening.select.name == "val/loss"
+        return
+    with pytest.raises(ConfigError) as caught:
+        designs.read(tmp_path)
+    text = str(caught.value)
+    assert message in text
+    assert re.match(r"\S+ablations\.yaml:\d+: ", text)
+    assert "\n" not in text
+
+
+def test_a_study_needs_seeds_or_a_design(tmp_path: Path) -> None:
+    path = studies.write(tmp_path, "baseline: a\ncells: {a: {}}")
+    path.write_text(path.read_text().replace("    seeds: 2\n", ""))
+    with pytest.raises(ConfigError, match=r"yaml:2: studies\.tiny\.seeds: this key is required, "):
+        read_studies(path)
+
+
+def test_products_levels_and_papers_keep_their_seeds(tmp_path: Path) -> None:
+    product = (
+        "baseline: 'lr=0.1,weight_decay=0'\ndesign: {screen: 2, keep: 2, confirm: 3}\n"
+        "axes: {optimizer.lr: [0.1, 0.2, 0.3], optimizer.weight_decay: [0, 1]}"
+    )
+    levels = (
+        "baseline: a\ndesign: {screen: 2, keep: 2, confirm: 3}\ncompare_within: [size]\n"
+        "axes: {size: {small: {}, large: {model.dim: 32}}}"
+    )
+    paper = (
+        "baseline: a\ndesign: {screen: 2, keep: 2, confirm: 3}\npaper: {file: x.yaml}\n"
+        "cells: {a: {}}"
+    )
+    messages = {
+        product: "design: is not for a product of several axes",
+        levels: "design: cannot stand beside `compare_within`",
+        paper: "design: cannot stand beside `paper`",
+    }
+    for body, message in messages.items():
+        path = studies.write(tmp_path, body)
+        path.write_text(path.read_text().replace("    seeds: 2\n", ""))
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            read_studies(path)
+
+
+def test_data_without_a_validation_split_are_refused(tmp_path: Path) -> None:
+    path = designs.write(tmp_path)
+    path.write_text(path.read_text().replace("a: {", "a: {data: {kind: cifar10, root: x}, "))
+    with pytest.raises(ConfigError, match="design: variant 'a': its data have no validation split"):
+        designs.read(tmp_path)
+
+
+def test_seeds_of_the_command_line_are_refused(tmp_path: Path) -> None:
+    designs.write(tmp_path)
+    source = read_studies(tmp_path / "ablations.yaml")["tiny"]
+    with pytest.raises(ConfigError, match="design: decides the seeds, so leave out --seeds"):
+        expand(source, tmp_path / "runs", seeds=(0, 1))
+
+
+def test_a_budget_chooses_the_design_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("base", *(f"v{number}" for number in range(10)))
+    designs.write(tmp_path, "{budget: 66}", names)
+    matrix = designs.read(tmp_path)
+    screening = matrix.screening
+    assert screening is not None
+    chosen = report_designs.choose_screening(10, 66)
+    assert chosen == (screening.screen, screening.keep, screening.confirm)
+    assert screening.count_trainings() == chosen.trainings(10) <= 66
+    assert matrix.seal(matrix.list_seeds()).design["budget"] == 66
+    matrix.write_plan()
+    # Another version of the program could choose another design.
+    other = report_designs.Screening(1, 2, 6)
+    monkeypatch.setattr(report_designs, "choose_screening", lambda *_: other)
+    again = designs.read(tmp_path).screening
+    assert again == screening
+    # A changed study is planned anew.
+    designs.write(tmp_path, "{budget: 67}", names)
+    changed = designs.read(tmp_path).screening
+    assert changed is not None
+    assert (changed.screen, changed.keep, changed.confirm) == other
+
+
+def test_the_smallest_budget_of_the_message_is_enough(tmp_path: Path) -> None:
+    for compared in (4, 5, 20):
+        fewest = report_designs.find_cheapest(compared)
+        assert report_designs.choose_screening(compared, fewest) is not None
+        assert report_designs.choose_screening(compared, fewest - 1) is None
+
+
+def test_variants_are_tuned_before_they_are_screened(tmp_path: Path) -> None:
+    tune = "tune: {optimizer.weight_decay: [0, 0.5], select: val/loss, seeds: [100]}"
+    designs.write(tmp_path, more=tune)
+    matrix = designs.read(tmp_path)
+    assert len(matrix.trials) == 10
+    assert matrix.screening_jobs == matrix.jobs == []
+    for job in matrix.trials:
+        if job.cell.variant.startswith("d@"):
+            designs.fail(job, "diverged")
+        else:
+            decay = job.cell.experiment.optimizer.weight_decay
+            designs.finish(job, 0.5 + 0.1 * decay)
+    matrix = designs.read(tmp_path)
+    assert matrix.screening is not None
+    # The metric of the search ranks the variants, too.
+    assert matrix.screening.select.name == "val/loss"
+    variants = {job.cell.variant for job in matrix.screening_jobs}
+    assert variants == {"base", "a", "b", "c"}
+    assert {j.cell.experiment.optimizer.weight_decay for j in matrix.screening_jobs} == {0.5}
+    for job in matrix.screening_jobs:
+        designs.finish(job, VALUES[job.cell.variant])
+    matrix = designs.read(tmp_path)
+    # A variant whose trials have all diverged is screened out.
+    assert kept(matrix) == ["b", "c"]
+    assert matrix.unplanned == []
+    decays = {job.cell.experiment.optimizer.weight_decay for job in matrix.jobs}
+    assert decays == {0.5}
+
+
+def test_equal_flops_hold_in_both_stages(tmp_path: Path) -> None:
+    path = designs.write(tmp_path, more="match: flops")
+    path.write_text(path.read_text().replace("d: {", "d: {attention: belief2, "))
+    matrix = designs.finish_screening(tmp_path, VALUES)
+    stretches = {}
+    for job in (*matrix.screening_jobs, *matrix.jobs):
+        stretch = job.cell.experiment.training.stretch
+        assert stretches.setdefault(job.cell.variant, stretch) == stretch
+    assert stretches["b"] == 1
+    assert stretches["d"] != 1
+
+
+def test_step_times_are_measured_before_the_screening(tmp_path: Path) -> None:
+    designs.write(tmp_path, more="match: time")
+    matrix = designs.read(tmp_path)
+    assert not matrix.is_measured
+    assert {job.cell.variant for job in matrix.screening_jobs} == {"base"}
+    assert kept(matrix) is None
+
+
+def test_a_side_study_has_a_screening_of_its_own(tmp_path: Path) -> None:
+    designs.write(tmp_path)
+    designs.finish_screening(tmp_path, VALUES)
+    changes = Mapping(Where("--set"))
+    changes.put("training.max_steps", 3, Where("--set"))
+    side = designs.read(tmp_path, changes)
+    assert side.name == "tiny@training.max_steps=3"
+    assert kept(side) is None
+    smoke = expand(read_studies(tmp_path / "ablations.yaml")["tiny"], tmp_path, smoke=True)
+    assert {job.cell.variant for job in smoke.screening_jobs} == set(designs.NAMES)
+
+
+def test_cells_of_both_stages_can_be_run_again(tmp_path: Path) -> None:
+    designs.write(tmp_path)
+    matrix = designs.finish_screening(tmp_path, VALUES)
+    for name in ("tiny/a/0", "tiny/d/1002"):
+        assert [job.name for job in select_cells([matrix], name)] == [name]
+
+
+def run(folder: Path, *words: str) -> str:
+    done = run_python(folder, "-m", "helpers.fake_cells", "ablations.yaml", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def list_runs(folder: Path, study: str = "tiny") -> list[str]:
+    """Return the cells in the order in which they have started."""
+    return (folder / "runs" / study / "ran.txt").read_text().split()
+
+
+NAMED = ("base", "a-weak", "b-good", "c-dull", "d-good")
+
+
+@pytest.mark.process
+def test_a_run_screens_and_then_confirms_and_a_cut_run_continues(tmp_path: Path) -> None:
+    designs.write(tmp_path, names=NAMED)
+    output = run(tmp_path, "--jobs", "1", "--limit", "4")
+    assert "screening: 4 cells to run" in output
+    assert "need a result of every seed before variants are chosen" in output
+    status = run_python(tmp_path, "-m", "lit_attn", "status")
+    assert "screening  not ended; then base and the best 2 x 3 fresh seeds = 9 cells" in (
+        status.stdout
+    )
+    output = run(tmp_path, "--jobs", "1")
+    assert "screening: 6 cells to run" in output
+    assert "9 cells: 0 done, 9 to run" in output
+    expected = [f"{name}/{seed}" for seed in (0, 1) for name in NAMED]
+    fresh = (1000, 1001, 1002)
+    expected += [f"{name}/{seed}" for seed in fresh for name in ("base", "b-good", "d-good")]
+    assert list_runs(tmp_path) == expected
+    output = run(tmp_path)
+    assert "9 cells: 9 done, 0 to run" in output
+    assert list_runs(tmp_path) == expected
+    status = run_python(tmp_path, "-m", "lit_attn", "status")
+    assert "19 done" in status.stdout
+    assert "screening  kept b-good, d-good, confirmed with 3 fresh seeds" in status.stdout
+
+
+@pytest.mark.process
+def test_a_screening_with_a_failed_cell_ends_with_exit_code_1(tmp_path: Path) -> None:
+    designs.write(tmp_path, names=("base", "a-weak", "crash-good", "c-dull"))
+    done = run_python(tmp_path, "-m", "helpers.fake_cells", "ablations.yaml")
+    assert done.returncode == 1
+    assert "screening: crash-good need" in done.stdout
+    assert not any(line.endswith("/1000") for line in list_runs(tmp_path))
+
+
+@pytest.mark.process
+def test_a_renamed_study_adopts_the_cells_of_both_stages(tmp_path: Path) -> None:
+    path = designs.write(tmp_path, names=NAMED)
+    run(tmp_path)
+    path.write_text(path.read_text().replace("tiny:", "small:"))
+    output = run(tmp_path, "--adopt")
+    assert output.count("adopted  ") == 19
+    assert "9 cells: 9 done, 0 to run" in output
+    record = Screening.read(tmp_path / "runs/small/screening.json")
+    assert record is not None
+    assert record.kept == ["b-good", "d-good"]
+    assert not (tmp_path / "runs/small/ran.txt").exists()
+
+
+@pytest.mark.process
+def test_futility_ends_a_kept_variant_and_no_screened_one(tmp_path: Path) -> None:
+    designs.write(
+        tmp_path,
+        "{screen: 1, keep: 2, confirm: 8}",
+        names=("base", "a-weak", "b-good", "c-dull"),
+        more="stop: futility",
+    )
+    run(tmp_path, "--jobs", "1")
+    names = list_runs(tmp_path)
+    assert sum(name.startswith("b-good/1") for name in names) == 8
+    assert sum(name.startswith("c-dull/1") for name in names) < 8
+    assert sum(name.startswith("a-weak/") for name in names) == 1
+
+
+def test_the_measured_metric_is_scaled_as_printed(tmp_path: Path) -> None:
+    designs.write(tmp_path)
+    matrix = designs.finish_screening(tmp_path, VALUES)
+    assert matrix.screening is not None
+    entry = matrix.screening.screened_out[0]
+    assert entry.mean == pytest.approx(45)
+    assert entry.by_seed == pytest.approx({"0": 46, "1": 44})
