@@ -24,6 +24,7 @@ from lit_attn.report.tables import effects, formats, results
 from lit_attn.report.tables.columns import make_scale
 from lit_attn.report.tables.formats import Cell, Table, named_table, rows_to_csv, to_csv
 from lit_attn.report.tables.labels import find_labels, label_rows, label_study
+from lit_attn.report.tables.screening import make_screening_table
 from lit_attn.report.tables.summary import (
     list_cells,
     list_unknown_settings,
@@ -241,6 +242,8 @@ def _make_further_tables(
         results.make_metrics_table(study),
         effects.make_criteria_table(study, summary, digits),
     ]
+    if study.screening is not None:
+        tables.append(make_screening_table(study.screening))
     if study.tuning:
         tables.append(make_tuning_table(study.tuning, baseline))
     if written.contrast is not None:

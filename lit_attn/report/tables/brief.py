@@ -11,6 +11,7 @@ from lit_attn.report.records.timing import TIME_MARK
 from lit_attn.report.tables import columns
 from lit_attn.report.tables.captions import SENTENCES, split_sentences
 from lit_attn.report.tables.formats import Cell, read_asset
+from lit_attn.report.tables.screening import find_words
 
 COLUMNS = ("variant", "value", "n", "difference", "p", "step_time")
 """Columns of a table whose study chooses none."""
@@ -59,6 +60,8 @@ def _find_flags(
         "no_baseline": not study.values(study.plan.baseline),
         "interim": any(cell.is_open for cell in study.cells),
         "stopped": bool(study.endings),
+        "design": study.screening is not None and bool(study.screening.kept),
+        "screening_open": study.screening is not None and study.screening.kept is None,
         "watched": study.looks is not None and study.looks.has_any(len(study.plan.seeds)),
         "failed": bool(summary["failed"].any()),
     }
@@ -75,6 +78,7 @@ def _find_flags(
         "mark": TIME_MARK,
         "busy": columns.BUSY_MARK,
         "ratio": BUSY,
+        **find_words(study),
     }
     flags = [fill(FLAGS[name], **values) for name, applies in applying.items() if applies]
     for criterion in study.plan.criteria[1:]:

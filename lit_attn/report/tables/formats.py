@@ -71,7 +71,8 @@ class Table:
 
     `shown` are the places of the columns of the brief table, and `phone` those of a narrow screen;
     if they are empty, `brief` chooses the first columns. `summary` are the lines of the brief
-    caption; if they are empty, `brief` chooses the first sentences of `notes`.
+    caption; if they are empty, `brief` chooses the first sentences of `notes`. The variants of the
+    last `screened_out` rows were screened out.
     """
 
     headings: list[str]
@@ -84,6 +85,7 @@ class Table:
     shown: tuple[int, ...] = ()
     phone: tuple[int, ...] = ()
     summary: list[str] = field(default_factory=list)
+    screened_out: int = 0
 
     @property
     def is_printed(self) -> bool:

@@ -19,9 +19,13 @@ def label_study(study: StudyRecord) -> StudyRecord:
     `names` of the returned study leads from the labels back to the names.
     """
     plan = study.plan
-    if all(variant.label is None for variant in plan.variants):
-        return study
     labels = find_labels(plan)
+    screened = [] if study.screening is None else study.screening.variants
+    for entry in screened:
+        # The plan has the kept variants only.
+        labels[entry.variant] = entry.label or entry.variant
+    if all(label == name for name, label in labels.items()):
+        return study
     variants = []
     for variant in plan.variants:
         written = variant.variant and labels.get(variant.variant, variant.variant)
@@ -42,6 +46,14 @@ def label_study(study: StudyRecord) -> StudyRecord:
             for entry in study.tuning.variants
         ]
         labelled = replace(labelled, tuning=study.tuning.model_copy(update={"variants": tuned}))
+    if study.screening is not None:
+        entries = [
+            entry.model_copy(update={"variant": labels[entry.variant]}) for entry in screened
+        ]
+        changes = {"variants": entries, "baseline": labels[study.screening.baseline]}
+        if study.screening.kept is not None:
+            changes["kept"] = [labels[name] for name in study.screening.kept]
+        labelled = replace(labelled, screening=study.screening.model_copy(update=changes))
     if study.step_times is not None:
         timed = [
             entry.model_copy(update={"variant": labels.get(entry.variant, entry.variant)})

@@ -18,6 +18,7 @@ from lit_attn.report.statistics import stats
 from lit_attn.report.tables import brief, columns
 from lit_attn.report.tables.brief import choose_places
 from lit_attn.report.tables.formats import Cell, Table, named_table, read_asset
+from lit_attn.report.tables.screening import find_words, make_screened_out_rows
 from lit_attn.report.verdicts.comparison import Comparisons, find_verdict
 from lit_attn.report.verdicts.floors import make_floor_row, warn_of_floor
 from lit_attn.schema.errors import plural
@@ -83,6 +84,8 @@ def make_results_table(
         names = [record["variant"] for record in records]
         rows.insert(names.index(plan.baseline) + 1, floor_row)
         notes.append(SENTENCES["best_floor"])
+    screened_out = make_screened_out_rows(study, shown_keys, scale.digits)
+    rows += screened_out
     has_differences = "difference" in shown_keys
     # A YAML title can span lines.
     title = " ".join(plan.title.split())
@@ -96,6 +99,7 @@ def make_results_table(
         shown=places,
         phone=choose_places(shown_keys, brief.PHONE if has_differences else brief.COLUMNS[:2]),
         summary=brief_caption,
+        screened_out=len(screened_out),
     )
 
 
@@ -133,8 +137,15 @@ def _describe_rows(study: StudyRecord, summary: pd.DataFrame) -> list[str]:
 
 
 def _describe_rules(study: StudyRecord, comparisons: Comparisons) -> list[str]:
-    """Return the sentences of the caption about looks at a running study and ended variants."""
+    """Return the sentences about the screening, looks at a running study and ended variants."""
     notes = []
+    screening = study.screening
+    if screening is not None and screening.kept is None:
+        notes.append(fill(SENTENCES["screening_open"], **find_words(study)))
+    if screening is not None and screening.kept:
+        notes.append(fill(SENTENCES["design"], **find_words(study)))
+    if screening is not None and screening.screened_out:
+        notes.append(fill(SENTENCES["screened_out"], label=screening.select.label))
     planned = len(study.plan.seeds)
     if any(cell.is_open for cell in study.cells):
         bounds = [

@@ -92,9 +92,13 @@ def draw_results(table: Table, verdicts: str) -> str:
     brief = table.brief()
     shown = choose_rows(brief)
     parts = [_wrap(table.title.rstrip("."), FILE_WIDTH), draw_table(shown, FILE_WIDTH)]
-    left_out = len(brief.rows) - len(shown.rows)
+    screened_out = brief.screened_out - shown.screened_out
+    left_out = len(brief.rows) - len(shown.rows) - screened_out
     if left_out:
         rest = plural(left_out, "undecided variant")
+        parts.append(_wrap(f"{rest} more: table.md has all rows.", FILE_WIDTH))
+    if screened_out:
+        rest = plural(screened_out, "screened-out variant")
         parts.append(_wrap(f"{rest} more: table.md has all rows.", FILE_WIDTH))
     parts += [_wrap(f"Warning: {warning}", FILE_WIDTH) for warning in table.warnings]
     parts.append(_wrap(verdicts, FILE_WIDTH))
@@ -116,7 +120,10 @@ def choose_rows(table: Table) -> Table:
     for place in range(len(table.rows)):
         if len(chosen) < MOST_ROWS:
             chosen.add(place)
-    return replace(table, rows=[table.rows[place] for place in sorted(chosen)])
+    first_screened_out = len(table.rows) - table.screened_out
+    screened_out = sum(place >= first_screened_out for place in chosen)
+    rows = [table.rows[place] for place in sorted(chosen)]
+    return replace(table, rows=rows, screened_out=screened_out)
 
 
 def draw_judgement(study: JudgedStudy, width: int = 0) -> str:
@@ -152,6 +159,7 @@ def draw_judgement(study: JudgedStudy, width: int = 0) -> str:
     headings = ["variant", "verdict", value, "difference [95 %]", "p", unit, last]
     parts = [f"{study.study}: {study.title}", draw_table(Table(headings, rows), width)]
     parts.append(_wrap(describe_verdicts(study), width))
+    parts += _describe_screening(study, width)
     parts += _describe_endings(study.variants, width)
     parts += [_wrap(f"Note: {note}", width) for note in study.notes]
     parts += [_wrap(f"Warning: {warning}", width) for warning in study.warnings]
@@ -221,6 +229,22 @@ def join_names(names: Sequence[str], most: int = 6) -> str:
     if len(names) == 1:
         return names[0]
     return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _describe_screening(study: JudgedStudy, width: int) -> list[str]:
+    """Return a line about the screening of a study with `design`."""
+    design = study.design
+    if design is None:
+        return []
+    screen = plural(design.screen, "seed")
+    if design.kept is None:
+        text = f"The screening ({screen} by {design.metric}) has not ended."
+        return [_wrap(text, width)]
+    names = [entry.label for entry in design.variants if entry.is_kept is False]
+    if not names:
+        return []
+    text = f"Screened out with {screen} by {design.metric}, nothing claimed: {join_names(names)}."
+    return [_wrap(text, width)]
 
 
 def _describe_endings(variants: Sequence[JudgedVariant], width: int) -> list[str]:
