@@ -191,6 +191,15 @@ class Training(Config):
         "is stretched with them (the `match: flops | time` of a study sets it)",
     )
     evaluate_every: PositiveInt = Field(1, description="epochs between evaluations")
+    synonyms: ClassVar[dict[str, str]] = {
+        "accumulate_grad_batches": "data.accumulate",
+        "check_val_every_n_epoch": "evaluate_every",
+        "gradient_clip_val": "clip",
+        "log_every_n_steps": "log_every",
+        "logger": "loggers",
+        "max_epochs": "epochs",
+        "num_nodes": "slurm.nodes",
+    }
     average: WeightAverage | None = Field(None, description="average of the weights to evaluate")
     stop: Stopping | None = Field(None, description="early stopping; null: never")
     compile: bool | Literal["auto", "cuda-graphs"] = outside_identity(
@@ -246,6 +255,14 @@ class Training(Config):
             )
 
     def identity(self) -> dict[str, Any]:
+    log_every: PositiveInt = outside_identity(
+        50,
+        "training steps between two whose values TensorBoard shows, as Lightning's "
+        "log_every_n_steps; shorter epochs have one such step",
+    )
+    profiler: Literal["simple", "advanced", "pytorch"] | None = outside_identity(
+        None, "Lightning's profiler, which writes to the folder of the cell; null: none"
+    )
         """Return the identity, without the callbacks that change no result."""
         # A copy, because the identity of the base class is cached.
         identity = dict(super().identity())

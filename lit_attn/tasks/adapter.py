@@ -96,9 +96,11 @@ class Adapter(HookCaller):
 
     def loss(self, batch: Any) -> Tensor:
         """Return the loss of `training_step`, which may return a dictionary with it."""
+        self.logged.clear()
         returned: Any = call_step(
             self.network.training_step, batch, self.trainer.fit_loop.batch_idx
         )
+        self.logged_in_step = self._read_numbers()
         outputs = returned if isinstance(returned, dict) else {"loss": returned}
         loss = outputs.get("loss")
         if not isinstance(loss, Tensor):
@@ -113,6 +115,31 @@ class Adapter(HookCaller):
         # The module gets what its training_step has returned, with the loss of Lightning.
         self.network.on_train_batch_end({**self.further_outputs, **outputs}, batch, batch_index)
         super().on_train_batch_end(outputs, batch, batch_index)
+
+    def on_train_epoch_end(self) -> None:
+        """Call the module's hook, and write the numbers that it logs as `train/NAME`."""
+        self.logged.clear()
+        super().on_train_epoch_end()
+        values = {f"train/{name}": float(value) for name, value in self._read_numbers().items()}
+        if not values:
+            return
+        for logger in self.loggers:
+            logger.log_metrics(values, step=self.global_step)
+
+    def _read_numbers(self) -> dict[str, Any]:
+        """Return a copy of the numbers that a hook of the training has logged, but for the loss.
+
+        The cell records the loss itself. Raises ConfigError for a value that is not one number.
+        """
+        numbers = {name: value for name, value in self.logged.items() if name != "loss"}
+        for name, value in numbers.items():
+            is_number = isinstance(value, int | float)
+            if not is_number and not (isinstance(value, Tensor) and value.numel() == 1):
+                raise ConfigError(
+                    f"task: self.log: '{name}' is of type {type(value).__name__}; in the training "
+                    "log a number or a tensor with one element, for example metric.compute()"
+                )
+        return numbers
 
     def on_validation_batch_start(
         self, batch: Any, batch_index: int, dataloader_idx: int = 0

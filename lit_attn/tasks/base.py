@@ -98,6 +98,8 @@ class TaskModule(L.LightningModule, ABC):
             # `training_step` has checked that the loss is finite, and each check makes a GPU wait.
             self.train_means[name] = MeanMetric(nan_strategy="disable")
         self.registered_means = nn.ModuleList(self.train_means.values())
+        # Numbers that the last training step of a user's module has logged, by name.
+        self.logged_in_step: dict[str, Any] = {}
         self.average: ModelEmaV3 | None = None
         self.unaveraged_epochs: int | None = None
         # Open while the weights of a sharded network are gathered for an evaluation.

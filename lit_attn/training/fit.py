@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import lightning as L
 import torch
+import yaml
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers.logger import Logger
 from torch.utils.tensorboard.summary import hparams
@@ -45,7 +46,7 @@ from lit_attn.training.recording import Console, MetricsFile, Progress
 from lit_attn.training.result import FinishedRun, Limits, UnitRecorder, make_result
 from lit_attn.training.step_values import StepValuesCallback
 from lit_attn.training.timing import make_clock
-from lit_attn.training.trainer import make_trainer
+from lit_attn.training.trainer import make_profiler, make_trainer
 
 MIXED_WITH_SHARDS = "got mixed torch.Tensor and DTensor"
 """Part of PyTorch's error about an operation with a weight of which each device has a part."""
@@ -208,6 +209,8 @@ class Attempt:
         if self.resume_from is not None:
             first_step = int(self.resume_from.stem.removeprefix("step-"))
         self.metrics.start(first_step, has_events=not self.has_copied_branch)
+        settings = yaml.safe_dump(_settings(self.cell), sort_keys=False)
+        self.metrics.events.add_text("configuration", f"```yaml\n{settings}```", first_step)
         if self.diagnostics is not None:
             self.diagnostics.start(first_step)
 
@@ -323,6 +326,7 @@ class Attempt:
             limits=self.limits,
             loggers=[self.metrics, *trackers],
             callbacks=self._list_callbacks(),
+            profiler=make_profiler(self.cell.experiment.training.profiler, self.folder),
         )
 
     def _list_callbacks(self) -> list[L.Callback]:
@@ -340,6 +344,8 @@ class Attempt:
             self.progress.steps,
             self.cell.experiment.data.batch_size,
             self.parts.data.signature.tokens,
+            # Every epoch has a value, also if it is short.
+            min(self.cell.experiment.training.log_every, self.parts.data.steps_per_epoch),
         )
         callbacks: list[L.Callback] = [self.checkpoints]
         if self.limits is None and self.cell.branches:

@@ -1,7 +1,7 @@
 """Loss, gradient norm and throughput of single training steps, for TensorBoard.
 
-Every INTERVAL steps the values of a step are copied from the device without waiting for it, and
-they are written once the copies have arrived. metrics.csv has the means of epochs only.
+The values of some steps (`training.log_every`) are copied from the device without waiting for it,
+and they are written once the copies have arrived. metrics.csv has the means of epochs only.
 """
 
 from collections import deque
@@ -12,32 +12,29 @@ import torch
 from torch import Tensor, nn
 
 from lit_attn.models.sharding import to_plain
+from lit_attn.tasks.base import TaskModule
 from lit_attn.training.recording import MetricsFile
 from lit_attn.training.timing import DeviceClock, StepTimer
 
-INTERVAL = 50
-"""Training steps between two that are recorded."""
-
 
 class StepValues(NamedTuple):
-    """Values of one step on their way from the device, which has copied them behind `mark`."""
+    """Values of one step by tag, on their way from the device, which copies them before `mark`."""
 
     step: int
-    loss: Tensor
-    gradient_norm: Tensor | None
-    samples_per_second: float | None
+    values: dict[str, Tensor]
     mark: Any
 
 
 class StepValuesCallback(L.Callback):
     """Callback that writes `steps/loss` and so on to the event file of the cell, on rank 0.
 
-    `steps/loss` is the mean over the micro-batches of this rank, `steps/gradient-norm` the joint
-    norm of all gradients before clipping, and `steps/samples-per-second` (with
-    `steps/tokens-per-second` for data with tokens) the mean since the last recorded step, by the
-    wall clock and without evaluations. `steps` has the times of the training; its callback comes
-    before this one. `batch_size` counts the samples of a step on all devices, `tokens` those of a
-    sample.
+    `steps/loss` is the mean over the micro-batches of this rank, `steps/lr` the learning rate of
+    the step, `steps/gradient-norm` the joint norm of all gradients before clipping, and
+    `steps/samples-per-second` (with `steps/tokens-per-second` for data with tokens) the mean since
+    the last recorded step, by the wall clock and without evaluations. `train/NAME` is a number that
+    the training step of a user logs. One of `interval` steps is recorded. `steps` has the times of
+    the training; its callback comes before this one. `batch_size` counts the samples of a step on
+    all devices, `tokens` those of a sample.
     """
 
     def __init__(
@@ -47,12 +44,14 @@ class StepValuesCallback(L.Callback):
         steps: StepTimer,
         batch_size: int,
         tokens: int | None,
+        interval: int,
     ) -> None:
         self.metrics = metrics
         self.clock = clock
         self.steps = steps
         self.batch_size = batch_size
         self.tokens = tokens
+        self.interval = interval
         self._losses: list[Tensor] = []
         self._gradient_norm: Tensor | None = None
         self._timed_steps = 0
@@ -62,7 +61,7 @@ class StepValuesCallback(L.Callback):
         self, trainer: L.Trainer, module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         # `global_step` counts the steps before this one.
-        if (trainer.global_step + 1) % INTERVAL == 0:
+        if (trainer.global_step + 1) % self.interval == 0:
             norm = measure_gradient_norm(module)
             scaler = getattr(trainer.precision_plugin, "scaler", None)
             if scaler is not None and norm is not None and is_scaled(optimizer):
@@ -76,11 +75,11 @@ class StepValuesCallback(L.Callback):
             return
         is_step_end = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         step = trainer.global_step if is_step_end else trainer.global_step + 1
-        if step % INTERVAL == 0:
+        if step % self.interval == 0:
             # Lightning has divided the loss of each micro-batch by their number.
             self._losses.append(outputs["loss"].detach())
             if is_step_end:
-                self._record(step)
+                self._record(step, module)
         self._write_arrived()
 
     def on_train_end(self, *_: Any) -> None:
@@ -88,32 +87,35 @@ class StepValuesCallback(L.Callback):
             self.clock.wait(values.mark)
         self._write_arrived()
 
-    def _record(self, step: int) -> None:
+    def _record(self, step: int, module: TaskModule) -> None:
         """Start to copy the values of `step` from the device."""
-        loss = copy_from_device(torch.stack(self._losses).sum())
-        norm = None if self._gradient_norm is None else copy_from_device(self._gradient_norm)
+        values = {
+            "steps/loss": torch.stack(self._losses).sum(),
+            # The schedule counts the steps before this one.
+            "steps/lr": torch.tensor(module.rate(step - 1)),
+        }
+        if self._gradient_norm is not None:
+            values["steps/gradient-norm"] = self._gradient_norm
         self._losses = []
         self._gradient_norm = None
         times = self.steps.wall_times[self._timed_steps :]
         self._timed_steps += len(times)
-        speed = None
         if times:
             speed = self.batch_size * len(times) / sum(times)
-        self._unwritten.append(StepValues(step, loss, norm, speed, self.clock.mark()))
+            values["steps/samples-per-second"] = torch.tensor(speed)
+            if self.tokens is not None:
+                values["steps/tokens-per-second"] = torch.tensor(speed * self.tokens)
+        for name, value in module.logged_in_step.items():
+            values[f"train/{name}"] = torch.as_tensor(value)
+        copies = {tag: copy_from_device(value) for tag, value in values.items()}
+        self._unwritten.append(StepValues(step, copies, self.clock.mark()))
 
     def _write_arrived(self) -> None:
         """Write the values whose copies have arrived, in the order of their steps."""
         while self._unwritten and self.clock.has_passed(self._unwritten[0].mark):
-            values = self._unwritten.popleft()
-            scalars = {"loss": values.loss.item()}
-            if values.gradient_norm is not None:
-                scalars["gradient-norm"] = values.gradient_norm.item()
-            if values.samples_per_second is not None:
-                scalars["samples-per-second"] = values.samples_per_second
-                if self.tokens is not None:
-                    scalars["tokens-per-second"] = values.samples_per_second * self.tokens
-            for name, value in scalars.items():
-                self.metrics.events.add_scalar(f"steps/{name}", value, values.step)
+            arrived = self._unwritten.popleft()
+            for tag, value in arrived.values.items():
+                self.metrics.events.add_scalar(tag, value.item(), arrived.step)
 
 
 def measure_gradient_norm(module: nn.Module) -> Tensor | None:

@@ -9,6 +9,12 @@ import lightning as L
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.profilers import (
+    AdvancedProfiler,
+    Profiler,
+    PyTorchProfiler,
+    SimpleProfiler,
+)
 
 from lit_attn.config.training import Training
 from lit_attn.tasks.base import TaskModule
@@ -27,6 +33,8 @@ NOISE = (
     "FSDP2-wrapped module .* returned a view tensor",
     # `training.precision` decides on TF32.
     "TensorFloat32 tensor cores for float32 matrix multiplication available",
+    # An epoch has fewer steps than `training.log_every`.
+    "The number of training batches .* is smaller than the logging interval",
     # Lightning itself uses a deprecated torch function.
     ".*LeafSpec.*is deprecated",
 )
@@ -44,6 +52,7 @@ def make_trainer(
     limits: Limits | None = None,
     loggers: Sequence[Logger] = (),
     callbacks: Sequence[L.Callback] = (),
+    profiler: Profiler | None = None,
 ) -> L.Trainer:
     """Return a trainer that ends after `steps` steps of `micro_batches` each.
 
@@ -81,10 +90,23 @@ def make_trainer(
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        log_every_n_steps=1,
+        log_every_n_steps=training.log_every,
+        profiler=profiler,
         num_sanity_val_steps=0,
         default_root_dir=folder,
     )
+
+
+def make_profiler(kind: str | None, folder: Path) -> Profiler | None:
+    """Return Lightning's profiler, which writes files that begin with `profile` to `folder`."""
+    if kind is None:
+        return None
+    profilers: dict[str, type[Profiler]] = {
+        "simple": SimpleProfiler,
+        "advanced": AdvancedProfiler,
+        "pytorch": PyTorchProfiler,
+    }
+    return profilers[kind](dirpath=folder, filename="profile")
 
 
 def _make_precision(training: Training, group: ProcessGroup) -> Precision:

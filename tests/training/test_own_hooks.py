@@ -1,7 +1,5 @@
 """Hooks of a LightningModule of a user: each is called at Lightning's time, or refused."""
 
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,9 @@ import torch
 import yaml
 from helpers.commands import run_python
 from helpers.finished_cells import read_weights
+from helpers.own_tasks import Plain, own_cell
 from helpers.stopping import stop_at
-from helpers.training_cells import digits_cell, folder_of, result_of
+from helpers.training_cells import folder_of, result_of
 from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 from torch.nn import functional as F
 
@@ -56,26 +55,6 @@ TOOLS = {
     "untoggle_optimizer",
 }
 """Public names of LightningModule that a class uses and does not define."""
-
-
-class Plain(L.LightningModule):
-    def __init__(self, network: torch.nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.network(images)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        images, labels = batch
-        return F.cross_entropy(self(images), labels)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        images, labels = batch
-        logits = self(images).float()
-        self.log("loss", F.cross_entropy(logits, labels))
-        self.log("error", (logits.argmax(1) != labels).float().mean())
-        return logits.argmax(1), labels
 
 
 def list_hooks() -> list[str]:
@@ -134,24 +113,6 @@ for _hook in CALLED:
     # The loss of a step calls `forward`; checkpoints are saved at other times.
     if _hook not in ("forward", "on_save_checkpoint", "on_load_checkpoint"):
         setattr(Recording, _hook, record(_hook))
-
-
-def own_cell(cls: type[L.LightningModule], monkeypatch: Any, **changes: Any) -> Cell:
-    """Return a cell of the digits whose task is `cls`."""
-    module = types.ModuleType("mine")
-    setattr(module, cls.__name__, cls)
-    monkeypatch.setitem(sys.modules, "mine", module)
-    training = {"epochs": 2, **changes.pop("training", {})}
-    cell = digits_cell(training=training, data={"augment": ["normalize"]}, **changes)
-    fields = cell.model_dump(mode="json")
-    measures = ["loss", "error"]
-    fields["experiment"]["task"] = {
-        "kind": "module",
-        "import": f"mine:{cls.__name__}",
-        "measures": measures,
-    }
-    fields["metric"] = {"name": "test/error", "goal": "min"}
-    return Cell.model_validate(fields)
 
 
 SPLIT_HOOKS = ("on_validation_epoch_start", "on_validation_epoch_end")

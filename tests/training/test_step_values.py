@@ -13,7 +13,6 @@ from torch import nn
 
 from lit_attn.cells.records import read_metrics
 from lit_attn.config.cell import Cell
-from lit_attn.training import step_values
 from lit_attn.training.step_values import StepValuesCallback, measure_gradient_norm
 from lit_attn.training.timing import DeviceClock
 
@@ -24,15 +23,9 @@ def run(cell: Cell, root: Path) -> tuple[Path, EventAccumulator]:
     return folder, EventAccumulator(str(folder)).Reload()
 
 
-@pytest.fixture
-def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_values, "INTERVAL", 1)
-
-
-@pytest.mark.usefixtures("every_step")
 @pytest.mark.parametrize("make", [digits_cell, text_cell], ids=["one batch", "two micro-batches"])
 def test_the_losses_of_an_epoch_have_its_recorded_mean(make: Any, tmp_path: Path) -> None:
-    folder, events = run(make(training={"epochs": 2}), tmp_path)
+    folder, events = run(make(training={"epochs": 2, "log_every": 1}), tmp_path)
     losses = [event.value for event in events.Scalars("steps/loss")]
     assert [event.step for event in events.Scalars("steps/loss")] == list(range(1, 9))
     means = [row.value for row in read_metrics(folder / "metrics.csv") if row.name == "train/loss"]
@@ -41,9 +34,8 @@ def test_the_losses_of_an_epoch_have_its_recorded_mean(make: Any, tmp_path: Path
         assert sum(of_epoch) / 4 == pytest.approx(mean, rel=1e-5)
 
 
-@pytest.mark.usefixtures("every_step")
 def test_every_quantity_is_written(tmp_path: Path) -> None:
-    _, events = run(text_cell(training={"epochs": 2, "clip": 1e-3}), tmp_path)
+    _, events = run(text_cell(training={"epochs": 2, "clip": 1e-3, "log_every": 1}), tmp_path)
     norms = [event.value for event in events.Scalars("steps/gradient-norm")]
     # The norms are those before clipping.
     assert min(norms) > 1e-2
@@ -54,13 +46,29 @@ def test_every_quantity_is_written(tmp_path: Path) -> None:
         assert tokens.value == pytest.approx(16 * samples.value, rel=1e-5)
 
 
+@pytest.mark.parametrize(("every", "steps"), [(3, [3, 6]), (50, [4, 8])])
 def test_steps_between_two_intervals_are_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    every: int, steps: list[int], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(step_values, "INTERVAL", 3)
-    _, events = run(digits_cell(training={"epochs": 2}), tmp_path)
-    for name in ("loss", "gradient-norm"):
-        assert [event.step for event in events.Scalars(f"steps/{name}")] == [3, 6]
+    """An epoch that is shorter than the interval has one recorded step."""
+    _, events = run(digits_cell(training={"epochs": 2, "log_every": every}), tmp_path)
+    for name in ("loss", "lr", "gradient-norm"):
+        assert [event.step for event in events.Scalars(f"steps/{name}")] == steps
+
+
+def test_a_warm_up_within_an_epoch_is_visible(tmp_path: Path) -> None:
+    cell = digits_cell(
+        training={"epochs": 2, "log_every": 1}, schedule={"kind": "cosine", "warmup": 0.5}
+    )
+    _, events = run(cell, tmp_path)
+    rates = [event.value for event in events.Scalars("steps/lr")]
+    rate = cell.experiment.schedule.rate(3e-3, 4, 2)
+    assert rates == pytest.approx([rate(step) for step in range(8)])
+    assert rates[0] < rates[1] > rates[7]
+
+
+def test_the_interval_is_not_in_the_identity() -> None:
+    assert digits_cell(training={"log_every": 1}).fingerprint == digits_cell().fingerprint
 
 
 def test_the_norm_is_that_of_all_gradients_together() -> None:
@@ -91,17 +99,19 @@ class LateDevice(DeviceClock):
         return float(last - first)
 
 
-@pytest.mark.usefixtures("every_step")
 def test_values_are_written_when_the_device_has_sent_them() -> None:
     written: list[tuple[str, int]] = []
     events = SimpleNamespace(add_scalar=lambda name, value, step: written.append((name, step)))
     clock = LateDevice()
     times = SimpleNamespace(wall_times=[])
-    callback = StepValuesCallback(SimpleNamespace(events=events), clock, times, 8, None)  # type: ignore[arg-type]
+    metrics: Any = SimpleNamespace(events=events)
+    callback = StepValuesCallback(metrics, clock, times, 8, None, 1)  # type: ignore[arg-type]
+    module: Any = SimpleNamespace(rate=lambda step: 1.0, logged_in_step={"mine": 2})
     for step in range(1, 6):
         clock.step = step
         trainer: Any = SimpleNamespace(
             global_step=step, is_global_zero=True, accumulate_grad_batches=1
         )
-        callback.on_train_batch_end(trainer, None, {"loss": torch.ones(())}, None, step - 1)
-    assert written == [("steps/loss", 1), ("steps/loss", 2)]
+        callback.on_train_batch_end(trainer, module, {"loss": torch.ones(())}, None, step - 1)
+    names = ("steps/loss", "steps/lr", "train/mine")
+    assert written == [(name, step) for step in (1, 2) for name in names]
