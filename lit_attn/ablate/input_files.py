@@ -6,7 +6,7 @@ from lit_attn.config.cell import Cell
 from lit_attn.config.data.base import Data
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.models.base import Model
-from lit_attn.config.training import MetricLogger
+from lit_attn.config.training import MetricLogger, StartWeights
 from lit_attn.schema.errors import ConfigError
 
 
@@ -39,11 +39,13 @@ def require_inputs(matrices: list[Matrix], jobs: list[Job]) -> None:
 
 def check_files(experiment: Experiment) -> None:
     """Raise ConfigError, which begins with the key, if an input file is missing or wrong."""
-    parts: list[tuple[str, Data | Model | MetricLogger]] = [
+    parts: list[tuple[str, Data | Model | MetricLogger | StartWeights]] = [
         ("data", experiment.data),
         ("model", experiment.model),
     ]
     parts += [("training.loggers", logger) for logger in experiment.training.loggers]
+    if experiment.training.weights is not None:
+        parts.append(("training.weights", experiment.training.weights))
     for section, part in parts:
         try:
             part.check_files()

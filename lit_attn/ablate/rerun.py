@@ -75,10 +75,17 @@ def _find_stale(jobs: list[Job]) -> Iterator[Job]:
         result = read_result(job.folder, job.identity)
         if result is None:
             continue
-        # A module that only training imports has no other stamp here than the recorded one.
-        code_stamps = {name: stamp for name, stamp in result.inputs.items() if name.endswith(".py")}
-        change = find_change(result.model_copy(update={"inputs": code_stamps}))
         data = job.cell.experiment.data
+        weights = {str(path) for path in job.cell.experiment.input_paths()}
+        weights -= {str(path) for path in data.input_paths()}
+        # A module that only training imports has no other stamp here than the recorded one, and
+        # weights to start with have no hash.
+        code_stamps = {
+            name: stamp
+            for name, stamp in result.inputs.items()
+            if name.endswith(".py") or name in weights
+        }
+        change = find_change(result.model_copy(update={"inputs": code_stamps}))
         data_stamps = collect_data(data.input_paths())
         has_new_code = change != "" or result.code != code_hash(job.cell.parts)
         if has_new_code:

@@ -35,7 +35,7 @@ class SetAdam(Adaptive, kind="set-adam"):
             "tau": self.tau,
             "weight_decay": self.weight_decay,
         }
-        return optimizer_class(self.parameters(module), **settings)
+        return optimizer_class(self.grouped_parameters(module), **settings)
 
 
 class JaxAdamW(AdamW, kind="jax-adamw"):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -75,6 +76,13 @@ class Experiment(Config):
         """Samples of a micro-batch on one device of a cell, at least one."""
         samples = self.data.batch_size // self.data.micro_batches
         return max(1, samples // self.training.devices)
+
+    def input_paths(self) -> list[Path]:
+        """Return the files and folders of the data, and the file of the weights to start with."""
+        paths = list(self.data.input_paths())
+        if self.training.weights is not None:
+            paths.append(self.training.weights.path)
+        return paths
 
     def identity(self) -> dict[str, Any]:
         """Return the identity, with a task of default values as its kind alone.

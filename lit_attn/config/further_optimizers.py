@@ -6,7 +6,7 @@ https://arxiv.org/abs/2302.06675; Adafactor, Shazeer & Stern 2018, https://arxiv
 """
 
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -32,7 +32,7 @@ class Lion(Optimizer, kind="lion"):
 
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
         optimizer_class = load("timm.optim:Lion")
-        parameters = self.parameters(module)
+        parameters = self.grouped_parameters(module)
         built: torch.optim.Optimizer = optimizer_class(
             parameters, lr=self.lr, betas=self.betas, weight_decay=self.weight_decay
         )
@@ -54,7 +54,7 @@ class Adafactor(Optimizer, kind="adafactor"):
         import torch
 
         return torch.optim.Adafactor(
-            self.parameters(module),
+            self.grouped_parameters(module),
             lr=self.lr,
             beta2_decay=self.beta2_decay,
             d=self.clip_threshold,
@@ -110,8 +110,12 @@ class Muon(Optimizer, kind="muon"):
                 "optimizer: muon: the network has no matrix of a hidden layer; choose adamw"
             )
         adjustments = {"original": "original", "match-adamw": "match_rms_adamw"}
+        parameters: list[Any] = list(matrices.values())
+        if self.layer_decay is not None:
+            scale_by_layer = load("lit_attn.models.layer_groups:scale_by_layer")
+            parameters = scale_by_layer(module, parameters, self.layer_decay)
         muon = torch.optim.Muon(
-            list(matrices.values()),
+            parameters,
             lr=self.lr,
             momentum=self.momentum,
             nesterov=self.nesterov,
@@ -121,9 +125,10 @@ class Muon(Optimizer, kind="muon"):
         )
         chosen = {id(parameter) for parameter in matrices.values()}
         others = load(f"{JOINED}:PartialModule")(module, chosen)
-        adamw = AdamW(**dict(self.adamw)).build(others, fused)
+        settings = AdamW(**dict(self.adamw), layer_decay=self.layer_decay)
+        adamw = settings.build(others, fused)
         for group in adamw.param_groups:
-            group["lr_scale"] = self.adamw.lr / self.lr
+            group["lr_scale"] = group.get("lr_scale", 1.0) * (self.adamw.lr / self.lr)
         joined: torch.optim.Optimizer = load(f"{JOINED}:JoinedOptimizer")([muon, adamw])
         return joined
 
@@ -162,8 +167,9 @@ class ModuleOptimizer(OwnClass, Optimizer, kind="module"):
         arguments = {"lr": self.lr, **self.arguments}
         if self.weight_decay:
             arguments["weight_decay"] = self.weight_decay
+        parameters = self.grouped_parameters(module)
         try:
-            built: torch.optim.Optimizer = optimizer_class(self.parameters(module), **arguments)
+            built: torch.optim.Optimizer = optimizer_class(parameters, **arguments)
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"optimizer: {self.target} does not accept {', '.join(arguments)}: {error}"

@@ -23,6 +23,13 @@ class Optimizer(Kind):
 
     lr: PositiveFloat = Field(description="peak learning rate, which the schedule scales")
     weight_decay: float = Field(0.0, ge=0, description="weight-decay coefficient")
+    layer_decay: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="factor of the learning rate from a block to the one before it, for "
+        "fine-tuning; the head has the complete rate, as in timm; null: equal rates",
+    )
 
     @abstractmethod
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
@@ -41,7 +48,18 @@ class Optimizer(Kind):
 
         module = torch.nn.Linear(2, 2)
         module(torch.ones(1, 2)).sum().backward()
-        self.build(module, fused=True).step()
+        # A layer alone has no blocks with different rates.
+        equal_rates = self.model_copy(update={"layer_decay": None})
+        equal_rates.build(module, fused=True).step()
+
+    def grouped_parameters(self, module: "nn.Module") -> list[Any]:
+        """Return the trainable parameters of `module`, in groups by layer if the rate differs."""
+        parameters = self.parameters(module)
+        if self.layer_decay is None:
+            return parameters
+        scale_by_layer = load("lit_attn.models.layer_groups:scale_by_layer")
+        groups: list[Any] = scale_by_layer(module, parameters, self.layer_decay)
+        return groups
 
     def parameters(self, module: "nn.Module") -> list[Any]:
         """Return the trainable parameters of `module`, or groups of them."""
@@ -57,7 +75,7 @@ class SGD(Optimizer, kind="sgd"):
         import torch
 
         return torch.optim.SGD(
-            self.parameters(module),
+            self.grouped_parameters(module),
             lr=self.lr,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
@@ -81,7 +99,7 @@ class Adaptive(Optimizer):
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
         optimizer_class = load(self.target)
         return optimizer_class(
-            self.parameters(module),
+            self.grouped_parameters(module),
             lr=self.lr,
             betas=self.betas,
             eps=self.eps,

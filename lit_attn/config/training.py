@@ -166,10 +166,40 @@ class WeightAverage(Config):
             raise ValueError("set either `decay` or `epochs`")
 
 
+class StartWeights(Config):
+    """Weights of another training, with which the cells of a study start.
+
+    The file is a cell's `checkpoints/weights.pt`, a checkpoint of Lightning or timm, or a file of
+    safetensors. An attention layer keeps the initial values of the tensors that the file lacks,
+    because the variants of a study differ in their layers.
+    """
+
+    name: str = Field(description="name of the weights, which stands for them in the identity")
+    path: Path = Field(description="file of the weights", json_schema_extra={"identity": False})
+    new: tuple[str, ...] = Field(
+        (),
+        description="patterns of parameters that keep their initial values, such as `head.*`",
+    )
+
+    def check_files(self) -> None:
+        """Raise ConfigError if there is no such file."""
+        if not self.path.is_file():
+            raise ConfigError(f"path: no file {self.path}")
+
+
 class Training(Config):
     """Length, precision and devices of a cell's training."""
 
     removed_keys: ClassVar[dict[str, Any]] = {"composition_kernel": False}
+    synonyms: ClassVar[dict[str, str]] = {
+        "accumulate_grad_batches": "data.accumulate",
+        "check_val_every_n_epoch": "evaluate_every",
+        "gradient_clip_val": "clip",
+        "log_every_n_steps": "log_every",
+        "logger": "loggers",
+        "max_epochs": "epochs",
+        "num_nodes": "slurm.nodes",
+    }
 
     epochs: PositiveInt = Field(description="passes over data, or multiples of `data.epoch_steps`")
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
@@ -190,16 +220,13 @@ class Training(Config):
         description="factor on the number of training steps, rounded to whole steps; the schedule "
         "is stretched with them (the `match: flops | time` of a study sets it)",
     )
+    weights: StartWeights | None = Field(
+        None, description="weights of another training to start with; null: those of the model"
+    )
+    freeze: tuple[str, ...] = Field(
+        (), description="patterns of the names of parameters that are not trained: `blocks.0.*`"
+    )
     evaluate_every: PositiveInt = Field(1, description="epochs between evaluations")
-    synonyms: ClassVar[dict[str, str]] = {
-        "accumulate_grad_batches": "data.accumulate",
-        "check_val_every_n_epoch": "evaluate_every",
-        "gradient_clip_val": "clip",
-        "log_every_n_steps": "log_every",
-        "logger": "loggers",
-        "max_epochs": "epochs",
-        "num_nodes": "slurm.nodes",
-    }
     average: WeightAverage | None = Field(None, description="average of the weights to evaluate")
     stop: Stopping | None = Field(None, description="early stopping; null: never")
     compile: bool | Literal["auto", "cuda-graphs"] = outside_identity(
@@ -228,6 +255,14 @@ class Training(Config):
         (), "experiment trackers that receive the metrics; tensorboard and csv are always written"
     )
 
+    log_every: PositiveInt = outside_identity(
+        50,
+        "training steps between two whose values TensorBoard shows, as Lightning's "
+        "log_every_n_steps; shorter epochs have one such step",
+    )
+    profiler: Literal["simple", "advanced", "pytorch"] | None = outside_identity(
+        None, "Lightning's profiler, which writes to the folder of the cell; null: none"
+    )
     callbacks: tuple[CallbackConfig, ...] = Field(
         (),
         description="callbacks of Lightning, which run after those of the cell; one that can "
@@ -255,14 +290,6 @@ class Training(Config):
             )
 
     def identity(self) -> dict[str, Any]:
-    log_every: PositiveInt = outside_identity(
-        50,
-        "training steps between two whose values TensorBoard shows, as Lightning's "
-        "log_every_n_steps; shorter epochs have one such step",
-    )
-    profiler: Literal["simple", "advanced", "pytorch"] | None = outside_identity(
-        None, "Lightning's profiler, which writes to the folder of the cell; null: none"
-    )
         """Return the identity, without the callbacks that change no result."""
         # A copy, because the identity of the base class is cached.
         identity = dict(super().identity())

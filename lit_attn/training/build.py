@@ -21,6 +21,7 @@ from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.tasks.base import TaskModule
 from lit_attn.training.compilation import choose_mode
 from lit_attn.training.several_devices import require_shared_losses
+from lit_attn.training.start_weights import prepare_start
 
 
 class Parts(NamedTuple):
@@ -58,7 +59,7 @@ def build(cell: Cell, device: torch.device, *, may_compile: bool = True) -> Part
             task.compile_network()
     if training.recompute == "blocks":
         recompute_blocks(network)
-    inputs = collect_inputs(cell.parts, experiment.data.input_paths())
+    inputs = collect_inputs(cell.parts, experiment.input_paths())
     return Parts(data, task, costs, inputs, is_compiled=compile_mode is not None)
 
 
@@ -89,10 +90,15 @@ def prepare_for_devices(network: nn.Module, training: Training) -> None:
 def build_task(cell: Cell, data: DataModule, network: nn.Module) -> TaskModule:
     """Return the task of a cell, with its metrics, schedules and average of the weights.
 
+    `network` gets the weights to start with, and its frozen parameters.
+
     Raises ConfigError for a configuration that cannot run.
     """
     experiment = cell.experiment
     training = experiment.training
+    kept = prepare_start(network, training)
+    if kept:
+        LOG.warning(kept)
     _warn_of_schedule(cell, data)
     rate = experiment.schedule.rate(experiment.optimizer.lr, data.steps_per_epoch, training.epochs)
     stretched_rate = stretch(rate, training.stretch)

@@ -32,6 +32,7 @@ from lit_attn.models.blocks import recompute_blocks
 from lit_attn.private_names.of_compiler import FakeTensorMode
 from lit_attn.tasks.base import TaskModule
 from lit_attn.training.live_bytes import LiveBytes
+from lit_attn.training.start_weights import freeze_parameters
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Types of products in the precisions that are mixed."""
@@ -137,6 +138,8 @@ def _extrapolate(first: MemoryEstimate, second: MemoryEstimate, share: float) ->
 def _measure_phases(experiment: Experiment, model: Model, micro_batch: int) -> Phases:
     """Return the memory of a training step of `model`, whose FFN width is solved."""
     network = factory.build(model, experiment.data, "meta").train()
+    if experiment.training.freeze:
+        freeze_parameters(network, experiment.training.freeze)
     memory = LiveBytes()
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     memory.part = "weights"

@@ -93,7 +93,7 @@ def make_result(
     provenance = checkpoints.provenance
     training = cell.experiment.training
     # Images are read while the cell trains.
-    inputs = add_changes(parts.inputs, collect_data(cell.experiment.data.input_paths()))
+    inputs = add_changes(parts.inputs, collect_data(cell.experiment.input_paths()))
     return Result(
         study=cell.study,
         variant=cell.variant,

@@ -274,7 +274,7 @@ def test_the_segmenter_of_the_study_is_the_published_set_up() -> None:
     assert (model.drop_path, model.decoder_depth, model.decoder_dropout) == (0.1, 2, 0.1)
     assert model.stride is None
     assert model.pretrained == "vit_tiny_patch16_384.augreg_in21k_ft_in1k"
-    optimizer = experiment.optimizer.model_dump()
+    optimizer = experiment.optimizer.model_dump(exclude={"layer_decay"})
     assert optimizer == {"kind": "sgd", "lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
     assert experiment.schedule.model_dump() == {"kind": "polynomial", "power": 0.9, "end": 1e-5}
     assert (training.epochs, training.evaluate_every, training.clip) == (64, 2, None)

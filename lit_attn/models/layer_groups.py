@@ -1,0 +1,56 @@
+"""Learning rates that differ by layer: groups of an optimiser's parameters by their depth."""
+
+from typing import Any
+
+from torch import nn
+
+from lit_attn.models.blocks import find_blocks
+
+KEY = "optimizer.layer_decay"
+
+
+def find_depths(module: nn.Module) -> tuple[dict[int, int], int]:
+    """Return the depth of each parameter by its id, and the depth of the output.
+
+    Parameters before the first block (embeddings) have depth 0, and those of block i (from 1) depth
+    i. After the last block, a norm belongs to this block, and the head has the depth of the output,
+    which is the number of blocks plus 1, as in timm. Other parameters belong to the block that
+    follows them. The order is that of `named_parameters`. Raises ConfigError for a network without
+    blocks.
+    """
+    blocks = list(find_blocks(module, KEY))
+    modules = dict(module.named_modules())
+    output = len(blocks) + 1
+    depths: dict[int, int] = {}
+    passed = 0
+    for name, parameter in module.named_parameters():
+        depth = 0 if passed == 0 else passed + 1
+        owner = modules[name.rpartition(".")[0]]
+        is_norm = parameter.ndim < 2 and not isinstance(owner, nn.Linear)
+        if depth == output and is_norm:
+            depth = len(blocks)
+        for number, block in enumerate(blocks, start=1):
+            if name.startswith(f"{block}."):
+                depth = passed = number
+        depths[id(parameter)] = depth
+    return depths, output
+
+
+def scale_by_layer(module: nn.Module, parameters: list[Any], decay: float) -> list[dict[str, Any]]:
+    """Return groups of `parameters` with the factor `lr_scale` of the learning rate.
+
+    The factor of a parameter is `decay` to the power of its distance from the output. `parameters`
+    are parameters of `module`, or groups of them, whose other settings the new groups keep.
+    """
+    depths, output = find_depths(module)
+    has_groups = bool(parameters) and isinstance(parameters[0], dict)
+    groups = parameters if has_groups else [{"params": parameters}]
+    scaled: list[dict[str, Any]] = []
+    for group in groups:
+        by_depth: dict[int, list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            by_depth.setdefault(depths[id(parameter)], []).append(parameter)
+        for depth, members in sorted(by_depth.items()):
+            scale = decay ** (output - depth)
+            scaled.append({**group, "params": members, "lr_scale": scale})
+    return scaled
