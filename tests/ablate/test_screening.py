@@ -1,12 +1,17 @@
 """Screening and confirmation: `design:` of a study."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from helpers import designs, studies
 from helpers.commands import run_python
+from helpers.paths import ROOT
+from helpers.runs import wait_until
 
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.ablate.rerun import select_cells
@@ -530,3 +535,52 @@ def test_the_measured_metric_is_scaled_as_printed(tmp_path: Path) -> None:
     entry = matrix.screening.screened_out[0]
     assert entry.mean == pytest.approx(45)
     assert entry.by_seed == pytest.approx({"0": 46, "1": 44})
+
+
+def count_results(folder: Path) -> int:
+    return len(list(folder.glob("runs/**/result.json")))
+
+
+def read_values(folder: Path) -> dict[str, dict[str, float]]:
+    """Return the metrics of the cells of the confirmation."""
+    plan = Plan.load(folder / "runs/tiny/plan.json")
+    metrics = {}
+    for cell in plan.cells:
+        result = json.loads((folder / "runs/tiny" / cell.path / "result.json").read_text())
+        del result["metrics"]["evaluation/seconds"]
+        metrics[f"{cell.variant}/{cell.seed}"] = result["metrics"]
+    return metrics
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_in_both_stages_gives_the_same_table(tmp_path: Path) -> None:
+    """The cells train. The first kill ends the screening, the second one the confirmation."""
+    names = ("base", "a", "b", "c")
+    folders = tmp_path / "undisturbed", tmp_path / "killed"
+    for folder in folders:
+        folder.mkdir()
+        designs.write(folder, "{screen: 1, keep: 1, confirm: 2}", names)
+    words = ("-m", "lit_attn.ablate", "ablations.yaml", "--jobs", "2")
+    assert run_python(folders[0], *words).returncode == 0
+    for results in (2, 5):
+        kill_run(folders[1], results)
+    assert run_python(folders[1], *words).returncode == 0
+    records = [(folder / "runs/tiny/screening.json").read_bytes() for folder in folders]
+    assert records[0] == records[1]
+    values = [read_values(folder) for folder in folders]
+    assert values[0] == values[1]
+    assert len(values[0]) == 4
+
+
+def kill_run(folder: Path, results: int) -> None:
+    """Run the study of `folder`; kill the runner with SIGKILL when there are `results` results."""
+    command = [sys.executable, "-m", "lit_attn.ablate", "ablations.yaml", "--jobs", "1"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with (folder / "log.txt").open("ab") as log:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+    try:
+        wait_until(lambda: count_results(folder) >= results or process.poll() is not None)
+        assert process.poll() is None, (folder / "log.txt").read_text()
+    finally:
+        process.kill()
+        process.wait()
