@@ -292,10 +292,19 @@ def format_hours(
     measured = [cell for cell in missing if cell.kind in timings]
     at_once = slots.at_once(missing)
     hours = _sum_hours(jobs, timings, planned)
-    return (
+    line = (
         f"{matrix.name}: {plural(len(missing), 'cell')} to run, {len(measured)} of them measured:"
         f" {hours.device:.2f} {slots.unit} hours, {hours.cell / at_once:.2f} hours with"
         f" {at_once} at once"
+    )
+    if matrix.screening is None or matrix.screening.kept is not None or not measured:
+        return line
+    # The kept variants are not known yet, so each cell counts as the mean of the measured ones.
+    fresh_cells = matrix.screening.confirm * (matrix.screening.keep + 1)
+    fresh_hours = hours.device / len(measured) * fresh_cells
+    return (
+        f"{line}; after the screening {plural(fresh_cells, 'cell')}: about {fresh_hours:.2f}"
+        f" {slots.unit} hours"
     )
 
 

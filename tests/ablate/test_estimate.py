@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from helpers import studies
+from helpers import designs, studies
 from helpers.commands import run_python
 
 from lit_attn.ablate.__main__ import main
@@ -47,6 +47,23 @@ def test_hours_follow_from_timings_and_devices(tmp_path: Path) -> None:
     assert format_hours(measured, timings, cores, set()) == (
         "tiny: 6 cells to run, 4 of them measured: 5.00 core hours, 1.50 hours with 2 at once"
     )
+
+
+def test_the_hours_of_a_screening_name_those_of_the_confirmation(tmp_path: Path) -> None:
+    designs.write(tmp_path)
+    screened = designs.read(tmp_path)
+    timings = {}
+    for place, variant in enumerate(designs.NAMES):
+        (kind,) = {j.cell.kind for j in screened.screening_jobs if j.cell.variant == variant}
+        timings[kind] = timing(1800 + 900 * place)
+    cores = Slots([Device(None, None)] * 4)
+    # Ten cells of an hour in the mean, and nine fresh ones.
+    assert format_hours(screened, timings, cores, set()) == (
+        "tiny: 10 cells to run, 10 of them measured: 10.00 core hours, 2.50 hours with 4 at once;"
+        " after the screening 9 cells: about 9.00 core hours"
+    )
+    confirmed = designs.finish_screening(tmp_path, dict.fromkeys(designs.NAMES, 0.5))
+    assert "after" not in format_hours(confirmed, timings, cores, set())
 
 
 def test_finished_cells_cost_nothing(tmp_path: Path) -> None:
