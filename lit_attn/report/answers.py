@@ -33,7 +33,8 @@ ActionKind = Literal["none", "run", "add-seeds", "rerun", "stop", "screen", "con
 - rerun: remove the reason why seeds have failed, and train them again.
 - stop: no number of seeds that can be paid decides an undecided variant.
 - screen: run an idea of a stream, or its baseline, as often as the screening needs.
-- confirm: run an idea that has passed the screening, and the baseline, with fresh seeds.
+- confirm: give the best variants, or an idea that has passed its screening, fresh runs, and the
+  baseline, too.
 """
 
 
@@ -413,6 +414,18 @@ class Stream(Entry):
     next_runs: int | None
 
 
+class BudgetPlan(Entry):
+    """Budget of --budget, as seconds or as a number of trainings; the other one is null.
+
+    `power` is the probability of a verdict by variant if the runs of `next` are made, predicted
+    from the measured values (empty if too few of them are known).
+    """
+
+    seconds: float | None
+    trainings: int | None
+    power: dict[str, float]
+
+
 class JudgedStudy(Entry):
     """Verdicts of a study.
 
@@ -448,6 +461,7 @@ class JudgedStudy(Entry):
     warnings: list[str]
     variants: list[JudgedVariant]
     stream: Stream | None = None
+    budget: BudgetPlan | None = None
     next: Action
 
 

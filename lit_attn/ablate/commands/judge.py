@@ -75,6 +75,13 @@ class Judge(Command):
             help="Variants are ideas, one after another; each is confirmed at a level that later"
             " ideas do not change. Their order is that of the rows, or of the seals of a study.",
         )
+        add(
+            "--budget",
+            metavar="TIME|N",
+            default="",
+            help="Say what to run next within a time (90min, 2h, 1.5d) of trainings one after"
+            " another, or within a number of trainings (40), or that it decides nothing.",
+        )
         foreign = parser.add_argument_group("runs of other programs")
         add_foreign_arguments(foreign)
         foreign.add_argument(
@@ -92,20 +99,27 @@ class Judge(Command):
         # These modules import pandas, which --help does not need.
         from lit_attn.report.answers import JudgeAnswer, write_answer
         from lit_attn.report.tables.terminal import draw_judgement
+        from lit_attn.report.verdicts.budget import read_budget
         from lit_attn.report.verdicts.judge import is_decided
 
+        if options.budget:
+            # A mistake in it is named before anything is read.
+            read_budget(options.budget)
         submissions, tables, names = _split_words(options.studies, options.runs)
         for name, option in FOREIGN.items():
             if getattr(options, name) and not tables:
                 raise ConfigError(f"{option}: is for the runs of another program; name their file")
-        if submissions and options.stream:
-            raise ConfigError(f"--stream: {submissions[0]} is a submission, judged as it was sent")
+        if submissions and (options.stream or options.budget):
+            option = "--stream" if options.stream else "--budget"
+            raise ConfigError(f"{option}: {submissions[0]} is a submission, judged as it was sent")
         judged = [_judge_submission(path) for path in submissions]
+        _check_budget(options, len(tables))
         judged += [_judge_table(path, options) for path in tables]
         has_skipped = False
         if names or not judged:
             folders = find_folders(names, options.runs)
-            verdicts = _judge_folders(folders, options.stream)
+            _check_budget(options, len(tables) + len(folders))
+            verdicts = _judge_folders(folders, options)
             has_skipped = len(verdicts) < len(folders)
             judged += verdicts
         if options.json:
@@ -114,6 +128,12 @@ class Judge(Command):
             print("\n\n".join(draw_judgement(study) for study in judged))
         are_decided = all(is_decided(study) for study in judged)
         return 0 if are_decided and not has_skipped else 1
+
+
+def _check_budget(options: Namespace, studies: int) -> None:
+    """Raise ConfigError for a budget of several studies."""
+    if options.budget and studies > 1:
+        raise ConfigError("--budget: is for one study; name it")
 
 
 def add_foreign_arguments(parser: "argparse._ArgumentGroup") -> None:
@@ -238,10 +258,11 @@ def _judge_table(path: Path, options: Namespace) -> "JudgedStudy":
         where=dict(options.where or ()),
         reader=options.reader,
         stream=options.stream,
+        budget=options.budget,
     )
 
 
-def _judge_folders(folders: list[Path], is_stream: bool) -> "list[JudgedStudy]":
+def _judge_folders(folders: list[Path], options: Namespace) -> "list[JudgedStudy]":
     """Return the verdicts of the studies in `folders`.
 
     A study that cannot be judged is skipped with a warning. Raises ConfigError if none can.
@@ -251,7 +272,7 @@ def _judge_folders(folders: list[Path], is_stream: bool) -> "list[JudgedStudy]":
     judged: list[JudgedStudy] = []
     for folder in folders:
         try:
-            judged.append(_judge_folder(folder, is_stream))
+            judged.append(_judge_folder(folder, options))
         except Exception as error:
             reason = describe_failure(error)
             if folder == folders[-1] and not judged:
@@ -260,19 +281,22 @@ def _judge_folders(folders: list[Path], is_stream: bool) -> "list[JudgedStudy]":
     return judged
 
 
-def _judge_folder(folder: Path, is_stream: bool) -> "JudgedStudy":
+def _judge_folder(folder: Path, options: Namespace) -> "JudgedStudy":
     """Return the verdicts of the study in a folder, and record that they were seen."""
     from lit_attn.ablate.origin import find_file
     from lit_attn.report.records.looks import record_look
     from lit_attn.report.records.read import read_studies
+    from lit_attn.report.verdicts.budget import plan_within, read_budget
     from lit_attn.report.verdicts.judge import judge_study
     from lit_attn.report.verdicts.next_action import make_study_command
     from lit_attn.report.verdicts.stream_verdicts import judge_sealed_stream
 
     (study,) = read_studies(folder.parent, [folder.name])
     command = make_study_command(folder, find_file(folder), study.plan)
-    judge = judge_sealed_stream if is_stream else judge_study
+    judge = judge_sealed_stream if options.stream else judge_study
     judged = judge(study, command)
+    if options.budget:
+        judged = plan_within(study, judged, read_budget(options.budget), command)
     record_look(study, folder)
     return judged
 

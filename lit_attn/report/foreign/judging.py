@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from lit_attn.report.answers import JudgedStudy
 from lit_attn.report.foreign.prepare import Choices, Prepared, make_file_name, prepare
 from lit_attn.report.foreign.table import RunTable, read_table
+from lit_attn.report.verdicts.budget import plan_within, read_budget
 from lit_attn.report.verdicts.judge import judge_study
 from lit_attn.report.verdicts.stream_verdicts import judge_stream
 
@@ -27,13 +28,15 @@ def judge(
     where: Mapping[str, str] | None = None,
     reader: str = "",
     stream: bool = False,
+    budget: str = "",
 ) -> JudgedStudy:
     """Return the verdict about every variant of the runs of any program.
 
     `runs` is a path that `read_table` reads, or a pandas frame with one row for each run. `metric`
     ends in its direction (`val_loss:min`) unless the direction is known. `pairs` is "seed" if runs
     with one seed belong together, and "none" for independent runs. With `stream` the variants are
-    ideas, one after another (`lit_attn.report.verdicts.stream`). The other arguments are those of
+    ideas, one after another (`lit_attn.report.verdicts.stream`). `budget` (`2h`, or a number of
+    trainings) limits the next action. The other arguments are those of
     `Choices`. The result has the keys of `lit-attn judge --json`; `result.model_dump()` is a
     dictionary. PyTorch is not needed. Raises ConfigError for what the runs do not have.
     """
@@ -51,8 +54,12 @@ def judge(
     table = read_table(Path(runs), reader) if isinstance(runs, str | Path) else make_table(runs)
     prepared = prepare(table, choices)
     if stream:
-        return judge_stream(prepared.study, prepared.notes)
-    return judge_study(prepared.study, notes=prepared.notes)
+        judged = judge_stream(prepared.study, prepared.notes)
+    else:
+        judged = judge_study(prepared.study, notes=prepared.notes)
+    if budget:
+        return plan_within(prepared.study, judged, read_budget(budget))
+    return judged
 
 
 def make_table(frame: "pd.DataFrame") -> RunTable:

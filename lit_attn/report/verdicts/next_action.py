@@ -44,9 +44,19 @@ def find_action(
     possible = [variant for variant in undecided if variant.pairs_for_verdict is not None]
     if possible:
         cheapest = min(possible, key=lambda variant: variant.pairs_for_verdict or 0)
+        needed = cheapest.pairs_for_verdict or 0
         if study.pairs == "none":
-            return _add_runs(study, cheapest)
-        return _add_seeds(study, cheapest, make_command)
+            reason = (
+                f": {cheapest.label} would be decided with {needed} runs of each if means and"
+                " spreads stay as measured"
+            )
+            return add_runs(study, cheapest, needed, reason)
+        reason = (
+            f": {cheapest.label} would be decided if its mean difference and its spread stay as"
+            " measured"
+        )
+        added = max(1, needed - (cheapest.seeds.pairs or 0))
+        return add_seeds(study, cheapest, added, make_command, reason)
     failed = [variant for variant in undecided if variant.seeds.failed]
     baseline_failed = any(
         cell.status != "done" for cell in study.variant_cells(study.plan.baseline)
@@ -87,11 +97,15 @@ def complete_plan(
     )
 
 
-def _add_seeds(study: StudyRecord, variant: JudgedVariant, make_command: MakeCommand) -> Action:
-    """Return the action that adds seeds until `variant` is expected to be decided."""
+def add_seeds(
+    study: StudyRecord,
+    variant: JudgedVariant,
+    added_count: int,
+    make_command: MakeCommand,
+    reason: str = "",
+) -> Action:
+    """Return the action that adds seeds to every variant, above all for `variant`."""
     plan = study.plan
-    needed = variant.pairs_for_verdict or 0
-    added_count = max(1, needed - (variant.seeds.pairs or 0))
     next_seed = max(plan.seeds) + 1
     added = list(range(next_seed, next_seed + added_count))
     seeds = [*plan.seeds, *added]
@@ -107,10 +121,7 @@ def _add_seeds(study: StudyRecord, variant: JudgedVariant, make_command: MakeCom
             f"Add {plural(added_count, 'fresh seed')} to every kept variant (`confirm:"
             f" {len(seeds)}` in the study's `design`)"
         )
-    text = (
-        f"{how}: {variant.label} would be decided if its mean difference and its spread stay as"
-        " measured. This is one more look, with a smaller level."
-    )
+    text = f"{how}{reason}. This is one more look, with a smaller level."
     return Action(
         kind="add-seeds",
         text=text,
@@ -123,18 +134,16 @@ def _add_seeds(study: StudyRecord, variant: JudgedVariant, make_command: MakeCom
     )
 
 
-def _add_runs(study: StudyRecord, variant: JudgedVariant) -> Action:
-    """Return the action that adds independent runs until `variant` is expected to be decided."""
+def add_runs(study: StudyRecord, variant: JudgedVariant, needed: int, reason: str = "") -> Action:
+    """Return the action after which `variant` and the baseline have `needed` independent runs."""
     baseline = study.plan.baseline
-    needed = variant.pairs_for_verdict or 0
     runs = {}
     for name in (baseline, variant.variant):
         missing = needed - len(list_values(study, name))
         if missing > 0:
             runs[name] = missing
     text = (
-        f"Run {describe_runs(runs)}: {variant.label} would be decided with {needed} runs of each if"
-        " means and spreads stay as measured. Judging again after each run would find differences"
+        f"Run {describe_runs(runs)}{reason}. Judging again after each run would find differences"
         " that are not there."
     )
     return _make_runs(study, text, runs)
