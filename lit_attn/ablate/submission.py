@@ -37,7 +37,7 @@ from lit_attn.report.verdicts.judge import judge_study
 from lit_attn.schema.errors import ConfigError, plural
 from lit_attn.schema.publish import hide_in_text, hide_private
 
-FILE = "submission.json"
+FILE = records.SUBMISSION
 JUDGEMENT = "judgement.json"
 
 FORMAT = 1
@@ -129,9 +129,9 @@ def read_submission(folder: Path) -> Submission:
     that do not have their hash.
     """
     path = folder / FILE
-    submission = Submission.read(path)
+    submission = Submission.read_valid(path)
     if submission is None:
-        raise ConfigError(f"{folder}: is no submission (no {FILE})")
+        raise ConfigError(f"{path}: is not what `submit` writes; get the folder again")
     if submission.format > FORMAT:
         raise ConfigError(f"{path}: was written by a newer version of lit_attn; install it")
     # The folder is what its sender wrote only if the file of hashes itself is.

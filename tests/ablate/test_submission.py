@@ -148,6 +148,11 @@ def forge_hashes(folder: Path) -> str:
     return "hash: is not that of its files"
 
 
+def tear_the_hashes(folder: Path) -> str:
+    (folder / "submission.json").write_text('{"format": 1')
+    return "submission.json: is not what `submit` writes"
+
+
 def change_a_sealed_plan(folder: Path) -> str:
     """Change the sealed plan and write all hashes anew: the seal itself does not fit then."""
     path = folder / "fake" / "seals.json"
@@ -168,6 +173,7 @@ def change_a_sealed_plan(folder: Path) -> str:
         change_judgement,
         link_a_record,
         forge_hashes,
+        tear_the_hashes,
         change_a_sealed_plan,
     ],
 )
@@ -245,6 +251,21 @@ def test_a_submission_of_a_running_study_is_a_recorded_look(
     code, output, _ = judge(Path("there"), capsys, "--json")
     assert code == 1
     assert json.loads(output)["studies"][0]["is_interim"]
+
+
+def test_no_command_changes_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A look at a running study is recorded where the study runs, not in its copy."""
+    monkeypatch.chdir(tmp_path)
+    fake_study.write_study(Path("runs"), variants=VARIANTS, seeds=9, skip=(("good", 8),))
+    assert main(["submit", "fake", "--to", "there"]) == 0
+    # Without this record a look would be recorded.
+    Path("there/fake/looks.json").unlink()
+    before = sorted(Path("there").rglob("*"))
+    assert main(["report", "there", "--reports", "reports"]) == 0
+    assert main(["judge", "fake", "--runs", "there"]) == 1
+    assert sorted(Path("there").rglob("*")) == before
 
 
 def test_a_committed_study_is_judged_from_its_submission(

@@ -42,7 +42,7 @@ def test_a_law_without_noise_is_recovered() -> None:
 
 
 def test_the_published_ladder_of_marin() -> None:
-    """Law and projections of experiments/grug/moe/README.md, from its six points."""
+    """Law and projections of the README of its mixture of experts, from its six points."""
     losses = {1e18: 3.5273, 3e18: 3.3398, 1e19: 3.1494, 3e19: 3.0066, 1e20: 2.8509, 3e20: 2.7222}
     rows = [("base", cost, loss) for cost, loss in losses.items()]
     (law,) = find(rows, asymptote=1.6, confidence=0.9).laws
@@ -54,7 +54,7 @@ def test_the_published_ladder_of_marin() -> None:
 
 
 def test_the_worked_example_of_marin() -> None:
-    """The speed-up of experiments/grug/moe/agent.md: A is about 87.7, and time counts."""
+    """The speed-up of its guide for agents: A is about 87.7, and time counts."""
     factor = (3.5422 - 1.6) * 3.82e17**0.0941
     assert factor == pytest.approx(87.7, abs=0.1)
     frame = make_frame(

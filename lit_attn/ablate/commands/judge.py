@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lit_attn.cells.records import SUBMISSION
 from lit_attn.schema.commands import Command
 from lit_attn.schema.errors import ConfigError, require
 
@@ -21,9 +22,6 @@ undecided, and which action would change a verdict at the lowest cost. A path ca
 TensorBoard, or samples of lm-evaluation-harness. Exit codes: 0: every verdict is final and decided;
 1: a verdict is undecided, or planned seeds are missing; 2: the command line or the records are
 wrong."""
-
-SUBMISSION = "submission.json"
-"""File in the folder of a submission (lit_attn.ablate.submission)."""
 
 FOREIGN = {
     "metric": "--metric",
