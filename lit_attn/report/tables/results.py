@@ -21,6 +21,7 @@ from lit_attn.report.tables.formats import Cell, Table, named_table, read_asset
 from lit_attn.report.tables.screening import find_words, make_screened_out_rows
 from lit_attn.report.verdicts.comparison import Comparisons, find_verdict
 from lit_attn.report.verdicts.floors import make_floor_row, warn_of_floor
+from lit_attn.report.verdicts.spreads import warn_of_spreads
 from lit_attn.schema.errors import plural
 
 SENTENCES: dict[str, str] = read_asset("sentences.yaml")  # Sentences of the caption.
@@ -68,7 +69,7 @@ def make_results_table(
     notes += _describe_rules(study, comparisons)
     notes += _describe_plan(study, comparisons.level)
     provenance, warnings = describe_records(study)
-    warnings = [*warn_of_floor(study), *warnings]
+    warnings = [*warn_of_floor(study), *warnings, *warn_of_spreads(study)]
     shown_keys = [column.key for column in shown]
     places = choose_places(shown_keys, keys or plan.columns or brief.COLUMNS)
     brief_caption = brief.write_brief_caption(
