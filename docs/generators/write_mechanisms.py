@@ -51,27 +51,30 @@ PATHS = """
 ## The kernel of a layer
 
 `choose_path` in [attention/dispatch.py](../lit_attn/attention/dispatch.py) selects how a layer with
-logits is computed. The first row that matches counts; a test checks this table. A *key term* is an
-addend of the logits that belongs to a key, as in a Gaussian kernel or a mixture. *Mask* is `order`
-for a window or local self-attention without another mask, and `other` for a padding or additive
-mask, or a cache that is not empty. *Device* is `flex` on a GPU where flex_attention supports the
-call: float32 or half precision, features and values from 16 to 256 wide, and several queries.
-Linear attention has no logits and computes running sums. On every path, a boolean and an additive
-form of one mask give the same result, and a query that sees no key gets zero
-([design.md](design.md), *Masks*).
+logits is computed. The first row that matches counts; a test checks this table. *Weights* are
+`formed` if heads are composed, a filter acts on the logits, or the normaliser is none of softmax,
+differential softmax, offset and sink. A sink, an offset and a differential softmax form them for a
+single query, and the last one with dropout or with masks that differ between heads. A `sink` is a
+key without value: that of the normaliser `sink`, or the offset. *Mask* is `order` for a window or
+local self-attention without another mask, and `other` for a padding or additive mask, a bias of
+pairs, or a cache that is not empty. *Device* is `flex` on a GPU where flex_attention supports the
+call: float32 or half precision, features and values from 16 to 256 wide, and several queries. On
+the device `meta` FLOPs are counted. Linear attention has no logits and computes running sums. On
+every path, a boolean and an additive form of one mask give the same result, and a query that sees
+no key gets zero ([design.md](design.md), *Masks*).
 
-| similarity | composition | normaliser | mask | dropout | device | path |
-|---|---|---|---|---|---|---|
-| any | some | any | any | any | any | FORMED |
-| any | any | not a softmax | any | any | any | FORMED |
-| M > 1 keys, key term or z z | none | softmax, offset | any | any | flex | FLEX |
-| any | none | offset | any | any | flex | FLEX |
-| any | none | softmax | order | any | flex | FLEX |
-| hard mixture | any | any | any | any | any | FORMED |
-| any | any | offset | any | any | any | FORMED |
-| M > 1 keys | none | softmax | any | yes | any | FORMED |
-| M > 1 keys or z z | none | softmax | none or causal | no | not meta | MERGED |
-| any | none | softmax | any | any | any | ONE_CALL |
+| similarity | weights | mask | dropout | device | path |
+|---|---|---|---|---|---|
+| any | formed | any | any | any | FORMED |
+| hard mixture or z z | any | any | any | flex | FLEX |
+| any | any | order | any | flex | FLEX |
+| M > 1 keys | any | not none | any | flex | FLEX |
+| M > 1 keys | any | any | yes | flex | FLEX |
+| hard mixture | any | any | any | any | FORMED |
+| M > 1 keys | any | any | yes | any | FORMED |
+| M > 1 keys or z z | no sink | causal | no | not meta | MERGED |
+| z z | no sink | none | no | not meta | MERGED |
+| any | any | any | any | any | ONE_CALL |
 
 - FORMED: the weights are formed. Up to 384 keys they are kept; beyond, they are formed for
   one chunk of queries at a time, and formed again in the backward pass.
@@ -82,7 +85,16 @@ form of one mask give the same result, and a query that sees no key gets zero
   on a GPU; tests on a CPU compare the same formulation with the reference.
 - MERGED: one kernel call with all M n keys for each slice of the batch. If attention is causal, one
   call for each of the M keys, merged by log-sum-exp.
-- ONE_CALL: one call of scaled-dot-product attention with all M n keys.
+- ONE_CALL: one call of scaled-dot-product attention with all M n keys. A number that belongs to a
+  key is the product of further features, 1 in the queries: the norms and the priors of Gaussian
+  keys, and in causal order the biases of ALiBi and of forgetting gates, whose terms of the query
+  cancel in the softmax. In half precision, and in float32 on a GPU, it is three features with the
+  bits of a bfloat16 each (in float16 one of three has the factor 1024). A sink is one token in
+  front, and `attend_with_sink` in [attention/sink.py](../lit_attn/attention/sink.py) is a function
+  for any model: its gradient includes that of the sink. Differential attention is two calls, one
+  for the values of the first head of each pair and one for those of the second. No call makes a
+  tensor of all pairs of tokens, unless there is a mask of pairs. In float32 a logit is rounded to
+  about 6e-8 of the bias of its key: 1e-4 for ALiBi's steepest slope after 4,096 tokens.
 
 *Second derivatives*, as in a gradient penalty (`create_graph=True`): FORMED has them with at most
 384 keys, filters and compiled code at any length, and ONE_CALL has them inside

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.cache import Cache, KeyValues
-from lit_attn.attention.masks import Masks
+from lit_attn.attention.masks import Masks, TokenTerms
 from lit_attn.attention.parts import LayerShape
 from lit_attn.attention.precision import wide
 
@@ -33,6 +33,14 @@ class Bias(nn.Module):
         super().__init__()
         self.part = part
 
+    def add_to(self, masks: Masks, x: Tensor, cache: Cache | None) -> Masks:
+        """Return the masks with this bias.
+
+        A bias that is a sum of a term of the query and a term of the key overrides this method, so
+        that no bias of all pairs is formed.
+        """
+        return masks.with_bias(self(x, masks, cache))
+
 
 class NoBias(Bias):
     """No bias."""
@@ -46,6 +54,15 @@ def distances(n: int, offset: int, device: torch.device) -> Tensor:
     i = torch.arange(offset, offset + n, device=device).unsqueeze(1)
     j = torch.arange(offset + n, device=device)
     return i - j
+
+
+def sees_earlier_keys_only(x: Tensor, masks: Masks) -> bool:
+    """Return True if the keys of every query of x (B, n, d) stand at or before the query.
+
+    False for a single query, whose bias has no more elements than its keys have terms, and on the
+    meta device, where FLOPs are counted, which are those of a bias of pairs.
+    """
+    return masks.is_causal and x.shape[1] > 1 and not x.is_meta
 
 
 def list_slopes(heads: int) -> list[float]:
@@ -87,6 +104,16 @@ class Alibi(Bias):
         slopes = torch.tensor(self.slopes, dtype=dtype, device=x.device)
         distance = distances(x.shape[1], masks.offset, x.device).abs().to(dtype)
         return -slopes.view(-1, 1, 1) * distance
+
+    def add_to(self, masks: Masks, x: Tensor, cache: Cache | None) -> Masks:
+        if not sees_earlier_keys_only(x, masks):
+            return super().add_to(masks, x, cache)
+        # Without |.|, the distance is a difference of positions: -slope i + slope j.
+        dtype = wide(x).dtype
+        slopes = torch.tensor(self.slopes, dtype=dtype, device=x.device).view(1, -1, 1)
+        keys = torch.arange(masks.offset + x.shape[1], device=x.device).to(dtype)
+        queries = keys[masks.offset :]
+        return masks._replace(terms=TokenTerms(-slopes * queries, slopes * keys))
 
 
 class T5Bias(Bias):
@@ -141,7 +168,18 @@ class Forgetting(Bias):
         nn.init.constant_(self.gate.bias, self.part.start)
 
     def forward(self, x: Tensor, masks: Masks, cache: Cache | None) -> Tensor:
-        # (B, H, n)
+        sums, all_sums = self._sum_log_gates(x, masks, cache)
+        return -(sums.unsqueeze(-1) - all_sums.unsqueeze(-2)).abs()
+
+    def add_to(self, masks: Masks, x: Tensor, cache: Cache | None) -> Masks:
+        if not sees_earlier_keys_only(x, masks):
+            return super().add_to(masks, x, cache)
+        # The sums decrease, so -|c_i - c_j| is c_i - c_j for every key before the query.
+        sums, all_sums = self._sum_log_gates(x, masks, cache)
+        return masks._replace(terms=TokenTerms(sums, -all_sums))
+
+    def _sum_log_gates(self, x: Tensor, masks: Masks, cache: Cache | None) -> tuple[Tensor, Tensor]:
+        """Return c of the tokens x (B, H, n), and of these and the cached ones (B, H, m)."""
         log_gates = F.logsigmoid(wide(self.gate(x))).transpose(1, 2)
         present = masks.present_keys()
         if present is not None:
@@ -154,4 +192,4 @@ class Forgetting(Bias):
                 sums = sums + cache.totals[LOG_GATES]
             cache.totals[LOG_GATES] = sums[..., -1:].clone()
             all_sums = cache.extend(LOG_GATES, sums, axis=-1)
-        return -(sums.unsqueeze(-1) - all_sums.unsqueeze(-2)).abs()
+        return sums, all_sums

@@ -5,26 +5,21 @@ key heads, M keys for every token, D head width, E width of the features, c quer
 keys that they can see.
 """
 
-import contextlib
-import math
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_attn.attention import flex, fused, path_record
 from lit_attn.attention.cache import KeyValues
 from lit_attn.attention.call import Inputs
 from lit_attn.attention.formed import Formed, attend_in_pieces, form_weights, multiply_query
-from lit_attn.attention.masks import CHUNK, Masks, in_chunks
-from lit_attn.attention.precision import as_multiplied, rounded_terms
-
-# PyTorch's kernels that take a mask, without cuDNN's.
-MASKED_KERNELS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+from lit_attn.attention.kernel_call import call_kernel
+from lit_attn.attention.masks import CHUNK, Masks, differs_between_heads, in_chunks
+from lit_attn.attention.precision import as_multiplied, rounded_terms, wide
+from lit_attn.attention.sink import attend_with_sink
 
 
 class Tokens(NamedTuple):
@@ -75,34 +70,35 @@ def choose_path(
     *,
     keys: int,
     is_hard: bool,
-    has_bias: bool,
     has_z: bool,
-    is_composed: bool,
-    normaliser: str,
+    needs_weights: bool,
+    has_sink: bool,
     mask: str,
     dropout: float,
     device: str,
 ) -> Path:
     """Return the path that computes a layer with these properties in little memory and fast.
 
-    `keys` is M. `is_hard`: the largest of a token's M logits counts. `has_bias`: the logits have a
-    term of each key. `is_composed`: heads are composed, or a filter acts on the matrix of logits.
-    `normaliser` is its kind. `mask` is "none"; "causal"; "order" for a window or
-    local self-attention, without another mask; or "other" for any other mask, a bias of pairs, a
-    factor of each query, a cache that is not empty, or cross-attention. `device` is "flex" on a GPU
-    where flex_attention supports the type and the widths, else the device's type.
+    `keys` is M. `is_hard`: the largest of a token's M logits counts. `needs_weights`: the layer
+    changes weights or logits of pairs of tokens (`_needs_weights`). `has_sink`: the normaliser has
+    a sink. `mask` is "none"; "causal"; "order" for a window or local self-attention, without
+    another mask; or "other" for any other mask, a bias of pairs, a factor of each query, a cache
+    that is not empty, or cross-attention. `device` is "flex" on a GPU where flex_attention supports
+    the type and the widths, else the device's type.
     """
-    if is_composed or normaliser not in ("softmax", "offset-softmax"):
+    if needs_weights:
         return Path.FORMED
-    needs_flex = keys > 1 or has_bias or has_z or normaliser != "softmax" or mask == "order"
-    if device == "flex" and needs_flex:
-        return Path.FLEX
+    is_several = keys > 1
     # Dropout has to drop a pair of tokens with all of its keys.
-    if is_hard or normaliser != "softmax" or (keys > 1 and dropout > 0):
+    drops_pairs = is_several and dropout > 0
+    is_ordered = mask == "order" or (is_several and mask != "none")
+    if device == "flex" and (is_hard or has_z or is_ordered or drops_pairs):
+        return Path.FLEX
+    if is_hard or drops_pairs:
         return Path.FORMED
+    is_merged = (is_several and mask == "causal") or (has_z and mask in ("none", "causal"))
     # FLOPs are counted on the meta device, which only counts those of torch's own operators.
-    is_merged = (keys > 1 or has_z) and mask in ("none", "causal")
-    if is_merged and not dropout and device != "meta":
+    if is_merged and not has_sink and not dropout and device != "meta":
         return Path.MERGED
     return Path.ONE_CALL
 
@@ -155,25 +151,33 @@ def attend(inputs: Inputs, tokens: Tokens, features: Features) -> Tensor:
     kind = features.q.device.type
     path = choose_usable_path(describe_call(inputs, features), kind)
     joined = features
-    if path is not Path.FLEX or tokens.caches_features:
-        joined = with_bias_in_columns(joined)
     # A merged call joins features and z slice by slice; only a cache needs them joined.
-    of_this_call = joined
-    if path is not Path.MERGED or tokens.caches_features:
-        joined = with_z(joined, inputs, tokens.z)
+    if path is not Path.MERGED and not tokens.caches_features:
+        joined = with_z(features, inputs, tokens.z)
     if tokens.caches_features:
         assert isinstance(inputs.cache, KeyValues)
-        joined = joined._replace(k=inputs.cache.extend("keys", joined.k))
+        of_cache = with_z(with_bias_in_columns(features), inputs, tokens.z)
+        of_cache = of_cache._replace(k=inputs.cache.extend("keys", of_cache.k))
+        if path is not Path.MERGED:
+            joined = of_cache
+    if path is Path.FORMED:
+        formed = _formed(inputs, with_bias_in_columns(joined), tokens.maps)
+        return attend_in_pieces(formed, tokens.values)
+    sink = sink_of_queries(inputs)
+    joined = with_terms_of_keys(joined, inputs.masks)
+    if path is not Path.FLEX:
+        joined = with_bias_in_columns(joined)
+    inputs = inputs._replace(masks=inputs.masks._replace(terms=None))
 
-    if path is Path.MERGED:
-        return _merged_calls(inputs, of_this_call, tokens.values)
-    if path is Path.FLEX:
-        return _flex_call(inputs, joined, tokens.values)
-    if path is Path.ONE_CALL:
-        return one_call(
-            joined.q, joined.k, tokens.values, inputs.masks, joined.scale, inputs.dropout
-        )
-    return attend_in_pieces(_formed(inputs, joined, tokens.maps), tokens.values)
+    def sum_values(values: Tensor) -> Tensor:
+        if path is Path.FLEX:
+            return _flex_call(inputs, joined, values, sink)
+        if path is Path.MERGED:
+            return _merged_calls(inputs, joined, values)
+        q, k, _, scale, _ = joined
+        return one_call(q, k, values, inputs.masks, scale, inputs.dropout, sink)
+
+    return inputs.normaliser.combine(sum_values, tokens.values)
 
 
 def weights(inputs: Inputs, features: Features) -> Tensor:
@@ -211,14 +215,33 @@ def describe_call(inputs: Inputs, features: Features) -> dict[str, Any]:
     return {
         "keys": features.k.shape[2],
         "is_hard": features.hard,
-        "has_bias": features.key_bias is not None,
         "has_z": inputs.z is not None,
-        "is_composed": len(inputs.composers) > 0 or inputs.filter.is_active,
-        "normaliser": inputs.normaliser.part.kind,
+        "needs_weights": _needs_weights(inputs),
+        "has_sink": inputs.normaliser.sink() is not None,
         "mask": mask,
         "dropout": inputs.dropout,
         "device": device,
     }
+
+
+def _needs_weights(inputs: Inputs) -> bool:
+    """Return True if the weights have to be formed: softmax sums do not determine the result."""
+    normaliser = inputs.normaliser
+    if len(inputs.composers) > 0 or inputs.filter.is_active or normaliser.softmaxes == 0:
+        return True
+    is_plain = normaliser.softmaxes == 1 and normaliser.sink() is None
+    if is_plain:
+        return False
+    # A cache would be copied, or read twice, for the few weights of one query. FLOPs, which are
+    # counted on the meta device, are those of the weights.
+    if inputs.q.shape[-2] == 1 or inputs.q.is_meta:
+        return True
+    if normaliser.softmaxes == 1:
+        return False
+    # Dropout, and a mask of a single head, act on the difference of two softmaxes.
+    visibility = inputs.masks.visibility
+    has_masks_of_heads = visibility is not None and differs_between_heads(visibility)
+    return has_masks_of_heads or inputs.dropout > 0
 
 
 def _kind_of_masks(masks: Masks) -> str:
@@ -259,6 +282,9 @@ def bias_in_columns(q: Tensor, k: Tensor, bias: Tensor | None) -> tuple[Tensor, 
     """
     if bias is None:
         return q, k
+    # Autocast would round the columns once more.
+    q = as_multiplied(q)
+    k = as_multiplied(k)
     ones = torch.ones_like(q[..., :1])
     q_parts = [q]
     k_parts = [k]
@@ -266,6 +292,35 @@ def bias_in_columns(q: Tensor, k: Tensor, bias: Tensor | None) -> tuple[Tensor, 
         q_parts.append(factor * ones)
         k_parts.append(term)
     return torch.cat(q_parts, -1), torch.cat(k_parts, -1)
+
+
+def with_terms_of_keys(features: Features, masks: Masks) -> Features:
+    """Return features with the terms of the keys in `masks.terms`, if any, in their bias.
+
+    The terms of the queries are left out: they are equal for all keys but the sink.
+    """
+    if masks.terms is None:
+        return features
+    bias = (masks.terms.of_keys / features.scale).unsqueeze(2)
+    if features.key_bias is not None:
+        bias = features.key_bias + bias
+    return features._replace(key_bias=bias.expand(features.k.shape[:-1]))
+
+
+def sink_of_queries(inputs: Inputs) -> Tensor | None:
+    """Return the logit of the sink for every query, broadcastable to (B, H, n), or None.
+
+    It is relative to the terms of the queries, which the logits of the other keys leave out.
+    """
+    logit = inputs.normaliser.sink()
+    if logit is None:
+        return None
+    if isinstance(logit, Tensor):
+        sink = logit.view(-1, 1)
+    else:
+        sink = wide(inputs.q).new_full((1, 1), logit)
+    terms = inputs.masks.terms
+    return sink if terms is None else sink - terms.of_queries
 
 
 def with_z(features: Features, inputs: Inputs, all_z: Tensor | None) -> Features:
@@ -295,9 +350,8 @@ def _merged_calls(inputs: Inputs, features: Features, values: Tensor) -> Tensor:
     return fused.attend(q, k, z, values, inputs.masks.is_causal, features.scale)
 
 
-def _flex_call(inputs: Inputs, joined: Features, values: Tensor) -> Tensor:
+def _flex_call(inputs: Inputs, joined: Features, values: Tensor, sink: Tensor | None) -> Tensor:
     """Return the sums of the path FLEX, in the precision that autocast would choose."""
-    part = inputs.normaliser.part
     bias = joined.key_bias
     scores = flex.Scores(
         q=as_multiplied(joined.q),
@@ -306,30 +360,43 @@ def _flex_call(inputs: Inputs, joined: Features, values: Tensor) -> Tensor:
         masks=inputs.masks,
         scale=joined.scale,
         dropout=inputs.dropout,
-        log_offset=math.log(part.offset) if part.kind == "offset-softmax" else None,
+        sink=sink,
     )
     return flex.attend(scores, as_multiplied(values), joined.hard)
 
 
-def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropout: float) -> Tensor:
-    """Return softmax(scale q k^T) v over all M n' keys, (B, H, n, D).
+def one_call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    masks: Masks,
+    scale: float,
+    dropout: float,
+    sink: Tensor | None = None,
+) -> Tensor:
+    """Return softmax(scale q k^T) v over all M n' keys and the sink, (B, H, n, D).
 
-    q (B, H, n, E), k (B, H, M, n', E), v (B, H, n', D). With a window it is one call for each chunk
-    of queries, which reads the keys in their windows and needs no mask of size n x M n'.
+    q (B, H, n, E), k (B, H, M, n', E), v (B, H, n', D), `sink` broadcastable to (B, H, n) or None.
+    With a window it is one call for each chunk of queries, which reads the keys in their windows
+    and needs no mask of size n x M n'.
     """
     n = q.shape[-2]
     m, keys = k.shape[2:4]
-    if m == 1 and masks.is_causal_only:
-        return _call(q, k, v, None, masks.is_causal, scale, dropout)
-    size = n
+    if masks.is_causal_only and (m == 1 or not masks.is_causal):
+        return _call(q, k, v, None, masks.is_causal, scale, dropout, sink)
+    chunks = [slice(0, n)]
     if masks.window is not None and not v.is_meta:
-        size = max(CHUNK, masks.window)
+        chunks = in_chunks(n, max(CHUNK, masks.window))
     sums = []
-    for rows in in_chunks(n, size):
+    for rows in chunks:
         columns = masks.visible(rows, keys)
         mask = masks.combined(rows, columns, keys, q.device, q.dtype)
         visible_k, visible_v = k[..., columns, :], v[..., columns, :]
-        sums.append(_call(q[:, :, rows], visible_k, visible_v, mask, False, scale, dropout))
+        sink_of_rows = sink
+        if sink is not None and sink.shape[-1] > 1:
+            sink_of_rows = sink[..., rows]
+        queries = q[:, :, rows]
+        sums.append(_call(queries, visible_k, visible_v, mask, False, scale, dropout, sink_of_rows))
     if len(sums) == 1:
         return sums[0]
     return torch.cat(sums, dim=-2)
@@ -343,47 +410,24 @@ def _call(
     is_causal: bool,
     scale: float,
     dropout: float,
+    sink: Tensor | None,
 ) -> Tensor:
-    """Return `one_call` of the queries of a chunk for the keys that they can see.
-
-    Flash attention needs one width of q, k and v, on a GPU a multiple of 8: zeros pad them.
-    """
+    """Return `one_call` of the queries of a chunk for the keys that they can see."""
     queries, features = q.shape[-2:]
     m, n = k.shape[2:4]
-    width = v.shape[-1]
-    differ_in_size = m > 1 or features != width
-    if queries == 1 and mask is None and differ_in_size and q.dtype.itemsize >= 4:
-        # Values need neither copies for M keys nor zeros up to the width of the keys.
-        logits = multiply_query(q, k, scale)
-        return logits.flatten(2).softmax(-1).view_as(logits).sum(2) @ v
-    if mask is not None and m > 1:
-        # The mask of the tokens is that of each of their M keys.
-        repeats = [1] * (mask.ndim - 1)
-        mask = mask.expand(*mask.shape[:-1], n).repeat(*repeats, m)
-    full = features if features == width else fused.supported_width(features, q)
-    values = fused.padded(v, full)
+    if sink is None and queries == 1 and mask is None and q.dtype.itemsize >= 4:
+        differ_in_size = m > 1 or features != v.shape[-1]
+        if differ_in_size:
+            # Values need neither copies for M keys nor zeros up to the width of the keys.
+            logits = multiply_query(q, k, scale)
+            return logits.flatten(2).softmax(-1).view_as(logits).sum(2) @ v
     if m > 1:
-        values = values.repeat(1, 1, m, 1)
-    with _kernels_for(mask):
-        out = F.scaled_dot_product_attention(
-            fused.padded(q, full),
-            fused.padded(k, full).flatten(2, 3),
-            values,
-            mask,
-            dropout_p=dropout,
-            is_causal=is_causal,
-            scale=scale,
-        )
-    return out[..., :width]
-
-
-def _kernels_for(mask: Tensor | None) -> contextlib.AbstractContextManager[Any]:
-    """Return a context without cuDNN's kernel if there is a mask on a GPU.
-
-    From PyTorch 2.11 on, Hopper and Blackwell cards prefer it. For a query that sees no key it
-    returns numbers instead of zeros, and with some lengths its gradients are not numbers
-    (https://github.com/pytorch/pytorch/issues/196678).
-    """
-    if mask is None or mask.device.type != "cuda":
-        return contextlib.nullcontext()
-    return sdpa_kernel(MASKED_KERNELS)
+        v = v.repeat(1, 1, m, 1)
+        if mask is not None:
+            # The mask of the tokens is that of each of their M keys.
+            repeats = [1] * (mask.ndim - 1)
+            mask = mask.expand(*mask.shape[:-1], n).repeat(*repeats, m)
+    keys = k.flatten(2, 3)
+    if sink is not None:
+        return attend_with_sink(q, keys, v, sink, mask, dropout, is_causal, scale)
+    return call_kernel(q, keys, v, mask, is_causal, scale, dropout)

@@ -82,8 +82,8 @@ class Scores(NamedTuple):
 
     q (B, H, n, E), k (B, H, M, n', E) and key_bias (B, H, M, n') or None. `scale` multiplies the
     products of q and k, not `key_bias`. `dropout` is the probability of dropping a pair.
-    `log_offset` is the logarithm of a number that is added to each sum of exponentials, or None.
-    `largest` has the only key of a token that counts for a query, or is None: all M count.
+    `sink` is the logit of a key without value, broadcastable to (B, H, n), or None. `largest` has
+    the only key of a token that counts for a query, or is None: all M count.
     """
 
     q: Tensor
@@ -92,7 +92,7 @@ class Scores(NamedTuple):
     masks: Masks
     scale: float
     dropout: float
-    log_offset: float | None
+    sink: Tensor | None
     largest: "LargestKeys | None" = None
 
 
@@ -154,7 +154,7 @@ def weighted_sums(scores: Scores, v: Tensor) -> Tensor:
     if m > 1:
         values = v.unsqueeze(3).expand(-1, -1, -1, m, -1).flatten(2, 3)
     order = _order(scores.masks, scores.q.shape[2], tokens, m, scores.q.device)
-    needs_lse = scores.log_offset is not None or scores.dropout > 0
+    needs_lse = scores.sink is not None or scores.dropout > 0
     if not needs_lse:
         return flex_attention(
             scores.q,
@@ -176,8 +176,8 @@ def weighted_sums(scores: Scores, v: Tensor) -> Tensor:
         _, lse_of_all = _with_lse(scores, keys, few_values, _score_mod(scores, None), order)
         factor = _exp_of_difference(lse, lse_of_all) / (1 - scores.dropout)
         lse = lse_of_all
-    if scores.log_offset is not None:
-        share = torch.sigmoid(lse - scores.log_offset)
+    if scores.sink is not None:
+        share = torch.sigmoid(lse - scores.sink)
         factor = share if factor is None else factor * share
     assert factor is not None
     return (wide(out) * factor.unsqueeze(-1)).to(out.dtype)

@@ -111,11 +111,19 @@ def _attend_in_turn(formed: Formed, v: Tensor) -> Tensor:
     many queries it has.
     """
     leaves, structure = tree_flatten(
-        (formed.q, formed.k, v, formed.maps, formed.masks.visibility, formed.masks.bias)
+        (
+            formed.q,
+            formed.k,
+            v,
+            formed.maps,
+            formed.masks.visibility,
+            formed.masks.bias,
+            formed.masks.terms,
+        )
     )
     # `attend_chunk` outlives the backward pass. So it must not refer to `formed` or to any other
     # tensor of a token, only to modules and numbers.
-    masks_without_tensors = formed.masks._replace(visibility=None, bias=None)
+    masks_without_tensors = formed.masks._replace(visibility=None, bias=None, terms=None)
     composers = formed.composers
     normaliser = formed.normaliser
     formed_filter = formed.filter
@@ -124,9 +132,9 @@ def _attend_in_turn(formed: Formed, v: Tensor) -> Tensor:
     dropout = formed.dropout
 
     def attend_chunk(rows: slice, *parts: Tensor | None) -> Tensor:
-        q, k, values, maps, visibility, bias = tree_unflatten(parts, structure)
+        q, k, values, maps, visibility, bias, terms = tree_unflatten(parts, structure)
         chunk = Formed(
-            masks=masks_without_tensors._replace(visibility=visibility, bias=bias),
+            masks=masks_without_tensors._replace(visibility=visibility, bias=bias, terms=terms),
             q=q,
             k=k,
             maps=maps,

@@ -331,7 +331,7 @@ class Attention(nn.Module):
             offset=offset,
             is_cross=is_cross,
         )
-        masks = masks.with_bias(self.bias(x, masks, cache))
+        masks = self.bias.add_to(masks, x, cache)
         call = Inputs(
             x=x,
             memory=memory,

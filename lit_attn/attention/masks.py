@@ -19,6 +19,16 @@ CHUNK = 128
 HIDES_FROM = torch.finfo(torch.float16).min / 2
 
 
+class TokenTerms(NamedTuple):
+    """Bias of pairs of tokens that is a sum of a term of the query and a term of the key.
+
+    `of_queries` (B or 1, H, queries) and `of_keys` (B or 1, H, n) are in float32 or wider.
+    """
+
+    of_queries: Tensor
+    of_keys: Tensor
+
+
 class Masks(NamedTuple):
     """All masks of one call.
 
@@ -27,7 +37,8 @@ class Masks(NamedTuple):
     `split_mask` makes them from a mask of scaled-dot-product attention. `window`: a query sees the
     keys at a distance below it. `without_self`: no token attends to itself. `offset` is the number
     of cached keys before the first query's own key, so there are n - offset queries. In
-    cross-attention (`is_cross`) queries have no keys of their own.
+    cross-attention (`is_cross`) queries have no keys of their own. `terms` are a further bias of
+    the pairs that are visible, without a tensor of all pairs.
     """
 
     visibility: Tensor | None
@@ -37,6 +48,7 @@ class Masks(NamedTuple):
     without_self: bool
     offset: int = 0
     is_cross: bool = False
+    terms: TokenTerms | None = None
 
     @property
     def is_causal_only(self) -> bool:
@@ -121,7 +133,12 @@ class Masks(NamedTuple):
 
     def bias_of_chunk(self, rows: slice, columns: slice, n: int) -> Tensor | None:
         """Return the finite bias of a chunk, or None."""
-        return None if self.bias is None else _cut(self.bias, rows, columns, n)
+        bias = None if self.bias is None else _cut(self.bias, rows, columns, n)
+        if self.terms is None:
+            return bias
+        of_queries = self.terms.of_queries[..., rows].unsqueeze(-1)
+        of_pairs = of_queries + self.terms.of_keys[..., columns].unsqueeze(-2)
+        return of_pairs if bias is None else bias + of_pairs
 
     def visible(self, rows: slice, n: int) -> slice:
         """Return the smallest slice of keys with all keys that the queries of `rows` can see."""

@@ -15,7 +15,8 @@ Shapes: B batch, H heads, n tokens, D head width, c queries of a chunk, m keys, 
 """
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,17 @@ class Normaliser(nn.Module):
     means everywhere.
     """
 
+    softmaxes: ClassVar[int] = 0
+    """Number of softmax sums that `combine` needs; 0 if the weights have to be formed.
+
+    A subclass with its own `forward` has its own number, 0 unless it sets another one.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "forward" in vars(cls) and "softmaxes" not in vars(cls):
+            cls.softmaxes = 0
+
     def __init__(self, part: Any, shape: LayerShape) -> None:
         super().__init__()
         self.part = part
@@ -49,6 +61,18 @@ class Normaliser(nn.Module):
         logits = wide(logits)
         logits = logits.squeeze(3) if logits.shape[3] == 1 else logits.logsumexp(3)
         return self(logits, visible)
+
+    def combine(self, attend: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
+        """Return the weighted sums (B, H, n, D) of v (B, H, m, D), without forming the weights.
+
+        `attend` returns the sums of a softmax over the keys and the sink for any values like v. It
+        is called `softmaxes` times.
+        """
+        return attend(v)
+
+    def sink(self) -> Tensor | float | None:
+        """Return the logit, one or (H), of a key without value that every query sees, or None."""
+        return None
 
     def finish(self, heads: Tensor) -> Tensor:
         """Return the heads' weighted sums (B, H, n, D) after what follows them; unchanged here."""
@@ -60,6 +84,8 @@ class Normaliser(nn.Module):
 
 class Softmax(Normaliser):
     """a_ij = exp(s_ij) / sum_j exp(s_ij)."""
+
+    softmaxes = 1
 
     def forward(self, logits: Tensor, visible: Tensor | None) -> Tensor:
         return logits.softmax(-1)
@@ -86,13 +112,20 @@ class Sigmoid(Normaliser):
 class OffsetSoftmax(Normaliser):
     """a_ij = exp(s_ij) / (offset + sum_j exp(s_ij))."""
 
+    softmaxes = 1
+
     def forward(self, logits: Tensor, visible: Tensor | None) -> Tensor:
-        share = torch.sigmoid(logits.logsumexp(-1, keepdim=True) - math.log(self.part.offset))
+        share = torch.sigmoid(logits.logsumexp(-1, keepdim=True) - self.sink())
         return logits.softmax(-1) * share
+
+    def sink(self) -> float:
+        return math.log(self.part.offset)
 
 
 class Sink(Normaliser):
     """a_ij = exp(s_ij) / (exp(b_m) + sum_j exp(s_ij))."""
+
+    softmaxes = 1
 
     def __init__(self, part: Any, shape: LayerShape) -> None:
         super().__init__(part, shape)
@@ -106,6 +139,9 @@ class Sink(Normaliser):
         sink = wide(self.logit).view(-1, 1, 1)
         share = torch.sigmoid(logits.logsumexp(-1, keepdim=True) - sink)
         return logits.softmax(-1) * share
+
+    def sink(self) -> Tensor:
+        return wide(self.logit)
 
 
 class Softpick(Normaliser):
@@ -139,6 +175,7 @@ class Differential(Normaliser):
     head's width, one set for the layer (eq. 2). A pair of heads is normalised as one head (eq. 3).
     """
 
+    softmaxes = 2
     part: DifferentialConfig
 
     def __init__(self, part: DifferentialConfig, shape: LayerShape) -> None:
@@ -174,10 +211,24 @@ class Differential(Normaliser):
         # can overwrite before it has computed the gradient of `factor` (LOG.md).
         pairs = weights.unflatten(1, (-1, 2))
         first, second = pairs.select(2, 0), pairs.select(2, 1)
+        return (first - self._factor() * second).repeat_interleave(2, 1)
+
+    def combine(self, attend: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
+        """Return the sums from two calls: both heads of a pair for the values of either head."""
+        of_heads = []
+        for head in range(2):
+            values = v.unflatten(1, (-1, 2)).select(2, head).repeat_interleave(2, 1)
+            sums = attend(values)
+            pairs = wide(sums).unflatten(1, (-1, 2))
+            first, second = pairs.select(2, 0), pairs.select(2, 1)
+            of_heads.append((first - self._factor() * second).to(sums.dtype))
+        return torch.stack(of_heads, 2).flatten(1, 2)
+
+    def _factor(self) -> Tensor:
+        """Return lambda in float32 or wider."""
         q, k = wide(self.vectors).chunk(2)
         lambda_1, lambda_2 = (q * k).sum(-1).exp()
-        factor = lambda_1 - lambda_2 + self.lambda_init
-        return (first - factor * second).repeat_interleave(2, 1)
+        return lambda_1 - lambda_2 + self.lambda_init
 
     def finish(self, heads: Tensor) -> Tensor:
         """Return (1 - lambda_init) RMSNorm of each pair of heads, side by side."""

@@ -48,16 +48,25 @@ def multiply(equation: str, q: Tensor, k: Tensor, scale: float) -> Tensor:
         return torch.einsum(equation, wide(q) * scale, wide(k))
 
 
+def multiplies_in_tf32(x: Tensor) -> bool:
+    """Return True if products of x may be rounded to TF32, which has the bits of a bfloat16."""
+    return x.is_cuda and x.dtype == torch.float32
+
+
 def rounded_terms(x: Tensor, like: Tensor) -> list[tuple[float, Tensor]]:
     """Return factors and terms of `like`'s precision: the sum of the products is x.
 
     If `like` is coarser than x, the terms are x rounded and the rest: in bfloat16 alone, |k|^2 / 2
-    of a few dozen would be off by a quarter, and so would the logit. In float16 a third term has
-    the factor `COARSE`, because |k|^2 / 2 overflows from |k| = 362. Up to |k| = 11,585 the sum is
-    exact to 22 bits; a larger x is limited to the largest sum.
+    of a few dozen would be off by a quarter, and so would the logit. Three terms of bfloat16 have
+    the 24 bits of float32, which a bias of thousands needs. In float16 one of three terms has the
+    factor `COARSE`, because |k|^2 / 2 overflows from |k| = 362. Up to |k| = 11,585 the sum is exact
+    to 22 bits; a larger x is limited to the largest sum.
     """
-    if like.dtype == x.dtype:
+    is_rounded_to_tf32 = multiplies_in_tf32(like)
+    if like.dtype == x.dtype and not is_rounded_to_tf32:
         return [(1.0, x)]
+    if like.dtype == torch.bfloat16 or is_rounded_to_tf32:
+        return _bfloat16_terms(x, like.dtype)
     terms = []
     if not keeps_range(like):
         limit = COARSE * torch.finfo(like.dtype).max
@@ -70,3 +79,15 @@ def rounded_terms(x: Tensor, like: Tensor) -> list[tuple[float, Tensor]]:
     high = x.to(like.dtype)
     rest = (x - high.to(x.dtype)).to(like.dtype)
     return [*terms, (1.0, high), (1.0, rest)]
+
+
+def _bfloat16_terms(x: Tensor, dtype: torch.dtype) -> list[tuple[float, Tensor]]:
+    """Return three terms of type `dtype` with the bits of a bfloat16 each, whose sum is x.
+
+    All columns of the same factor have one gradient, so the first one passes it on alone.
+    """
+    high = x.to(torch.bfloat16)
+    rest = x.detach() - high.detach().to(x.dtype)
+    middle = rest.to(torch.bfloat16)
+    low = (rest - middle.to(x.dtype)).to(torch.bfloat16)
+    return [(1.0, term.to(dtype)) for term in (high, middle, low)]

@@ -130,14 +130,18 @@ def list_cases(device: torch.device, is_short: bool) -> list[Case]:
 
 
 def list_presets(is_short: bool, device: torch.device) -> list[str]:
-    """Return all presets, or in the short form one for each set of properties of a call."""
+    """Return all presets, or in the short form one for each kind of computation.
+
+    That are the properties of a call, and the parts that turn products into weights.
+    """
     if not is_short:
         return list(PRESETS)
-    by_properties: dict[str, str] = {}
-    for name in PRESETS:
+    by_kind: dict[str, str] = {}
+    for name, spec in PRESETS.items():
         properties = read_properties(build_layer(name, SHAPES[0]).to(device), device, False)
-        by_properties.setdefault(str(properties), name)
-    return list(by_properties.values())
+        kinds = [spec.parts[family].kind for family in ("similarity", "bias", "normaliser")]
+        by_kind.setdefault(f"{properties} {kinds}", name)
+    return list(by_kind.values())
 
 
 def build_layer(name: str, shape: Shape) -> Attention:

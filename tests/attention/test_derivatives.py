@@ -91,7 +91,7 @@ def test_derivatives_are_those_of_the_formula_or_an_error(
 def layer_of_operator(operator: str, monkeypatch: pytest.MonkeyPatch) -> Attention:
     """Return a layer that computes with `operator`."""
     if operator == "attend":
-        return make(PRESETS["mgk"])
+        return make(PRESETS["belief2"])
     monkeypatch.setattr(formed, "ONE_CHUNK_UP_TO", 0)
     monkeypatch.setattr(formed, "CHUNK", 4)
     return make(PRESETS["dcmha"])
@@ -147,7 +147,7 @@ def test_a_gradient_with_a_graph_is_the_gradient(
 
 def test_a_constant_in_forward_mode_is_no_error() -> None:
     """Attention may be called while something else is derived."""
-    layer = make(PRESETS["mgk"])
+    layer = make(PRESETS["belief2"])
     x = tokens()
     with forward_ad.dual_level(), torch.no_grad():
         torch.testing.assert_close(layer(x), reference.attention(layer, x))

@@ -13,24 +13,25 @@ from torch import Tensor
 
 from lit_attn.attention import flex, formed, reference
 from lit_attn.attention.dispatch import Path, choose_path
+from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.masks import Masks
-from lit_attn.attention.parts import OffsetSoftmaxConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 
 N = 9
 
 
 def takes_flex(spec: AttentionSpec) -> bool:
-    """Return True if a GPU computes a layer with these parts on the path FLEX."""
+    """Return True if a GPU computes a causal layer with these parts on the path FLEX."""
     similarity = spec.similarity
+    layer = attn_layer(spec)(DIM, HEADS)
+    softmaxes = layer.normaliser.softmaxes
     path = choose_path(
         keys=getattr(similarity, "keys", 1),
         is_hard=getattr(similarity, "assignment", "soft") == "hard",
-        has_bias=similarity.kind in ("gaussian", "mixture"),
         has_z=bool(spec.zz),
-        is_composed=len(spec.compose.places()) > 0 or spec.filter.kind != "none",
-        normaliser=spec.normaliser.kind,
-        mask="none" if spec.window is None else "order",
+        needs_weights=layer.filter.is_active or len(layer.composers) > 0 or not softmaxes,
+        has_sink=layer.normaliser.sink() is not None,
+        mask="causal" if spec.window is None else "order",
         dropout=0.0,
         device="flex",
     )
@@ -40,9 +41,16 @@ def takes_flex(spec: AttentionSpec) -> bool:
 SPECS = [spec for spec in attention_cases.all_specs() if takes_flex(spec)]
 HARD = {"kind": "mixture", "assignment": "hard"}
 SPECS += [
-    AttentionSpec(normaliser=OffsetSoftmaxConfig(offset=0.3)),
     AttentionSpec.model_validate({"similarity": {**HARD, "keys": 3}, "zz": True, "window": 4}),
     AttentionSpec.model_validate({"preset": "mgk", "window": 3, "normaliser": "offset-softmax"}),
+    AttentionSpec.model_validate({"preset": "mgk", "bias": "forgetting", "normaliser": "sink"}),
+    AttentionSpec.model_validate({"preset": "differential", "zz": True}),
+]
+# In a window, one key for every token takes the path without another mask alone.
+SPECS = [spec for spec in SPECS if spec.window is None or spec.similarity.kind == "mixture"]
+WINDOWED = [
+    AttentionSpec.model_validate({"preset": name, "window": 3})
+    for name in ("standard", "gaussian", "sink", "alibi", "forgetting", "differential")
 ]
 every_spec = pytest.mark.parametrize("spec", SPECS, ids=attention_cases.label)
 
@@ -63,9 +71,9 @@ def padding(absent: slice) -> Tensor:
 
 def test_every_preset_of_mixtures_and_of_belief2_takes_the_path(calls: list[flex.Scores]) -> None:
     names = {name for name, spec in PRESETS.items() if spec in SPECS}
-    assert {"belief2", "gaussian", "mgk", "smgk", "mgk-soft-e", "softmax-mgk"} <= names
+    assert {"belief2", "mgk", "smgk", "mgk-soft-e", "softmax-mgk"} <= names
     assert {"mgk-hard", "smgk-hard"} <= names
-    make(PRESETS["mgk"])(tokens(N))
+    make(PRESETS["mgk"])(tokens(N), is_causal=True)
     assert calls[0].k.shape == (2, HEADS, 2, N, DIM // HEADS)
 
 
@@ -74,6 +82,12 @@ def test_every_preset_of_mixtures_and_of_belief2_takes_the_path(calls: list[flex
 def test_value_and_gradient_equal_the_reference(spec: AttentionSpec, n: int) -> None:
     assert_same(make(spec), tokens(n))
     assert_same(make(spec), tokens(n), is_causal=True)
+
+
+@pytest.mark.parametrize("spec", WINDOWED, ids=attention_cases.label)
+def test_one_key_in_a_window_equals_the_reference(spec: AttentionSpec) -> None:
+    assert_same(make(spec), tokens(N))
+    assert_same(make(spec), tokens(N), is_causal=True)
 
 
 @every_spec
@@ -115,7 +129,7 @@ def test_several_queries_after_a_cache_equal_the_sequence(spec: AttentionSpec) -
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["belief2", "mgk", "gaussian", "mgk-hard"])
+@pytest.mark.parametrize("name", ["belief2", "mgk", "mgk-hard"])
 def test_half_precision_agrees_to_rounding(
     name: str, dtype: torch.dtype, calls: list[flex.Scores]
 ) -> None:
@@ -148,7 +162,7 @@ def test_a_query_without_keys_gets_zeros_and_finite_gradients(
 
 
 def make_scores(
-    m: int, dropout: float, log_offset: float | None, hard: bool = False
+    m: int, dropout: float, sink: float | None, hard: bool = False
 ) -> tuple[flex.Scores, Tensor]:
     generator = torch.Generator().manual_seed(0)
 
@@ -164,7 +178,7 @@ def make_scores(
         masks=masks,
         scale=0.4,
         dropout=dropout,
-        log_offset=log_offset,
+        sink=None if sink is None else torch.tensor([[sink]], dtype=torch.double),
     )
     if hard:
         scores = scores._replace(largest=flex.LargestKeys.find(scores))
@@ -182,20 +196,20 @@ def by_weights(scores: flex.Scores, v: Tensor, seed: Tensor) -> Tensor:
     is_hard = scores.largest is not None
     exponentials = logits.exp().amax(3) if is_hard else logits.exp().sum(3)
     total = exponentials.sum(-1, keepdim=True)
-    if scores.log_offset is not None:
-        total = total + math.exp(scores.log_offset)
+    if scores.sink is not None:
+        total = total + scores.sink.exp()
     head = torch.arange(2 * 3).view(2, 3, 1, 1)
     stays = flex.is_kept(seed, head, i, j, scores.dropout)
     return (exponentials / total * stays / (1 - scores.dropout)) @ v
 
 
 @pytest.mark.parametrize(("m", "hard"), [(1, False), (3, False), (3, True)])
-@pytest.mark.parametrize("log_offset", [None, -1.0])
+@pytest.mark.parametrize("sink", [None, -1.0])
 @pytest.mark.parametrize("dropout", [0.3, 0.9])
 def test_dropped_sums_equal_those_of_dropped_weights(
-    m: int, hard: bool, log_offset: float | None, dropout: float, calls: list[flex.Scores]
+    m: int, hard: bool, sink: float | None, dropout: float, calls: list[flex.Scores]
 ) -> None:
-    scores, v = make_scores(m, dropout, log_offset, hard)
+    scores, v = make_scores(m, dropout, sink, hard)
     calls.append(scores)
     torch.manual_seed(4)
     out = flex.weighted_sums(scores, v)
@@ -264,13 +278,13 @@ def test_a_layer_drops_weights_in_training_only(calls: list[flex.Scores]) -> Non
     layer = make(PRESETS["mgk"])
     x = tokens(N)
     layer.attn_drop = 0.5
-    expected = layer(x)
+    expected = layer(x, is_causal=True)
     assert calls[-1].dropout == 0
     layer.train()
     outputs = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        outputs.append(layer(x))
+        outputs.append(layer(x, is_causal=True))
     assert calls[-1].dropout == 0.5
     assert torch.equal(outputs[0], outputs[1])
     assert not torch.equal(outputs[0], outputs[2])

@@ -40,37 +40,32 @@ def rows() -> Iterator[list[str]]:
 
 def matches(row: list[str], case: dict[str, object]) -> bool:
     """Return True if the conditions of a row of the table are true of a case."""
-    similarity, composition, normaliser, mask, dropout, device, _ = row
+    similarity, weight, mask, dropout, device, _ = row
     several = case["keys"] > 1
     conditions = {
         "any": True,
         "hard mixture": case["is_hard"],
         "M > 1 keys": several,
+        "hard mixture or z z": case["is_hard"] or case["has_z"],
         "M > 1 keys or z z": several or case["has_z"],
-        "M > 1 keys, key term or z z": several or case["has_bias"] or case["has_z"],
+        "z z": case["has_z"],
     }
-    compositions = {
+    weights = {
         "any": True,
-        "some": case["is_composed"],
-        "none": not case["is_composed"],
-    }
-    normalisers = {
-        "any": True,
-        "softmax": case["normaliser"] == "softmax",
-        "offset": case["normaliser"] == "offset-softmax",
-        "softmax, offset": case["normaliser"] in ("softmax", "offset-softmax"),
-        "not a softmax": case["normaliser"] not in ("softmax", "offset-softmax"),
+        "formed": case["needs_weights"],
+        "no sink": not case["has_sink"],
     }
     masks = {
         "any": True,
-        "none or causal": case["mask"] in ("none", "causal"),
+        "none": case["mask"] == "none",
+        "causal": case["mask"] == "causal",
+        "not none": case["mask"] != "none",
         "order": case["mask"] == "order",
     }
     devices = {"any": True, "not meta": case["device"] != "meta", "flex": case["device"] == "flex"}
     return bool(
         conditions[similarity]
-        and compositions[composition]
-        and normalisers[normaliser]
+        and weights[weight]
         and masks[mask]
         and {"any": True, "yes": case["dropout"], "no": not case["dropout"]}[dropout]
         and devices[device]
@@ -81,10 +76,9 @@ def test_the_first_row_of_the_table_that_matches_is_the_path() -> None:
     values = {
         "keys": [1, 2],
         "is_hard": [False, True],
-        "has_bias": [False, True],
         "has_z": [False, True],
-        "is_composed": [False, True],
-        "normaliser": ["softmax", "offset-softmax", "sigmoid"],
+        "needs_weights": [False, True],
+        "has_sink": [False, True],
         "mask": ["none", "causal", "order", "other"],
         "dropout": [0.0, 0.1],
         "device": ["cpu", "cuda", "flex", "meta"],

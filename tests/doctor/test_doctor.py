@@ -97,7 +97,7 @@ def test_the_exit_code_of_a_failure_is_1_and_json_goes_to_the_output(
     assert record["layers"][0]["value_error"] is None
     assert f"VERDICT: does not hold on this machine: {problem}" in printed.err
     refused = {choice["preset"]: choice["path"] for choice in record["choices"]}
-    assert refused["mgk"] == "FORMED"
+    assert refused["belief2"] == "FORMED"
 
 
 def test_a_wrong_command_line_is_refused_in_one_line(

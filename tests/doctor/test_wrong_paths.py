@@ -43,7 +43,7 @@ def test_a_wrong_path_is_refused_recorded_and_not_used(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong, reason = WRONG[kind]
-    layer = build_layer("mgk", SHAPES[0])
+    layer = build_layer("belief2", SHAPES[0])
     x, _ = make_tokens(SHAPES[0])
     expected = layer(x)
     monkeypatch.setattr(dispatch, "_merged_calls", wrong(dispatch._merged_calls))
@@ -58,8 +58,8 @@ def test_a_wrong_path_is_refused_recorded_and_not_used(
     assert read_path(layer, CPU) == "FORMED"
     torch.testing.assert_close(layer(x), expected)
     choices = {choice.preset: choice for choice in list_choices(CPU)}
-    assert choices["mgk"].path == "FORMED"
-    assert "MERGED refused" in choices["mgk"].reason
+    assert choices["belief2"].path == "FORMED"
+    assert "MERGED refused" in choices["belief2"].reason
     assert choices["standard"].path == "ONE_CALL"
 
 
@@ -127,7 +127,7 @@ def test_a_layer_without_a_usable_path_is_refused_in_one_line() -> None:
     assert "\n" not in str(raised.value)
     assert {choice.preset: choice.path for choice in list_choices(CPU)}["dcmha"] == "none"
     # Layers on other paths still work.
-    build_layer("mgk", SHAPES[0])(x)
+    build_layer("belief2", SHAPES[0])(x)
 
 
 def test_every_path_of_the_package_is_checked() -> None:
@@ -154,7 +154,7 @@ def test_a_compiled_layer_does_not_use_a_refused_path(monkeypatch: pytest.Monkey
     path_record.set_refused("cpu", {"MERGED": "wrong"})
     wrong = wrong_paths.with_exception(dispatch._merged_calls)
     monkeypatch.setattr(dispatch, "_merged_calls", wrong)
-    layer = build_layer("mgk", SHAPES[0])
+    layer = build_layer("belief2", SHAPES[0])
     x, _ = make_tokens(SHAPES[0])
     compiled = torch.compile(layer, backend="eager")
     torch.testing.assert_close(compiled(x), layer(x))
