@@ -1,5 +1,7 @@
 """Laws of foreign runs: fits, differences at equal cost, and effective speed-ups."""
 
+import json
+import math
 import re
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from helpers.paths import ROOT
 
 from lit_attn import find_laws, judge
 from lit_attn.__main__ import main
-from lit_attn.report.answers import LawsAnswer
+from lit_attn.report.answers import LawsAnswer, write_answer
 from lit_attn.schema.errors import ConfigError
 
 PAGE = ROOT / "docs" / "laws.md"
@@ -195,3 +197,13 @@ def test_the_command_imports_no_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_law_that_is_too_steep_for_floating_point_has_finite_numbers() -> None:
+    """Two nearly equal costs with different losses: the factor of the law is beyond 1e300."""
+    rows = [("base", 1e20, 1.0), ("base", 1.001e20, 1e-3), ("idea", 1e20, 0.9)]
+    answer = find(rows)
+    assert all(math.isfinite(law.factor) for law in answer.laws)
+    assert answer.laws[0].misfit == pytest.approx(0, abs=1e-6)
+    assert answer.comparisons[0].speedup is not None
+    json.loads(write_answer(answer), parse_constant=pytest.fail)

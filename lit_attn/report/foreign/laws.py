@@ -38,6 +38,10 @@ SAME_COST = 1e-6
 """Relative difference below which two costs are equal."""
 
 
+LARGEST_LOGARITHM = 600.0
+"""Logarithm beyond which an exponential, times a loss, may have no floating-point value."""
+
+
 class Run(NamedTuple):
     """A run: its variant, its cost, its loss, and the cost that it does in a second."""
 
@@ -227,20 +231,20 @@ def _describe_law(
     variant: str, runs: Sequence[Run], line: _Line, asymptote: float, confidence: float
 ) -> Law:
     """Return the law of a line in costs and losses."""
-    factor = math.exp(line.height + line.exponent * line.centre)
+    logarithm = line.height + line.exponent * line.centre
     slope = Mean(line.exponent, line.variance / line.width, line.freedom)
     exponent = _make_interval(slope, confidence)
     distances = []
     for run in runs:
         if run.variant == variant:
-            predicted = asymptote + factor * run.cost**-line.exponent
+            predicted = asymptote + math.exp(line.mean_at(math.log(run.cost)).value)
             distances.append(abs(predicted / run.loss - 1))
     return Law(
         variant=variant,
         runs=line.runs,
         asymptote=asymptote,
         exponent=exponent,
-        factor=factor,
+        factor=math.exp(min(logarithm, LARGEST_LOGARITHM)),
         misfit=max(distances),
     )
 
@@ -392,6 +396,5 @@ def _transform(interval: Interval, function: Callable[[float], float]) -> Interv
     """Return an increasing function of an interval."""
     ends = {}
     for name, end in interval:
-        # Beyond this number the exponential has no floating-point value.
-        ends[name] = None if end is None else function(min(end, 700.0))
+        ends[name] = None if end is None else function(min(end, LARGEST_LOGARITHM))
     return Interval(**ends)
