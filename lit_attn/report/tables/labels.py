@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from lit_attn.cells.records import Plan
 from lit_attn.report.records.study_record import StudyRecord
@@ -50,10 +51,13 @@ def label_study(study: StudyRecord) -> StudyRecord:
         entries = [
             entry.model_copy(update={"variant": labels[entry.variant]}) for entry in screened
         ]
-        changes = {"variants": entries, "baseline": labels[study.screening.baseline]}
+        screened_changes: dict[str, Any] = {
+            "variants": entries,
+            "baseline": labels[study.screening.baseline],
+        }
         if study.screening.kept is not None:
-            changes["kept"] = [labels[name] for name in study.screening.kept]
-        labelled = replace(labelled, screening=study.screening.model_copy(update=changes))
+            screened_changes["kept"] = [labels[name] for name in study.screening.kept]
+        labelled = replace(labelled, screening=study.screening.model_copy(update=screened_changes))
     if study.step_times is not None:
         timed = [
             entry.model_copy(update={"variant": labels.get(entry.variant, entry.variant)})
