@@ -18,6 +18,7 @@ from lit_attn.cells.screening import Screening
 from lit_attn.report.figures.drawing import MOST_PANELS
 from lit_attn.report.records.skipped import read_or_skip
 from lit_attn.report.records.timing import NOT_ALONE, find_time_fault
+from lit_attn.report.statistics.shares import are_two_valued
 from lit_attn.report.statistics.stats import ALPHA, find_resolution
 
 NEWER = "of a newer version"
@@ -140,6 +141,13 @@ class StudyRecord:
     def resolution(self) -> float:
         """Step of the metric in printed units: all differences of values are multiples of it."""
         return find_resolution(c.value for c in self.cells if c.value is not None)
+
+    @cached_property
+    def is_two_valued(self) -> bool:
+        """True if every value of paired seeds is that of 0 or 1: means are shares of the seeds."""
+        values = [cell.value for cell in self.cells if cell.value is not None]
+        is_paired = self.pairs == "seed"
+        return is_paired and bool(values) and are_two_valued(values, self.plan.metric.scale)
 
     def variant_cells(self, variant: str) -> list[CellRecord]:
         """Return the cells of one variant, in the order of the plan's seeds."""

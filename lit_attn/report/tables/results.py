@@ -124,6 +124,9 @@ def _describe_rows(study: StudyRecord, summary: pd.DataFrame) -> list[str]:
     if ties:
         pairs = int(summary["pairs"].sum())
         notes.append(fill(SENTENCES["ties"], ties=ties, pairs=plural(pairs, "pair")))
+    if study.is_two_valued:
+        high = f"{study.plan.metric.scale:g}"
+        notes.append(fill(SENTENCES["two_valued"], low="0", high=high))
     shared_steps = study.measurements("shared_steps")
     if shared_steps:
         steps = " or ".join(f"{count:,}" for count in sorted(set(shared_steps)))
@@ -263,6 +266,7 @@ def _template_values(
         "seeds": columns.format_seeds(plan.seeds),
         "baseline": plan.baseline,
         "resolution": _describe_resolution(study, summary),
+        **_describe_interval(study),
         "alpha": comparisons.level,
         "test": _describe_test(comparisons),
         "star": fill(SENTENCES["star"], seeds=stats.pairs_for_a_star(1, comparisons.level)),
@@ -283,9 +287,24 @@ def _describe_measure(study: StudyRecord) -> str:
     return f"{metric.name} at the {ends[metric.selection]}"
 
 
+def _describe_interval(study: StudyRecord) -> dict[str, str]:
+    """Return the name of the interval of a difference, and what is known about its coverage."""
+    if study.is_two_valued:
+        coverage = fill(SENTENCES["exact_coverage"], baseline=study.plan.baseline)
+        exact = SENTENCES["exact"]
+        return {"interval": exact, "brief_interval": exact, "coverage": coverage}
+    return {
+        "interval": SENTENCES["paired_t"],
+        "brief_interval": "t interval",
+        "coverage": SENTENCES["coverage"],
+    }
+
+
 def _describe_resolution(study: StudyRecord, summary: pd.DataFrame) -> str:
     """Return the sentence about the step of the metric, or nothing for a continuous metric."""
     largest_sd = max(summary["sd"].dropna(), default=float("inf"))
+    if study.is_two_valued:
+        return ""
     # The step of a continuous metric is a rounding error, which needs no mention.
     if study.resolution <= 0.01 * largest_sd:
         return ""

@@ -13,6 +13,7 @@ from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics import independent, stats
 from lit_attn.report.statistics.futility import fill_ended
 from lit_attn.report.statistics.sequential import look_level
+from lit_attn.report.statistics.shares import difference_interval
 from lit_attn.report.statistics.stats import ALPHA
 
 SMALLEST = 1e-12  # Smallest level of an interval.
@@ -80,7 +81,7 @@ def compare_variants(study: StudyRecord, with_power: bool = True) -> Comparisons
         # Bonferroni's correction of the simultaneous intervals.
         alpha = level / max(1, len(compared))
         ours = list(pairs.values())
-        record = _describe(ours, values[plan.baseline], alpha, study.resolution, draws)
+        record = _describe(ours, study, alpha, draws)
         record["failed"] = len(failed[name])
         record["failure_p"] = failure_p.get(name)
         record["level"] = level
@@ -342,11 +343,7 @@ def _failure_tests(baseline: str, values: Values, failed: Seeds) -> dict[str, fl
 
 
 def _describe(
-    differences: list[float],
-    baseline: dict[int, float],
-    alpha: float,
-    resolution: float,
-    draws: int,
+    differences: list[float], study: StudyRecord, alpha: float, draws: int
 ) -> dict[str, Any]:
     """Return the numbers of a variant's differences, by CSV field; `alpha` is that of one interval.
 
@@ -358,22 +355,32 @@ def _describe(
         return record
     record["difference"] = statistics.fmean(differences)
     # Rounding makes equal values unequal.
-    tie = 1e-6 * max(abs(value) for value in baseline.values())
+    tie = 1e-6 * max(abs(value) for value in study.values(study.plan.baseline).values())
     record["ties"] = sum(abs(difference) <= tie for difference in differences)
-    interval = stats.paired_interval(differences, 1 - ALPHA, resolution)
+    interval = _find_interval(differences, study, 1 - ALPHA)
     # Levels of early looks are smaller than the distance of a confidence to 1 in floating point.
-    simultaneous = stats.paired_interval(differences, 1 - max(alpha, SMALLEST), resolution)
+    simultaneous = _find_interval(differences, study, 1 - max(alpha, SMALLEST))
     if interval and simultaneous:
         record["low"] = interval.low
         record["high"] = interval.high
         record["joint_low"] = simultaneous.low
         record["joint_high"] = simultaneous.high
         record["margin"] = max(abs(simultaneous.low), abs(simultaneous.high))
-        needed = stats.seeds_needed(differences)
+        # The power of a t test says nothing about shares of seeds.
+        needed = None if study.is_two_valued else stats.seeds_needed(differences)
         if needed and not interval.low <= 0 <= interval.high:
             record["seeds_low"], record["seeds_high"] = needed
             record["effect"] = interval.mean / statistics.stdev(differences)
     return record
+
+
+def _find_interval(
+    differences: list[float], study: StudyRecord, confidence: float
+) -> stats.Interval | None:
+    """Return the interval of the mean difference, an exact one if the values are shares."""
+    if study.is_two_valued:
+        return difference_interval(differences, confidence, study.plan.metric.scale)
+    return stats.paired_interval(differences, confidence, study.resolution)
 
 
 def find_verdict(record: dict[str, Any], plan: Plan) -> str | None:
