@@ -229,6 +229,14 @@ def test_only_whole_lines_at_the_end_of_a_long_log_stay(tmp_path: Path) -> None:
     assert len(text) < submission.LOG_BYTES
 
 
+def test_a_folder_of_submissions_names_one_of_them(
+    sent: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, output, errors = judge(sent.parent, capsys)
+    assert (code, output) == (2, "")
+    assert errors.endswith(f"is a folder of submissions; name one, such as {sent}\n")
+
+
 def test_a_folder_that_exists_is_never_replaced(
     sent: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -244,6 +244,9 @@ def _judge_table(path: Path, options: Namespace) -> "JudgedStudy":
 
     if next(path.glob("*/plan.json"), None) is not None:
         raise ConfigError(f"{path}: is a folder of studies; write --runs {path}")
+    sent = sorted(path.glob(f"*/{SUBMISSION}"))
+    if sent:
+        raise ConfigError(f"{path}: is a folder of submissions; name one, such as {sent[0].parent}")
     return judge(
         path,
         options.metric,
