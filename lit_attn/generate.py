@@ -10,9 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_attn.config.cell import Cell
 from lit_attn.config.signatures import TokenStream
-from lit_attn.hub import TRUST_HELP, load_network
 from lit_attn.schema.errors import (
     ConfigError,
     OneLineParser,
@@ -21,8 +19,10 @@ from lit_attn.schema.errors import (
     from_one,
     program,
 )
+from lit_attn.schema.trust import TRUST_HELP
 
 if TYPE_CHECKING:
+    from lit_attn.config.cell import Cell
     from lit_attn.data.text.tokenizers import Encoder
     from lit_attn.models.language import GPT
 
@@ -74,6 +74,9 @@ def _make_parser() -> OneLineParser:
 
 def generate(options: argparse.Namespace) -> Iterator[str]:
     """Yield the prompt as the model reads it, then its continuation; ConfigError if unusable."""
+    # Imported here, because --help imports no PyTorch.
+    from lit_attn.config.cell import Cell
+
     _check(options)
     path = options.run / "config.yaml"
     with Cell.open_foreign(path, is_trusted=options.trust_code) as cell:
@@ -100,7 +103,7 @@ def generate(options: argparse.Namespace) -> Iterator[str]:
     yield from decode_pieces(encoder, prompt, ids)
 
 
-def _read_signature(run: Path, cell: Cell) -> TokenStream:
+def _read_signature(run: Path, cell: "Cell") -> TokenStream:
     """Return the signature of the cell's data; ConfigError if the cell has no language model."""
     experiment = cell.experiment
     signature = experiment.data.signature()
@@ -112,10 +115,11 @@ def _read_signature(run: Path, cell: Cell) -> TokenStream:
     return signature
 
 
-def load_gpt(run: Path, cell: Cell) -> "GPT":
+def load_gpt(run: Path, cell: "Cell") -> "GPT":
     """Return the cell's network with its trained weights; ConfigError if it is no GPT."""
     import torch
 
+    from lit_attn.hub import load_network
     from lit_attn.models.language import GPT
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -15,11 +15,10 @@ from lit_attn.config.cell import Cell
 from lit_attn.files import write_json
 from lit_attn.schema.errors import ConfigError, OneLineParser
 from lit_attn.schema.publish import hide_in_text, hide_private
+from lit_attn.schema.trust import TRUST_HELP
 
 if TYPE_CHECKING:
     from torch import nn
-
-TRUST_HELP = "execute the code that the run names (`parts`, `import`, metrics) without asking"
 
 
 def main(arguments: list[str] | None = None) -> int:

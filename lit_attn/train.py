@@ -28,13 +28,13 @@ from lit_attn.cells.lock import BUSY, CellLocked, hold_lock
 from lit_attn.cells.process import die_with_parent, redirect_output
 from lit_attn.cells.ranks import run_ranks
 from lit_attn.cells.records import require_known_version
-from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError, OneLineParser, command, program
 from lit_attn.schema.sources import freeze_package
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+    from lit_attn.config.cell import Cell
     from lit_attn.training.process_group import ProcessGroup
 
 
@@ -181,6 +181,7 @@ def write_floors(content: dict[str, Any], path: Path) -> None:
 
     Raises ConfigError if the data cannot be read.
     """
+    from lit_attn.config.cell import Cell
     from lit_attn.training.floors import compute_floors
 
     die_with_parent()
@@ -189,8 +190,11 @@ def write_floors(content: dict[str, Any], path: Path) -> None:
     compute_floors(Cell.model_validate(content)).write(path)
 
 
-def _read_cell(cell_dir: Path) -> Cell:
+def _read_cell(cell_dir: Path) -> "Cell":
     """Read the cell's config.yaml, which imports the cell's parts."""
+    # Imported here, because --help imports no PyTorch.
+    from lit_attn.config.cell import Cell
+
     pid = os.getpid()
     cell = Cell.read(cell_dir / "config.yaml")
     if os.getpid() != pid:
@@ -200,7 +204,7 @@ def _read_cell(cell_dir: Path) -> Cell:
 
 
 @contextlib.contextmanager
-def _prepare(cell_dir: Path) -> Iterator[tuple[Cell, "ProcessGroup"]]:
+def _prepare(cell_dir: Path) -> Iterator[tuple["Cell", "ProcessGroup"]]:
     """Read the cell, clean its folder, and join its process group."""
     cell = _read_cell(cell_dir)
     from lit_attn.training.path_check import check_before_first_cell

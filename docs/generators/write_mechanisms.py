@@ -10,9 +10,7 @@ docs/mechanisms.md is out of date.
 from mechanism_entries import ENTRIES, NORMALISERS
 from mechanism_formulas import LINKS
 from mechanism_parity import PARITY
-from pydantic.alias_generators import to_snake
 
-from lit_attn.attention.channel_parts import ChannelPart
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.parts import Part
 from lit_attn.attention.spec import PRESETS
@@ -137,26 +135,21 @@ def count_parameters(layer: type[Attention]) -> int:
 
 
 def code_of(name: str) -> list[str]:
-    """Return links to the module and the formula of every part that is not the standard one."""
+    """Return a link to every part that is not the standard one."""
     standard = PRESETS["standard"].parts
     links: list[str] = []
     for family, part in PRESETS[name].parts.items():
         is_own = part.kind != standard[family].kind or name == "standard"
         if is_own and part.kind != "none":
-            links += [_link(part.fast), _link_formula(part)]
+            links.append(_link(part))
     return list(dict.fromkeys(links))
 
 
-def _link_formula(part: Part) -> str:
-    """Return a link to the formula of a part."""
-    if isinstance(part, ChannelPart):
-        return _link(f"channel_formulas:{part.formula}")
-    return _link(f"reference:{to_snake(part.fast.rpartition(':')[2])}")
-
-
-def _link(target: str) -> str:
-    file, _, attribute = target.partition(":")
-    return f"`{attribute}` in [attention/{file}.py](../lit_attn/attention/{file}.py)"
+def _link(part: Part) -> str:
+    """Return a link to the configuration of a part, beside its formula and its module."""
+    configuration = type(part)
+    file = configuration.__module__.rpartition(".")[2]
+    return f"`{configuration.__name__}` in [attention/{file}.py](../lit_attn/attention/{file}.py)"
 
 
 if __name__ == "__main__":

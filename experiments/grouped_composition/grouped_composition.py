@@ -15,8 +15,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from lit_attn.attention.compose import Composer, HeadMaps, Maps
-from lit_attn.attention.parts import LayerShape, QueryKeyComposeConfig
+from lit_attn.attention.compose import Composer, HeadMaps, Maps, QueryKeyComposeConfig
+from lit_attn.attention.parts import LayerShape
 
 
 class Grouped(Composer):

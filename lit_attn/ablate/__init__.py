@@ -1,1 +1,1 @@
-"""From ablations.yaml to cells to runs: `python -m lit_attn.ablate`. Imports no torch."""
+"""From ablations.yaml to cells to runs: `python -m lit_attn.ablate`."""

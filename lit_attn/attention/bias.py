@@ -8,18 +8,37 @@ Shapes: B batch, n queries, m keys (n, and those in the cache), d width, H heads
 """
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.cache import Cache, KeyValues
 from lit_attn.attention.masks import Masks, TokenTerms
-from lit_attn.attention.parts import LayerShape
+from lit_attn.attention.parts import LayerShape, Part
 from lit_attn.attention.precision import wide
+from lit_attn.schema.base import Kind
 
 LOG_GATES = "log gates"  # Name in a cache of the sums of the logarithms of forgetting gates.
+
+
+class BiasConfig(Part, Kind):
+    """Family of the numbers that are added to the logits of pairs of tokens.
+
+    They are added after a composition of the logits and before the masks hide keys. `build` returns
+    a lit_attn.attention.bias.Bias. The inputs of `reference` are x (B, n, d), whether attention is
+    causal, and which tokens are not padding, (B, H, n) or smaller, or None. It returns
+    (B or 1, H, n, n).
+    """
+
+    def with_order(self, is_causal: bool) -> "BiasConfig":
+        """Return the bias for layers whose order is known, causal or not.
+
+        A bias that follows the order of a call needs this where a mask alone has the order.
+        """
+        return self
 
 
 class Bias(nn.Module):
@@ -40,6 +59,16 @@ class Bias(nn.Module):
         that no bias of all pairs is formed.
         """
         return masks.with_bias(self(x, masks, cache))
+
+
+class NoBiasConfig(BiasConfig, kind="none"):
+    """No bias."""
+
+    def build(self, shape: LayerShape) -> Any:
+        return NoBias(self, shape)
+
+    def reference(self, module: Any, x: Tensor, is_causal: bool, present: Tensor | None) -> Tensor:
+        return x.new_zeros(1, 1, x.shape[1], x.shape[1])
 
 
 class NoBias(Bias):
@@ -90,6 +119,31 @@ def list_bucket_starts(exact: int, count: int, max_distance: int) -> list[int]:
     return starts
 
 
+class AlibiConfig(BiasConfig, kind="alibi"):
+    """-slope_m |i - j|, with a fixed slope of each head (ALiBi).
+
+    Press et al. 2022, "Train Short, Test Long", https://arxiv.org/abs/2108.12409, section 3: the
+    slopes are 2^(-8 k / H), k = 1 to H, if H is a power of two. Otherwise they are those of the
+    next lower power P, and then every second one of 2 P heads.
+    """
+
+    needs_self = "relates positions of one sequence"
+
+    def build(self, shape: LayerShape) -> Any:
+        return Alibi(self, shape)
+
+    def reference(self, module: Any, x: Tensor, is_causal: bool, present: Tensor | None) -> Tensor:
+        """Press et al. 2022, section 3, pair by pair."""
+        n = x.shape[1]
+        heads = len(module.slopes)
+        bias = x.new_zeros(1, heads, n, n)
+        for m in range(heads):
+            for i in range(n):
+                for j in range(n):
+                    bias[0, m, i, j] = -find_slope(m, heads) * abs(i - j)
+        return bias
+
+
 class Alibi(Bias):
     """-slope_m |i - j|."""
 
@@ -114,6 +168,65 @@ class Alibi(Bias):
         keys = torch.arange(masks.offset + x.shape[1], device=x.device).to(dtype)
         queries = keys[masks.offset :]
         return masks._replace(terms=TokenTerms(-slopes * queries, slopes * keys))
+
+
+class T5BiasConfig(BiasConfig, kind="t5"):
+    """A learned number for each head and each bucket of distances.
+
+    Raffel et al. 2020, https://arxiv.org/abs/1910.10683, section 2.1, and its released code. The
+    buckets are exact for short distances and logarithmic up to `max_distance`. Every layer has its
+    own table here; in T5 all layers share the first one.
+    """
+
+    needs_self = "relates positions of one sequence"
+    buckets: int = Field(32, ge=4, multiple_of=4, description="number of buckets of distances")
+    max_distance: PositiveInt = Field(128, description="distance from which one bucket holds all")
+    direction: Literal["by-order", "both", "before"] = Field(
+        "by-order",
+        description="keys that have buckets; both: half of the buckets are for keys after the "
+        "query, as in an encoder; before: all are for keys before it, as in a decoder; by-order: "
+        "before where attention is causal, otherwise both",
+    )
+
+    def with_order(self, is_causal: bool) -> BiasConfig:
+        return self.model_copy(update={"direction": self.choose_direction(is_causal)})
+
+    def choose_direction(self, is_causal: bool) -> str:
+        """Return "both" or "before" for a call in causal order, or in none."""
+        if self.direction != "by-order":
+            return self.direction
+        return "before" if is_causal else "both"
+
+    def identity(self) -> dict[str, Any]:
+        """Return the identity without `both`: the default before `by-order`.
+
+        Without causal order both compute the same. In causal order the experiment names the order.
+        """
+        identity = dict(super().identity())
+        if self.direction == "both":
+            del identity["direction"]
+        return identity
+
+    def exempt_parameters(self) -> tuple[str, ...]:
+        return ("table",)
+
+    def build(self, shape: LayerShape) -> Any:
+        return T5Bias(self, shape)
+
+    def reference(self, module: Any, x: Tensor, is_causal: bool, present: Tensor | None) -> Tensor:
+        """Raffel et al. 2020: the bucket of each pair of positions, one by one."""
+        n = x.shape[1]
+        has_keys_before_only = module.part.choose_direction(is_causal) == "before"
+        rows = []
+        for i in range(n):
+            numbers = [
+                find_bucket(
+                    j - i, has_keys_before_only, module.part.buckets, module.part.max_distance
+                )
+                for j in range(n)
+            ]
+            rows.append(module.table[numbers])
+        return torch.stack(rows).permute(2, 0, 1).unsqueeze(0)
 
 
 class T5Bias(Bias):
@@ -152,6 +265,33 @@ class T5Bias(Bias):
         borders = torch.tensor(starts, device=distance.device)
         later = torch.bucketize(distance, borders, right=True)
         return first + torch.where(distance < exact, distance, exact - 1 + later)
+
+
+class ForgettingConfig(BiasConfig, kind="forgetting"):
+    """sum over t = j + 1 to i of log f_t, with the gate f_t = sigmoid(x_t w_m + b_m) of each head.
+
+    Lin et al. 2025, "Forgetting Transformer", https://arxiv.org/abs/2503.02130, eq. 5-7. Without
+    causal order the bias is the sum between both tokens. Tokens that are padding have f = 1.
+    """
+
+    needs_self = "relates positions of one sequence"
+    start: float = Field(0.0, description="initial b_m: 0 gives gates near 1/2, 5 near 1")
+
+    def build(self, shape: LayerShape) -> Any:
+        return Forgetting(self, shape)
+
+    def reference(self, module: Any, x: Tensor, is_causal: bool, present: Tensor | None) -> Tensor:
+        """Lin et al. 2025, eq. 5-7: the sum of log f_t between two tokens, pair by pair."""
+        # log sigmoid, which is finite for any gate
+        log_gates = -F.softplus(-module.gate(x))
+        if present is not None:
+            log_gates = log_gates * present.transpose(1, 2)
+        n = x.shape[1]
+        rows = []
+        for i in range(n):
+            row = [log_gates[:, min(i, j) + 1 : max(i, j) + 1].sum(1) for j in range(n)]
+            rows.append(torch.stack(row, dim=-1))
+        return torch.stack(rows, dim=2)
 
 
 class Forgetting(Bias):
@@ -193,3 +333,29 @@ class Forgetting(Bias):
             cache.totals[LOG_GATES] = sums[..., -1:].clone()
             all_sums = cache.extend(LOG_GATES, sums, axis=-1)
         return sums, all_sums
+
+
+def find_slope(m: int, heads: int) -> float:
+    """Return the slope of head `m`, counted from 0."""
+    lower = 1
+    while 2 * lower <= heads:
+        lower *= 2
+    if m < lower:
+        return 1 / 2 ** (8 * (m + 1) / lower)
+    return 1 / 2 ** (8 * (2 * (m - lower) + 1) / (2 * lower))
+
+
+def find_bucket(relative: int, has_keys_before_only: bool, buckets: int, max_distance: int) -> int:
+    """Return the bucket of a key that is `relative` positions after its query."""
+    first = 0
+    if has_keys_before_only:
+        length = max(-relative, 0)
+    else:
+        buckets //= 2
+        first = buckets if relative > 0 else 0
+        length = abs(relative)
+    exact = buckets // 2
+    if length < exact:
+        return first + length
+    steps = math.log(length / exact) / math.log(max_distance / exact) * (buckets - exact)
+    return first + min(exact + math.floor(steps), buckets - 1)

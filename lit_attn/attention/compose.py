@@ -9,15 +9,17 @@ Shapes: B batch, n tokens, d width, H heads, R rank; a: (B, H, c, m), of c queri
 
 import functools
 import math
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.attention.parts import DynamicConfig, LayerShape, StaticConfig
+from lit_attn.attention.parts import LayerShape, Part
 from lit_attn.attention.precision import without_autocast
 from lit_attn.attention.projections import multiply_together
+from lit_attn.schema.base import Kind, consistency_check
 
 # Added to the mean square in the RMSNorm of w1 over the heads.
 EPS = 1e-6
@@ -29,6 +31,19 @@ class Maps(NamedTuple):
     down: Tensor | None
     up: Tensor | None
     gate: Tensor | None
+
+
+class ComposeConfig(Part, Kind):
+    """Family of the mixing of heads at each pair of tokens (i, j).
+
+    `build` returns a lit_attn.attention.compose.Composer, once for every place. The inputs of
+    `reference` are x (B, n, d) and the logits or weights a (B, H, n, n); it returns a mixed. In
+    cross-attention the memory (B, m, d) follows them.
+    """
+
+    def places(self) -> tuple[str, ...]:
+        """Return the places of mixing: "pre" (before the normaliser), "post" (after it) or both."""
+        return ("pre", "post")
 
 
 class Composer(nn.Module):
@@ -51,6 +66,98 @@ class Composer(nn.Module):
         A composition that does not depend on tokens returns {}.
         """
         return {}
+
+
+class NoComposeConfig(ComposeConfig, kind="none"):
+    """Independent heads."""
+
+    def places(self) -> tuple[str, ...]:
+        return ()
+
+    def build(self, shape: LayerShape) -> Any:
+        return Composer(self, shape)
+
+
+class PlacedCompose(ComposeConfig):
+    """Composition with a choice of its places."""
+
+    place: Literal["pre+post", "pre", "post"] = Field(
+        "pre+post", description="mixing of the logits (pre), of the weights (post), or of both"
+    )
+
+    def places(self) -> tuple[str, ...]:
+        return tuple(self.place.split("+"))
+
+    def reference(self, module: Any, x: Tensor, a: Tensor, memory: Tensor | None = None) -> Tensor:
+        """DCMHA, App. D: every pair (i, j) has its own H x H map."""
+        heads = a.shape[1]
+        maps = torch.zeros(x.shape[0], *a.shape[2:], heads, heads, dtype=x.dtype)
+        if module.has_identity:
+            maps = maps + torch.eye(heads, dtype=x.dtype)
+        if module.matrix is not None:
+            maps = maps + module.matrix
+        for side, token_maps in module.sides.items():
+            tokens = x if side == "query" or memory is None else memory
+            side_maps = form_token_maps(token_maps, tokens, heads)
+            maps = maps + (side_maps.unsqueeze(2) if side == "query" else side_maps.unsqueeze(1))
+        return torch.einsum("bijgh,bhij->bgij", maps, a)
+
+
+class StaticConfig(PlacedCompose, kind="static"):
+    """A learned H x H matrix over the heads (talking heads, Shazeer et al. 2020)."""
+
+    skip: bool = Field(False, description="add the heads too, as in DCMHA's static projection")
+    static: ClassVar[bool] = True
+    sides: ClassVar[tuple[str, ...]] = ()
+
+    def build(self, shape: LayerShape) -> Any:
+        return HeadMaps(self, shape)
+
+
+class DynamicConfig(PlacedCompose):
+    """a + sum_r w2_r (w1_r.a) + a * gate, with weights computed from tokens (DCMHA eq. 5-8).
+
+    The kinds `query`, `key` and `query+key` name the tokens that the weights are computed from.
+    """
+
+    skip: ClassVar[bool] = True
+    projection: bool = Field(True, description="include the low-rank term sum_r w2_r (w1_r.a)")
+    gate: bool = Field(True, description="include the gate a * gate")
+    static: bool = Field(False, description="add a learned H x H matrix")
+    rank: int = Field(2, ge=1, description="rank of the projection")
+    gate_init: Literal["pytorch", "jax"] = Field(
+        "pytorch",
+        description="scale of the gate's initial weights in a released code: 0.05, or 0.005 (jax)",
+    )
+    gelu: Literal["exact", "tanh"] = Field(
+        "exact",
+        description="form of GELU; exact in the released PyTorch code, tanh in the JAX code",
+    )
+
+    @consistency_check
+    def _makes_sense(self) -> None:
+        if not (self.projection or self.gate):
+            raise ValueError("needs `projection: true` or `gate: true`")
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """Tokens that weights are computed from: "query", "key" or both."""
+        return tuple(self.kind.split("+"))
+
+    def build(self, shape: LayerShape) -> Any:
+        return HeadMaps(self, shape)
+
+
+class QueryComposeConfig(DynamicConfig, kind="query"):
+    """Mixing weights computed from the query's token."""
+
+
+class KeyComposeConfig(DynamicConfig, kind="key"):
+    """Mixing weights computed from the key's token."""
+
+
+class QueryKeyComposeConfig(DynamicConfig, kind="query+key"):
+    """Sum of the mixing weights computed from the query's and from the key's token."""
 
 
 class HeadMaps(Composer):
@@ -205,3 +312,18 @@ class TokenMaps(nn.Module):
         if gate is not None:
             gate = torch.tanh(gate)
         return Maps(down=down, up=up, gate=gate)
+
+
+def form_token_maps(form: Any, x: Tensor, heads: int) -> Tensor:
+    """Return the maps of the tokens (B, n, H, H): sum_r w2_r w1_r^T + diag(gate)."""
+    maps = torch.zeros(*x.shape[:2], heads, heads, dtype=x.dtype)
+    part = form.part
+    if part.projection:
+        hidden = F.gelu(form.into(x), approximate="tanh" if part.gelu == "tanh" else "none")
+        w1, w2 = (hidden @ form.out).chunk(2, dim=-1)
+        w1, w2 = (w.unflatten(-1, (part.rank, heads)) for w in (w1, w2))
+        w1 = w1 / (w1.square().mean(-1, keepdim=True) + EPS).sqrt()
+        maps = maps + torch.einsum("bnrg,bnrh->bngh", w2, w1)
+    if part.gate:
+        maps = maps + torch.diag_embed(torch.tanh(form.gate(x)))
+    return maps

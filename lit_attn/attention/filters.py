@@ -6,7 +6,7 @@ https://arxiv.org/abs/2410.02703, section 3.
 Shapes: B batch, H heads, n queries, m keys: the cached tokens, and then those of the queries.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,32 @@ from torch.nn import functional as F
 
 from lit_attn.attention.cache import Cache, KeyValues
 from lit_attn.attention.masks import Masks
-from lit_attn.attention.parts import LayerShape
+from lit_attn.attention.parts import LayerChoices, LayerShape, Part
+from lit_attn.schema.base import Kind
 
 SELECTION = "selection"  # Name in a cache of the votes against each token.
 FIRST = "first"  # Name in a cache of the tokens that no vote counts against.
+
+
+class FilterConfig(Part, Kind):
+    """Family of the filters of the matrix of logits, whose numbers depend on other pairs of tokens.
+
+    A filter follows a composition and the biases, and sees all queries at once, so the memory of a
+    layer is O(n^2). `build` returns a lit_attn.attention.filters.Filter. The inputs of `reference`
+    are the logits (B, H, n, n), `visible`, broadcastable to them, True where a query attends to a
+    key, and `present` (B, H, n), False where a token is padding, or None. It returns the logits.
+    """
+
+    needs_row_terms: ClassVar[bool] = True
+    """False if adding one number to all logits of a query leaves the weights unchanged."""
+
+    def reference_weights(self, module: Any, weights: Any, visible: Any, present: Any) -> Any:
+        """Return the filtered weights (B, H, n, n), unchanged by default."""
+        return weights
+
+    def reference_heads(self, module: Any, heads: Any) -> Any:
+        """Return the heads' sums (B, H, n, D) after what follows the weighted sum of values."""
+        return heads
 
 
 class Filter(nn.Module):
@@ -54,6 +76,20 @@ class Filter(nn.Module):
         """Use the number of the layer, which counts from 0; ignored here."""
 
 
+class NoFilterConfig(FilterConfig, kind="none"):
+    """Unchanged logits and weights."""
+
+    needs_row_terms = False
+
+    def build(self, shape: LayerShape) -> Any:
+        return NoFilter(self, shape)
+
+    def reference(
+        self, module: Any, logits: Tensor, visible: Tensor, present: Tensor | None
+    ) -> Tensor:
+        return logits
+
+
 class NoFilter(Filter):
     """Unchanged logits and weights."""
 
@@ -63,6 +99,58 @@ class NoFilter(Filter):
         self, a: Tensor, visible: Tensor | None, masks: Masks, cache: Cache | None
     ) -> Tensor:
         return a
+
+
+class ActiveFilterConfig(FilterConfig):
+    """Filter that sees the logits of earlier queries."""
+
+    needs_self = "orders the tokens of one sequence"
+
+    def check(self, layer: LayerChoices) -> None:
+        if layer.window:
+            raise ValueError(
+                f"window: filter '{self.kind}' needs the logits of all earlier tokens; "
+                "remove the window or the filter"
+            )
+
+
+class SelectiveConfig(ActiveFilterConfig, kind="selective"):
+    """s_ij minus the sum over u = j + 1 to i - 1 of max(s_uj, 0) of the first head (selective).
+
+    Leviathan et al. 2024, "Selective Attention Improves Transformer",
+    https://arxiv.org/abs/2410.02703, section 3. A token can ask later tokens to ignore a token
+    before it, but not the first token, and not itself. The votes come from the logits that the
+    normaliser would get. Without causal order, tokens vote on the tokens before them too.
+    """
+
+    def build(self, shape: LayerShape) -> Any:
+        return Selective(self, shape)
+
+    def reference(
+        self, module: Any, logits: Tensor, visible: Tensor, present: Tensor | None
+    ) -> Tensor:
+        """Leviathan et al. 2024, section 3: each token's votes, added up query by query."""
+        batch, _, n, _ = logits.shape
+        shown = visible.expand(logits.shape)[:, 0]
+        is_token = torch.ones(batch, n, dtype=torch.bool)
+        if present is not None:
+            is_token = present[:, 0]
+        filtered = []
+        for b in range(batch):
+            tokens = [t for t in range(n) if is_token[b, t]]
+            votes = logits.new_zeros(n)
+            rows = []
+            for i in range(n):
+                rows.append(logits[b, :, i] - votes)
+                if i not in tokens:
+                    continue
+                can_lose = [
+                    j < i and j not in tokens[:1] and bool(shown[b, i, j]) for j in range(n)
+                ]
+                vote = torch.tensor(can_lose)
+                votes = votes + torch.where(vote, logits[b, 0, i].clamp_min(0), 0.0)
+            filtered.append(torch.stack(rows, dim=1))
+        return torch.stack(filtered)
 
 
 class Selective(Filter):

@@ -5,14 +5,16 @@ Zhou et al. 2024, "Value Residual Learning", https://arxiv.org/abs/2410.17897, s
 Shapes: B batch, n tokens, H' key heads, D head width.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from lit_attn.attention.parts import LayerShape
+from lit_attn.attention.parts import LayerShape, Part
 from lit_attn.attention.precision import wide
 from lit_attn.private_names.of_torch import is_in_backward
+from lit_attn.schema.base import Kind
 
 
 class FirstValues:
@@ -63,6 +65,18 @@ class FirstValues:
         return self.values
 
 
+class ValuesConfig(Part, Kind):
+    """Family of the mixtures of a layer's values with those of the network's first layer.
+
+    `build` returns a lit_attn.attention.first_values.Values. The inputs of `reference` are the
+    layer's v after its map, and the v of the first layer, (B, n, H', D) each; it returns the values
+    that the layer uses: for the weighted sums, the residual part and the cache.
+    """
+
+    reads_first: ClassVar[bool] = True
+    """False for a part that leaves v unchanged, so that a layer needs no values of the first."""
+
+
 class Values(nn.Module):
     """Base of the mixtures with the values of the first layer.
 
@@ -78,11 +92,46 @@ class Values(nn.Module):
         """Prepare for the number of the layer, which counts from 0; ignored here."""
 
 
+class OwnValuesConfig(ValuesConfig, kind="own"):
+    """The layer's own values."""
+
+    reads_first = False
+
+    def build(self, shape: LayerShape) -> Any:
+        return OwnValues(self, shape)
+
+    def reference(self, module: Any, v: Tensor, first: Tensor) -> Tensor:
+        return v
+
+
 class OwnValues(Values):
     """The layer's own values."""
 
     def forward(self, v: Tensor, first: Tensor) -> Tensor:
         return v
+
+
+class FirstValuesConfig(ValuesConfig, kind="first"):
+    """first v^(0) + layer v, where v^(0) are the values of the first layer (value residual).
+
+    Zhou et al. 2024, "Value Residual Learning", https://arxiv.org/abs/2410.17897, section 3. The
+    first layer is unchanged. The released code has fixed factors of 0.5; the paper also learns
+    them, and tries larger factors of v^(0).
+    """
+
+    needs_self = "reads the values of the first layer of one sequence"
+    first: float = Field(0.5, description="factor of the first layer's values, or its start")
+    layer: float = Field(0.5, description="factor of the layer's own values, or its start")
+    learned: bool = Field(False, description="learn both factors in each layer after the first")
+
+    def build(self, shape: LayerShape) -> Any:
+        return MixedValues(self, shape)
+
+    def reference(self, module: Any, v: Tensor, first: Tensor) -> Tensor:
+        """Value residual: lambda_1 v^(0) + lambda_2 v."""
+        if module.part.learned:
+            return module.factors[0] * first + module.factors[1] * v
+        return module.part.first * first + module.part.layer * v
 
 
 class MixedValues(Values):

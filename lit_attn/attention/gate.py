@@ -6,15 +6,26 @@ Shapes: B batch, n tokens, d width, H heads, D head width.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
-from lit_attn.attention.parts import LayerShape
+from lit_attn.attention.parts import LayerShape, Part
 from lit_attn.attention.precision import wide
+from lit_attn.schema.base import Kind
 
 Projection = Callable[[Tensor], Tensor]
+
+
+class GateConfig(Part, Kind):
+    """Family of the factors of the signal that enters the output projection W.
+
+    Further projections of a residual part (W^l, W_p) have no gate. `build` returns a
+    lit_attn.attention.gate.Gate. The inputs of `reference` are x (B, n, d) and the signal
+    (B, n, H D); it returns the signal with its gates.
+    """
 
 
 class Gate(nn.Module):
@@ -29,11 +40,61 @@ class Gate(nn.Module):
         self.part = part
 
 
+class NoGateConfig(GateConfig, kind="none"):
+    """No gate."""
+
+    def build(self, shape: LayerShape) -> Any:
+        return NoGate(self, shape)
+
+    def reference(self, module: Any, x: Tensor, signal: Tensor) -> Tensor:
+        return signal
+
+
 class NoGate(Gate):
     """No gate: the projection itself."""
 
     def forward(self, x: Tensor, project: Projection) -> Projection:
         return project
+
+
+class SigmoidGateConfig(GateConfig):
+    """sigmoid(x W_g + b) from the layer's input (gated attention).
+
+    Qiu et al. 2025, "Gated Attention for Large Language Models", https://arxiv.org/abs/2505.06708,
+    section 2.2, position G1.
+    """
+
+    factor: PositiveFloat = Field(1.0, description="factor of the sigmoid; with 2, 0 opens to 1")
+    columns: PositiveInt | None = Field(
+        None, description="number of the first columns of x that the gate reads; null: all"
+    )
+    bias: float | None = Field(None, description="initial bias b; null: no bias")
+    init: Literal["normal", "zeros"] = Field(
+        "normal", description="initial W_g: normal with deviation 0.02, or zeros"
+    )
+    gates_of_head: ClassVar[Literal["D", "1"]]
+
+    def build(self, shape: LayerShape) -> Any:
+        return SigmoidGate(self, shape)
+
+    def reference(self, module: Any, x: Tensor, signal: Tensor) -> Tensor:
+        """Qiu et al. 2025, section 2.2: signal * sigmoid(x W_g + b)."""
+        read = x if module.part.columns is None else x[..., : module.part.columns]
+        gates = module.part.factor / (1 + torch.exp(-module.linear(read)))
+        parts = signal.unflatten(-1, (gates.shape[-1], -1))
+        return (parts * gates.unsqueeze(-1)).flatten(-2)
+
+
+class ElementGateConfig(SigmoidGateConfig, kind="element"):
+    """One gate for each element of each head, as in Qwen3-Next."""
+
+    gates_of_head = "D"
+
+
+class HeadGateConfig(SigmoidGateConfig, kind="head"):
+    """One gate for each head."""
+
+    gates_of_head = "1"
 
 
 class SigmoidGate(Gate):

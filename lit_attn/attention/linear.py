@@ -8,18 +8,20 @@ Shapes: B batch, n tokens, H heads, D head width, E width of the features, D wit
 
 import math
 from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
 from lit_attn.attention.cache import Cache, RunningSums
 from lit_attn.attention.call import Inputs
 from lit_attn.attention.masks import Masks
-from lit_attn.attention.mixture import MixedKeys
-from lit_attn.attention.mixture_parts import LinearConfig
-from lit_attn.attention.parts import LayerShape
+from lit_attn.attention.mixture import MixedKeys, MixedKeysConfig
+from lit_attn.attention.parts import LayerChoices, LayerShape
 from lit_attn.attention.precision import wide, without_autocast
+from lit_attn.schema.base import consistency_check
 
 # Added to divisors as in MGK's code, because a query may see no key.
 LINEAR_OFFSET = 1e-5
@@ -27,6 +29,110 @@ LINEAR_OFFSET = 1e-5
 # Tokens of a chunk of causal sums. A chunk costs products of its pairs of tokens and one E x D sum,
 # which are about as many numbers at usual head widths D for E = D.
 SUMS_CHUNK = 64
+
+
+class LinearConfig(MixedKeysConfig, kind="linear"):
+    """phi(q_i).sum_r pi_r phi(k_jr): linear in n (MGK section 2.4).
+
+    The feature maps phi of a vector t of the head's width D, by their sources:
+
+    - elu: elu(t) + 1 (Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236, eq. 7), that of
+      MGK's linear attention.
+    - relu: max(t, 0) (Choromanski et al. 2021, https://arxiv.org/abs/2009.14794).
+    - softmax: exp(t) divided by its sum over the D elements, as for the queries of efficient
+      attention (Shen et al. 2021, https://arxiv.org/abs/1812.01243), whose keys are
+      divided by a sum over the tokens instead, which has no causal form.
+    - dpfp: the 2 D products of neighbours of r = [max(t, 0), max(-t, 0)], r_c r_(c - 1), where r_0
+      is the last one (Schlag et al. 2021, https://arxiv.org/abs/2102.11174, section 5.3, nu = 1;
+      MGK's language models extend its code).
+    - taylor: [1, t', t'_a t'_b / sqrt(2)] with t' = t / D^(1/4), 1 + D + D^2 elements, so that
+      phi(q).phi(k) = 1 + s + s^2 / 2 with s = q.k / sqrt(D), the second-order series of softmax's
+      exp(s) (Arora et al. 2024, https://arxiv.org/abs/2402.18668).
+    """
+
+    has_logits = False
+    keys: int = Field(1, ge=1, le=16, description="keys of every token, M")
+    mixing: Literal["after", "before"] = Field(
+        "after",
+        description="order of mixing the keys and phi; after (paper) or before (released LRA code)",
+    )
+    phi: Literal["elu", "relu", "softmax", "dpfp", "taylor"] = Field(
+        "elu",
+        description="feature map; elu: elu + 1 (paper); relu, softmax over the head's width, dpfp: "
+        "products of neighbours (fast weights), taylor: series of exp up to second order",
+    )
+    features: Literal["plain", "sum-to-one"] = Field(
+        "plain",
+        description="sum-to-one: phi divided by the sum of its elements (released LM code)",
+    )
+    divide_by: Literal["sum", "scaled-sum", "root-length"] = Field(
+        "sum",
+        description="divisor of the sum over keys; sum of the similarities (paper), or "
+        "scaled-sum: that times sqrt(D), both plus 1e-5 sqrt(D) (released language model code); "
+        "root-length: root of the number of tokens (released LRA code)",
+    )
+
+    @consistency_check
+    def _makes_sense(self) -> None:
+        if self.prior == "m-step":
+            raise ValueError("prior: responsibilities need the logits that linear keys never form")
+        if self.features == "sum-to-one" and self.phi == "softmax":
+            raise ValueError("features: the elements of `phi: softmax` sum to one; remove it")
+        if self.features == "sum-to-one" and self.phi == "taylor":
+            raise ValueError(
+                "features: elements of `phi: taylor` can be negative, and their sum near zero; "
+                "remove it"
+            )
+
+    def reference_weights(
+        self, module: Any, q: Tensor, keys: list[Tensor], visible: Tensor, is_causal: bool
+    ) -> Tensor:
+        """MGK section 2.4: phi(q_i).sum_r pi_r phi(k_jr) over its sum in j."""
+
+        def phi(t: Tensor) -> Tensor:
+            plain = make_features(module.part.phi, t)
+            total = plain.sum(-1, keepdim=True)
+            total = total.masked_fill(total == 0, 1.0)
+            return plain / total if module.part.features == "sum-to-one" else plain
+
+        (queries, width), n = q.shape[-2:], keys[0].shape[-2]
+        weights = [
+            self.reference_log_prior(module, r, n).exp().unsqueeze(-1) for r in range(len(keys))
+        ]
+        if module.part.mixing == "before":
+            mixed = phi(torch.stack([w * key for w, key in zip(weights, keys, strict=True)]).sum(0))
+        else:
+            mixed = torch.stack([w * phi(key) for w, key in zip(weights, keys, strict=True)]).sum(0)
+        similarity = (phi(q) @ mixed.transpose(-1, -2)).masked_fill(~visible, 0)
+        factor = math.sqrt(width) if module.part.divide_by == "scaled-sum" else 1.0
+        total = factor * similarity.sum(-1, keepdim=True) + LINEAR_OFFSET * math.sqrt(width)
+        if module.part.divide_by == "root-length":
+            lengths = [i + 1 if is_causal else n for i in range(queries)]
+            total = torch.tensor(lengths).double().sqrt().unsqueeze(-1)
+        return similarity / total
+
+    def check(self, layer: LayerChoices) -> None:
+        reason = "linear keys never form the logits"
+        if layer.compose.places():
+            raise ValueError(f"compose: {reason} that it would compose")
+        if layer.normaliser.kind != "softmax":
+            raise ValueError(f"normaliser: {reason} that it would normalise")
+        if layer.zz:
+            raise ValueError(f"zz: {reason} to which it would add z_i.z_j")
+        if layer.window:
+            raise ValueError(f"window: {reason} that it would mask")
+        scale = layer.parts["scale"]
+        if scale.kind != "none":
+            raise ValueError(f"scale: {reason} that '{scale.kind}' would multiply")
+        bias = layer.parts["bias"]
+        if bias.kind != "none":
+            raise ValueError(f"bias: {reason} to which '{bias.kind}' would add")
+        chosen_filter = layer.parts["filter"]
+        if chosen_filter.kind != "none":
+            raise ValueError(f"filter: {reason} that '{chosen_filter.kind}' would filter")
+
+    def build(self, shape: LayerShape) -> Any:
+        return Linear(self, shape)
 
 
 class Linear(MixedKeys):
@@ -200,3 +306,26 @@ def _cut_into_chunks(x: Tensor, size: int) -> Tensor:
     """Return x (B, H, n, E) as (B, H, chunks, size, E), with zeros after the last token."""
     missing = -x.shape[-2] % size
     return F.pad(x, (0, 0, 0, missing)).unflatten(-2, (-1, size))
+
+
+def make_features(name: str, t: Tensor) -> Tensor:
+    """Return the features of t (..., D); `LinearConfig` has their sources."""
+    width = t.shape[-1]
+    if name == "relu":
+        return torch.where(t > 0, t, torch.zeros_like(t))
+    if name == "softmax":
+        exponentials = torch.exp(t - t.detach().amax(-1, keepdim=True))
+        return exponentials / exponentials.sum(-1, keepdim=True)
+    if name == "dpfp":
+        r = [t[..., c] for c in range(width)]
+        r += [-t[..., c] for c in range(width)]
+        r = [torch.where(element > 0, element, torch.zeros_like(element)) for element in r]
+        return torch.stack([r[c] * r[c - 1] for c in range(2 * width)], dim=-1)
+    if name == "taylor":
+        t = t / width**0.25
+        elements = [torch.ones_like(t[..., 0])]
+        elements += [t[..., a] for a in range(width)]
+        for a in range(width):
+            elements += [t[..., a] * t[..., b] / 2**0.5 for b in range(width)]
+        return torch.stack(elements, dim=-1)
+    return F.elu(t) + 1

@@ -9,19 +9,21 @@ for every token, E width of the features, c queries of a chunk.
 
 import functools
 import math
+from typing import Any, Literal
 
 import torch
+from pydantic import Field, PositiveFloat
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.dispatch import bias_in_columns
 from lit_attn.attention.formed import large_chunk
 from lit_attn.attention.masks import CHUNK, Masks, in_chunks
-from lit_attn.attention.mixture_parts import MixedKeysConfig, MixtureConfig
 from lit_attn.attention.parts import LayerShape
 from lit_attn.attention.precision import as_multiplied, multiply, rounded_terms, square, wide
-from lit_attn.attention.similarity import Similarity
+from lit_attn.attention.similarity import Similarity, SimilarityConfig
 from lit_attn.attention.statistics import Reduce, one_unless_repeated
+from lit_attn.schema.base import consistency_check
 
 # Added to the divisors of the responsibilities of Soft-E, as in MGK's code.
 RESPONSIBILITY_OFFSET = 1e-6
@@ -32,6 +34,86 @@ AXES_WITH_ONE_PRIOR: dict[str, tuple[int, ...]] = {
     "layer": (0, -1),
     "position": (),
 }
+
+
+class MixedKeysConfig(SimilarityConfig):
+    """Several keys for every token (MGK section 2)."""
+
+    keys: int = Field(2, ge=1, le=16, description="keys of every token, M")
+    source: Literal["projected", "shifted"] = Field(
+        "projected",
+        description="projected: a projection for each key (option A); shifted: one "
+        "projected key plus learned offsets (option B)",
+    )
+    prior: Literal["learned", "clamped", "m-step", "fixed"] = Field(
+        "learned",
+        description="weights pi_r of the keys; learned: softmax of parameters; clamped: parameters "
+        "clamped to [0, 1], as the released code; m-step: after every training step, the mean "
+        "responsibility in its complete batch, over all micro-batches and devices (Soft-E), with "
+        "1e-6 in its divisor, as the released code; fixed: 1 / M",
+    )
+    prior_scope: Literal["head", "layer", "position"] = Field(
+        "head",
+        description="unit with its own pi: each head (paper), each layer (released LRA code), "
+        "or every head and key position (released language model code)",
+    )
+    positions: int = Field(
+        256, ge=1, description="key positions with their own pi, for `prior_scope: position`"
+    )
+    shift_init: Literal["normal", "released"] = Field(
+        "normal",
+        description="initial offsets; normal: N(0, 1) (paper); released: the first is 0, "
+        "the others N(0, 1/4)",
+    )
+
+    @consistency_check
+    def _refuse_choices_without_effect(self) -> None:
+        """Refuse a choice without effect: two cells would then compute the same."""
+        if self.source == "projected" and self.shift_init != "normal":
+            raise ValueError("shift_init: projected keys have no offsets")
+        if self.prior == "fixed" and self.prior_scope != "head":
+            raise ValueError("prior_scope: has no effect with `prior: fixed`")
+        if self.prior_scope != "position" and self.positions != 256:
+            raise ValueError("positions: has no effect without `prior_scope: position`")
+
+    @property
+    def learns_prior(self) -> bool:
+        """True if pi is a parameter: with several keys, unless their largest logit counts."""
+        is_hard = getattr(self, "assignment", "soft") == "hard"
+        return self.keys > 1 and self.prior in ("learned", "clamped") and not is_hard
+
+    def exempt_parameters(self) -> tuple[str, ...]:
+        names = []
+        if self.learns_prior:
+            names.append("prior")
+        if self.source == "shifted":
+            names.append("shift")
+        return tuple(names)
+
+    @property
+    def counts_queries(self) -> bool:
+        return self.prior == "m-step"
+
+    @property
+    def max_tokens(self) -> int | None:
+        return self.positions if self.prior_scope == "position" else None
+
+    def reference_keys(self, module: Any, x: Tensor, k: Tensor) -> list[Tensor]:
+        """MGK section 2.2: projections of every key (A), or one key plus offsets (B)."""
+        if module.part.source == "shifted":
+            return [k + module.shift[r].flatten() for r in range(module.part.keys)]
+        if module.part.keys == 1:
+            return [k]
+        return [k, *module.more(x).chunk(module.part.keys - 1, dim=-1)]
+
+    def reference_log_prior(self, module: Any, r: int, n: int) -> Tensor:
+        """log pi_r, broadcastable to (H, n)."""
+        if module.part.prior == "fixed" or module.part.keys == 1:
+            return torch.tensor([[1 / module.part.keys]], dtype=torch.double).log()
+        prior = module.prior[..., :n]
+        if module.part.prior == "learned":
+            return torch.log_softmax(prior, dim=0)[r]
+        return prior[r].clamp(1e-38, 1).log()
 
 
 class MixedKeys(Similarity):
@@ -109,6 +191,83 @@ class MixedKeys(Similarity):
         log_prior = self.log_prior(self.prior.shape[-1])
         assert isinstance(log_prior, Tensor)
         return log_prior.exp().mean(-1)
+
+
+class MixtureConfig(MixedKeysConfig, kind="mixture"):
+    """Soft: log sum_r pi_r exp(s_ijr); hard: max_r s_ijr (MGK eq. 7, 8; Hard-E)."""
+
+    kernel: Literal["gaussian", "dot"] = Field(
+        "gaussian", description="logits of each key: Gaussian distance or scaled dot product"
+    )
+    assignment: Literal["soft", "hard"] = Field(
+        "soft", description="soft: log of the sum over keys; hard: the largest logit (Hard-E)"
+    )
+    variance: tuple[PositiveFloat, ...] | Literal["learned"] | None = Field(
+        None,
+        description="sigma_r^2 of each key's Gaussian in units of sqrt(D); null: 1; (1, 3) in the "
+        "paper's section 3.4, (1, 1/3) in the released language model code; learned: exp of a "
+        "parameter for each r, 1 at first",
+    )
+    variance_scope: Literal["layer", "head"] = Field(
+        "layer",
+        description="unit with its own sigma_r^2 for `variance: learned`: each layer or each head; "
+        "all tokens share it (sigma_jr in MGK eq. 5-7 is that of key r of token j)",
+    )
+
+    @consistency_check
+    def _makes_sense(self) -> None:
+        if isinstance(self.variance, tuple) and len(self.variance) != self.keys:
+            raise ValueError(f"variance: has {len(self.variance)} values for {self.keys} keys")
+        if self.variance is not None and self.kernel == "dot":
+            raise ValueError("variance: has no effect with `kernel: dot`")
+        if self.variance_scope != "layer" and self.variance != "learned":
+            raise ValueError("variance_scope: has no effect without `variance: learned`")
+        for key, default in (("prior", "learned"), ("prior_scope", "head")):
+            if self.assignment == "hard" and getattr(self, key) != default:
+                raise ValueError(f"{key}: has no effect with `assignment: hard`")
+
+    def exempt_parameters(self) -> tuple[str, ...]:
+        return (*super().exempt_parameters(), *self.stacked_vectors())
+
+    def stacked_vectors(self) -> tuple[str, ...]:
+        return ("log_variance",) if self.variance_scope == "head" else ()
+
+    def build(self, shape: LayerShape) -> Any:
+        return Mixture(self, shape)
+
+    def reference(self, module: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Tensor:
+        """MGK (7); with the hard assignment the largest of its terms, without pi."""
+        unit = math.sqrt(q.shape[-1])
+        variances = [1.0] * len(keys)
+        if module.part.variance == "learned":
+            # (M,), or (M, H, 1, 1) if each head has its own
+            variances = module.log_variance.exp()
+            if module.part.variance_scope == "head":
+                variances = variances.T.unsqueeze(-1).unsqueeze(-1)
+        elif module.part.variance is not None:
+            variances = module.part.variance
+        terms = []
+        for r, key in enumerate(keys):
+            if module.part.kernel == "dot":
+                term = q @ key.transpose(-1, -2) / unit
+            else:
+                term = -measure_distances(q, key) / (2 * variances[r] * unit)
+            if module.part.assignment == "soft":
+                term = term + self.reference_log_prior(module, r, key.shape[-2]).unsqueeze(-2)
+            terms.append(tau * term)
+        stacked = torch.stack(terms)
+        return stacked.amax(0) if module.part.assignment == "hard" else stacked.logsumexp(0)
+
+
+class GaussianConfig(SimilarityConfig, kind="gaussian"):
+    """s_ij = -|q_i - k_j|^2 / (2 sqrt(D)) (MGK eq. 7 with one key)."""
+
+    def build(self, shape: LayerShape) -> Any:
+        return MixtureConfig(keys=1).build(shape)
+
+    def reference(self, module: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Tensor:
+        part: MixtureConfig = module.part
+        return part.reference(module, q, keys, tau)
 
 
 class Mixture(MixedKeys):
@@ -289,3 +448,8 @@ class Mixture(MixedKeys):
         has_pairs = pairs.transpose(0, 1) > 0
         self.prior.copy_(torch.where(has_pairs, mean, wide(self.prior)))
         self.sums = None
+
+
+def measure_distances(q: Tensor, k: Tensor) -> Tensor:
+    """|q_i - k_j|^2, pair by pair."""
+    return (q.unsqueeze(-2) - k.unsqueeze(-3)).square().sum(-1)

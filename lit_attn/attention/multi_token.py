@@ -8,20 +8,95 @@ of a group.
 """
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.cache import Cache, KeyValues
-from lit_attn.attention.filters import Filter
+from lit_attn.attention.filters import ActiveFilterConfig, Filter
 from lit_attn.attention.masks import Masks
 from lit_attn.attention.parts import LayerShape
 from lit_attn.attention.precision import wide, without_autocast
+from lit_attn.schema.base import consistency_check
+from lit_attn.schema.errors import find_nearest_divisor
 
 # Added to the mean square in the RMSNorm of the heads (the released code's value).
 EPS = 1e-5
+
+
+class MultiTokenConfig(ActiveFilterConfig, kind="multi-token"):
+    """Convolutions of logits and of weights over queries and keys, with maps of the heads.
+
+    Golovneva et al. 2025, "Multi-Token Attention", https://arxiv.org/abs/2504.00927, section 3, as
+    in the released code: each head has a kernel over the last queries and the keys around a key; an
+    H x H map mixes the heads' logits, and one map of each group of heads the weights; the heads
+    then have an RMSNorm with shared weights and a gate sigmoid(h w + b). The paper multiplies the
+    norm by a factor of the layer instead of the gate: `gate: false, rescale: depth`.
+    """
+
+    queries: int = Field(6, ge=1, description="queries of a kernel: the query and those before it")
+    keys: int = Field(11, ge=1, description="keys of a kernel, an odd number, around the key")
+    group: PositiveInt | None = Field(
+        None, description="heads whose weights are mixed with each other; null: all"
+    )
+    rescale: Literal["none", "depth"] = Field(
+        "none",
+        description="factor of the norm; depth: 0.2 + 0.6 exp(-0.3 l) in layer l, from 0",
+    )
+    gate: bool = Field(True, description="multiply each head by a gate from the head itself")
+
+    @consistency_check
+    def _has_a_middle_key(self) -> None:
+        if self.keys % 2 == 0:
+            raise ValueError(f"keys: {self.keys} keys have no middle; choose an odd number")
+
+    def check_heads(self, heads: int) -> None:
+        if self.group is not None and heads % self.group:
+            raise ValueError(
+                f"filter.group: groups of {self.group} heads do not divide {heads} heads; "
+                f"the nearest that do have {find_nearest_divisor(self.group, heads)}"
+            )
+
+    def exempt_parameters(self) -> tuple[str, ...]:
+        return ("logit_kernel", "weight_kernel", "logit_heads", "weight_heads")
+
+    def build(self, shape: LayerShape) -> Any:
+        return MultiToken(self, shape)
+
+    def reference(
+        self, module: Any, logits: Tensor, visible: Tensor, present: Tensor | None
+    ) -> Tensor:
+        """Golovneva et al. 2025, section 3: convolution of each head, then map of the heads."""
+        convolved = convolve_pairs(
+            set_hidden_to_zero(logits, visible, present), module.logit_kernel
+        )
+        return torch.einsum("gh,bhij->bgij", module.logit_heads, convolved)
+
+    def reference_weights(
+        self, module: Any, weights: Tensor, visible: Tensor, present: Tensor | None
+    ) -> Tensor:
+        """Golovneva et al. 2025, section 3: the same of the weights, with maps of groups."""
+        convolved = convolve_pairs(
+            set_hidden_to_zero(weights, visible, present), module.weight_kernel
+        )
+        convolved = convolved.masked_fill(~visible, 0)
+        group = module.weight_heads.shape[-1]
+        mixed = []
+        for number, matrix in enumerate(module.weight_heads):
+            heads = convolved[:, number * group : (number + 1) * group]
+            mixed.append(torch.einsum("gh,bhij->bgij", matrix, heads))
+        return torch.cat(mixed, dim=1)
+
+    def reference_heads(self, module: Any, heads: Tensor) -> Tensor:
+        """Golovneva et al. 2025, released code: RMSNorm with shared weights, times a gate."""
+        mean_square = heads.square().mean(-1, keepdim=True)
+        normed = module.factor * module.norm * heads / (mean_square + EPS).sqrt()
+        if module.gate is None:
+            return normed
+        return normed / (1 + torch.exp(-module.gate(normed)))
 
 
 class MultiToken(Filter):
@@ -123,3 +198,30 @@ def _zero_hidden(a: Tensor, visible: Tensor | None, masks: Masks) -> Tensor:
         is_padding = ~present[..., -a.shape[-2] :].unsqueeze(-1)
         a = a.masked_fill(is_padding, 0)
     return a
+
+
+def set_hidden_to_zero(a: Tensor, visible: Tensor, present: Tensor | None) -> Tensor:
+    """Return a with 0 where a key is hidden, and in the rows of padding."""
+    a = a.masked_fill(~visible, 0)
+    if present is None:
+        return a
+    return a.masked_fill(~present.unsqueeze(-1), 0)
+
+
+def convolve_pairs(a: Tensor, kernel: Tensor) -> Tensor:
+    """Return sum over u, w of K[u, w] a[i - (C_q - 1) + u, j - (C_k - 1) / 2 + w] of each head."""
+    queries, keys = kernel.shape[1:]
+    n, m = a.shape[-2:]
+    total = torch.zeros_like(a)
+    for u in range(queries):
+        for w in range(keys):
+            down = queries - 1 - u
+            right = (keys - 1) // 2 - w
+            if down >= n or abs(right) >= m:
+                # Everything would move out of the matrix.
+                continue
+            first, last = max(0, right), min(m, m + right)
+            moved = torch.zeros_like(a)
+            moved[..., down:, first:last] = a[..., : n - down, first - right : last - right]
+            total = total + kernel[:, u, w].view(-1, 1, 1) * moved
+    return total

@@ -13,23 +13,20 @@ Shapes: B batch, n tokens, d width, H heads, D head width.
     `project` is W, the layer's output projection (H D -> d); every part returns (B, n, d).
 """
 
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lit_attn.attention.parts import (
-    DiscrepancyConfig,
-    LayerShape,
-    PerpendicularConfig,
-    ProjectedConfig,
-    SplitConfig,
-)
+from lit_attn.attention.parts import LayerChoices, LayerShape, Part
 from lit_attn.attention.precision import wide
 from lit_attn.attention.projections import add_outputs
+from lit_attn.schema.base import Kind, consistency_check
 
 # Lower bound of <V, V> as a divisor: a zero value vector projects to zero instead of NaN. It
 # belongs to the definition; the reference uses the same bound.
@@ -65,6 +62,19 @@ def projected(heads: Tensor, values: Tensor, scope: str) -> Tensor:
     return (alpha * v).to(heads.dtype)
 
 
+class ResidualConfig(Part, Kind):
+    """Family of the signals that pass the output projection W and are added to the residual stream.
+
+    alpha_i = <MH_i, V_i> / <V_i, V_i> over all heads (scope global), or beta_m,i, the same ratio
+    within each head (scope head).
+
+    `build` returns a lit_attn.attention.residual.Residual. The inputs of `reference` are x
+    (B, n, d), the heads' sums and values, (B, H, n, D) each, and W; it returns (B, n, d).
+    """
+
+    needs_self = "uses the value of the query's own token"
+
+
 class Residual(nn.Module):
     """Base of the residual parts: `forward(x, heads, values, project)` returns the layer's output.
 
@@ -83,11 +93,59 @@ class Residual(nn.Module):
         return {}
 
 
+class FullConfig(ResidualConfig, kind="full"):
+    """MH W: the standard layer."""
+
+    needs_self = ""
+
+    def build(self, shape: LayerShape) -> Any:
+        return Full(self, shape)
+
+    def reference(self, module: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
+        """BeliefFormer (8)."""
+        return project(join_heads(h))
+
+
 class Full(Residual):
     """MH W."""
 
     def forward(self, x: Tensor, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
         return project(heads.flatten(-2))
+
+
+class PerpendicularConfig(ResidualConfig, kind="perpendicular"):
+    """(MH - alpha V) W; scope both adds (H_m - beta_m v_m) W^l (BeliefFormer eq. 10, 13-15)."""
+
+    scope: Literal["global", "head", "both"] = Field(
+        "global",
+        description="projection over all heads (global), in each head (head), or both added (both)",
+    )
+    bias: bool = Field(True, description="give W^l the bias that W has, for `scope: both`")
+    strength: Literal["fixed", "tanh"] = Field(
+        "fixed",
+        description="factor of the removed part; tanh: tanh(a_m), learned by each head from 0, for "
+        "`scope: head`",
+    )
+
+    @consistency_check
+    def _has_strength_in_heads(self) -> None:
+        if self.strength == "tanh" and self.scope != "head":
+            raise ValueError("strength: `tanh` is learned by each head; set `scope: head`")
+
+    def build(self, shape: LayerShape) -> Any:
+        return Perpendicular(self, shape)
+
+    def reference(self, module: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
+        """Return the perpendicular part (BeliefFormer eq. 12), or both scopes (eq. 15)."""
+        along = along_values(h, v, "head")
+        if module.part.strength == "tanh":
+            strengths = torch.tanh(module.strength).repeat_interleave(h.shape[-1])
+            return project(join_heads(h) - strengths * along)
+        across = join_heads(h) - along
+        if module.part.scope == "head":
+            return project(across)
+        out = project(join_heads(h) - along_values(h, v, "global"))
+        return out + module.local(across) if module.part.scope == "both" else out
 
 
 class Perpendicular(Residual):
@@ -122,6 +180,29 @@ class Perpendicular(Residual):
         return add_outputs([project, self.local], [across.flatten(-2), across_in_heads.flatten(-2)])
 
 
+class ProjectedConfig(ResidualConfig, kind="projected"):
+    """alpha V W; scope both adds (beta_m v_m) W^l (Belief2 Fig. 3, section 2.2).
+
+    The paper speaks of local and global components and prints no equation of their sum. Scope both
+    is the sum that Belief-Attention has of the perpendicular components (Belief2 eq. 7).
+    """
+
+    scope: Literal["global", "head", "both"] = Field(
+        "global",
+        description="projection over all heads (global), in each head (head), or both added (both)",
+    )
+    bias: bool = Field(True, description="give W^l the bias that W has, for `scope: both`")
+
+    def build(self, shape: LayerShape) -> Any:
+        return Projected(self, shape)
+
+    def reference(self, module: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
+        """Belief2, Fig. 3; both scopes are added as the perpendicular ones are in eq. 7."""
+        if module.part.scope == "both":
+            return project(along_values(h, v, "global")) + module.local(along_values(h, v, "head"))
+        return project(along_values(h, v, module.part.scope))
+
+
 class Projected(Residual):
     """alpha V W, and with scope both + (beta_m v_m) W^l."""
 
@@ -138,6 +219,37 @@ class Projected(Residual):
         return add_outputs([project, self.local], [along.flatten(-2), along_in_heads.flatten(-2)])
 
 
+class ValueConfig(ResidualConfig, kind="value"):
+    """V W: attention without attending (Belief2 Fig. 3).
+
+    The output does not depend on the attention weights, so choices of them are refused.
+    """
+
+    def check(self, layer: LayerChoices) -> None:
+        reason = "has no effect, because `residual: value` does not use the attention weights"
+        if layer.similarity.kind != "dot":
+            raise ValueError(f"similarity: '{layer.similarity.kind}' {reason}; remove it")
+        if layer.zz:
+            raise ValueError(f"zz: {reason}; set `zz: without`")
+        if layer.compose.places():
+            raise ValueError(f"compose: {reason}; set `compose: none`")
+        if layer.normaliser.kind != "softmax":
+            raise ValueError(f"normaliser: '{layer.normaliser.kind}' {reason}; remove it")
+        for family in ("scale", "bias", "filter", "pair"):
+            part = layer.parts[family]
+            if part.kind != "none":
+                raise ValueError(f"{family}: '{part.kind}' {reason}; remove it")
+        if layer.window:
+            raise ValueError(f"window: {reason}; remove it")
+
+    def build(self, shape: LayerShape) -> Any:
+        return Value(self, shape)
+
+    def reference(self, module: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
+        """Belief2, Fig. 3."""
+        return project(join_heads(v))
+
+
 class Value(Residual):
     """V W: the token's own values, without attention."""
 
@@ -145,6 +257,31 @@ class Value(Residual):
 
     def forward(self, x: Tensor, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
         return project(values.flatten(-2))
+
+
+class DiscrepancyConfig(ResidualConfig, kind="discrepancy"):
+    """(gamma V - MH) W (AttentionX eq. 9)."""
+
+    gamma: float = Field(
+        1.0, gt=0, le=1, description="factor of V; 1 for the paper's ViT, 0.5 for its GPT-2"
+    )
+    gamma_scope: Literal["fixed", "layer", "head"] = Field(
+        "fixed",
+        description="fixed: gamma is a constant, as in the paper; layer, head: each layer or each "
+        "head learns its gamma, which starts at `gamma` and can leave (0, 1]",
+    )
+
+    def build(self, shape: LayerShape) -> Any:
+        return Discrepancy(self, shape)
+
+    def reference(self, module: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
+        """AttentionX (9), (10); a learned gamma is a parameter of the layer or of each head."""
+        gamma = module.part.gamma
+        if module.part.gamma_scope == "layer":
+            gamma = module.gamma
+        elif module.part.gamma_scope == "head":
+            gamma = module.gamma.repeat_interleave(v.shape[-1])
+        return project(gamma * join_heads(v) - join_heads(h))
 
 
 class Discrepancy(Residual):
@@ -169,6 +306,60 @@ class Discrepancy(Residual):
         gamma = wide(self.gamma).unsqueeze(-1)
         difference = gamma * values - heads
         return project(difference.to(heads.dtype).flatten(-2))
+
+
+class SplitConfig(ResidualConfig, kind="split"):
+    """(MH - alpha V) W + phi(alpha V) W_p (Belief2 eq. 14-15).
+
+    Scope both adds the same sum of the components in each head, (H_m - beta_m v_m) W^l and
+    phi(beta_m v_m) W_p^l: Belief-Attention with both scopes (Belief2 eq. 7), whose projected
+    components are kept too.
+    """
+
+    scope: Literal["global", "head", "both"] = Field(
+        "global",
+        description="projection over all heads (global), in each head (head), or both added (both)",
+    )
+    activation: Literal["identity", "gelu", "silu", "relu", "tanh"] = Field(
+        "gelu", description="phi, applied to the projected part"
+    )
+    phi_scope: Literal["fixed", "layer", "head"] = Field(
+        "fixed",
+        description="fixed: phi is `activation`; layer, head: each layer or each head learns phi "
+        "(Belief2, Remark 2) as a weighted sum of the five activations (Manessi and Rozza 2018, "
+        "https://arxiv.org/abs/1801.09403), which starts as `activation`",
+    )
+    init: Literal["fresh", "copy"] = Field(
+        "fresh",
+        description="initial W_p; fresh: as any Linear; copy: equal to W, with W^l and W_p^l of "
+        "`scope: both` at 0, so that a pretrained layer computes the same with "
+        "`activation: identity` (Proposition 1)",
+    )
+    bias: bool = Field(True, description="give W_p, W^l and W_p^l the bias that W has")
+
+    def exempt_parameters(self) -> tuple[str, ...]:
+        return () if self.phi_scope == "fixed" else ("phi",)
+
+    def stacked_vectors(self) -> tuple[str, ...]:
+        return self.exempt_parameters()
+
+    def build(self, shape: LayerShape) -> Any:
+        return Split(self, shape)
+
+    def reference(self, module: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
+        """Belief2 (14), (15); scope both adds the components of each head as in (7)."""
+        scope = "head" if module.part.scope == "head" else "global"
+        along = along_values(h, v, scope)
+        width = h.shape[-1]
+        out = project(join_heads(h) - along) + module.projected(apply_phi(module, along, width))
+        if module.part.scope == "both":
+            along = along_values(h, v, "head")
+            out = (
+                out
+                + module.local(join_heads(h) - along)
+                + module.local_projected(apply_phi(module, along, width))
+            )
+        return out
 
 
 class Split(Residual):
@@ -257,3 +448,34 @@ def another_projection(shape: LayerShape, bias: bool) -> nn.Linear:
     """Return a second output projection of W's sizes; with `bias` it has a bias if W has one."""
     inner = shape.heads * shape.head_dim
     return nn.Linear(inner, shape.dim_out, bias=bias and shape.proj_bias, **shape.options)
+
+
+def along_values(h: Tensor, v: Tensor, scope: str) -> Tensor:
+    """alpha V over all heads (BeliefFormer 10) or beta_m v_m in each head (13), (B, n, d)."""
+    if scope == "global":
+        h, v = join_heads(h), join_heads(v)
+    factor = (h * v).sum(-1, keepdim=True) / (v * v).sum(-1, keepdim=True).clamp_min(FLOOR)
+    return factor * v if scope == "global" else join_heads(factor * v)
+
+
+def apply_phi(form: Any, t: Tensor, width: int) -> Tensor:
+    """Belief2 (15): phi of the projected part (B, n, d); `width` is D. Learned phi: Remark 2."""
+    functions = {
+        "identity": t,
+        "gelu": t * (1 + torch.erf(t / math.sqrt(2))) / 2,
+        "silu": t / (1 + torch.exp(-t)),
+        "relu": torch.where(t > 0, t, torch.zeros_like(t)),
+        "tanh": torch.tanh(t),
+    }
+    if form.part.phi_scope == "fixed":
+        return functions[form.part.activation]
+    weights = form.phi.expand(t.shape[-1] // width, -1).repeat_interleave(width, dim=0)
+    total = torch.zeros_like(t)
+    for number, value in enumerate(functions.values()):
+        total = total + weights[:, number] * value
+    return total
+
+
+def join_heads(h: Tensor) -> Tensor:
+    """Return (B, n, H D) from (B, H, n, D)."""
+    return h.transpose(1, 2).flatten(-2)

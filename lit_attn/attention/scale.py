@@ -8,11 +8,23 @@ Shapes: B batch, H heads, n queries, m keys.
 from typing import Any
 
 import torch
+from pydantic import Field, PositiveFloat
 from torch import Tensor, nn
 
 from lit_attn.attention.masks import Masks
-from lit_attn.attention.parts import LayerShape
+from lit_attn.attention.parts import LayerShape, Part
 from lit_attn.attention.precision import wide
+from lit_attn.schema.base import Kind
+
+
+class ScaleConfig(Part, Kind):
+    """Family of the factors of all logits of a query.
+
+    If a token has several keys, the logit of each of them has the factor. `build` returns a
+    lit_attn.attention.scale.Scale. The inputs of `reference` are `visible`, broadcastable to
+    (B, H, n, n), True where a query attends to a key, and the number of keys n. It returns a
+    number, or factors broadcastable to (B, H, n, n).
+    """
 
 
 class Scale(nn.Module):
@@ -26,11 +38,39 @@ class Scale(nn.Module):
         self.part = part
 
 
+class NoScaleConfig(ScaleConfig, kind="none"):
+    """Unchanged logits."""
+
+    def build(self, shape: LayerShape) -> Any:
+        return NoScale(self, shape)
+
+    def reference(self, module: Any, visible: Tensor, n: int) -> float:
+        return 1.0
+
+
 class NoScale(Scale):
     """Unchanged logits."""
 
     def forward(self, masks: Masks, n: int, m: int, device: torch.device) -> None:
         return None
+
+
+class SsmaxConfig(ScaleConfig, kind="ssmax"):
+    """s_ij becomes c_m log(n_i) s_ij, with a learned c_m of each head (scalable softmax, SSMax).
+
+    Nakanishi 2025, "Scalable-Softmax Is Superior for Attention", https://arxiv.org/abs/2501.19399.
+    n_i is the number of keys that token i sees, i + 1 in causal order.
+    """
+
+    start: PositiveFloat = Field(0.43, description="initial c_m")
+
+    def build(self, shape: LayerShape) -> Any:
+        return Ssmax(self, shape)
+
+    def reference(self, module: Any, visible: Tensor, n: int) -> Tensor:
+        """SSMax: c_m log(n_i)."""
+        count = visible.expand(*visible.shape[:-1], n).sum(-1, keepdim=True)
+        return module.strength.view(-1, 1, 1) * count.clamp_min(1).double().log()
 
 
 class Ssmax(Scale):

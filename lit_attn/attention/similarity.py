@@ -7,7 +7,8 @@ Shapes: B batch, n tokens, d width, H heads, H' key heads, D head width, M keys 
 width of the features.
 """
 
-from typing import Any
+import math
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +18,45 @@ from lit_attn.attention.cache import Cache, KeyValues
 from lit_attn.attention.call import Inputs
 from lit_attn.attention.dispatch import Features
 from lit_attn.attention.masks import Masks
-from lit_attn.attention.parts import LayerShape, SimilarityConfig
+from lit_attn.attention.parts import LayerShape, Part
 from lit_attn.attention.precision import wide
 from lit_attn.attention.statistics import Learner, end_step_after_backward, observe_once
+from lit_attn.schema.base import Kind
+
+
+class SimilarityConfig(Part, Kind):
+    """Family of the logits s_ij of a head.
+
+    `build` returns a lit_attn.attention.similarity.Similarity. The inputs of `reference` are q
+    (B, H, n, D), the list of every token's keys, (B, H, n, D) each, and tau: the factor of the
+    logits that a learned temperature sets, else 1. It returns the logits (B, H, n, n).
+    """
+
+    has_logits: ClassVar[bool] = True
+    """False for a similarity that never forms logits, so that nothing can mask or compose them."""
+
+    @property
+    def counts_queries(self) -> bool:
+        """True if training counts the queries, so that masks must hide queries that are padding."""
+        return False
+
+    def reference_keys(self, module: Any, x: Any, k: Any) -> list[Any]:
+        """Return the keys of every token, (B, n, H' D) each, from x (B, n, d) and the layer's k."""
+        return [k]
+
+    def reference_weights(
+        self, module: Any, q: Any, keys: Any, visible: Any, is_causal: bool
+    ) -> Any:
+        """Return the weights (B, H, n, n) of a similarity without logits, else None.
+
+        `visible` (n, n) is True where a query attends to a key.
+        """
+        return None
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Number of tokens that the similarity has parameters for, or None if there is no limit."""
+        return None
 
 
 class Similarity(Learner):
@@ -148,6 +185,17 @@ def _with_factor(features: Features, factor: Tensor | None) -> Features:
     # The factor is that of the terms of the keys too.
     features = dispatch.with_bias_in_columns(features)
     return features._replace(q=(features.q * factor).to(features.q.dtype))
+
+
+class DotConfig(SimilarityConfig, kind="dot"):
+    """s_ij = q_i.k_j / sqrt(D) (Vaswani et al. 2017, eq. 1)."""
+
+    def build(self, shape: LayerShape) -> Any:
+        return DotProduct(self, shape)
+
+    def reference(self, module: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Tensor:
+        """Vaswani et al. 2017, eq. 1: the scaled dot product."""
+        return tau * q @ keys[0].transpose(-1, -2) / math.sqrt(q.shape[-1])
 
 
 class DotProduct(Similarity):

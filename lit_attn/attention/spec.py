@@ -1,7 +1,7 @@
 """Specification of an attention layer, and the presets named after papers (presets.yaml).
 
 A layer is a product of independent choices (docs/design.md, section 2), one part of every family in
-lit_attn.attention.parts:
+lit_attn/attention:
 
     x -> transform (q, k, v) -> similarity (logits) -> scale -> compose (heads) -> bias
       -> normaliser (weights) -> compose (heads) -> weighted sum of V -> residual -> gate -> + x
@@ -16,8 +16,19 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
 
-# Importing these modules registers the members of the families.
-from lit_attn.attention import channel_parts, mixture_parts, parts
+from lit_attn.attention import linear, mixture, multi_token
+from lit_attn.attention.bias import BiasConfig, NoBiasConfig
+from lit_attn.attention.compose import ComposeConfig, NoComposeConfig
+from lit_attn.attention.filters import FilterConfig, NoFilterConfig
+from lit_attn.attention.first_values import OwnValuesConfig, ValuesConfig
+from lit_attn.attention.gate import GateConfig, NoGateConfig
+from lit_attn.attention.normaliser import NormaliserConfig, SoftmaxConfig
+from lit_attn.attention.pairs import OneQueryConfig, PairConfig
+from lit_attn.attention.parts import Part
+from lit_attn.attention.residual import FullConfig, ResidualConfig
+from lit_attn.attention.scale import NoScaleConfig, ScaleConfig
+from lit_attn.attention.similarity import DotConfig, SimilarityConfig
+from lit_attn.attention.transform import NoTransformConfig, TransformConfig
 from lit_attn.schema.base import Config, Kind, OwnClass, consistency_check
 from lit_attn.schema.errors import (
     ConfigError,
@@ -29,8 +40,8 @@ from lit_attn.schema.errors import (
 )
 from lit_attn.schema.trust import find_code
 
-MEMBERS = (parts, mixture_parts, channel_parts)
-"""Modules with the parts of this package."""
+MEMBERS = (linear, mixture, multi_token)
+"""Modules whose import registers further members of the families."""
 
 
 class MixerConfig(OwnClass):
@@ -130,45 +141,41 @@ class AttentionSpec(Config):
     differ from the preset.
     """
 
-    similarity: parts.SimilarityConfig = Field(parts.DotConfig(), description="logits of a head")
+    similarity: SimilarityConfig = Field(DotConfig(), description="logits of a head")
     zz: bool | Literal["like-k"] = Field(
         False,
         description="add z_i.z_j / sqrt(D) to the logits, z = x W_Z (Belief2 11); `like-k`: z is "
         "normalised and rotated wherever k is",
     )
-    compose: parts.ComposeConfig = Field(
-        parts.NoComposeConfig(), description="mixing of the heads before and after the normaliser"
+    compose: ComposeConfig = Field(
+        NoComposeConfig(), description="mixing of the heads before and after the normaliser"
     )
-    normaliser: parts.NormaliserConfig = Field(
-        parts.SoftmaxConfig(), description="function that turns the logits into weights"
+    normaliser: NormaliserConfig = Field(
+        SoftmaxConfig(), description="function that turns the logits into weights"
     )
-    residual: parts.ResidualConfig = Field(
-        parts.FullConfig(),
+    residual: ResidualConfig = Field(
+        FullConfig(),
         description="part that goes through the output projection to the skip connection",
     )
-    transform: channel_parts.TransformConfig = Field(
-        channel_parts.NoTransformConfig(), description="maps of each head's q, k and v"
+    transform: TransformConfig = Field(
+        NoTransformConfig(), description="maps of each head's q, k and v"
     )
-    values: channel_parts.ValuesConfig = Field(
-        channel_parts.OwnValuesConfig(),
+    values: ValuesConfig = Field(
+        OwnValuesConfig(),
         description="mixture of the layer's values with those of the network's first layer",
     )
-    scale: channel_parts.ScaleConfig = Field(
-        channel_parts.NoScaleConfig(), description="factor of all logits of a query"
+    scale: ScaleConfig = Field(NoScaleConfig(), description="factor of all logits of a query")
+    bias: BiasConfig = Field(
+        NoBiasConfig(), description="number added to the logit of a pair of tokens"
     )
-    bias: channel_parts.BiasConfig = Field(
-        channel_parts.NoBiasConfig(), description="number added to the logit of a pair of tokens"
+    pair: PairConfig = Field(
+        OneQueryConfig(), description="combination of two queries of each head"
     )
-    pair: channel_parts.PairConfig = Field(
-        channel_parts.OneQueryConfig(), description="combination of two queries of each head"
-    )
-    filter: channel_parts.FilterConfig = Field(
-        channel_parts.NoFilterConfig(),
+    filter: FilterConfig = Field(
+        NoFilterConfig(),
         description="map of the matrix of logits, in which other pairs of tokens count",
     )
-    gate: channel_parts.GateConfig = Field(
-        channel_parts.NoGateConfig(), description="factor of the output projection's input"
-    )
+    gate: GateConfig = Field(NoGateConfig(), description="factor of the output projection's input")
     window: PositiveInt | None = Field(
         None,
         description="keys that a query sees up to its token; without causal mask as many after it",
@@ -189,10 +196,10 @@ class AttentionSpec(Config):
     )
 
     @property
-    def parts(self) -> dict[str, parts.Part]:
+    def parts(self) -> dict[str, Part]:
         """Chosen member of each family, by the family's key."""
         members = {name: getattr(self, name) for name in type(self).model_fields}
-        return {name: member for name, member in members.items() if isinstance(member, parts.Part)}
+        return {name: member for name, member in members.items() if isinstance(member, Part)}
 
     @property
     def needs_foreign_code(self) -> bool:
@@ -295,7 +302,7 @@ class AttentionSpec(Config):
     @consistency_check
     def _makes_sense(self) -> None:
         for family, part in self.parts.items():
-            if not part.fast and type(part).build is parts.Part.build:
+            if type(part).build is Part.build:
                 raise ValueError(
                     f"{family}: '{part.kind}' cannot be built: "
                     f"its class {type(part).__name__} needs a method `build(self, shape)` "

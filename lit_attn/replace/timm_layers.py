@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.attention.compose import Composer
+from lit_attn.attention.compose import Composer, StaticConfig
 from lit_attn.attention.layer import Attention
-from lit_attn.attention.parts import StaticConfig
 from lit_attn.attention.rotary import Rotary
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.replace.adapter import (

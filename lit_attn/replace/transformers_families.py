@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lit_attn.attention.compose import Composer
-from lit_attn.attention.parts import StaticConfig
+from lit_attn.attention.compose import Composer, StaticConfig
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.replace.adapter import (
     Projections,

@@ -13,6 +13,9 @@ from typing import Any
 from lit_attn.schema.base import Config, Kind, leaf_types
 from lit_attn.schema.errors import ConfigError
 
+TRUST_HELP = "execute the code that the run names (`parts`, `import`, metrics) without asking"
+"""Help of the option --trust-code."""
+
 
 def find_code(config: type[Config], written: Any) -> dict[str, Any]:
     """Return the values in `written` that name code to import, by their keys.

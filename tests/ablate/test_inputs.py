@@ -207,10 +207,10 @@ def test_missing_data_starts_no_cell(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_the_check_imports_no_torch() -> None:
-    """The checks read headers with modules that need no torch."""
+def test_the_check_imports_no_lightning() -> None:
+    """The checks read headers with modules that need no Lightning."""
     modules = "lit_attn.ablate.plan, lit_attn.data.sets, lit_attn.data.text.shards"
-    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    code = f"import sys, {modules}; sys.exit('lightning' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

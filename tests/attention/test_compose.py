@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from lit_attn.attention import compose
+from lit_attn.attention.compose import QueryKeyComposeConfig
 from lit_attn.attention.layer import attn_layer
-from lit_attn.attention.parts import QueryKeyComposeConfig
 from lit_attn.attention.spec import AttentionSpec
 
 

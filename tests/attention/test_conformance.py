@@ -9,8 +9,8 @@ from helpers.attention_checks import DIM, HEADS, assert_same, make, tokens
 
 from lit_attn.attention import dispatch, formed, reference
 from lit_attn.attention.layer import attn_layer
-from lit_attn.attention.mixture_parts import LinearConfig
-from lit_attn.attention.parts import SplitConfig
+from lit_attn.attention.linear import LinearConfig
+from lit_attn.attention.residual import SplitConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 
 SPECS = attention_cases.all_specs()

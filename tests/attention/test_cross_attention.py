@@ -8,9 +8,10 @@ from helpers import attention_cases
 from helpers.attention_checks import HEADS, make, tokens
 from torch import Tensor
 
-from lit_attn.attention import dispatch, formed, reference
+from lit_attn.attention import dispatch, formed, mixture, reference
 from lit_attn.attention.layer import Attention
-from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
+from lit_attn.attention.linear import LinearConfig
+from lit_attn.attention.mixture import MixtureConfig
 from lit_attn.attention.rotary import rotary
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 
@@ -173,8 +174,8 @@ def test_the_m_step_counts_the_present_keys_of_all_queries(n: int) -> None:
     q, keys, _ = reference.project(layer, x, None, memory)
     terms = torch.stack(
         [
-            -reference.distance(q, key) / (2 * layer.head_dim**0.5)
-            + reference.log_prior(layer.similarity, r, 8).unsqueeze(-2)
+            -mixture.measure_distances(q, key) / (2 * layer.head_dim**0.5)
+            + layer.spec.similarity.reference_log_prior(layer.similarity, r, 8).unsqueeze(-2)
             for r, key in enumerate(keys)
         ]
     )

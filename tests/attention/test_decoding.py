@@ -10,9 +10,10 @@ from helpers.attention_checks import DIM, HEADS, make, tokens
 from torch import Tensor
 
 from lit_attn.attention import cache, dispatch, formed
+from lit_attn.attention.compose import KeyComposeConfig
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
-from lit_attn.attention.parts import KeyComposeConfig
+from lit_attn.attention.linear import LinearConfig
+from lit_attn.attention.mixture import MixtureConfig
 from lit_attn.attention.rotary import rotary
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 

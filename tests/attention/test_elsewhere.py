@@ -16,7 +16,7 @@ from torch import nn
 
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.network import number_layers
-from lit_attn.attention.parts import SplitConfig
+from lit_attn.attention.residual import SplitConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.schema.errors import ConfigError
 

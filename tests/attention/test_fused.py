@@ -15,8 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from lit_attn.attention import formed, fused
-from lit_attn.attention.mixture_parts import GaussianConfig
-from lit_attn.attention.parts import DotConfig, SplitConfig
+from lit_attn.attention.mixture import GaussianConfig
+from lit_attn.attention.residual import SplitConfig
+from lit_attn.attention.similarity import DotConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.bench import attention
 from lit_attn.bench.measure import Step, measure_memory

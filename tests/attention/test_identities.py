@@ -5,13 +5,14 @@ import timm
 import torch
 
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.parts import (
+from lit_attn.attention.residual import (
+    ACTIVATIONS,
     DiscrepancyConfig,
     PerpendicularConfig,
     ProjectedConfig,
     SplitConfig,
+    projected,
 )
-from lit_attn.attention.residual import ACTIVATIONS, projected
 from lit_attn.attention.spec import AttentionSpec
 
 DIM, HEADS = 24, 3

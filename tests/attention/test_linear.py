@@ -10,8 +10,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.linear import FEATURE_MAPS
-from lit_attn.attention.mixture_parts import LinearConfig
+from lit_attn.attention.linear import FEATURE_MAPS, LinearConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 
 

@@ -19,7 +19,7 @@ from lit_attn.attention import dispatch, formed, reference
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.masks import HIDES_FROM, split_mask
 from lit_attn.attention.network import number_layers
-from lit_attn.attention.parts import NormaliserConfig
+from lit_attn.attention.normaliser import NormaliserConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.training.diagnostics import LayerCall, split_calls
 

@@ -11,10 +11,11 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_attn.attention import masks, reference
+from lit_attn.attention.compose import QueryKeyComposeConfig, StaticConfig
 from lit_attn.attention.formed import ONE_CHUNK_UP_TO
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
-from lit_attn.attention.parts import QueryKeyComposeConfig, StaticConfig
+from lit_attn.attention.linear import LinearConfig
+from lit_attn.attention.mixture import MixtureConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 
 DIM, HEADS = 16, 2

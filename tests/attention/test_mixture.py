@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from lit_attn.attention import dispatch, formed, reference
 from lit_attn.attention.diagnostics import query_likelihood
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.mixture_parts import GaussianConfig, MixtureConfig
+from lit_attn.attention.mixture import GaussianConfig, MixtureConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 
 WIDTH = DIM // HEADS

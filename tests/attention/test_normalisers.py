@@ -9,13 +9,9 @@ from torch import Tensor, nn
 
 from lit_attn.attention import normaliser, reference, residual
 from lit_attn.attention.layer import attn_layer
-from lit_attn.attention.mixture_parts import LinearConfig
-from lit_attn.attention.parts import (
-    DifferentialConfig,
-    OffsetSoftmaxConfig,
-    ResidualConfig,
-    SigmoidConfig,
-)
+from lit_attn.attention.linear import LinearConfig
+from lit_attn.attention.normaliser import DifferentialConfig, OffsetSoftmaxConfig, SigmoidConfig
+from lit_attn.attention.residual import ResidualConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 
 

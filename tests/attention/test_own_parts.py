@@ -122,7 +122,7 @@ def test_the_formulas_of_a_file_are_checked_without_a_measurement(tmp_path: Path
 INHERITED = """
 from typing import Literal
 
-from lit_attn.attention.parts import SplitConfig
+from lit_attn.attention.residual import SplitConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 
 
@@ -158,9 +158,9 @@ def test_a_missing_file_is_reported_with_the_nearest_name(tmp_path: Path) -> Non
         ("def f(:\n", ":1: SyntaxError: invalid syntax"),
         ("import absent_beside_it\n", ":1: ModuleNotFoundError: No module named"),
         (
-            "from typing import Literal\nfrom lit_attn.attention.parts import ResidualConfig\n"
+            "from typing import Literal\nfrom lit_attn.attention.residual import ResidualConfig\n"
             "class Mine(ResidualConfig):\n    kind: Literal['full'] = 'full'\n",
-            ":3: class Mine: kind 'full' is already the name of lit_attn.attention.parts.Full",
+            ":3: class Mine: kind 'full' is already the name of lit_attn.attention.residual.Full",
         ),
         ("raise KeyError('two\\nlines')\n", ":1: KeyError: 'two"),
         ("raise ValueError('two\\nlines')\n", ":1: ValueError: two lines"),
@@ -255,14 +255,14 @@ def test_a_part_that_lacks_build_is_refused_in_one_line_by_a_plain_dry_run(tmp_p
 
 
 EMPTY = """\
-from lit_attn.attention import {module}, parts
+from lit_attn.attention import {module}
 
 
 class Empty({module}.{family}):
     pass
 
 
-class EmptyConfig(parts.{member}, kind="empty"):
+class EmptyConfig({module}.{member}, kind="empty"):
     def build(self, shape):
         return Empty(self, shape)
 """

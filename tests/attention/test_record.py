@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention
-from lit_attn.attention.mixture_parts import LinearConfig
+from lit_attn.attention.linear import LinearConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 
 every_choice = pytest.mark.parametrize(
@@ -27,7 +27,9 @@ def expected(
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attended = attended & attn_mask
     if isinstance(layer.spec.similarity, LinearConfig):
-        return reference.linear(layer.similarity, q, keys, attended, is_causal)
+        return layer.spec.similarity.reference_weights(
+            layer.similarity, q, keys, attended, is_causal
+        )
     return reference.weights(layer, x, q, keys, attended, attn_mask, is_causal=is_causal)
 
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from lit_attn.attention import formed
+from lit_attn.attention.compose import NoComposeConfig
 from lit_attn.attention.formed import ONE_CHUNK_UP_TO
-from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
-from lit_attn.attention.parts import NoComposeConfig
+from lit_attn.attention.linear import LinearConfig
+from lit_attn.attention.mixture import MixtureConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.bench import attention
 from lit_attn.bench.__main__ import main

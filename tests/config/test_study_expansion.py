@@ -10,7 +10,7 @@ from lit_attn.ablate import plan
 from lit_attn.ablate.axes import combine_axes
 from lit_attn.ablate.plan import expand
 from lit_attn.ablate.variants import resolve
-from lit_attn.attention.parts import PerpendicularConfig, SplitConfig
+from lit_attn.attention.residual import PerpendicularConfig, SplitConfig
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.optimizers import Adam, AdamW
 from lit_attn.config.schedules import Constant

@@ -9,7 +9,7 @@ import pytest
 from helpers.paths import ROOT
 
 from lit_attn.ablate.plan import Matrix, expand
-from lit_attn.attention.parts import DynamicConfig
+from lit_attn.attention.compose import DynamicConfig
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.study import read_studies
 

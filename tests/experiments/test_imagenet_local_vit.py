@@ -9,7 +9,7 @@ from helpers.paths import EXPERIMENTS
 from torch import nn
 from torch.nn import functional as F
 
-from lit_attn.attention.parts import PerpendicularConfig
+from lit_attn.attention.residual import PerpendicularConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.data.images import Cifar10, ImageNet
 from lit_attn.config.models.base import FFN

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from lit_attn.ablate.plan import expand
 from lit_attn.attention.layer import attn_layer
-from lit_attn.attention.mixture_parts import LinearConfig
+from lit_attn.attention.linear import LinearConfig
 from lit_attn.attention.network import number_layers
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.data import images as config

@@ -12,26 +12,21 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
-from lit_attn.attention.channel_parts import (
-    BiasConfig,
-    FilterConfig,
-    GateConfig,
-    HeadGateConfig,
-    MultiTokenConfig,
-    PairConfig,
-    ScaleConfig,
-    T5BiasConfig,
-    TransformConfig,
-    ValuesConfig,
-)
-from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
-from lit_attn.attention.parts import (
-    ComposeConfig,
-    NormaliserConfig,
-    ResidualConfig,
-    SimilarityConfig,
-)
+from lit_attn.attention.bias import BiasConfig, T5BiasConfig
+from lit_attn.attention.compose import ComposeConfig
+from lit_attn.attention.filters import FilterConfig
+from lit_attn.attention.first_values import ValuesConfig
+from lit_attn.attention.gate import GateConfig, HeadGateConfig
+from lit_attn.attention.linear import LinearConfig
+from lit_attn.attention.mixture import MixtureConfig
+from lit_attn.attention.multi_token import MultiTokenConfig
+from lit_attn.attention.normaliser import NormaliserConfig
+from lit_attn.attention.pairs import PairConfig
+from lit_attn.attention.residual import ResidualConfig
+from lit_attn.attention.scale import ScaleConfig
+from lit_attn.attention.similarity import SimilarityConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
+from lit_attn.attention.transform import TransformConfig
 from lit_attn.schema.base import Kind
 
 

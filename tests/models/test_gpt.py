@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention
-from lit_attn.attention.parts import SplitConfig
+from lit_attn.attention.residual import SplitConfig
 from lit_attn.attention.rotary import Rotary, rotary, rotate
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.data.text import IGNORED

@@ -10,7 +10,8 @@ from helpers import gpt_cases
 from helpers.gpt_cases import CONTEXT, VOCABULARY
 from torch import Tensor
 
-from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
+from lit_attn.attention.linear import LinearConfig
+from lit_attn.attention.mixture import MixtureConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import Init, SequenceClassifierConfig

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_attn.attention.parts import SplitConfig
+from lit_attn.attention.residual import SplitConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import GPTConfig

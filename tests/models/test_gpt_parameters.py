@@ -2,8 +2,8 @@
 
 import pytest
 
-from lit_attn.attention.mixture_parts import MixtureConfig
-from lit_attn.attention.parts import DotConfig, SimilarityConfig
+from lit_attn.attention.mixture import MixtureConfig
+from lit_attn.attention.similarity import DotConfig, SimilarityConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import GPTConfig, Init, SequenceClassifierConfig

@@ -8,7 +8,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from lit_attn.attention.parts import SplitConfig
+from lit_attn.attention.residual import SplitConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.data.segmentation import Scenes
 from lit_attn.config.models.base import FFN

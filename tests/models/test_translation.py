@@ -9,7 +9,7 @@ from helpers import attention_cases
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.attention.mixture_parts import MixtureConfig
+from lit_attn.attention.mixture import MixtureConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.data.text import END, IGNORED, PADDING
 from lit_attn.config.models.base import FFN

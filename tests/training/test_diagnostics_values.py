@@ -10,11 +10,12 @@ import torch
 from helpers import gpt_cases
 from torch import Tensor, nn
 
-from lit_attn.attention import reference
+from lit_attn.attention import reference, residual
 from lit_attn.attention.layer import Attention
-from lit_attn.attention.mixture_parts import LinearConfig, MixedKeysConfig, MixtureConfig
-from lit_attn.attention.parts import DotConfig
+from lit_attn.attention.linear import LinearConfig
+from lit_attn.attention.mixture import MixedKeysConfig, MixtureConfig
 from lit_attn.attention.rotary import rotary
+from lit_attn.attention.similarity import DotConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import SequenceClassifierConfig
@@ -68,7 +69,7 @@ def by_definition(
     q, keys, v = reference.project(layer, x, None, first_values=first_values)
     all_see = reference.may_attend(n, None, False, False)
     if isinstance(layer.spec.similarity, LinearConfig):
-        weights = reference.linear(layer.similarity, q, keys, all_see, False)
+        weights = layer.spec.similarity.reference_weights(layer.similarity, q, keys, all_see, False)
     else:
         weights = reference.weights(layer, x, q, keys, all_see, None)
     h = layer.spec.normaliser.reference_heads(layer.normaliser, weights @ v)
@@ -120,7 +121,7 @@ def by_definition(
     learns = isinstance(part, MixedKeysConfig) and part.keys > 1 and part.prior != "fixed"
     if learns and getattr(part, "assignment", "soft") == "soft":
         for r in range(part.keys):
-            pi = reference.log_prior(layer.similarity, r, n).exp()
+            pi = layer.spec.similarity.reference_log_prior(layer.similarity, r, n).exp()
             for m in range(HEADS):
                 yield m + 1, f"pi-{r + 1}", pi[m, 0].item()
 
@@ -184,7 +185,8 @@ def test_the_likelihood_of_queries_is_that_of_the_mixture_of_keys(name: str) -> 
             for r, key in enumerate(keys):
                 pi = 1 / len(keys)
                 if weighted:
-                    pi = float(reference.log_prior(layer.similarity, r, n).exp()[index[1] % 4, 0])
+                    log_pi = layer.spec.similarity.reference_log_prior(layer.similarity, r, n)
+                    pi = float(log_pi.exp()[index[1] % 4, 0])
                 squares = (key[index[0], index[1]] - q[index]).square().sum(-1)
                 terms = torch.exp(-squares / (2 * variance[r] * math.sqrt(WIDTH)))
                 density += pi * terms.sum().item()
@@ -335,7 +337,7 @@ def test_causal_layers_are_diagnosed_with_their_masks_and_rotations(choice: str)
         q, keys, v = reference.project(layer, inside, turn)
         mask = reference.may_attend(n, layer.spec.window, False, True)
         weights = reference.weights(layer, inside, q, keys, mask, None)
-        mh = reference.concat(weights @ v)
+        mh = residual.join_heads(weights @ v)
         cosine = torch.cosine_similarity(mh @ layer.proj.weight.T, x, dim=-1)
         assert actual[number, None, "norm-mh"] == pytest.approx(mh.norm(dim=-1).mean().item())
         assert actual[number, None, "cos-mh"] == pytest.approx(cosine.mean().item())

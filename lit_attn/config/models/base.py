@@ -73,8 +73,7 @@ class Model(Kind):
     def check(self, signature: Any) -> None:
         """Raise ValueError, which begins with the key, if the model cannot have such data.
 
-        This is the place for conditions on both, for example that patches tile the images. It
-        imports no PyTorch, so that a dry run finds the mistake at once.
+        This is the place for conditions on both, for example that patches tile the images.
         """
 
     def check_files(self) -> None:
