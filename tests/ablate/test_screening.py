@@ -1,25 +1,20 @@
 """Screening and confirmation: `design:` of a study."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from helpers import designs, studies
-from helpers.commands import run_python
-from helpers.paths import ROOT
-from helpers.runs import wait_until
 
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.ablate.rerun import select_cells
-from lit_attn.cells.decisions import Seals
+from lit_attn.cells.decisions import Looks, Seals
 from lit_attn.cells.records import Plan
-from lit_attn.cells.screening import Screening
 from lit_attn.config.source import Mapping, Where
 from lit_attn.config.study import read_studies
+from lit_attn.report.records.looks import record_look
+from lit_attn.report.records.read import read_studies as read_records
 from lit_attn.report.statistics import designs as report_designs
 from lit_attn.schema.errors import ConfigError
 
@@ -32,11 +27,6 @@ def list_seeds(matrix: Matrix) -> tuple[set[int], set[int]]:
     confirmed = {job.cell.seed for job in matrix.jobs}
     planned = {cell.seed for cell in matrix.plan().cells}
     return screened, confirmed | planned
-
-
-def kept(matrix: Matrix) -> list[str] | None:
-    assert matrix.screening is not None
-    return matrix.screening.kept
 
 
 def test_all_variants_are_screened_before_any_is_confirmed(tmp_path: Path) -> None:
@@ -55,7 +45,7 @@ def test_all_variants_are_screened_before_any_is_confirmed(tmp_path: Path) -> No
 def test_the_best_variants_and_the_baseline_are_confirmed_with_fresh_seeds(tmp_path: Path) -> None:
     designs.write(tmp_path)
     matrix = designs.finish_screening(tmp_path, VALUES)
-    assert kept(matrix) == ["b", "d"]
+    assert designs.kept(matrix) == ["b", "d"]
     confirmed = [(job.cell.variant, job.cell.seed) for job in matrix.jobs]
     names = ("base", "b", "d")
     assert confirmed == [(name, seed) for seed in (1000, 1001, 1002) for name in names]
@@ -73,7 +63,7 @@ def test_test_results_choose_no_variant(tmp_path: Path) -> None:
     for job in matrix.screening_jobs:
         value = VALUES[job.cell.variant]
         designs.finish(job, value, test=1 - value)
-    assert kept(designs.read(tmp_path)) == ["b", "d"]
+    assert designs.kept(designs.read(tmp_path)) == ["b", "d"]
 
 
 @pytest.mark.parametrize("screen", [1, 2, 7, 100])
@@ -103,7 +93,7 @@ def test_of_equal_variants_the_first_of_the_study_is_kept(tmp_path: Path) -> Non
     sums = {"base": (0.0, 0.0), "a": (0.1, 0.1), "b": (0.1, 0.2), "c": (0.2, 0.1), "d": (0.3, 0.0)}
     for job in matrix.screening_jobs:
         designs.finish(job, sums[job.cell.variant][job.cell.seed])
-    assert kept(designs.read(tmp_path)) == ["b", "c"]
+    assert designs.kept(designs.read(tmp_path)) == ["b", "c"]
 
 
 def test_a_variant_with_a_diverged_seed_is_screened_out(tmp_path: Path) -> None:
@@ -115,7 +105,7 @@ def test_a_variant_with_a_diverged_seed_is_screened_out(tmp_path: Path) -> None:
         elif job.cell.variant != "d":
             designs.finish(job, VALUES[job.cell.variant])
     matrix = designs.read(tmp_path)
-    assert kept(matrix) == ["b", "c"]
+    assert designs.kept(matrix) == ["b", "c"]
     # Its other seed is not needed.
     names = [job.name for job in matrix.screening_jobs if job.cell.variant == "d"]
     assert names == ["tiny/d/0"]
@@ -132,7 +122,7 @@ def test_fewer_variants_than_planned_are_kept_if_the_others_diverge(tmp_path: Pa
         else:
             designs.fail(job, "diverged")
     matrix = designs.read(tmp_path)
-    assert kept(matrix) == ["c"]
+    assert designs.kept(matrix) == ["c"]
     assert {job.cell.variant for job in matrix.jobs} == {"base", "c"}
 
 
@@ -141,14 +131,14 @@ def test_without_any_value_nothing_is_confirmed(tmp_path: Path) -> None:
     for job in designs.read(tmp_path).screening_jobs:
         designs.fail(job, "diverged")
     matrix = designs.read(tmp_path)
-    assert kept(matrix) == []
+    assert designs.kept(matrix) == []
     assert matrix.jobs == []
     assert [variant.name for variant in matrix.plan().variants] == ["base"]
     # The study is not decided: a screening that is repeated can keep variants.
     matrix.write_plan()
     for job in matrix.screening_jobs:
         designs.finish(job, VALUES[job.cell.variant])
-    assert kept(designs.read(tmp_path)) == ["b", "d"]
+    assert designs.kept(designs.read(tmp_path)) == ["b", "d"]
 
 
 @pytest.mark.parametrize("failure", ["error", "killed", "out-of-memory"])
@@ -160,7 +150,7 @@ def test_a_failed_cell_keeps_the_screening_open(tmp_path: Path, failure: str) ->
         else:
             designs.finish(job, VALUES[job.cell.variant])
     matrix = designs.read(tmp_path)
-    assert kept(matrix) is None
+    assert designs.kept(matrix) is None
     assert matrix.jobs == []
 
 
@@ -172,19 +162,19 @@ def test_a_result_that_is_computed_again_chooses_no_other_variants(tmp_path: Pat
         designs.finish(job, 1 - VALUES[job.cell.variant])
     matrix = designs.read(tmp_path)
     matrix.write_plan()
-    assert kept(matrix) == ["b", "d"]
+    assert designs.kept(matrix) == ["b", "d"]
     assert (tmp_path / "runs/tiny/screening.json").read_bytes() == before
     # Another variant is another question.
     designs.write(tmp_path, names=(*designs.NAMES, "e"))
     matrix = designs.read(tmp_path)
-    assert kept(matrix) is None
+    assert designs.kept(matrix) is None
     assert [job.name for job in matrix.screening_jobs if job.state() != "done"] == [
         "tiny/e/0",
         "tiny/e/1",
     ]
     for job in matrix.screening_jobs:
         designs.finish(job, 1 - VALUES.get(job.cell.variant, 0.0))
-    assert kept(designs.read(tmp_path)) == ["a", "e"]
+    assert designs.kept(designs.read(tmp_path)) == ["a", "e"]
 
 
 def test_more_fresh_seeds_are_a_look_and_change_no_decision(tmp_path: Path) -> None:
@@ -195,7 +185,7 @@ def test_more_fresh_seeds_are_a_look_and_change_no_decision(tmp_path: Path) -> N
     designs.write(tmp_path, "{screen: 2, keep: 2, confirm: 5}")
     matrix = designs.read(tmp_path)
     matrix.write_plan()
-    assert kept(matrix) == ["b", "d"]
+    assert designs.kept(matrix) == ["b", "d"]
     seals = Seals.read(tmp_path / "runs/tiny/seals.json")
     assert seals is not None
     assert seals.added_seeds == [(1003, 1004)]
@@ -406,7 +396,7 @@ def test_variants_are_tuned_before_they_are_screened(tmp_path: Path) -> None:
         designs.finish(job, VALUES[job.cell.variant])
     matrix = designs.read(tmp_path)
     # A variant whose trials have all diverged is screened out.
-    assert kept(matrix) == ["b", "c"]
+    assert designs.kept(matrix) == ["b", "c"]
     assert matrix.unplanned == []
     decays = {job.cell.experiment.optimizer.weight_decay for job in matrix.jobs}
     assert decays == {0.5}
@@ -429,7 +419,7 @@ def test_step_times_are_measured_before_the_screening(tmp_path: Path) -> None:
     matrix = designs.read(tmp_path)
     assert not matrix.is_measured
     assert {job.cell.variant for job in matrix.screening_jobs} == {"base"}
-    assert kept(matrix) is None
+    assert designs.kept(matrix) is None
 
 
 def test_a_side_study_has_a_screening_of_its_own(tmp_path: Path) -> None:
@@ -439,7 +429,7 @@ def test_a_side_study_has_a_screening_of_its_own(tmp_path: Path) -> None:
     changes.put("training.max_steps", 3, Where("--set"))
     side = designs.read(tmp_path, changes)
     assert side.name == "tiny@training.max_steps=3"
-    assert kept(side) is None
+    assert designs.kept(side) is None
     smoke = expand(read_studies(tmp_path / "ablations.yaml")["tiny"], tmp_path, smoke=True)
     assert {job.cell.variant for job in smoke.screening_jobs} == set(designs.NAMES)
 
@@ -451,83 +441,6 @@ def test_cells_of_both_stages_can_be_run_again(tmp_path: Path) -> None:
         assert [job.name for job in select_cells([matrix], name)] == [name]
 
 
-def run(folder: Path, *words: str) -> str:
-    done = run_python(folder, "-m", "helpers.fake_cells", "ablations.yaml", *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def list_runs(folder: Path, study: str = "tiny") -> list[str]:
-    """Return the cells in the order in which they have started."""
-    return (folder / "runs" / study / "ran.txt").read_text().split()
-
-
-NAMED = ("base", "a-weak", "b-good", "c-dull", "d-good")
-
-
-@pytest.mark.process
-def test_a_run_screens_and_then_confirms_and_a_cut_run_continues(tmp_path: Path) -> None:
-    designs.write(tmp_path, names=NAMED)
-    output = run(tmp_path, "--jobs", "1", "--limit", "4")
-    assert "screening: 4 cells to run" in output
-    assert "need a result of every seed before variants are chosen" in output
-    status = run_python(tmp_path, "-m", "lit_attn", "status")
-    assert "screening  not ended; then base and the best 2 x 3 fresh seeds = 9 cells" in (
-        status.stdout
-    )
-    output = run(tmp_path, "--jobs", "1")
-    assert "screening: 6 cells to run" in output
-    assert "9 cells: 0 done, 9 to run" in output
-    expected = [f"{name}/{seed}" for seed in (0, 1) for name in NAMED]
-    fresh = (1000, 1001, 1002)
-    expected += [f"{name}/{seed}" for seed in fresh for name in ("base", "b-good", "d-good")]
-    assert list_runs(tmp_path) == expected
-    output = run(tmp_path)
-    assert "9 cells: 9 done, 0 to run" in output
-    assert list_runs(tmp_path) == expected
-    status = run_python(tmp_path, "-m", "lit_attn", "status")
-    assert "19 done" in status.stdout
-    assert "screening  kept b-good, d-good, confirmed with 3 fresh seeds" in status.stdout
-
-
-@pytest.mark.process
-def test_a_screening_with_a_failed_cell_ends_with_exit_code_1(tmp_path: Path) -> None:
-    designs.write(tmp_path, names=("base", "a-weak", "crash-good", "c-dull"))
-    done = run_python(tmp_path, "-m", "helpers.fake_cells", "ablations.yaml")
-    assert done.returncode == 1
-    assert "screening: crash-good need" in done.stdout
-    assert not any(line.endswith("/1000") for line in list_runs(tmp_path))
-
-
-@pytest.mark.process
-def test_a_renamed_study_adopts_the_cells_of_both_stages(tmp_path: Path) -> None:
-    path = designs.write(tmp_path, names=NAMED)
-    run(tmp_path)
-    path.write_text(path.read_text().replace("tiny:", "small:"))
-    output = run(tmp_path, "--adopt")
-    assert output.count("adopted  ") == 19
-    assert "9 cells: 9 done, 0 to run" in output
-    record = Screening.read(tmp_path / "runs/small/screening.json")
-    assert record is not None
-    assert record.kept == ["b-good", "d-good"]
-    assert not (tmp_path / "runs/small/ran.txt").exists()
-
-
-@pytest.mark.process
-def test_futility_ends_a_kept_variant_and_no_screened_one(tmp_path: Path) -> None:
-    designs.write(
-        tmp_path,
-        "{screen: 1, keep: 2, confirm: 8}",
-        names=("base", "a-weak", "b-good", "c-dull"),
-        more="stop: futility",
-    )
-    run(tmp_path, "--jobs", "1")
-    names = list_runs(tmp_path)
-    assert sum(name.startswith("b-good/1") for name in names) == 8
-    assert sum(name.startswith("c-dull/1") for name in names) < 8
-    assert sum(name.startswith("a-weak/") for name in names) == 1
-
-
 def test_the_measured_metric_is_scaled_as_printed(tmp_path: Path) -> None:
     designs.write(tmp_path)
     matrix = designs.finish_screening(tmp_path, VALUES)
@@ -537,50 +450,19 @@ def test_the_measured_metric_is_scaled_as_printed(tmp_path: Path) -> None:
     assert entry.by_seed == pytest.approx({"0": 46, "1": 44})
 
 
-def count_results(folder: Path) -> int:
-    return len(list(folder.glob("runs/**/result.json")))
-
-
-def read_values(folder: Path) -> dict[str, dict[str, float]]:
-    """Return the metrics of the cells of the confirmation."""
-    plan = Plan.load(folder / "runs/tiny/plan.json")
-    metrics = {}
-    for cell in plan.cells:
-        result = json.loads((folder / "runs/tiny" / cell.path / "result.json").read_text())
-        del result["metrics"]["evaluation/seconds"]
-        metrics[f"{cell.variant}/{cell.seed}"] = result["metrics"]
-    return metrics
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_in_both_stages_gives_the_same_table(tmp_path: Path) -> None:
-    """The cells train. The first kill ends the screening, the second one the confirmation."""
-    names = ("base", "a", "b", "c")
-    folders = tmp_path / "undisturbed", tmp_path / "killed"
-    for folder in folders:
-        folder.mkdir()
-        designs.write(folder, "{screen: 1, keep: 1, confirm: 2}", names)
-    words = ("-m", "lit_attn.ablate", "ablations.yaml", "--jobs", "2")
-    assert run_python(folders[0], *words).returncode == 0
-    for results in (2, 5):
-        kill_run(folders[1], results)
-    assert run_python(folders[1], *words).returncode == 0
-    records = [(folder / "runs/tiny/screening.json").read_bytes() for folder in folders]
-    assert records[0] == records[1]
-    values = [read_values(folder) for folder in folders]
-    assert values[0] == values[1]
-    assert len(values[0]) == 4
-
-
-def kill_run(folder: Path, results: int) -> None:
-    """Run the study of `folder`; kill the runner with SIGKILL when there are `results` results."""
-    command = [sys.executable, "-m", "lit_attn.ablate", "ablations.yaml", "--jobs", "1"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with (folder / "log.txt").open("ab") as log:
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
-    try:
-        wait_until(lambda: count_results(folder) >= results or process.poll() is not None)
-        assert process.poll() is None, (folder / "log.txt").read_text()
-    finally:
-        process.kill()
-        process.wait()
+def test_a_look_is_one_at_fresh_seeds(tmp_path: Path) -> None:
+    designs.write(tmp_path, "{screen: 8, keep: 2, confirm: 12}")
+    matrix = designs.finish_screening(tmp_path, VALUES)
+    (record,) = read_records(tmp_path / "runs")
+    record_look(record, tmp_path / "runs/tiny")
+    # Eight seeds of the screening are none of the confirmation.
+    assert not (tmp_path / "runs/tiny/looks.json").exists()
+    for job in matrix.jobs:
+        if job.cell.seed < 1010:
+            designs.finish(job, 0.5)
+    (record,) = read_records(tmp_path / "runs")
+    record_look(record, tmp_path / "runs/tiny")
+    looks = Looks.read(tmp_path / "runs/tiny/looks.json")
+    assert looks is not None
+    (look,) = looks.entries
+    assert (look.seeds, look.planned) == (10, 12)

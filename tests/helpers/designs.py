@@ -55,3 +55,9 @@ def finish_screening(folder: Path, values: Mapping[str, float], test: float = 0.
     matrix = read(folder)
     matrix.write_plan()
     return matrix
+
+
+def kept(matrix: Matrix) -> list[str] | None:
+    """Return the variants that the screening keeps, None before it has ended."""
+    assert matrix.screening is not None
+    return matrix.screening.kept
