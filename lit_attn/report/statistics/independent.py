@@ -71,9 +71,9 @@ def _find_group_p(first: tuple[float, ...], second: tuple[float, ...], draws: in
     sums = values[chosen].sum(axis=1)
     squares = (values[chosen] ** 2).sum(axis=1)
     rest = len(values) - size
-    first = _Moments(size, sums, squares)
-    second = _Moments(rest, values.sum() - sums, (values**2).sum() - squares)
-    return float((_studentise(first, second) >= threshold).mean())
+    of_chosen = _Moments(size, sums, squares)
+    of_rest = _Moments(rest, values.sum() - sums, (values**2).sum() - squares)
+    return float((_studentise(of_chosen, of_rest) >= threshold).mean())
 
 
 def count_permutations(first: int, second: int) -> Permutations:

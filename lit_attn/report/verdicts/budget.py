@@ -70,9 +70,9 @@ class Plan(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Number of values, and in each simulation their mean and their squared deviations."""
+    """Number of runs, and in each simulation their mean and their squared deviations."""
 
-    count: int
+    runs: int
     mean: Floats
     squares: Floats
 
@@ -360,7 +360,7 @@ def predict_verdict(
     for group in groups:
         further = runs if is_fresh or study.pairs == "seed" else runs - len(group)
         completed.append(_complete(group, further, spreads, generator, is_fresh=is_fresh))
-    count = completed[0].count
+    count = completed[0].runs
     if study.pairs == "seed":
         difference = completed[0].mean
         smallest_p = 2.0 ** (1 - count)

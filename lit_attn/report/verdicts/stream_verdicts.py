@@ -1,7 +1,8 @@
 """Verdicts about a stream of ideas, from the runs of another program or from a sealed study."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from lit_attn.cells.decisions import Seals
 from lit_attn.cells.records import PlannedVariant
@@ -152,14 +153,24 @@ def _judge_idea(
         ended = _end_by_screening(idea)
     elif idea.stage == "judged":
         ended = _end_by_confirmation(judged, idea.runs or done)
-    update = {"is_final": is_final, "ended": ended, "seeds": counts, "stream": step}
-    update["cost"] = measure_cost(study, name)
+    update = {
+        "is_final": is_final,
+        "ended": ended,
+        "seeds": counts,
+        "stream": step,
+        "cost": measure_cost(study, name),
+    }
     return _close(judged, update)
 
 
-def _close(judged: JudgedVariant, update: dict[str, object]) -> JudgedVariant:
+def _close(judged: JudgedVariant, update: Mapping[str, Any]) -> JudgedVariant:
     """Return a verdict without the numbers of further runs, which a stream does not have."""
-    nothing = {"power": [], "seeds_needed": None, "seeds_missing": None, "pairs_for_verdict": None}
+    nothing: dict[str, Any] = {
+        "power": [],
+        "seeds_needed": None,
+        "seeds_missing": None,
+        "pairs_for_verdict": None,
+    }
     return judged.model_copy(update={**nothing, **update})
 
 
