@@ -18,6 +18,7 @@ from lit_attn.commands import (
     Init,
     List,
     Program,
+    Schema,
     make_overview_parser,
     read_study_titles,
 )
@@ -44,6 +45,7 @@ COMMANDS: dict[str, Command] = {
     "doctor": Program("", "examine this machine", "lit_attn.doctor.__main__:main"),
     "prepare": Program("SOURCE", "download and tokenise text", "lit_attn.data.prepare:main"),
     "list": List(),
+    "schema": Schema(),
 }
 COMMANDS["completion"] = Completion(COMMANDS)
 

@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import json
 import shlex
 from argparse import Namespace
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from lit_attn.schema import errors
 from lit_attn.schema.base import Kind, load
 from lit_attn.schema.commands import Command
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.plugins import load_parts
 
 STUDIES = Path("ablations.yaml")  # File of studies in the working directory.
 STARTER = Path(__file__).parent / "starter"  # Files that `lit-attn init` writes.
@@ -101,6 +103,35 @@ class List(Command):
             if options.family in (None, families[title]):
                 print(title)
                 _print_rows(rows)
+        return 0
+
+
+class Schema(Command):
+    """Command that prints the JSON schema of a file, for an editor."""
+
+    words = "experiment|study"
+    help = "print a JSON schema for editors"
+    description = "Print the JSON schema of an experiment or of a file of studies, for an editor."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the name of the schema and the plug-ins."""
+        parser.add_argument("file", metavar="experiment|study", help="Kind of the YAML file.")
+        parser.add_argument(
+            "--parts",
+            type=Path,
+            action="append",
+            default=[],
+            metavar="FILE",
+            help="Plug-in whose members the schema has too; repeat it for several files.",
+        )
+
+    def run(self, options: Namespace) -> int:
+        """Print the schema. Raises ConfigError for an unknown name."""
+        from lit_attn.config.json_schema import SCHEMAS
+
+        errors.require("lit-attn schema: no file", options.file, SCHEMAS)
+        load_parts(options.parts)
+        print(json.dumps(SCHEMAS[options.file](), indent=2))
         return 0
 
 

@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    GetJsonSchemaHandler,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from lit_attn.attention import linear, mixture, multi_token
 from lit_attn.attention.bias import BiasConfig, NoBiasConfig
@@ -379,7 +388,25 @@ class AttentionSpec(Config):
                 parts[key] = _change_part(parts[key], change)
         return _complete_layers(parts)
 
-    @field_validator("zz", mode="before")
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Return the JSON schema of a preset's name, of parts, and of a layer of `kind: module`."""
+        mapping = handler(schema)
+        properties = handler.resolve_ref_schema(mapping)["properties"]
+        names = {"enum": sorted(PRESETS)}
+        properties["preset"] = {**names, "description": "preset that the other keys refine"}
+        properties["kind"] = {"const": "module"}
+        mixer = handler(MixerConfig.__pydantic_core_schema__)
+        properties |= handler.resolve_ref_schema(mixer)["properties"]
+        # A layer can be written by the name of a preset, as parts, or as a rule.
+        properties["layers"] = {"description": properties["layers"]["description"]}
+        return {"anyOf": [names, mapping]}
+
+    @field_validator(
+        "zz", mode="before", json_schema_input_type=bool | Literal["like-k", "with", "without"]
+    )
     @classmethod
     def _with_or_without(cls, value: Any) -> Any:
         """Return the truth value of the words that an axis `zz` of a study may use."""

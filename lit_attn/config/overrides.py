@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+from pydantic.fields import FieldInfo
+
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.source import Mapping, Where
@@ -161,18 +163,24 @@ def _path_keys() -> set[tuple[str, ...]]:
 
 def _walk(config: type[Config]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the keys and the types of all fields below `config`, for every member of a family."""
+    for keys, field in list_fields(config):
+        for annotation in get_args(field.annotation) or (field.annotation,):
+            yield keys, annotation
+
+
+def list_fields(config: type[Config]) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    """Yield the keys of all fields below `config`, for every member of a family, and the fields."""
     for name, field in config.model_fields.items():
-        annotations = get_args(field.annotation) or (field.annotation,)
-        for annotation in annotations:
-            yield (name,), annotation
+        yield (name,), field
+        for annotation in get_args(field.annotation) or (field.annotation,):
             is_config = isinstance(annotation, type) and issubclass(annotation, Config)
             if not is_config:
                 continue
             # A class without a family, or without members, has its own fields only.
             members = getattr(annotation, "family", {}).values() or [annotation]
             for member in members:
-                for keys, child_annotation in _walk(member):
-                    yield (name, *keys), child_annotation
+                for keys, child in list_fields(member):
+                    yield (name, *keys), child
 
 
 def _suggest_key(key: str) -> str:

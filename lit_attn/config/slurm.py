@@ -65,7 +65,7 @@ class Slurm(Config):
         "without a value",
     )
 
-    @field_validator("time", "mem", mode="before")
+    @field_validator("time", "mem", mode="before", json_schema_input_type=str | int)
     @classmethod
     def _number_to_text(cls, value: object) -> object:
         """Return a number without a unit, which YAML reads as an integer, as text."""

@@ -3,7 +3,14 @@
 from collections import Counter
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    WithJsonSchema,
+)
 
 from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.source import Mapping, Sequence, format_value
@@ -73,29 +80,45 @@ def _is_one_line(text: str) -> bool:
     return text != "" and text == text.strip() and text.isprintable()
 
 
+Criterion = Literal["parameters", "flops", "time", "none"]
 Criteria = Annotated[
-    tuple[Literal["parameters", "flops", "time", "none"], ...],
-    BeforeValidator(_list_criteria),
+    tuple[Criterion, ...],
+    BeforeValidator(_list_criteria, json_schema_input_type=Criterion | tuple[Criterion, ...]),
     must_be(
         _are_criteria,
         "a list of parameters, flops and time, each once; or none in place of parameters",
     ),
 ]
 # These values stay mappings with lines until ablate.axes combines them.
-Overrides = Annotated[Any, must_be(_is_mapping, "a mapping of keys to values")]
+Overrides = Annotated[
+    Any, must_be(_is_mapping, "a mapping of keys to values"), WithJsonSchema({"type": "object"})
+]
 Points = Annotated[
     Any,
     must_be(_is_list_of_mappings, "a list of mappings, as in [{residual: full, zz: with}]"),
+    WithJsonSchema({"type": "array", "items": {"type": "object"}}),
 ]
 Named = Annotated[
     Any,
     must_be(
         _is_mapping_of_mappings, "a mapping of names to mappings, as in {xsa: {attention: xsa}}"
     ),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "object"}}),
 ]
-Name = Annotated[str, BeforeValidator(format_value)]
+Word = str | int | float | bool
+Name = Annotated[str, BeforeValidator(format_value, json_schema_input_type=Word)]
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
-Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_list_seeds)]
-Published = Annotated[tuple[float, float | None], BeforeValidator(_add_deviation)]
-Label = Annotated[str, BeforeValidator(format_value), must_be(_is_one_line, "a text of one line")]
+Seeds = Annotated[
+    tuple[Seed, ...],
+    BeforeValidator(_list_seeds, json_schema_input_type=PositiveInt | tuple[Seed, ...]),
+]
+Published = Annotated[
+    tuple[float, float | None],
+    BeforeValidator(_add_deviation, json_schema_input_type=float | tuple[float, float | None]),
+]
+Label = Annotated[
+    str,
+    BeforeValidator(format_value, json_schema_input_type=Word),
+    must_be(_is_one_line, "a text of one line"),
+]
 Budgets = Annotated[tuple[PositiveFloat, ...], AfterValidator(_sort_budgets)]

@@ -313,7 +313,11 @@ class Training(Config):
         """True if `compile` compiles each block alone, and not the network."""
         return self.is_sharded or self.recompute == "blocks"
 
-    @field_validator("loggers", mode="before")
+    @field_validator(
+        "loggers",
+        mode="before",
+        json_schema_input_type=tuple[MetricLogger | Literal["tensorboard", "csv"], ...],
+    )
     @classmethod
     def _name_own_records(cls, value: Any) -> Any:
         """Accept the records that every cell writes in the list, and drop them from it."""

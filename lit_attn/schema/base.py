@@ -10,7 +10,8 @@ from importlib import import_module
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
-from pydantic.annotated_handlers import GetCoreSchemaHandler
+from pydantic.annotated_handlers import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from lit_attn.schema.errors import ConfigError, key_error, suggest
@@ -249,6 +250,17 @@ class Kind(Config):
             lambda member, info: member.model_dump(mode=info.mode), info_arg=True
         )
         return core_schema.no_info_plain_validator_function(cls.parse, serialization=dump)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Return the JSON schema of a member, or for a family that of any of its members."""
+        is_family = "family" in cls.__dict__
+        if not is_family:
+            return handler(schema)
+        members = [handler(member.__pydantic_core_schema__) for member in cls.family.values()]
+        return {"anyOf": [{"enum": sorted(cls.family)}, *members]}
 
     @classmethod
     def parse(cls, value: Any) -> "Kind":

@@ -113,7 +113,11 @@ class Model(Kind):
             require("this model has no activation", ffn.activation, cls.activations)
         return ffn
 
-    @field_validator("ffn", mode="before")
+    @field_validator(
+        "ffn",
+        mode="before",
+        json_schema_input_type=FFN | HiddenWidth | Literal["with", "without", "none"] | None,
+    )
     @classmethod
     def _read_word(cls, value: Any) -> Any:
         """Return None for the words that stand for no FFN."""
