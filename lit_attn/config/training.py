@@ -260,6 +260,11 @@ class Training(Config):
         "training steps between two whose values TensorBoard shows, as Lightning's "
         "log_every_n_steps; shorter epochs have one such step",
     )
+    histograms: tuple[str, ...] = outside_identity(
+        (),
+        "patterns of the names of parameters, such as `*norm*`, whose histograms TensorBoard shows "
+        "at every evaluation",
+    )
     profiler: Literal["simple", "advanced", "pytorch"] | None = outside_identity(
         None, "Lightning's profiler, which writes to the folder of the cell; null: none"
     )

@@ -72,6 +72,9 @@ class TaskModule(L.LightningModule, ABC):
     write_rows: Callable[[dict[str, float], int, int], None] | None = None
     """Writer of the cell's records, which gets values, step and epoch; None without records."""
 
+    has_sample_pictures = False
+    """True if the network's output for images is a prediction that can stand below each image."""
+
     has_callbacks = False
     """True if callbacks of a user may read the metrics in `trainer.callback_metrics`."""
 

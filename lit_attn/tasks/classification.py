@@ -30,6 +30,7 @@ class Classification(TaskModule):
     training_values = ("accuracy",)
 
     evaluates_in_step = True
+    has_sample_pictures = True
     loss_function: Callable[[Tensor, Tensor], Tensor]
     """Mean loss of logits and targets, which the configuration sets."""
 
@@ -140,6 +141,7 @@ class Regression(TaskModule):
     """
 
     evaluates_in_step = True
+    has_sample_pictures = True
 
     def build_metrics(self, split: str) -> MetricCollection:
         return MetricCollection(

@@ -26,6 +26,7 @@ from lit_attn.cells.records import DiagnosticRow, csv_lines, read_diagnostics
 from lit_attn.config.training import SAMPLED_KINDS, DiagnosticsConfig
 from lit_attn.files import append, write_atomic
 from lit_attn.models.sharding import gathered_weights, is_sharded
+from lit_attn.training.board_images import draw_maps
 from lit_attn.training.recording import MetricsFile
 
 MAP_SIZE = 256  # Rows and columns of the attention maps that are kept: as a figure can show.
@@ -137,6 +138,7 @@ class DiagnosticsCallback(L.Callback):
             content = io.BytesIO()
             np.savez_compressed(content, **arrays)  # type: ignore[arg-type]  # no bool
             write_atomic(self.arrays, content.getvalue())
+            self._add_maps(arrays, step)
         self.times.append(time.perf_counter() - started)
 
     def _add_scalars(self, rows: list[DiagnosticRow], step: int) -> None:
@@ -149,6 +151,15 @@ class DiagnosticsCallback(L.Callback):
         for name, values in values_by_name.items():
             mean = math.fsum(values) / len(values)
             self.metrics.events.add_scalar(name, mean, step)
+
+    def _add_maps(self, arrays: Arrays, step: int) -> None:
+        """Write the attention maps of each layer for TensorBoard."""
+        for name, maps in arrays.items():
+            kind, _, layer = name.partition(".")
+            if kind == "map":
+                picture = draw_maps(maps)
+                events = self.metrics.events
+                events.add_image(f"attention/layer-{layer}", picture, step, dataformats="HW")
 
 
 def _first_samples(inputs: tuple[Any, ...], count: int) -> tuple[Any, ...]:

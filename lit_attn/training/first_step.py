@@ -213,7 +213,7 @@ def _describe_step(cell: Cell) -> str:
     contents = cell.experiment.model_dump(mode="json", exclude={"schedule"})
     for key in ("lr", "weight_decay"):
         contents["optimizer"].pop(key, None)
-    without_effect = ("diagnostics", "loggers", "log_every", "profiler")
+    without_effect = ("diagnostics", "histograms", "loggers", "log_every", "profiler")
     for key in ("epochs", "stretch", "max_steps", "stop", *without_effect):
         contents["training"].pop(key, None)
     match_to = None if cell.match_to is None else cell.match_to.model_dump(mode="json")

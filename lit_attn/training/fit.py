@@ -28,6 +28,7 @@ from lit_attn.schema.publish import hide_private
 from lit_attn.tasks.base import TaskModule
 from lit_attn.tasks.pictures import Pictures
 from lit_attn.tasks.tf32 import products_in_tf32, require_tf32
+from lit_attn.training.board_images import BoardImages
 from lit_attn.training.branching import (
     BranchKeeper,
     find_branch_step,
@@ -351,7 +352,10 @@ class Attempt:
         if self.limits is None and self.cell.branches:
             siblings = find_siblings(self.cell, self.folder, self.parts.data.steps_per_epoch)
             callbacks.append(BranchKeeper(self.folder, siblings, self.group))
-        callbacks += [self.progress, step_values, units]
+        images = BoardImages(
+            self.metrics, self.cell.experiment.training.histograms, first_last_step
+        )
+        callbacks += [self.progress, step_values, units, images]
         if self.diagnostics is not None:
             callbacks.append(self.diagnostics)
         if self.stopping is not None:
