@@ -18,6 +18,7 @@ from lit_attn.data.labels import (
     measure_largest_class,
     read_whole_numbers,
     require_all_names,
+    require_used_classes,
     warn_of_missing_labels,
 )
 from lit_attn.data.log import LOG
@@ -74,6 +75,7 @@ class ColumnData(DataModule):
         self.splits = [split for split in ("val", "test") if split in arrays]
         if isinstance(data, ColumnClasses):
             labels = {split: content.targets for split, content in arrays.items()}
+            require_used_classes(labels, data.classes)
             warn_of_missing_labels(labels, data.classes)
             self.largest_class = measure_largest_class(labels)
         self.set_epoch(len(arrays["train"].targets), drop_last=True)

@@ -24,7 +24,11 @@ from lit_attn.config.data.images import ImageFiles
 from lit_attn.data.augment.timm_mixing import mix_batch
 from lit_attn.data.augment.timm_transform import make_evaluation_transform, make_training_transform
 from lit_attn.data.image_lists import Files, fingerprint
-from lit_attn.data.labels import measure_largest_class, warn_of_missing_labels
+from lit_attn.data.labels import (
+    measure_largest_class,
+    require_used_classes,
+    warn_of_missing_labels,
+)
 from lit_attn.data.loading import check_samples, use_seed
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.pictures import read_picture
@@ -47,6 +51,7 @@ class ImageFileData(DataModule):
         self.data = data
         files = data.list_files()
         labels = {split: listed.labels for split, listed in files.items()}
+        require_used_classes(labels, data.classes)
         warn_of_missing_labels(labels, data.classes)
         self.largest_class = measure_largest_class(labels)
         self.unreadable = UnreadableImages(data.unreadable)

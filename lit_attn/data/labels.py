@@ -44,10 +44,7 @@ def read_whole_numbers(cells: Iterable[Any]) -> list[int] | None:
 
 
 def require_all_names(names: Sequence[str], classes: int) -> None:
-    """Raise ConfigError unless there are as many names of classes in train as `classes`.
-
-    Numbers may leave a class without a training sample, which is a warning; names cannot.
-    """
+    """Raise ConfigError unless there are as many names of classes in train as `classes`."""
     if len(names) != classes:
         listed = ", ".join(names[:MOST_LISTED])
         others = len(names) - MOST_LISTED
@@ -55,6 +52,20 @@ def require_all_names(names: Sequence[str], classes: int) -> None:
         raise ConfigError(
             f"data.classes: {classes}, but train has {plural(len(names), 'name')} of classes: "
             f"{listed}{more}; set {len(names)}"
+        )
+
+
+def require_used_classes(labels: Mapping[str, NDArray[Any]], classes: int) -> None:
+    """Raise ConfigError if the highest of `classes`, numbers from 0 on, has no sample in any split.
+
+    The number of classes is then a mistake, as it is for names and folders. A class in between may
+    lack training samples, which is a warning.
+    """
+    highest = max(int(values.max(initial=0)) for values in labels.values())
+    if highest + 1 < classes:
+        raise ConfigError(
+            f"data.classes: {classes}, but the labels of all splits are 0 to {highest}; set "
+            f"{highest + 1}"
         )
 
 

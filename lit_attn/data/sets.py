@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lit_attn.config.data import images as config
-from lit_attn.data.labels import warn_of_missing_labels
+from lit_attn.data.labels import require_used_classes, warn_of_missing_labels
 from lit_attn.data.pictures import read_picture
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
@@ -54,6 +54,8 @@ def load(data: config.Images) -> dict[str, Split]:
         splits[name] = Split(train.images[rows], train.labels[rows])
     if data.num_classes:
         labels = {name: split.labels for name, split in splits.items()}
+        if "classes" in type(data).model_fields:
+            require_used_classes(labels, data.num_classes)
         warn_of_missing_labels(labels, data.num_classes)
     return splits
 

@@ -12,6 +12,7 @@ from lit_attn.config.data.tables import TableLabels, TableTags
 from lit_attn.config.data.text import LabelledText
 from lit_attn.data.labels import warn_of_missing_labels
 from lit_attn.data.log import LOG, collect_warnings
+from lit_attn.schema.errors import ConfigError
 
 CPU = torch.device("cpu")
 MISSING = "data.classes: 3 classes, but no training sample has the label 1"
@@ -58,6 +59,17 @@ def test_a_class_without_training_samples_is_a_warning(build: Any, tmp_path: Pat
     with collect_warnings() as messages:
         build(tmp_path).build(0, CPU)
     assert messages == [MISSING, UNTRAINED]
+
+
+@pytest.mark.parametrize("build", [build_npz, build_text, build_table, build_tags])
+def test_more_classes_than_the_data_have_are_refused_as_for_folders(
+    build: Any, tmp_path: Path
+) -> None:
+    data = build(tmp_path).model_copy(update={"classes": 5})
+    message = "data.classes: 5, but the labels of all splits are 0 to 2; set 3"
+    with pytest.raises(ConfigError, match=message) as error:
+        data.build(0, CPU)
+    assert "\n" not in str(error.value)
 
 
 def test_complete_labels_are_no_warning() -> None:

@@ -13,7 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_attn.config.data.text import IGNORED, SPLITS, LabelledText, PaddedText
-from lit_attn.data.labels import measure_largest_class, warn_of_missing_labels
+from lit_attn.data.labels import (
+    measure_largest_class,
+    require_used_classes,
+    warn_of_missing_labels,
+)
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.sets import digest
 from lit_attn.data.splits import warn_of_shared_files
@@ -38,6 +42,8 @@ class LabelledData(TokenDataModule):
         self.data = data
         self.samples: dict[str, list[Sample]] = data.read_samples()
         labels = {split: self.list_labels(samples) for split, samples in self.samples.items()}
+        if "classes" in type(data).model_fields:
+            require_used_classes(labels, data.num_classes)
         warn_of_missing_labels(labels, data.num_classes)
         self.largest_class = measure_largest_class(labels)
         self.splits = ["val", "test"]
