@@ -5,6 +5,7 @@ https://arxiv.org/abs/2502.16982 (`adjust: match-adamw`); Lion, Chen et al. 2023
 https://arxiv.org/abs/2302.06675; Adafactor, Shazeer & Stern 2018, https://arxiv.org/abs/1804.04235.
 """
 
+import inspect
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -162,8 +163,15 @@ class ModuleOptimizer(OwnClass, Optimizer, kind="module"):
     runs_foreign_code: ClassVar[bool] = True
 
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
-        """Raise ConfigError if the class does not accept its arguments."""
+        """Raise ConfigError if the class does not accept its arguments, or needs a closure."""
         optimizer_class = self.load()
+        closure = inspect.signature(optimizer_class.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise ConfigError(
+                f"optimizer: {self.target} needs a closure, with which it computes the loss several"
+                " times in a step, and a step of this training computes the loss once; choose an"
+                " optimiser whose `step` needs no closure, such as adamw"
+            )
         arguments = {"lr": self.lr, **self.arguments}
         if self.weight_decay:
             arguments["weight_decay"] = self.weight_decay

@@ -372,7 +372,10 @@ class MetricChoice(Config):
         if self._is_default and named:
             return named[0]
         names = [info.name for info in named]
-        raise ValueError(f"'{self.name}' is not measured{suggest(self.name, names)}")
+        raise ValueError(
+            f"'{self.name}' is not measured{suggest(self.name, names)} (a metric that the task does"
+            " not have needs an entry in `metrics`)"
+        )
 
 
 def available(experiment: Measured) -> list[MetricInfo]:

@@ -243,6 +243,15 @@ def test_an_unmeasured_metric_is_refused(tmp_path: Path, metric: str, message: s
     assert str(caught.value).startswith(place + message)
 
 
+def test_a_metric_that_the_task_does_not_have_is_one_line_with_the_remedy(tmp_path: Path) -> None:
+    message = (
+        r"'test/CohenKappa' is not measured; .* \(a metric that the task does not have needs an"
+        r" entry in `metrics`\)"
+    )
+    with pytest.raises(ConfigError, match=message):
+        resolve(studies.study(tmp_path, f"{BODY}metric: {{name: test/CohenKappa}}"))
+
+
 def test_a_variant_without_the_metric_of_the_baseline_is_refused(tmp_path: Path) -> None:
     cells = "baseline: c\ncells: {c: {training.average: {decay: 0.5}}, a: {}}"
     body = f"{cells}\nmetric: {{name: test/averaged-accuracy}}"

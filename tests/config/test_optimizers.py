@@ -153,3 +153,5 @@ def test_arguments_that_an_optimiser_does_not_know_are_refused() -> None:
         unknown.build(Hidden())
     with pytest.raises(ConfigError, match=r"torch\.nn:Linear"):
         ModuleOptimizer(lr=0.1, target="torch.nn:Linear").build(Hidden())
+    with pytest.raises(ConfigError, match=r"optimizer: torch.optim:LBFGS needs a closure, with wh"):
+        ModuleOptimizer(lr=0.1, target="torch.optim:LBFGS").build(Hidden())
