@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
-from lit_attn.ablate.display import open_notebook_display
+from lit_attn.ablate.display import draw_bar, open_notebook_display
 from lit_attn.ablate.plan import Matrix, expand
-from lit_attn.ablate.status import describe, read_cells
+from lit_attn.ablate.status import describe, measure_share, read_cells
 from lit_attn.cells.folder import count_states, read_result
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import Plan
@@ -242,10 +242,13 @@ class Study:
         return expand(studies[self.name], self.out)
 
     def _describe(self) -> str:
-        """Return the status of the cells, as the command `status` prints it."""
+        """Return a progress bar, and the status of the cells as the command `status` prints it."""
         folder = self.out / self.name
         plan = Plan.read_valid(folder / "plan.json")
-        return "starting" if plan is None else describe(plan, read_cells(plan, folder))
+        if plan is None:
+            return "starting"
+        cells = read_cells(plan, folder)
+        return f"{draw_bar(measure_share(cells))}\n{describe(plan, cells)}"
 
     def _write_report(self) -> Path:
         """Write the report of the finished cells, and return its folder."""

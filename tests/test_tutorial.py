@@ -11,6 +11,8 @@ import pytest
 from helpers.commands import run_python
 from helpers.paths import ROOT
 
+from lit_attn.ablate.display import BAR_WIDTH
+
 ENVIRONMENT = os.environ | {
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     "PYTHONPATH": str(ROOT),
@@ -54,7 +56,7 @@ def test_the_commands_of_the_tutorial_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["first_study", "own_mechanism"])
+@pytest.mark.parametrize("name", ["first_study", "own_mechanism", "layer_to_study"])
 def test_a_notebook_runs(name: str, tmp_path: Path) -> None:
     shutil.copy(ROOT / "docs" / "notebooks" / f"{name}.ipynb", tmp_path)
     script = (
@@ -76,3 +78,7 @@ def test_a_notebook_runs(name: str, tmp_path: Path) -> None:
     display = r"'display_data', 'metadata': {}, 'data': {'text/plain': '[^']*6 cells: 6 done"
     assert re.search(display, finished.stdout)
     assert len(list(tmp_path.glob("runs/*/*/*/result.json"))) == 6
+    # A progress bar, tables and figures stand in the notebook.
+    assert f"[{'#' * BAR_WIDTH}] 100%" in finished.stdout
+    assert "<table" in finished.stdout
+    assert "image/svg+xml" in finished.stdout or name == "own_mechanism"

@@ -15,6 +15,10 @@ MEASURED = 0.1
 """Fraction of its steps after which a cell's time per step is used: the first steps are slow."""
 
 
+BAR_WIDTH = 40
+"""Characters of the progress bar in a notebook."""
+
+
 class StartedCell(NamedTuple):
     """A cell without a result: `study/variant/seed`, its progress, and the seconds it has run."""
 
@@ -190,6 +194,12 @@ def open_notebook_display() -> Callable[[Callable[[], str]], None]:
 
     handle = display({"text/plain": "starting"}, raw=True, display_id=True)
     return lambda describe: handle.update({"text/plain": describe()}, raw=True)
+
+
+def draw_bar(share: float) -> str:
+    """Return a progress bar for a share of the work from 0 to 1, with the percentage."""
+    done = int(BAR_WIDTH * share)
+    return f"[{'#' * done}{'-' * (BAR_WIDTH - done)}] {share:.0%}"
 
 
 def write_line(text: str, stream: TextIO | None = None) -> None:

@@ -186,6 +186,18 @@ def describe_rules(plan: Plan, place: Path, cells: list[StudyCell]) -> Iterator[
         yield f"  ended    {variant}  {effect}: {ending.describe()}"
 
 
+def measure_share(cells: list[StudyCell]) -> float:
+    """Return the share of the steps of all cells that are done, with equally long cells."""
+    share = 0.0
+    for cell in cells:
+        progress = cell.status.progress
+        if cell.status.state == "done":
+            share += 1
+        elif progress is not None:
+            share += progress.step / progress.total
+    return share / max(1, len(cells))
+
+
 def describe(
     plan: Plan, cells: list[StudyCell], queue: Iterable[str] = (), rules: Iterable[str] = ()
 ) -> str:

@@ -8,10 +8,12 @@ import pytest
 from rich.console import Console
 
 from lit_attn.ablate.display import (
+    BAR_WIDTH,
     Display,
     LiveDisplay,
     Snapshot,
     StartedCell,
+    draw_bar,
     format_seconds,
     make_display,
     open_notebook_display,
@@ -140,6 +142,12 @@ def test_the_table_shows_names_times_and_steps_at_every_width(width: int) -> Non
     assert "".join(line.split()[0] for line in (first, *rest)) == name
     assert bool(rest) == (width < 100)
     assert last.split() == ["tiny/b/0", "0:05", "starting"]
+
+
+def test_a_bar_shows_the_share_of_the_work() -> None:
+    assert draw_bar(0.0) == f"[{'-' * BAR_WIDTH}] 0%"
+    assert draw_bar(0.5) == f"[{'#' * 20}{'-' * 20}] 50%"
+    assert draw_bar(1.0) == f"[{'#' * BAR_WIDTH}] 100%"
 
 
 def test_a_notebook_shows_the_present_text_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
