@@ -53,9 +53,14 @@ def end_step(network: nn.Module, reduce: Reduce | None = None) -> None:
 
     `reduce` sums the statistics over the processes that share a batch; every process calls this.
     """
-    for module in network.modules():
-        if isinstance(module, Learner) and module.has_statistics:
-            module.end_step(reduce)
+    for part in find_learners(network):
+        part.end_step(reduce)
+
+
+def find_learners(network: nn.Module) -> list[Learner]:
+    """Return the parts of `network` that learn from statistics."""
+    parts = [module for module in network.modules() if isinstance(module, Learner)]
+    return [part for part in parts if part.has_statistics]
 
 
 # In compiled code, the first answer of `is_in_backward` would be a constant.

@@ -4,6 +4,7 @@ attention   a transformer block, forward + backward, relative to the standard bl
 memory      growth of one layer's memory and time with the number of tokens
 decoding    a causal model with its key-value cache, token by token
 data        samples per second of a core, and the wait of a device for its batches
+training    a training step of this package, beside a plain PyTorch loop of the same model
 """
 
 import argparse
@@ -60,6 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
         raise ConfigError("--rounds: an interquartile range needs at least 2")
     if options.command == "data":
         _measure_data(options)
+    elif options.command == "training":
+        _measure(options)
     else:
         if options.presets is None:
             options.presets = new_presets or DEFAULTS[options.command].presets
@@ -132,9 +135,11 @@ def _measure(options: argparse.Namespace) -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    options.dtype = options.dtype or ("bfloat16" if device == "cuda" else "float32")
+    options.dtype = getattr(options, "dtype", None) or (
+        "bfloat16" if device == "cuda" else "float32"
+    )
     setup = measure.Setup(device, getattr(torch, options.dtype), options.rounds, options.clock)
-    file = "decoding" if options.command == "decoding" else "attention"
+    file = "attention" if options.command == "memory" else options.command
     make_tables = load(f"lit_attn.bench.{file}:make_{options.command}_tables")
     conditions = measure.read_conditions(device, setup.clock)
     for table in make_tables(options, setup):
@@ -178,6 +183,7 @@ def _make_parser() -> argparse.ArgumentParser:
         _add_common_options(command_parser, name)
         add_options(command_parser)
     _add_data_options(commands.add_parser("data"))
+    _add_training_options(commands.add_parser("training"))
     return parser
 
 
@@ -267,6 +273,20 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=from_one, default=30, help="steps of a round")
     add("--rounds", type=int, default=5, help="measurements of each row")
     add("--parts", type=Path, nargs="+", default=[], metavar="FILE", help="plug-ins to import")
+    add("--out", type=Path, metavar="DIR", help="write Markdown and CSV files there")
+
+
+def _add_training_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark `training`."""
+    add = parser.add_argument
+    text = "experiment files; their data are read, one batch of them"
+    add("experiments", type=Path, nargs="+", metavar="EXPERIMENT", help=text)
+    add("--steps", type=from_one, default=50, help="steps of a round")
+    add("--rounds", type=int, default=5, help="measurements of each row")
+    add("--parts", type=Path, nargs="+", default=[], metavar="FILE", help="plug-ins to import")
+    add("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
+    add("--threads", type=from_one, help="CPU threads; default: torch's choice")
+    add("--clock", choices=["wall", "cpu"], default="wall", help="cpu: the process's CPU time")
     add("--out", type=Path, metavar="DIR", help="write Markdown and CSV files there")
 
 

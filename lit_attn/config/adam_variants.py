@@ -15,6 +15,8 @@ from lit_attn.config.optimizers import AdamW, Adaptive
 from lit_attn.schema.base import Share, load
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
     from torch import nn
 
@@ -54,12 +56,12 @@ class JaxAdamW(AdamW, kind="jax-adamw"):
         "float32", description="type in which the first moment is stored"
     )
 
-    def clip(self, module: "nn.Module", norm: float) -> None:
+    def clip(self, parameters: "Sequence[nn.Parameter]", norm: float) -> None:
         import torch
 
         from lit_attn.private_names.of_torch import multiply_in_place
 
-        gradients = [p.grad for p in module.parameters() if p.grad is not None]
+        gradients = [p.grad for p in parameters if p.grad is not None]
         total = torch.nn.utils.get_total_norm(gradients)
         multiply_in_place(gradients, (norm / total).clamp(max=1.0))
 

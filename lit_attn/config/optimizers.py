@@ -9,6 +9,8 @@ from pydantic import Field, PositiveFloat
 from lit_attn.schema.base import Kind, Share, load
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
     from torch import nn
 
@@ -38,10 +40,10 @@ class Optimizer(Kind):
         `fused` asks for one kernel for all parameters, if the optimiser has such a kernel.
         """
 
-    def clip(self, module: "nn.Module", norm: float) -> None:
-        """Scale the gradients of all parameters to a joint norm of at most `norm`."""
+    def clip(self, parameters: "Sequence[nn.Parameter]", norm: float) -> None:
+        """Scale the gradients of `parameters` to a joint norm of at most `norm`."""
         clip_grad_norm = load("torch.nn.utils:clip_grad_norm_")
-        clip_grad_norm(module.parameters(), norm)
+        clip_grad_norm(parameters, norm)
 
     def try_out(self, signature: Any) -> None:
         import torch

@@ -12,7 +12,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, distributed, nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
-from lit_attn.attention.statistics import end_step, leave_steps_to_loop
+from lit_attn.attention.statistics import Learner, find_learners, leave_steps_to_loop
 from lit_attn.cells.failure import Diverged
 from lit_attn.config.exact_metrics import compute, update, use_float64
 from lit_attn.config.optimizers import Optimizer
@@ -105,6 +105,10 @@ class TaskModule(L.LightningModule, ABC):
         self.logged_in_step: dict[str, Any] = {}
         self.average: ModelEmaV3 | None = None
         self.unaveraged_epochs: int | None = None
+        # Parts that learn from statistics, from the first step on.
+        self.learners: list[Learner] | None = None
+        # Parameters whose gradients are clipped, from the first step on.
+        self.clipped: list[nn.Parameter] | None = None
         # Open while the weights of a sharded network are gathered for an evaluation.
         self.gathered = contextlib.ExitStack()
 
@@ -228,7 +232,11 @@ class TaskModule(L.LightningModule, ABC):
         """Step the optimiser, then the parts that learn from statistics of the whole batch."""
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         all_reduce = distributed.all_reduce if self.trainer.world_size > 1 else None
-        end_step(self.network, all_reduce)
+        if self.learners is None:
+            # A search in each step would be a large part of what a step adds to a plain loop.
+            self.learners = find_learners(self.network)
+        for part in self.learners:
+            part.end_step(all_reduce)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_index: int) -> None:
         is_step_end = (batch_index + 1) % self.trainer.accumulate_grad_batches == 0
@@ -386,7 +394,10 @@ class TaskModule(L.LightningModule, ABC):
         """Scale the gradients of all parameters to a joint norm of at most `gradient_clip_val`."""
         # Lightning's own method rejects fused optimisers in bf16 too, where there is no loss scale.
         if gradient_clip_val is not None:
-            self.optimizer.clip(self, gradient_clip_val)
+            if self.clipped is None:
+                # Python needs longer to go through the modules of a deep network than to clip.
+                self.clipped = list(self.parameters())
+            self.optimizer.clip(self.clipped, gradient_clip_val)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:

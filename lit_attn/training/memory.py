@@ -223,7 +223,7 @@ class FakeStep:
         memory.start_phase(update)
         memory.part = "states"
         if self.clip is not None:
-            self.task.optimizer.clip(self.task, self.clip)
+            self.task.optimizer.clip(list(self.task.parameters()), self.clip)
         self.optimizer.step()
         end_step(self.task.network)
         memory.part = "averages"

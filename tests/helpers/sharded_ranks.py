@@ -67,7 +67,7 @@ def train(
         F.cross_entropy(network(images[rank::world]), labels[rank::world]).backward()
         if number == 0:
             # Clipping would hide a wrong factor of the gradients, so the next step is without it.
-            chosen.clip(network, CLIP)
+            chosen.clip(list(network.parameters()), CLIP)
         optimizer.step()
         end_step(network, reduce)
     weights: dict[str, Tensor] = gather(network.state_dict(), is_kept=True)

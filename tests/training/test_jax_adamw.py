@@ -51,9 +51,9 @@ def test_gradients_are_clipped_to_the_norm_itself() -> None:
     network = torch.nn.Linear(2, 1, bias=False)
     network.weight.grad = torch.tensor([[3e-6, 4e-6]])
     config = JaxAdamW(lr=1e-3)
-    config.clip(network, 1e-5)
+    config.clip([network.weight], 1e-5)
     assert network.weight.grad.tolist() == torch.tensor([[3e-6, 4e-6]]).tolist()
-    config.clip(network, 1e-6)
+    config.clip([network.weight], 1e-6)
     torch.testing.assert_close(network.weight.grad, torch.tensor([[6e-7, 8e-7]]), atol=0, rtol=1e-6)
 
 
