@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lit_attn.config.papers import add_size_options, read_paper
 from lit_attn.files import require_writable
-from lit_attn.schema.errors import ConfigError, OneLineParser, command, program
+from lit_attn.schema.errors import OneLineParser, command, program
 
 if TYPE_CHECKING:
     from lit_attn.report.records.skipped import Outcome
@@ -48,7 +48,11 @@ def _make_parser() -> OneLineParser:
         help="write tables and figures to DIR (default: reports)",
     )
     add("--csv", type=Path, metavar="FILE", help="runs of another program, as in `judge FILE`")
-    add("--pairs", choices=("seed", "none"), help="with --csv: seed (equal seeds are a pair)")
+    add(
+        "--pairs",
+        choices=("seed", "none"),
+        help="with --csv: seed (equal seeds are a pair) or none",
+    )
     add("--baseline", metavar="NAME", help="with --csv: the baseline")
     add("--variant", metavar="COLUMN", help="with --csv: column of variants (default: variant)")
     add("--seed", metavar="COLUMN", help="with --csv: column of seeds (default: seed)")
@@ -147,19 +151,11 @@ def _report_studies(options: argparse.Namespace) -> int:
 
 
 def _read_tables(options: argparse.Namespace) -> "list[StudyRecord]":
-    """Return one study for each metric of another program's runs, and print what is odd in them.
-
-    Raises ConfigError for independent runs, which these tables do not describe.
-    """
+    """Return one study for each metric of another program's runs, and print what is odd in them."""
     from lit_attn.report.foreign.judging import prepare_metrics
     from lit_attn.report.foreign.prepare import Choices
     from lit_attn.report.foreign.table import read_table
 
-    if options.pairs == "none":
-        raise ConfigError(
-            "--pairs none: tables and figures show pairs of seeds; for independent runs write"
-            f" `lit-attn judge {options.csv} --pairs none`"
-        )
     choices = Choices(
         pairs=options.pairs or "",
         baseline=options.baseline or "",

@@ -77,14 +77,6 @@ def test_several_possible_metrics_are_never_chosen_from(
     )
 
 
-def test_independent_runs_are_judged_and_not_drawn_as_pairs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(tmp_path)
-    assert report(tmp_path, "--pairs", "none", "--metric", "accuracy") == 2
-    assert "judge" in capsys.readouterr().err
-
-
 def test_metrics_with_one_file_name_have_folders_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     path.write_text("variant,seed,a/b,a-b\nx,0,1,1\nx,1,2,3\ny,0,2,2\ny,1,3,5\n")

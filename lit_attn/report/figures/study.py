@@ -34,7 +34,10 @@ class Difference(NamedTuple):
 
 
 def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
-    """Draw a forest plot: the value and difference of every seed, and the margin as a band."""
+    """Draw a forest plot: the value and difference of every seed, and the margin as a band.
+
+    Independent runs have a value each, and no differences but that of the means.
+    """
     metric = study.plan.metric
     baseline = study.values(study.plan.baseline)
     names = _order_variants(study, comparisons)[: drawing.MOST_ROWS]
@@ -56,9 +59,11 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
             mean = statistics.fmean(values.values())
             bars = left.plot(mean, row, "|", color="black", markersize=13)
             drawing.name_values(bars[0], name, [f"mean {drawing.short(mean)}"])
-        pairs = [value - baseline[seed] for seed, value in values.items() if seed in baseline]
-        if pairs and name != study.plan.baseline:
-            record = comparisons.records[name]
+        pairs: list[float] = []
+        if study.pairs == "seed":
+            pairs = [value - baseline[seed] for seed, value in values.items() if seed in baseline]
+        record = comparisons.records[name]
+        if name != study.plan.baseline and record.get("difference") is not None:
             difference = Difference(
                 row=row,
                 name=name,

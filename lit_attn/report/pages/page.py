@@ -14,6 +14,10 @@ SCRIPTS = [read_text(name) for name in ("datatables.min.js", "report.js")]
 """DataTables (assets/datatables.license.txt) and the page's own script: it works offline."""
 
 
+LIMITS = {"rows": drawing.MOST_ROWS, "panels": drawing.MOST_PANELS, "costs": drawing.MOST_COSTS}
+"""Largest numbers of variants of a figure, for the templates of captions."""
+
+
 @dataclass(frozen=True)
 class Section:
     """Part of a page: figures of FIGURES by name, then tables."""
@@ -35,6 +39,16 @@ class FigureCaption:
         return " ".join(shorten([self.text]))
 
 
+def describe_figures_of_runs(notes: list[str]) -> dict[str, str]:
+    """Return the captions of the figures that differ for independent runs."""
+    captions = {}
+    for figure, entry in FIGURES.items():
+        if "caption_of_runs" in entry:
+            caption = entry["caption_of_runs"].format(**LIMITS)
+            captions[figure] = " ".join([caption, *notes])
+    return captions
+
+
 def render_page(title: str, sections: list[Section], notes: list[str], **values: Any) -> str:
     """Return an HTML page of the sections that have any content.
 
@@ -43,10 +57,9 @@ def render_page(title: str, sections: list[Section], notes: list[str], **values:
     figures.
     """
     texts: dict[str, str] = values.pop("captions", {})
-    limits = {"rows": drawing.MOST_ROWS, "panels": drawing.MOST_PANELS, "costs": drawing.MOST_COSTS}
     captions = {}
     for figure, entry in FIGURES.items():
-        captions[figure] = FigureCaption(" ".join([entry["caption"].format(**limits), *notes]))
+        captions[figure] = FigureCaption(" ".join([entry["caption"].format(**LIMITS), *notes]))
     for figure, text in texts.items():
         captions[figure] = FigureCaption(text)
     shown = []

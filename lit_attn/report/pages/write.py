@@ -17,7 +17,12 @@ from lit_attn.report.figures.scaling import make_scaling_files
 from lit_attn.report.figures.tuning import draw_tuning, make_tuning_table
 from lit_attn.report.numbers import fill
 from lit_attn.report.pages.index_page import make_index_page
-from lit_attn.report.pages.page import FIGURES, Section, render_page
+from lit_attn.report.pages.page import (
+    FIGURES,
+    Section,
+    describe_figures_of_runs,
+    render_page,
+)
 from lit_attn.report.records.skipped import LOG, Outcome, describe_failure
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.tables import effects, formats, results
@@ -281,10 +286,13 @@ def _make_page(
         Section(figures=plain, tables=further),
         Section("Attention layers", attention),
     ]
+    setup = results.describe_setup(study.plan)
+    captions = describe_figures_of_runs(setup) if study.pairs == "none" else {}
     return render_page(
         results_table.title.rstrip("."),
         sections,
-        results.describe_setup(study.plan),
+        setup,
+        captions=captions,
         name=study.plan.study,
         links=links,
         warnings=results_table.warnings,

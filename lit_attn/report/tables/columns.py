@@ -9,7 +9,7 @@ import pandas as pd
 from lit_attn.report.numbers import find_magnitude, write_number
 from lit_attn.report.records.study_record import BUSY
 from lit_attn.report.records.timing import TIME_MARK
-from lit_attn.report.statistics.stats import pairs_for_a_star
+from lit_attn.report.statistics import independent, stats
 from lit_attn.report.tables.formats import Cell, read_asset
 from lit_attn.report.verdicts.comparison import POWERS
 from lit_attn.schema.errors import plural
@@ -41,7 +41,8 @@ class Column(NamedTuple):
 
     `heading`, `note` (the sentences that define the column in the caption) and `brief` (its
     sentence in the brief caption; None: the first one of `note`) are templates of `str.format`.
-    `fields` are its fields in table.csv with their pandas types.
+    `runs` replaces some of them in a table of independent runs. `fields` are its fields in
+    table.csv with their pandas types.
     """
 
     key: str
@@ -49,6 +50,11 @@ class Column(NamedTuple):
     heading: str = ""
     note: str = ""
     brief: str | None = None
+    runs: Mapping[str, str] = {}
+
+    def describe_runs(self) -> "Column":
+        """Return the column of a table of independent runs, which have no pairs of seeds."""
+        return self._replace(**self.runs)
 
 
 def make_scale(summary: pd.DataFrame) -> Scale:
@@ -134,13 +140,21 @@ def _test_error(record: Record, scale: Scale) -> str:
     return " / ".join(texts) or NOTHING
 
 
+def count_fewest(level: float, is_independent: bool) -> int:
+    """Return the fewest pairs of seeds, or runs of two groups, with which p can be `level`."""
+    if is_independent:
+        return independent.runs_for_a_star(level)
+    return stats.pairs_for_a_star(1, level)
+
+
 def _needed(record: Record, _: Scale) -> str:
     low, high = record["seeds_low"], record["seeds_high"]
     if pd.isna(low) or record["decision"] != "undecided":
         return NOTHING
-    # The verdict needs a star, which fewer pairs cannot have.
-    low = max(low, pairs_for_a_star(1, record["level"]))
-    high = max(low, high)
+    # The verdict needs a star, which fewer seeds or runs cannot have.
+    low = max(low, count_fewest(record["level"], record.get("is_independent", False)))
+    # Independent runs have no upper end above 1,000.
+    high = 1001 if pd.isna(high) else max(low, high)
     if low == high:
         return str(low)
     # `stats.pairs_for_power` counts no further.

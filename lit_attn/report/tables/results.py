@@ -42,11 +42,14 @@ def make_results_table(
     records = cast("list[columns.Record]", summary.to_dict("records"))
     for record in records:
         record["decision"] = find_verdict(record, plan)
+        record["is_independent"] = study.pairs == "none"
     shown: list[columns.Column] = []
     cells: list[list[Cell]] = []
     for column in columns.COLUMNS:
         if column.key not in columns.PRINTERS:
             continue
+        if study.pairs == "none":
+            column = column.describe_runs()
         printed = columns.make_cells(column, records, scale)
         is_filled = any(cell.text != columns.NOTHING or cell.mark for cell in printed)
         if is_filled or column.key in ALWAYS:
@@ -118,7 +121,7 @@ def _describe_marks(study: StudyRecord, cells: list[list[Cell]]) -> list[str]:
 def _describe_rows(study: StudyRecord, summary: pd.DataFrame) -> list[str]:
     """Return the sentences of the caption about missing seeds, ties, branches and the baseline."""
     notes = []
-    if summary["missing"].astype(bool).any():
+    if summary["missing"].astype(bool).any() and study.pairs == "seed":
         notes.append(SENTENCES["missing"])
     ties = int(summary["ties"].sum())
     if ties:
@@ -152,8 +155,9 @@ def _describe_rules(study: StudyRecord, comparisons: Comparisons) -> list[str]:
         notes.append(fill(SENTENCES["screened_out"], label=screening.select.label))
     planned = len(study.plan.seeds)
     if any(cell.is_open for cell in study.cells):
+        done = "of {} seeds" if study.pairs == "seed" else "runs"
         bounds = [
-            f"after {pairs} of {planned} seeds a star needs p ≤ {level:.2g}"
+            f"after {pairs} {done.format(planned)} a star needs p ≤ {level:.2g}"
             for pairs, level in comparisons.interim.items()
         ]
         words = "; ".join(bounds) or "no variant has a pair of seeds"
@@ -248,10 +252,14 @@ def _template_values(
     metric = plan.metric
     has_failed = summary["failed"].any()
     rule = "verdict_by_star" if metric.margin is None else "verdict_by_margin"
+    star = "star" if study.pairs == "seed" else "star_of_runs"
     failures = {}
     for name, sentence in SENTENCES.items():
         if name.startswith("failed_"):
             failures[name] = sentence if has_failed else ""
+            of_runs = SENTENCES.get(f"of_runs_{name}")
+            if has_failed and study.pairs == "none" and of_runs is not None:
+                failures[name] = of_runs
     return {
         **failures,
         "label": metric.label,
@@ -268,8 +276,10 @@ def _template_values(
         "resolution": _describe_resolution(study, summary),
         **_describe_interval(study),
         "alpha": comparisons.level,
-        "test": _describe_test(comparisons),
-        "star": fill(SENTENCES["star"], seeds=stats.pairs_for_a_star(1, comparisons.level)),
+        "test": _describe_test(study, comparisons),
+        "star": fill(
+            SENTENCES[star], seeds=columns.count_fewest(comparisons.level, study.pairs == "none")
+        ),
         "units": f"{summary['units'].max():,}",
         "margin": metric.margin,
         "source": " ".join(plan.source.split()).rstrip(".") or "the study file",
@@ -311,14 +321,16 @@ def _describe_resolution(study: StudyRecord, summary: pd.DataFrame) -> str:
     return fill(SENTENCES["resolution"], step=study.resolution)
 
 
-def _describe_test(comparisons: Comparisons) -> str:
+def _describe_test(study: StudyRecord, comparisons: Comparisons) -> str:
     """Return the words about the joint test and the smallest p that it can have."""
+    comparison_count = plural(len(comparisons.pairs), "comparison")
+    if study.pairs == "none":
+        return fill(SENTENCES["permutation_test"], comparisons=comparison_count)
     pairs = max(comparisons.pairs, default=0)
     smallest_p = min(1.0, 2.0 ** (1 - pairs))
     floor = fill(SENTENCES["floor"], floor=smallest_p, pairs=plural(pairs, "pair"))
     has_different_seeds = len(set(comparisons.pairs)) > 1
     test = "joint_test_of_different_seeds" if has_different_seeds else "joint_test"
-    comparison_count = plural(len(comparisons.pairs), "comparison")
     return fill(SENTENCES[test], comparisons=comparison_count, floor=floor)
 
 
