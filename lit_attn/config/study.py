@@ -307,7 +307,6 @@ def _read_study(path: Path, name: str, studies: Mapping, texts: dict[Path, str])
     tree = studies[name]
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{where}: studies.{name}: needs a mapping of keys to values")
-    require_seeds_or_design(tree, where, f"studies.{name}")
     try:
         study = StudyConfig.model_validate(tree)
     except ValidationError as error:
@@ -317,6 +316,7 @@ def _read_study(path: Path, name: str, studies: Mapping, texts: dict[Path, str])
         place = where if is_missing else locate(tree, keys)
         key = ".".join(str(part) for part in ("studies", name, *keys))
         raise ConfigError(f"{place}: {key}: {message}") from error
+    require_seeds_or_design(tree, where, f"studies.{name}")
     experiment_path = path.parent / study.experiment
     if experiment_path not in texts:
         experiment_path = _find_file(tree, name, experiment_path, "experiment")
