@@ -8,7 +8,8 @@ from typing import Any, get_type_hints
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from lit_attn.attention.spec import AttentionSpec, MixerConfig
+from lit_attn.attention.mixer import MixerConfig
+from lit_attn.attention.spec import AttentionSpec
 
 # Importing these modules registers the members of the families.
 from lit_attn.config import adam_variants, further_optimizers
