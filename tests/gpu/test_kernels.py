@@ -56,13 +56,24 @@ def train_layer(choices: object, dim: int, heads: int, dtype: torch.dtype, **opt
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("choices", ["belief2", "mgk", "gaussian", {"window": 4}], ids=str)
+@pytest.mark.parametrize("choices", ["belief2", "mgk", {"window": 4}], ids=str)
 def test_layers_with_further_terms_take_flex(
     choices: object, dropout: float, dtype: torch.dtype, counts: Counter[str]
 ) -> None:
     with rehearsal():
         train_layer(choices, 64, 4, dtype, attn_drop=dropout)
     assert counts == {"flex": 1}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_terms_of_single_keys_take_one_plain_call(
+    dropout: float, dtype: torch.dtype, counts: Counter[str]
+) -> None:
+    """A term of a key is a feature, so PyTorch's own attention computes the layer."""
+    with rehearsal():
+        train_layer("gaussian", 64, 4, dtype, attn_drop=dropout)
+    assert counts == {}
 
 
 @pytest.mark.parametrize(
