@@ -213,6 +213,9 @@ class Matrix:
             self.tuning.write(self.folder / "tuning.json")
         if self.screening is not None:
             self.screening.write(self.folder / SCREENING_FILE)
+        else:
+            # The record of an earlier `design` would mark variants that this plan trains.
+            (self.folder / SCREENING_FILE).unlink(missing_ok=True)
         self._write_seal(plan.seeds)
         if plan.stop is not None:
             update_endings(self.folder)

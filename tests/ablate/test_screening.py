@@ -177,6 +177,20 @@ def test_a_result_that_is_computed_again_chooses_no_other_variants(tmp_path: Pat
     assert designs.kept(designs.read(tmp_path)) == ["a", "e"]
 
 
+def test_a_study_that_goes_back_to_seeds_has_no_screening(tmp_path: Path) -> None:
+    path = designs.write(tmp_path)
+    designs.finish_screening(tmp_path, VALUES)
+    record = tmp_path / "runs/tiny/screening.json"
+    assert record.exists()
+    path.write_text(path.read_text().replace(f"design: {designs.DESIGN}", "seeds: 3"))
+    matrix = designs.read(tmp_path)
+    matrix.write_plan()
+    assert matrix.screening is None
+    # The seeds of the screening are cells of the study.
+    assert [job.cell.seed for job in matrix.jobs if job.state() == "done"] == [0] * 5 + [1] * 5
+    assert not record.exists()
+
+
 def test_more_fresh_seeds_are_a_look_and_change_no_decision(tmp_path: Path) -> None:
     designs.write(tmp_path)
     matrix = designs.finish_screening(tmp_path, VALUES)

@@ -88,6 +88,23 @@ def test_a_screening_with_a_failed_cell_ends_with_exit_code_1(tmp_path: Path) ->
 
 
 @pytest.mark.process
+def test_a_failed_cell_that_is_run_again_leaves_the_choice_to_the_next_run(tmp_path: Path) -> None:
+    names = ("base", "a-weak", "b-good", "c-dull")
+    designs.write(tmp_path, names=names)
+    for job in designs.read(tmp_path).screening_jobs:
+        if job.name == "tiny/b-good/1":
+            designs.fail(job, "error")
+        else:
+            designs.finish(job, 0.5)
+    words = ("-m", "helpers.fake_cells", "rerun", "failed", "ablations.yaml")
+    done = run_python(tmp_path, *words)
+    assert done.returncode == 0, done.stdout
+    assert "screening: " not in done.stdout
+    assert list_runs(tmp_path) == ["b-good/1"]
+    assert designs.kept(designs.read(tmp_path)) == ["a-weak", "b-good"]
+
+
+@pytest.mark.process
 def test_a_renamed_study_adopts_the_cells_of_both_stages(tmp_path: Path) -> None:
     path = designs.write(tmp_path, names=NAMED)
     run(tmp_path)

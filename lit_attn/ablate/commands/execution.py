@@ -110,7 +110,10 @@ def run_selected(
     summary = start(selection.jobs)
     has_failed = bool(summary.failed) or selection.diverged > 0
     is_cut = chosen is None and limit == 0
-    has_failed |= _report_open_stages(matrices, is_cut=is_cut)
+    # A rerun decides nothing: the next run reads its results.
+    screened = matrices if chosen is None else []
+    has_failed |= _report_open_searches(matrices, is_cut=is_cut)
+    has_failed |= _report_open_screenings(screened, is_cut=is_cut)
     return RunEnd(matrices, summary.stopped_by, has_failed)
 
 
@@ -218,27 +221,29 @@ def _require_cells(
     launcher.require_cells(matrices, jobs, options.jobs, is_local)
 
 
-def _report_open_stages(matrices: list[Matrix], *, is_cut: bool) -> bool:
-    """Write a line about the searches and screenings that have not ended.
+def _report_open_searches(matrices: list[Matrix], *, is_cut: bool) -> bool:
+    """Write a line about searches that --limit has cut (`is_cut`), which the next run continues.
 
-    Return True if one of them has failed: one that --limit has cut (`is_cut`) continues in the next
-    run, as a study does.
+    Return True if a search has not ended for another reason.
     """
-    has_failed = False
-    screened = [matrix for matrix in matrices if matrix.screening is not None]
     searched = [matrix for matrix in matrices if matrix.screening is None]
     untuned = [variant for matrix in searched for variant in matrix.untuned]
     if untuned and is_cut:
         variants = plural(len(untuned), "variant")
         write_line(f"tuning: the search of {variants} has not ended; run again to continue it")
-    elif untuned:
-        has_failed = True
-    for matrix in screened:
-        line = describe_open_screening(matrix)
-        if line:
-            write_line(line)
-            has_failed |= not is_cut
-    return has_failed
+    return bool(untuned) and not is_cut
+
+
+def _report_open_screenings(matrices: list[Matrix], *, is_cut: bool) -> bool:
+    """Write a line about each screening that has kept no variant.
+
+    Return True if one of them has not been cut by --limit.
+    """
+    lines = [describe_open_screening(matrix) for matrix in matrices]
+    lines = [line for line in lines if line]
+    for line in lines:
+        write_line(line)
+    return bool(lines) and not is_cut
 
 
 def describe_open_screening(matrix: Matrix) -> str:
