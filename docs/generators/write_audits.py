@@ -14,7 +14,7 @@ import pandas as pd
 import yaml
 
 from lit_attn import find_laws, judge
-from lit_attn.report.answers import CostComparison, Interval, JudgedStudy, JudgedVariant
+from lit_attn.report.answers.judged import CostComparison, Interval, JudgedStudy, JudgedVariant
 from lit_attn.report.numbers import write_number
 from lit_attn.report.statistics.stats import holm
 from lit_attn.schema.errors import ConfigError

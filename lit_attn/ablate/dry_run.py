@@ -68,13 +68,8 @@ def print_answer(matrices: list[Matrix]) -> None:
     """Write every study and cell, with its state, as JSON."""
     # Imported here, because every command imports this module.
     from lit_attn.ablate.power import find_study_power
-    from lit_attn.report.answers import (
-        DryRunAnswer,
-        EndedVariant,
-        PlannedStudy,
-        StudyDesign,
-        write_answer,
-    )
+    from lit_attn.report.answers.entry import write_answer
+    from lit_attn.report.answers.runs import DryRunAnswer, EndedVariant, PlannedStudy, StudyDesign
 
     studies = []
     for matrix in matrices:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from lit_attn.ablate.plan import Matrix
 from lit_attn.cells.screening import Screening
-from lit_attn.report.answers import PlannedScreening
+from lit_attn.report.answers.runs import PlannedScreening
 from lit_attn.report.statistics import designs
 from lit_attn.report.statistics.designs import find_better, find_power
 from lit_attn.report.statistics.stats import pairs_for_a_star

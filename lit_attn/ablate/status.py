@@ -25,7 +25,7 @@ from lit_attn.files import require_folder
 from lit_attn.schema.errors import ConfigError, escape_control, plural, program, require
 
 if TYPE_CHECKING:
-    from lit_attn.report.answers import Cell
+    from lit_attn.report.answers.runs import Cell
 
 MAX_FAILED = 10  # Failed and stale cells that are described; further ones are counted.
 LOG_BLOCK = 2**20  # Characters of a log that are printed at once.
@@ -228,13 +228,8 @@ def describe(
 def make_answer(plans: list[tuple[Plan, Path]]) -> str:
     """Return the status of every study and cell as JSON."""
     # Imported here, because the text of the status needs no models of answers.
-    from lit_attn.report.answers import (
-        EndedVariant,
-        StatusAnswer,
-        StudyDesign,
-        StudyStatus,
-        write_answer,
-    )
+    from lit_attn.report.answers.entry import write_answer
+    from lit_attn.report.answers.runs import EndedVariant, StatusAnswer, StudyDesign, StudyStatus
 
     studies = []
     for plan, place in plans:
@@ -257,7 +252,7 @@ def make_answer(plans: list[tuple[Plan, Path]]) -> str:
 
 def make_cell_answers(cells: list[StudyCell]) -> "list[Cell]":
     """Return state, progress, failure and change of each cell for an answer in JSON."""
-    from lit_attn.report.answers import Cell
+    from lit_attn.report.answers.runs import Cell
 
     find_change = change_finder()
     answers = []

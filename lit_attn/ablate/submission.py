@@ -31,7 +31,8 @@ from lit_attn.cells.folder import list_attempts
 from lit_attn.cells.screening import FILE as SCREENING_FILE
 from lit_attn.cells.screening import Screening
 from lit_attn.files import require_writable, write_atomic
-from lit_attn.report.answers import JudgeAnswer, JudgedStudy, write_answer
+from lit_attn.report.answers.entry import write_answer
+from lit_attn.report.answers.judged import JudgeAnswer, JudgedStudy
 from lit_attn.report.records.read import read_studies
 from lit_attn.report.verdicts.judge import judge_study
 from lit_attn.schema.errors import ConfigError, plural

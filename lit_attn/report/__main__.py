@@ -171,7 +171,8 @@ def _read_tables(options: argparse.Namespace) -> "list[StudyRecord]":
 
 def _print_answer(outcome: "Outcome", index: Path | None) -> None:
     """Print the folders or pages that were written, and the names that were skipped, as JSON."""
-    from lit_attn.report.answers import ReportAnswer, WrittenReport, write_answer
+    from lit_attn.report.answers.entry import write_answer
+    from lit_attn.report.answers.runs import ReportAnswer, WrittenReport
 
     reports = []
     for path in outcome.written:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jsonschema
 
-from lit_attn.report.answers import SCHEMAS
+from lit_attn.report.answers.schemas import SCHEMAS
 
 
 def read_answer(text: str) -> dict[str, Any]:

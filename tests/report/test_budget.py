@@ -13,7 +13,7 @@ from helpers.fake_study import write_study
 from lit_attn import judge
 from lit_attn.__main__ import main
 from lit_attn.cells.records import Origin
-from lit_attn.report.answers import JudgedStudy
+from lit_attn.report.answers.judged import JudgedStudy
 from lit_attn.report.foreign.judging import make_table
 from lit_attn.report.foreign.prepare import Choices, prepare
 from lit_attn.report.statistics import independent, stats

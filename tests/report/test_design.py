@@ -18,7 +18,7 @@ from lit_attn.cells.records import Plan, PlannedVariant
 from lit_attn.cells.screening import ScreenedVariant, rank_variants
 from lit_attn.config.metrics import DEFAULT_METRIC
 from lit_attn.report import write_reports
-from lit_attn.report.answers import JudgedStudy
+from lit_attn.report.answers.judged import JudgedStudy
 from lit_attn.report.records.read import read_studies
 from lit_attn.report.records.study_record import CellRecord, StudyRecord
 from lit_attn.report.tables.terminal import draw_judgement

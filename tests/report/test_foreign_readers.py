@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lit_attn import judge, read_runs
-from lit_attn.report.answers import JudgedStudy
+from lit_attn.report.answers.judged import JudgedStudy
 from lit_attn.report.foreign.table import read_table
 from lit_attn.schema.errors import ConfigError
 

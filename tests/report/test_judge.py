@@ -14,7 +14,7 @@ from lit_attn.__main__ import main
 from lit_attn.cells.decisions import Seals
 from lit_attn.cells.records import Origin
 from lit_attn.config.metrics import DEFAULT_METRIC
-from lit_attn.report.answers import ANSWERS, SCHEMAS, make_schema
+from lit_attn.report.answers.schemas import ANSWERS, SCHEMAS, make_schema
 from lit_attn.report.statistics.stats import pairs_for_decision, seeds_needed, seeds_needed_range
 from lit_attn.report.tables.terminal import describe_verdicts, join_names
 from lit_attn.report.verdicts.judge import judge_study
@@ -201,7 +201,7 @@ def test_judge_imports_no_torch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_the_shipped_schema_is_that_of_the_answer(name: str) -> None:
-    """Written again by `python -m lit_attn.report.answers`."""
+    """Written again by `python -m lit_attn.report.answers.schemas`."""
     shipped = json.loads((SCHEMAS / f"{name}.json").read_text("utf-8"))
     current = make_schema(name)
     assert shipped["properties"].keys() == current["properties"].keys()

@@ -15,7 +15,8 @@ from helpers.paths import ROOT
 
 from lit_attn import find_laws, judge
 from lit_attn.__main__ import main
-from lit_attn.report.answers import LawsAnswer, write_answer
+from lit_attn.report.answers.entry import write_answer
+from lit_attn.report.answers.judged import LawsAnswer
 from lit_attn.schema.errors import ConfigError
 
 PAGE = ROOT / "docs" / "laws.md"

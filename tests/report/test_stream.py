@@ -16,7 +16,7 @@ from lit_attn.__main__ import main
 from lit_attn.cells.decisions import Seal, Seals
 from lit_attn.cells.records import Metric, Plan, PlannedVariant
 from lit_attn.config.metrics import DEFAULT_METRIC
-from lit_attn.report.answers import JudgedStudy, JudgedVariant
+from lit_attn.report.answers.judged import JudgedStudy, JudgedVariant
 from lit_attn.report.records.study_record import CellRecord, StudyRecord
 from lit_attn.report.statistics import independent, stats
 from lit_attn.report.verdicts.comparison import compare_variants

@@ -12,7 +12,7 @@ from lit_attn.schema.commands import Command
 from lit_attn.schema.errors import ConfigError, require
 
 if TYPE_CHECKING:
-    from lit_attn.report.answers import JudgedStudy
+    from lit_attn.report.answers.judged import JudgedStudy
 
 DESCRIPTION = """\
 Say for each variant whether it is better or worse than the baseline, equivalent to it, or
@@ -95,7 +95,8 @@ class Judge(Command):
     def run(self, options: Namespace) -> int:
         """Print the verdicts and return the exit code. Raises ConfigError without a study."""
         # These modules import pandas, which --help does not need.
-        from lit_attn.report.answers import JudgeAnswer, write_answer
+        from lit_attn.report.answers.entry import write_answer
+        from lit_attn.report.answers.judged import JudgeAnswer
         from lit_attn.report.tables.terminal import draw_judgement
         from lit_attn.report.verdicts.budget import read_budget
         from lit_attn.report.verdicts.judge import is_decided

@@ -65,7 +65,7 @@ class Laws(Command):
     def run(self, options: Namespace) -> int:
         """Print the laws. Raises ConfigError for a table that has none."""
         # These modules import pandas, which --help does not need.
-        from lit_attn.report.answers import write_answer
+        from lit_attn.report.answers.entry import write_answer
         from lit_attn.report.foreign.laws import find_laws
         from lit_attn.report.tables.terminal import draw_laws
 

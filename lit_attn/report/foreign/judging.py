@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_attn.report.answers import JudgedStudy
+from lit_attn.report.answers.judged import JudgedStudy
 from lit_attn.report.foreign.prepare import Choices, Prepared, make_file_name, prepare
 from lit_attn.report.foreign.table import RunTable, read_table
 from lit_attn.report.verdicts.budget import plan_within, read_budget

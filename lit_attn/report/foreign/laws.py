@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from scipy import special
 
-from lit_attn.report.answers import CostComparison, Interval, Law, LawsAnswer
+from lit_attn.report.answers.judged import CostComparison, Interval, Law, LawsAnswer
 from lit_attn.report.foreign.directions import find_goal, parse_metric
 from lit_attn.report.foreign.judging import make_table
 from lit_attn.report.foreign.prepare import Choices, find_baseline, read_number, select_rows

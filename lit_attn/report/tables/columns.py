@@ -54,7 +54,8 @@ class Column(NamedTuple):
 
     def describe_runs(self) -> "Column":
         """Return the column of a table of independent runs, which have no pairs of seeds."""
-        return self._replace(**self.runs)
+        replaced: dict[str, Any] = dict(self.runs)
+        return self._replace(**replaced)
 
 
 def make_scale(summary: pd.DataFrame) -> Scale:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from lit_attn.report.answers import (
+from lit_attn.report.answers.judged import (
     Interval,
     JudgedStudy,
     JudgedVariant,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from lit_attn.report.answers import Action, BudgetPlan, JudgedStudy, JudgedVariant
+from lit_attn.report.answers.judged import Action, BudgetPlan, JudgedStudy, JudgedVariant
 from lit_attn.report.numbers import write_number
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics import designs, independent, stats

@@ -4,7 +4,7 @@ import statistics
 
 import numpy as np
 
-from lit_attn.report.answers import Cost, Values
+from lit_attn.report.answers.judged import Cost, Values
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics import stats
 

@@ -9,9 +9,8 @@ from typing import Any, cast
 
 from lit_attn.cells.decisions import Seals
 from lit_attn.cells.records import Plan
-from lit_attn.report.answers import (
+from lit_attn.report.answers.judged import (
     Action,
-    EndedVariant,
     InterimLook,
     Interval,
     JudgedMetric,
@@ -22,9 +21,9 @@ from lit_attn.report.answers import (
     SealedPlan,
     SeedCounts,
     Stream,
-    StudyDesign,
     Verdict,
 )
+from lit_attn.report.answers.runs import EndedVariant, StudyDesign
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics import independent, stats
 from lit_attn.report.tables.labels import find_labels

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lit_attn.cells.records import Plan
-from lit_attn.report.answers import Action, JudgedVariant
+from lit_attn.report.answers.judged import Action, JudgedVariant
 from lit_attn.report.records.study_record import CellRecord, StudyRecord
 from lit_attn.report.statistics import independent
 from lit_attn.report.verdicts.evidence import list_unplanned, list_values, measure_cost

@@ -19,7 +19,7 @@ from typing import Literal
 
 from scipy import special
 
-from lit_attn.report.answers import Stage
+from lit_attn.report.answers.judged import Stage
 from lit_attn.report.records.study_record import CellRecord
 from lit_attn.report.statistics import independent, stats
 from lit_attn.report.statistics.designs import EFFECT

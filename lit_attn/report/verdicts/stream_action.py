@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lit_attn.report.answers import Action, ActionKind
+from lit_attn.report.answers.judged import Action, ActionKind
 from lit_attn.report.records.study_record import CellRecord, StudyRecord
 from lit_attn.report.verdicts.next_action import describe_runs, expect_seconds, make_action
 from lit_attn.report.verdicts.stream import BASELINE_RUNS, SCREEN_RUNS, Idea, find_level

@@ -6,9 +6,8 @@ from typing import Any
 
 from lit_attn.cells.decisions import Seals
 from lit_attn.cells.records import PlannedVariant
-from lit_attn.report.answers import (
+from lit_attn.report.answers.judged import (
     Action,
-    EndedVariant,
     JudgedStudy,
     JudgedVariant,
     SeedCounts,
@@ -16,6 +15,7 @@ from lit_attn.report.answers import (
     Stream,
     StreamStep,
 )
+from lit_attn.report.answers.runs import EndedVariant
 from lit_attn.report.records.study_record import CellRecord, StudyRecord
 from lit_attn.report.statistics import stats
 from lit_attn.report.tables.labels import find_labels

@@ -1,28 +1,19 @@
-"""Answers of dry run, `status`, `report` and `judge` with --json: the models of their keys.
+"""Answers of `judge` and `laws` with --json: the models of their keys."""
 
-The folder `schemas` has the JSON schema of each answer. `FORMAT` changes when a key changes its
-meaning or goes away; a new key leaves it as it is. The answer to a mistake is written by
-`lit_attn.schema.error_answer`.
-"""
+from typing import Literal
 
-import json
-from pathlib import Path
-from typing import Any, Literal
+from pydantic import Field
 
-from pydantic import BaseModel, ConfigDict
-
-from lit_attn.cells.decisions import Ending
-from lit_attn.cells.screening import Screening
-from lit_attn.report.numbers import round_number
-from lit_attn.schema.error_answer import FORMAT, Kind
-
-SCHEMAS = Path(__file__).parent / "schemas"
-"""Folder of the JSON schemas, one for each answer."""
+from lit_attn.report.answers.entry import Entry
+from lit_attn.report.answers.runs import EndedVariant, StudyDesign
+from lit_attn.schema.error_answer import FORMAT
 
 Verdict = Literal["better", "worse", "equivalent", "undecided"]
 
+
 Stage = Literal["screening", "screened-out", "confirming", "judged"]
 """Stage of an idea of a stream (lit_attn.report.verdicts.stream)."""
+
 
 ActionKind = Literal["none", "run", "add-seeds", "rerun", "stop", "screen", "confirm"]
 """Kind of the next action.
@@ -36,198 +27,6 @@ ActionKind = Literal["none", "run", "add-seeds", "rerun", "stop", "screen", "con
 - confirm: give the best variants, or an idea that has passed its screening, fresh runs, and the
   baseline, too.
 """
-
-
-class Entry(BaseModel):
-    """Base of all parts of an answer; every key is always present."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_serialization_defaults_required=True)
-
-
-class Cell(Entry):
-    """State of a planned cell; `step` and `steps` are those of a running cell."""
-
-    variant: str
-    seed: int
-    identity: str
-    state: str
-    step: int | None = None
-    steps: int | None = None
-    message: str | None = None
-    advice: str | None = None
-    stale: str | None = None
-    folder: str
-
-
-class EndedVariant(Entry):
-    """Variant that a rule has ended after `seeds` of `planned` seeds, also in words.
-
-    `rule` is futility, and `power` is the probability of a verdict at that time. In a stream of
-    ideas it is screening or confirmation, for an idea that is not kept.
-    """
-
-    variant: str
-    rule: str
-    seeds: int
-    planned: int
-    power: float | None
-    text: str
-
-    @classmethod
-    def describe(cls, ending: Ending) -> "EndedVariant":
-        """Return the entry of a recorded ending."""
-        return cls(text=ending.describe(), **ending.model_dump(exclude={"identity"}))
-
-
-class PlannedScreening(Entry):
-    """Screening that costs at most as many trainings and has a larger `power` (designs.py)."""
-
-    screen: int
-    keep: int
-    confirm: int
-    trainings: int
-    power: float
-
-
-class ScreenedEntry(Entry):
-    """Value of a variant in a screening, in printed units; nothing is claimed from it.
-
-    `mean` is null before all seeds have ended, and if one of them has diverged. `is_kept` is null
-    before the screening has ended, and for the baseline.
-    """
-
-    variant: str
-    label: str
-    n: int
-    mean: float | None
-    has_diverged: bool
-    is_kept: bool | None
-
-
-class StudyDesign(Entry):
-    """Screening and confirmation of a study with `design`, and the state of the screening.
-
-    `budget` is the number of trainings from which the design was chosen (null: the study names its
-    numbers), `trainings` those of both stages. `metric` ranks the variants. `kept` is null before
-    the screening has ended.
-    """
-
-    screen: int
-    keep: int
-    confirm: int
-    budget: int | None
-    trainings: int
-    metric: str
-    seeds: list[int]
-    kept: list[str] | None
-    variants: list[ScreenedEntry]
-
-    @classmethod
-    def describe(cls, screening: Screening | None) -> "StudyDesign | None":
-        """Return the entry of a recorded screening, None for a study with `seeds`."""
-        if screening is None:
-            return None
-        entries = []
-        for entry in screening.variants:
-            is_kept = None
-            if screening.kept is not None and entry.variant != screening.baseline:
-                is_kept = entry.variant in screening.kept
-            screened = ScreenedEntry(
-                variant=entry.variant,
-                label=entry.label or entry.variant,
-                n=sum(value is not None for value in entry.by_seed.values()),
-                mean=entry.mean,
-                has_diverged=entry.has_diverged,
-                is_kept=is_kept,
-            )
-            entries.append(screened)
-        return cls(
-            screen=screening.screen,
-            keep=screening.keep,
-            confirm=screening.confirm,
-            budget=screening.budget,
-            trainings=screening.count_trainings(),
-            metric=screening.select.name,
-            seeds=screening.seeds,
-            kept=screening.kept,
-            variants=entries,
-        )
-
-
-class PlannedStudy(Entry):
-    """Study of a dry run; `to_run` is the number of cells that `run` would train.
-
-    `power` is the probability of a star for one variant that is better by two standard deviations.
-    It is null for a product of several axes, which estimates their effects from all cells.
-    `screening` is null if no screening finds clearly more. `design` is null for a study with
-    `seeds`. In a study with `design`, `seeds` are those of the confirmation, and `cells` has the
-    known cells of both stages.
-    """
-
-    study: str
-    title: str
-    experiment: str
-    baseline: str
-    variants: list[str]
-    seeds: list[int]
-    warnings: list[str]
-    counts: dict[str, int]
-    trials: dict[str, int]
-    ended: list[EndedVariant]
-    to_run: int
-    power: float | None
-    screening: PlannedScreening | None
-    design: StudyDesign | None
-    cells: list[Cell]
-
-
-class DryRunAnswer(Entry):
-    """Answer of `run --dry-run --json`."""
-
-    format: int = FORMAT
-    command: Literal["dry-run"] = "dry-run"
-    studies: list[PlannedStudy]
-
-
-class StudyStatus(Entry):
-    """Status of a study; `seconds_left` is null before the first cell has been measured.
-
-    `design` is null for a study with `seeds`.
-    """
-
-    study: str
-    title: str
-    counts: dict[str, int]
-    seconds_left: float | None
-    ended: list[EndedVariant]
-    design: StudyDesign | None
-    cells: list[Cell]
-
-
-class StatusAnswer(Entry):
-    """Answer of `status --json`."""
-
-    format: int = FORMAT
-    command: Literal["status"] = "status"
-    studies: list[StudyStatus]
-
-
-class WrittenReport(Entry):
-    """Report of a study: its page and the table with every number."""
-
-    name: str
-    page: str
-    table: str | None
-
-
-class ReportAnswer(Entry):
-    """Answer of `report --json`; `skipped` are studies whose records cannot be reported."""
-
-    format: int = FORMAT
-    command: Literal["report"] = "report"
-    reports: list[WrittenReport]
-    skipped: list[str]
-    index: str | None
 
 
 class JudgedMetric(Entry):
@@ -396,7 +195,7 @@ class Action(Entry):
     command: str | None
     variants: list[str]
     runs: dict[str, int]
-    seeds: dict[str, list[int]] = {}
+    seeds: dict[str, list[int]] = Field({})
     cells: int
     seconds: float | None
 
@@ -525,66 +324,3 @@ class LawsAnswer(Entry):
     confidence: float
     laws: list[Law]
     comparisons: list[CostComparison]
-
-
-class Mistake(Entry):
-    """Mistake of the user, and its place.
-
-    `kind` is "usage" (the command line), "file" (it cannot be read or written), or "config" (the
-    content of a file). `file`, `line` and `key` are null where the message names none.
-    """
-
-    kind: Kind
-    file: str | None
-    line: int | None
-    key: str | None
-    message: str
-
-
-class ErrorAnswer(Entry):
-    """Answer of any command with --json after a mistake; the exit code is 2."""
-
-    format: int = FORMAT
-    command: Literal["error"] = "error"
-    error: Mistake
-
-
-ANSWERS: dict[str, type[Entry]] = {
-    "dry-run": DryRunAnswer,
-    "status": StatusAnswer,
-    "report": ReportAnswer,
-    "judge": JudgeAnswer,
-    "laws": LawsAnswer,
-    "error": ErrorAnswer,
-}
-"""Model of each answer by the name of its schema."""
-
-
-def write_answer(answer: Entry) -> str:
-    """Return an answer as JSON, with numbers of at most 12 significant digits."""
-    return json.dumps(_round(answer.model_dump()), indent=2, ensure_ascii=False)
-
-
-def _round(value: Any) -> Any:
-    """Return `value` with rounded numbers, which are the same on every processor."""
-    if isinstance(value, dict):
-        return {key: _round(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_round(entry) for entry in value]
-    return round_number(value) if isinstance(value, float) else value
-
-
-def make_schema(name: str) -> dict[str, Any]:
-    """Return the JSON schema of an answer; every key is required."""
-    return ANSWERS[name].model_json_schema(mode="serialization")
-
-
-def write_schemas() -> None:
-    """Write the JSON schema of every answer to the folder `schemas`."""
-    for name in ANSWERS:
-        text = json.dumps(make_schema(name), indent=2) + "\n"
-        (SCHEMAS / f"{name}.json").write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write_schemas()

@@ -1,0 +1,1 @@
+"""Answers with --json; the folder `report/schemas` has the JSON schema of each answer."""
