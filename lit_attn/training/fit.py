@@ -125,6 +125,8 @@ class Attempt:
         self.total_steps = training.steps(steps_per_epoch)
         self.steps = min(self.total_steps, limits.steps) if limits else self.total_steps
         self.epochs = math.ceil(self.steps / steps_per_epoch)
+        # Every epoch has a value, also if it is short.
+        self.log_every = min(training.log_every, steps_per_epoch)
 
         self.checkpoints = Checkpoints(
             folder / "checkpoints",
@@ -327,6 +329,7 @@ class Attempt:
             limits=self.limits,
             loggers=[self.metrics, *trackers],
             callbacks=self._list_callbacks(),
+            log_every=self.log_every,
             profiler=make_profiler(self.cell.experiment.training.profiler, self.folder),
         )
 
@@ -345,8 +348,7 @@ class Attempt:
             self.progress.steps,
             self.cell.experiment.data.batch_size,
             self.parts.data.signature.tokens,
-            # Every epoch has a value, also if it is short.
-            min(self.cell.experiment.training.log_every, self.parts.data.steps_per_epoch),
+            self.log_every,
         )
         callbacks: list[L.Callback] = [self.checkpoints]
         if self.limits is None and self.cell.branches:

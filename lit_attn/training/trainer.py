@@ -33,7 +33,7 @@ NOISE = (
     "FSDP2-wrapped module .* returned a view tensor",
     # `training.precision` decides on TF32.
     "TensorFloat32 tensor cores for float32 matrix multiplication available",
-    # An epoch has fewer steps than `training.log_every`.
+    # A short run has fewer steps in an epoch than `training.log_every`.
     "The number of training batches .* is smaller than the logging interval",
     # Lightning itself uses a deprecated torch function.
     ".*LeafSpec.*is deprecated",
@@ -53,6 +53,7 @@ def make_trainer(
     loggers: Sequence[Logger] = (),
     callbacks: Sequence[L.Callback] = (),
     profiler: Profiler | None = None,
+    log_every: int = 1,
 ) -> L.Trainer:
     """Return a trainer that ends after `steps` steps of `micro_batches` each.
 
@@ -90,7 +91,7 @@ def make_trainer(
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        log_every_n_steps=training.log_every,
+        log_every_n_steps=log_every,
         profiler=profiler,
         num_sanity_val_steps=0,
         default_root_dir=folder,
