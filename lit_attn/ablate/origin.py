@@ -8,18 +8,21 @@ to the folder, so that a project can be moved as a whole.
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lit_attn.cells.records import Origin
 from lit_attn.config.source import SHIPPED
-from lit_attn.config.study import StudySource, read_studies
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lit_attn.config.study import StudySource
 
 NAME = "origin.json"
 INSTALLED = "installed:"  # Beginning of the record of a file that the package itself contains.
 
 
-def require_origin(source: StudySource, folder: Path) -> str:
+def require_origin(source: "StudySource", folder: Path) -> str:
     """Raise ConfigError if `folder` belongs to a study of the same name in another file.
 
     Returns a line about the change if the folder will belong to another file from now on: the
@@ -45,7 +48,7 @@ def is_claimed(folder: Path) -> bool:
     return (folder / NAME).exists()
 
 
-def claim_folder(source: StudySource, folder: Path, *, is_replacing: bool = False) -> None:
+def claim_folder(source: "StudySource", folder: Path, *, is_replacing: bool = False) -> None:
     """Record that `folder` belongs to the file of `source`.
 
     Raises ConfigError as `require_origin`, unless the file `is_replacing` the recorded one.
@@ -70,6 +73,9 @@ def has_study(path: Path, name: str) -> bool:
     """Return True if a file has the study `name`, or cannot be read and might have it."""
     if not path.exists():
         return False
+    # Imported here, because `judge` reads the record of the file and imports no PyTorch.
+    from lit_attn.config.study import read_studies
+
     try:
         return name in read_studies(path)
     except ConfigError:
