@@ -141,7 +141,6 @@ class Attention(nn.Module):
         # True for the first layer of a network, None if unknown; and the channel to that layer.
         self.is_first: bool | None = None
         self.first_values: FirstValues | None = None
-        # True if a kernel in Triton composes the heads of the calls that it supports.
         self.scale: Scale = build_part(self.spec.scale, query_shape, Scale)
         self.bias: Bias = build_part(self.spec.bias, query_shape, Bias)
         self.filter: Filter = build_part(self.spec.filter, query_shape, Filter)

@@ -13,7 +13,7 @@ from helpers.training_cells import digits_cell, folder_of
 from lit_attn.config.data.images import Digits
 from lit_attn.data.labels import measure_largest_class
 from lit_attn.report.records.read import read_studies
-from lit_attn.report.tables.results import find_chance_results
+from lit_attn.report.tables.provenance import find_chance_results
 from lit_attn.tasks.language import LanguageModelling
 from lit_attn.train import run_cell
 

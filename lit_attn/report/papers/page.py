@@ -20,7 +20,8 @@ from lit_attn.report.papers.published import Entry, Records, make_entries
 from lit_attn.report.records.skipped import LOG, Outcome, describe_failure
 from lit_attn.report.tables import formats
 from lit_attn.report.tables.formats import Cell, Table
-from lit_attn.report.tables.results import describe_origin, describe_records
+from lit_attn.report.tables.provenance import describe_records
+from lit_attn.report.tables.results import describe_origin
 
 PAPER: dict[str, str] = formats.read_asset("tables.yaml")["paper"]
 """Explanations of values: by the content of a table, of counts, and of bars that are counts."""

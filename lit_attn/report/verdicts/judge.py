@@ -27,7 +27,7 @@ from lit_attn.report.answers.runs import EndedVariant, StudyDesign
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics import independent, stats
 from lit_attn.report.tables.labels import find_labels
-from lit_attn.report.tables.results import describe_records
+from lit_attn.report.tables.provenance import describe_records
 from lit_attn.report.verdicts.comparison import (
     POWERS,
     Comparisons,
