@@ -5,14 +5,11 @@ import copy
 import io
 import json
 import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torchmetrics
 import yaml
 from helpers import fake_study, studies
 from helpers.commands import run_python
@@ -483,81 +480,3 @@ def test_a_study_calls_no_function_of_a_package(
     with pytest.raises(ConfigError, match="os:system is not a subclass of "):
         expand(next(iter(studies.read_studies(path).values())), tmp_path / "runs")
     assert not (tmp_path / "executed").exists()
-
-
-BASES = ("torch.nn:Module", "lightning:LightningModule", "torchmetrics:Metric")
-
-
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize(
-    "target",
-    [
-        "os:system", "subprocess:Popen", "subprocess:run", "builtins:exec", "builtins:list",
-        "torch.hub:load", "torch:load", "shutil:rmtree", "torch.utils.cpp_extension:load_inline",
-        "functools:partial", "lit_attn.schema.base:Config", "torch:Tensor", "sys:modules",
-    ],
-)  # fmt: skip
-def test_only_a_class_of_the_documented_kind_is_accepted(target: str, base: str) -> None:
-    with pytest.raises(ConfigError, match=f"import: {target} is not a subclass of "):
-        import_class(target, base, takes_functions=True)
-
-
-@pytest.mark.parametrize(
-    "target", ["", ":", ":Net", "os", "os:", ".os:system", "os..path:join", "..:x", "os:__name__"]
-)
-def test_a_name_that_is_no_class_is_one_line(target: str) -> None:
-    with pytest.raises(ConfigError, match=r"^import: "):
-        import_class(target, BASES[0])
-
-
-def test_a_function_counts_if_it_declares_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    called = []
-
-    def declared(classes: int) -> torch.nn.Linear:
-        called.append(classes)
-        return torch.nn.Linear(2, classes)
-
-    def undeclared(classes: int):  # type: ignore[no-untyped-def]
-        called.append(classes)
-
-    def wrong(classes: int) -> "Nothing":  # type: ignore[name-defined]  # noqa: F821
-        called.append(classes)
-
-    def metric() -> torchmetrics.Metric:
-        return torchmetrics.MeanMetric()
-
-    module = types.ModuleType("mine")
-    vars(module).update(declared=declared, undeclared=undeclared, wrong=wrong, metric=metric)
-    monkeypatch.setitem(sys.modules, "mine", module)
-    assert import_class("mine:declared", BASES[0], takes_functions=True) is declared
-    for name in ("undeclared", "wrong"):
-        with pytest.raises(ConfigError, match=r"is not a subclass of torch\.nn\.Module"):
-            import_class(f"mine:{name}", BASES[0], takes_functions=True)
-    with pytest.raises(ConfigError, match=r"is not a subclass of torchmetrics\.Metric"):
-        import_class("mine:metric", BASES[2])
-    assert not called
-    assert import_class("torchvision.models:resnet18", BASES[0], takes_functions=True)
-
-
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("raise RuntimeError('broken')", "broken_net.py:1: RuntimeError: broken"),
-        ("raise SystemExit(3)", "broken_net.py:1: calls sys.exit when imported"),
-        ("import os; os.chdir('/')", "import: broken_net:Net: changes the working directory"),
-        ("def __getattr__(name): raise KeyError(name)", "module 'broken_net' has no 'Net'"),
-        ("import nothing_like_it", "import: broken_net:Net: No module named 'nothing_like_it'"),
-    ],
-)
-def test_a_module_that_cannot_be_imported_is_one_line(
-    code: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "broken_net.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    for base in BASES:
-        with pytest.raises(ConfigError) as caught:
-            import_class("broken_net:Net", base)
-        assert message in str(caught.value)
-        assert Path.cwd() == tmp_path
-        sys.modules.pop("broken_net", None)

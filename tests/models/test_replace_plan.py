@@ -6,16 +6,15 @@ from typing import Any
 import pytest
 import timm
 import torch
+from helpers.replaced_models import assert_unchanged, describe, layers
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from lit_attn import replace_attention
-from lit_attn.attention.layer import Attention
 from lit_attn.replace import ADAPTERS, Projections, linear
 from lit_attn.replace import replacement as replace
 from lit_attn.replace.adapter import Adapter, is_neutral
-from lit_attn.replace.transformers_layers import Hub
 from lit_attn.schema.errors import ConfigError
 
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -33,10 +32,6 @@ def make_text(kind: str, factory: Any = AutoModelForCausalLM, **changes: Any) ->
     return factory.from_config(AutoConfig.for_model(kind, **TEXT | changes))
 
 
-def layers(model: nn.Module) -> list[str]:
-    return [name for name, module in model.named_modules() if isinstance(module, Attention)]
-
-
 class Mixed(nn.Module):
     """Two layers that can be replaced, and one of a class without adapter between them."""
 
@@ -45,34 +40,6 @@ class Mixed(nn.Module):
         self.first = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
         self.second = timm.create_model("xcit_nano_12_p16_224", **TINY | {"depth": 1}).blocks[0]
         self.third = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
-
-
-def describe(model: nn.Module) -> dict[str, Any]:
-    """Return everything that a refusal must leave as it is."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
-    return {
-        "modules": [(name, id(module)) for name, module in model.named_modules()],
-        "attributes": [(name, sorted(vars(module))) for name, module in model.named_modules()],
-        "modes": [module.training for module in model.modules()],
-        "parameters": [
-            (name, id(p), p.requires_grad, p.device, p._version)
-            for name, p in model.named_parameters(remove_duplicate=False)
-        ],
-        "buffers": [(name, id(b)) for name, b in model.named_buffers(remove_duplicate=False)],
-        "hooks": [[len(getattr(m, name)) for name in hooks] for m in model.modules()],
-        "state": {name: value.clone() for name, value in model.state_dict().items()},
-        "random": torch.get_rng_state(),
-        "nested": [getattr(module, "use_nested_tensor", None) for module in model.modules()],
-    }
-
-
-def assert_unchanged(before: dict[str, Any], model: nn.Module) -> None:
-    after = describe(model)
-    for name, value in before.pop("state").items():
-        assert torch.equal(after["state"][name], value), name
-    after.pop("state")
-    assert torch.equal(before.pop("random"), after.pop("random"))
-    assert after == before
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
@@ -437,90 +404,3 @@ def test_an_option_of_timm_that_no_adapter_knows_is_refused(
     change(model.blocks[1].attn)
     with pytest.raises(ConfigError, match=rf"blocks\.1\.attn \(\w+\): .*{message}"):
         replace_attention(model, "standard")
-
-
-class TokenMixer(nn.Module):
-    """Attention whose class has a name of its own kind."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        super().__init__()
-        for name in names:
-            setattr(self, name, nn.Linear(8, 8))
-
-
-@pytest.mark.parametrize("names", [("qkv",), ("q", "k", "v"), ("q_proj", "k_proj", "v_proj")])
-def test_attention_is_recognised_by_its_projections(names: tuple[str, ...]) -> None:
-    """A layer whose class has an unusual name must not remain without a word."""
-    model = nn.Sequential(nn.MultiheadAttention(8, 2), TokenMixer(names))
-    with pytest.raises(ConfigError, match=r": 1 \(TokenMixer\): it has projections as attention"):
-        replace_attention(model, "standard")
-    assert layers(replace_attention(model, "standard", skip="1")) == ["0.layer"]
-
-
-class Renamed(nn.Module):
-    """Attention with the names and options of Llama's, but without positions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head_dim = 8
-        self.scaling = 0.7
-        self.attention_dropout = 0.0
-        self.is_causal = True
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            setattr(self, name, nn.Linear(16, 16))
-
-    def forward(self, hidden_states: Tensor) -> tuple[Tensor, None]:
-        q, k, v = (
-            projection(hidden_states).unflatten(-1, (2, 8)).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        heads = nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=self.scaling
-        )
-        return self.o_proj(heads.transpose(1, 2).flatten(2)), None
-
-
-@pytest.mark.parametrize("adapter", ["Hub", "lit_attn.replace.transformers_layers:Hub", Hub])
-def test_an_adapter_is_reused_by_its_name(adapter: Any) -> None:
-    model = nn.Sequential(Renamed())
-    x = torch.randn(2, 5, 16)
-    with pytest.raises(ConfigError, match=r"0 \(Renamed\): it has projections as attention has"):
-        replace_attention(model, "standard")
-    expected = model(x)[0]
-    replace_attention(model, "standard", adapters={f"{__name__}:Renamed": adapter})
-    assert layers(model) == ["0.layer"]
-    torch.testing.assert_close(model(x)[0], expected)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"softcap": 30.0}, r"its option `softcap` \(30\.0\)"),
-        ({"v_proj": nn.Linear(16, 32)}, "its projections to .* 16, 16 and 32 outputs"),
-        ({"q_norm": nn.LayerNorm(4)}, r"its `q_norm` has weights of shape \(4,\), neither"),
-        ({"k_norm": nn.Softmax(-1)}, r"its `k_norm` has weights of shape \(0,\), neither"),
-    ],
-)
-def test_a_reused_adapter_refuses_what_it_does_not_know(
-    change: dict[str, Any], message: str
-) -> None:
-    model = nn.Sequential(Renamed())
-    for name, value in change.items():
-        setattr(model[0], name, value)
-    with pytest.raises(ConfigError, match=rf"0 \(Renamed\): {message}"):
-        replace_attention(model, "standard", adapters={f"{__name__}:Renamed": "Hub"})
-
-
-@pytest.mark.parametrize(
-    ("adapters", "message"),
-    [
-        ({f"{__name__}:Renamed": "Hubb"}, "adapters: there is no adapter 'Hubb'; did you mean 'Hu"),
-        ({"mine:Attention": "Hub"}, "adapters: Sequential has no module of class 'mine:Attention'"),
-    ],
-)
-def test_a_mistake_in_adapters_is_one_line(adapters: dict[str, Any], message: str) -> None:
-    model = nn.Sequential(Renamed())
-    before = describe(model)
-    with pytest.raises(ConfigError, match=message):
-        replace_attention(model, "standard", adapters=adapters)
-    assert_unchanged(before, model)
