@@ -26,7 +26,8 @@ HEAD = f"""\
     python -m lit_attn.ablate --paper mgk --table 1               run the cells that a table needs
     python -m lit_attn.ablate --paper mgk --table figure-5        run the cells that a figure needs
     python -m lit_attn.ablate --paper mgk                         run the cells of all of them
-    python -m lit_attn.ablate --paper mgk --small                 run small models on two CPU cores
+    python -m lit_attn.ablate --paper mgk --small                 small models, without a download
+    python -m lit_attn.ablate --paper mgk --small-data            small models on real data in data/
     python -m lit_attn.ablate --paper mgk --cost A100             print the GPU time of each table
     python -m lit_attn.report --paper mgk                         write reports/paper-mgk/index.html
 
@@ -38,7 +39,8 @@ results.
 
 The page of a paper has its tables in the paper's order of rows and columns. Below each row of
 published values is a row with our values: the mean over seeds ± the sample standard deviation, and
-the number n of seeds. A cell that has not run is empty. Alternative readings of a set-up
+the number n of seeds. A cell that has not run is empty; — stands where no study of this size
+measures the cell. Alternative readings of a set-up
 ([setups.md](setups.md)) stand in a block of their own below their table, and are drawn once more
 below their figure, as soon as one of their variants has a result. Each table and figure names its
 studies and their recorded agreement with the released code ([parity.md](parity.md)). The files
@@ -90,7 +92,9 @@ digits, scenes made of them, Python's own text, short ListOps expressions, and s
 downloaded. With `--dry-run --estimate` you see how long a paper takes on your machine. The page
 keeps small results apart from published ones, and says for each claim of the paper whether our
 difference lies on the published side (agree), on the other side (disagree), or has an interval
-that contains 0 (undecided). The column *our study* names the data on which a claim was judged: a
+that contains 0 (undecided). A claim is *not run* if no seed has both results yet, and *not
+measured* if no study of this size has both cells: CIFAR-100, for example, has a small study on
+real data only. The column *our study* names the data on which a claim was judged: a
 claim about CIFAR-10 is judged on digits here, and its verdict says nothing about CIFAR-10. Several
 tables of a paper can stand for the same small models: claims about the same difference between the
 same cells share a row and count once.

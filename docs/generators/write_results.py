@@ -244,7 +244,7 @@ def percent(study: str, name: str, decimals: int = 1) -> str:
 
 @placeholder
 def claims(folder: str) -> str:
-    """Return the cells of a paper's row: claims that agree, disagree, are undecided, not run."""
+    """Return the cells of a paper's row: claims that agree, disagree, are undecided, and so on."""
     page = (EVIDENCE / folder / "index.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"\*\*Claims of the paper: (.*)\.\*\*", page)
     return " | ".join(re.findall(r"\d+", line))

@@ -19,10 +19,13 @@ from lit_attn.config.source import SHIPPED, load, locate
 from lit_attn.schema.base import Config, consistency_check
 from lit_attn.schema.errors import ConfigError, explain, find_problem, require, suggest
 
-FOLDER = Path("experiments/papers")  # Files of the papers, below the working directory.
+FOLDER = Path("experiments/papers")
 SMALL_FILE = "small.yaml"
-SIZES = {"--small": "embedded", "--small-data": "real"}
-"""Options of small models, and their data: data that needs no download, or files."""
+SIZES = {
+    "--small": ("embedded", "data without a download, such as digits and Python's own text"),
+    "--small-data": ("real", "CIFAR-100, the Penn Treebank and Multi30k from files in data/"),
+}
+"""Options of small models: the kind of their data, and its description in a help text."""
 COSTS = ("parameters", "flops", "step_time", "epoch_time", "evaluation_time", "peak_memory")
 """Values that every cell records: counts, FLOPs of one sample, seconds, bytes."""
 COUNTS = ("parameters", "flops")
@@ -34,19 +37,15 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
 
 def add_size_options(parser: ArgumentParser, help: str) -> None:
-    """Add the options of SIZES, of which one can be chosen; `small` is its data, or empty.
+    """Add the options of SIZES, of which one can be chosen; `small` is its kind of data, or empty.
 
-    `help` is the help of each, with {data} for its data.
+    `help` is the help of each, with {data} for the description of its data.
     """
     sizes = parser.add_mutually_exclusive_group()
-    for option, data in SIZES.items():
+    for option, (kind, data) in SIZES.items():
+        text = help.format(data=data)
         sizes.add_argument(
-            option,
-            dest="small",
-            action="store_const",
-            const=data,
-            default="",
-            help=help.format(data=data),
+            option, dest="small", action="store_const", const=kind, default="", help=text
         )
 
 

@@ -68,7 +68,7 @@ def _make_parser() -> OneLineParser:
         help="print what was written as JSON (lit_attn/report/schemas/report.json)",
     )
     add("--paper", metavar="NAME", help="write the tables and figures of a paper as printed")
-    add_size_options(parser, "with --paper: the results of small models on {data} data")
+    add_size_options(parser, "with --paper: the results of small models on {data}")
     return parser
 
 

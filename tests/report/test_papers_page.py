@@ -18,7 +18,7 @@ from lit_attn.config.papers import read_paper
 from lit_attn.config.study import read_studies
 from lit_attn.report.papers.claims import judge_claims
 from lit_attn.report.papers.page import make_tables, write_paper
-from lit_attn.report.papers.published import make_entries, read_records
+from lit_attn.report.papers.published import UNMEASURED, make_entries, read_records
 
 
 def test_a_table_without_results_has_counts_and_otherwise_empty_rows(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_files_of_scripts_fill_tables_and_figures(tmp_path: Path) -> None:
     source = read_paper("dcmha", "", FOLDER)
     page = write_paper(source, tmp_path / "runs", tmp_path / "before")
     assert not list(page.parent.glob("figure-[678]-*"))
-    assert "Measured by `python experiments/released/published_tasks.py" in page.read_text()
+    assert f"Measured by `{source.paper.tables['5'].script}`" in page.read_text()
     # A figure that is not drawn names its command too.
     assert (
         "Measured by `python experiments/released/head_analysis.py composition" in page.read_text()
@@ -201,7 +201,26 @@ def test_small_models_have_their_own_values_in_columns_of_files(tmp_path: Path) 
     run_invented(tmp_path, "dcmha", ["5"], lambda name, seed: 0.5, "embedded")
     cells = entries(tmp_path, "dcmha", "5", "embedded")
     assert cells["Pythia-6.9B", "Acc"] == "50.0% (n=5)"
-    assert cells["Pythia-6.9B", "PPL"] == ""
+    assert cells["Pythia-6.9B", "PPL"] == UNMEASURED
+
+
+def test_a_cell_that_no_study_measures_is_not_one_that_has_not_run(tmp_path: Path) -> None:
+    """CIFAR-100 of AttentionX has a small study on real data only."""
+    run_invented(tmp_path / "runs", "attentionx", ["1"], lambda name, seed: 0.5, "embedded")
+    cells = {}
+    for size in ("embedded", "real"):
+        source = read_paper("attentionx", size, FOLDER)
+        write_paper(source, tmp_path / "runs", tmp_path)
+        cells[size] = entries(tmp_path / "runs", "attentionx", "1", size)
+    assert cells["embedded"]["ViT-small with AttentionX", "CIFAR100"] == UNMEASURED
+    assert cells["real"]["ViT-small with AttentionX", "CIFAR100"] == ""
+    explanation = f"{UNMEASURED}: no study of this size measures the cell."
+    text = (tmp_path / "paper-attentionx-small" / "index.md").read_text("utf-8")
+    assert explanation in text
+    assert re.search(r"on CIFAR-100\. .*\| not measured \|", text)
+    text = (tmp_path / "paper-attentionx-small-data" / "index.md").read_text("utf-8")
+    assert explanation not in text
+    assert re.search(r"on CIFAR-100\. .*\| not run \|", text)
 
 
 def test_readings_stand_in_a_second_block(tmp_path: Path) -> None:
@@ -320,7 +339,7 @@ def test_parameters_of_small_models_have_two_digits(tmp_path: Path) -> None:
 def test_counts_of_the_published_set_up_do_not_scale_small_results(tmp_path: Path) -> None:
     """320 is the number of evaluation batches of the published set-up."""
     heading = "inference time (s) per iteration"
-    for size, expected in (("", "0.0063 (-) (n=5)"), ("embedded", "")):
+    for size, expected in (("", "0.0063 (-) (n=5)"), ("embedded", UNMEASURED)):
         run_invented(tmp_path / size, "beliefformer", ["2"], lambda name, seed: 3.0, size)
         cells = entries(tmp_path / size, "beliefformer", "2", size)
         assert cells["Transformer", heading] == expected

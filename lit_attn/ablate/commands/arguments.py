@@ -69,7 +69,7 @@ def add_study_arguments(parser: argparse.ArgumentParser) -> None:
     several("--study", "NAME", "Run this study (default: studies with `default: true`).")
     value("--paper", str, "NAME", "Run the tables and figures of a paper (see experiments/papers).")
     several("--table", "NUMBER", "With --paper: run this table (2) or figure (figure-2) only.")
-    add_size_options(parser, "With --paper: run models for two CPU cores on {data} data.")
+    add_size_options(parser, "With --paper: run small models, for two CPU cores, on {data}.")
     parser.add_argument(
         "--cost",
         type=read_gpu,

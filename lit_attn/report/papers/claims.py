@@ -21,6 +21,10 @@ from lit_attn.report.statistics import stats
 from lit_attn.report.tables.columns import BUSY_TEXT, DAGGER, format_difference, format_number
 from lit_attn.report.verdicts.comparison import FAILURES
 
+JUDGEMENTS = ("agree", "disagree", "undecided", "not run", "not measured")
+"""Judgements of a claim: an undecided one has an interval that contains 0, one that has not run has
+no seed with both results, and for one that is not measured no study of this size has both cells."""
+
 NORMAL_QUANTILE = 1.959963984540054
 """Quantile of the normal distribution for a two-sided 95 % interval."""
 
@@ -28,9 +32,8 @@ NORMAL_QUANTILE = 1.959963984540054
 class Verdict(NamedTuple):
     """Claims, their tables and figures, the titles of our studies, and the differences by seed.
 
-    Small models have other data. `judgement` is "agree", "disagree", "not run" (no seed has both
-    results), "undecided" (the interval contains 0) or "undecided: <reason>"; a dagger marks
-    different code or data.
+    Small models have other data. `judgement` is one of JUDGEMENTS, or "undecided: <reason>"; a
+    dagger marks different code or data.
     """
 
     text: str
@@ -84,6 +87,8 @@ def judge_claims(
             pair = [cells[name, heading] for name in (claim.row, claim.against)]
             verdict = _judge_claim(claim, number, columns[heading], pair, records)
             measured = _identify(source, item, claim, columns)
+            if not measured:
+                verdict = verdict._replace(judgement="not measured")
             # Claims about cells that nothing measures stay apart.
             key = (*measured, verdict.judgement) if measured else (number, claim.text)
             first = verdicts.get(key)

@@ -14,7 +14,7 @@ from lit_attn.config.papers import Table as PaperTable
 from lit_attn.files import write_atomic
 from lit_attn.report.pages.page import Section, render_page
 from lit_attn.report.papers import published as papers
-from lit_attn.report.papers.claims import judge_claims
+from lit_attn.report.papers.claims import JUDGEMENTS, judge_claims
 from lit_attn.report.papers.figures import draw_figure, shows_counts
 from lit_attn.report.papers.published import Entry, Records, make_entries
 from lit_attn.report.records.skipped import LOG, Outcome, describe_failure
@@ -269,6 +269,8 @@ def _lay_out(
     explanations = [text for key, text in PAPER.items() if key in (content, content[-1])]
     if any(entry.is_counted for entry in itertools.chain(*grid)):
         explanations.append(PAPER["counted"])
+    if any(entry.ours == papers.UNMEASURED for entry in itertools.chain(*grid)):
+        explanations.append(PAPER["unmeasured"])
     return Table(
         headings,
         rows,
@@ -333,7 +335,7 @@ def make_claims_table(source: PaperSource, items: dict[str, Layout], records: Re
         ]
         rows.append(row)
     totals = []
-    for name in ("agree", "disagree", "undecided", "not run"):
+    for name in JUDGEMENTS:
         count = sum(verdict.judgement.startswith(name) for verdict in verdicts)
         totals.append(f"{count} {name}")
     return formats.named_table("claims", rows, totals=", ".join(totals))

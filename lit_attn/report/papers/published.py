@@ -28,6 +28,9 @@ Values = dict[int, float]  # Values in printed units by seed.
 Counts = dict[tuple[config.Reference, str], float]  # Counts by variant, and name in COUNTS.
 
 
+UNMEASURED = "\N{EM DASH}"
+"""Our text of a cell that no study of the page's size measures."""
+
 SMOKE_SUFFIX = f"@{SMOKE}"
 """End of the name of a study of a smoke run."""
 
@@ -205,7 +208,7 @@ def make_entries(
 ) -> list[list[Entry]]:
     """Return the cells of a table, or the final metric of the lines of a figure, row by row."""
     columns = choose_columns(source, item)
-    _, rows = item.grid()
+    printed_columns, rows = item.grid()
     lines = source.locate(item, reading)
     counts = read_counts(source, reading)
     grid: list[list[Entry]] = []
@@ -239,7 +242,11 @@ def make_entries(
                 base = above.get(other, {}).get(heading, Measured({}))
                 all_published = [published_row.cells[place] for published_row in rows.values()]
                 text = _format(column, all_published, entry.values, base.values)
-            entries.append(entry._replace(ours=_add_count(text, entry, records, column.value)))
+            ours = _add_count(text, entry, records, column.value)
+            has_study = column.mean or (name, heading) in lines
+            if reading == "*" and printed_columns[heading].study is not None and not has_study:
+                ours = UNMEASURED
+            entries.append(entry._replace(ours=ours))
         grid.append(entries)
         above[name] = measured
     return grid
