@@ -136,7 +136,8 @@ def list_preloads(module: str) -> list[str]:
     # cells.fork_server comes first: it ends the server with its runner, also during the other
     # imports. The command line is listed because every child imports the main module.
     names = ["lit_attn.cells.fork_server", "lit_attn.cells.ranks", "lit_attn.ablate.__main__"]
-    names.append(module)
+    # Every cell reads its configuration, which imports torch.
+    names += ["lit_attn.config.cell", module]
     # A server lives as long as its runner, so that of a measurement serves the later cells too.
     # The functions outside the package are those of tests, which train nothing.
     if module.partition(".")[0] == PACKAGE.name:
