@@ -81,17 +81,12 @@ def test_a_layer_that_disagrees_with_the_reference_is_not_measured(
 def test_a_mistake_behind_a_parameter_that_starts_at_zero_is_noticed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    right = normaliser.Sink.forward
+    right = normaliser.Sink.sink
 
-    def wrong(self: normaliser.Sink, *inputs: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            self.logit.mul_(2)
-        weights = right(self, *inputs)
-        with torch.no_grad():
-            self.logit.div_(2)
-        return weights
+    def wrong(self: normaliser.Sink) -> torch.Tensor:
+        return 2 * right(self)
 
-    monkeypatch.setattr(normaliser.Sink, "forward", wrong)
+    monkeypatch.setattr(normaliser.Sink, "sink", wrong)
     arguments = ["--presets", "sink", "standard", "--check", "--dim", "8", "--heads", "2"]
     assert main(["attention", *arguments]) == 2
     printed = capsys.readouterr()
