@@ -141,6 +141,30 @@ def test_the_index_lists_every_page() -> None:
     assert {name for name in names if f"]({name})" not in index} == set()
 
 
+def test_the_first_page_has_the_question_the_picture_two_commands_and_the_table() -> None:
+    """The numbers of the table are those of the README, which tests/test_readme.py compares."""
+    index = (ROOT / "docs" / "index.md").read_text()
+    lead, _, _ = index.partition("## All pages")
+    question, picture, commands, table = (
+        lead.index(text) for text in ("**Does ", "![", "```console", "| change |")
+    )
+    assert question < picture < commands < table
+    (block,) = re.findall(r"```console\n(.*?)```", lead, re.DOTALL)
+    assert len(block.splitlines()) == 2
+    (rows,) = re.findall(r"^\| change .*?\n\n", lead, re.DOTALL | re.MULTILINE)
+    assert rows in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["mechanisms", "papers"])
+def test_a_written_page_does_not_begin_with_its_generator(name: str) -> None:
+    """The command is a comment, which readers of the site do not see."""
+    page = (ROOT / "docs" / f"{name}.md").read_text()
+    comment, heading, first = page.split("\n\n", maxsplit=3)[:3]
+    assert comment.startswith(f"<!-- python docs/generators/write_{name}.py")
+    assert heading.startswith("# ")
+    assert "docs/generators" not in first
+
+
 def test_paths_and_sections_in_sources_exist() -> None:
     """Comments and docstrings name pages as `docs/setups.md` or `docs/setups.md, section 2`."""
     missing = []

@@ -87,6 +87,49 @@ def test_pages_load_nothing_from_a_network(site: Path) -> None:
     assert not loaded
 
 
+WIDE = """() => {
+    const width = document.documentElement.clientWidth;
+    const isWide = part => {
+        if (part.getBoundingClientRect().right <= width + 1) return false;
+        for (let box = part.parentElement; box.tagName !== 'ARTICLE'; box = box.parentElement)
+            if (getComputedStyle(box).overflowX === 'auto') return false;
+        return true;
+    };
+    const parts = [...document.querySelectorAll('article :is(table, math, img, pre, p, li)')];
+    const wide = parts.filter(isWide).map(part => part.tagName + ': ' + part.textContent);
+    return document.scrollingElement.scrollWidth > width ? ['the page', ...wide] : wide;
+}"""
+"""Parts of a page that are wider than the window and do not scroll in a box of their own."""
+
+
+@pytest.mark.slow
+def test_pages_fit_a_telephone(site: Path) -> None:
+    sync_api = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no chromium")
+    wide: dict[str, list[str]] = {}
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 390, "height": 844})
+        page.set_default_timeout(200_000)
+        for path in sorted(site.glob("*.html")):
+            page.goto(path.as_uri())
+            parts = page.evaluate(WIDE)
+            if parts:
+                wide[path.name] = parts
+        browser.close()
+    assert not wide
+
+
+@pytest.mark.slow
+def test_the_equations_of_a_formula_can_stand_below_each_other(site: Path) -> None:
+    page = (site / "mechanisms.html").read_text()
+    formulas = re.findall(r'<div class="formula">(.*?)</div>', page, re.DOTALL)
+    # Those of the standard layer: logits, weights and output.
+    assert formulas[0].count("<math") == 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["server", "file"])
 @pytest.mark.parametrize("name", ["index.html", "project/LOG.html"])

@@ -84,7 +84,11 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
     def to_mathml(match: re.Match[str]) -> str:
         formula = match[2].replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">")
-        return convert(formula, display="inline" if match[1] == "span" else "block")
+        if match[1] == "span":
+            return convert(formula, display="inline")
+        # Each equation is a formula of its own: on a telephone they stand below each other.
+        equations = [convert(text, display="block") for text in formula.split(r"\qquad")]
+        return f'<div class="formula">{"".join(equations)}</div>'
 
     return SHORT_CELL.sub('<td class="short"', FORMULA.sub(to_mathml, html))
 

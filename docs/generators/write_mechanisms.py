@@ -18,32 +18,35 @@ from lit_attn.attention.spec import PRESETS
 DIM, HEADS = 192, 12
 
 HEAD = f"""\
+<!-- python docs/generators/write_mechanisms.py > docs/mechanisms.md writes this page. -->
+
 # Mechanisms
 
-Every preset of `attention:`, with its formula and its paper.
-`python docs/generators/write_mechanisms.py > docs/mechanisms.md` writes this page.
-
-Notation: token $i$ of $n$, heads $m$ of $H$, head width $D$; $q_i, k_i, v_i, z_i$ are a head's
-query, key, value and $z$; $h_i = \\sum_j a_{{ij}} v_j$ is a head's output, $\\mathrm{{MH}}_i$ and
-$V_i$ are the outputs and the values of all heads side by side, $W$ is the output projection. The
-standard layer is
-
-$$s_{{ij}} = \\frac{{q_i \\cdot k_j}}{{\\sqrt D}}, \\qquad
-a_{{ij}} = \\frac{{e^{{s_{{ij}}}}}}{{\\sum_l e^{{s_{{il}}}}}}, \\qquad
-x_i \\leftarrow x_i + \\mathrm{{MH}}_i W .$$
-
-A section shows only the formulas that differ from these. *Parameters* are those that a layer of
-width {DIM} with {HEADS} heads has beyond the standard layer. [benchmarks.md](benchmarks.md) has
-measured times and memory, and the command that measures them on your machine. *Released code* names
-the code whose layer computes the same values and gradients in float64, from the same parameters
-(`tests/released/mechanisms.py`), or says why there is no such comparison.
-"""
-
-INDEX = """\
-## Index
+Every value of `attention:`. *Parameters* are those that a layer of width {DIM} with {HEADS} heads
+has beyond the standard layer.
 
 | preset | mechanism | paper | parameters |
 |---|---|---|---:|"""
+
+NOTATION = """\
+
+## How to read an entry
+
+Notation: token $i$ of $n$, heads $m$ of $H$, head width $D$; $q_i, k_i, v_i, z_i$ are a head's
+query, key, value and $z$; $h_i = \\sum_j a_{ij} v_j$ is a head's output, $\\mathrm{MH}_i$ and
+$V_i$ are the outputs and the values of all heads side by side, $W$ is the output projection. The
+standard layer is
+
+$$s_{ij} = \\frac{q_i \\cdot k_j}{\\sqrt D}, \\qquad
+a_{ij} = \\frac{e^{s_{ij}}}{\\sum_l e^{s_{il}}}, \\qquad
+x_i \\leftarrow x_i + \\mathrm{MH}_i W .$$
+
+An entry shows only the formulas that differ from these. [benchmarks.md](benchmarks.md) has measured
+times and memory, and the command that measures them on your machine. *Released code* names the code
+whose layer computes the same values and gradients in float64, from the same parameters
+(`tests/released/mechanisms.py`), or says why there is no such comparison.
+
+## Formulas"""
 
 PATHS = """
 ## The kernel of a layer
@@ -105,13 +108,14 @@ def write_page() -> str:
     """Return the page in Markdown."""
     standard = count_parameters(attn_layer("standard"))
     added = {name: count_parameters(attn_layer(name)) - standard for name in PRESETS}
-    lines = [HEAD, INDEX]
+    lines = [HEAD]
     for name in PRESETS:
         entry = ENTRIES[name]
         paper = LINKS[entry.paper].partition("](")[2].removesuffix(")")
         shown = f"[{entry.paper}]({paper})" if paper else entry.paper
         cells = [f"[{name}](#{name})", entry.name, shown, f"{added[name]:+,}"]
         lines.append(f"| {' | '.join(cells)} |")
+    lines.append(NOTATION)
     for name in PRESETS:
         entry = ENTRIES[name]
         lines += [

@@ -18,10 +18,12 @@ GPU = "H100"
 FOLDER = Path(__file__).parents[2] / "experiments" / "papers"
 
 HEAD = f"""\
+<!-- python docs/generators/write_papers.py > docs/papers.md writes this page. -->
+
 # The papers, table by table
 
-`python docs/generators/write_papers.py > docs/papers.md` writes this page from
-`experiments/papers/*.yaml`, and a test fails if it is out of date.
+The tables and figures of the five papers: the command that runs or measures each of them, and its
+cost. Their published values are in `experiments/papers/*.yaml`.
 
     python -m lit_attn.ablate --paper mgk --table 1               run the cells that a table needs
     python -m lit_attn.ablate --paper mgk --table figure-5        run the cells that a figure needs
