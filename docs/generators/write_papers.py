@@ -17,6 +17,7 @@ TITLES = {
 GPU = "H100"
 FOLDER = Path(__file__).parents[2] / "experiments" / "papers"
 
+FOUR_GPUS = "--set training.strategy=fsdp --set training.devices=4 --set data.batch_size=4"
 HEAD = f"""\
 <!-- python docs/generators/write_papers.py > docs/papers.md writes this page. -->
 
@@ -86,6 +87,13 @@ estimated with the standard attention layer, for text with one sequence in a mic
 power of 2 of them on which the cell fits with parameters sharded over the GPUs (FSDP), and the
 hours on so many, if they lose no time by exchanging parameters. These are estimates; nothing was
 measured on a GPU.
+
+A step of DCMHA's Table 6 has one sequence, which several GPUs cannot share. The first command below
+trains the row that fits one GPU of 80 GB. The second one trains the next row on four of them, with
+one sequence each; it makes a side study, which the page of the paper does not show.
+
+    python -m lit_attn.ablate ablations.yaml --study dcmha-speed-2.8B
+    python -m lit_attn.ablate ablations.yaml --study dcmha-speed-6.9B {FOUR_GPUS}
 
 ## Small models
 

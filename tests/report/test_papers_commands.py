@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.paths import EXPERIMENTS, ROOT
 
+from lit_attn.ablate.__main__ import main as run_studies
 from lit_attn.ablate.variants import resolve
 from lit_attn.config.models.language import GPTConfig
 from lit_attn.config.papers import read_paper
@@ -89,6 +90,19 @@ def test_the_command_of_dcmha_table_4_measures_every_row_and_task(tmp_path: Path
         tasks = {column.where["task"] for column in table.columns.values() if column.file}
         assert set(options["tasks"]) == tasks - {"pile", "flan"}
     assert folders == {row.variant for row in table.rows.values()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["2.8B", "6.9B"])
+def test_the_rows_of_table_6_can_be_planned_one_by_one(
+    size: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "papers.md").read_text()
+    pattern = rf"^    python -m lit_attn.ablate (.* dcmha-speed-{re.escape(size)}.*)$"
+    (arguments,) = re.findall(pattern, page, re.MULTILINE)
+    monkeypatch.chdir(ROOT)
+    assert run_studies([*arguments.split(), "--dry-run"]) == 0
+    assert f"dcmha-speed-{size}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["run", "report"])
