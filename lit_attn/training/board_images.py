@@ -51,7 +51,7 @@ class BoardImages(L.Callback):
             return
         has_images = isinstance(module.data.signature, ImageSignature)
         if module.has_sample_pictures and has_images and not is_sharded(module.network):
-            self._draw_samples(module, batch, trainer.global_step)
+            self._draw_samples(trainer, module, batch)
 
     def on_validation_end(self, trainer: L.Trainer, module: Any) -> None:
         if not self.patterns:
@@ -64,17 +64,21 @@ class BoardImages(L.Callback):
                     events = self.metrics.events
                     events.add_histogram(f"weights/{name}", values.cpu(), trainer.global_step)
 
-    def _draw_samples(self, module: Any, batch: Any, step: int) -> None:
+    def _draw_samples(self, trainer: L.Trainer, module: Any, batch: Any) -> None:
         """Write the first images of a batch, each above its target and its prediction."""
         *inputs, targets = (part[:SAMPLES] for part in batch)
         # A smaller batch would be compiled again.
         eager = torch.compiler.set_stance("force_eager")
-        with torch.no_grad(), module.evaluation_context(), eager:
+        # Lightning opens this context for the steps of an evaluation, and not for callbacks.
+        precision = trainer.precision_plugin.val_step_context()
+        with torch.no_grad(), precision, module.evaluation_context(), eager:
             predictions = module.network(*inputs).float()
         for number, image in enumerate(inputs[0]):
             caption = describe_prediction(targets[number], predictions[number])
             picture = draw_sample(image.float().cpu().numpy(), caption)
-            self.metrics.events.add_image(f"pictures/{number}", picture, step, dataformats="HWC")
+            self.metrics.events.add_image(
+                f"pictures/{number}", picture, trainer.global_step, dataformats="HWC"
+            )
 
 
 def describe_prediction(target: Tensor, prediction: Tensor) -> str:

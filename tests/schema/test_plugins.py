@@ -131,7 +131,8 @@ def test_a_study_trains_with_parts_from_a_file(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stdout + finished.stderr
     (cell,) = cells(tmp_path, "mine")
     config = yaml.safe_load((cell / "config.yaml").read_text())
-    assert config["experiment"]["optimizer"] == {"kind": "plain", "lr": 0.1, "weight_decay": 0.0}
+    optimizer = config["experiment"]["optimizer"]
+    assert optimizer == {"kind": "plain", "lr": 0.1, "weight_decay": 0.0, "layer_decay": None}
     (cell / "result.json").unlink()
     repeated = run_python(tmp_path, "-m", "lit_attn.train", str(cell))
     assert repeated.returncode == 0, repeated.stderr
