@@ -27,7 +27,8 @@ def test_the_commands_of_the_tutorial_run(tmp_path: Path) -> None:
     for language, text in blocks:
         if language == "yaml":
             study = folder / "ablations.yaml"
-            added = study.read_text().replace("    baseline:", f"{text}    baseline:")
+            # The starter has two studies; the page is about the first one.
+            added = study.read_text().replace("    baseline:", f"{text}    baseline:", 1)
             study.write_text(added)
             continue
         where = folder if folder.exists() else tmp_path
