@@ -90,7 +90,8 @@ SMALL += ["--modes", "eager", "--device", "cpu"]
 @pytest.mark.process
 def test_the_benchmark_compares_parts_with_their_own_references(tmp_path: Path) -> None:
     """`cosine` is a similarity with a learned parameter."""
-    wrong = page().replace("- 2 * reference", "- 3 * reference")
+    wrong = page().replace("- 2 * residual", "- 3 * residual")
+    assert wrong != page()
     for name, text, code in (("reflected", page(), 0), ("wrong", wrong, 2)):
         (tmp_path / f"{name}.py").write_text(text)
         arguments = ["--parts", f"{name}.py", "--presets", "reflected", "cosine", *SMALL]
@@ -106,7 +107,7 @@ def test_the_benchmark_compares_parts_with_their_own_references(tmp_path: Path) 
 def test_the_formulas_of_a_file_are_checked_without_a_measurement(tmp_path: Path) -> None:
     """Without presets of the file, each of its parts is checked with its defaults."""
     text = re.sub(r"PRESETS\[.*\n", "", page())
-    wrong = text.replace("- 2 * reference", "- 3 * reference")
+    wrong = text.replace("- 2 * residual", "- 3 * residual")
     for source, code in ((text, 0), (wrong, 2)):
         (tmp_path / "mine.py").write_text(source)
         arguments = ["--parts", "mine.py", "--check", "--dim", "8", "--heads", "2"]
