@@ -9,7 +9,6 @@ from lit_attn.ablate.plan import Matrix
 from lit_attn.cells.screening import Screening
 from lit_attn.report.answers.runs import PlannedScreening
 from lit_attn.report.statistics import designs
-from lit_attn.report.statistics.designs import find_better, find_power
 from lit_attn.report.statistics.stats import pairs_for_a_star
 from lit_attn.schema.errors import plural
 
@@ -67,10 +66,10 @@ def find_study_power(matrix: Matrix) -> StudyPower | None:
     if matrix.screening is not None:
         stages = designs.Screening(matrix.screening.screen, matrix.screening.keep, seeds)
         return StudyPower(compared, seeds, stages.power(compared), None, matrix.screening)
-    design = find_better(compared, seeds)
+    design = designs.find_better(compared, seeds)
     screening = None
     if design is not None:
         screening = PlannedScreening(
             **design._asdict(), trainings=design.trainings(compared), power=design.power(compared)
         )
-    return StudyPower(compared, seeds, find_power(compared, seeds), screening)
+    return StudyPower(compared, seeds, designs.find_power(compared, seeds), screening)

@@ -98,7 +98,7 @@ class PlacedCompose(ComposeConfig):
             maps = maps + module.matrix
         for side, token_maps in module.sides.items():
             tokens = x if side == "query" or memory is None else memory
-            side_maps = form_token_maps(token_maps, tokens, heads)
+            side_maps = find_token_maps(token_maps, tokens, heads)
             maps = maps + (side_maps.unsqueeze(2) if side == "query" else side_maps.unsqueeze(1))
         return torch.einsum("bijgh,bhij->bgij", maps, a)
 
@@ -314,16 +314,16 @@ class TokenMaps(nn.Module):
         return Maps(down=down, up=up, gate=gate)
 
 
-def form_token_maps(form: Any, x: Tensor, heads: int) -> Tensor:
+def find_token_maps(module: Any, x: Tensor, heads: int) -> Tensor:
     """Return the maps of the tokens (B, n, H, H): sum_r w2_r w1_r^T + diag(gate)."""
     maps = torch.zeros(*x.shape[:2], heads, heads, dtype=x.dtype)
-    part = form.part
+    part = module.part
     if part.projection:
-        hidden = F.gelu(form.into(x), approximate="tanh" if part.gelu == "tanh" else "none")
-        w1, w2 = (hidden @ form.out).chunk(2, dim=-1)
+        hidden = F.gelu(module.into(x), approximate="tanh" if part.gelu == "tanh" else "none")
+        w1, w2 = (hidden @ module.out).chunk(2, dim=-1)
         w1, w2 = (w.unflatten(-1, (part.rank, heads)) for w in (w1, w2))
         w1 = w1 / (w1.square().mean(-1, keepdim=True) + EPS).sqrt()
         maps = maps + torch.einsum("bnrg,bnrh->bngh", w2, w1)
     if part.gate:
-        maps = maps + torch.diag_embed(torch.tanh(form.gate(x)))
+        maps = maps + torch.diag_embed(torch.tanh(module.gate(x)))
     return maps

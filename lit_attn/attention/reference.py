@@ -1,7 +1,7 @@
-"""The formulas of all parts, written to be compared with the papers' equations.
+"""Formula of a complete layer, which joins the formulas of its parts (`reference` of each part).
 
-They are slow and form all n x n numbers. The tests compare values and gradients of the fast modules
-with them in float64. `form` is the fast module, whose parameters the formula uses.
+It is slow and forms all n x n numbers. The tests compare values and gradients of the layers with it
+in float64.
 
 Shapes: n tokens, H heads, D head width, d = H D; q, k, v, z: (B, H, n, D); logits: (B, H, n, n).
 """

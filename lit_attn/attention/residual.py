@@ -458,7 +458,7 @@ def along_values(h: Tensor, v: Tensor, scope: str) -> Tensor:
     return factor * v if scope == "global" else join_heads(factor * v)
 
 
-def apply_phi(form: Any, t: Tensor, width: int) -> Tensor:
+def apply_phi(module: Any, t: Tensor, width: int) -> Tensor:
     """Belief2 (15): phi of the projected part (B, n, d); `width` is D. Learned phi: Remark 2."""
     functions = {
         "identity": t,
@@ -467,9 +467,9 @@ def apply_phi(form: Any, t: Tensor, width: int) -> Tensor:
         "relu": torch.where(t > 0, t, torch.zeros_like(t)),
         "tanh": torch.tanh(t),
     }
-    if form.part.phi_scope == "fixed":
-        return functions[form.part.activation]
-    weights = form.phi.expand(t.shape[-1] // width, -1).repeat_interleave(width, dim=0)
+    if module.part.phi_scope == "fixed":
+        return functions[module.part.activation]
+    weights = module.phi.expand(t.shape[-1] // width, -1).repeat_interleave(width, dim=0)
     total = torch.zeros_like(t)
     for number, value in enumerate(functions.values()):
         total = total + weights[:, number] * value

@@ -7,7 +7,7 @@ https://arxiv.org/abs/2302.06675; Adafactor, Shazeer & Stern 2018, https://arxiv
 
 import inspect
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -111,10 +111,7 @@ class Muon(Optimizer, kind="muon"):
                 "optimizer: muon: the network has no matrix of a hidden layer; choose adamw"
             )
         adjustments = {"original": "original", "match-adamw": "match_rms_adamw"}
-        parameters: list[Any] = list(matrices.values())
-        if self.layer_decay is not None:
-            scale_by_layer = load("lit_attn.models.layer_groups:scale_by_layer")
-            parameters = scale_by_layer(module, parameters, self.layer_decay)
+        parameters = self.group_by_layer(module, list(matrices.values()))
         muon = torch.optim.Muon(
             parameters,
             lr=self.lr,

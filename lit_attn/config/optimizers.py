@@ -56,7 +56,10 @@ class Optimizer(Kind):
 
     def grouped_parameters(self, module: "nn.Module") -> list[Any]:
         """Return the trainable parameters of `module`, in groups by layer if the rate differs."""
-        parameters = self.parameters(module)
+        return self.group_by_layer(module, self.parameters(module))
+
+    def group_by_layer(self, module: "nn.Module", parameters: list[Any]) -> list[Any]:
+        """Return the parameters, or groups of them, with a rate of each layer if rates differ."""
         if self.layer_decay is None:
             return parameters
         scale_by_layer = load("lit_attn.models.layer_groups:scale_by_layer")

@@ -94,7 +94,7 @@ def test_ten_null_ideas_added_later_change_no_earlier_verdict(pairs: str) -> Non
 
 @pytest.mark.parametrize("pairs", ["none", "seed"])
 def test_a_final_verdict_stands_in_every_longer_file(pairs: str) -> None:
-    """Whatever rows follow: further runs of judged and of dropped ideas, failures, new ideas."""
+    """A final verdict stays: after further runs of judged or dropped ideas, failures, new ideas."""
     generator = np.random.default_rng(3)
     rows = play({"a": 0.0, "b": -3.0, "c": -1.0}, pairs, seed=1)
     for number in range(60):
