@@ -52,7 +52,8 @@ def results(call: Callable[..., Tensor], inputs: list[Tensor], **options: object
 
 CHOICES = {
     "maps of tokens and a learned matrix": "dcmha-all",
-    "learned vectors of the normaliser": {"normaliser": "differential"},
+    # Without composition, differential is two plain calls.
+    "learned vectors of the normaliser": {"normaliser": "differential", "compose": "static"},
     "largest logit of two keys": "smgk-hard",
 }
 

@@ -177,12 +177,22 @@ class FakeGPU(TorchDispatchMode):
         fakes = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
         if func in (aten.is_pinned.default, aten._pin_memory.default):
             return args[0] if func is aten._pin_memory.default else False
+        # Without a driver there is no pinned memory.
+        kwargs = {**kwargs, "pin_memory": False} if kwargs.get("pin_memory") else kwargs
         if not fakes and (to is None or to.type != "cuda"):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         if fakes and to is not None and to.type == "cpu":
             self.reads.append(str(func))
             return _read(fakes[0], kwargs.get("dtype"))
+        if (
+            func is aten.copy_.default
+            and not isinstance(args[0], FakeTensor)
+            and args[2:] == (True,)
+        ):
+            # A copy to pinned memory does not wait; its values are those of a read.
+            with unset_fake_temporarily():
+                return args[0].copy_(_read(fakes[0], args[0].dtype))
         _refuse(func, args, leaves)
         if func is aten._fused_sdp_choice.default:
             query, key, value, mask, dropout, is_causal = (*args, *DEFAULTS[len(args) :])

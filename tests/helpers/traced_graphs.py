@@ -2,7 +2,9 @@
 
 from typing import Any
 
+import torch
 from torch import fx
+from torch._decomp import get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 
 
@@ -12,7 +14,11 @@ class TracedGraphs:
     def __init__(self) -> None:
         self.forward: list[fx.GraphModule] = []
         self.backward: list[fx.GraphModule] = []
-        self.compile = aot_autograd(fw_compiler=self._keep_forward, bw_compiler=self._keep_backward)
+        self.compile = aot_autograd(
+            fw_compiler=self._keep_forward,
+            bw_compiler=self._keep_backward,
+            decompositions=get_decompositions([torch.ops.aten.elu_backward]),
+        )
 
     def _keep_forward(self, graph: fx.GraphModule, inputs: Any) -> Any:
         self.forward.append(graph)

@@ -111,7 +111,7 @@ def replay(run: str, folder: Path) -> Arrays:
     for split, count in SAMPLES.items():
         # The id of a byte is one more than the byte.
         second = "\ta" if run == "retrieval" else ""
-        rows = "".join(f"0\t{chr(number + 32)}{second}\n" for number in range(count))
+        rows = "".join(f"{number % 2}\t{chr(number + 32)}{second}\n" for number in range(count))
         (folder / f"{split}.tsv").write_text(rows)
     changes: dict[str, Any] = {"data.folder": str(folder), "data.epoch_steps": EVERY}
     changes |= {"data.batch_size": BATCH, "data.eval_batch_size": BATCH}

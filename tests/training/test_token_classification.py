@@ -131,7 +131,7 @@ def test_words_of_the_training_text_are_a_vocabulary(tmp_path: Path) -> None:
     train, test = write(tmp_path / "a.jsonl", rows), tmp_path / "b.jsonl"
     write(test, [{"tokens": ["b", "new"], "tags": [1, 0]}])
     words = {"kind": "words", "size": 4}
-    data = make_data(train, test=str(test), tokenizer=words, batch_size=1)
+    data = make_data(train, test=str(test), tokenizer=words, classes=2, batch_size=1)
     (trained,), (tokens, _, classes) = data.samples["train"], next(iter(data.val_dataloader()[0]))
     a, b, _, unknown = trained.documents[0].tolist()
     assert tokens[0, :2].tolist() == [b, unknown]
