@@ -24,31 +24,31 @@ from lit_attn.attention.similarity import SimilarityConfig as SimilarityConfig
 from lit_attn.attention.spec import AttentionSpec as AttentionSpec
 from lit_attn.attention.transform import Transform as Transform
 from lit_attn.attention.transform import TransformConfig as TransformConfig
-from lit_attn.config.augment import Augmentation as Augmentation
 from lit_attn.config.callbacks import CallbackConfig as CallbackConfig
-from lit_attn.config.data.base import Data as Data
-from lit_attn.config.data.segmentation import SceneAugmentation as SceneAugmentation
-from lit_attn.config.data.text import Tokenizer as Tokenizer
-from lit_attn.config.metrics import AddedMetric as AddedMetric
-from lit_attn.config.metrics import MetricInfo as MetricInfo
-from lit_attn.config.models.base import FFN as FFN
-from lit_attn.config.models.base import Model as Model
-from lit_attn.config.optimizers import Optimizer as Optimizer
-from lit_attn.config.schedules import Schedule as Schedule
-from lit_attn.config.signatures import Signature as Signature
-from lit_attn.config.tasks import Loss as Loss
-from lit_attn.config.tasks import Task as Task
 from lit_attn.config.training import MetricLogger as MetricLogger
+from lit_attn.data.augment.base import Augmentation as Augmentation
+from lit_attn.data.base import Data as Data
 from lit_attn.data.module import DataModule as DataModule
 from lit_attn.data.module import EvaluationLoader as EvaluationLoader
+from lit_attn.data.segmentation_config import SceneAugmentation as SceneAugmentation
+from lit_attn.data.text.config import Tokenizer as Tokenizer
 from lit_attn.hub import load_exported as load_exported
+from lit_attn.models.base import FFN as FFN
+from lit_attn.models.base import Model as Model
+from lit_attn.optim.base import Optimizer as Optimizer
+from lit_attn.optim.schedules import Schedule as Schedule
 from lit_attn.replace import replace_attention as replace_attention
 from lit_attn.report import compare as compare
 from lit_attn.report import read_runs as read_runs
 from lit_attn.report.foreign.judging import judge as judge
 from lit_attn.report.foreign.laws import find_laws as find_laws
+from lit_attn.signatures import Signature as Signature
 from lit_attn.study import Study as Study
 from lit_attn.tasks.base import TaskModule as TaskModule
+from lit_attn.tasks.metrics import AddedMetric as AddedMetric
+from lit_attn.tasks.metrics import MetricInfo as MetricInfo
+from lit_attn.tasks.task import Loss as Loss
+from lit_attn.tasks.task import Task as Task
 
 __version__: str
 __all__: list[str]

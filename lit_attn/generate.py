@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_attn.config.signatures import TokenStream
 from lit_attn.schema.errors import (
     ConfigError,
     OneLineParser,
@@ -20,6 +19,7 @@ from lit_attn.schema.errors import (
     program,
 )
 from lit_attn.schema.trust import TRUST_HELP
+from lit_attn.signatures import TokenStream
 
 if TYPE_CHECKING:
     from lit_attn.config.cell import Cell

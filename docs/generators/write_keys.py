@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from lit_attn.config.data.base import Data
 from lit_attn.config.experiment import Experiment, is_fit
-from lit_attn.config.models.base import Model
-from lit_attn.config.tasks import Task
+from lit_attn.data.base import Data
+from lit_attn.models.base import Model
 from lit_attn.schema.base import Config, Kind
+from lit_attn.tasks.task import Task
 
 HEAD = """\
 # Every key of an experiment

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field, PositiveInt
 
-from lit_attn.config.augment import Augmentation
-from lit_attn.config.data.base import method
+from lit_attn.data.augment.base import Augmentation
+from lit_attn.data.base import method
 
 
 class BlankingRandAugmentConfig(Augmentation, kind="blanking-randaugment"):

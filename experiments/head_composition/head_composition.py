@@ -11,9 +11,9 @@ from typing import ClassVar
 
 from pydantic import Field, PositiveInt
 
-from lit_attn.config.data.base import TokenData, method
-from lit_attn.config.signatures import CausalTokens
-from lit_attn.config.tasks import MetricInfo, Task, percent
+from lit_attn.data.base import TokenData, method
+from lit_attn.signatures import CausalTokens
+from lit_attn.tasks.task import MetricInfo, Task, percent
 
 # Patterns: how the query finds its source (the QK circuit of a head).
 PATTERNS = ("same-key", "other-key", "same-value", "different", "other-class")

@@ -21,10 +21,10 @@ from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.network import number_layers
 from lit_attn.attention.rotary import Rotary, rotary
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.config.models.base import FFN, ffn_field, require_division
-from lit_attn.config.models.vision import Transformer
+from lit_attn.models.base import FFN, ffn_field, require_division
 from lit_attn.models.layers import Device, HeadNorm, sincos_positions
 from lit_attn.models.seeded_draws import draw_parameters
+from lit_attn.models.vision_config import Transformer
 from lit_attn.models.vit import Shape
 from lit_attn.schema.base import consistency_check
 

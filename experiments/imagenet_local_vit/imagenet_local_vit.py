@@ -17,10 +17,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.config.models.base import FFN, ffn_field
-from lit_attn.config.models.vision import Transformer
+from lit_attn.models.base import FFN, ffn_field
 from lit_attn.models.layers import Device
 from lit_attn.models.seeded_draws import draw_parameters, outside_composers
+from lit_attn.models.vision_config import Transformer
 from lit_attn.models.vit import RESIZABLE, Shape, assemble, separate_matrices
 from lit_attn.schema.base import Share
 

@@ -20,9 +20,9 @@ from timm.layers import lecun_normal_
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from lit_attn.config.data.images import ImageFiles, Range
 from lit_attn.data.image_files import ImageFileData
 from lit_attn.data.image_lists import Files, list_folders
+from lit_attn.data.images_config import ImageFiles, Range
 from lit_attn.data.module import numpy_generator
 from lit_attn.models.seeded_draws import draw_parameters
 

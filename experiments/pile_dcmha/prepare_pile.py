@@ -30,8 +30,8 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
-from lit_attn.config.data.text import GptNeox
 from lit_attn.data.prepare import write_shards
+from lit_attn.data.text.config import GptNeox
 from lit_attn.data.text.tokenizers import ByteEncoder
 from lit_attn.schema.errors import ConfigError, OneLineParser, command
 

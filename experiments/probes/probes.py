@@ -19,14 +19,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import Metric
 
-from lit_attn.config.data.base import TokenData
-from lit_attn.config.data.text import IGNORED
-from lit_attn.config.signatures import TokenStream
-from lit_attn.config.tasks import MetricInfo, Task, percent
+from lit_attn.data.base import TokenData
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.sets import digest
+from lit_attn.data.text.config import IGNORED
 from lit_attn.floors.base import Floor
+from lit_attn.signatures import TokenStream
 from lit_attn.tasks.language import LanguageModelling
+from lit_attn.tasks.task import MetricInfo, Task, percent
 
 Ids = NDArray[np.int64]
 

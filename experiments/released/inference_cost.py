@@ -24,16 +24,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from lit_attn.config.signatures import TokenSignature
 from lit_attn.files import require_writable
 from lit_attn.schema.errors import ConfigError, OneLineParser, command, from_one, require
+from lit_attn.signatures import TokenSignature
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from lit_attn.bench.measure import Setup, Spread
-    from lit_attn.config.data.base import Data
     from lit_attn.config.experiment import Experiment
+    from lit_attn.data.base import Data
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Data types of matrix products under autocast; softmax and norms are computed in float32."""

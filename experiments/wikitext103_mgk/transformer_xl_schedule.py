@@ -7,7 +7,7 @@ Source: github.com/minhtannguyen/transformer-mgk (docs/setups.md, section 8).
 
 import math
 
-from lit_attn.config.schedules import End, Schedule, Warmup
+from lit_attn.optim.schedules import End, Schedule, Warmup
 
 
 class TransformerXL(Schedule, kind="transformer-xl"):

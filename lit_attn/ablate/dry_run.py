@@ -23,7 +23,7 @@ from lit_attn.cells.folder import State, count_states, mark_stopped, read_cell
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import PlannedCell, Timing
 from lit_attn.config.cell import Cell
-from lit_attn.config.experiment import find_mixers
+from lit_attn.models.base import find_mixers
 from lit_attn.schema.errors import ConfigError, plural
 from lit_attn.temporary import temporary_folder
 
@@ -325,6 +325,7 @@ def _sum_hours(jobs: list[Job], timings: dict[str, Timing], planned: set[Path]) 
 def _print_costs(matrix: Matrix) -> None:
     """Write parameters, FLOPs and FFN width of each variant, and what has no weight decay."""
     from lit_attn.models import factory
+    from lit_attn.optim.decay import describe_decay
 
     width = max(len(variant.name) for variant in matrix.written)
     print(
@@ -337,7 +338,7 @@ def _print_costs(matrix: Matrix) -> None:
         try:
             model = factory.resolve(variant.experiment.model, variant.match_to, data)
             cost = factory.describe(model, data)
-            decay = factory.describe_decay(model, data, variant.experiment.optimizer)
+            decay = describe_decay(model, data, variant.experiment.optimizer)
         except ConfigError as error:
             raise variant.error(matrix.source.name, error) from error
         ffn_width: int | str

@@ -3,10 +3,10 @@
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.variants import Variant
 from lit_attn.config.cell import Cell
-from lit_attn.config.data.base import Data
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.models.base import Model
 from lit_attn.config.training import MetricLogger, StartWeights
+from lit_attn.data.base import Data
+from lit_attn.models.base import Model
 from lit_attn.schema.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from lit_attn.ablate.gpus import GIBIBYTE, GPUS, USABLE_SHARE, Gpu
 from lit_attn.ablate.plan import Matrix
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.models.base import Model
+from lit_attn.models.base import Model
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure
 

@@ -13,11 +13,11 @@ from lit_attn.ablate.memory import count_gpus, estimate
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.ablate.variants import Variant
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.config.data.base import TokenData
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.papers import Layout, PaperSource, Reading, Reference
 from lit_attn.config.source import Mapping
 from lit_attn.config.study import read_studies
+from lit_attn.data.base import TokenData
 from lit_attn.schema.errors import ConfigError
 
 UTILISATION = 0.4  # Share of a GPU's peak that is assumed; small models and fp32 cells reach less.

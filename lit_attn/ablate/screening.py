@@ -15,9 +15,9 @@ from lit_attn.ablate.variants import Variant
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.records import Metric
 from lit_attn.cells.screening import ScreenedVariant, Screening, rank_variants, read_screening
-from lit_attn.config.metrics import MetricChoice
 from lit_attn.config.study import StudyConfig, StudySource
 from lit_attn.config.study_design import FIRST_FRESH_SEED
+from lit_attn.tasks.metrics import MetricChoice
 
 ReadCells = Callable[[Variant, tuple[int, ...]], dict[int, CellStatus]]
 """Function that returns the state of the cell of a variant with each seed."""

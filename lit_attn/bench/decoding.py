@@ -20,10 +20,10 @@ from lit_attn.attention.cache import Cache
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench import WINDOWS, measure
 from lit_attn.bench.measure import TITLES, Setup, Spread, Table, summarize, summarize_ratios
-from lit_attn.config.models.base import FFN
-from lit_attn.config.models.language import GPTConfig
+from lit_attn.models.base import FFN
 from lit_attn.models.factory import count
 from lit_attn.models.language import GPT
+from lit_attn.models.language_config import GPTConfig
 
 BASELINE = "standard"
 

@@ -13,14 +13,14 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from lit_attn.cells.records import Metric
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.metrics import DEFAULT_METRIC, MetricChoice
-from lit_attn.config.models.base import Model
 from lit_attn.files import read_text, write_atomic
+from lit_attn.models.base import Model
 from lit_attn.schema.base import Config, must_be, outside_identity
 from lit_attn.schema.errors import ConfigError, explain
 from lit_attn.schema.limits import parse_json, parse_yaml
 from lit_attn.schema.plugins import load_parts, refuse_code
 from lit_attn.schema.trust import confirm_code, find_code
+from lit_attn.tasks.metrics import DEFAULT_METRIC, MetricChoice
 
 LARGEST_SEED = 2**32 - 1  # Largest seed that NumPy and Lightning accept.
 

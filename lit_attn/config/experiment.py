@@ -8,25 +8,31 @@ from typing import Any, get_type_hints
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from lit_attn.attention.mixer import MixerConfig
-from lit_attn.attention.spec import AttentionSpec
+from lit_attn.config.training import Training
+from lit_attn.data import columns_config as columns
+from lit_attn.data import images_config as images
+from lit_attn.data import segmentation_config as segmentation
+from lit_attn.data import tables_config as tables
+from lit_attn.data.base import Data
+from lit_attn.data.text import config as text
+from lit_attn.data.text import listops_config as listops
+from lit_attn.models import columns_config as column_models
+from lit_attn.models import external_config as external
+from lit_attn.models import language_config as language
+from lit_attn.models import mmseg_config as mmseg
+from lit_attn.models import vision_config as vision
+from lit_attn.models.base import Model, find_mixers, find_specs
 
 # Importing these modules registers the members of the families.
-from lit_attn.config import adam_variants, further_optimizers
-from lit_attn.config.data import columns, images, listops, segmentation, tables, text
-from lit_attn.config.data.base import Data
-from lit_attn.config.metrics import AddedMetric, MetricChoice
-from lit_attn.config.models import columns as column_models
-from lit_attn.config.models import external, language, mmseg, vision
-from lit_attn.config.models.base import Model
-from lit_attn.config.optimizers import Optimizer
-from lit_attn.config.schedules import Constant, Schedule
-from lit_attn.config.signatures import Signature
-from lit_attn.config.tasks import CrossEntropyLoss, ImageClassificationConfig, Loss, Task
-from lit_attn.config.training import Training
+from lit_attn.optim import adam_variants, further_optimizers
+from lit_attn.optim.base import Optimizer
+from lit_attn.optim.schedules import Constant, Schedule
 from lit_attn.schema.base import Config, Kind, consistency_check, load
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure, find_last_return, find_user_line
+from lit_attn.signatures import Signature
+from lit_attn.tasks.metrics import AddedMetric, MetricChoice
+from lit_attn.tasks.task import CrossEntropyLoss, ImageClassificationConfig, Loss, Task
 
 DATA = (columns, images, listops, segmentation, tables, text)
 MODELS = (vision, language, column_models, external, mmseg)
@@ -37,7 +43,7 @@ MEMBERS = (*DATA, *MODELS, adam_variants, further_optimizers)
 class Experiment(Config):
     """A task, a data set, a model and a recipe; each file of `experiments/` holds one.
 
-    Signatures (lit_attn.config.signatures) decide which of them fit together: the task and the
+    Signatures (lit_attn.signatures) decide which of them fit together: the task and the
     model must take the signature of the data, and the model checks its own conditions on it.
     """
 
@@ -345,19 +351,6 @@ def _try_blocks(
     except ConfigError as error:
         return str(error)
     return ""
-
-
-def find_specs(model: Model) -> list[AttentionSpec]:
-    """Return the choices of attention of `model`, such as `attention` and `cross_attention`."""
-    return [value for _, value in model if isinstance(value, AttentionSpec)]
-
-
-def find_mixers(model: Model) -> list[MixerConfig]:
-    """Return the layers of users in `model`."""
-    mixers: list[MixerConfig] = []
-    for choice in find_specs(model):
-        mixers += [spec.mixer for spec in choice.mechanisms if spec.mixer is not None]
-    return mixers
 
 
 def find_exempt(model: Model, rule: str) -> list[str]:

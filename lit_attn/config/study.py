@@ -11,7 +11,6 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
-from lit_attn.config.metrics import MetricChoice
 from lit_attn.config.slurm import Slurm
 from lit_attn.config.source import Mapping, Sequence, Where, format_value, load, locate
 from lit_attn.config.study_design import (
@@ -32,6 +31,7 @@ from lit_attn.config.study_values import (
 )
 from lit_attn.schema.base import Config
 from lit_attn.schema.errors import ConfigError, find_problem, require, suggest
+from lit_attn.tasks.metrics import MetricChoice
 
 EMPTY = Mapping(Where(""))
 NO_POINTS = Sequence(Where(""))

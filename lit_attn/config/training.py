@@ -9,6 +9,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from lit_attn.config.callbacks import CallbackConfig
 from lit_attn.files import one_at_a_time
+from lit_attn.optim.averaging import WeightAverage
 from lit_attn.schema.base import Config, Kind, consistency_check, must_be, outside_identity
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.publish import has_secret
@@ -151,19 +152,6 @@ class Stopping(Config):
         str, must_be(lambda name: name.startswith("val/"), "a metric of validation, as val/loss")
     ] = Field("val/loss", description="metric of the validation split")
     patience: PositiveInt = Field(description="evaluations without an improvement")
-
-
-class WeightAverage(Config):
-    """Exponential moving average, or the mean of the weights after each of the last epochs."""
-
-    decay: float | None = Field(None, gt=0, lt=1, description="decay of the moving average")
-    epochs: int | None = Field(None, ge=2, description="last epochs of which the mean is taken")
-
-    @consistency_check
-    def _is_of_one_kind(self) -> None:
-        """Refuse both or none of the averages."""
-        if (self.decay is None) == (self.epochs is None):
-            raise ValueError("set either `decay` or `epochs`")
 
 
 class StartWeights(Config):

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_attn.config.data.columns import ColumnClasses, Columns
+from lit_attn.data.columns_config import ColumnClasses, Columns
 from lit_attn.data.labels import (
     measure_largest_class,
     read_whole_numbers,

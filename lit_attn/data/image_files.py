@@ -20,10 +20,10 @@ from PIL import Image
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch import Tensor
 
-from lit_attn.config.data.images import ImageFiles
 from lit_attn.data.augment.timm_mixing import mix_batch
 from lit_attn.data.augment.timm_transform import make_evaluation_transform, make_training_transform
 from lit_attn.data.image_lists import Files, fingerprint
+from lit_attn.data.images_config import ImageFiles
 from lit_attn.data.labels import (
     measure_largest_class,
     require_used_classes,

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lit_attn.config.data.images import ClassFolders, ImageFiles, WebDataset
 from lit_attn.data.class_folders import read_class_folders
 from lit_attn.data.folders import FolderReader, natural_order, require_splits
+from lit_attn.data.images_config import ClassFolders, ImageFiles, WebDataset
 from lit_attn.data.sets import digest, hold_out
 from lit_attn.data.splits import warn_of_shared_files
 from lit_attn.data.tar_shards import read_shard

@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_attn.config.data.images import Images
 from lit_attn.data import sets
 from lit_attn.data.augment.steps import Batch, Pipeline, Plan
+from lit_attn.data.images_config import Images
 from lit_attn.data.labels import measure_largest_class
 from lit_attn.data.module import DataModule, EvaluationLoader, torch_generator
 from lit_attn.floors.base import Floor

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_attn.config.data.segmentation import IGNORED, Scenery
 from lit_attn.data.folders import FolderReader, list_names
 from lit_attn.data.log import LOG
 from lit_attn.data.pictures import MASK_ENDINGS, read_mask, read_picture
+from lit_attn.data.segmentation_config import IGNORED, Scenery
 from lit_attn.schema.errors import ConfigError, plural
 
 Labels = NDArray[np.uint8]

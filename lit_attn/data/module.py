@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lit_attn.config.data.base import Data
+from lit_attn.data.base import Data
 from lit_attn.data.loading import BatchWorkers, choose_workers
 from lit_attn.floors.base import Floor
 from lit_attn.schema.base import require_methods

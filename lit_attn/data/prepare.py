@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from lit_attn.config.data import text as config
+from lit_attn.data.text import config
 from lit_attn.data.text.shards import Documents, ShardWriter
 from lit_attn.data.text.streams import read_text
 from lit_attn.data.text.tokenizers import Encoder, WordEncoder

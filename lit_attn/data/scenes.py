@@ -16,9 +16,9 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-from lit_attn.config.data.images import Digits
-from lit_attn.config.data.segmentation import Scenes
 from lit_attn.data import sets
+from lit_attn.data.images_config import Digits
+from lit_attn.data.segmentation_config import Scenes
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from lit_attn.config.data.segmentation import IGNORED, Scenery
 from lit_attn.data.label_masks import (
     Pair,
     list_pairs,
@@ -23,6 +22,7 @@ from lit_attn.data.label_masks import (
 )
 from lit_attn.data.loading import check_samples, use_seed
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
+from lit_attn.data.segmentation_config import IGNORED, Scenery
 from lit_attn.data.sets import digest, hold_out
 from lit_attn.data.splits import warn_of_shared_files
 from lit_attn.extras import require_mmseg

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lit_attn.config.data import images as config
+from lit_attn.data import images_config as config
 from lit_attn.data.labels import require_used_classes, warn_of_missing_labels
 from lit_attn.data.pictures import read_picture
 from lit_attn.files import one_at_a_time

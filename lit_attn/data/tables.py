@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_attn.cells.inputs import MAX_FILES
-from lit_attn.config.data.tables import LabelledTable, Table, TableImages, TableTargets, TableText
 from lit_attn.data.folders import list_visible
 from lit_attn.data.labels import read_whole_numbers, require_all_names
 from lit_attn.data.log import LOG
 from lit_attn.data.rows import Rows, read_csv, read_json
 from lit_attn.data.sets import Split, fit_image, make_split, require_classes
 from lit_attn.data.splits import find_split, warn_of_shared_files
+from lit_attn.data.tables_config import LabelledTable, Table, TableImages, TableTargets, TableText
 from lit_attn.data.text.labelled import Sample
 from lit_attn.data.text.tokenizers import Encoder
 from lit_attn.extras import require

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lit_attn.config.models.base import Model
+from lit_attn.models.base import Model
 from lit_attn.models.blocks import find_blocks, require_recomputable
 from lit_attn.models.factory import list_tensors
 from lit_attn.models.sharding import KEY, require_shardable

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.config.models.columns import FeatureTransformerConfig
+from lit_attn.models.columns_config import FeatureTransformerConfig
 from lit_attn.models.layers import Device, norm
 from lit_attn.models.seeded_draws import draw_parameters
 from lit_attn.models.trunk import Block, initialise

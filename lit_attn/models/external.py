@@ -18,16 +18,16 @@ import torch
 from timm.models.maxxvit import MaxxVit
 from torch import Tensor, nn
 
+from lit_attn import signatures
 from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.network import number_layers
-from lit_attn.config import signatures
-from lit_attn.config.models.external import (
+from lit_attn.extras import require
+from lit_attn.models.external_config import (
     ExternalModel,
     ModuleConfig,
     TimmConfig,
     TransformersConfig,
 )
-from lit_attn.extras import require
 from lit_attn.models.factory import count
 from lit_attn.models.ffn_resize import resize_ffns
 from lit_attn.models.layers import Device

@@ -15,9 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.mixer import declared_flops
-from lit_attn.config.data.base import Data
-from lit_attn.config.models.base import Model
-from lit_attn.config.optimizers import Optimizer
+from lit_attn.data.base import Data
+from lit_attn.models.base import Model
 from lit_attn.replace import LayerCount, count_layers
 from lit_attn.schema.errors import ConfigError
 
@@ -36,18 +35,6 @@ class Budget(NamedTuple):
     ffn_width: int | None
     replaced_layers: int
     attention_layers: int
-
-
-class DecaySplit(NamedTuple):
-    """Numbers of trainable scalars with and without weight decay.
-
-    `exempt` has the names of the parameters without decay, with * for numbers; it is empty if no
-    parameter decays.
-    """
-
-    decayed: int
-    not_decayed: int
-    exempt: frozenset[str]
 
 
 def build(model: Model, data: Data, device: str | torch.device | None = None) -> nn.Module:
@@ -125,27 +112,6 @@ def _count_layers(member: type[Model], text: str, signature: Any) -> LayerCount:
     with model_errors(), torch.device("meta"):
         network = model.build(signature, "meta")
     return count_layers(network, getattr(model, "adapters", None))
-
-
-def describe_decay(model: Model, data: Data, optimizer: Optimizer) -> DecaySplit:
-    """Return which parameters of `model` have weight decay, from the groups of the optimiser."""
-    network = build(model, data, "meta")
-    names = {id(parameter): name for name, parameter in network.named_parameters()}
-    decayed = 0
-    not_decayed = 0
-    exempt: set[str] = set()
-    for group in optimizer.build(network, fused=False).param_groups:
-        has_decay = bool(group.get("weight_decay", 0.0))
-        for parameter in group["params"]:
-            if has_decay:
-                decayed += parameter.numel()
-                continue
-            not_decayed += parameter.numel()
-            parts = names.get(id(parameter), "").split(".")
-            exempt.add(".".join("*" if part.isdecimal() else part for part in parts))
-    if not decayed:
-        exempt.clear()
-    return DecaySplit(decayed, not_decayed, frozenset(exempt))
 
 
 def _find_width(model: Model, data: Data, parameters: int) -> int | None:

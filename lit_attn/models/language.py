@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.cache import Cache
-from lit_attn.config.data.text import IGNORED
-from lit_attn.config.models.language import GPTConfig, SequenceClassifierConfig
+from lit_attn.data.text.config import IGNORED
+from lit_attn.models.language_config import GPTConfig, SequenceClassifierConfig
 from lit_attn.models.layers import AdaptiveSoftmax, Device
 from lit_attn.models.seeded_draws import draw_parameters
 from lit_attn.models.token_loss import token_losses

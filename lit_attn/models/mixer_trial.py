@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.mixer import InputCache, TokenMixer
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.config.experiment import Experiment, find_mixers
-from lit_attn.config.models.base import Model
+from lit_attn.models.base import Model, find_mixers
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure
 
@@ -63,26 +62,26 @@ def try_mixers(model: Model, signature: Any, precision: str) -> None:
                 try_use(use, precision, CPU)
 
 
-def has_gpu_mixers(experiment: Experiment) -> bool:
-    """Return True if a token mixer of `experiment` needs a GPU."""
-    return any(mixer.needs_gpu for mixer in find_mixers(experiment.model))
+def has_gpu_mixers(model: Model) -> bool:
+    """Return True if a token mixer of `model` needs a GPU."""
+    return any(mixer.needs_gpu for mixer in find_mixers(model))
 
 
-def try_gpu_mixers(experiment: Experiment, device: torch.device) -> None:
-    """Try out every token mixer of `experiment` that needs a GPU, on the `device` that trains it.
+def try_gpu_mixers(model: Model, signature: Any, precision: str, device: torch.device) -> None:
+    """Try out every token mixer of `model` that needs a GPU, on the `device` that trains it.
 
     Raises ConfigError for a CPU, and for a layer without a property that the model needs.
     """
-    targets = [mixer.target for mixer in find_mixers(experiment.model) if mixer.needs_gpu]
+    targets = [mixer.target for mixer in find_mixers(model) if mixer.needs_gpu]
     if device.type == "cpu":
         raise ConfigError(
             f"model: attention: {targets[0]} needs a GPU, but this cell trains on the CPU; "
             "nothing was tried"
         )
-    for use in find_uses(experiment.model, experiment.data.signature()):
+    for use in find_uses(model, signature):
         if use.needs_gpu:
             with torch.random.fork_rng(devices=[device]):
-                try_use(use, experiment.training.precision, device)
+                try_use(use, precision, device)
 
 
 def try_use(use: Use, precision: str, device: torch.device) -> None:

@@ -19,15 +19,15 @@ from mmseg.registry import MODELS
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from lit_attn.config.models.mmseg import MMSegConfig
-from lit_attn.config.signatures import ImageMasks
 from lit_attn.models.external import build_replaced
 from lit_attn.models.ffn_resize import CHANNELS, INPUTS, OUTPUTS, resize_layer
 from lit_attn.models.layers import Device
+from lit_attn.models.mmseg_config import MMSegConfig
 from lit_attn.models.mmseg_preprocessor import Preprocessor
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.own_classes import import_class
 from lit_attn.schema.plugins import explain_failure, require_trust
+from lit_attn.signatures import ImageMasks
 
 SCOPES = ("mmcv", "mmengine", "mmseg")
 """Scopes in names such as `mmseg.VisionTransformer`."""

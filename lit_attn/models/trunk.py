@@ -15,8 +15,8 @@ from lit_attn.attention.layer import Attention, TokenLayer, attn_layer
 from lit_attn.attention.network import connect_first_values
 from lit_attn.attention.rotary import Rotary, rotary
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.config.models.base import FFN
-from lit_attn.config.models.language import Init, TokenTransformer
+from lit_attn.models.base import FFN
+from lit_attn.models.language_config import Init, TokenTransformer
 from lit_attn.models.layers import Device, HeadNorm, norm
 from lit_attn.models.seeded_draws import outside_composers
 

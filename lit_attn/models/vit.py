@@ -23,14 +23,14 @@ from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.network import number_layers
-from lit_attn.config.models.vision import (
+from lit_attn.models.layers import Device, HeadNorm, sincos_positions
+from lit_attn.models.seeded_draws import draw_parameters, outside_composers
+from lit_attn.models.vision_config import (
     ImageViTConfig,
     NormedTransformer,
     Transformer,
     ViTConfig,
 )
-from lit_attn.models.layers import Device, HeadNorm, sincos_positions
-from lit_attn.models.seeded_draws import draw_parameters, outside_composers
 
 Shape = tuple[int, int, int]
 

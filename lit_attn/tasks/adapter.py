@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
-from lit_attn.config.optimizers import Optimizer
-from lit_attn.config.schedules import Rate
-from lit_attn.config.tasks import ModuleTaskConfig
 from lit_attn.data.module import DataModule
+from lit_attn.optim.base import Optimizer
+from lit_attn.optim.schedules import Rate
 from lit_attn.schema.base import OwnClass
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure
 from lit_attn.tasks.own_hooks import HookCaller, check_hooks, require_plain_state
+from lit_attn.tasks.task import ModuleTaskConfig
 
 STATE = "own_module"
 """Key of a checkpoint with what the module's on_save_checkpoint has stored."""

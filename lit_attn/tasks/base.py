@@ -14,10 +14,6 @@ from torchmetrics import MeanMetric, Metric, MetricCollection
 
 from lit_attn.attention.statistics import Learner, find_learners, leave_steps_to_loop
 from lit_attn.cells.failure import Diverged
-from lit_attn.config.exact_metrics import compute, update, use_float64
-from lit_attn.config.optimizers import Optimizer
-from lit_attn.config.schedules import Rate
-from lit_attn.config.training import WeightAverage
 from lit_attn.data.log import LOG
 from lit_attn.data.module import DataModule
 from lit_attn.models.sharding import (
@@ -27,8 +23,12 @@ from lit_attn.models.sharding import (
     reshard,
     shard,
 )
+from lit_attn.optim.averaging import WeightAverage
+from lit_attn.optim.base import Optimizer
+from lit_attn.optim.schedules import Rate
 from lit_attn.private_names.of_torchmetrics import default_states, mark_updated
 from lit_attn.schema.base import require_methods
+from lit_attn.tasks.exact_metrics import compute, update, use_float64
 from lit_attn.tasks.pictures import Pictures
 from lit_attn.tasks.tf32 import products_in_tf32
 

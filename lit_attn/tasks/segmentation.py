@@ -14,9 +14,8 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 
 from lit_attn.cells.legend import Legend
-from lit_attn.config.data.segmentation import IGNORED
-from lit_attn.config.tasks import SegmentationConfig
 from lit_attn.data.segmentation import SceneryData
+from lit_attn.data.segmentation_config import IGNORED
 from lit_attn.tasks.base import TaskModule
 from lit_attn.tasks.pictures import (
     NO_LABEL,
@@ -25,6 +24,7 @@ from lit_attn.tasks.pictures import (
     choose_empty_colour,
     draw_picture,
 )
+from lit_attn.tasks.task import SegmentationConfig
 
 if TYPE_CHECKING:
     from mmseg.models import EncoderDecoder

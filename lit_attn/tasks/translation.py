@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torchmetrics.text import SacreBLEUScore
 
-from lit_attn.config.data.text import IGNORED
-from lit_attn.config.tasks import TranslationConfig
+from lit_attn.data.text.config import IGNORED
 from lit_attn.data.text.parallel import SPECIAL, UNKNOWN, ParallelData
-from lit_attn.models.translation import EncoderDecoder, translate
+from lit_attn.models.translation import EncoderDecoder
+from lit_attn.tasks.beam_search import translate
 from lit_attn.tasks.language import LanguageModelling, TokenLoss
+from lit_attn.tasks.task import TranslationConfig
 
 
 class Translation(LanguageModelling):

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from lit_attn.config.signatures import ImageSignature
 from lit_attn.models.sharding import is_sharded, to_plain
+from lit_attn.signatures import ImageSignature
 from lit_attn.training.recording import MetricsFile
 
 SAMPLES = 8

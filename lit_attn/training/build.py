@@ -9,7 +9,6 @@ from torch import nn
 from lit_attn.cells.inputs import collect_inputs
 from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
-from lit_attn.config.schedules import stretch
 from lit_attn.config.training import Training
 from lit_attn.data.log import LOG
 from lit_attn.data.module import DataModule
@@ -17,6 +16,7 @@ from lit_attn.models import factory
 from lit_attn.models.batch_norm import synchronise_batch_norms
 from lit_attn.models.blocks import compile_blocks, recompute_blocks
 from lit_attn.models.mixer_trial import has_gpu_mixers, try_gpu_mixers
+from lit_attn.optim.schedules import stretch
 from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.tasks.base import TaskModule
 from lit_attn.training.compilation import choose_mode
@@ -40,8 +40,9 @@ def build(cell: Cell, device: torch.device, *, may_compile: bool = True) -> Part
     Raises ConfigError for a configuration that cannot run.
     """
     experiment = cell.experiment
-    if has_gpu_mixers(experiment):
-        try_gpu_mixers(experiment, device)
+    if has_gpu_mixers(experiment.model):
+        signature = experiment.data.signature()
+        try_gpu_mixers(experiment.model, signature, experiment.training.precision, device)
     compile_mode = choose_mode(experiment, device) if may_compile else None
     model = factory.resolve(experiment.model, cell.match_to, experiment.data)
     costs = factory.describe(model, experiment.data)

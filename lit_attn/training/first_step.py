@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lit_attn.cells.failure import NO_SPACE, OUT_OF_MEMORY, Diverged
 from lit_attn.config.cell import Cell
-from lit_attn.config.data.base import Data, find_paths
+from lit_attn.data.base import Data, find_paths
 from lit_attn.data.module import DataModule, EvaluationLoader
 from lit_attn.models import factory
 from lit_attn.models.mixer_trial import has_gpu_mixers, try_gpu_mixers
@@ -165,10 +165,13 @@ def find_mistake(
         start_cell(number)
         try:
             cell = Cell.parse(written, "config.yaml")
-            accelerator = cell.experiment.training.accelerator
-            if has_data and has_gpu_mixers(cell.experiment):
+            model = cell.experiment.model
+            training = cell.experiment.training
+            if has_data and has_gpu_mixers(model):
                 # Without the data, this machine is not the one that trains the cell.
-                try_gpu_mixers(cell.experiment, choose_device(accelerator, 0, 1))
+                device = choose_device(training.accelerator, 0, 1)
+                signature = cell.experiment.data.signature()
+                try_gpu_mixers(model, signature, training.precision, device)
             network = _build_without_memory(cell)
             if not has_data and not _has_all_files(cell.experiment.data):
                 continue
@@ -178,7 +181,7 @@ def find_mistake(
             if not has_data or number not in untried or key in tried:
                 continue
             tried.add(key)
-            device = choose_device(accelerator, 0, 1)
+            device = choose_device(training.accelerator, 0, 1)
             choose_mode(cell.experiment, device)
             require_memory(cell, network, device, free_memory)
         except ConfigError as error:

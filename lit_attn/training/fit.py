@@ -18,15 +18,15 @@ from torch.utils.tensorboard.summary import hparams
 from lit_attn.cells.inputs import collect_modules
 from lit_attn.cells.records import Branch, Result
 from lit_attn.config.cell import Cell
-from lit_attn.config.metrics import MetricChoice
-from lit_attn.config.tasks import MOST_PICTURES
 from lit_attn.models.sharding import READ_OUTSIDE, gather, gathered_weights, is_sharded
 from lit_attn.private_names.of_lightning import flatten_settings
 from lit_attn.private_names.of_tensorboard import add_summary
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.publish import hide_private
 from lit_attn.tasks.base import TaskModule
+from lit_attn.tasks.metrics import MetricChoice
 from lit_attn.tasks.pictures import Pictures
+from lit_attn.tasks.task import MOST_PICTURES
 from lit_attn.tasks.tf32 import products_in_tf32, require_tf32
 from lit_attn.training.board_images import BoardImages
 from lit_attn.training.branching import (

@@ -23,11 +23,11 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from lit_attn.attention.statistics import end_step
-from lit_attn.config.data.base import Data
-from lit_attn.config.experiment import Experiment, find_specs
-from lit_attn.config.models.base import Model
+from lit_attn.config.experiment import Experiment
+from lit_attn.data.base import Data
 from lit_attn.data.module import DataModule, EvaluationLoader
 from lit_attn.models import factory
+from lit_attn.models.base import Model, find_specs
 from lit_attn.models.blocks import recompute_blocks
 from lit_attn.private_names.of_compiler import FakeTensorMode
 from lit_attn.tasks.base import TaskModule

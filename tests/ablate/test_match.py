@@ -16,9 +16,9 @@ from lit_attn.ablate.step_times import measure_step_times, time_variants
 from lit_attn.ablate.variants import Variant
 from lit_attn.cells.records import Plan, Result, StepTimes, TimedVariant
 from lit_attn.config.cell import Cell
-from lit_attn.config.schedules import Cosine, stretch
 from lit_attn.config.study import read_studies
 from lit_attn.models import factory
+from lit_attn.optim.schedules import Cosine, stretch
 from lit_attn.schema.errors import ConfigError
 
 BODY = """\

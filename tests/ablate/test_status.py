@@ -21,7 +21,7 @@ from lit_attn.cells import records
 from lit_attn.cells.folder import CellStatus, Progress, State, create_attempt
 from lit_attn.cells.lock import hold_lock
 from lit_attn.cells.records import Exit, FailureClass, Plan, PlannedCell
-from lit_attn.config.metrics import DEFAULT_METRIC
+from lit_attn.tasks.metrics import DEFAULT_METRIC
 
 
 def cell(state: State, variant: str = "v", progress: Progress | None = None) -> status.StudyCell:

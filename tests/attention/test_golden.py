@@ -12,10 +12,10 @@ import torch
 from torch.nn import functional as F
 
 from lit_attn.attention.spec import PRESETS
-from lit_attn.config.data.images import Digits
-from lit_attn.config.models.base import FFN
-from lit_attn.config.models.vision import ViTConfig
 from lit_attn.data.images import ImageData
+from lit_attn.data.images_config import Digits
+from lit_attn.models.base import FFN
+from lit_attn.models.vision_config import ViTConfig
 from lit_attn.models.vit import build
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")

@@ -20,8 +20,8 @@ from lit_attn.cells.records import (
     Spread,
     read_metrics,
 )
-from lit_attn.config.metrics import DEFAULT_METRIC
 from lit_attn.schema.errors import ConfigError
+from lit_attn.tasks.metrics import DEFAULT_METRIC
 
 CELL = PlannedCell(variant="v", seed=0, identity="00", path="v/0-00")
 PLAN = Plan(

@@ -14,8 +14,8 @@ from scipy.stats import pearsonr, spearmanr
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from lit_attn.config.exact_metrics import ClassMean, compute, update, use_float64
-from lit_attn.config.metrics import Outputs, TorchMetric
+from lit_attn.tasks.exact_metrics import ClassMean, compute, update, use_float64
+from lit_attn.tasks.metrics import Outputs, TorchMetric
 
 Floats = NDArray[np.float64]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from timm.scheduler import CosineLRScheduler
 
-from lit_attn.config.schedules import LaggedCosine
+from lit_attn.optim.schedules import LaggedCosine
 
 
 def test_the_vit_small_schedule_lags_by_two_epochs() -> None:

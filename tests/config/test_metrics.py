@@ -16,14 +16,14 @@ from lit_attn.ablate.variants import resolve
 from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.metrics import MetricChoice, Outputs, TorchMetric, available
-from lit_attn.config.signatures import TaggedTokens
 from lit_attn.config.source import load
-from lit_attn.config.tasks import Task
-from lit_attn.config.training import WeightAverage
+from lit_attn.optim.averaging import WeightAverage
 from lit_attn.report.__main__ import main as report
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import load_parts
+from lit_attn.signatures import TaggedTokens
+from lit_attn.tasks.metrics import MetricChoice, Outputs, TorchMetric, available
+from lit_attn.tasks.task import Task
 
 BODY = "baseline: a\ncells: {a: {}, b: {attention: belief2}, c: {training.average: {decay: 0.5}}}\n"
 

@@ -5,14 +5,14 @@ import copy
 import pytest
 import torch
 
-from lit_attn.config.further_optimizers import (
+from lit_attn.optim.base import SGD, Adam, AdamW, Optimizer
+from lit_attn.optim.further_optimizers import (
     Adafactor,
     Lion,
     ModuleOptimizer,
     Muon,
     OtherParameters,
 )
-from lit_attn.config.optimizers import SGD, Adam, AdamW, Optimizer
 from lit_attn.schema.errors import ConfigError
 
 

@@ -19,11 +19,11 @@ from helpers.paths import ROOT
 from helpers.training_cells import digits_cell
 
 from lit_attn.cells.records import Plan, Result
-from lit_attn.config.data.base import method
-from lit_attn.config.data.images import ClassImages, Digits, OwnTargets
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.models.base import Model
-from lit_attn.config.models.vision import ViTConfig
+from lit_attn.data.base import method
+from lit_attn.data.images_config import ClassImages, Digits, OwnTargets
+from lit_attn.models.base import Model
+from lit_attn.models.vision_config import ViTConfig
 from lit_attn.schema.errors import ConfigError
 from lit_attn.training.build import build
 

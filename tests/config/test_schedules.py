@@ -8,7 +8,8 @@ from helpers import studies
 
 from lit_attn.ablate import dry_run
 from lit_attn.ablate.plan import expand
-from lit_attn.config.schedules import (
+from lit_attn.data.log import collect_warnings
+from lit_attn.optim.schedules import (
     Constant,
     Cosine,
     InverseSquareRoot,
@@ -17,7 +18,6 @@ from lit_attn.config.schedules import (
     Schedule,
     Trapezoid,
 )
-from lit_attn.data.log import collect_warnings
 from lit_attn.training.first_step import find_mistake
 
 

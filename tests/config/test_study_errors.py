@@ -7,11 +7,11 @@ import pytest
 from helpers import studies
 
 from lit_attn.ablate.variants import resolve
-from lit_attn.config.data.base import Data
-from lit_attn.config.models.base import Model
 from lit_attn.config.study import choose, read_studies
-from lit_attn.config.tasks import Task
+from lit_attn.data.base import Data
+from lit_attn.models.base import Model
 from lit_attn.schema.errors import ConfigError
+from lit_attn.tasks.task import Task
 
 CELLS = "baseline: a\ncells: {a: {}, b: {attention: belief2}}"
 

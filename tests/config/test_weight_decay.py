@@ -14,15 +14,16 @@ from lit_attn import replace_attention
 from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.experiment import Experiment, find_exempt
-from lit_attn.config.models.columns import FeatureTransformerConfig
-from lit_attn.config.models.language import (
+from lit_attn.extras import require_mmseg
+from lit_attn.models.columns_config import FeatureTransformerConfig
+from lit_attn.models.language_config import (
     EncoderDecoderConfig,
     GPTConfig,
     SequenceClassifierConfig,
 )
-from lit_attn.config.models.vision import ImageViTConfig, SegmenterConfig, ViTConfig
-from lit_attn.config.optimizers import SGD, AdamW
-from lit_attn.config.signatures import (
+from lit_attn.models.vision_config import ImageViTConfig, SegmenterConfig, ViTConfig
+from lit_attn.optim.base import SGD, AdamW
+from lit_attn.signatures import (
     CausalTokens,
     ColumnLabels,
     ImageLabels,
@@ -30,7 +31,6 @@ from lit_attn.config.signatures import (
     LabelledTokens,
     ParallelTokens,
 )
-from lit_attn.extras import require_mmseg
 
 PAGE = (ROOT / "docs" / "weight-decay.md").read_text(encoding="utf-8")
 RULES = ("matrices", "weights")

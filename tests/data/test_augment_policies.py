@@ -11,10 +11,10 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.autoaugment import RandAugment, _apply_op
 
-from lit_attn.config import augment as config
-from lit_attn.config.data.images import Cifar10, Digits
+from lit_attn.data.augment import base as config
 from lit_attn.data.augment import policies
 from lit_attn.data.augment.steps import Crop, Erasing, Flip, Mix, Pipeline
+from lit_attn.data.images_config import Cifar10, Digits
 
 FORMAT = config.ImageFormat((3, 32, 32), 4, [0.5] * 3, [1.0] * 3)
 AUTOAUGMENT = policies.AutoAugment(config.AutoAugmentConfig(), FORMAT)

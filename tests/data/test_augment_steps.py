@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 from timm.data.mixup import cutmix_bbox_and_lam, mixup_target
 from torch import Tensor
 
-from lit_attn.config import augment as config
+from lit_attn.data.augment import base as config
 from lit_attn.data.augment.steps import Crop, Erasing, Flip, Mix, MixDraw, cutmix
 
 FORMAT = config.ImageFormat((3, 32, 32), 4, [0.5, 0.4, 0.3], [1.0] * 3)

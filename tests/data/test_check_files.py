@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lit_attn.config.data.base import Data
-from lit_attn.config.data.columns import ColumnClasses
-from lit_attn.config.data.images import Digits, ImageFolder, Npz, NpzTargets, WebDataset
-from lit_attn.config.data.listops import ListOps
-from lit_attn.config.data.segmentation import Ade20k, MasksConfig, Scenes
-from lit_attn.config.data.tables import TableText
-from lit_attn.config.data.text import LabelledText, ParallelText, Shards, TextFiles, TextFolder
+from lit_attn.data.base import Data
+from lit_attn.data.columns_config import ColumnClasses
+from lit_attn.data.images_config import Digits, ImageFolder, Npz, NpzTargets, WebDataset
+from lit_attn.data.segmentation_config import Ade20k, MasksConfig, Scenes
+from lit_attn.data.tables_config import TableText
+from lit_attn.data.text.config import LabelledText, ParallelText, Shards, TextFiles, TextFolder
+from lit_attn.data.text.listops_config import ListOps
 from lit_attn.schema.errors import ConfigError
 
 CLASS_FOLDERS = ("train/a/1.x", "test/a/1.x")

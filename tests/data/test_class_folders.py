@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lit_attn.config.data.images import ImageFolder
 from lit_attn.data import loading
 from lit_attn.data.folders import natural_order
 from lit_attn.data.image_files import ImageFileData
 from lit_attn.data.image_lists import Files, list_folders
+from lit_attn.data.images_config import ImageFolder
 from lit_attn.schema.errors import ConfigError
 
 CPU = torch.device("cpu")

@@ -14,8 +14,8 @@ from helpers.data_ranks import on_rank
 from pydantic import ValidationError
 from torch import Tensor
 
-from lit_attn.config.data.text import IGNORED, LabelledText
 from lit_attn.data.module import numpy_generator
+from lit_attn.data.text.config import IGNORED, LabelledText
 from lit_attn.data.text.labelled import LabelledData
 from lit_attn.schema.errors import ConfigError
 

@@ -11,10 +11,10 @@ from helpers.data_ranks import on_rank
 from helpers.digit_folders import write
 from torch import Tensor
 
-from lit_attn.config.data.base import Data
-from lit_attn.config.data.images import ImageFolder, Npz, NpzTargets
-from lit_attn.config.data.text import LabelledText, TextFiles
+from lit_attn.data.base import Data
+from lit_attn.data.images_config import ImageFolder, Npz, NpzTargets
 from lit_attn.data.module import DataModule, EvaluationLoader
+from lit_attn.data.text.config import LabelledText, TextFiles
 from lit_attn.schema.errors import ConfigError
 
 WORLD = 4

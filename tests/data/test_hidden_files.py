@@ -12,11 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_attn.config.data.images import ImageFolder, WebDataset
-from lit_attn.config.data.segmentation import MasksConfig
-from lit_attn.config.data.tables import TableText
-from lit_attn.config.data.text import Shards, TextFolder
+from lit_attn.data.images_config import ImageFolder, WebDataset
+from lit_attn.data.segmentation_config import MasksConfig
 from lit_attn.data.tables import load_rows
+from lit_attn.data.tables_config import TableText
+from lit_attn.data.text.config import Shards, TextFolder
 from lit_attn.data.text.streams import python_documents
 
 Read = Callable[[Path], Any]

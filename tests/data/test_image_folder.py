@@ -17,14 +17,14 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from torch import Tensor
 
 from lit_attn.cells.records import read_unreadable
-from lit_attn.config.data.images import ImageFolder, ImageNet, TimmAugmentation
-from lit_attn.config.signatures import ImageLabels
 from lit_attn.data import loading
 from lit_attn.data.augment.timm_transform import crop_centre, posterize
 from lit_attn.data.image_files import ImageFileData, Reader
 from lit_attn.data.image_lists import list_folders
+from lit_attn.data.images_config import ImageFolder, ImageNet, TimmAugmentation
 from lit_attn.data.unreadable import UnreadableImages
 from lit_attn.schema.errors import ConfigError
+from lit_attn.signatures import ImageLabels
 
 CPU = torch.device("cpu")
 AUGMENT = TimmAugmentation(policy="rand-m9-mstd0.5-inc1", erasing=0.5, mixup=0.8, cutmix=1.0)

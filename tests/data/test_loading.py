@@ -12,11 +12,11 @@ from helpers.data_ranks import on_rank
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_attn.config.data.images import Digits, Images, Npz
 from lit_attn.data import images as loading
 from lit_attn.data import sets
 from lit_attn.data.augment.steps import Batch
 from lit_attn.data.images import ImageData
+from lit_attn.data.images_config import Digits, Images, Npz
 from lit_attn.data.module import DataModule, torch_generator
 from lit_attn.schema.errors import ConfigError
 

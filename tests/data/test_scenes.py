@@ -12,7 +12,10 @@ from helpers.paths import ADE20K
 from PIL import Image
 from pydantic import ValidationError
 
-from lit_attn.config.data.segmentation import (
+from lit_attn.data import scenes, sets
+from lit_attn.data.label_masks import read_image, read_labels
+from lit_attn.data.segmentation import SceneryData, pipeline
+from lit_attn.data.segmentation_config import (
     IGNORED,
     Ade20k,
     CategoryCrop,
@@ -21,9 +24,6 @@ from lit_attn.config.data.segmentation import (
     Scenery,
     Scenes,
 )
-from lit_attn.data import scenes, sets
-from lit_attn.data.label_masks import read_image, read_labels
-from lit_attn.data.segmentation import SceneryData, pipeline
 from lit_attn.schema.errors import ConfigError
 
 pytest.importorskip("mmseg")

@@ -11,8 +11,8 @@ import pytest
 import torchvision
 from helpers.paths import SHARED
 
-from lit_attn.config.data.images import Cifar10, Cifar100, Digits, Npz
 from lit_attn.data import sets
+from lit_attn.data.images_config import Cifar10, Cifar100, Digits, Npz
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
 

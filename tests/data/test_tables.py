@@ -15,9 +15,9 @@ from PIL import Image
 from pydantic import ValidationError
 
 from lit_attn.cells.inputs import change_finder, collect_data
-from lit_attn.config.data.tables import TableImages, TableLabels, TableTargets, TableText
-from lit_attn.config.signatures import ImageTargets
+from lit_attn.data.tables_config import TableImages, TableLabels, TableTargets, TableText
 from lit_attn.schema.errors import ConfigError
+from lit_attn.signatures import ImageTargets
 
 datasets = pytest.importorskip("datasets")
 

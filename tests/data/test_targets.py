@@ -7,10 +7,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from lit_attn.config.data.images import NpzTargets
-from lit_attn.config.signatures import ImageTargets
 from lit_attn.data import sets
+from lit_attn.data.images_config import NpzTargets
 from lit_attn.schema.errors import ConfigError
+from lit_attn.signatures import ImageTargets
 
 CPU = torch.device("cpu")
 

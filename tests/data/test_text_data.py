@@ -9,9 +9,9 @@ import torch
 from helpers.data_ranks import on_rank
 from pydantic import ValidationError
 
-from lit_attn.config.data.text import IGNORED, PythonText, Shards, TextFiles, Tokens, Words
 from lit_attn.data.text import streams
 from lit_attn.data.text.batches import TextData
+from lit_attn.data.text.config import IGNORED, PythonText, Shards, TextFiles, Tokens, Words
 from lit_attn.data.text.streams import Source, Stream
 from lit_attn.schema.errors import ConfigError
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_attn.config.data.text import (
+from lit_attn.data import prepare
+from lit_attn.data.text.config import (
     GptNeox,
     LabelledText,
     ParallelText,
@@ -17,7 +18,6 @@ from lit_attn.config.data.text import (
     TextFiles,
     Words,
 )
-from lit_attn.data import prepare
 from lit_attn.data.text.parallel import ParallelData, read_sides
 from lit_attn.data.text.streams import read_lines
 from lit_attn.schema.errors import ConfigError

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.paths import SHARED
 
-from lit_attn.config.data.text import END, IGNORED, PADDING, ParallelText
+from lit_attn.data.text.config import END, IGNORED, PADDING, ParallelText
 from lit_attn.data.text.parallel import ParallelData, Subwords, cut_batches
 from lit_attn.schema.errors import ConfigError
 

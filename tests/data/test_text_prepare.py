@@ -12,9 +12,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from lit_attn.config.data.text import Bytes, Shards, Words
 from lit_attn.data import prepare
 from lit_attn.data.text import shards
+from lit_attn.data.text.config import Bytes, Shards, Words
 from lit_attn.data.text.shards import ShardWriter
 from lit_attn.data.text.tokenizers import ByteEncoder, WordEncoder
 from lit_attn.schema.errors import ConfigError

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from helpers.paths import SHARED
 
-from lit_attn.config.data.text import Gpt2, GptNeox
+from lit_attn.data.text.config import Gpt2, GptNeox
 from lit_attn.data.text.tokenizers import (
     ByteEncoder,
     Encoder,

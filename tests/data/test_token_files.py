@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from lit_attn.config.data.text import TOKEN_TYPES, GptNeox, Shards
+from lit_attn.data.text.config import TOKEN_TYPES, GptNeox, Shards
 from lit_attn.data.text.token_files import HEADER_TYPES, TokenType, open_tokens
 from lit_attn.schema.errors import ConfigError
 

@@ -11,8 +11,8 @@ import torch
 from helpers.data_ranks import on_rank
 from PIL import Image
 
-from lit_attn.config.data.images import WebDataset
 from lit_attn.data.image_files import ImageFileData
+from lit_attn.data.images_config import WebDataset
 from lit_attn.schema.errors import ConfigError
 
 CPU = torch.device("cpu")

@@ -19,13 +19,13 @@ from helpers.commands import run_python
 from helpers.data_ranks import on_rank
 from helpers.paths import EXPERIMENTS
 
-from lit_attn.config.data.base import Data
-from lit_attn.config.data.images import ImageFolder, Npz
-from lit_attn.config.data.segmentation import Scenes
-from lit_attn.config.data.text import ParallelText, Shards
 from lit_attn.data import loading
+from lit_attn.data.base import Data
 from lit_attn.data.images import ImageData
+from lit_attn.data.images_config import ImageFolder, Npz
 from lit_attn.data.module import DataModule
+from lit_attn.data.segmentation_config import Scenes
+from lit_attn.data.text.config import ParallelText, Shards
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import load_parts
 
@@ -284,7 +284,7 @@ import sys
 from pathlib import Path
 
 import torch
-from lit_attn.config.data.images import Npz
+from lit_attn.data.images_config import Npz
 from lit_attn.data.images import ImageData
 
 

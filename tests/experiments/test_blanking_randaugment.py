@@ -10,7 +10,7 @@ from helpers.paths import EXPERIMENTS
 from PIL import Image, ImageDraw, ImageOps
 from torch import Tensor
 
-from lit_attn.config.augment import ImageFormat
+from lit_attn.data.augment.base import ImageFormat
 from lit_attn.data.augment.operations import MATRICES
 from lit_attn.schema.plugins import load_parts
 

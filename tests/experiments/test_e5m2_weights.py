@@ -11,9 +11,9 @@ from helpers.saved_state import forget_values
 from torch import nn
 
 from lit_attn.attention.spec import PRESETS
-from lit_attn.config.models.language import GPTConfig
-from lit_attn.config.signatures import TokenStream
+from lit_attn.models.language_config import GPTConfig
 from lit_attn.schema.plugins import load_parts
+from lit_attn.signatures import TokenStream
 
 load_parts([EXPERIMENTS / "gpt2" / "e5m2_weights.py"])
 code = importlib.import_module("e5m2_weights")

@@ -180,8 +180,9 @@ def test_a_machine_without_a_gpu_refuses_the_layer_in_one_line() -> None:
         "model: attention: fla_layers:RetNet needs a GPU, but this cell trains on the CPU; "
         "nothing was tried"
     )
+    signature = cell.experiment.data.signature()
     with pytest.raises(ConfigError) as caught:
-        try_gpu_mixers(cell.experiment, torch.device("cpu"))
+        try_gpu_mixers(cell.experiment.model, signature, "32-true", torch.device("cpu"))
     assert str(caught.value) == message
     with pytest.raises(ConfigError) as caught:
         build(cell, torch.device("cpu"))

@@ -11,11 +11,11 @@ from torch import nn
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.rotary import rotate
 from lit_attn.attention.spec import PRESETS
-from lit_attn.config.data.images import Cifar10, ImageNet
-from lit_attn.config.models.base import FFN
-from lit_attn.config.signatures import ImageLabels
+from lit_attn.data.images_config import Cifar10, ImageNet
+from lit_attn.models.base import FFN
 from lit_attn.models.factory import build, count, describe, resolve
 from lit_attn.schema.plugins import load_parts
+from lit_attn.signatures import ImageLabels
 
 load_parts([EXPERIMENTS / "imagenet_jit" / "imagenet_jit.py"])
 config = importlib.import_module("imagenet_jit")

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from lit_attn.attention.residual import PerpendicularConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.config.data.images import Cifar10, ImageNet
-from lit_attn.config.models.base import FFN
-from lit_attn.config.signatures import ImageLabels
+from lit_attn.data.images_config import Cifar10, ImageNet
+from lit_attn.models.base import FFN
 from lit_attn.models.factory import build, count, describe
 from lit_attn.schema.plugins import load_parts
+from lit_attn.signatures import ImageLabels
 
 load_parts([EXPERIMENTS / "imagenet_local_vit" / "imagenet_local_vit.py"])
 config = importlib.import_module("imagenet_local_vit")

@@ -16,9 +16,9 @@ from PIL import Image
 
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
-from lit_attn.config.signatures import ImageLabels
 from lit_attn.data.loading import use_seed
 from lit_attn.schema.plugins import load_parts
+from lit_attn.signatures import ImageLabels
 from lit_attn.train import run_cell
 
 load_parts([EXPERIMENTS / "imagenet_vit_small" / "imagenet_vit_small.py"])

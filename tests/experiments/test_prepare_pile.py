@@ -11,8 +11,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from helpers.data_ranks import on_rank
 from helpers.paths import EXPERIMENTS
 
-from lit_attn.config.data.text import GptNeox, Shards
 from lit_attn.data.text.batches import TextData
+from lit_attn.data.text.config import GptNeox, Shards
 from lit_attn.schema.plugins import load_parts
 
 load_parts([EXPERIMENTS / "pile_dcmha" / "prepare_pile.py"])

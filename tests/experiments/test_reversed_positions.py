@@ -11,11 +11,11 @@ from helpers.paths import EXPERIMENTS
 from pydantic import ValidationError
 from torch import Tensor
 
-from lit_attn.config.models.language import GPTConfig
-from lit_attn.config.signatures import TokenStream
 from lit_attn.models.language import Sampling, continuation
+from lit_attn.models.language_config import GPTConfig
 from lit_attn.models.trunk import sinusoids
 from lit_attn.schema.plugins import load_parts
+from lit_attn.signatures import TokenStream
 
 load_parts([EXPERIMENTS / "wikitext103_mgk" / "reversed_positions.py"])
 ReversedGPTConfig = importlib.import_module("reversed_positions").ReversedGPTConfig

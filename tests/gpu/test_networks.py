@@ -22,19 +22,19 @@ from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.linear import LinearConfig
 from lit_attn.attention.network import number_layers
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.config.data import images as config
-from lit_attn.config.models.base import FFN
-from lit_attn.config.models.language import SequenceClassifierConfig
-from lit_attn.config.models.vision import ImageViTConfig, ViTConfig
-from lit_attn.config.optimizers import Optimizer
-from lit_attn.config.signatures import ImageLabels
 from lit_attn.config.study import read_studies
+from lit_attn.data import images_config as config
 from lit_attn.data.augment.steps import Pipeline
 from lit_attn.data.module import torch_generator
 from lit_attn.models import language, vit
+from lit_attn.models.base import FFN
 from lit_attn.models.language import Sampling, continuation
+from lit_attn.models.language_config import SequenceClassifierConfig
 from lit_attn.models.layers import HeadNorm
+from lit_attn.models.vision_config import ImageViTConfig, ViTConfig
+from lit_attn.optim.base import Optimizer
 from lit_attn.schema.plugins import load_parts
+from lit_attn.signatures import ImageLabels
 
 PLUGINS = ("imagenet_jit", "imagenet_local_vit")
 load_parts([EXPERIMENTS / name / f"{name}.py" for name in PLUGINS])

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 
 from lit_attn.cells.records import Exit, Plan, PlannedCell, PlannedVariant, Result, Spread
-from lit_attn.config.metrics import DEFAULT_METRIC
 from lit_attn.report import write_reports
 from lit_attn.report.records.read import read_studies
 from lit_attn.report.records.study_record import StudyRecord
+from lit_attn.tasks.metrics import DEFAULT_METRIC
 
 EFFECTS = {"standard": 0.0, "belief": 0.004, "belief2": 0.02}
 EPOCHS = 8

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.config.models.base import FFN
-from lit_attn.config.models.language import GPTConfig, Init
 from lit_attn.models import language
+from lit_attn.models.base import FFN
+from lit_attn.models.language_config import GPTConfig, Init
 
 VOCABULARY, CONTEXT = 50, 16
 HEADS = 3

@@ -19,11 +19,11 @@ from torch.nn import functional as F
 from helpers.two_ranks import batches, largest_difference, transformer
 from lit_attn.attention.spec import PRESETS
 from lit_attn.attention.statistics import end_step, leave_steps_to_loop
-from lit_attn.config.adam_variants import JaxAdamW, SetAdam
-from lit_attn.config.further_optimizers import Muon
-from lit_attn.config.optimizers import SGD, Adam, AdamW, Optimizer
 from lit_attn.models.blocks import recompute_blocks
 from lit_attn.models.sharding import gather, shard
+from lit_attn.optim.adam_variants import JaxAdamW, SetAdam
+from lit_attn.optim.base import SGD, Adam, AdamW, Optimizer
+from lit_attn.optim.further_optimizers import Muon
 
 WORLD = 4
 STEPS = 2

@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from helpers.paths import EXPERIMENTS
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.attention.statistics import end_step, leave_steps_to_loop
-from lit_attn.config.models.vision import ViTConfig
 from lit_attn.models import vit
 from lit_attn.models.batch_norm import synchronise_batch_norms
 from lit_attn.models.blocks import recompute_blocks
+from lit_attn.models.vision_config import ViTConfig
 from lit_attn.schema.plugins import load_parts
 from lit_attn.training.several_devices import choose_ddp_options
 

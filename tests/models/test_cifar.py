@@ -6,13 +6,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.config.data.images import Cifar10, Cifar100
-from lit_attn.config.models.base import FFN
-from lit_attn.config.models.vision import ViTConfig
-from lit_attn.config.signatures import ImageLabels
+from lit_attn.data.images_config import Cifar10, Cifar100
+from lit_attn.models.base import FFN
 from lit_attn.models.factory import count, describe, resolve
+from lit_attn.models.vision_config import ViTConfig
 from lit_attn.models.vit import ShiftedPatchEmbed, build
 from lit_attn.schema.errors import ConfigError
+from lit_attn.signatures import ImageLabels
 
 CIFAR = (3, 32, 32)
 

@@ -17,17 +17,17 @@ from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import PRESETS
 from lit_attn.cells.records import Plan, Result
 from lit_attn.config import experiment
-from lit_attn.config.models.base import Model
-from lit_attn.config.models.external import ModuleConfig, TimmConfig, TransformersConfig
-from lit_attn.config.signatures import (
+from lit_attn.models.base import Model
+from lit_attn.models.external_config import ModuleConfig, TimmConfig, TransformersConfig
+from lit_attn.models.factory import describe
+from lit_attn.models.seeded_draws import by_shape
+from lit_attn.signatures import (
     ImageLabels,
     ImageTargets,
     LabelledTokens,
     TaggedTokens,
     TokenStream,
 )
-from lit_attn.models.factory import describe
-from lit_attn.models.seeded_draws import by_shape
 
 IMAGES = ImageLabels((1, 8, 8), 10)
 TEXT = TokenStream(50, 16)

@@ -10,12 +10,12 @@ from lit_attn.attention.layer import Attention
 from lit_attn.attention.residual import SplitConfig
 from lit_attn.attention.rotary import Rotary, rotary, rotate
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.config.data.text import IGNORED
-from lit_attn.config.models.base import FFN
-from lit_attn.config.models.language import GPTConfig, Init, SequenceClassifierConfig
-from lit_attn.config.models.vision import ViTConfig
-from lit_attn.config.signatures import TokenStream
+from lit_attn.data.text.config import IGNORED
 from lit_attn.models import language
+from lit_attn.models.base import FFN
+from lit_attn.models.language_config import GPTConfig, Init, SequenceClassifierConfig
+from lit_attn.models.vision_config import ViTConfig
+from lit_attn.signatures import TokenStream
 
 every_choice = pytest.mark.parametrize("name", gpt_cases.CHOICES)
 

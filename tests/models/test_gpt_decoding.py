@@ -13,10 +13,10 @@ from torch import Tensor
 from lit_attn.attention.linear import LinearConfig
 from lit_attn.attention.mixture import MixtureConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.config.models.base import FFN
-from lit_attn.config.models.language import Init, SequenceClassifierConfig
 from lit_attn.models import language
+from lit_attn.models.base import FFN
 from lit_attn.models.language import GPT, Sampling, continuation, sample_token
+from lit_attn.models.language_config import Init, SequenceClassifierConfig
 
 every_choice = pytest.mark.parametrize("name", gpt_cases.CHOICES)
 BY_POSITION = AttentionSpec(similarity=MixtureConfig(prior_scope="position", positions=8))

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from lit_attn.attention.residual import SplitConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.config.models.base import FFN
-from lit_attn.config.models.language import GPTConfig
 from lit_attn.models import language
+from lit_attn.models.base import FFN
+from lit_attn.models.language_config import GPTConfig
 
 VOCABULARY, CONTEXT, DIM, DEPTH, HEADS = 40, 12, 16, 2, 2
 

@@ -5,10 +5,10 @@ import pytest
 from lit_attn.attention.mixture import MixtureConfig
 from lit_attn.attention.similarity import DotConfig, SimilarityConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.config.models.base import FFN
-from lit_attn.config.models.language import GPTConfig, Init, SequenceClassifierConfig
 from lit_attn.models import language
+from lit_attn.models.base import FFN
 from lit_attn.models.factory import count
+from lit_attn.models.language_config import GPTConfig, Init, SequenceClassifierConfig
 
 GPT2 = GPTConfig(dim=768, depth=12, heads=12, ffn=FFN(width=3072), vocabulary_multiple=64)
 CASTED = GPTConfig(

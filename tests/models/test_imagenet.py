@@ -7,13 +7,13 @@ from pydantic import ValidationError
 from torch.nn import functional as F
 
 from lit_attn.attention.spec import PRESETS
-from lit_attn.config.data.images import ImageNet
-from lit_attn.config.models.base import FFN
-from lit_attn.config.models.vision import ImageViTConfig, ViTConfig
-from lit_attn.config.signatures import ImageLabels
+from lit_attn.data.images_config import ImageNet
 from lit_attn.models import vit
+from lit_attn.models.base import FFN
 from lit_attn.models.factory import build, count
 from lit_attn.models.layers import HeadNorm
+from lit_attn.models.vision_config import ImageViTConfig, ViTConfig
+from lit_attn.signatures import ImageLabels
 
 IMAGENET = ImageNet()
 

@@ -16,13 +16,13 @@ from torch import nn
 from lit_attn.ablate.variants import Variant
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.config.models.base import FFN, Model
-from lit_attn.config.models.language import EncoderDecoderConfig, SequenceClassifierConfig
-from lit_attn.config.models.vision import ImageViTConfig, SegmenterConfig, ViTConfig
-from lit_attn.config.signatures import ImageMasks
 from lit_attn.models import factory, language, translation, vit
+from lit_attn.models.base import FFN, Model
+from lit_attn.models.language_config import EncoderDecoderConfig, SequenceClassifierConfig
+from lit_attn.models.vision_config import ImageViTConfig, SegmenterConfig, ViTConfig
 from lit_attn.replace import replace_attention
 from lit_attn.schema.errors import ConfigError
+from lit_attn.signatures import ImageMasks
 
 SIZES: dict[str, Any] = {"dim": 16, "depth": 3, "heads": 2, "ffn": FFN(width=24)}
 LAST_IS_XSA = AttentionSpec.model_validate({"layers": {"last": 1, "use": "xsa"}})

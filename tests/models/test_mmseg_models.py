@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.cell import Cell
-from lit_attn.config.data.base import Data
-from lit_attn.config.data.segmentation import IGNORED
-from lit_attn.config.models.base import Model
-from lit_attn.config.models.mmseg import MMSegConfig
-from lit_attn.config.signatures import ImageMasks
+from lit_attn.data.base import Data
+from lit_attn.data.segmentation_config import IGNORED
 from lit_attn.extras import require_mmseg
 from lit_attn.models import factory
+from lit_attn.models.base import Model
+from lit_attn.models.mmseg_config import MMSegConfig
 from lit_attn.replace.search import count_layers
 from lit_attn.schema.errors import ConfigError, explain
+from lit_attn.signatures import ImageMasks
 
 pytest.importorskip("mmseg")
 require_mmseg("tests")

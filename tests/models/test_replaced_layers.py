@@ -17,11 +17,11 @@ from lit_attn.__main__ import main
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
-from lit_attn.config.models.external import ModuleConfig, TimmConfig, TransformersConfig
-from lit_attn.config.signatures import ImageLabels, TokenStream
 from lit_attn.models.external import build_timm
+from lit_attn.models.external_config import ModuleConfig, TimmConfig, TransformersConfig
 from lit_attn.replace import ADAPTERS, Adapter, Projections
 from lit_attn.replace.search import count_layers
+from lit_attn.signatures import ImageLabels, TokenStream
 
 IMAGES = ImageLabels((1, 8, 8), 10)
 VIT = {"patch_size": 4, "embed_dim": 16, "depth": 4, "num_heads": 2}

@@ -8,11 +8,13 @@ import torch
 from helpers.saved_state import forget_values
 from torch import Tensor, nn
 
-from lit_attn.config import signatures
-from lit_attn.config.models import columns, language, vision
-from lit_attn.config.models.base import Model
-from lit_attn.config.models.external import ExternalModel
+from lit_attn import signatures
 from lit_attn.extras import require_mmseg
+from lit_attn.models import columns_config as columns
+from lit_attn.models import language_config as language
+from lit_attn.models import vision_config as vision
+from lit_attn.models.base import Model
+from lit_attn.models.external_config import ExternalModel
 
 # Importing these modules registers the kinds of models.
 REGISTERED = (columns, language, vision)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from lit_attn.attention.residual import SplitConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.config.data.segmentation import Scenes
-from lit_attn.config.models.base import FFN
-from lit_attn.config.models.vision import SegmenterConfig
+from lit_attn.data.segmentation_config import Scenes
 from lit_attn.extras import require_mmseg
+from lit_attn.models.base import FFN
 from lit_attn.models.factory import build, count, describe
+from lit_attn.models.vision_config import SegmenterConfig
 from lit_attn.schema.errors import ConfigError
 
 pytest.importorskip("mmseg")

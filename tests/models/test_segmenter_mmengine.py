@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_attn.config.models.vision import SegmenterConfig
 from lit_attn.extras import require_mmseg
+from lit_attn.models.vision_config import SegmenterConfig
 from lit_attn.schema.errors import ConfigError
 
 pytest.importorskip("mmseg")

@@ -11,13 +11,14 @@ from torch.nn import functional as F
 
 from lit_attn.attention.mixture import MixtureConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.config.data.text import END, IGNORED, PADDING
-from lit_attn.config.models.base import FFN
-from lit_attn.config.models.language import EncoderDecoderConfig, Init
-from lit_attn.config.tasks import TranslationConfig
+from lit_attn.data.text.config import END, IGNORED, PADDING
 from lit_attn.models import factory
-from lit_attn.models.translation import EncoderDecoder, translate
+from lit_attn.models.base import FFN
+from lit_attn.models.language_config import EncoderDecoderConfig, Init
+from lit_attn.models.translation import EncoderDecoder
 from lit_attn.models.trunk import sinusoids
+from lit_attn.tasks.beam_search import translate
+from lit_attn.tasks.task import TranslationConfig
 
 WIDTH, HEADS, DEPTH, VOCABULARY = 24, 4, 2, 13
 

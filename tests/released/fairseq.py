@@ -25,9 +25,9 @@ import torch
 from helpers.paths import EXPERIMENTS
 from torch import Tensor, nn
 
-from lit_attn.config.data.text import END, IGNORED, PADDING
-from lit_attn.models.translation import translate
+from lit_attn.data.text.config import END, IGNORED, PADDING
 from lit_attn.schema.plugins import load_parts
+from lit_attn.tasks.beam_search import translate
 from released.record import Clone
 from released.recording import Arrays, Recorder, Tensors, generator, rename, shared_draws
 from released.replaying import Replay, shipped_cell

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from lit_attn.config.augment import ImageFormat, MixConfig
+from lit_attn.data.augment.base import ImageFormat, MixConfig
 from lit_attn.data.augment.steps import Mix, MixDraw
 from released import vision
 from released.record import Clone

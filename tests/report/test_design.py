@@ -16,7 +16,6 @@ from lit_attn.ablate.screening import Design, keep_best
 from lit_attn.ablate.submission import judge_copy, read_submission, write_submission
 from lit_attn.cells.records import Plan, PlannedVariant
 from lit_attn.cells.screening import ScreenedVariant, rank_variants
-from lit_attn.config.metrics import DEFAULT_METRIC
 from lit_attn.report import write_reports
 from lit_attn.report.answers.judged import JudgedStudy
 from lit_attn.report.records.read import read_studies
@@ -26,6 +25,7 @@ from lit_attn.report.verdicts.judge import judge_study
 from lit_attn.report.verdicts.next_action import make_study_command
 from lit_attn.report.verdicts.stream_verdicts import judge_sealed_stream
 from lit_attn.schema.errors import ConfigError
+from lit_attn.tasks.metrics import DEFAULT_METRIC
 
 VALUES = {"base": 0.5, "a": 0.4, "b": 0.6, "c": 0.45, "d": 0.7}
 

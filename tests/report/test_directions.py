@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from lit_attn.config.metrics import GOAL_CORRECTIONS, PACKAGES
-from lit_attn.config.tasks import Task
 from lit_attn.report.foreign.directions import KNOWN, find_goal, parse_metric, simplify
 from lit_attn.schema.errors import ConfigError
+from lit_attn.tasks.metrics import GOAL_CORRECTIONS, PACKAGES
+from lit_attn.tasks.task import Task
 
 COSTS = [
     "ms",

@@ -13,11 +13,11 @@ from helpers.fake_study import read, report, rows, write_study
 from lit_attn.__main__ import main
 from lit_attn.cells.decisions import Seals
 from lit_attn.cells.records import Origin
-from lit_attn.config.metrics import DEFAULT_METRIC
 from lit_attn.report.answers.schemas import ANSWERS, SCHEMAS, make_schema
 from lit_attn.report.statistics.stats import pairs_for_decision, seeds_needed, seeds_needed_range
 from lit_attn.report.tables.terminal import describe_verdicts, join_names
 from lit_attn.report.verdicts.judge import judge_study
+from lit_attn.tasks.metrics import DEFAULT_METRIC
 
 MARGIN = DEFAULT_METRIC.model_copy(update={"margin": 1.0})
 VARIANTS = {"standard": 0.0, "same": 0.0, "good": 0.05, "bad": -0.05}

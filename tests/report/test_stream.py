@@ -15,12 +15,12 @@ from lit_attn import judge
 from lit_attn.__main__ import main
 from lit_attn.cells.decisions import Seal, Seals
 from lit_attn.cells.records import Metric, Plan, PlannedVariant
-from lit_attn.config.metrics import DEFAULT_METRIC
 from lit_attn.report.answers.judged import JudgedStudy, JudgedVariant
 from lit_attn.report.records.study_record import CellRecord, StudyRecord
 from lit_attn.report.statistics import independent, stats
 from lit_attn.report.verdicts.comparison import compare_variants
 from lit_attn.report.verdicts.stream import count_runs, find_level, follow_ideas
+from lit_attn.tasks.metrics import DEFAULT_METRIC
 
 Rows = list[dict[str, Any]]
 

@@ -16,7 +16,7 @@ from lit_attn.cells.records import (
     Spread,
     read_metrics,
 )
-from lit_attn.config.metrics import DEFAULT_METRIC
+from lit_attn.tasks.metrics import DEFAULT_METRIC
 
 
 def test_the_table_states_which_trainings_stopped_early(tmp_path: Path) -> None:

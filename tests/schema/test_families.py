@@ -7,11 +7,11 @@ import pytest
 from pydantic import ValidationError
 
 from lit_attn.attention.spec import PRESETS
-from lit_attn.config.augment import CropConfig, FlipConfig, NormalizeConfig
-from lit_attn.config.data.base import Data
-from lit_attn.config.data.images import Cifar10, Digits
-from lit_attn.config.optimizers import AdamW, Optimizer
 from lit_attn.config.training import Training
+from lit_attn.data.augment.base import CropConfig, FlipConfig, NormalizeConfig
+from lit_attn.data.base import Data
+from lit_attn.data.images_config import Cifar10, Digits
+from lit_attn.optim.base import AdamW, Optimizer
 from lit_attn.schema.base import Config, Kind, outside_identity
 from lit_attn.schema.errors import ConfigError, explain, suggest
 

@@ -17,8 +17,8 @@ from lit_attn.cells.records import Result
 
 PARTS = '''
 import torch
-from lit_attn.config.optimizers import Optimizer
-from lit_attn.config.schedules import Schedule
+from lit_attn.optim.base import Optimizer
+from lit_attn.optim.schedules import Schedule
 
 
 class Plain(Optimizer, kind="plain"):
@@ -35,8 +35,8 @@ class Halved(Schedule, kind="halved"):
         return peak / 2 if 2 * step >= steps_per_epoch * epochs else peak
 
 
-from lit_attn.config.augment import Augmentation
-from lit_attn.config.tasks import Loss
+from lit_attn.data.augment.base import Augmentation
+from lit_attn.tasks.task import Loss
 
 
 class Negative(Augmentation, kind="negative"):
@@ -188,7 +188,7 @@ CHDIR = "changes the working directory to / when imported; remove the call of os
         (
             PARTS.replace('"plain"', '"adam"'),
             ":7: class Plain: kind 'adam' is already the name of "
-            "lit_attn.config.optimizers.Adam; choose another name",
+            "lit_attn.optim.base.Adam; choose another name",
         ),
     ],
 )

@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 SCHEDULE = """\
-from lit_attn.config.schedules import Schedule
+from lit_attn.optim.schedules import Schedule
 
 
 class Halving(Schedule, kind="halving"):

@@ -22,7 +22,7 @@ SCHEDULE = """\
 import os
 
 import factors
-from lit_attn.config.schedules import Schedule
+from lit_attn.optim.schedules import Schedule
 
 if "SLURM_JOB_ID" in os.environ:
     with open("imported.txt", "a") as file:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from lit_attn.cells.records import Plan, Result
 from lit_attn.config.cell import Cell
-from lit_attn.config.metrics import MetricChoice
 from lit_attn.schema.errors import ConfigError
+from lit_attn.tasks.metrics import MetricChoice
 from lit_attn.train import main
 from lit_attn.training.build import build
 

@@ -19,8 +19,8 @@ from lit_attn.ablate.plan import expand
 from lit_attn.cells.branches import branch_folder, find_branch
 from lit_attn.cells.failure import Preempted
 from lit_attn.cells.records import MetricRow, read_metrics
-from lit_attn.config.schedules import Trapezoid
 from lit_attn.config.study import read_studies
+from lit_attn.optim.schedules import Trapezoid
 from lit_attn.train import run_cell
 
 SHORT, LONG = 2, 3  # Epochs of the budgets; an epoch has four steps.

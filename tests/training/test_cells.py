@@ -21,9 +21,9 @@ from torch import nn
 from lit_attn.cells.failure import Diverged
 from lit_attn.cells.lock import hold_lock
 from lit_attn.cells.records import MetricRow, read_metrics
-from lit_attn.config.metrics import DEFAULT_METRIC
 from lit_attn.models import factory
 from lit_attn.tasks.base import TaskModule
+from lit_attn.tasks.metrics import DEFAULT_METRIC
 from lit_attn.train import main, run_cell
 from lit_attn.training.selection import select_epoch
 

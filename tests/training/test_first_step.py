@@ -11,9 +11,9 @@ from helpers.commands import run_python
 from helpers.fake_cells import result
 from helpers.paths import ROOT
 
+from lit_attn import signatures
 from lit_attn.ablate.launch import find_proven
 from lit_attn.ablate.plan import Matrix, expand
-from lit_attn.config import signatures
 from lit_attn.training import first_step
 from lit_attn.training.first_step import Mistake, find_mistake
 

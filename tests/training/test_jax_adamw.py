@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_attn.config.adam_variants import JaxAdamW
+from lit_attn.optim.adam_variants import JaxAdamW
 
 
 @pytest.mark.slow

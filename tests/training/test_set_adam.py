@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from lit_attn.config.optimizers import Optimizer
-from lit_attn.training.set_adam import SETAdam
+from lit_attn.optim.base import Optimizer
+from lit_attn.optim.set_adam import SETAdam
 
 
 def plain_step(

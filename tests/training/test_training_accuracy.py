@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lit_attn.config.data.text import IGNORED
-from lit_attn.config.tasks import Task
+from lit_attn.data.text.config import IGNORED
 from lit_attn.schema.base import load
 from lit_attn.tasks.classification import Classification, TokenClassification
+from lit_attn.tasks.task import Task
 
 
 def make_task(module: type[Classification], network: nn.Module) -> Any:

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 from lit_attn.cells.records import Result, read_metrics
 from lit_attn.config.cell import Cell
-from lit_attn.config.data.text import IGNORED
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.tasks import TranslationConfig
-from lit_attn.models.translation import translate
+from lit_attn.data.text.config import IGNORED
+from lit_attn.tasks.beam_search import translate
+from lit_attn.tasks.task import TranslationConfig
 from lit_attn.tasks.translation import Translation, TranslationScores
 from lit_attn.train import run_cell
 from lit_attn.training.build import build

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from lit_attn.cells.failure import Diverged, Preempted, classify_failure
 from lit_attn.cells.records import Metric, MetricRow, read_metrics
 from lit_attn.config.cell import Cell
-from lit_attn.config.metrics import DEFAULT_METRIC
 from lit_attn.report.records.read import read_studies
 from lit_attn.schema.errors import ConfigError
 from lit_attn.tasks.language import TokenLoss
+from lit_attn.tasks.metrics import DEFAULT_METRIC
 from lit_attn.train import run_cell
 from lit_attn.training.result import has_diverged
 from lit_attn.training.selection import select_epoch

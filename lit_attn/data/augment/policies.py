@@ -19,7 +19,7 @@ from torch import Tensor
 from torchvision.transforms import AutoAugment as TorchvisionAutoAugment
 from torchvision.transforms import AutoAugmentPolicy
 
-from lit_attn.config.augment import AutoAugmentConfig, ImageFormat, RandAugmentConfig
+from lit_attn.data.augment.base import AutoAugmentConfig, ImageFormat, RandAugmentConfig
 from lit_attn.data.augment.operations import MATRICES, Pixels, operate
 from lit_attn.private_names.of_torchvision import randaugment_table
 

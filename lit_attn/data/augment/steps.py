@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_attn.config import augment
-from lit_attn.config.data.images import Images
+from lit_attn.data.augment import base as augment
+from lit_attn.data.images_config import Images
 
 Batch = tuple[Tensor, Tensor]
 Parameters = tuple[Tensor, ...]

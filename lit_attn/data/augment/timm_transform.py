@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image
 from timm.data import auto_augment, create_transform
 
-from lit_attn.config.data.images import ImageFiles
+from lit_attn.data.images_config import ImageFiles
 from lit_attn.schema.errors import ConfigError
 
 

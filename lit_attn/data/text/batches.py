@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_attn.config.data.text import IGNORED, Tokens
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
+from lit_attn.data.text.config import IGNORED, Tokens
 from lit_attn.data.text.streams import Stream
 from lit_attn.floors.base import Floor
 from lit_attn.floors.counts import Counts, Targets, compress_floor, count_floor, language_values

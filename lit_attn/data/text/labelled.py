@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_attn.config.data.text import IGNORED, SPLITS, LabelledText, PaddedText
 from lit_attn.data.labels import (
     measure_largest_class,
     require_used_classes,
@@ -21,6 +20,7 @@ from lit_attn.data.labels import (
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.sets import digest
 from lit_attn.data.splits import warn_of_shared_files
+from lit_attn.data.text.config import IGNORED, SPLITS, LabelledText, PaddedText
 from lit_attn.data.text.streams import read_lines
 from lit_attn.schema.errors import ConfigError
 

@@ -1,7 +1,7 @@
 """Expressions of ListOps with their values: the arena's files, and a generator of new ones.
 
 An expression like `[MAX 4 3 [MIN 2 3 ] 1 0 [MED 1 5 8 9 2 ] ]` has the value 5, its class. MED is
-the median rounded down, SM the sum modulo 10. lit_attn/config/data/listops.py names the sources.
+the median rounded down, SM the sum modulo 10.
 """
 
 import random
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_attn.config.data.listops import ListOps
-from lit_attn.config.data.text import SPLITS
 from lit_attn.data.splits import warn_of_shared_files
+from lit_attn.data.text.config import SPLITS
 from lit_attn.data.text.labelled import Sample
+from lit_attn.data.text.listops_config import ListOps
 from lit_attn.data.text.streams import read_text
 from lit_attn.schema.errors import ConfigError
 

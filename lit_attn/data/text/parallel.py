@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_attn.config.data.text import END, IGNORED, PADDING, SPLITS, UNKNOWN, ParallelText
 from lit_attn.data.log import LOG
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.sets import digest
 from lit_attn.data.splits import warn_of_shared_files
+from lit_attn.data.text.config import END, IGNORED, PADDING, SPLITS, UNKNOWN, ParallelText
 from lit_attn.data.text.streams import read_lines
 from lit_attn.extras import require
 from lit_attn.schema.errors import ConfigError

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from lit_attn.config.data.text import SPLITS, VOCABULARY
 from lit_attn.data.folders import FolderReader, list_names
 from lit_attn.data.log import LOG
 from lit_attn.data.splits import WORDS, group_by_split
+from lit_attn.data.text.config import SPLITS, VOCABULARY
 from lit_attn.data.text.streams import Source, Stream
 from lit_attn.data.text.token_files import META, choose_type, open_tokens, read_meta
 from lit_attn.data.text.tokenizers import Encoder

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_attn import files
-from lit_attn.config.data.text import SPLITS, PythonText, TextFiles, Tokens
 from lit_attn.data.sets import digest
 from lit_attn.data.splits import warn_of_shared_files
+from lit_attn.data.text.config import SPLITS, PythonText, TextFiles, Tokens
 from lit_attn.data.text.tokenizers import Encoder
 from lit_attn.schema.errors import ConfigError
 

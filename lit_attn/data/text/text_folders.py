@@ -3,10 +3,10 @@
 import numpy as np
 
 from lit_attn import files
-from lit_attn.config.data.text import TextFolder
 from lit_attn.data.class_folders import TEXTS, ClassTree, read_class_folders
 from lit_attn.data.folders import natural_order
 from lit_attn.data.log import LOG
+from lit_attn.data.text.config import TextFolder
 from lit_attn.data.text.labelled import Sample
 from lit_attn.data.text.tokenizers import Encoder
 from lit_attn.schema.errors import plural

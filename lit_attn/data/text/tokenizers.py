@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_attn.config.data.text import Gpt2
 from lit_attn.data.log import LOG
+from lit_attn.data.text.config import Gpt2
 from lit_attn.extras import require
 from lit_attn.schema.errors import ConfigError
 

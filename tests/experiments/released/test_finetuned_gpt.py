@@ -110,7 +110,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from lit_attn.config.signatures import CausalTokens
+from lit_attn.signatures import CausalTokens
 from lit_attn.schema.plugins import load_parts
 
 scripts = Path(sys.argv[1])

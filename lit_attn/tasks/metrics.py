@@ -1,7 +1,7 @@
 """Metrics of an experiment, known without reading data or building a network.
 
 A metric's name is `<split>/<name>`, and `<split>/averaged-<name>` for averaged weights. A task has
-metrics of its own (lit_attn.config.tasks); `metrics:` of an experiment adds others.
+metrics of its own (lit_attn.tasks.task); `metrics:` of an experiment adds others.
 """
 
 import inspect
@@ -149,7 +149,7 @@ class TorchMetric(AddedMetric, kind="torchmetrics"):
         return {"name": name} if _is_own_class(name) else {}
 
     def build(self, outputs: Outputs | None) -> "torchmetrics.Metric":
-        from lit_attn.config.exact_metrics import ClassMean
+        from lit_attn.tasks.exact_metrics import ClassMean
 
         metric_class = _find_class(self.name)
         is_mean = _find_argument(metric_class, "average", self.arguments) == "macro"
@@ -229,7 +229,7 @@ def _build_and_try(config: TorchMetric, outputs: Outputs | None) -> Any:
 
 def _try_metric(metric: Any, outputs: Outputs) -> None:
     """Update a metric with a sample; ValueError if it does not compute one number."""
-    from lit_attn.config.exact_metrics import update, use_float64
+    from lit_attn.tasks.exact_metrics import update, use_float64
 
     if metric.__module__.startswith("torchmetrics.segmentation."):
         raise ValueError("needs whole masks; JaccardIndex is mIoU, and F1Score Dice")

@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from lit_attn.config.data.base import TokenData, method, require_path, require_split_folders
-from lit_attn.config.signatures import LabelledTokens, ParallelTokens, TokenStream
+from lit_attn.data.base import TokenData, method, require_path, require_split_folders
 from lit_attn.files import read_text
 from lit_attn.schema.base import Kind, consistency_check, load, outside_identity
 from lit_attn.schema.errors import ConfigError
+from lit_attn.signatures import LabelledTokens, ParallelTokens, TokenStream
 
 # Target that is not to be predicted: padding, or a token that an earlier window predicts.
 IGNORED = -100

@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
-from lit_attn.config.augment import Augmentation, NormalizeConfig
-from lit_attn.config.data.base import Data, method, require_split_folders
-from lit_attn.config.signatures import ImageLabels, ImageTargets
+from lit_attn.data.augment.base import Augmentation, NormalizeConfig
+from lit_attn.data.base import Data, method, require_split_folders
 from lit_attn.schema.base import Config, consistency_check, outside_identity
 from lit_attn.schema.errors import ConfigError
+from lit_attn.signatures import ImageLabels, ImageTargets
 
 Count = Annotated[int, Field(ge=0)]
 Range = tuple[PositiveFloat, PositiveFloat]

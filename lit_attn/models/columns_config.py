@@ -4,8 +4,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from lit_attn.config import signatures
-from lit_attn.config.models.language import Init, TokenTransformer
+from lit_attn import signatures
+from lit_attn.models.language_config import Init, TokenTransformer
 
 
 class FeatureTransformerConfig(TokenTransformer, kind="feature-transformer"):

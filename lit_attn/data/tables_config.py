@@ -5,11 +5,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from lit_attn.config.data.base import find_paths, method
-from lit_attn.config.data.images import OwnClasses, OwnTargets
-from lit_attn.config.data.text import Labelled, NamedTokens, TokenizedLabels
-from lit_attn.config.signatures import TaggedTokens
+from lit_attn.data.base import find_paths, method
+from lit_attn.data.images_config import OwnClasses, OwnTargets
+from lit_attn.data.text.config import Labelled, NamedTokens, TokenizedLabels
 from lit_attn.schema.base import Config, consistency_check, outside_identity
+from lit_attn.signatures import TaggedTokens
 
 
 class Table(Config):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from lit_attn.config.optimizers import AdamW, Optimizer, find_declared
+from lit_attn.optim.base import AdamW, Optimizer, find_declared
 from lit_attn.schema.base import Config, OwnClass, Share, load
 from lit_attn.schema.errors import ConfigError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-JOINED = "lit_attn.training.joined_optimizer"
+JOINED = "lit_attn.optim.joined_optimizer"
 """Module of the optimiser that joins several; it is loaded at first use, because it needs torch."""
 
 

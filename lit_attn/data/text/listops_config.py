@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from lit_attn.config.data.base import method, require_path
-from lit_attn.config.data.text import SPLITS, Labelled
+from lit_attn.data.base import method, require_path
+from lit_attn.data.text.config import SPLITS, Labelled
 from lit_attn.schema.base import consistency_check, outside_identity
 
 

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from lit_attn.config.models import base
-from lit_attn.config.models.base import FFN, FFN_MEANING, PackageModel, ffn_field
-from lit_attn.config.signatures import ImageLabels, ImageMasks, ImageTargets, Signature
 from lit_attn.extras import require_mmseg
+from lit_attn.models import base
+from lit_attn.models.base import FFN, FFN_MEANING, PackageModel, ffn_field
 from lit_attn.schema.base import Share, consistency_check, outside_identity
+from lit_attn.signatures import ImageLabels, ImageMasks, ImageTargets, Signature
 
 if TYPE_CHECKING:
     import torch

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from pydantic import Field, PositiveInt, field_validator
 
-from lit_attn.config import signatures
-from lit_attn.config.models.base import HiddenWidth, Model, require_one_size
+from lit_attn import signatures
+from lit_attn.models.base import HiddenWidth, Model, require_one_size
 from lit_attn.schema.base import OwnClass, consistency_check, load, outside_identity
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import find_user_line

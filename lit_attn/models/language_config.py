@@ -4,9 +4,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from lit_attn import signatures
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.config import signatures
-from lit_attn.config.models.base import PackageModel, require_division, require_heads
+from lit_attn.models.base import PackageModel, require_division, require_heads
 from lit_attn.schema.base import Config, Share, consistency_check
 
 

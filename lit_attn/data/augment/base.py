@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, PositiveInt
 
-from lit_attn.config.data.base import method
+from lit_attn.data.base import method
 from lit_attn.schema.base import Kind
 
 Stage = Literal["any", "bytes", "normalize", "normalized", "batch"]

@@ -4,10 +4,10 @@ from typing import ClassVar
 
 from pydantic import Field, PositiveInt
 
-from lit_attn.config.data.base import Data, method
-from lit_attn.config.data.tables import Table
-from lit_attn.config.signatures import ColumnLabels, ColumnTargets
+from lit_attn.data.base import Data, method
+from lit_attn.data.tables_config import Table
 from lit_attn.schema.base import consistency_check
+from lit_attn.signatures import ColumnLabels, ColumnTargets
 
 
 class Columns(Table, Data):

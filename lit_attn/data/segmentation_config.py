@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
-from lit_attn.config.data.base import Data, method, require_path
-from lit_attn.config.signatures import ImageMasks
+from lit_attn.data.base import Data, method, require_path
 from lit_attn.schema.base import Kind, consistency_check, outside_identity
+from lit_attn.signatures import ImageMasks
 
 Byte = Annotated[int, Field(ge=0, le=255)]
 Colour = tuple[Byte, Byte, Byte]

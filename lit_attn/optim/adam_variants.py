@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PositiveFloat
 
-from lit_attn.config.optimizers import AdamW, Adaptive
+from lit_attn.optim.base import AdamW, Adaptive
 from lit_attn.schema.base import Share, load
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class SetAdam(Adaptive, kind="set-adam"):
     """SET-Adam (Zhang 2024): Adam with a suppressed range of adaptive step sizes."""
 
-    target = "lit_attn.training.set_adam:SETAdam"
+    target = "lit_attn.optim.set_adam:SETAdam"
     eps: PositiveFloat = Field(1e-18, description="added to the mean square, in the root")
     tau: Share = Field(0.5, description="share of a tensor's smallest divisor to subtract")
 

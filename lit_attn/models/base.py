@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator
 
+from lit_attn.attention.mixer import MixerConfig
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.config.signatures import ImageSignature, Signature
 from lit_attn.schema.base import Config, Kind, load
 from lit_attn.schema.errors import ConfigError, find_nearest_divisor, require, suggest
+from lit_attn.signatures import ImageSignature, Signature
 
 if TYPE_CHECKING:
     import torch
@@ -143,6 +144,19 @@ class PackageModel(Model):
         build_network = load(function) if isinstance(function, str) else function
         network: nn.Module = build_network(self, *values, device)
         return network
+
+
+def find_specs(model: Model) -> list[AttentionSpec]:
+    """Return the choices of attention of `model`, such as `attention` and `cross_attention`."""
+    return [value for _, value in model if isinstance(value, AttentionSpec)]
+
+
+def find_mixers(model: Model) -> list[MixerConfig]:
+    """Return the layers of users in `model`."""
+    mixers: list[MixerConfig] = []
+    for choice in find_specs(model):
+        mixers += [spec.mixer for spec in choice.mechanisms if spec.mixer is not None]
+    return mixers
 
 
 def require_division(key: str, noun: str, number: int, total: int, total_name: str) -> None:

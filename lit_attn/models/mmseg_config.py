@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from lit_attn.config.models.external import ExternalModel
-from lit_attn.config.signatures import ImageMasks
 from lit_attn.extras import require, require_mmseg
+from lit_attn.models.external_config import ExternalModel
 from lit_attn.schema.base import consistency_check, outside_identity
 from lit_attn.schema.errors import key_error
 from lit_attn.schema.plugins import run_import
+from lit_attn.signatures import ImageMasks
 
 if TYPE_CHECKING:
     import torch

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, PositiveInt
 
-from lit_attn.config import signatures
-from lit_attn.config.metrics import Form, Goal, MetricInfo, Outputs, percent
-from lit_attn.config.optimizers import Optimizer
-from lit_attn.config.schedules import Rate
+from lit_attn import signatures
+from lit_attn.optim.base import Optimizer
+from lit_attn.optim.schedules import Rate
 from lit_attn.schema.base import Kind, OwnClass, Share, load, must_be, outside_identity
+from lit_attn.tasks.metrics import Form, Goal, MetricInfo, Outputs, percent
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

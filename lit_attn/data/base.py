@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_type_hints
 
 from pydantic import Field, PositiveInt
 
-from lit_attn.config.signatures import Signature
 from lit_attn.schema.base import Kind, consistency_check, load, outside_identity
 from lit_attn.schema.errors import ConfigError, suggest
+from lit_attn.signatures import Signature
 
 if TYPE_CHECKING:
     import torch

@@ -62,7 +62,7 @@ class Optimizer(Kind):
         """Return the parameters, or groups of them, with a rate of each layer if rates differ."""
         if self.layer_decay is None:
             return parameters
-        scale_by_layer = load("lit_attn.models.layer_groups:scale_by_layer")
+        scale_by_layer = load("lit_attn.optim.layer_groups:scale_by_layer")
         groups: list[Any] = scale_by_layer(module, parameters, self.layer_decay)
         return groups
 

@@ -1,0 +1,1 @@
+"""Optimisers, learning-rate schedules, and the average of the weights."""
