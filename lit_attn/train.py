@@ -176,18 +176,16 @@ def check_cells(
     sender.send((None if mistake is None else tuple(mistake), warnings))
 
 
-def write_floors(content: dict[str, Any], path: Path) -> None:
-    """Write the floors of the data of a cell, which has `content`, to `path`.
+def write_floors(cell_dir: Path, path: Path, log: Path) -> None:
+    """Write the floors of the data of a cell to `path`, and everything that is printed to `log`.
 
     Raises ConfigError if the data cannot be read.
     """
-    from lit_attn.config.cell import Cell
     from lit_attn.training.floors import compute_floors
 
     die_with_parent()
-    # The cells have told the warnings of the data.
-    redirect_output(Path(os.devnull))
-    compute_floors(Cell.model_validate(content)).write(path)
+    redirect_output(log)
+    compute_floors(_read_cell(cell_dir)).write(path)
 
 
 def _read_cell(cell_dir: Path) -> "Cell":

@@ -9,6 +9,9 @@ from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.cells.floors import FILE, Floors
 from lit_attn.cells.folder import read_result
 
+LOG = "floors.log"
+"""What a computation of floors printed before it failed."""
+
 LIMIT = 600.0
 """Most seconds that the floors of one study may take."""
 
@@ -26,15 +29,25 @@ def write_floors(matrices: Iterable[Matrix], launcher: Launcher) -> None:
         if job is None:
             continue
         write_line(f"{matrix.name}: computing the floors of its data")
-        arguments = (job.cell.model_dump(mode="json"), matrix.folder / FILE)
+        log = matrix.folder / LOG
+        log.unlink(missing_ok=True)
+        arguments = (job.folder, matrix.folder / FILE, log)
         process = launcher.context.Process(target=train.write_floors, args=arguments)
         process.start()
         process.join(LIMIT)
         if process.exitcode is None:
             process.kill()
             process.join()
-        if process.exitcode != 0:
-            write_line(f"warning: {matrix.name}: its floors could not be computed")
+            write_line(
+                f"warning: {matrix.name}: its floors took more than {LIMIT:.0f} s and were stopped"
+            )
+        elif process.exitcode == 0:
+            # The cells have told the warnings of the data.
+            log.unlink()
+        else:
+            write_line(
+                f"warning: {matrix.name}: its floors could not be computed; the reason is in {log}"
+            )
 
 
 def _find_new_data(matrix: Matrix) -> Job | None:

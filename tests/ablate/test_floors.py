@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import run_python
+from helpers.paths import EXPERIMENTS
 from helpers.studies import write
 
 from lit_attn.cells.floors import Floors
@@ -33,3 +34,49 @@ def test_a_run_computes_the_floors_of_its_data_once(tmp_path: Path) -> None:
     record.model_copy(update={"data": "others"}).write(path)
     assert "computing the floors" in run()
     assert Floors.read(path) == record
+
+
+PROBE = f"""
+studies:
+  probe:
+    title: Recall
+    experiment: {EXPERIMENTS}/probes/recall.yaml
+    parts: [{EXPERIMENTS}/probes/recall.py, broken.py]
+    seeds: 1
+    set: {{training.max_steps: 2, training.evaluate_every: 8}}
+    cells: {{standard: {{attention: standard}}}}
+    baseline: standard
+"""
+
+BREAK = """
+from probes import ProbeData
+
+def floors(self, split, steps):
+    raise ValueError("no rule for this split")
+
+ProbeData.floors = floors
+"""
+
+
+@pytest.mark.process
+def test_floors_of_own_data_are_computed_or_the_reason_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "ablations.yaml").write_text(PROBE)
+    part = tmp_path / "broken.py"
+    part.write_text(BREAK)
+    arguments = ("-m", "lit_attn.ablate", "ablations.yaml", "--study", "probe")
+    log = tmp_path / "runs" / "probe" / "floors.log"
+
+    done = run_python(tmp_path, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert f"its floors could not be computed; the reason is in {log.relative_to(tmp_path)}" in (
+        done.stdout
+    )
+    assert "no rule for this split" in log.read_text()
+
+    part.write_text("")
+    done = run_python(tmp_path, *arguments, "--adopt")
+    assert done.returncode == 0, done.stderr
+    record = Floors.read(tmp_path / "runs" / "probe" / "floors.json")
+    assert record is not None
+    assert {floor.rule for floor in record.floors} == {"rule without the ability"}
+    assert not log.exists()
