@@ -8,6 +8,7 @@ Shapes: B sequences, n tokens. tokens and targets: (B, n) int64; a target of -10
 """
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -161,6 +162,7 @@ class ProbeTaskConfig(Task, kind="probe"):
             percent("accuracy", "accuracy"),
             percent("solved", f"seeds with an accuracy of at least {SOLVED:.0%}"),
             MetricInfo("loss", "loss (nats per target)"),
+            MetricInfo("unsolved_steps", "training steps before the probe is solved"),
         )
 
     def build(self, network: Any, data: Any, loss: Any, optimizer: Any, rate: Any) -> "ProbeTask":
@@ -168,13 +170,40 @@ class ProbeTaskConfig(Task, kind="probe"):
 
 
 class ProbeTask(LanguageModelling):
-    """Cross-entropy of the targets."""
+    """Cross-entropy of the targets, and the steps after which a split was still unsolved."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        # The steps of the last evaluation before a split was solved, by the split's prefix.
+        self.unsolved_steps: dict[str, int] = {}
+        self.solved: set[str] = set()
 
     def build_metrics(self, split: str) -> "ProbeMetrics":
         return ProbeMetrics()
 
     def metric_names(self, split: str) -> list[str]:
-        return ["accuracy", "solved", "loss"]
+        return ["accuracy", "solved", "loss", "unsolved_steps"]
+
+    def values_of_training(self, prefix: str, values: Mapping[str, float]) -> dict[str, float]:
+        """Return the steps of the last evaluation until which no evaluation solved the split.
+
+        It is 0 if the first evaluation solves it, and all steps so far if none does.
+        """
+        if values[f"{prefix}solved"] == 1:
+            self.solved.add(prefix)
+        if prefix not in self.solved:
+            self.unsolved_steps[prefix] = self.global_step
+        return {f"{prefix}unsolved_steps": float(self.unsolved_steps.get(prefix, 0))}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["unsolved_steps"] = self.unsolved_steps
+        checkpoint["solved"] = sorted(self.solved)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self.unsolved_steps = dict(checkpoint.get("unsolved_steps", {}))
+        self.solved = set(checkpoint.get("solved", []))
 
     def chance_levels(self, split: str) -> dict[str, float]:
         """Return the accuracy of the best rule without the ability."""

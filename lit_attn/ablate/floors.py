@@ -10,7 +10,7 @@ from lit_attn.cells.floors import FILE, Floors
 from lit_attn.cells.folder import read_result
 
 LOG = "floors.log"
-"""What a computation of floors printed before it failed."""
+"""Output of a computation of floors that failed."""
 
 LIMIT = 600.0
 """Most seconds that the floors of one study may take."""

@@ -3,7 +3,7 @@
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import lightning as L
@@ -26,9 +26,9 @@ from lit_attn.models.sharding import (
 from lit_attn.optim.averaging import WeightAverage
 from lit_attn.optim.base import Optimizer
 from lit_attn.optim.schedules import Rate
-from lit_attn.private_names.of_torchmetrics import default_states, mark_updated
+from lit_attn.private_names.of_torchmetrics import mark_updated
 from lit_attn.schema.base import require_methods
-from lit_attn.tasks.exact_metrics import compute, update, use_float64
+from lit_attn.tasks.exact_metrics import clear_states, compute, update, use_float64
 from lit_attn.tasks.pictures import Pictures
 from lit_attn.tasks.tf32 import products_in_tf32
 
@@ -366,9 +366,19 @@ class TaskModule(L.LightningModule, ABC):
                 # A metric of several numbers to predict may have a value for each of them.
                 values[f"{prefix}{name}"] = value.double().mean().item()
             self._warn_of_undefined({f"{prefix}{name}": reasons[name] for name in reasons})
+        values |= self.values_of_training(prefix, values)
         self.metrics[index].reset()
         self.added[index].reset()
         return values
+
+    def values_of_training(self, prefix: str, values: Mapping[str, float]) -> dict[str, float]:
+        """Return metrics that depend on earlier evaluations, by full name; the default has none.
+
+        `values` are those of this evaluation, by full name: `prefix` (the split, and "averaged-"
+        for averaged weights) and the name of the metric. A task that remembers evaluations keeps
+        them in its checkpoints (`on_save_checkpoint`).
+        """
+        return {}
 
     def _warn_of_undefined(self, reasons: dict[str, str]) -> None:
         """Say once for each metric why it is not defined on a split."""
@@ -480,20 +490,3 @@ class TaskModule(L.LightningModule, ABC):
         if predictions and predictions[0].numel():
             update(self.added[index], predictions)
         return self.unit_values(*evaluated)
-
-
-def clear_states(metrics: nn.Module) -> None:
-    """Set the states of all metrics in `metrics` to those before an update, but for their shapes.
-
-    A state that is a list of tensors keeps empty tensors of their types.
-    """
-    for metric in metrics.modules():
-        if not isinstance(metric, Metric):
-            continue
-        for name, default in default_states(metric).items():
-            state = getattr(metric, name)
-            if isinstance(state, list):
-                setattr(metric, name, [tensor[:0] for tensor in state])
-            else:
-                assert isinstance(default, Tensor)
-                setattr(metric, name, default.to(state).expand_as(state).clone())

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
-from lit_attn.private_names.of_torchmetrics import convert_states
+from lit_attn.private_names.of_torchmetrics import convert_states, default_states
 
 
 def widen(value: Any) -> Any:
@@ -91,3 +91,20 @@ class ClassMean(Metric):
     def reset(self) -> None:
         super().reset()
         self.per_class.reset()
+
+
+def clear_states(metrics: nn.Module) -> None:
+    """Set the states of all metrics in `metrics` to those before an update, but for their shapes.
+
+    A state that is a list of tensors keeps empty tensors of their types.
+    """
+    for metric in metrics.modules():
+        if not isinstance(metric, Metric):
+            continue
+        for name, default in default_states(metric).items():
+            state = getattr(metric, name)
+            if isinstance(state, list):
+                setattr(metric, name, [tensor[:0] for tensor in state])
+            else:
+                assert isinstance(default, Tensor)
+                setattr(metric, name, default.to(state).expand_as(state).clone())

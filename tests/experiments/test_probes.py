@@ -17,6 +17,7 @@ from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.schema.plugins import load_parts
 from lit_attn.train import run_cell
+from lit_attn.training import build
 
 PROBES = ROOT / "experiments" / "probes"
 load_parts([PROBES / f"{name}.py" for name in ("recall", "memory", "search", "tracking")])
@@ -398,3 +399,30 @@ def test_a_cell_records_each_split_and_whether_it_is_solved(tmp_path: Path) -> N
     for split in ("val", "test", "longer"):
         assert metrics[f"{split}/solved"] == 0
         assert 0 <= metrics[f"{split}/accuracy"] < 0.9
+        # No evaluation of the six steps solves it.
+        assert metrics[f"{split}/unsolved_steps"] == 6
+
+
+def test_unsolved_steps_end_at_the_first_evaluation_that_solves_and_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = yaml.safe_load((PROBES / "recall.yaml").read_text())
+    cell = Cell.model_validate({"study": "t", "variant": "v", "seed": 0, "experiment": experiment})
+
+    def evaluate(task: Any, step: int, solved: float) -> float:
+        monkeypatch.setattr(type(task), "global_step", step, raising=False)
+        values: dict[str, float] = task.values_of_training("val/", {"val/solved": solved})
+        return values["val/unsolved_steps"]
+
+    task = build.build(cell, CPU).task
+    assert evaluate(task, 10, 0.0) == 10
+    assert evaluate(task, 20, 0.0) == 20
+    assert evaluate(task, 30, 1.0) == 20
+    checkpoint: dict[str, Any] = {}
+    task.on_save_checkpoint(checkpoint)
+    resumed = build.build(cell, CPU).task
+    resumed.on_load_checkpoint(checkpoint)
+    # A later evaluation that fails again changes nothing.
+    assert evaluate(resumed, 40, 0.0) == 20
+    other = build.build(cell, CPU).task
+    assert evaluate(other, 10, 1.0) == 0
