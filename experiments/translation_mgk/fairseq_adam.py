@@ -8,7 +8,7 @@ section 16).
 
 from typing import TYPE_CHECKING, Any
 
-from lit_attn.optim.base import AdamW
+from lit_attn.optim.standard import AdamW
 
 if TYPE_CHECKING:
     import torch

@@ -24,7 +24,7 @@ from lit_attn.models import vision_config as vision
 from lit_attn.models.base import Model, find_mixers, find_specs
 
 # Importing these modules registers the members of the families.
-from lit_attn.optim import adam_variants, further_optimizers
+from lit_attn.optim import jax_adamw, muon, set_adam, standard
 from lit_attn.optim.base import Optimizer
 from lit_attn.optim.schedules import Constant, Schedule
 from lit_attn.schema.base import Config, Kind, consistency_check, load
@@ -36,7 +36,8 @@ from lit_attn.tasks.task import CrossEntropyLoss, ImageClassificationConfig, Los
 
 DATA = (columns, images, listops, segmentation, tables, text)
 MODELS = (vision, language, column_models, external, mmseg)
-MEMBERS = (*DATA, *MODELS, adam_variants, further_optimizers)
+OPTIMIZERS = (standard, set_adam, jax_adamw, muon)
+MEMBERS = (*DATA, *MODELS, *OPTIMIZERS)
 """Modules that register members of this package."""
 
 

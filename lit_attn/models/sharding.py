@@ -202,7 +202,7 @@ def _shard_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dic
     Other tensors, such as the count of the steps, stay as they are.
     """
     if "optimizers" in saved:
-        # Several optimisers as one (lit_attn.optim.joined_optimizer).
+        # Several optimisers as one (lit_attn.optim.muon).
         joined: Any = optimizer
         pairs = zip(joined.optimizers, saved["optimizers"], strict=True)
         return {"optimizers": [_shard_state(part, state) for part, state in pairs]}

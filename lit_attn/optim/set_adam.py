@@ -12,15 +12,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from pydantic import Field, PositiveFloat
+from torch import Tensor, nn
 
 from lit_attn.models.sharding import to_plain
+from lit_attn.optim.standard import Adaptive
+from lit_attn.schema.base import Share
 
 # Avoids 0 / 0 in the down-scaling of a tensor whose gradients were all zero.
 GUARD = 1e-300
 
 
-class SETAdam(torch.optim.Optimizer):
+class SetAdamOptimizer(torch.optim.Optimizer):
     """SET-Adam with coupled weight decay (L2) and a state in float32 or wider."""
 
     def __init__(
@@ -75,3 +78,22 @@ class SETAdam(torch.optim.Optimizer):
         # A device can have no entry of a sharded tensor, and so no minimum.
         w -= group["tau"] * to_plain(w).amin()
         parameter.sub_(group["lr"] / first_correction * m / w)
+
+
+class SetAdam(Adaptive, kind="set-adam"):
+    """SET-Adam (Zhang 2024): Adam with a suppressed range of adaptive step sizes."""
+
+    target = SetAdamOptimizer
+    eps: PositiveFloat = Field(1e-18, description="added to the mean square, in the root")
+    tau: Share = Field(0.5, description="share of a tensor's smallest divisor to subtract")
+
+    def build(self, module: nn.Module, fused: bool = True) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = self.target(
+            self.grouped_parameters(module),
+            lr=self.lr,
+            betas=self.betas,
+            eps=self.eps,
+            tau=self.tau,
+            weight_decay=self.weight_decay,
+        )
+        return optimizer

@@ -14,8 +14,8 @@ from lit_attn.attention.residual import PerpendicularConfig, SplitConfig
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.source import Mapping, Where
 from lit_attn.config.study import choose, read_studies
-from lit_attn.optim.base import Adam, AdamW
 from lit_attn.optim.schedules import Constant
+from lit_attn.optim.standard import Adam, AdamW
 from lit_attn.schema.errors import ConfigError
 
 

@@ -21,9 +21,11 @@ from lit_attn.attention.spec import PRESETS
 from lit_attn.attention.statistics import end_step, leave_steps_to_loop
 from lit_attn.models.blocks import recompute_blocks
 from lit_attn.models.sharding import gather, shard
-from lit_attn.optim.adam_variants import JaxAdamW, SetAdam
-from lit_attn.optim.base import SGD, Adam, AdamW, Optimizer
-from lit_attn.optim.further_optimizers import Muon
+from lit_attn.optim.base import Optimizer
+from lit_attn.optim.jax_adamw import JaxAdamW
+from lit_attn.optim.muon import Muon
+from lit_attn.optim.set_adam import SetAdam
+from lit_attn.optim.standard import SGD, Adam, AdamW
 
 WORLD = 4
 STEPS = 2

@@ -11,7 +11,8 @@ from lit_attn.config.training import Training
 from lit_attn.data.augment.base import CropConfig, FlipConfig, NormalizeConfig
 from lit_attn.data.base import Data
 from lit_attn.data.images_config import Cifar10, Digits
-from lit_attn.optim.base import AdamW, Optimizer
+from lit_attn.optim.base import Optimizer
+from lit_attn.optim.standard import AdamW
 from lit_attn.schema.base import Config, Kind, outside_identity
 from lit_attn.schema.errors import ConfigError, explain, suggest
 

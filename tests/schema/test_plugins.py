@@ -188,7 +188,7 @@ CHDIR = "changes the working directory to / when imported; remove the call of os
         (
             PARTS.replace('"plain"', '"adam"'),
             ":7: class Plain: kind 'adam' is already the name of "
-            "lit_attn.optim.base.Adam; choose another name",
+            "lit_attn.optim.standard.Adam; choose another name",
         ),
     ],
 )

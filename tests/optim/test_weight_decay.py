@@ -22,7 +22,7 @@ from lit_attn.models.language_config import (
     SequenceClassifierConfig,
 )
 from lit_attn.models.vision_config import ImageViTConfig, SegmenterConfig, ViTConfig
-from lit_attn.optim.base import SGD, AdamW
+from lit_attn.optim.standard import SGD, AdamW
 from lit_attn.signatures import (
     CausalTokens,
     ColumnLabels,

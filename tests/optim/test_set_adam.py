@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_attn.optim.base import Optimizer
-from lit_attn.optim.set_adam import SETAdam
+from lit_attn.optim.set_adam import SetAdamOptimizer
 
 
 def plain_step(
@@ -38,7 +38,7 @@ def plain_step(
 def test_the_configuration_builds_the_optimizer() -> None:
     config = Optimizer.parse({"kind": "set-adam", "lr": 1e-4})
     optimizer = config.build(torch.nn.Linear(3, 2))
-    assert isinstance(optimizer, SETAdam)
+    assert isinstance(optimizer, SetAdamOptimizer)
     assert optimizer.defaults["eps"] == 1e-18
 
 
@@ -49,7 +49,7 @@ def test_steps_equal_the_formula() -> None:
     plain = theta.tolist()
     m = [0.0] * 7
     v = [0.0] * 7
-    optimizer = SETAdam([theta], lr=1e-2)
+    optimizer = SetAdamOptimizer([theta], lr=1e-2)
     for t in range(1, 6):
         gradient = torch.randn(7, dtype=torch.double, generator=generator)
         theta.grad = gradient.clone()
@@ -64,7 +64,7 @@ def test_equal_gradients_double_the_step_of_adam() -> None:
     for size in ((), (3,)):
         theta = torch.zeros(size).requires_grad_()
         theta.grad = torch.full(size, 5.0)
-        SETAdam([theta], lr=1e-3).step()
+        SetAdamOptimizer([theta], lr=1e-3).step()
         assert theta.flatten().tolist() == pytest.approx([-2e-3] * theta.numel(), rel=1e-5)
 
 
@@ -75,8 +75,8 @@ def test_every_tensor_has_its_own_scale_and_count_of_steps() -> None:
     shapes = [(4, 3), (5,), ()]
     together = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
     alone = [one.detach().clone().requires_grad_() for one in together]
-    optimizer = SETAdam(together, lr=1e-2)
-    optimizers = [SETAdam([one], lr=1e-2) for one in alone]
+    optimizer = SetAdamOptimizer(together, lr=1e-2)
+    optimizers = [SetAdamOptimizer([one], lr=1e-2) for one in alone]
     for step in range(4):
         for index, (one, other) in enumerate(zip(together, alone, strict=True)):
             one.grad = torch.randn(one.shape, generator=generator)
@@ -94,7 +94,7 @@ def test_every_tensor_has_its_own_scale_and_count_of_steps() -> None:
 def test_zero_gradients_change_nothing_and_make_no_nan() -> None:
     theta = torch.ones(4).requires_grad_()
     theta.grad = torch.zeros(4)
-    SETAdam([theta], lr=1e-3).step()
+    SetAdamOptimizer([theta], lr=1e-3).step()
     assert theta.tolist() == [1.0] * 4
 
 
@@ -105,7 +105,7 @@ def test_tiny_gradients_do_not_underflow() -> None:
     for scale in (1.0, 1e-8):
         theta = torch.zeros(3).requires_grad_()
         theta.grad = torch.tensor([1.0, 2.0, -3.0]) * scale
-        SETAdam([theta], lr=1.0, eps=0.0).step()
+        SetAdamOptimizer([theta], lr=1.0, eps=0.0).step()
         results.append(theta.tolist())
     assert results[0] == pytest.approx(results[1], rel=1e-4)
 
@@ -114,7 +114,7 @@ def test_tiny_gradients_do_not_underflow() -> None:
 def test_half_precision_parameters_keep_wide_state() -> None:
     theta = torch.zeros(3, dtype=torch.float16).requires_grad_()
     theta.grad = torch.full((3,), 1e-4, dtype=torch.float16)
-    optimizer = SETAdam([theta], lr=1e-3)
+    optimizer = SetAdamOptimizer([theta], lr=1e-3)
     optimizer.step()
     assert optimizer.state[theta]["exp_avg_sq"].dtype == torch.float32
     assert torch.isfinite(theta).all()
@@ -126,6 +126,6 @@ def test_weight_decay_is_coupled() -> None:
     decayed, added = (torch.full((2,), 3.0).requires_grad_() for _ in range(2))
     decayed.grad = torch.tensor([1.0, 2.0])
     added.grad = torch.tensor([1.3, 2.3])
-    SETAdam([decayed], lr=0.1, weight_decay=0.1).step()
-    SETAdam([added], lr=0.1).step()
+    SetAdamOptimizer([decayed], lr=0.1, weight_decay=0.1).step()
+    SetAdamOptimizer([added], lr=0.1).step()
     assert decayed.tolist() == pytest.approx(added.tolist())

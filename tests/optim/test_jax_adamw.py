@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_attn.optim.adam_variants import JaxAdamW
+from lit_attn.optim.jax_adamw import JaxAdamW
 
 
 @pytest.mark.slow

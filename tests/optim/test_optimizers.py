@@ -5,14 +5,9 @@ import copy
 import pytest
 import torch
 
-from lit_attn.optim.base import SGD, Adam, AdamW, Optimizer
-from lit_attn.optim.further_optimizers import (
-    Adafactor,
-    Lion,
-    ModuleOptimizer,
-    Muon,
-    OtherParameters,
-)
+from lit_attn.optim.base import Optimizer
+from lit_attn.optim.muon import Muon, OtherParameters
+from lit_attn.optim.standard import SGD, Adafactor, Adam, AdamW, Lion, ModuleOptimizer
 from lit_attn.schema.errors import ConfigError
 
 

@@ -1,43 +1,20 @@
-"""Optimisers of released code that differ from PyTorch's Adam and AdamW.
+"""AdamW of JAX code, which stores parameters or the first moment in bfloat16.
 
-Sources: SET-Adam, Zhang 2024, arXiv:2302.01029 (docs/setups.md, section 12); AdamW of the JAX code,
-github.com/Caiyun-AI/DCFormer at df8671f (jax/MaxText/layers and optimizers.py) and
+Sources: github.com/Caiyun-AI/DCFormer at df8671f (jax/MaxText/layers and optimizers.py) and
 github.com/google-research/big_vision at 0127fb6 (`mu_dtype` of optax; docs/setups.md, sections 7
 and 10).
 """
 
+from collections.abc import Sequence
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat
+import torch
+from pydantic import Field
+from torch import nn
 
-from lit_attn.optim.base import AdamW, Adaptive
-from lit_attn.schema.base import Share, load
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
-    from torch import nn
-
-
-class SetAdam(Adaptive, kind="set-adam"):
-    """SET-Adam (Zhang 2024): Adam with a suppressed range of adaptive step sizes."""
-
-    target = "lit_attn.optim.set_adam:SETAdam"
-    eps: PositiveFloat = Field(1e-18, description="added to the mean square, in the root")
-    tau: Share = Field(0.5, description="share of a tensor's smallest divisor to subtract")
-
-    def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
-        optimizer_class: type[torch.optim.Optimizer] = load(self.target)
-        settings: dict[str, Any] = {
-            "lr": self.lr,
-            "betas": self.betas,
-            "eps": self.eps,
-            "tau": self.tau,
-            "weight_decay": self.weight_decay,
-        }
-        return optimizer_class(self.grouped_parameters(module), **settings)
+from lit_attn.optim.standard import AdamW
+from lit_attn.private_names.of_torch import multiply_in_place
 
 
 class JaxAdamW(AdamW, kind="jax-adamw"):
@@ -56,18 +33,12 @@ class JaxAdamW(AdamW, kind="jax-adamw"):
         "float32", description="type in which the first moment is stored"
     )
 
-    def clip(self, parameters: "Sequence[nn.Parameter]", norm: float) -> None:
-        import torch
-
-        from lit_attn.private_names.of_torch import multiply_in_place
-
+    def clip(self, parameters: Sequence[nn.Parameter], norm: float) -> None:
         gradients = [p.grad for p in parameters if p.grad is not None]
         total = torch.nn.utils.get_total_norm(gradients)
         multiply_in_place(gradients, (norm / total).clamp(max=1.0))
 
-    def parameters(self, module: "nn.Module") -> list[Any]:
-        import torch
-
+    def parameters(self, module: nn.Module) -> list[Any]:
         rounded = {id(parameter) for parameter in self.rounded(module)}
         groups = super().parameters(module)
         rounded_groups = []
@@ -83,7 +54,7 @@ class JaxAdamW(AdamW, kind="jax-adamw"):
             )
         return groups + rounded_groups
 
-    def rounded(self, module: "nn.Module") -> "list[nn.Parameter]":
+    def rounded(self, module: nn.Module) -> list[nn.Parameter]:
         """Return the parameters that are stored in bfloat16."""
         rounded = []
         for name, parameter in module.named_parameters():
@@ -91,9 +62,7 @@ class JaxAdamW(AdamW, kind="jax-adamw"):
                 rounded.append(parameter)
         return rounded
 
-    def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
-        import torch
-
+    def build(self, module: nn.Module, fused: bool = True) -> torch.optim.Optimizer:
         optimizer = super().build(module, fused)
         rounded = self.rounded(module)
 
