@@ -256,6 +256,11 @@ class CausalTokens(TokenSignature):
     sides = ("context", "vocabulary")
     is_ordered = True
 
+    @property
+    def document_end(self) -> int | None:
+        """Token that separates the documents of a packed sequence, or None if there is none."""
+        return None
+
 
 @dataclass(frozen=True)
 class TokenStream(CausalTokens):
@@ -265,6 +270,7 @@ class TokenStream(CausalTokens):
     """
 
     batch_names = ("inputs", "targets")
+    document_end: int | None = None
 
     @property
     def has_fixed_shapes(self) -> bool:

@@ -48,6 +48,7 @@ class ReversedGPTConfig(GPTConfig, kind="reversed-gpt"):
     runs_foreign_code = False  # Tests try it out, so a dry run need not.
     builder = (ReversedGPT, "vocabulary", "context")
     positions: Literal["sinusoidal"] = Field("sinusoidal", description="positions, from the end on")
+    documents: Literal["joined"] = Field("joined", description="documents of packed text")
 
     def identity(self) -> dict[str, Any]:
         """Return the identity from the time when `gpt` of the package had these positions."""

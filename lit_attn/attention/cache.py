@@ -24,6 +24,8 @@ class Cache(ABC):
     def __init__(self) -> None:
         self.position = 0
         self.length = 0
+        # Sums over all earlier tokens by name, with the batch first; they need no window.
+        self.totals: dict[str, Tensor] = {}
 
     def advance(self, n: int) -> None:
         """Count `n` tokens, after the layer has processed them."""
@@ -103,8 +105,6 @@ class KeyValues(Cache):
         super().__init__()
         self.limit = None if window is None else window - 1
         self.buffers: dict[str, Buffer] = {}
-        # Sums over all earlier tokens by name, with the batch first; they need no window.
-        self.totals: dict[str, Tensor] = {}
 
     def extend(self, name: str, new: Tensor, axis: int = -2) -> Tensor:
         """Append `new` to the stored tensor `name` along the token axis and return the result."""
@@ -147,4 +147,5 @@ class RunningSums(Cache):
         self.keys = keys if self.keys is None else self.keys + keys
 
     def tensors(self) -> list[Tensor]:
-        return [part for part in (self.products, self.keys) if part is not None]
+        sums = [part for part in (self.products, self.keys) if part is not None]
+        return sums + list(self.totals.values())

@@ -106,6 +106,9 @@ class ActiveFilterConfig(FilterConfig):
 
     needs_self = "orders the tokens of one sequence"
 
+    def find_document_problem(self) -> str:
+        return "changes the logits of a query by those of earlier queries"
+
     def check(self, layer: LayerChoices) -> None:
         if layer.window:
             raise ValueError(

@@ -111,6 +111,9 @@ class LinearConfig(MixedKeysConfig, kind="linear"):
             total = torch.tensor(lengths).double().sqrt().unsqueeze(-1)
         return similarity / total
 
+    def find_document_problem(self) -> str:
+        return "adds up all earlier tokens"
+
     def check(self, layer: LayerChoices) -> None:
         reason = "linear keys never form the logits"
         if layer.compose.places():

@@ -93,6 +93,10 @@ class Part(Config):
             "(docs/adding-a-part.md)"
         )
 
+    def find_document_problem(self) -> str:
+        """Return how packed documents affect each other although a mask separates them, or ""."""
+        return ""
+
     def exempt_parameters(self) -> tuple[str, ...]:
         """Return the parameters of the module that have no weight decay with `decay: weights`.
 

@@ -25,13 +25,13 @@ class Rotary(NamedTuple):
 
 
 def rotary(positions: Tensor, head_dim: int, base: float = 10_000.0) -> Rotary:
-    """Return the angles of `positions` (n,); raise ValueError if `head_dim` is odd."""
+    """Return the angles of `positions` (..., n); raise ValueError if `head_dim` is odd."""
     if head_dim % 2:
         raise ValueError(f"rotary positions need an even head width, not {head_dim}")
     exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32)
     # In float32 this is the released codes' value to the last bit; base ** (-j / D) is not.
     frequencies = 1.0 / base ** (exponents / head_dim)
-    angles = torch.outer(positions.to(torch.float32), frequencies)
+    angles = positions.to(torch.float32).unsqueeze(-1) * frequencies
     return Rotary(angles.cos(), angles.sin())
 
 

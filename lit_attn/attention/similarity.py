@@ -58,6 +58,9 @@ class SimilarityConfig(Part, Kind):
         """Number of tokens that the similarity has parameters for, or None if there is no limit."""
         return None
 
+    def find_document_problem(self) -> str:
+        return "" if self.max_tokens is None else "has parameters for places of the sequence"
+
 
 class Similarity(Learner):
     """Base of the similarities: features of q and of the keys whose scaled products are the logits,

@@ -272,6 +272,16 @@ class AttentionSpec(Config):
             "set `cross_attention`, for example to standard"
         )
 
+    def find_document_problem(self) -> str:
+        """Return why masks cannot separate packed documents, beginning with a key, or ""."""
+        if self.mixer is not None:
+            return "kind: 'module' mixes the tokens of one sequence"
+        for family, part in self.parts.items():
+            problem = part.find_document_problem()
+            if problem:
+                return f"{family}: '{part.kind}' {problem}"
+        return ""
+
     def check_heads(self, heads: int) -> None:
         """Raise ValueError, which begins with a key, if a layer of `heads` heads is impossible."""
         if self.kv_heads is not None and heads % self.kv_heads:

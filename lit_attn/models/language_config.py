@@ -165,6 +165,30 @@ class GPTConfig(TokenTransformer, kind="gpt"):
     )
     head_dropout: Share = Field(0.0, description="dropout rate of hidden vectors before the head")
     vocabulary_multiple: PositiveInt = Field(1, description="round the vocabulary up to a multiple")
+    documents: Literal["joined", "separate"] = Field(
+        "joined",
+        description="separate: in packed text, no token attends to another document, and positions "
+        "start again with each; a document starts with the token that separates it from the last",
+    )
+
+    def build(self, signature: Any, device: Any = None) -> Any:
+        network = super().build(signature, device)
+        if self.documents == "separate":
+            network.trunk.document_end = signature.document_end
+        return network
+
+    @consistency_check
+    def _documents_can_be_separate(self) -> None:
+        """Refuse separate documents in layers that a mask of pairs of tokens cannot separate."""
+        if self.documents == "joined":
+            return
+        for spec in self.attention.mechanisms:
+            problem = spec.find_document_problem()
+            if problem:
+                raise ValueError(
+                    f"attention.{problem}, which `documents: separate` cannot separate; "
+                    "choose another part, or write `documents: joined`"
+                )
 
     @consistency_check
     def _cutoffs_are_for_adaptive(self) -> None:
@@ -177,8 +201,13 @@ class GPTConfig(TokenTransformer, kind="gpt"):
         if is_adaptive and self.vocabulary_multiple > 1:
             raise ValueError("vocabulary_multiple: has no effect with `head: adaptive`")
 
-    def check(self, signature: signatures.TokenSignature) -> None:
+    def check(self, signature: Any) -> None:
         super().check(signature)
+        if self.documents == "separate" and signature.document_end is None:
+            raise ValueError(
+                "documents: separate needs a token that separates documents, and the data has "
+                "none; choose the tokenizer bytes, gpt2 or gpt-neox, or write joined"
+            )
         size = signature.vocabulary
         if self.cutoffs and self.cutoffs[-1] >= size:
             raise ValueError(

@@ -156,8 +156,15 @@ def build_attention(model: TokenTransformer, spec: AttentionSpec, device: Device
     return layer
 
 
+DOCUMENT_STARTS = "document starts"
+"""Name in a cache of the index at which the current document of each row starts, (B,)."""
+
+
 class Trunk(nn.Module):
     """Embedding, positions, blocks and, after pre-norm blocks, a final norm."""
+
+    document_end: int | None = None
+    """Token that separates documents, each of which is a sequence of its own; None: one sequence"""
 
     def __init__(
         self,
@@ -232,21 +239,52 @@ class Trunk(nn.Module):
                 f"{total} tokens are more than the {self.context} positions this model learned"
             )
         positions = torch.arange(cached, total, device=tokens.device)
+        mask = None if present is None else present[:, None, None, :]
+        if self.document_end is not None:
+            starts = self._find_document_starts(tokens, positions, caches)
+            keys = torch.arange(total, device=tokens.device)
+            mask = keys >= starts[:, None, :, None]
+            positions = positions - starts
         x = self.add_positions(self.tokens(tokens) * self.embedding_scale, positions)
         x = self.dropout(x)
         turn = None
         if self.model.positions == "rotary":
-            turn = rotary(positions, self.model.rotated_width, self.model.rotary_base)
-        padding = None if present is None else present[:, None, None, :]
+            # Positions that differ between rows have an axis of heads.
+            of_heads = positions.unsqueeze(1) if positions.ndim > 1 else positions
+            turn = rotary(of_heads, self.model.rotated_width, self.model.rotary_base)
         caches_per_block = len(caches) // len(self.blocks)
         for number, block in enumerate(self.blocks):
             first = number * caches_per_block
             block_caches = caches[first : first + caches_per_block]
-            x = block(x, padding, self.is_causal, turn, block_caches, memory)
+            block_mask = mask
+            if mask is not None and block_caches:
+                # A layer with a window stores the last tokens alone.
+                block_mask = mask[..., -(block_caches[0].length + tokens.shape[1]) :]
+            x = block(x, block_mask, self.is_causal, turn, block_caches, memory)
         return self.norm(x)
 
+    def _find_document_starts(
+        self, tokens: Tensor, indices: Tensor, caches: Sequence[Cache]
+    ) -> Tensor:
+        """Return the index in the sequence at which the document of each token starts, (B, n).
+
+        A document starts with the token that separates it from the one before. `indices` (n,) are
+        those of `tokens` in the sequence, after the cached tokens.
+        """
+        is_start = tokens == self.document_end
+        starts = torch.where(is_start, indices, 0)
+        if caches and DOCUMENT_STARTS in caches[0].totals:
+            starts[:, 0] = torch.maximum(starts[:, 0], caches[0].totals[DOCUMENT_STARTS])
+        starts = starts.cummax(1).values
+        if caches:
+            caches[0].totals[DOCUMENT_STARTS] = starts[:, -1].clone()
+        return starts
+
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Return embeddings x (B, n, d) plus those of `positions` (n,), unless they are rotary."""
+        """Return embeddings x (B, n, d) plus those of `positions`, unless they are rotary.
+
+        `positions` are (n,), or (B, n) if they start again in each document.
+        """
         if self.positions is not None:
             return x + self.positions(positions)
         if self.model.positions == "rotary":
@@ -256,7 +294,7 @@ class Trunk(nn.Module):
 
 
 def sinusoids(positions: Tensor, dim: int, is_fairseq: bool = False) -> Tensor:
-    """Return the fixed positions of Vaswani et al. 2017 (section 3.5), sines first; (n, d).
+    """Return the fixed positions of Vaswani et al. 2017 (section 3.5), sines first; (..., n, d).
 
     fairseq begins with position 2, and its last frequency is 1e-4.
     """
@@ -267,8 +305,8 @@ def sinusoids(positions: Tensor, dim: int, is_fairseq: bool = False) -> Tensor:
     if is_fairseq:
         rates = torch.exp(steps * -(math.log(10_000) / max(1, len(steps) - 1)))
         numbers = numbers + 2
-    angles = torch.outer(numbers, rates)
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :dim]
+    angles = numbers.unsqueeze(-1) * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)[..., :dim]
 
 
 @torch.no_grad()

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from lit_attn.attention import diagnostics
 from lit_attn.attention.layer import Attention, LayerRecord, TokenLayer
 from lit_attn.attention.masks import split_mask
+from lit_attn.attention.rotary import Rotary
 from lit_attn.cells.records import DiagnosticRow, csv_lines, read_diagnostics
 from lit_attn.config.training import SAMPLED_KINDS, DiagnosticsConfig
 from lit_attn.files import append, write_atomic
@@ -378,6 +379,9 @@ def split_calls(layer: Attention, calls: list[LayerCall]) -> Iterator[tuple[Laye
                 if mask.is_floating_point():
                     mask = mask.double()
                 arguments["attn_mask"] = mask
+            rotary = arguments.get("rotary")
+            if rotary is not None and rotary.cos.ndim == 4 and rotary.cos.shape[0] == batch:
+                arguments["rotary"] = Rotary(rotary.cos[part], rotary.sin[part])
             yield LayerCall(arguments, call.stream[part].double()), is_attended
 
 

@@ -33,6 +33,9 @@ class Tokenizer(Kind):
     is_word_level: ClassVar[bool] = False
     """True if every token is a word, so that the vocabulary comes from the training text."""
 
+    document_end: ClassVar[int | None] = None
+    """Id of the token that ends every document, or None if no token does."""
+
     @property
     @abstractmethod
     def vocabulary(self) -> int:
@@ -51,6 +54,7 @@ class Bytes(Tokenizer, kind="bytes"):
     """UTF-8 bytes; a document ends with byte 0."""
 
     is_byte_level = True
+    document_end = 0
     vocabulary: ClassVar = 256
 
     def encoder(self, training: Iterable[str]) -> Any:
@@ -61,6 +65,7 @@ class Gpt2(Tokenizer, kind="gpt2"):
     """GPT-2's byte-pair encoding; a document ends with <|endoftext|>."""
 
     folder: Path | None = outside_identity(None, "folder of encoder.json and vocab.bpe; null: hub")
+    document_end = 50_256
     vocabulary: ClassVar = 50_257
     encoder: ClassVar = method("lit_attn.data.text.tokenizers:load_gpt2")
 
@@ -68,6 +73,7 @@ class Gpt2(Tokenizer, kind="gpt2"):
 class GptNeox(Tokenizer, kind="gpt-neox"):
     """GPT-NeoX's byte-pair encoding, of Pythia and the Pile; a document ends with <|endoftext|>."""
 
+    document_end = 0
     file: Path | None = outside_identity(None, "tokenizer.json; null: from the hub")
     size: PositiveInt = Field(50_277, description="number of ids; more or fewer in released models")
 
@@ -134,7 +140,9 @@ class Tokens(TokenData):
     )
 
     def signature(self) -> TokenStream:
-        return TokenStream(self.tokenizer.vocabulary, self.context)
+        return TokenStream(
+            self.tokenizer.vocabulary, self.context, document_end=self.tokenizer.document_end
+        )
 
     build: ClassVar = method("lit_attn.data.text.batches:TextData")
 
