@@ -213,7 +213,7 @@ def _prepare(cell_dir: Path) -> Iterator[tuple["Cell", "ProcessGroup"]]:
     if rank == 0:
         _clean(cell_dir, cell.fingerprint)
     # Before this process uses a GPU, which may serve one process only.
-    check_before_first_cell(cell.experiment.training.accelerator)
+    check_before_first_cell(cell)
     with (
         _keep_temporary_files_inside(cell_dir, rank),
         join_process_group(cell.experiment.training.accelerator) as group,

@@ -20,14 +20,19 @@ would hide a wrong term."""
 
 
 def build_noisy_layer(
-    preset: str, dim: int, heads: int, dtype: torch.dtype = torch.float32, **options: Any
+    chosen: str | type[Attention],
+    dim: int,
+    heads: int,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
 ) -> Attention:
-    """Return the layer of a preset in evaluation mode, without parameters that are zero.
+    """Return the layer of a preset or class in evaluation mode, without parameters that are zero.
 
     Random numbers start from seed 0. `options` are further arguments of the layer.
     """
     torch.manual_seed(0)
-    layer = attn_layer(preset)(dim, heads, **options).to(dtype).eval()
+    layer_class = attn_layer(chosen) if isinstance(chosen, str) else chosen
+    layer = layer_class(dim, heads, **options).to(dtype).eval()
     number_layers(layer)
     with torch.no_grad():
         for parameter in layer.parameters():

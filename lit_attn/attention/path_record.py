@@ -1,9 +1,10 @@
 """Memory of the attention paths that failed a check on this machine, with this torch and this code.
 
 `lit-attn doctor` compares every path of lit_attn.attention.dispatch with the float64 reference, and
-writes one small JSON file for each combination of device, torch and attention code to the user's
-cache folder (`$XDG_CACHE_HOME/lit_attn/paths`). A path that the file refuses is not used. Without a
-file every path is used.
+the first cell of its kind on a GPU the paths that it takes. Both write one small JSON file for each
+combination of device, torch and attention code to the user's cache folder
+(`$XDG_CACHE_HOME/lit_attn/paths`). A path that the file refuses is not used. Without a file every
+path is used.
 """
 
 import functools
@@ -32,6 +33,10 @@ class PathRecord(Record):
     checked: str = Field(description="time in UTC, ISO 8601")
     held: list[str] = Field(description="names of the paths that hold")
     refused: dict[str, str] = Field(description="reason for each refused path, by its name")
+    is_of_doctor: bool = Field(
+        False, description="True if `lit-attn doctor` has checked presets; no cell checks its calls"
+    )
+    calls: list[str] = Field([], description="calls of attention layers that cells have checked")
 
 
 class Combination(NamedTuple):
@@ -103,9 +108,24 @@ def set_refused(kind: str, refused: dict[str, str]) -> None:
     _REFUSED[kind] = refused
 
 
-def remember(combination: Combination, held: list[str], refused: dict[str, str]) -> str:
-    """Write the record of the combination. Return why it cannot be written, or an empty text."""
-    record = PathRecord(**combination._asdict(), checked=utc_now(), held=held, refused=refused)
+def remember(
+    combination: Combination,
+    held: list[str],
+    refused: dict[str, str],
+    calls: list[str] | None = None,
+) -> str:
+    """Write the record of the combination. Return why it cannot be written, or an empty text.
+
+    `calls` are those that cells have checked; None for the record of a doctor.
+    """
+    record = PathRecord(
+        **combination._asdict(),
+        checked=utc_now(),
+        held=held,
+        refused=refused,
+        is_of_doctor=calls is None,
+        calls=calls or [],
+    )
     try:
         record.write(combination.file)
     except OSError as error:

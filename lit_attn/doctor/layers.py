@@ -65,11 +65,17 @@ SHAPES = (Shape(2, 33, 64, 4), Shape(1, 130, 128, 2))
 
 
 class Case(NamedTuple):
-    """One comparison of one preset."""
+    """One comparison of one layer.
+
+    `has_mask`: the last tokens of the first sample are padding. `is_cross`: keys and values come
+    from other tokens.
+    """
 
     precision: Precision
     is_causal: bool
     shape: Shape
+    has_mask: bool = False
+    is_cross: bool = False
 
 
 class LayerCheck(NamedTuple):
@@ -153,14 +159,30 @@ def read_properties(
     layer: Attention, device: torch.device, is_causal: bool
 ) -> dict[str, Any] | None:
     """Return the properties from which `choose_path` chooses the layer's path, or None."""
-    dim = layer.qkv.in_features
-    x = torch.zeros(1, 2, dim, device=device)
-    return layer.similarity.describe_call(layer.inputs(x, None, is_causal, None))
+    return read_case_properties(layer, device, Case(FLOAT32, is_causal, SHAPES[0]))
+
+
+def read_case_properties(
+    layer: Attention, device: torch.device, case: Case
+) -> dict[str, Any] | None:
+    """Return the properties from which `choose_path` chooses the path of `case`, or None."""
+    batch, tokens = case.shape.batch, case.shape.tokens
+    x = torch.zeros(batch, tokens, layer.qkv.in_features, device=device)
+    named = make_arguments(layer, case, device)
+    mask, memory = named["attn_mask"], named["memory"]
+    with torch.no_grad(), in_precision(case.precision, device):
+        inputs = layer.inputs(x, mask, case.is_causal, None, memory=memory)
+        return layer.similarity.describe_call(inputs)
 
 
 def read_path(layer: Attention, device: torch.device, is_causal: bool = False) -> str:
     """Return the name of the path that the layer takes on the device, without refused ones."""
-    properties = read_properties(layer, device, is_causal)
+    return read_case_path(layer, device, Case(FLOAT32, is_causal, SHAPES[0]))
+
+
+def read_case_path(layer: Attention, device: torch.device, case: Case) -> str:
+    """Return the name of the path that the layer takes in `case`, without refused ones."""
+    properties = read_case_properties(layer, device, case)
     if properties is None:
         return OWN_SUMS
     return dispatch.choose_usable_path(properties, device.type).name
@@ -191,7 +213,7 @@ def check_path(
     """
     device = torch.device(device_name)
     path_record.set_refused(device.type, {})
-    _require_device(device)
+    require_device(device)
     for name in list_presets(is_short, device)[process::processes]:
         # PyTorch compiles one function a limited number of times, and then computes without a word
         # what it could not compile: another path.
@@ -203,7 +225,7 @@ def check_path(
             yield check_layer(name, path, layer, case, device)
 
 
-def _require_device(device: torch.device) -> None:
+def require_device(device: torch.device) -> None:
     """Raise Unavailable if this process cannot use the device, which another one may occupy."""
     try:
         torch.zeros(1, device=device)
@@ -219,8 +241,8 @@ def check_layer(
     x, direction = make_tokens(case.shape)
     parts = (name, path, case.precision.name, case.is_causal)
     eps = case.precision.eps
-    expected = compute_reference(layer, x, direction, case.is_causal)
-    changed = compute_reference(layer, x, direction, case.is_causal, noise=eps)
+    expected = compute_reference(layer, x, direction, case)
+    changed = compute_reference(layer, x, direction, case, noise=eps)
     units = [max(eps, change) for change in relative_errors(changed, expected)]
     try:
         actual = compute_layer(layer, x, direction, case, device)
@@ -245,8 +267,23 @@ def make_tokens(shape: Shape) -> tuple[Tensor, Tensor]:
     return torch.randn(size, generator=generator), torch.randn(size, generator=generator)
 
 
+def make_arguments(layer: Attention, case: Case, device: torch.device | str) -> dict[str, Any]:
+    """Return the arguments of the layer's call beside its tokens."""
+    batch, tokens, dim, _ = case.shape
+    mask = None
+    if case.has_mask:
+        mask = torch.ones(batch, 1, 1, tokens, dtype=torch.bool, device=device)
+        mask[0, ..., -(tokens // 3) :] = False
+    memory = None
+    if case.is_cross:
+        generator = torch.Generator().manual_seed(3)
+        memory = torch.randn(batch, tokens, dim, generator=generator)
+        memory = memory.to(device, layer.qkv.weight.dtype)
+    return {"is_causal": case.is_causal, "attn_mask": mask, "memory": memory}
+
+
 def compute_reference(
-    layer: Attention, x: Tensor, direction: Tensor, is_causal: bool, noise: float = 0.0
+    layer: Attention, x: Tensor, direction: Tensor, case: Case, noise: float = 0.0
 ) -> list[Tensor]:
     """Return the output of the formulas and all its gradients, in float64 on the CPU.
 
@@ -261,17 +298,18 @@ def compute_reference(
                 change = torch.randn(tensor.shape, dtype=torch.double, generator=generator)
                 tensor.mul_(1 + noise * change)
     inputs.requires_grad_()
-    out = reference.attention(exact, inputs, is_causal=is_causal)
+    out = reference.attention(exact, inputs, **make_arguments(exact, case, "cpu"))
     return differentiate(out, [inputs, *exact.parameters()], direction)
 
 
 def compute_layer(
-    layer: torch.nn.Module, x: Tensor, direction: Tensor, case: Case, device: torch.device
+    layer: Attention, x: Tensor, direction: Tensor, case: Case, device: torch.device
 ) -> list[Tensor]:
     """Return the output of the layer on the device and all its gradients, in float64 on the CPU."""
     inputs = x.to(device).requires_grad_()
+    named = make_arguments(layer, case, device)
     with in_precision(case.precision, device):
-        out = layer(inputs, is_causal=case.is_causal)
+        out = layer(inputs, **named)
         results = differentiate(out, [inputs, *layer.parameters()], direction)
     return [tensor.cpu().double() for tensor in results]
 

@@ -1,82 +1,162 @@
-"""Check of attention paths before the first cell on a new combination of GPU, torch and code.
+"""Check of the attention paths that a cell takes on a GPU, before it trains.
 
-The check is `lit-attn doctor --short` in a process of its own. Its record (see
-lit_attn.attention.path_record) names the paths that failed, and these are not used.
+Each call of an attention layer that differs from the others (lit_attn.models.attention_calls) is
+compared with its formula in the precision of the cell, in a process of its own. That happens once
+for each combination of GPU, torch and attention code, and not at all after `lit-attn doctor`, which
+compares presets. The record (lit_attn.attention.path_record) names the paths that failed, and these
+are not used.
 """
 
+import json
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from lit_attn.attention import path_record
-from lit_attn.attention.dispatch import Path as AttentionPath
 from lit_attn.attention.path_record import Combination, PathRecord, read_combination
+from lit_attn.config.cell import Cell
 from lit_attn.files import one_at_a_time
-from lit_attn.temporary import temporary_folder
+from lit_attn.models.attention_calls import AttentionCall, find_calls
+from lit_attn.schema.errors import plural
 
-LIMIT = 1200.0
-"""Seconds after which the check itself counts as a hang. It limits each path to less."""
+LIMIT = 300.0
+"""Seconds after which the check of a call counts as a hang."""
+
+CORES_OF_CHECK = 4
+"""Cores for each of the checks that run at once: compiling a kernel takes a core seconds."""
 
 
-def check_before_first_cell(accelerator: str) -> None:
-    """Check the paths of a GPU without a record, and print a line for each refused path.
+class CallOutcome(NamedTuple):
+    """Path of a call, and why it fails; or why nothing is known. Other texts are empty."""
+
+    path: str = ""
+    failure: str = ""
+    unavailable: str = ""
+
+
+def check_before_first_cell(cell: Cell) -> None:
+    """Check the calls of `cell` that have no record, and print a line for each refused path.
 
     Other cells of this combination wait meanwhile. A CPU is not checked, but the record that
     `lit-attn doctor` has written for it counts.
     """
-    has_gpu = accelerator != "cpu" and torch.cuda.is_available()
+    has_gpu = cell.experiment.training.accelerator != "cpu" and torch.cuda.is_available()
     kind = "cuda" if has_gpu else "cpu"
     if has_gpu:
-        combination = read_combination(kind)
-        if PathRecord.read_valid(combination.file) is None:
-            with one_at_a_time(combination.file.parent, combination.file.stem):
-                _check_once(combination)
+        _check_on_gpu(cell, read_combination(kind))
     for path, reason in path_record.refused_paths(kind).items():
-        print(f"attention path {path} is not used: `lit-attn doctor` refused it ({reason})")
+        print(f"attention path {path} is not used: it failed a check on this machine ({reason})")
 
 
-def _check_once(combination: Combination) -> None:
-    """Run the check, unless another process has finished it in the meantime."""
-    if PathRecord.read_valid(combination.file) is not None:
+def _check_on_gpu(cell: Cell, combination: Combination) -> None:
+    """Check the calls of `cell` that the record of `combination` lacks, and extend the record."""
+    precision = cell.experiment.training.precision
+    record = PathRecord.read_valid(combination.file)
+    if record is not None and record.is_of_doctor:
         return
-    print(
-        f"first cell on {combination.device} with torch {combination.torch}: "
-        "checking the attention paths (lit-attn doctor --short)",
-        flush=True,
-    )
-    try:
-        output = run_doctor(LIMIT)
-    except subprocess.TimeoutExpired:
-        refuse_all(combination, f"`lit-attn doctor --short` did not end within {LIMIT:.0f} s")
+    calls = find_calls(cell.experiment.model, cell.experiment.data)
+    if not _list_unchecked(calls, precision, record):
         return
-    if PathRecord.read_valid(combination.file) is None:
-        print(f"warning: the attention paths could not be checked: {output}", flush=True)
-
-
-def run_doctor(seconds: float) -> str:
-    """Run the short form for up to `seconds`, and return its last line.
-
-    Raises subprocess.TimeoutExpired.
-    """
-    with temporary_folder() as folder:
-        command = [sys.executable, "-m", "lit_attn.doctor", "--short", "--device", "cuda"]
-        done = subprocess.run(
-            [*command, "--out", str(folder)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
+    with one_at_a_time(combination.file.parent, combination.file.stem):
+        # Another cell may have checked some of them in the meantime.
+        record = PathRecord.read_valid(combination.file)
+        calls = _list_unchecked(calls, precision, record)
+        if not calls:
+            return
+        names = ", ".join(dict.fromkeys(call.preset for call in calls))
+        print(
+            f"first cell of its kind on {combination.device} with torch {combination.torch}: "
+            f"checking {plural(len(calls), 'attention call')} in {precision} ({names})",
+            flush=True,
         )
-    lines = done.stdout.strip().splitlines() or [f"exit code {done.returncode}"]
-    return lines[-1]
+        refused = {} if record is None else dict(record.refused)
+        checked = [] if record is None else list(record.calls)
+        for call in check_calls(calls, precision, refused):
+            checked.append(call.describe(precision))
+        path_record.set_refused("cuda", refused)
+        path_record.remember(combination, held=[], refused=refused, calls=checked)
 
 
-def refuse_all(combination: Combination, reason: str) -> None:
-    """Record that every path but formed weights, which replace all others, is refused."""
-    replaceable = [path.name for path in AttentionPath if path is not AttentionPath.FORMED]
-    refused = dict.fromkeys(replaceable, reason)
-    path_record.set_refused("cuda", refused)
-    path_record.remember(combination, held=[], refused=refused)
+def _list_unchecked(
+    calls: Sequence[AttentionCall], precision: str, record: PathRecord | None
+) -> list[AttentionCall]:
+    """Return those of `calls` that `record` does not have."""
+    if record is None:
+        return list(calls)
+    if record.is_of_doctor:
+        return []
+    return [call for call in calls if call.describe(precision) not in record.calls]
+
+
+def check_calls(
+    calls: Sequence[AttentionCall], precision: str, refused: dict[str, str]
+) -> list[AttentionCall]:
+    """Return the `calls` whose check has an outcome, and add the paths that fail to `refused`.
+
+    A call whose path is refused is checked again on the path that replaces it.
+    """
+    checked = []
+    unchecked = list(calls)
+    processes = max(1, len(os.sched_getaffinity(0)) // CORES_OF_CHECK)
+    while unchecked:
+        check = partial(check_call, precision=precision, refused=tuple(refused))
+        with ThreadPoolExecutor(processes) as threads:
+            outcomes = list(threads.map(check, unchecked))
+        failures = {outcome.path: outcome.failure for outcome in outcomes if outcome.failure}
+        # Running sums have no other path, so they can fail although they are refused.
+        new_failures = {path: failures[path] for path in failures if path not in refused}
+        refused.update(new_failures)
+        again = []
+        for call, outcome in zip(unchecked, outcomes, strict=True):
+            if outcome.unavailable:
+                print(f"warning: {call.preset} could not be checked: {outcome.unavailable}")
+            elif outcome.path in new_failures:
+                again.append(call)
+            else:
+                checked.append(call)
+        unchecked = again
+    return checked
+
+
+def check_call(call: AttentionCall, precision: str, refused: Sequence[str]) -> CallOutcome:
+    """Return the outcome of the check of `call` without `refused` paths."""
+    request = {
+        "call": call.to_json(),
+        "precision": precision,
+        "refused": list(refused),
+        "device": "cuda",
+    }
+    place = f"{call.preset}, {precision}"
+    try:
+        done = run_check(json.dumps(request))
+    except subprocess.TimeoutExpired as error:
+        # The output until then is in bytes.
+        path = (error.stdout or b"").decode(errors="replace").strip()
+        reason = f"no answer within {LIMIT:.0f} s"
+        return CallOutcome(path, f"{place}: {reason}") if path else CallOutcome(unavailable=reason)
+    path, _, failure = done.stdout.strip().partition("\n")
+    if done.returncode == 0:
+        return CallOutcome(path, failure)
+    if done.returncode > 0 or not path:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return CallOutcome(unavailable=lines[-1])
+    return CallOutcome(path, f"{place}: the process crashed (signal {-done.returncode})")
+
+
+def run_check(request: str) -> "subprocess.CompletedProcess[str]":
+    """Run the check of a `request` for up to LIMIT seconds. Raises subprocess.TimeoutExpired."""
+    return subprocess.run(
+        [sys.executable, "-m", "lit_attn.doctor.cell_call"],
+        input=request,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=LIMIT,
+        check=False,
+    )

@@ -167,7 +167,7 @@ def test_the_record_of_a_cell_notes_refused_paths(
     folder = folder_of(digits_cell(training={"epochs": 1}), tmp_path)
     run_cell(folder, smoke=True)
     assert result_of(folder).refused_paths == {"MERGED": "the value is off"}
-    line = "attention path MERGED is not used: `lit-attn doctor` refused it (the value is off)"
+    line = "attention path MERGED is not used: it failed a check on this machine (the value is off)"
     assert line in capsys.readouterr().out
 
 

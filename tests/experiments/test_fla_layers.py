@@ -424,7 +424,7 @@ def test_a_cell_trains_on_a_gpu_and_resumes(
     """Triton may choose other kernels in the second attempt, so losses differ in rounding."""
     training = {"precision": precision, "compile": is_compiled}
     # The check of attention paths before the first cell on a GPU takes minutes.
-    monkeypatch.setattr(path_check, "check_before_first_cell", lambda accelerator: None)
+    monkeypatch.setattr(path_check, "check_before_first_cell", lambda cell: None)
     folders = []
     for name, stops in (("complete", ()), ("stopped", (5,))):
         parent = tmp_path / name

@@ -10,6 +10,7 @@ flex_attention has the limits of its kernels. Numbers, time and memory are not s
 
 import contextlib
 import functools
+import subprocess
 import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -119,7 +120,8 @@ def rehearsal(capability: Capability = H100) -> Iterator[list[str]]:
         for name, answer in DRIVER.items():
             patch.setattr(torch.cuda, name, answer)
         # A process of its own would not have this GPU.
-        patch.setattr(path_check, "run_doctor", lambda seconds: "simulated")
+        held = subprocess.CompletedProcess([], 0, stdout="simulated\n\n")
+        patch.setattr(path_check, "run_check", lambda request: held)
         patch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
         properties = SimpleNamespace(shared_memory_per_block_optin=SHARED_MEMORY[capability])
         patch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)

@@ -1,0 +1,126 @@
+"""Calls of the attention layers of a network: which layers it has, and how it calls them.
+
+A first cell on a GPU checks these calls, and no others (lit_attn.training.path_check).
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from lit_attn.attention.layer import Attention
+from lit_attn.attention.spec import PRESETS, AttentionSpec
+from lit_attn.config.data.base import Data
+from lit_attn.config.models.base import Model
+from lit_attn.models import factory
+from lit_attn.schema.sources import PACKAGE
+
+MAX_TOKENS = 33
+"""Tokens of a check beyond those of a window. No block of a kernel divides them."""
+
+ARGUMENTS = ("x", "attn_mask", "is_causal", "rotary", "cache", "memory")
+"""Arguments of the forward pass of an attention layer, in their order."""
+
+
+class AttentionCall(NamedTuple):
+    """Call of an attention layer: everything that can decide how the layer is computed.
+
+    `spec` has parts of this package only. `has_mask`: the call has a mask beside causal order.
+    `is_cross`: keys and values come from other tokens. `is_local`: no token attends to itself.
+    """
+
+    spec: AttentionSpec
+    heads: int
+    head_dim: int
+    tokens: int
+    is_causal: bool
+    has_mask: bool
+    is_cross: bool
+    is_local: bool
+
+    @property
+    def preset(self) -> str:
+        """Name of the preset with this specification, or `own parts`."""
+        for name, spec in PRESETS.items():
+            if spec == self.spec:
+                return name
+        return "own parts"
+
+    def describe(self, precision: str) -> str:
+        """Return a text of one line that no other call and precision has."""
+        digest = hashlib.sha256(self.spec.model_dump_json().encode()).hexdigest()[:12]
+        sizes = f"{self.heads}x{self.head_dim} {self.tokens} tokens"
+        names = ("is_causal", "has_mask", "is_cross", "is_local")
+        properties = [name.partition("_")[2] for name in names if getattr(self, name)]
+        return " ".join([self.preset, digest, sizes, *properties, precision])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the call as data, from which `from_json` makes an equal call."""
+        return {**self._asdict(), "spec": self.spec.model_dump(mode="json")}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "AttentionCall":
+        """Return the call that `to_json` has written."""
+        spec = AttentionSpec.model_validate(content["spec"])
+        return cls(**{**content, "spec": spec})
+
+
+def find_calls(model: Model, data: Data) -> list[AttentionCall]:
+    """Return the different calls of attention layers in `model`, from a pass without values.
+
+    Layers of a user (`kind: module`) are not among them.
+    """
+    network = factory.build(model, data, "meta").eval()
+    network.requires_grad_(False)
+    with torch.no_grad(), factory.model_errors(), recorded_calls(network) as calls:
+        network(*data.signature().sample())
+    return list(dict.fromkeys(calls))
+
+
+@contextmanager
+def recorded_calls(network: nn.Module) -> Iterator[list[AttentionCall]]:
+    """Record how `network` calls its attention layers."""
+    calls: list[AttentionCall] = []
+
+    def record(layer: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        assert isinstance(layer, Attention)
+        arguments = dict(zip(ARGUMENTS, positional, strict=False)) | named
+        most_tokens = MAX_TOKENS + (layer.spec.window or 0)
+        calls.append(
+            AttentionCall(
+                spec=without_foreign_parts(layer.spec),
+                heads=layer.num_heads,
+                head_dim=layer.head_dim,
+                tokens=min(arguments["x"].shape[1], most_tokens),
+                is_causal=bool(arguments.get("is_causal", False)),
+                has_mask=arguments.get("attn_mask") is not None,
+                is_cross=arguments.get("memory") is not None,
+                is_local=layer.local_self_attention,
+            )
+        )
+
+    handles = [
+        module.register_forward_pre_hook(record, with_kwargs=True)
+        for module in network.modules()
+        if isinstance(module, Attention)
+    ]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def without_foreign_parts(spec: AttentionSpec) -> AttentionSpec:
+    """Return `spec` with the default in the place of each part from outside of this package.
+
+    The mistake of a user's part is no reason to refuse a path to all layers.
+    """
+    changes = {}
+    for family, part in spec.parts.items():
+        if not type(part).__module__.startswith(f"{PACKAGE.name}."):
+            changes[family] = AttentionSpec.model_fields[family].default
+    return spec.model_copy(update=changes)
