@@ -351,11 +351,15 @@ class Attention(nn.Module):
 
     def _mix_values(self, v: Tensor, first_values: Tensor | None) -> Tensor:
         """Return the values that the layer uses; a first layer passes its own to later layers."""
+        reads_first = self.spec.values.reads_first
+        if self.first_values is None and not reads_first:
+            # Compiled code of equal layers depends on no attribute in which the first one differs.
+            return v
         if self.is_first:
             if self.first_values is not None:
                 self.first_values.write(v)
             return v
-        if not self.spec.values.reads_first:
+        if not reads_first:
             return v
         if first_values is None:
             if self.first_values is None:
