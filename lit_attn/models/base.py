@@ -28,13 +28,16 @@ class HiddenWidth(Config):
 class FFN(HiddenWidth):
     """Feed-forward network of a block: Linear, activation, Linear.
 
-    `gelu-tanh` is the tanh approximation of GELU; `swiglu` is down(silu(gate(x)) * up(x)).
+    `gelu-tanh` is the tanh approximation of GELU, and `relu2` is max(0, x)^2 (So et al. 2021,
+    "Primer", https://arxiv.org/abs/2109.08668). The gated ones (Shazeer 2020,
+    https://arxiv.org/abs/2002.05202) are down(f(gate(x)) * up(x)): `swiglu` with f = SiLU, `geglu`
+    with GELU and `reglu` with ReLU.
     """
 
     width: PositiveInt = Field(description="hidden units; `match: parameters` solves for them")
-    activation: Literal["gelu", "gelu-tanh", "relu", "hard-swish", "swiglu"] = Field(
-        "gelu", description="nonlinearity between the Linears"
-    )
+    activation: Literal[
+        "gelu", "gelu-tanh", "relu", "relu2", "silu", "hard-swish", "swiglu", "geglu", "reglu"
+    ] = Field("gelu", description="nonlinearity between the Linears")
 
 
 FFN_MEANING = "feed-forward network of every block; null (or `none`): no FFN and no norm of it"

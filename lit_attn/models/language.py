@@ -24,7 +24,7 @@ from lit_attn.data.text.config import IGNORED
 from lit_attn.models.language_config import GPTConfig, SequenceClassifierConfig
 from lit_attn.models.layers import AdaptiveSoftmax, Device
 from lit_attn.models.seeded_draws import draw_parameters
-from lit_attn.models.token_loss import token_losses
+from lit_attn.models.token_loss import cap_logits, token_losses
 from lit_attn.models.trunk import Trunk, initialise
 
 
@@ -41,6 +41,8 @@ class GPT(nn.Module):
         rows = math.ceil(vocabulary / model.vocabulary_multiple) * model.vocabulary_multiple
         self.trunk = self.trunk_class(model, rows, context, is_causal=True, device=device)
         self.dropout = nn.Dropout(model.head_dropout)
+        self.logit_cap = model.logit_cap
+        self.z_loss = model.z_loss
         self.head: nn.Module | None = None
         if model.head == "untied":
             self.head = nn.Linear(model.dim, rows, bias=False, device=device)
@@ -62,17 +64,29 @@ class GPT(nn.Module):
             flat = self.head.log_probabilities(hidden.flatten(0, 1), self.trunk.tokens.weight)
             return flat.unflatten(0, hidden.shape[:2])
         if self.head is not None:
-            return self.head(hidden)
-        return F.linear(hidden, self.trunk.tokens.weight)
+            logits = self.head(hidden)
+        else:
+            logits = F.linear(hidden, self.trunk.tokens.weight)
+        return cap_logits(logits, self.logit_cap)
 
     def nll(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Return -log p(target) in nats, (B, n), at least float32; 0 where a target is IGNORED."""
+        """Return -log p(target) in nats, (B, n), at least float32; 0 where a target is IGNORED.
+
+        In training, `z_loss` adds its term.
+        """
         flat_targets = targets.flatten()
         if not isinstance(self.head, AdaptiveSoftmax):
             hidden = self.dropout(self.trunk(tokens)).flatten(0, 1)
             weight = self.trunk.tokens.weight if self.head is None else self.head.weight
             assert isinstance(weight, Tensor)
-            return token_losses(hidden, weight, flat_targets).unflatten(0, targets.shape)
+            losses = token_losses(
+                hidden,
+                weight,
+                flat_targets,
+                logit_cap=self.logit_cap,
+                z_loss=self.z_loss if self.training else 0.0,
+            )
+            return losses.unflatten(0, targets.shape)
         hidden = self.dropout(self.trunk(tokens)).flatten(0, 1)
         is_predicted = flat_targets != IGNORED
         predicted_nll = self.head.nll(

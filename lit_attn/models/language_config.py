@@ -32,7 +32,16 @@ class Init(Config):
 class TokenTransformer(PackageModel):
     """Transformer over the tokens of the data; the defaults are those of GPT-2 in nanoGPT."""
 
-    activations: ClassVar[tuple[str, ...]] = ("gelu", "gelu-tanh", "relu", "swiglu")
+    activations: ClassVar[tuple[str, ...]] = (
+        "gelu",
+        "gelu-tanh",
+        "relu",
+        "relu2",
+        "silu",
+        "swiglu",
+        "geglu",
+        "reglu",
+    )
 
     dim: PositiveInt = Field(description="width of the residual stream")
     depth: PositiveInt = Field(description="number of blocks")
@@ -57,8 +66,13 @@ class TokenTransformer(PackageModel):
         description="parallel: attention and FFN read the block's input, each through its own "
         "norm, as in GPT-NeoX",
     )
-    qk_norm: bool = Field(False, description="RMSNorm with weight on each head's q and k")
+    qk_norm: bool | Literal["unweighted"] = Field(
+        False, description="RMSNorm of each head's q and k, with weight (true) or without"
+    )
     qk_norm_eps: PositiveFloat = Field(1e-6, description="epsilon of the norms of `qk_norm`")
+    qk_gain: PositiveFloat = Field(
+        1.0, description="factor of q and of k after `qk_norm`: logits are multiplied by its square"
+    )
     bias: Literal["none", "ffn", "all"] = Field("none", description="Linears with a bias in blocks")
     attention_branch: Literal["as-is", "depth-scaled"] = Field(
         "as-is", description="depth-scaled: the attention branch is divided by sqrt(2 depth)"
@@ -141,7 +155,9 @@ class TokenTransformer(PackageModel):
             if any(self.windows) and spec.window and spec.similarity.kind == "linear":
                 raise ValueError("windows: not supported by linear keys")
         if not self.qk_norm and self.qk_norm_eps != 1e-6:
-            raise ValueError("qk_norm_eps: needs `qk_norm: true`")
+            raise ValueError("qk_norm_eps: needs `qk_norm: true` or `unweighted`")
+        if not self.qk_norm and self.qk_gain != 1:
+            raise ValueError("qk_gain: needs `qk_norm: true` or `unweighted`")
         if self.branches == "parallel" and (self.norm_order == "post" or self.ffn is None):
             raise ValueError("branches: parallel needs `norm_order: pre` and an ffn")
 
@@ -165,6 +181,16 @@ class GPTConfig(TokenTransformer, kind="gpt"):
     )
     head_dropout: Share = Field(0.0, description="dropout rate of hidden vectors before the head")
     vocabulary_multiple: PositiveInt = Field(1, description="round the vocabulary up to a multiple")
+    logit_cap: PositiveFloat | None = Field(
+        None,
+        description="c: the head's logits l become c tanh(l / c), as in Gemma 2; null: unchanged",
+    )
+    z_loss: float = Field(
+        0.0,
+        ge=0,
+        description="z: in training, z times the squared log-sum-exp of its logits is added to the "
+        "loss of each token, as in PaLM (z = 1e-4)",
+    )
     documents: Literal["joined", "separate"] = Field(
         "joined",
         description="separate: in packed text, no token attends to another document, and positions "
@@ -200,6 +226,10 @@ class GPTConfig(TokenTransformer, kind="gpt"):
             raise ValueError("cutoffs: must increase")
         if is_adaptive and self.vocabulary_multiple > 1:
             raise ValueError("vocabulary_multiple: has no effect with `head: adaptive`")
+        if is_adaptive and self.logit_cap is not None:
+            raise ValueError("logit_cap: `head: adaptive` has no logits of all ids; remove one")
+        if is_adaptive and self.z_loss:
+            raise ValueError("z_loss: `head: adaptive` has no logits of all ids; remove one")
 
     def check(self, signature: Any) -> None:
         super().check(signature)

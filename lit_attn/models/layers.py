@@ -15,14 +15,29 @@ Device = torch.device | str | None
 
 
 class HeadNorm(nn.RMSNorm):
-    """RMSNorm with weight over the width of a head, for queries and keys."""
+    """RMSNorm over the width of a head, for queries and keys: gain * x / rms(x) * weight.
 
-    def __init__(self, width: int, eps: float = 1e-6, **options: Any) -> None:
-        super().__init__(width, eps, **options)
+    Without `is_weighted` there is no weight.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        eps: float = 1e-6,
+        is_weighted: bool = True,
+        gain: float = 1.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(width, eps, elementwise_affine=is_weighted, **options)
+        self.gain = gain
 
     def forward(self, x: Tensor) -> Tensor:
         # Under autocast the weight is wider than x, for which PyTorch has no fused kernel.
-        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+        wide_x = wide(x) if self.weight is None else x.to(self.weight.dtype)
+        normalised = super().forward(wide_x)
+        if self.gain != 1:
+            normalised = self.gain * normalised
+        return normalised.to(x.dtype)
 
 
 def sincos_positions(

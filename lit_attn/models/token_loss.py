@@ -9,6 +9,10 @@ log-sum-exp of each token, and the backward pass computes the logits of a chunk 
     loss_i = lse_i - (1 - s) z_i[t_i] - s mean(z_i)        s: label smoothing, lse: log-sum-exp
     dloss_i / dz_i = softmax(z_i) - (1 - s) onehot(t_i) - s / V
 
+A cap c replaces z_i by c tanh(z_i / c), whose derivative is 1 - tanh^2 (Gemma 2,
+https://arxiv.org/abs/2408.00118). A z-loss adds w lse_i^2, whose derivative is
+2 w lse_i softmax(z_i) (PaLM, https://arxiv.org/abs/2204.02311, section 5).
+
 Up to MAX_LOGITS logits there is one chunk, and PyTorch's own cross-entropy computes it.
 
 Shapes: N tokens, d width, V vocabulary, C tokens of a chunk. hidden: (N, d), weight: (V, d),
@@ -17,7 +21,7 @@ targets: (N,) int64; a target that is IGNORED has loss 0 and no gradient.
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,24 +35,46 @@ MAX_LOGITS = 2**26
 """Most logits that exist at once (256 MiB in float32)."""
 
 
+class LossTerms(NamedTuple):
+    """Choices of the loss of a token: label smoothing s, cap c of its logits, weight w of lse^2."""
+
+    label_smoothing: float = 0.0
+    logit_cap: float | None = None
+    z_loss: float = 0.0
+
+
+def cap_logits(logits: Tensor, cap: float | None) -> Tensor:
+    """Return cap tanh(logits / cap) in float32 or wider, or unchanged logits without a cap."""
+    if cap is None:
+        return logits
+    return cap * torch.tanh(wide(logits) / cap)
+
+
 def is_chunked(tokens: int, vocabulary: int) -> bool:
     """Return True if the losses of so many tokens are computed in chunks."""
     return tokens * vocabulary > MAX_LOGITS
 
 
 def token_losses(
-    hidden: Tensor, weight: Tensor, targets: Tensor, label_smoothing: float = 0.0
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    label_smoothing: float = 0.0,
+    logit_cap: float | None = None,
+    z_loss: float = 0.0,
 ) -> Tensor:
     """Return the cross-entropy (N,) of every token in nats, in float32 or wider.
 
     `label_smoothing` is the share of the target's probability that goes to all V ids equally, as in
-    `torch.nn.functional.cross_entropy`.
+    `torch.nn.functional.cross_entropy`. `logit_cap` is c of c tanh(logits / c), and `z_loss` the
+    factor of the squared log-sum-exp that is added.
     """
+    terms = LossTerms(label_smoothing, logit_cap, z_loss)
     if not is_chunked(hidden.shape[0], weight.shape[0]):
-        return _unchunked(hidden, weight, targets, label_smoothing, "none")
+        return _unchunked(hidden, weight, targets, terms, "none")
     refuse_forward_mode(hidden, weight)
     losses = ChunkedLosses.apply(
-        as_multiplied(hidden), weight, as_multiplied(weight).dtype, targets, label_smoothing
+        as_multiplied(hidden), weight, as_multiplied(weight).dtype, targets, terms
     )
     assert isinstance(losses, Tensor)
     return losses
@@ -59,21 +85,26 @@ def total_loss(
 ) -> Tensor:
     """Return the sum of `token_losses`."""
     if not is_chunked(hidden.shape[0], weight.shape[0]):
-        return _unchunked(hidden, weight, targets, label_smoothing, "sum")
+        return _unchunked(hidden, weight, targets, LossTerms(label_smoothing), "sum")
     return token_losses(hidden, weight, targets, label_smoothing).sum()
 
 
 def _unchunked(
-    hidden: Tensor, weight: Tensor, targets: Tensor, label_smoothing: float, reduction: str
+    hidden: Tensor, weight: Tensor, targets: Tensor, terms: LossTerms, reduction: str
 ) -> Tensor:
     """Return PyTorch's cross-entropy of all logits at once."""
-    return F.cross_entropy(
-        wide(F.linear(hidden, weight)),
+    logits = cap_logits(wide(F.linear(hidden, weight)), terms.logit_cap)
+    losses = F.cross_entropy(
+        logits,
         targets,
         ignore_index=IGNORED,
         reduction=reduction,
-        label_smoothing=label_smoothing,
+        label_smoothing=terms.label_smoothing,
     )
+    if not terms.z_loss:
+        return losses
+    squares = logits.logsumexp(-1).square().where(targets != IGNORED, 0)
+    return losses + terms.z_loss * (squares if reduction == "none" else squares.sum())
 
 
 class ChunkedLosses(torch.autograd.Function):
@@ -86,7 +117,7 @@ class ChunkedLosses(torch.autograd.Function):
         weight: Tensor,
         multiplied: torch.dtype,
         targets: Tensor,
-        label_smoothing: float,
+        terms: LossTerms,
     ) -> Tensor:
         """Return the losses. `multiplied` is the precision in which `weight` is multiplied."""
         with without_autocast(hidden):
@@ -94,13 +125,13 @@ class ChunkedLosses(torch.autograd.Function):
             losses = []
             sums = []
             for chunk in split_tokens(hidden.shape[0], weight.shape[0]):
-                logits = wide(hidden[chunk] @ factor.T)
+                logits = cap_logits(wide(hidden[chunk] @ factor.T), terms.logit_cap)
                 log_sums = logits.logsumexp(-1)
                 sums.append(log_sums)
-                losses.append(_losses(logits, log_sums, targets[chunk], label_smoothing))
+                losses.append(_losses(logits, log_sums, targets[chunk], terms))
         ctx.save_for_backward(hidden, weight, targets, torch.cat(sums))
         ctx.multiplied = multiplied
-        ctx.label_smoothing = label_smoothing
+        ctx.terms = terms
         return torch.cat(losses)
 
     @staticmethod
@@ -125,9 +156,9 @@ class ChunkedLosses(torch.autograd.Function):
         with without_autocast(hidden):
             factor = weight.to(ctx.multiplied)
             for chunk in split_tokens(hidden.shape[0], weight.shape[0]):
-                logits = wide(hidden[chunk] @ factor.T)
+                logits = cap_logits(wide(hidden[chunk] @ factor.T), ctx.terms.logit_cap)
                 logits_gradient = _logits_gradient(
-                    logits, log_sums[chunk], targets[chunk], gradient[chunk], ctx.label_smoothing
+                    logits, log_sums[chunk], targets[chunk], gradient[chunk], ctx.terms
                 ).to(factor.dtype)
                 if hidden_gradient is not None:
                     hidden_gradient[chunk] = logits_gradient @ factor
@@ -147,25 +178,39 @@ def split_tokens(tokens: int, vocabulary: int) -> Iterator[slice]:
         yield slice(start, min(start + size, tokens))
 
 
-def _losses(logits: Tensor, log_sums: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
+def _losses(logits: Tensor, log_sums: Tensor, targets: Tensor, terms: LossTerms) -> Tensor:
     """Return the losses (C,) of a chunk from its logits (C, V) and their log-sum-exp (C,)."""
+    label_smoothing = terms.label_smoothing
     is_target = targets != IGNORED
     places = targets.where(is_target, 0)[:, None]
     expected = (1 - label_smoothing) * logits.gather(1, places).squeeze(1)
     if label_smoothing:
         expected += label_smoothing * logits.mean(-1)
-    return (log_sums - expected).where(is_target, 0)
+    losses = log_sums - expected
+    if terms.z_loss:
+        losses += terms.z_loss * log_sums.square()
+    return losses.where(is_target, 0)
 
 
 def _logits_gradient(
-    logits: Tensor, log_sums: Tensor, targets: Tensor, gradient: Tensor, label_smoothing: float
+    logits: Tensor, log_sums: Tensor, targets: Tensor, gradient: Tensor, terms: LossTerms
 ) -> Tensor:
-    """Return the gradient of the logits (C, V) of a chunk, in the memory of `logits`."""
+    """Return the gradient of the logits (C, V) of a chunk before their cap.
+
+    `logits` are capped. Without a cap the result has the memory of `logits`.
+    """
+    label_smoothing = terms.label_smoothing
+    slopes = None
+    if terms.logit_cap is not None:
+        slopes = 1 - (logits / terms.logit_cap).square()
     is_target = targets != IGNORED
     places = targets.where(is_target, 0)[:, None]
     probabilities = logits.sub_(log_sums[:, None]).exp_()
+    if terms.z_loss:
+        probabilities.mul_(1 + 2 * terms.z_loss * log_sums[:, None])
     if label_smoothing:
         probabilities.sub_(label_smoothing / logits.shape[1])
     ones = torch.full_like(probabilities[:, :1], label_smoothing - 1)
     difference = probabilities.scatter_add_(1, places, ones)
-    return difference.mul_(gradient.where(is_target, 0)[:, None])
+    difference.mul_(gradient.where(is_target, 0)[:, None])
+    return difference if slopes is None else difference.mul_(slopes)

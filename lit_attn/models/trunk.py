@@ -4,7 +4,7 @@ Shapes: B batch, n tokens, d width, D head width. tokens: (B, n) int64 -> hidden
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -15,49 +15,13 @@ from lit_attn.attention.layer import Attention, TokenLayer, attn_layer
 from lit_attn.attention.network import connect_first_values
 from lit_attn.attention.rotary import Rotary, rotary
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.models.base import FFN
+from lit_attn.models.feed_forward import FeedForward
 from lit_attn.models.language_config import Init, TokenTransformer
 from lit_attn.models.layers import Device, HeadNorm, norm
 from lit_attn.models.seeded_draws import outside_composers
 
 Memory = tuple[Tensor, Tensor]
 """Tokens (B, m, d) for cross-attention, and their mask (B, 1, 1 or n, m)."""
-
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "gelu": nn.GELU,
-    "gelu-tanh": partial(nn.GELU, approximate="tanh"),
-    "relu": nn.ReLU,
-    "swiglu": nn.SiLU,
-}
-
-
-class FeedForward(nn.Module):
-    """down(activation(up(x))), or down(silu(gate(x)) * up(x)) for swiglu; (B, n, d) -> (B, n, d).
-
-    Dropout follows the activation and the last Linear.
-    """
-
-    def __init__(self, model: TokenTransformer, ffn: FFN, device: Device) -> None:
-        super().__init__()
-        dim = model.dim
-        has_bias = model.bias != "none"
-        self.gate: nn.Linear | None = None
-        if ffn.activation == "swiglu":
-            self.gate = nn.Linear(dim, ffn.width, bias=has_bias, device=device)
-        self.up = nn.Linear(dim, ffn.width, bias=has_bias, device=device)
-        self.activation = ACTIVATIONS[ffn.activation]()
-        self.down = nn.Linear(ffn.width, dim, bias=has_bias, device=device)
-        self.dropout = nn.Dropout(model.dropout)
-        self.inner_dropout = self.dropout
-        if model.activation_dropout is not None:
-            self.inner_dropout = nn.Dropout(model.activation_dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.gate is None:
-            hidden = self.activation(self.up(x))
-        else:
-            hidden = self.activation(self.gate(x)) * self.up(x)
-        return self.dropout(self.down(self.inner_dropout(hidden)))
 
 
 class Block(nn.Module):
@@ -89,7 +53,17 @@ class Block(nn.Module):
         self.cross: TokenLayer | None = None
         if model.ffn is not None:
             self.norm2 = norm(model.norm, model.dim, model.norm_eps, device)
-            self.ffn = FeedForward(model, model.ffn, device)
+            inner_dropout = model.activation_dropout
+            if inner_dropout is None:
+                inner_dropout = model.dropout
+            self.ffn = FeedForward(
+                model.dim,
+                model.ffn,
+                has_bias=model.bias != "none",
+                dropout=model.dropout,
+                inner_dropout=inner_dropout,
+                device=device,
+            )
         if cross is not None:
             self.norm3 = norm(model.norm, model.dim, model.norm_eps, device)
             self.cross = build_attention(model, cross.by_layer(model.depth)[number], device)
@@ -144,11 +118,16 @@ def build_attention(model: TokenTransformer, spec: AttentionSpec, device: Device
         model.heads,
         attn_head_dim=model.head_dim,
         qkv_bias=model.bias == "all",
-        qk_norm=model.qk_norm,
+        qk_norm=bool(model.qk_norm),
         proj_bias=model.bias == "all",
         attn_drop=model.attention_dropout,
         proj_drop=model.dropout,
-        norm_layer=partial(HeadNorm, eps=model.qk_norm_eps),
+        norm_layer=partial(
+            HeadNorm,
+            eps=model.qk_norm_eps,
+            is_weighted=model.qk_norm != "unweighted",
+            gain=model.qk_gain,
+        ),
         device=device,
     )
     if isinstance(layer, Attention):

@@ -63,6 +63,16 @@ CHOICES: dict[str, dict[str, Any]] = {
         "bias": "all",
         "head": "untied",
     },
+    "nanochat": {
+        "positions": "rotary",
+        "norm": "rmsnorm-unweighted",
+        "qk_norm": "unweighted",
+        "qk_gain": 1.2,
+        "ffn": FFN(width=20, activation="relu2"),
+        "head": "untied",
+        "logit_cap": 15.0,
+        "init": Init(matrices="torch", embedding=0.8, depth_scaled=False),
+    },
     "without-ffn": {"ffn": None, "norm": "layernorm", "bias": "all"},
 }
 

@@ -1,5 +1,7 @@
 """Tests of language models and classifiers: causality, windows, heads, initial values."""
 
+from typing import Any
+
 import pytest
 import torch
 from helpers import gpt_cases
@@ -13,7 +15,9 @@ from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.data.text.config import IGNORED
 from lit_attn.models import language
 from lit_attn.models.base import FFN
+from lit_attn.models.feed_forward import ACTIVATIONS, GATES, FeedForward
 from lit_attn.models.language_config import GPTConfig, Init, SequenceClassifierConfig
+from lit_attn.models.layers import HeadNorm
 from lit_attn.models.vision_config import ViTConfig
 from lit_attn.signatures import TokenStream
 
@@ -87,6 +91,72 @@ def test_windows_alternate_over_the_layers() -> None:
     torch.testing.assert_close(wide(gpt_cases.tokens()), every(gpt_cases.tokens()))
     narrow = gpt_cases.network("nanogpt", windows=(2, None))
     assert (narrow(gpt_cases.tokens()) - every(gpt_cases.tokens())).abs().max() > 1e-6
+
+
+def test_z_loss_belongs_to_training_alone() -> None:
+    network = gpt_cases.network("nanochat", z_loss=0.5)
+    tokens, targets = gpt_cases.tokens(), gpt_cases.tokens(seed=2)
+    plain = network.nll(tokens, targets)
+    expected = plain + 0.5 * network(tokens).logsumexp(-1).square()
+    torch.testing.assert_close(network.train().nll(tokens, targets), expected)
+
+
+def test_capped_logits_stay_below_the_cap() -> None:
+    network, plain = gpt_cases.network("nanochat", logit_cap=0.5), gpt_cases.network("nanochat")
+    with torch.no_grad():
+        network.head.weight.mul_(20)
+        plain.head.weight.mul_(20)
+    plain.logit_cap = None
+    logits = plain(gpt_cases.tokens())
+    assert logits.abs().max() > 1
+    capped = network(gpt_cases.tokens())
+    assert capped.abs().max() <= 0.5
+    torch.testing.assert_close(capped, 0.5 * torch.tanh(logits / 0.5))
+
+
+def test_queries_and_keys_without_weights_have_the_gain_as_root_mean_square() -> None:
+    layer = gpt_cases.network("nanochat").trunk.blocks[0].attn
+    assert list(layer.q_norm.parameters()) == []
+    x = torch.randn(2, 5, 24, dtype=torch.float64)
+    q = layer.inputs(x, None, True, None).q
+    expected = torch.full(q.shape[:-1], 1.2, dtype=torch.float64)
+    torch.testing.assert_close(q.square().mean(-1).sqrt(), expected, rtol=1e-4, atol=0)
+
+
+def test_unweighted_norms_of_bfloat16_are_computed_in_float32() -> None:
+    norm = HeadNorm(8, is_weighted=False, gain=1.2)
+    x = torch.randn(3, 8).bfloat16()
+    expected = 1.2 * F.rms_norm(x.float(), (8,), eps=1e-6)
+    assert torch.equal(norm(x), expected.bfloat16())
+
+
+FORMULAS: dict[str, Any] = {
+    "gelu": lambda x, g: 0.5 * x * (1 + torch.erf(x / 2**0.5)),
+    "relu": lambda x, g: (x + x.abs()) / 2,
+    "relu2": lambda x, g: ((x + x.abs()) / 2) ** 2,
+    "silu": lambda x, g: x / (1 + torch.exp(-x)),
+    "swiglu": lambda x, g: g / (1 + torch.exp(-g)) * x,
+    "geglu": lambda x, g: 0.5 * g * (1 + torch.erf(g / 2**0.5)) * x,
+    "reglu": lambda x, g: (g + g.abs()) / 2 * x,
+}
+
+
+@pytest.mark.parametrize("activation", FORMULAS)
+def test_feed_forward_networks_equal_their_formulas(activation: str) -> None:
+    torch.manual_seed(0)
+    ffn = FeedForward(6, FFN(width=5, activation=activation), has_bias=True).double()
+    x = torch.randn(2, 3, 6, dtype=torch.float64)
+    up = x @ ffn.up.weight.T + ffn.up.bias
+    gate = torch.zeros_like(up)
+    if ffn.gate is not None:
+        gate = x @ ffn.gate.weight.T + ffn.gate.bias
+    hidden = FORMULAS[activation](up, gate)
+    expected = hidden @ ffn.down.weight.T + ffn.down.bias
+    torch.testing.assert_close(ffn(x), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_every_activation_of_the_models_has_a_module() -> None:
+    assert set(GPTConfig.activations) == set(ACTIVATIONS) | set(GATES)
 
 
 def test_adaptive_softmax_is_a_distribution() -> None:
@@ -206,6 +276,16 @@ def test_more_tokens_than_learned_positions_are_an_error() -> None:
         ({"positions": "rotary", "rotary_share": 0}, "greater than 0"),
         ({"rotary_base": 500.0}, "rotary_share, rotary_base: need `positions: rotary`"),
         ({"qk_norm_eps": 1e-5}, "qk_norm_eps: needs `qk_norm: true`"),
+        ({"qk_gain": 1.2}, "qk_gain: needs `qk_norm: true` or `unweighted`"),
+        ({"logit_cap": 0}, "greater than 0"),
+        (
+            {"head": "adaptive", "cutoffs": [10], "logit_cap": 15},
+            "logit_cap: `head: adaptive` has no logits",
+        ),
+        (
+            {"head": "adaptive", "cutoffs": [10], "z_loss": 1e-4},
+            "z_loss: `head: adaptive` has no logits",
+        ),
         ({"branches": "parallel", "norm_order": "post"}, "parallel needs `norm_order: pre`"),
         ({"branches": "parallel", "ffn": "none"}, "parallel needs `norm_order: pre` and an ffn"),
         ({"head": "adaptive"}, "cutoffs: `head: adaptive` needs cutoffs"),

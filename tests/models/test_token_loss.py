@@ -60,6 +60,29 @@ def test_values_and_gradients_are_those_of_all_logits(tokens: int, smoothing: fl
 
 
 @pytest.mark.usefixtures("_chunks")
+@pytest.mark.parametrize("cap", [None, 0.7])
+@pytest.mark.parametrize("z_loss", [0.0, 0.2])
+def test_a_cap_and_a_z_loss_are_those_of_all_logits(cap: float | None, z_loss: float) -> None:
+    """c tanh(l / c) for each logit l, and w (log sum exp)^2 for each token that has a target."""
+    hidden, weight, targets = make_inputs(7)
+    losses = token_losses(hidden, weight, targets, 0.3, logit_cap=cap, z_loss=z_loss)
+    logits = hidden @ weight.T
+    if cap is not None:
+        ratio = torch.exp(2 * logits / cap)
+        logits = cap * (ratio - 1) / (ratio + 1)
+    expected = F.cross_entropy(
+        logits, targets, ignore_index=IGNORED, reduction="none", label_smoothing=0.3
+    )
+    squares = logits.exp().sum(1).log() ** 2
+    expected = expected + z_loss * squares * (targets != IGNORED)
+    torch.testing.assert_close(losses, expected, rtol=1e-12, atol=1e-12)
+    direction = torch.randn(7, dtype=torch.float64)
+    gradients = torch.autograd.grad(losses, (hidden, weight), direction)
+    expected_gradients = torch.autograd.grad(expected, (hidden, weight), direction)
+    torch.testing.assert_close(gradients, expected_gradients, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.usefixtures("_chunks")
 def test_gradients_of_micro_batches_add_up() -> None:
     hidden, weight, targets = make_inputs(12)
     (token_losses(hidden, weight, targets).sum() / 8).backward()
