@@ -167,6 +167,7 @@ class Attention(nn.Module):
         rotary: Rotary | None = None,
         cache: Cache | None = None,
         memory: Tensor | None = None,
+        added_values: Tensor | None = None,
     ) -> Tensor:
         """Return the layer's output (B, n, d) for x (B, n, d).
 
@@ -176,7 +177,8 @@ class Attention(nn.Module):
         `attn_mask` is a mask of scaled-dot-product attention, broadcastable to (B, H, n, n):
         boolean (True may attend) or additive (-inf and numbers up to `masks.HIDES_FROM` hide a key,
         others are added to its logit). The heads of a query that sees no key are zero. `rotary`
-        rotates every head's q and k (and z if `zz: like-k`) by position.
+        rotates every head's q and k (and z if `zz: like-k`) by position. `added_values`
+        (B, n, H', D) are added to v, before it is mixed with the values of the first layer.
 
         With a `cache` (from `new_cache`), x follows the tokens in the cache and is appended to it.
         Then `attn_mask` has a column for each of these tokens, and `is_causal` can be left to it.
@@ -186,7 +188,9 @@ class Attention(nn.Module):
         is_ordered = is_causal or attn_mask is not None or memory is not None
         if cache is not None and (not is_ordered or self.training):
             raise ValueError("a cache needs `is_causal` or `attn_mask`, and evaluation mode")
-        inputs = self.inputs(x, attn_mask, is_causal, rotary, cache, memory)
+        inputs = self.inputs(
+            x, attn_mask, is_causal, rotary, cache, memory, added_values=added_values
+        )
         if cache is None and 0 in x.shape[:2]:
             # Nothing attends; heads without elements have the shape of the queries.
             heads = inputs.q
@@ -219,13 +223,21 @@ class Attention(nn.Module):
         is_causal: bool = False,
         rotary: Rotary | None = None,
         first_values: Tensor | None = None,
+        added_values: Tensor | None = None,
     ) -> LayerRecord:
         """Return what `forward` computes before the residual part, without dropout.
 
         For diagnostics (lit_attn.training.diagnostics): it needs O(H n^2) memory for any n.
         `first_values` are the values (B, n, H', D) of the network's first layer.
         """
-        inputs = self.inputs(x, attn_mask, is_causal, rotary, first_values=first_values)
+        inputs = self.inputs(
+            x,
+            attn_mask,
+            is_causal,
+            rotary,
+            first_values=first_values,
+            added_values=added_values,
+        )
         inputs = inputs._replace(dropout=0.0)
         values = self._values_of_heads(inputs.v)
         with self._precision(x):
@@ -297,6 +309,7 @@ class Attention(nn.Module):
         cache: Cache | None = None,
         memory: Tensor | None = None,
         first_values: Tensor | None = None,
+        added_values: Tensor | None = None,
     ) -> Inputs:
         """Return everything that the similarity needs for one call of the layer.
 
@@ -310,6 +323,8 @@ class Attention(nn.Module):
             self._check_cross_attention(is_causal, rotary)
             offset += memory.shape[1] - x.shape[1]
         q, keys, v, z = self._project(x, memory)
+        if added_values is not None:
+            v = v + added_values.to(v.dtype)
         v = self._mix_values(v, first_values)
         q = self.q_norm(q).transpose(1, 2)
         keys = self.k_norm(keys).permute(0, 3, 2, 1, 4)

@@ -24,16 +24,18 @@ def attention(
     rotary: Rotary | None = None,
     memory: Tensor | None = None,
     first_values: Tensor | None = None,
+    added_values: Tensor | None = None,
 ) -> Tensor:
     """Return the output (B, n, d) of `layer` by its formulas, without dropout.
 
     `first_values` are the values (B, n, H', D) of the network's first layer; None in that layer.
+    `added_values` (B, n, H', D) are added to v.
     """
     parts, tokens = layer.spec, x if memory is None else memory
     if attn_mask is not None and attn_mask.ndim > 2 and attn_mask.shape[-3] > 1:
         # The mask of a head is that of each of its queries.
         attn_mask = attn_mask.repeat_interleave(parts.pair.queries, dim=-3)
-    q, keys, v = project(layer, x, rotary, tokens, first_values)
+    q, keys, v = project(layer, x, rotary, tokens, first_values, added_values)
     visible = torch.ones(x.shape[1], tokens.shape[1], dtype=torch.bool)
     if memory is None:
         visible = may_attend(x.shape[1], parts.window, layer.local_self_attention, is_causal)
@@ -107,6 +109,7 @@ def project(
     rotary: Rotary | None,
     memory: Tensor | None = None,
     first_values: Tensor | None = None,
+    added_values: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor], Tensor]:
     """Return q of x, and the M keys and v of `memory` (x if None), (B, H, n, D) each.
 
@@ -126,6 +129,8 @@ def project(
         v.unflatten(-1, (shared, -1)),
     )
     q, k, own_v = mapped
+    if added_values is not None:
+        own_v = own_v + added_values
     if first_values is None:
         v = own_v
     else:

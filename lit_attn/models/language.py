@@ -48,7 +48,11 @@ class GPT(nn.Module):
             self.head = nn.Linear(model.dim, rows, bias=False, device=device)
         elif model.head == "adaptive":
             self.head = AdaptiveSoftmax(rows, model.dim, model.cutoffs, device)
-        draw_parameters(self, lambda: initialise(self, model, tied=model.head != "untied"))
+        draw_parameters(self, lambda: self.initialise(model))
+
+    def initialise(self, model: GPTConfig) -> None:
+        """Fill the parameters, in place."""
+        initialise(self, model, tied=model.head != "untied")
 
     def forward(self, tokens: Tensor, caches: list[Cache] | None = None) -> Tensor:
         """Return logits; an adaptive head returns log-probabilities.

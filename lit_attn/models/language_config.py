@@ -29,6 +29,29 @@ class Init(Config):
     depth_scaled: bool = Field(True, description="divide output projections by sqrt(2 depth)")
 
 
+class ValueEmbeddings(Config):
+    """Embeddings of the tokens that some layers add to their values.
+
+    v_h becomes v_h + f sigmoid(w_h . x') e_h, where e_h are the components of the token's embedding
+    for key head h, x' the first `channels` components of the layer's input, and w_h is learned.
+    Each of these layers has its own embeddings. Source: nanochat/gpt.py of
+    github.com/karpathy/nanochat at 92d63d4, which follows the value residual of Zhou et al. 2024
+    (https://arxiv.org/abs/2410.17897) and modded-nanogpt.
+    """
+
+    every: PositiveInt = Field(
+        2, description="n: every n-th layer, counted back from the last one, which is the first"
+    )
+    channels: PositiveInt = Field(
+        12, description="components of the layer's input that the gate of a key head reads"
+    )
+    factor: PositiveFloat = Field(3.0, description="f: largest factor of an embedding")
+
+    def has_layer(self, layer: int, depth: int) -> bool:
+        """Return True if layer `layer` of `depth` layers, from 0, has embeddings."""
+        return (depth - 1 - layer) % self.every == 0
+
+
 class TokenTransformer(PackageModel):
     """Transformer over the tokens of the data; the defaults are those of GPT-2 in nanoGPT."""
 
@@ -116,6 +139,10 @@ class TokenTransformer(PackageModel):
         window = self.windows[layer % len(self.windows)]
         return spec if window is None else spec.model_copy(update={"window": window})
 
+    def value_embeddings_of(self, layer: int) -> ValueEmbeddings | None:
+        """Return the embeddings that layer `layer` adds to its values, or None."""
+        return None
+
     def check(self, signature: signatures.TokenSignature) -> None:
         for spec in self.attention.mechanisms:
             limit = spec.similarity.max_tokens
@@ -181,6 +208,9 @@ class GPTConfig(TokenTransformer, kind="gpt"):
     )
     head_dropout: Share = Field(0.0, description="dropout rate of hidden vectors before the head")
     vocabulary_multiple: PositiveInt = Field(1, description="round the vocabulary up to a multiple")
+    value_embeddings: ValueEmbeddings | None = Field(
+        None, description="embeddings of the tokens that layers add to their values; null: none"
+    )
     logit_cap: PositiveFloat | None = Field(
         None,
         description="c: the head's logits l become c tanh(l / c), as in Gemma 2; null: unchanged",
@@ -214,6 +244,29 @@ class GPTConfig(TokenTransformer, kind="gpt"):
                 raise ValueError(
                     f"attention.{problem}, which `documents: separate` cannot separate; "
                     "choose another part, or write `documents: joined`"
+                )
+
+    def value_embeddings_of(self, layer: int) -> ValueEmbeddings | None:
+        chosen = self.value_embeddings
+        return chosen if chosen is not None and chosen.has_layer(layer, self.depth) else None
+
+    @consistency_check
+    def _layers_take_value_embeddings(self) -> None:
+        """Refuse value embeddings of layers without values, and gates wider than their input."""
+        if self.value_embeddings is None:
+            return
+        channels = self.value_embeddings.channels
+        if channels > self.dim:
+            raise ValueError(
+                f"value_embeddings.channels: {channels} exceeds dim {self.dim};"
+                f" choose at most {self.dim}"
+            )
+        for layer in range(self.depth):
+            is_own = self.attention_of(layer).mixer is not None
+            if is_own and self.value_embeddings_of(layer) is not None:
+                raise ValueError(
+                    f"value_embeddings: layer {layer + 1} is of `kind: module` and has no values;"
+                    " remove value_embeddings, or choose another `every`"
                 )
 
     @consistency_check

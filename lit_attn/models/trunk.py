@@ -4,7 +4,7 @@ Shapes: B batch, n tokens, d width, D head width. tokens: (B, n) int64 -> hidden
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -19,6 +19,7 @@ from lit_attn.models.feed_forward import FeedForward
 from lit_attn.models.language_config import Init, TokenTransformer
 from lit_attn.models.layers import Device, HeadNorm, norm
 from lit_attn.models.seeded_draws import outside_composers
+from lit_attn.models.value_embedding import ValueEmbedding
 
 Memory = tuple[Tensor, Tensor]
 """Tokens (B, m, d) for cross-attention, and their mask (B, 1, 1 or n, m)."""
@@ -38,8 +39,12 @@ class Block(nn.Module):
         number: int,
         device: Device,
         cross: AttentionSpec | None = None,
+        vocabulary: int = 0,
     ) -> None:
-        """Build the block of layer `number`; layers may have different windows."""
+        """Build the block of layer `number`; layers may have different windows.
+
+        Value embeddings need the size of the vocabulary.
+        """
         super().__init__()
         self.pre = model.norm_order == "pre"
         self.parallel = model.branches == "parallel"
@@ -49,6 +54,13 @@ class Block(nn.Module):
         self.norm1 = norm(model.norm, model.dim, model.norm_eps, device)
         self.attn = build_attention(model, model.attention_of(number), device)
         self.attn.set_depth(number)
+        self.value_embedding: ValueEmbedding | None = None
+        value_embeddings = model.value_embeddings_of(number)
+        if value_embeddings is not None:
+            assert isinstance(self.attn, Attention)
+            self.value_embedding = ValueEmbedding(
+                value_embeddings, vocabulary, self.attn.key_heads, self.attn.head_dim, device
+            )
         self.ffn: FeedForward | None = None
         self.cross: TokenLayer | None = None
         if model.ffn is not None:
@@ -77,9 +89,15 @@ class Block(nn.Module):
         rotary: Rotary | None,
         caches: Sequence[Cache] = (),
         memory: Memory | None = None,
+        tokens: Tensor | None = None,
     ) -> Tensor:
+        """Return the block's output; value embeddings need the `tokens` (B, n)."""
         block_input = x
-        attended = self.attn(self._before(x, self.norm1), attn_mask, is_causal, rotary, *caches[:1])
+        attention_input = self._before(x, self.norm1)
+        added = {}
+        if self.value_embedding is not None:
+            added["added_values"] = self.value_embedding(attention_input, tokens)
+        attended = self.attn(attention_input, attn_mask, is_causal, rotary, *caches[:1], **added)
         x = self._add(x, self.attention_scale * attended, self.norm1)
         if self.cross is not None and memory is not None:
             cache = caches[1] if caches else None
@@ -164,7 +182,7 @@ class Trunk(nn.Module):
         if model.positions == "learned":
             self.positions = nn.Embedding(context, model.dim, device=device)
         self.dropout = nn.Dropout(model.dropout)
-        blocks = [Block(model, number, device, cross) for number in range(model.depth)]
+        blocks = [Block(model, number, device, cross, vocabulary) for number in range(model.depth)]
         self.blocks = nn.ModuleList(blocks)
         connect_first_values([block.attn for block in blocks])
         last = norm(model.norm, model.dim, model.norm_eps, device)
@@ -224,23 +242,39 @@ class Trunk(nn.Module):
             keys = torch.arange(total, device=tokens.device)
             mask = keys >= starts[:, None, :, None]
             positions = positions - starts
-        x = self.add_positions(self.tokens(tokens) * self.embedding_scale, positions)
-        x = self.dropout(x)
+        x = self.embed(tokens, positions)
         turn = None
         if self.model.positions == "rotary":
             # Positions that differ between rows have an axis of heads.
             of_heads = positions.unsqueeze(1) if positions.ndim > 1 else positions
             turn = rotary(of_heads, self.model.rotated_width, self.model.rotary_base)
         caches_per_block = len(caches) // len(self.blocks)
-        for number, block in enumerate(self.blocks):
+
+        def call_block(number: int, x: Tensor) -> Tensor:
             first = number * caches_per_block
             block_caches = caches[first : first + caches_per_block]
             block_mask = mask
             if mask is not None and block_caches:
                 # A layer with a window stores the last tokens alone.
                 block_mask = mask[..., -(block_caches[0].length + tokens.shape[1]) :]
-            x = block(x, block_mask, self.is_causal, turn, block_caches, memory)
-        return self.norm(x)
+            block = self.blocks[number]
+            output: Tensor = block(
+                x, block_mask, self.is_causal, turn, block_caches, memory, tokens
+            )
+            return output
+
+        return self.norm(self.pass_blocks(x, call_block))
+
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Return the input (B, n, d) of the first block for tokens (B, n) at `positions`."""
+        x = self.add_positions(self.tokens(tokens) * self.embedding_scale, positions)
+        return self.dropout(x)
+
+    def pass_blocks(self, x: Tensor, call_block: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """Return the output of the blocks; `call_block(number, x)` is that of one block."""
+        for number in range(len(self.blocks)):
+            x = call_block(number, x)
+        return x
 
     def _find_document_starts(
         self, tokens: Tensor, indices: Tensor, caches: Sequence[Cache]

@@ -367,8 +367,8 @@ def split_calls(layer: Attention, calls: list[LayerCall]) -> Iterator[tuple[Laye
         for start in range(0, batch, size):
             part = slice(start, start + size)
             arguments = dict(call.arguments)
-            for name in ("x", "first_values"):
-                if name in arguments:
+            for name in ("x", "first_values", "added_values"):
+                if arguments.get(name) is not None:
                     arguments[name] = arguments[name][part].double()
             is_attended = torch.ones(arguments["x"].shape[:2], dtype=torch.bool, device=x.device)
             mask = arguments.get("attn_mask")

@@ -71,6 +71,7 @@ CHOICES: dict[str, dict[str, Any]] = {
         "ffn": FFN(width=20, activation="relu2"),
         "head": "untied",
         "logit_cap": 15.0,
+        "value_embeddings": {"every": 2, "channels": 5, "factor": 3.0},
         "init": Init(matrices="torch", embedding=0.8, depth_scaled=False),
     },
     "without-ffn": {"ffn": None, "norm": "layernorm", "bias": "all"},

@@ -8,6 +8,7 @@ from helpers import gpt_cases
 from pydantic import ValidationError
 from torch.nn import functional as F
 
+from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.residual import SplitConfig
 from lit_attn.attention.rotary import Rotary, rotary, rotate
@@ -91,6 +92,54 @@ def test_windows_alternate_over_the_layers() -> None:
     torch.testing.assert_close(wide(gpt_cases.tokens()), every(gpt_cases.tokens()))
     narrow = gpt_cases.network("nanogpt", windows=(2, None))
     assert (narrow(gpt_cases.tokens()) - every(gpt_cases.tokens())).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("every", "depth", "layers"),
+    [(2, 4, [1, 3]), (2, 5, [0, 2, 4]), (1, 2, [0, 1]), (3, 4, [0, 3])],
+)
+def test_value_embeddings_are_counted_back_from_the_last_layer(
+    every: int, depth: int, layers: list[int]
+) -> None:
+    network = gpt_cases.network("nanochat", depth=depth, value_embeddings={"every": every})
+    found = [
+        number
+        for number, block in enumerate(network.trunk.blocks)
+        if block.value_embedding is not None
+    ]
+    assert found == layers
+
+
+@pytest.mark.parametrize("preset", ["standard", "belief", "belief2", "value-residual", "mgk"])
+def test_value_embeddings_are_added_to_the_values_of_a_layer(preset: str) -> None:
+    """The layer with its values is compared with its formulas, also with two heads of keys."""
+    chosen = PRESETS[preset]
+    if preset == "standard":
+        chosen = chosen.model_copy(update={"kv_heads": 1})
+    network = gpt_cases.network("nanochat", attention=chosen)
+    tokens = gpt_cases.tokens()
+    block = network.trunk.blocks[2]
+    calls: list[Any] = []
+    block.attn.register_forward_pre_hook(
+        lambda _, inputs, named: calls.append((inputs, named)), with_kwargs=True
+    )
+    outputs: list[torch.Tensor] = []
+    block.attn.register_forward_hook(lambda _, inputs, output: outputs.append(output))
+    network(tokens)
+    (x, mask, is_causal, rotary), named = calls[0][0][:4], calls[0][1]
+    gate = block.value_embedding.gate.weight
+    embedded = block.value_embedding.embedding.weight[tokens]
+    opened = 3 / (1 + torch.exp(-(x[..., :5] @ gate.T)))
+    heads = embedded.unflatten(-1, (len(gate), -1))
+    added = opened[..., None] * heads
+    torch.testing.assert_close(named["added_values"], added)
+    first_values = block.attn.first_values.values if block.attn.first_values else None
+    expected = reference.attention(
+        block.attn, x, mask, is_causal, rotary, first_values=first_values, added_values=added
+    )
+    torch.testing.assert_close(outputs[0], expected, rtol=1e-9, atol=1e-9)
+    without = reference.attention(block.attn, x, mask, is_causal, rotary, first_values=first_values)
+    assert (outputs[0] - without).abs().max() > 1e-6
 
 
 def test_z_loss_belongs_to_training_alone() -> None:
@@ -278,6 +327,12 @@ def test_more_tokens_than_learned_positions_are_an_error() -> None:
         ({"qk_norm_eps": 1e-5}, "qk_norm_eps: needs `qk_norm: true`"),
         ({"qk_gain": 1.2}, "qk_gain: needs `qk_norm: true` or `unweighted`"),
         ({"logit_cap": 0}, "greater than 0"),
+        ({"value_embeddings": {"channels": 25}}, "channels: 25 exceeds dim 24; choose at most 24"),
+        ({"value_embeddings": {"evry": 2}}, "did you mean 'every'"),
+        (
+            {"value_embeddings": {}, "attention": {"kind": "module", "import": "mine:Layer"}},
+            "value_embeddings: layer 1 is of `kind: module` and has no values",
+        ),
         (
             {"head": "adaptive", "cutoffs": [10], "logit_cap": 15},
             "logit_cap: `head: adaptive` has no logits",
