@@ -103,7 +103,8 @@ class JoinedOptimizer(torch.optim.Optimizer):
     """Optimisers of different parameters of one network.
 
     Their groups of parameters are the groups of this optimiser, so a schedule that sets `lr` in
-    every group reaches all of them. A group with `lr_scale` has that factor of the rate.
+    every group reaches all of them. A group with `lr_scale` has that factor of the rate, and one
+    with `keeps_constants` keeps its momentum and its weight decay.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:

@@ -35,6 +35,10 @@ class Schedule(Kind):
         """Return the momentum (Adam's beta1) of each step, or None if the optimiser's is kept."""
         return None
 
+    def weight_decay(self, steps_per_epoch: int, epochs: int) -> Rate | None:
+        """Return the factor of the weight decay in each step, or None if it does not change."""
+        return None
+
     def stable_steps(self, steps_per_epoch: int, epochs: int) -> int | None:
         """Return the number of first steps that a longer training has too, None if there are none.
 

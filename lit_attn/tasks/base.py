@@ -47,6 +47,9 @@ class TaskModule(L.LightningModule, ABC):
     momentum: Rate | None = None
     """Momentum (Adam's beta1) of each step; None if the optimiser's own is kept."""
 
+    decay_factor: Rate | None = None
+    """Factor of the weight decay in each step; None if the optimiser's own is kept."""
+
     evaluates_as_training = False
     """True if evaluation has the precision of training, False if it is in float32."""
 
@@ -413,6 +416,12 @@ class TaskModule(L.LightningModule, ABC):
         for group in optimizer.param_groups:
             # Optimisers of different parameters can have different rates.
             group["lr"] = self.rate(self.global_step) * group.get("lr_scale", 1.0)
+            if group.get("keeps_constants"):
+                # Momentum and weight decay of the schedule are those of other parameters.
+                continue
+            if self.decay_factor is not None:
+                first_decay = group.setdefault("first_weight_decay", group["weight_decay"])
+                group["weight_decay"] = first_decay * self.decay_factor(self.global_step)
             if self.momentum is None:
                 continue
             momentum = self.momentum(self.global_step)

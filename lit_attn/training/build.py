@@ -115,6 +115,8 @@ def build_task(cell: Cell, data: DataModule, network: nn.Module) -> TaskModule:
         task.add_metrics(added_metrics)
     momentum = experiment.schedule.momentum(data.steps_per_epoch, training.epochs)
     task.momentum = None if momentum is None else stretch(momentum, training.stretch)
+    decay = experiment.schedule.weight_decay(data.steps_per_epoch, training.epochs)
+    task.decay_factor = None if decay is None else stretch(decay, training.stretch)
     task.evaluates_as_training = training.evaluation == "as-training"
     if training.average is not None:
         task.average_weights(training.average, training.steps(data.steps_per_epoch))
