@@ -9,7 +9,7 @@ Shapes: B batch, n tokens, d width, H' key heads, D head width.
 import torch
 from torch import Tensor, nn
 
-from lit_attn.config.models.language import ValueEmbeddings
+from lit_attn.models.language_config import ValueEmbeddings
 from lit_attn.models.layers import Device
 
 

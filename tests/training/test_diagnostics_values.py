@@ -334,7 +334,10 @@ def test_causal_layers_are_diagnosed_with_their_masks_and_rotations(choice: str)
     for number, block in enumerate(trunk.blocks, start=1):
         layer = block.attn
         inside = block.norm1(x) if block.pre else x
-        q, keys, v = reference.project(layer, inside, turn)
+        added_values = None
+        if block.value_embedding is not None:
+            added_values = block.value_embedding(inside, tokens)
+        q, keys, v = reference.project(layer, inside, turn, added_values=added_values)
         mask = reference.may_attend(n, layer.spec.window, False, True)
         weights = reference.weights(layer, inside, q, keys, mask, None)
         mh = residual.join_heads(weights @ v)
@@ -348,7 +351,7 @@ def test_causal_layers_are_diagnosed_with_their_masks_and_rotations(choice: str)
         for m in range(layer.num_heads):
             rank = torch.linalg.matrix_rank(weights[:, m], atol=1e-6, rtol=0).double().mean()
             assert actual[number, m + 1, "rank"] == rank.item()
-        x = block(x, None, True, turn)
+        x = block(x, None, True, turn, tokens=tokens)
 
 
 @pytest.mark.slow
