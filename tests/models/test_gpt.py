@@ -102,12 +102,12 @@ def test_value_embeddings_are_counted_back_from_the_last_layer(
     every: int, depth: int, layers: list[int]
 ) -> None:
     network = gpt_cases.network("nanochat", depth=depth, value_embeddings={"every": every})
-    found = [
+    chosen_layers = [
         number
         for number, block in enumerate(network.trunk.blocks)
         if block.value_embedding is not None
     ]
-    assert found == layers
+    assert chosen_layers == layers
 
 
 @pytest.mark.parametrize("preset", ["standard", "belief", "belief2", "value-residual", "mgk"])
