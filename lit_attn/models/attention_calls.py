@@ -13,9 +13,9 @@ from torch import nn
 
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.config.data.base import Data
-from lit_attn.config.models.base import Model
+from lit_attn.data.base import Data
 from lit_attn.models import factory
+from lit_attn.models.base import Model
 from lit_attn.schema.sources import PACKAGE
 
 MAX_TOKENS = 33
