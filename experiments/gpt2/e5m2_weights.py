@@ -14,8 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.models.language import GPT
-from lit_attn.models.language_config import GPTConfig
+from lit_attn.models.language import GPT, GPTConfig
 from lit_attn.models.layers import Device
 
 

@@ -24,8 +24,7 @@ from lit_attn.attention.spec import AttentionSpec
 from lit_attn.models.base import FFN, ffn_field, require_division
 from lit_attn.models.layers import Device, HeadNorm, sincos_positions
 from lit_attn.models.seeded_draws import draw_parameters
-from lit_attn.models.vision_config import Transformer
-from lit_attn.models.vit import Shape
+from lit_attn.models.vit import Shape, Transformer
 from lit_attn.schema.base import consistency_check
 
 EPS = 1e-6

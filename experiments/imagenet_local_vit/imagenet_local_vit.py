@@ -20,8 +20,7 @@ from torch.nn import functional as F
 from lit_attn.models.base import FFN, ffn_field
 from lit_attn.models.layers import Device
 from lit_attn.models.seeded_draws import draw_parameters, outside_composers
-from lit_attn.models.vision_config import Transformer
-from lit_attn.models.vit import RESIZABLE, Shape, assemble, separate_matrices
+from lit_attn.models.vit import RESIZABLE, Shape, Transformer, assemble, separate_matrices
 from lit_attn.schema.base import Share
 
 

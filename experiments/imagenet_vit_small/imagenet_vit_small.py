@@ -13,7 +13,7 @@ from pydantic import Field, PositiveInt
 from lit_attn.data.base import method
 from lit_attn.data.images_config import ClassFolders
 from lit_attn.models.base import FFN, ffn_field
-from lit_attn.models.vision_config import ImageViTConfig, Transformer
+from lit_attn.models.vit import ImageViTConfig, Transformer
 from lit_attn.schema.base import consistency_check
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.data.module import numpy_generator
-from lit_attn.models.language import GPT
-from lit_attn.models.language_config import GPTConfig
+from lit_attn.models.language import GPT, GPTConfig
 from lit_attn.models.seeded_draws import draw_parameters
 from lit_attn.schema.base import consistency_check
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from lit_attn.models.language_config import GPTConfig
+from lit_attn.models.language import GPTConfig
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:

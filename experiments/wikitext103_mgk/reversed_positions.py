@@ -11,8 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from lit_attn.attention.cache import Cache
-from lit_attn.models.language import GPT
-from lit_attn.models.language_config import GPTConfig
+from lit_attn.models.language import GPT, GPTConfig
 from lit_attn.models.trunk import Trunk
 
 

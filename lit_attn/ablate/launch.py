@@ -39,8 +39,6 @@ TRAINING = [
     "lit_attn.data.augment.policies",
     "lit_attn.data.text.batches",
     "lit_attn.data.text.labelled",
-    "lit_attn.models.language",
-    "lit_attn.models.vit",
     "lit_attn.tasks.classification",
     "lit_attn.tasks.language",
     "sklearn.datasets",

@@ -22,8 +22,7 @@ from lit_attn.bench import WINDOWS, measure
 from lit_attn.bench.measure import TITLES, Setup, Spread, Table, summarize, summarize_ratios
 from lit_attn.models.base import FFN
 from lit_attn.models.factory import count
-from lit_attn.models.language import GPT
-from lit_attn.models.language_config import GPTConfig
+from lit_attn.models.language import GPT, GPTConfig
 
 BASELINE = "standard"
 

@@ -16,18 +16,24 @@ from lit_attn.data import tables_config as tables
 from lit_attn.data.base import Data
 from lit_attn.data.text import config as text
 from lit_attn.data.text import listops_config as listops
-from lit_attn.models import columns_config as column_models
-from lit_attn.models import external_config as external
-from lit_attn.models import language_config as language
-from lit_attn.models import mmseg_config as mmseg
-from lit_attn.models import vision_config as vision
+from lit_attn.models import (
+    block_checks,
+    external,
+    language,
+    mixer_trial,
+    mmseg_models,
+    segmenter_config,
+    timm_models,
+    transformers_models,
+    translation,
+    vit,
+)
+from lit_attn.models import columns as column_models
 from lit_attn.models.base import Model, find_mixers, find_specs
-
-# Importing these modules registers the members of the families.
 from lit_attn.optim import jax_adamw, muon, set_adam, standard
 from lit_attn.optim.base import Optimizer
 from lit_attn.optim.schedules import Constant, Schedule
-from lit_attn.schema.base import Config, Kind, consistency_check, load
+from lit_attn.schema.base import Config, Kind, consistency_check
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure, find_last_return, find_user_line
 from lit_attn.signatures import Signature
@@ -35,10 +41,20 @@ from lit_attn.tasks.metrics import AddedMetric, MetricChoice
 from lit_attn.tasks.task import CrossEntropyLoss, ImageClassificationConfig, Loss, Task
 
 DATA = (columns, images, listops, segmentation, tables, text)
-MODELS = (vision, language, column_models, external, mmseg)
+MODELS = (
+    vit,
+    segmenter_config,
+    language,
+    translation,
+    column_models,
+    timm_models,
+    transformers_models,
+    external,
+    mmseg_models,
+)
 OPTIMIZERS = (standard, set_adam, jax_adamw, muon)
 MEMBERS = (*DATA, *MODELS, *OPTIMIZERS)
-"""Modules that register members of this package."""
+"""Modules that register members of the families of this package when they are imported."""
 
 
 class Experiment(Config):
@@ -334,8 +350,7 @@ def _try_member(
 def _try_mixers(member: type[Kind], text: str, signature: Signature, precision: str) -> str:
     """Return why a layer of a user in the model with the JSON `text` cannot be used, or ""."""
     try:
-        try_mixers = load("lit_attn.models.mixer_trial:try_mixers")
-        try_mixers(member.model_validate_json(text), signature, precision)
+        mixer_trial.try_mixers(member.model_validate_json(text), signature, precision)
     except (ConfigError, ValueError) as error:
         return str(error)
     return ""
@@ -346,9 +361,9 @@ def _try_blocks(
     member: type[Kind], text: str, signature: Signature, is_sharded: bool, is_recomputed: bool
 ) -> str:
     """Return why the model with the JSON `text` cannot be trained block by block, or ""."""
-    check_blocks = load("lit_attn.models.block_checks:check_blocks")
     try:
-        check_blocks(member.model_validate_json(text), signature, is_sharded, is_recomputed)
+        model = member.model_validate_json(text)
+        block_checks.check_blocks(model, signature, is_sharded, is_recomputed)
     except ConfigError as error:
         return str(error)
     return ""

@@ -4,19 +4,18 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
+import torch
 from pydantic import Field, PositiveInt, field_validator
+from torch import nn
 
 from lit_attn.attention.mixer import MixerConfig
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.schema.base import Config, Kind, load
+from lit_attn.models.layers import Device
+from lit_attn.schema.base import Config, Kind
 from lit_attn.schema.errors import ConfigError, find_nearest_divisor, require, suggest
 from lit_attn.signatures import ImageSignature, Signature
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 
 class HiddenWidth(Config):
@@ -66,12 +65,11 @@ class Model(Kind):
     ffn: HiddenWidth | None = Field(description=FFN_MEANING)
 
     @abstractmethod
-    def build(self, signature: Any, device: "torch.device | str | None" = None) -> "nn.Module":
+    def build(self, signature: Any, device: Device = None) -> nn.Module:
         """Return the network for data with `signature`, which is of a type in `takes`.
 
         Its parameters are on `device` and initialised, except on "meta", where nothing is
-        allocated. Code that needs PyTorch is imported here and not at the top of the file. Raises
-        ValueError if parts of the model do not go together.
+        allocated. Raises ValueError if parts of the model do not go together.
         """
 
     def check(self, signature: Any) -> None:
@@ -96,8 +94,6 @@ class Model(Kind):
 
     def try_out(self, signature: Any) -> Any:
         """Return the output of the network for one sample, on the meta device."""
-        import torch
-
         # Parameters that the code of a model creates without a device are on meta too.
         with torch.device("meta"):
             network = self.build(signature, "meta")
@@ -133,19 +129,18 @@ class Model(Kind):
 
 
 class PackageModel(Model):
-    """Base of the models that a function or class of another module builds, imported when used."""
+    """Base of the models that are built by a function or class from fields of the signature."""
 
     builder: ClassVar[tuple[Any, ...]]
-    """The function or class, or "module:name", and the fields of the signature that it takes."""
+    """The function or class, and the fields of the signature that it takes after the model."""
 
     ffn: FFN | None = Field(description=FFN_MEANING)
 
-    def build(self, signature: Any, device: "torch.device | str | None" = None) -> "nn.Module":
+    def build(self, signature: Any, device: Device = None) -> nn.Module:
         self.check(signature)
         function, *fields = self.builder
         values = [getattr(signature, field) for field in fields]
-        build_network = load(function) if isinstance(function, str) else function
-        network: nn.Module = build_network(self, *values, device)
+        network: nn.Module = function(self, *values, device)
         return network
 
 

@@ -3,13 +3,17 @@
 Shapes: B batch, F columns of numbers, C columns of categories, n = 1 + F + C tokens, d width.
 """
 
+from typing import Any, Literal
+
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.models.columns_config import FeatureTransformerConfig
+from lit_attn import signatures
 from lit_attn.models.layers import Device, norm
 from lit_attn.models.seeded_draws import draw_parameters
+from lit_attn.models.token_transformer import Init, TokenTransformer
 from lit_attn.models.trunk import Block, initialise
 
 
@@ -64,7 +68,7 @@ class FeatureTransformer(nn.Module):
 
     def __init__(
         self,
-        model: FeatureTransformerConfig,
+        model: "FeatureTransformerConfig",
         numbers: int,
         categories: tuple[int, ...],
         outputs: int,
@@ -86,3 +90,43 @@ class FeatureTransformer(nn.Module):
         for block in self.blocks:
             x = block(x, None, False, None)
         return self.head(F.relu(self.norm(x[:, 0])))
+
+
+class FeatureTransformerConfig(TokenTransformer, kind="feature-transformer"):
+    """Transformer over one token for each column of a table, and a class token.
+
+    It is the FT-Transformer of Gorishniy et al. 2021 (arXiv:2106.11959), but for its ReGLU and the
+    norm before the first attention, which that model leaves out.
+    """
+
+    takes = (signatures.ColumnLabels, signatures.ColumnTargets)
+    builder = (
+        FeatureTransformer,
+        "numbers",
+        "categories",
+        "outputs",
+    )
+
+    positions: Literal["learned"] = Field(
+        "learned", description="every column has weights of its own, so there are no others"
+    )
+    embedding_scale: Literal["one"] = Field("one", description="factor of the tokens")
+    norm: Literal["layernorm", "layernorm-unbiased", "rmsnorm", "rmsnorm-unweighted"] = Field(
+        "layernorm", description="kind of normalisation layer"
+    )
+    bias: Literal["none", "ffn", "all"] = Field("all", description="Linears with a bias in blocks")
+    init: Init = Field(
+        Init(matrices="torch", embedding="torch", depth_scaled=False),
+        description="initial values of the parameters; those of the columns are uniform within "
+        "1 / sqrt(dim)",
+    )
+
+    def exempt_parameters(self) -> tuple[str, ...]:
+        return ()
+
+    def check(self, signature: Any) -> None:
+        super().check(signature)
+        if any(self.windows):
+            raise ValueError(
+                "windows: columns have no order, so a window has no meaning; remove it"
+            )

@@ -13,19 +13,23 @@ Shapes: B batch, n tokens, d width, V vocabulary. tokens: (B, n) int64 -> logits
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
+from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_attn import signatures
 from lit_attn.attention.cache import Cache
 from lit_attn.data.text.config import IGNORED
-from lit_attn.models.language_config import GPTConfig, SequenceClassifierConfig
 from lit_attn.models.layers import AdaptiveSoftmax, Device
 from lit_attn.models.seeded_draws import draw_parameters
 from lit_attn.models.token_loss import cap_logits, token_losses
+from lit_attn.models.token_transformer import TokenTransformer
 from lit_attn.models.trunk import Trunk, initialise
+from lit_attn.models.value_embedding import ValueEmbeddings
+from lit_attn.schema.base import Share, consistency_check
 
 
 class GPT(nn.Module):
@@ -34,7 +38,7 @@ class GPT(nn.Module):
     trunk_class: ClassVar[type[Trunk]] = Trunk
 
     def __init__(
-        self, model: GPTConfig, vocabulary: int, context: int, device: Device = None
+        self, model: "GPTConfig", vocabulary: int, context: int, device: Device = None
     ) -> None:
         """Build a network for at most `context` tokens; initialise it except on "meta"."""
         super().__init__()
@@ -50,7 +54,7 @@ class GPT(nn.Module):
             self.head = AdaptiveSoftmax(rows, model.dim, model.cutoffs, device)
         draw_parameters(self, lambda: self.initialise(model))
 
-    def initialise(self, model: GPTConfig) -> None:
+    def initialise(self, model: "GPTConfig") -> None:
         """Fill the parameters, in place."""
         initialise(self, model, tied=model.head != "untied")
 
@@ -101,6 +105,116 @@ class GPT(nn.Module):
         return nll.unflatten(0, targets.shape)
 
 
+class GPTConfig(TokenTransformer, kind="gpt"):
+    """Causal language model.
+
+    `head: tied` and `adaptive` use the weights of the embedding. `adaptive` is the softmax by
+    frequency classes of Grave et al. 2017 with divisor 1.
+    """
+
+    takes = (signatures.CausalTokens,)
+    builder: ClassVar[tuple[Any, ...]] = (GPT, "vocabulary", "context")
+    head: Literal["tied", "untied", "adaptive"] = Field(
+        "tied",
+        description="output layer: the embedding's weights (tied), its own weights "
+        "(untied), or an adaptive softmax with tied weights",
+    )
+    cutoffs: tuple[PositiveInt, ...] = Field(
+        (), description="first ids of the rarer classes (adaptive)"
+    )
+    head_dropout: Share = Field(0.0, description="dropout rate of hidden vectors before the head")
+    vocabulary_multiple: PositiveInt = Field(1, description="round the vocabulary up to a multiple")
+    value_embeddings: ValueEmbeddings | None = Field(
+        None, description="embeddings of the tokens that layers add to their values; null: none"
+    )
+    logit_cap: PositiveFloat | None = Field(
+        None,
+        description="c: the head's logits l become c tanh(l / c), as in Gemma 2; null: unchanged",
+    )
+    z_loss: float = Field(
+        0.0,
+        ge=0,
+        description="z: in training, z times the squared log-sum-exp of its logits is added to the "
+        "loss of each token, as in PaLM (z = 1e-4)",
+    )
+    documents: Literal["joined", "separate"] = Field(
+        "joined",
+        description="separate: in packed text, no token attends to another document, and positions "
+        "start again with each; a document starts with the token that separates it from the last",
+    )
+
+    def build(self, signature: Any, device: Device = None) -> Any:
+        network = super().build(signature, device)
+        if self.documents == "separate":
+            network.trunk.document_end = signature.document_end
+        return network
+
+    @consistency_check
+    def _documents_can_be_separate(self) -> None:
+        """Refuse separate documents in layers that a mask of pairs of tokens cannot separate."""
+        if self.documents == "joined":
+            return
+        for spec in self.attention.mechanisms:
+            problem = spec.find_document_problem()
+            if problem:
+                raise ValueError(
+                    f"attention.{problem}, which `documents: separate` cannot separate; "
+                    "choose another part, or write `documents: joined`"
+                )
+
+    def value_embeddings_of(self, layer: int) -> ValueEmbeddings | None:
+        chosen = self.value_embeddings
+        return chosen if chosen is not None and chosen.has_layer(layer, self.depth) else None
+
+    @consistency_check
+    def _layers_take_value_embeddings(self) -> None:
+        """Refuse value embeddings of layers without values, and gates wider than their input."""
+        if self.value_embeddings is None:
+            return
+        channels = self.value_embeddings.channels
+        if channels > self.dim:
+            raise ValueError(
+                f"value_embeddings.channels: {channels} exceeds dim {self.dim};"
+                f" choose at most {self.dim}"
+            )
+        for layer in range(self.depth):
+            is_own = self.attention_of(layer).mixer is not None
+            if is_own and self.value_embeddings_of(layer) is not None:
+                raise ValueError(
+                    f"value_embeddings: layer {layer + 1} is of `kind: module` and has no values;"
+                    " remove value_embeddings, or choose another `every`"
+                )
+
+    @consistency_check
+    def _cutoffs_are_for_adaptive(self) -> None:
+        """Refuse cutoffs without an adaptive head, and cutoffs in another order."""
+        is_adaptive = self.head == "adaptive"
+        if is_adaptive != bool(self.cutoffs):
+            raise ValueError("cutoffs: `head: adaptive` needs cutoffs, and no other head has them")
+        if list(self.cutoffs) != sorted(set(self.cutoffs)):
+            raise ValueError("cutoffs: must increase")
+        if is_adaptive and self.vocabulary_multiple > 1:
+            raise ValueError("vocabulary_multiple: has no effect with `head: adaptive`")
+        if is_adaptive and self.logit_cap is not None:
+            raise ValueError("logit_cap: `head: adaptive` has no logits of all ids; remove one")
+        if is_adaptive and self.z_loss:
+            raise ValueError("z_loss: `head: adaptive` has no logits of all ids; remove one")
+
+    def check(self, signature: Any) -> None:
+        super().check(signature)
+        if self.documents == "separate" and signature.document_end is None:
+            raise ValueError(
+                "documents: separate needs a token that separates documents, and the data has "
+                "none; choose the tokenizer bytes, gpt2 or gpt-neox, or write joined"
+            )
+        size = signature.vocabulary
+        if self.cutoffs and self.cutoffs[-1] >= size:
+            raise ValueError(
+                f"cutoffs: {self.cutoffs[-1]} is beyond the vocabulary of {size};"
+                f" {size - 1} at most"
+            )
+
+
 class SequenceClassifier(nn.Module):
     """Bidirectional trunk, mean pooling unless tokens are classified, then Linear, ReLU, Linear.
 
@@ -111,7 +225,7 @@ class SequenceClassifier(nn.Module):
 
     def __init__(
         self,
-        model: SequenceClassifierConfig,
+        model: "SequenceClassifierConfig",
         vocabulary: int,
         context: int,
         classes: int,
@@ -152,6 +266,36 @@ class SequenceClassifier(nn.Module):
         if self.pool == "zero-padded":
             return total / tokens.shape[1]
         return total / weights.sum(1)
+
+
+class SequenceClassifierConfig(TokenTransformer, kind="sequence-classifier"):
+    """Bidirectional encoder, mean pooling, and a classifier of Linear, ReLU and Linear.
+
+    If the words of a sequence have classes, the classifier is applied to every token.
+    The model of MGK's experiments on the Long Range Arena, whose code has `pool: zero-padded`.
+    """
+
+    takes = (signatures.LabelledTokens, signatures.TaggedTokens)
+    builder = (
+        SequenceClassifier,
+        "vocabulary",
+        "context",
+        "classes",
+        "pairs",
+        "are_tagged",
+    )
+
+    pool: Literal["tokens", "zero-padded"] = Field(
+        "tokens",
+        description="tokens: the mean over the tokens; zero-padded: their sum divided by the "
+        "context, so that padding counts as zero vectors",
+    )
+    classifier_width: PositiveInt = Field(128, description="hidden units of the classifier")
+
+    def check(self, signature: Any) -> None:
+        super().check(signature)
+        if signature.are_tagged and self.pool != "tokens":
+            raise ValueError("pool: nothing is pooled if every token is classified; remove it")
 
 
 class Sampling(NamedTuple):

@@ -1,36 +1,167 @@
-"""Builder of the models in configuration files of mmsegmentation.
+"""Models from configuration files of mmsegmentation, with their attention replaced.
 
 mmsegmentation's registry builds the model, mmengine draws its initial values, and
-`replace_attention` replaces the attention of backbone and heads.
+`replace_attention` replaces the attention of backbone and heads. Functions import mmsegmentation,
+because it is optional.
 """
 
 import contextlib
+import json
 import logging
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from mmengine.config import ConfigDict
-from mmengine.logging import MMLogger
-from mmengine.registry import DefaultScope
-from mmseg.models import EncoderDecoder
-from mmseg.registry import MODELS
+from pydantic import Field, model_validator
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from lit_attn.models.external import build_replaced
+from lit_attn.extras import require, require_mmseg
+from lit_attn.models.external import ExternalModel, build_replaced
 from lit_attn.models.ffn_resize import CHANNELS, INPUTS, OUTPUTS, resize_layer
 from lit_attn.models.layers import Device
-from lit_attn.models.mmseg_config import MMSegConfig
-from lit_attn.models.mmseg_preprocessor import Preprocessor
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.base import consistency_check, outside_identity
+from lit_attn.schema.errors import ConfigError, key_error
 from lit_attn.schema.own_classes import import_class
-from lit_attn.schema.plugins import explain_failure, require_trust
+from lit_attn.schema.plugins import explain_failure, require_trust, run_import
 from lit_attn.signatures import ImageMasks
+
+if TYPE_CHECKING:
+    from mmseg.models import EncoderDecoder
+
+HEADS = ("decode_head", "auxiliary_head")
+"""Keys of mmsegmentation's `model` with one head or a list of heads."""
 
 SCOPES = ("mmcv", "mmengine", "mmseg")
 """Scopes in names such as `mmseg.VisionTransformer`."""
+
+
+class MMSegConfig(ExternalModel, kind="mmseg"):
+    """The `model` of a configuration file of mmsegmentation, with its attention replaced.
+
+    Losses, auxiliary heads, normalisation and inference (whole images or sliding windows) are those
+    of the file. The file is code, and is read when the study is read; a cell contains its `model`.
+    """
+
+    takes = (ImageMasks,)
+
+    config: Path | None = outside_identity(None, "configuration file of mmsegmentation")
+    resolved: dict[str, Any] = Field(
+        {}, description="`model` of the file; read from `config`, and written to a cell"
+    )
+
+    @classmethod
+    def name_code(cls, written: dict[Any, Any]) -> dict[str, Any]:
+        # The types in `model` are names that mmsegmentation's registry can import.
+        return {key: written[key] for key in ("config", "resolved") if key in written}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_file(cls, value: Any) -> Any:
+        """Read `config`, unless the mapping is that of a cell, which contains `resolved`."""
+        if not isinstance(value, dict) or value.get("resolved"):
+            return value
+        path = value.get("config")
+        if not isinstance(path, str | Path):
+            raise key_error("config", "needs a configuration file of mmsegmentation")
+        try:
+            resolved = read_network(Path(path))
+        except ValueError as error:
+            raise key_error("config", str(error)) from error
+        return {**value, "resolved": resolved}
+
+    @consistency_check
+    def _has_no_arguments(self) -> None:
+        """Refuse `arguments`, because the file has all of them."""
+        if self.arguments:
+            raise ValueError("arguments: this model has none; change the file in `config`")
+
+    def check(self, signature: ImageMasks) -> None:
+        for key, head in list_heads(self.resolved):
+            count = head.get("num_classes")
+            if count != signature.classes:
+                raise ValueError(
+                    f"config: {key}.num_classes is {count}, but the data have {signature.classes} "
+                    f"classes; write {key}.num_classes = {signature.classes} in the file"
+                )
+            label = head.get("ignore_index", signature.ignore)
+            if label != signature.ignore:
+                raise ValueError(
+                    f"config: {key}.ignore_index is {label}, but pixels without a class have the "
+                    f"label {signature.ignore}; remove ignore_index from the file"
+                )
+        preprocessor = self.resolved.get("data_preprocessor")
+        if not isinstance(preprocessor, dict):
+            raise ValueError(
+                "config: model has no data_preprocessor; add one of type SegDataPreProcessor"
+            )
+        crop = list(signature.shape[1:])
+        size = preprocessor.get("size")
+        if size is not None and size != crop:
+            raise ValueError(
+                f"config: data_preprocessor.size is {size}, but training windows are {crop}; "
+                f"set data.crop or change the file"
+            )
+
+    def build(self, signature: Any, device: Device = None) -> nn.Module:
+        require_mmseg("model.kind")
+        self.check(signature)
+        return build_mmseg(self, signature, device)
+
+
+def list_heads(network: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the key and the mapping of each head of mmsegmentation's `model`."""
+    for name in HEADS:
+        heads = network.get(name)
+        if isinstance(heads, dict):
+            yield name, heads
+        elif isinstance(heads, list):
+            for index, head in enumerate(heads):
+                yield f"{name}[{index}]", head
+
+
+def read_network(path: Path) -> dict[str, Any]:
+    """Return the `model` of a configuration file of mmsegmentation as plain values.
+
+    The file is executed if it is Python. Raises ValueError if it is missing, cannot be read, or has
+    no usable `model`; ConfigError if mmengine is not installed.
+    """
+    if not path.is_file():
+        raise ValueError(f"no file {path}")
+    config_class = require("mmengine.config", "model.kind", "segmentation").Config
+    try:
+        content = run_import(
+            lambda: config_class.fromfile(path, import_custom_modules=False).to_dict(), path
+        )
+    except ValueError as error:
+        message = str(error)
+        # A mistake in the syntax has no file, because mmengine parses the text.
+        is_named = path.name in message
+        raise ValueError(message if is_named else f"{path}: {message}") from error
+    if content.get("custom_imports"):
+        raise ValueError(
+            f"{path} has `custom_imports`, which a cell would not import; remove them, and "
+            "name the files of your modules in `parts` of the study"
+        )
+    network = content.get("model")
+    if not isinstance(network, dict):
+        raise ValueError(
+            f"{path} has no `model`; name a complete configuration of mmsegmentation, "
+            "with backbone and decode_head"
+        )
+    for name in ("backbone", "decode_head"):
+        if name not in network:
+            raise ValueError(f"{path}: model has no {name}")
+    try:
+        # A cell is written as JSON, which has lists and no tuples.
+        plain: dict[str, Any] = json.loads(json.dumps(network, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path}: model must contain numbers, texts, lists and mappings only: {error}"
+        ) from error
+    return plain
 
 
 def build_mmseg(model: MMSegConfig, signature: ImageMasks, device: Device) -> nn.Module:
@@ -39,6 +170,8 @@ def build_mmseg(model: MMSegConfig, signature: ImageMasks, device: Device) -> nn
     Raises ValueError, which begins with the key, for a `model` that mmsegmentation cannot build, or
     that the segmentation task cannot train.
     """
+    from lit_attn.models.mmseg_preprocessor import Preprocessor
+
     # Its types are names that mmsegmentation's registry imports.
     require_trust("resolved")
     width = model.ffn.width
@@ -69,11 +202,15 @@ def build_mmseg(model: MMSegConfig, signature: ImageMasks, device: Device) -> nn
     return build_replaced(create, model, device)
 
 
-def build_network(content: dict[str, Any]) -> EncoderDecoder:
+def build_network(content: dict[str, Any]) -> "EncoderDecoder":
     """Return the network that mmsegmentation's registry builds from `content`.
 
     Raises ConfigError if it is no EncoderDecoder.
     """
+    from mmengine.config import ConfigDict
+    from mmseg.models import EncoderDecoder
+    from mmseg.registry import MODELS
+
     with warnings.catch_warnings(), default_scope(), LinspaceOnCPU():
         # Windows and positions of some backbones call it as in earlier versions of PyTorch.
         warnings.filterwarnings("ignore", message="torch.meshgrid")
@@ -85,8 +222,10 @@ def build_network(content: dict[str, Any]) -> EncoderDecoder:
     return network
 
 
-def initialise(network: EncoderDecoder) -> None:
+def initialise(network: "EncoderDecoder") -> None:
     """Draw the initial values, or load weights, as the `init_cfg` of each module says."""
+    from mmengine.logging import MMLogger
+
     logger = MMLogger.get_current_instance()
     level = logger.level
     # mmengine would log a line for each parameter.
@@ -101,6 +240,8 @@ def initialise(network: EncoderDecoder) -> None:
 @contextlib.contextmanager
 def default_scope() -> Iterator[None]:
     """Let mmengine search mmsegmentation's registries first, as its Runner does."""
+    from mmengine.registry import DefaultScope
+
     with DefaultScope.overwrite_default_scope("mmseg"):
         yield
 
@@ -161,7 +302,7 @@ def is_ffn(module: nn.Module) -> bool:
     return hasattr(module, "feedforward_channels") and hasattr(module, "layers")
 
 
-def resize_ffns(network: EncoderDecoder, width: int, is_pretrained: bool) -> None:
+def resize_ffns(network: "EncoderDecoder", width: int, is_pretrained: bool) -> None:
     """Resize the FFNs of the backbone by one factor, so that the first has `width` hidden units.
 
     An FFN of mmcv or mmsegmentation is a sequence of linear layers or convolutions of 1 x 1 pixels,

@@ -27,11 +27,12 @@ from lit_attn.attention.network import number_layers
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.data.segmentation_config import IGNORED
 from lit_attn.models import vit
-from lit_attn.models.external import create_timm
 from lit_attn.models.layers import Device
 from lit_attn.models.mmseg_preprocessor import Preprocessor
 from lit_attn.models.seeded_draws import by_name, copy_projections
-from lit_attn.models.vision_config import ImageViTConfig, SegmenterConfig, Transformer
+from lit_attn.models.segmenter_config import SegmenterConfig
+from lit_attn.models.timm_models import create_timm
+from lit_attn.models.vit import ImageViTConfig, Transformer
 from lit_attn.schema.errors import explain
 
 # Pixels are mapped from 0..255 to -1..1, as for the published weights.

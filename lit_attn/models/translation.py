@@ -1,29 +1,33 @@
-"""Encoder-decoder for translation (Vaswani et al. 2017), and beam search with key/value caches.
+"""Encoder-decoder for translation (Vaswani et al. 2017).
 
-The search is that of github.com/facebookresearch/fairseq: a hypothesis ends among the best `beams`
-candidates, a sentence with its first `beams` hypotheses; the best has the largest mean log p.
-
-Shapes: B batch, m source tokens, n target tokens, d width, V vocabulary, K beams. Id 0 is padding.
+Shapes: B batch, m source tokens, n target tokens, d width, V vocabulary. Id 0 is padding.
 """
 
+from typing import Literal
+
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_attn import signatures
 from lit_attn.attention.precision import wide
+from lit_attn.attention.spec import AttentionSpec
 from lit_attn.data.text.config import IGNORED, PADDING
-from lit_attn.models.language_config import EncoderDecoderConfig
+from lit_attn.models.base import require_heads
 from lit_attn.models.layers import Device
 from lit_attn.models.seeded_draws import draw_parameters
 from lit_attn.models.token_loss import is_chunked, token_losses, total_loss
+from lit_attn.models.token_transformer import TokenTransformer
 from lit_attn.models.trunk import Memory, Trunk, initialise
+from lit_attn.schema.base import consistency_check
 
 
 class EncoderDecoder(nn.Module):
     """Bidirectional encoder of the source, and causal decoder with cross-attention to it."""
 
     def __init__(
-        self, model: EncoderDecoderConfig, vocabulary: int, context: int, device: Device = None
+        self, model: "EncoderDecoderConfig", vocabulary: int, context: int, device: Device = None
     ) -> None:
         """Build a network for at most `context` tokens; initialise it except on "meta"."""
         super().__init__()
@@ -39,7 +43,7 @@ class EncoderDecoder(nn.Module):
         draw_parameters(self, lambda: self._initialise(model))
 
     @torch.no_grad()
-    def _initialise(self, model: EncoderDecoderConfig) -> None:
+    def _initialise(self, model: "EncoderDecoderConfig") -> None:
         """Fill the parameters; fairseq's scheme sets the embedding of padding to zero."""
         initialise(self, model, tied=self.head is None)
         if model.init.matrices == "fairseq":
@@ -91,3 +95,39 @@ class EncoderDecoder(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of the decoder's output, (B, n, d) -> (B, n, V)."""
         return F.linear(hidden, self.output_weight)
+
+
+class EncoderDecoderConfig(TokenTransformer, kind="encoder-decoder"):
+    """Bidirectional encoder, and causal decoder with cross-attention, of `depth` blocks each."""
+
+    takes = (signatures.ParallelTokens,)
+    builder = (EncoderDecoder, "vocabulary", "context")
+    cross_attention: AttentionSpec | None = Field(
+        None, description="attention of the decoder to the encoder; null: that of `attention`"
+    )
+    embeddings: Literal["separate", "decoder", "all"] = Field(
+        "decoder",
+        description="shared embedding; decoder: of the decoder's input and output; all: also of "
+        "the encoder's input; separate: none",
+    )
+    branches: Literal["sequential"] = Field("sequential", description="order of the branches")
+
+    @property
+    def cross(self) -> AttentionSpec:
+        """Attention of the decoder to the encoder."""
+        return self.cross_attention or self.attention
+
+    def check(self, signature: signatures.TokenSignature) -> None:
+        for spec in (self.attention, self.cross):
+            model = self.model_copy(update={"attention": spec})
+            TokenTransformer.check(model, signature)
+
+    @consistency_check
+    def _cross_attention_has_a_meaning(self) -> None:
+        """Refuse parts of the attention that cross-attention cannot have."""
+        key = "attention" if self.cross_attention is None else "cross_attention"
+        for spec in self.cross.mechanisms:
+            cross_problem = spec.find_cross_problem()
+            if cross_problem:
+                raise ValueError(f"{key}.{cross_problem}")
+        require_heads(self.cross, self.heads, self.depth)

@@ -16,9 +16,9 @@ from lit_attn.attention.network import connect_first_values
 from lit_attn.attention.rotary import Rotary, rotary
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.models.feed_forward import FeedForward
-from lit_attn.models.language_config import Init, TokenTransformer
 from lit_attn.models.layers import Device, HeadNorm, norm
 from lit_attn.models.seeded_draws import outside_composers
+from lit_attn.models.token_transformer import Init, TokenTransformer
 from lit_attn.models.value_embedding import ValueEmbedding
 
 Memory = tuple[Tensor, Tensor]

@@ -13,9 +13,10 @@ patch in pixels.
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field, PositiveFloat, PositiveInt
 from timm.layers import DropPath, GELUTanh, Mlp, lecun_normal_
 from timm.models.vision_transformer import Block, PatchEmbed, VisionTransformer
 from torch import Tensor, nn
@@ -23,19 +24,67 @@ from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.network import number_layers
+from lit_attn.models.base import (
+    FFN,
+    FFN_MEANING,
+    PackageModel,
+    ffn_field,
+    require_division,
+    require_heads,
+    require_one_size,
+    require_tiling,
+)
 from lit_attn.models.layers import Device, HeadNorm, sincos_positions
 from lit_attn.models.seeded_draws import draw_parameters, outside_composers
-from lit_attn.models.vision_config import (
-    ImageViTConfig,
-    NormedTransformer,
-    Transformer,
-    ViTConfig,
-)
+from lit_attn.schema.base import Share, consistency_check
+from lit_attn.signatures import ImageLabels, ImageTargets, Signature
 
 Shape = tuple[int, int, int]
 
 # Options of timm for images of any size: the positions are resampled at each call.
 RESIZABLE: dict[str, Any] = {"fc_norm": False, "dynamic_img_size": True, "dynamic_img_pad": True}
+
+
+class Transformer(PackageModel):
+    """Base of the models of images; the defaults are those of ViT-S/16."""
+
+    has_one_size: ClassVar[bool] = False
+    """True for a model whose positions are for images of one size."""
+    takes: ClassVar[tuple[type[Signature], ...]] = (ImageLabels, ImageTargets)
+
+    dim: PositiveInt = Field(384, description="width of the residual stream")
+    depth: PositiveInt = Field(12, description="number of blocks")
+    heads: PositiveInt = Field(6, description="attention heads of a block")
+    patch: PositiveInt = Field(16, description="side of a patch in pixels")
+    ffn: FFN | None = ffn_field(1536)
+    drop_path: Share = Field(0.0, description="drop-path rate of the last layer; linear from 0")
+
+    @consistency_check
+    def _heads_divide(self) -> None:
+        """Refuse a number of heads that the width or the attention cannot have."""
+        require_division("heads", "heads", self.heads, self.dim, f"dim {self.dim}")
+        require_heads(self.attention, self.heads, self.depth)
+
+    def check(self, signature: Any) -> None:
+        """Raise ValueError if the patches do not tile images of every size."""
+        if self.has_one_size:
+            require_one_size(self.kind, signature)
+        final_size = signature.shape[1:]
+        training_sizes = [(side, side) for side in getattr(signature, "training_sizes", ())]
+        require_tiling(self.patch, [final_size, *training_sizes])
+
+
+class NormedTransformer(Transformer):
+    """Base of the vision transformers whose heads can have norms of q and k."""
+
+    qk_norm: bool = Field(False, description="RMSNorm with weight on each head's q and k")
+    qk_norm_eps: PositiveFloat = Field(1e-6, description="epsilon of the norms of `qk_norm`")
+
+    @consistency_check
+    def _norms_have_an_effect(self) -> None:
+        """Refuse the epsilon of norms that the heads do not have."""
+        if not self.qk_norm and self.qk_norm_eps != 1e-6:
+            raise ValueError("qk_norm_eps: needs `qk_norm: true`")
 
 
 class AttentionBlock(nn.Module):
@@ -93,7 +142,7 @@ class ShiftedPatchEmbed(nn.Module):
 
 
 def build(
-    model: ViTConfig, image_shape: Shape, num_classes: int, device: Device = None
+    model: "ViTConfig", image_shape: Shape, num_classes: int, device: Device = None
 ) -> VisionTransformer:
     """Build the network that `model` describes; initialise it except on the meta device."""
     vit = assemble(
@@ -118,7 +167,7 @@ def build(
 
 
 def build_image_vit(
-    model: ImageViTConfig, image_shape: Shape, num_classes: int, device: Device = None
+    model: "ImageViTConfig", image_shape: Shape, num_classes: int, device: Device = None
 ) -> VisionTransformer:
     """Build the network that `model` describes; initialise it except on the meta device."""
     activation: type[nn.Module] = nn.GELU
@@ -160,7 +209,7 @@ def _fix_positions(vit: VisionTransformer) -> None:
 
 
 def assemble(
-    model: Transformer | ViTConfig,
+    model: Transformer,
     image_shape: Shape,
     num_classes: int,
     feed_forward: Callable[[int, int, Device], nn.Module],
@@ -281,3 +330,71 @@ def initialise_as_flax(vit: VisionTransformer) -> None:
         if module.bias is not None:
             is_of_ffn = ".mlp." in name
             nn.init.normal_(module.bias, std=1e-6 if is_of_ffn else 0.0)
+
+
+class ImageViTConfig(NormedTransformer, kind="image-vit"):
+    """timm's VisionTransformer for images of any size, with positions resampled to each size.
+
+    The defaults are DeiT-S/16 (Touvron et al. 2021). With `pool: average`, which drops the class
+    token, `positions: sincos` (fixed), `init: flax` and `ffn.activation: gelu-tanh` it is the
+    ViT-S/16 of Beyer et al. 2022.
+    """
+
+    activations = ("gelu", "gelu-tanh")
+    builder = (build_image_vit, "shape", "outputs")
+    pool: Literal["token", "average"] = Field(
+        "token", description="input of the classifier: class token, or average of the patches"
+    )
+    positions: Literal["learned", "sincos"] = Field(
+        "learned", description="position embeddings: learned, or fixed sines and cosines"
+    )
+    init: Literal["timm", "flax"] = Field(
+        "timm",
+        description="initial values; timm: matrices N(0, 0.02), truncated; flax: as big_vision, "
+        "Xavier-uniform matrices and a head of zeros",
+    )
+    norm_eps: PositiveFloat = Field(1e-6, description="epsilon of the LayerNorms")
+
+
+class ViTConfig(NormedTransformer, kind="vit"):
+    """Pre-norm vision transformer with a class token, for images of one size."""
+
+    has_one_size = True
+    builder = (build, "shape", "outputs")
+    dim: PositiveInt = Field(description="width of the residual stream")
+    depth: PositiveInt = Field(description="number of blocks")
+    heads: PositiveInt = Field(description="attention heads of a block")
+    patch: PositiveInt = Field(description="side of a patch in pixels")
+    ffn: FFN | None = Field(description=FFN_MEANING)
+    qkv_bias: bool = Field(False, description="biases of the projections to q, k and v")
+    patchify: Literal["plain", "shifted"] = Field(
+        "plain", description="shifted: shifted patch tokenisation (SPT), four one-pixel shifts"
+    )
+    local_self_attention: bool = Field(
+        False, description="LSA: learned temperature per layer, no token attends to itself"
+    )
+    dropout: Share = Field(0.0, description="dropout rate after W and inside the FFN")
+    embed_dropout: Share = Field(0.0, description="dropout rate of the embeddings")
+    drop_path: Share = Field(
+        0.0, description="drop-path rate of the last layer (linear) or of all layers (constant)"
+    )
+    drop_path_schedule: Literal["linear", "constant"] = Field(
+        "linear", description="drop-path rate over the layers: linear from 0, or constant"
+    )
+    init: Literal["xavier", "torch", "timm"] = Field(
+        "timm", description="initial values of the Linears; timm: normal, deviation 0.02"
+    )
+
+    @consistency_check
+    def _fits_local_self_attention(self) -> None:
+        """Refuse local self-attention of a similarity without logits."""
+        if not self.local_self_attention:
+            return
+        for spec in self.attention.mechanisms:
+            if spec.mixer is not None:
+                raise ValueError("local_self_attention: a layer of `kind: module` has no logits")
+            if not spec.similarity.has_logits:
+                raise ValueError(
+                    f"local_self_attention: {spec.similarity.kind} keys never form the logits that"
+                    " it would mask"
+                )

@@ -15,8 +15,7 @@ from lit_attn.attention.spec import PRESETS
 from lit_attn.data.images import ImageData
 from lit_attn.data.images_config import Digits
 from lit_attn.models.base import FFN
-from lit_attn.models.vision_config import ViTConfig
-from lit_attn.models.vit import build
+from lit_attn.models.vit import ViTConfig, build
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")
 STEPS, EVERY = 50, 7

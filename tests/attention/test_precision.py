@@ -15,8 +15,7 @@ from lit_attn.attention.call import Inputs
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.precision import COARSE, rounded_terms
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.models.language import SequenceClassifier
-from lit_attn.models.language_config import SequenceClassifierConfig
+from lit_attn.models.language import SequenceClassifier, SequenceClassifierConfig
 
 
 def double(value: Any) -> Any:

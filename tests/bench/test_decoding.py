@@ -17,7 +17,7 @@ from lit_attn.bench import decoding
 from lit_attn.bench.__main__ import main
 from lit_attn.bench.measure import Setup
 from lit_attn.config.study import read_studies
-from lit_attn.models.language_config import GPTConfig
+from lit_attn.models.language import GPTConfig
 
 DIM, HEADS, DEPTH, PROMPT, GENERATED = 24, 3, 2, 7, 3
 WIDTH = DIM // HEADS

@@ -23,7 +23,7 @@ from lit_attn.config.experiment import Experiment
 from lit_attn.data.base import method
 from lit_attn.data.images_config import ClassImages, Digits, OwnTargets
 from lit_attn.models.base import Model
-from lit_attn.models.vision_config import ViTConfig
+from lit_attn.models.vit import ViTConfig
 from lit_attn.schema.errors import ConfigError
 from lit_attn.training.build import build
 

@@ -15,8 +15,7 @@ from sklearn.metrics import r2_score, root_mean_squared_error
 from lit_attn.config.cell import Cell
 from lit_attn.data.columns import ColumnData, read_columns
 from lit_attn.data.columns_config import ColumnClasses, ColumnNumbers
-from lit_attn.models.columns import ColumnTokens, FeatureTransformer
-from lit_attn.models.columns_config import FeatureTransformerConfig
+from lit_attn.models.columns import ColumnTokens, FeatureTransformer, FeatureTransformerConfig
 from lit_attn.schema.errors import ConfigError
 from lit_attn.signatures import ColumnLabels
 from lit_attn.train import run_cell

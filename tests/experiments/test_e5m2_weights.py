@@ -11,7 +11,7 @@ from helpers.saved_state import forget_values
 from torch import nn
 
 from lit_attn.attention.spec import PRESETS
-from lit_attn.models.language_config import GPTConfig
+from lit_attn.models.language import GPTConfig
 from lit_attn.schema.plugins import load_parts
 from lit_attn.signatures import TokenStream
 

@@ -60,7 +60,7 @@ assert torch.allclose(layer(x), other(x))
 """
 
 REFUSED = """
-from lit_attn.models.language_config import GPTConfig
+from lit_attn.models.language import GPTConfig
 from pydantic import ValidationError
 sizes = {"dim": 12, "depth": 1, "heads": 6, "ffn": {"width": 8}}
 try:

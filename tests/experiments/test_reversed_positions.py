@@ -11,8 +11,7 @@ from helpers.paths import EXPERIMENTS
 from pydantic import ValidationError
 from torch import Tensor
 
-from lit_attn.models.language import Sampling, continuation
-from lit_attn.models.language_config import GPTConfig
+from lit_attn.models.language import GPTConfig, Sampling, continuation
 from lit_attn.models.trunk import sinusoids
 from lit_attn.schema.plugins import load_parts
 from lit_attn.signatures import TokenStream

@@ -28,10 +28,9 @@ from lit_attn.data.augment.steps import Pipeline
 from lit_attn.data.module import torch_generator
 from lit_attn.models import language, vit
 from lit_attn.models.base import FFN
-from lit_attn.models.language import Sampling, continuation
-from lit_attn.models.language_config import SequenceClassifierConfig
+from lit_attn.models.language import Sampling, SequenceClassifierConfig, continuation
 from lit_attn.models.layers import HeadNorm
-from lit_attn.models.vision_config import ImageViTConfig, ViTConfig
+from lit_attn.models.vit import ImageViTConfig, ViTConfig
 from lit_attn.optim.base import Optimizer
 from lit_attn.schema.plugins import load_parts
 from lit_attn.signatures import ImageLabels

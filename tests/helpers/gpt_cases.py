@@ -7,7 +7,8 @@ import torch
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.models import language
 from lit_attn.models.base import FFN
-from lit_attn.models.language_config import GPTConfig, Init
+from lit_attn.models.language import GPTConfig
+from lit_attn.models.token_transformer import Init
 
 VOCABULARY, CONTEXT = 50, 16
 HEADS = 3

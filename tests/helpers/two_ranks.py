@@ -20,7 +20,7 @@ from lit_attn.attention.statistics import end_step, leave_steps_to_loop
 from lit_attn.models import vit
 from lit_attn.models.batch_norm import synchronise_batch_norms
 from lit_attn.models.blocks import recompute_blocks
-from lit_attn.models.vision_config import ViTConfig
+from lit_attn.models.vit import ViTConfig
 from lit_attn.schema.plugins import load_parts
 from lit_attn.training.several_devices import choose_ddp_options
 

@@ -9,8 +9,7 @@ from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.data.images_config import Cifar10, Cifar100
 from lit_attn.models.base import FFN
 from lit_attn.models.factory import count, describe, resolve
-from lit_attn.models.vision_config import ViTConfig
-from lit_attn.models.vit import ShiftedPatchEmbed, build
+from lit_attn.models.vit import ShiftedPatchEmbed, ViTConfig, build
 from lit_attn.schema.errors import ConfigError
 from lit_attn.signatures import ImageLabels
 

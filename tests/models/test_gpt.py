@@ -17,9 +17,10 @@ from lit_attn.data.text.config import IGNORED
 from lit_attn.models import language
 from lit_attn.models.base import FFN
 from lit_attn.models.feed_forward import ACTIVATIONS, GATES, FeedForward
-from lit_attn.models.language_config import GPTConfig, Init, SequenceClassifierConfig
+from lit_attn.models.language import GPTConfig, SequenceClassifierConfig
 from lit_attn.models.layers import HeadNorm
-from lit_attn.models.vision_config import ViTConfig
+from lit_attn.models.token_transformer import Init
+from lit_attn.models.vit import ViTConfig
 from lit_attn.signatures import TokenStream
 
 every_choice = pytest.mark.parametrize("name", gpt_cases.CHOICES)

@@ -15,8 +15,14 @@ from lit_attn.attention.mixture import MixtureConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.models import language
 from lit_attn.models.base import FFN
-from lit_attn.models.language import GPT, Sampling, continuation, sample_token
-from lit_attn.models.language_config import Init, SequenceClassifierConfig
+from lit_attn.models.language import (
+    GPT,
+    Sampling,
+    SequenceClassifierConfig,
+    continuation,
+    sample_token,
+)
+from lit_attn.models.token_transformer import Init
 
 every_choice = pytest.mark.parametrize("name", gpt_cases.CHOICES)
 BY_POSITION = AttentionSpec(similarity=MixtureConfig(prior_scope="position", positions=8))

@@ -11,7 +11,7 @@ from lit_attn.attention.residual import SplitConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.models import language
 from lit_attn.models.base import FFN
-from lit_attn.models.language_config import GPTConfig
+from lit_attn.models.language import GPTConfig
 
 VOCABULARY, CONTEXT, DIM, DEPTH, HEADS = 40, 12, 16, 2, 2
 

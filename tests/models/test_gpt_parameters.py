@@ -8,7 +8,8 @@ from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.models import language
 from lit_attn.models.base import FFN
 from lit_attn.models.factory import count
-from lit_attn.models.language_config import GPTConfig, Init, SequenceClassifierConfig
+from lit_attn.models.language import GPTConfig, SequenceClassifierConfig
+from lit_attn.models.token_transformer import Init
 
 GPT2 = GPTConfig(dim=768, depth=12, heads=12, ffn=FFN(width=3072), vocabulary_multiple=64)
 CASTED = GPTConfig(

@@ -12,7 +12,7 @@ from lit_attn.models import vit
 from lit_attn.models.base import FFN
 from lit_attn.models.factory import build, count
 from lit_attn.models.layers import HeadNorm
-from lit_attn.models.vision_config import ImageViTConfig, ViTConfig
+from lit_attn.models.vit import ImageViTConfig, ViTConfig
 from lit_attn.signatures import ImageLabels
 
 IMAGENET = ImageNet()

@@ -18,8 +18,10 @@ from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.models import factory, language, translation, vit
 from lit_attn.models.base import FFN, Model
-from lit_attn.models.language_config import EncoderDecoderConfig, SequenceClassifierConfig
-from lit_attn.models.vision_config import ImageViTConfig, SegmenterConfig, ViTConfig
+from lit_attn.models.language import SequenceClassifierConfig
+from lit_attn.models.segmenter_config import SegmenterConfig
+from lit_attn.models.translation import EncoderDecoderConfig
+from lit_attn.models.vit import ImageViTConfig, ViTConfig
 from lit_attn.replace import replace_attention
 from lit_attn.schema.errors import ConfigError
 from lit_attn.signatures import ImageMasks

@@ -20,7 +20,7 @@ from lit_attn.data.segmentation_config import IGNORED
 from lit_attn.extras import require_mmseg
 from lit_attn.models import factory
 from lit_attn.models.base import Model
-from lit_attn.models.mmseg_config import MMSegConfig
+from lit_attn.models.mmseg_models import MMSegConfig
 from lit_attn.replace.search import count_layers
 from lit_attn.schema.errors import ConfigError, explain
 from lit_attn.signatures import ImageMasks

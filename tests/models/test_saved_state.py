@@ -10,14 +10,28 @@ from torch import Tensor, nn
 
 from lit_attn import signatures
 from lit_attn.extras import require_mmseg
-from lit_attn.models import columns_config as columns
-from lit_attn.models import language_config as language
-from lit_attn.models import vision_config as vision
+from lit_attn.models import (
+    columns,
+    language,
+    segmenter_config,
+    timm_models,
+    transformers_models,
+    translation,
+    vit,
+)
 from lit_attn.models.base import Model
-from lit_attn.models.external_config import ExternalModel
+from lit_attn.models.external import ExternalModel
 
 # Importing these modules registers the kinds of models.
-REGISTERED = (columns, language, vision)
+REGISTERED = (
+    columns,
+    language,
+    segmenter_config,
+    timm_models,
+    transformers_models,
+    translation,
+    vit,
+)
 
 SMALL: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "ffn": {"width": 16}}
 IMAGES = signatures.ImageLabels((3, 16, 16), classes=5)

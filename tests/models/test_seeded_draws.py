@@ -12,10 +12,12 @@ from torch import nn
 from lit_attn.attention.spec import PRESETS
 from lit_attn.models import language
 from lit_attn.models.base import FFN, Model
-from lit_attn.models.columns_config import FeatureTransformerConfig
-from lit_attn.models.language_config import GPTConfig, Init, SequenceClassifierConfig
+from lit_attn.models.columns import FeatureTransformerConfig
+from lit_attn.models.language import GPTConfig, SequenceClassifierConfig
 from lit_attn.models.seeded_draws import by_name
-from lit_attn.models.vision_config import ImageViTConfig, SegmenterConfig, ViTConfig
+from lit_attn.models.segmenter_config import SegmenterConfig
+from lit_attn.models.token_transformer import Init
+from lit_attn.models.vit import ImageViTConfig, ViTConfig
 from lit_attn.schema.plugins import load_parts
 from lit_attn.signatures import ColumnLabels, ImageLabels
 

@@ -14,7 +14,7 @@ from lit_attn.data.segmentation_config import Scenes
 from lit_attn.extras import require_mmseg
 from lit_attn.models.base import FFN
 from lit_attn.models.factory import build, count, describe
-from lit_attn.models.vision_config import SegmenterConfig
+from lit_attn.models.segmenter_config import SegmenterConfig
 from lit_attn.schema.errors import ConfigError
 
 pytest.importorskip("mmseg")

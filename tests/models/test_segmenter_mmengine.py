@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from lit_attn.extras import require_mmseg
-from lit_attn.models.vision_config import SegmenterConfig
+from lit_attn.models.segmenter_config import SegmenterConfig
 from lit_attn.schema.errors import ConfigError
 
 pytest.importorskip("mmseg")

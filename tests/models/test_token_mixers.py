@@ -19,9 +19,9 @@ from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.experiment import Experiment
 from lit_attn.models import factory, translation
 from lit_attn.models.base import FFN
-from lit_attn.models.language_config import EncoderDecoderConfig
 from lit_attn.models.mixer_trial import Trial, Use
-from lit_attn.models.vision_config import ViTConfig
+from lit_attn.models.translation import EncoderDecoderConfig
+from lit_attn.models.vit import ViTConfig
 from lit_attn.replace import replace_attention
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.trust import find_code

@@ -14,8 +14,8 @@ from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.data.text.config import END, IGNORED, PADDING
 from lit_attn.models import factory
 from lit_attn.models.base import FFN
-from lit_attn.models.language_config import EncoderDecoderConfig, Init
-from lit_attn.models.translation import EncoderDecoder
+from lit_attn.models.token_transformer import Init
+from lit_attn.models.translation import EncoderDecoder, EncoderDecoderConfig
 from lit_attn.models.trunk import sinusoids
 from lit_attn.tasks.beam_search import translate
 from lit_attn.tasks.task import TranslationConfig

@@ -15,13 +15,11 @@ from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.experiment import Experiment, find_exempt
 from lit_attn.extras import require_mmseg
-from lit_attn.models.columns_config import FeatureTransformerConfig
-from lit_attn.models.language_config import (
-    EncoderDecoderConfig,
-    GPTConfig,
-    SequenceClassifierConfig,
-)
-from lit_attn.models.vision_config import ImageViTConfig, SegmenterConfig, ViTConfig
+from lit_attn.models.columns import FeatureTransformerConfig
+from lit_attn.models.language import GPTConfig, SequenceClassifierConfig
+from lit_attn.models.segmenter_config import SegmenterConfig
+from lit_attn.models.translation import EncoderDecoderConfig
+from lit_attn.models.vit import ImageViTConfig, ViTConfig
 from lit_attn.optim.standard import SGD, AdamW
 from lit_attn.signatures import (
     CausalTokens,
@@ -156,7 +154,7 @@ def test_declarations_of_submodules_and_of_timm_are_respected() -> None:
 
 def test_positions_of_transformers_do_not_decay() -> None:
     transformers = pytest.importorskip("transformers")
-    from lit_attn.models.external import Logits
+    from lit_attn.models.transformers_models import Logits
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     sizes |= {"intermediate_size": 24, "vocab_size": 20}

@@ -12,7 +12,7 @@ from lit_attn.ablate.__main__ import main as run_studies
 from lit_attn.ablate.variants import resolve
 from lit_attn.config.papers import read_paper
 from lit_attn.config.study import read_studies
-from lit_attn.models.language_config import GPTConfig
+from lit_attn.models.language import GPTConfig
 
 FOLDER = EXPERIMENTS / "papers"
 NAMES = ("attentionx", "belief2", "beliefformer", "dcmha", "mgk")

@@ -20,9 +20,9 @@ from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.training import DiagnosticsConfig
 from lit_attn.models import language, vit
 from lit_attn.models.base import FFN
-from lit_attn.models.language_config import SequenceClassifierConfig
+from lit_attn.models.language import SequenceClassifierConfig
 from lit_attn.models.trunk import sinusoids
-from lit_attn.models.vision_config import ViTConfig
+from lit_attn.models.vit import ViTConfig
 from lit_attn.training import diagnostics as recorded
 from lit_attn.training.diagnostics import NetworkDiagnostics, diagnose
 

@@ -33,7 +33,7 @@ from lit_attn.config.study import read_studies
 from lit_attn.config.training import Training
 from lit_attn.data import loading
 from lit_attn.models import vit
-from lit_attn.models.vision_config import ImageViTConfig
+from lit_attn.models.vit import ImageViTConfig
 from lit_attn.optim.standard import AdamW
 from lit_attn.schema.plugins import load_parts
 from lit_attn.signatures import ImageLabels

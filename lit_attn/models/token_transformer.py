@@ -1,0 +1,167 @@
+"""Keys that all transformers over tokens share, and how their parameters start."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from lit_attn.attention.spec import AttentionSpec
+from lit_attn.models.base import PackageModel, require_division, require_heads
+from lit_attn.models.value_embedding import ValueEmbeddings
+from lit_attn.schema.base import Config, Share, consistency_check
+from lit_attn.signatures import TokenSignature
+
+
+class Init(Config):
+    """Initialisation: standard deviations of normal distributions around zero.
+
+    Biases start at zero and norm weights at one. `torch` is PyTorch's default for each kind of
+    layer: uniform within 1 / sqrt(fan in), biases included; a tied embedding counts as a Linear.
+    `fairseq` is the same with Xavier's rule in attention layers, and an encoder-decoder's embedding
+    of padding is zero. Compositions across heads keep the initialisation of their paper.
+    """
+
+    matrices: PositiveFloat | Literal["torch", "fairseq"] = Field(
+        0.02, description="standard deviation of the matrices, torch or fairseq"
+    )
+    embedding: PositiveFloat | Literal["torch"] = Field(
+        0.02, description="standard deviation of the embeddings, or torch"
+    )
+    norms: float = Field(0.0, ge=0, description="standard deviation of the norm weights around 1")
+    depth_scaled: bool = Field(True, description="divide output projections by sqrt(2 depth)")
+
+
+class TokenTransformer(PackageModel):
+    """Transformer over the tokens of the data; the defaults are those of GPT-2 in nanoGPT."""
+
+    activations: ClassVar[tuple[str, ...]] = (
+        "gelu",
+        "gelu-tanh",
+        "relu",
+        "relu2",
+        "silu",
+        "swiglu",
+        "geglu",
+        "reglu",
+    )
+
+    dim: PositiveInt = Field(description="width of the residual stream")
+    depth: PositiveInt = Field(description="number of blocks")
+    heads: PositiveInt = Field(description="attention heads of a block")
+    head_dim: PositiveInt | None = Field(None, description="width of a head; null: dim / heads")
+    positions: Literal["learned", "rotary", "sinusoidal", "fairseq"] = Field(
+        "learned", description="fairseq: sinusoidal, from position 2 on"
+    )
+    rotary_share: float = Field(
+        1.0, gt=0, le=1, description="share of a head's components that rotary positions rotate"
+    )
+    rotary_base: PositiveFloat = Field(10_000.0, description="base of the rotary frequencies")
+    norm: Literal["layernorm", "layernorm-unbiased", "rmsnorm", "rmsnorm-unweighted"] = Field(
+        "layernorm-unbiased", description="kind of normalisation layer"
+    )
+    norm_eps: PositiveFloat = Field(1e-5, description="epsilon of the norms")
+    norm_order: Literal["pre", "post"] = Field(
+        "pre", description="norm before (pre) or after (post) attention and FFN"
+    )
+    branches: Literal["sequential", "parallel"] = Field(
+        "sequential",
+        description="parallel: attention and FFN read the block's input, each through its own "
+        "norm, as in GPT-NeoX",
+    )
+    qk_norm: bool | Literal["unweighted"] = Field(
+        False, description="RMSNorm of each head's q and k, with weight (true) or without"
+    )
+    qk_norm_eps: PositiveFloat = Field(1e-6, description="epsilon of the norms of `qk_norm`")
+    qk_gain: PositiveFloat = Field(
+        1.0, description="factor of q and of k after `qk_norm`: logits are multiplied by its square"
+    )
+    bias: Literal["none", "ffn", "all"] = Field("none", description="Linears with a bias in blocks")
+    attention_branch: Literal["as-is", "depth-scaled"] = Field(
+        "as-is", description="depth-scaled: the attention branch is divided by sqrt(2 depth)"
+    )
+    embedding_scale: Literal["one", "sqrt-dim"] = Field(
+        "one", description="factor of the token embeddings: 1 or sqrt(dim)"
+    )
+    windows: tuple[PositiveInt | None, ...] = Field(
+        (None,),
+        min_length=1,
+        description="windows of the layers in turn, repeated; null keeps that of `attention`",
+    )
+    dropout: Share = Field(0.0, description="dropout rate of embedding, after W, and in the FFN")
+    activation_dropout: Share | None = Field(
+        None, description="dropout rate after the FFN's activation; null: that of `dropout`"
+    )
+    attention_dropout: Share = Field(0.0, description="dropout rate of the attention weights")
+    attention_precision: Literal["autocast", "float32"] = Field(
+        "autocast",
+        description="float32: between its projections, attention is computed in float32 under "
+        "autocast too",
+    )
+    init: Init = Field(Init(), description="initial values of the parameters")
+
+    def exempt_parameters(self) -> tuple[str, ...]:
+        return ("positions",) if self.positions == "learned" else ()
+
+    @property
+    def width_of_heads(self) -> int:
+        """Width D of a head."""
+        return self.head_dim or self.dim // self.heads
+
+    @property
+    def rotated_width(self) -> int:
+        """Number of components of a head that rotary positions rotate."""
+        return int(self.width_of_heads * self.rotary_share)
+
+    def attention_of(self, layer: int) -> AttentionSpec:
+        """Return the attention of layer `layer`, with the window of that layer."""
+        spec = self.attention.by_layer(self.depth)[layer]
+        window = self.windows[layer % len(self.windows)]
+        return spec if window is None else spec.model_copy(update={"window": window})
+
+    def value_embeddings_of(self, layer: int) -> ValueEmbeddings | None:
+        """Return the embeddings that layer `layer` adds to its values, or None."""
+        return None
+
+    def check(self, signature: TokenSignature) -> None:
+        for spec in self.attention.mechanisms:
+            limit = spec.similarity.max_tokens
+            if limit is not None and limit < signature.context:
+                raise ValueError(
+                    f"attention.similarity.positions: {limit} are fewer than the"
+                    f" {signature.context} tokens of data.context"
+                )
+
+    @consistency_check
+    def _heads_divide(self) -> None:
+        """Refuse a number of heads that the width or the attention cannot have."""
+        if self.head_dim is None:
+            total_name = f"dim {self.dim}, and there is no head_dim"
+            require_division("heads", "heads", self.heads, self.dim, total_name)
+        require_heads(self.attention, self.heads, self.depth)
+
+    @consistency_check
+    def _positions_suit_the_heads(self) -> None:
+        """Refuse rotary positions of heads of odd width, and their options without them."""
+        if self.positions == "rotary":
+            is_odd = self.rotated_width % 2 == 1
+            if is_odd or self.rotated_width == 0:
+                share = "" if self.rotary_share == 1 else f" times rotary_share {self.rotary_share}"
+                raise ValueError(
+                    "positions: rotary needs heads of an even width,"
+                    f" not {self.width_of_heads}{share}"
+                )
+        elif self.rotary_share != 1 or self.rotary_base != 10_000:
+            raise ValueError("rotary_share, rotary_base: need `positions: rotary`")
+
+    @consistency_check
+    def _options_have_an_effect(self) -> None:
+        """Refuse options that the other options exclude."""
+        for layer in range(self.depth):
+            spec = self.attention_of(layer)
+            if any(self.windows) and spec.window and spec.similarity.kind == "linear":
+                raise ValueError("windows: not supported by linear keys")
+        if not self.qk_norm and self.qk_norm_eps != 1e-6:
+            raise ValueError("qk_norm_eps: needs `qk_norm: true` or `unweighted`")
+        if not self.qk_norm and self.qk_gain != 1:
+            raise ValueError("qk_gain: needs `qk_norm: true` or `unweighted`")
+        if self.branches == "parallel" and (self.norm_order == "post" or self.ffn is None):
+            raise ValueError("branches: parallel needs `norm_order: pre` and an ffn")
