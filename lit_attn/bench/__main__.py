@@ -4,6 +4,7 @@ attention   a transformer block, forward + backward, relative to the standard bl
 memory      growth of one layer's memory and time with the number of tokens
 decoding    a causal model with its key-value cache, token by token
 data        samples per second of a core, and the wait of a device for its batches
+compiling   graphs and seconds of torch.compile, for the whole model and block by block
 training    a training step of this package, beside a plain PyTorch loop of the same model
 """
 
@@ -45,6 +46,7 @@ DEFAULTS = {
     "attention": Defaults(192, 12, 15, list(PRESETS)),
     "memory": Defaults(384, 6, 3, MEASURED_IN_MEMORY),
     "decoding": Defaults(384, 6, 5, DECODED),
+    "compiling": Defaults(64, 4, 3, ["standard", "belief2"]),
 }
 
 
@@ -193,6 +195,8 @@ def _add_common_options(parser: argparse.ArgumentParser, name: str) -> None:
     metavar = f"NAME[{WINDOWS}]" if name == "decoding" else "NAME"
     presets_help = "all" if name == "attention" else "one a kind"
     add = parser.add_argument
+    if name == "compiling":
+        presets_help = ", ".join(defaults.presets)
     text = f"default: those of --parts; without --parts {presets_help}"
     add("--presets", nargs="+", metavar=metavar, help=text)
     add("--dim", type=from_one, default=defaults.dim, help="width of the block, layer or model")
@@ -245,6 +249,15 @@ def _add_decoding_options(parser: argparse.ArgumentParser) -> None:
     add("--vocabulary", type=from_one, default=50_304, help="token ids")
 
 
+def _add_compiling_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark `compiling`: size of the model and its batch."""
+    add = parser.add_argument
+    add("--batch", type=from_one, default=4, help="sequences")
+    add("--tokens", type=from_one, default=128, help="length of the sequences")
+    add("--depth", type=from_one, nargs="+", default=[2, 12], help="blocks; default: 2 12")
+    add("--vocabulary", type=from_one, default=256, help="token ids")
+
+
 def _add_data_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark `data`: experiments, workers and steps."""
     add = parser.add_argument
@@ -294,6 +307,7 @@ OPTIONS = {
     "attention": _add_attention_options,
     "memory": _add_memory_options,
     "decoding": _add_decoding_options,
+    "compiling": _add_compiling_options,
 }
 """Function that adds the options of each benchmark of layers and models."""
 

@@ -303,7 +303,7 @@ class Training(Config):
 
     @property
     def is_compiled_by_block(self) -> bool:
-        """True if `compile` compiles each block alone, and not the network."""
+        """True if `compile` cannot compile the network as a whole."""
         return self.is_sharded or self.recompute == "blocks"
 
     @field_validator(

@@ -1,8 +1,8 @@
 """Blocks of a network: the repeated modules, each with its attention layers.
 
-FSDP shards a network block by block (lit_attn.models.sharding). Recomputation, also known as
-activation checkpointing or gradient checkpointing, keeps the inputs of a block alone and computes
-the block once more for its gradient.
+FSDP shards a network block by block (lit_attn.models.sharding), and torch.compile compiles it
+block by block. Recomputation, also known as activation checkpointing or gradient checkpointing,
+keeps the inputs of a block alone and computes the block once more for its gradient.
 """
 
 import functools
@@ -14,8 +14,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lit_attn.attention.layer import TokenLayer
-from lit_attn.private_names.of_torch import NormBase
+from lit_attn.private_names.of_torch import NormBase, raise_compiler_limit
 from lit_attn.schema.errors import ConfigError
+
+VARIANTS = 8
+"""Compiled variants of a block, at most: for training and for evaluation, each in another
+precision, in one shape and in any."""
 
 
 def find_blocks(network: nn.Module, key: str) -> dict[str, nn.Module]:
@@ -99,11 +103,33 @@ def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
     return compute
 
 
+def is_mostly_blocks(network: nn.Module) -> bool:
+    """Return True if the blocks of `network` have most of its parameters, embeddings aside."""
+    try:
+        blocks = find_blocks(network, "")
+    except ConfigError:
+        return False
+    in_blocks = sum(_count_without_embeddings(block) for block in blocks.values())
+    return 2 * in_blocks > _count_without_embeddings(network)
+
+
+def _count_without_embeddings(network: nn.Module) -> int:
+    """Return the number of parameters of `network` that are not those of embeddings."""
+    tables = [module for module in network.modules() if isinstance(module, nn.Embedding)]
+    in_tables = {id(parameter) for table in tables for parameter in table.parameters()}
+    return sum(p.numel() for p in network.parameters() if id(p) not in in_tables)
+
+
 def compile_blocks(network: nn.Module, mode: str, key: str = "training.compile") -> None:
     """Compile the forward pass of each block of `network` alone, with torch.compile in `mode`.
 
-    What surrounds a block is not compiled: the exchange of its weights, and its recomputation. Call
-    this before `recompute_blocks`.
+    Blocks that differ only in their tensors share one compiled graph, so a deep network takes as
+    long to compile as a block. What surrounds a block is not compiled: the exchange of its weights,
+    and its recomputation. Call this after any copy of the network, and before `recompute_blocks`.
     """
-    for block in find_blocks(network, key).values():
+    blocks = find_blocks(network, key)
+    # Blocks of one class share the code whose variants PyTorch counts, and it computes without a
+    # word what it could not compile.
+    raise_compiler_limit(VARIANTS * len(blocks))
+    for block in blocks.values():
         block.forward = torch.compile(block.forward, mode=mode)

@@ -85,6 +85,11 @@ NAMES = [
         "a ninth combination of sizes would run uncompiled and form all logits",
     ),
     PrivateName(
+        "torch._inductor.utils.fresh_cache",
+        TORCH,
+        "`bench compiling` would measure the cache of compiled code",
+    ),
+    PrivateName(
         "torch._dynamo.utils.counters", TORCH, "bench could not tell that a block was not compiled"
     ),
     PrivateName(

@@ -71,6 +71,19 @@ def compiler_limits(**limits: Any) -> contextlib.AbstractContextManager[Any]:
     return torch._dynamo.config.patch(**limits)
 
 
+def raise_compiler_limit(variants: int) -> None:
+    """Let torch._dynamo compile at least so many variants of one function in this process."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, variants)
+
+
+def empty_compiler_cache() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which torch.compile finds nothing that was compiled before."""
+    # Importing the compiler takes longer than most commands.
+    from torch._inductor.utils import fresh_cache
+
+    return fresh_cache()
+
+
 def compiler_counters() -> dict[str, Counter[str]]:
     """Return what torch._dynamo has counted, by subject."""
     return torch._dynamo.utils.counters

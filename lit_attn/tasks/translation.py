@@ -60,7 +60,9 @@ class Translation(LanguageModelling):
         translations = targets[:, :0]
         if self.is_translating():
             source = batch[0]
-            rows = translate(self.network, source, self.config)
+            # Each token has another length of the caches, for which compiled code compiles again.
+            with torch.compiler.set_stance("force_eager"):
+                rows = translate(self.network, source, self.config)
             translations = pad_sequence(
                 [torch.tensor(row) for row in rows], batch_first=True, padding_value=IGNORED
             )

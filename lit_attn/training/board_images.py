@@ -67,11 +67,16 @@ class BoardImages(L.Callback):
     def _draw_samples(self, trainer: L.Trainer, module: Any, batch: Any) -> None:
         """Write the first images of a batch, each above its target and its prediction."""
         *inputs, targets = (part[:SAMPLES] for part in batch)
-        # A smaller batch would be compiled again.
-        eager = torch.compiler.set_stance("force_eager")
         # Lightning opens this context for the steps of an evaluation, and not for callbacks.
         precision = trainer.precision_plugin.val_step_context()
-        with torch.no_grad(), precision, module.evaluation_context(), eager:
+        with (
+            torch.no_grad(),
+            precision,
+            module.evaluation_context(),
+            # A smaller batch would be compiled again. The stance changes when the object is made,
+            # so it must be made after that of `evaluation_context`.
+            torch.compiler.set_stance("force_eager"),
+        ):
             predictions = module.network(*inputs).float()
         for number, image in enumerate(inputs[0]):
             caption = describe_prediction(targets[number], predictions[number])

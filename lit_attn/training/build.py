@@ -14,7 +14,7 @@ from lit_attn.data.log import LOG
 from lit_attn.data.module import DataModule
 from lit_attn.models import factory
 from lit_attn.models.batch_norm import synchronise_batch_norms
-from lit_attn.models.blocks import compile_blocks, recompute_blocks
+from lit_attn.models.blocks import compile_blocks, is_mostly_blocks, recompute_blocks
 from lit_attn.models.mixer_trial import has_gpu_mixers, try_gpu_mixers
 from lit_attn.optim.schedules import stretch
 from lit_attn.schema.errors import ConfigError, suggest
@@ -54,7 +54,9 @@ def build(cell: Cell, device: torch.device, *, may_compile: bool = True) -> Part
     task = build_task(cell, data, network)
     if compile_mode is not None:
         task.compile_mode = compile_mode
-        if training.is_compiled_by_block:
+        # A CUDA graph records the network as a whole.
+        is_whole = task.has_cuda_graphs or not is_mostly_blocks(network)
+        if training.is_compiled_by_block or not is_whole:
             compile_blocks(network, compile_mode)
         else:
             task.compile_network()

@@ -9,7 +9,6 @@ from helpers.training_cells import digits_cell, folder_of, result_of, text_cell
 
 from lit_attn.schema.errors import ConfigError
 from lit_attn.tasks.base import TaskModule
-from lit_attn.tasks.classification import Classification
 from lit_attn.train import run_cell
 from lit_attn.training import build, compilation
 from lit_attn.training.compilation import choose_mode
@@ -33,7 +32,7 @@ def broken_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU on which `compile: auto` compiles, with a compiler that fails."""
     monkeypatch.setattr(compilation, "COMPILED_DEVICES", ("cpu", "cuda"))
     monkeypatch.setattr(
-        Classification, "compile_network", lambda task: task.network.compile(backend=fail)
+        build, "compile_blocks", lambda network, mode: network.compile(backend=fail)
     )
 
 
@@ -125,6 +124,8 @@ def test_evaluations_do_not_replay_graphs(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(
         TaskModule, "compile_network", lambda task: task.network.compile(backend=count)
     )
-    run_cell(folder_of(digits(True), tmp_path))
-    assert modes
+    folder = folder_of(digits(True, epochs=2), tmp_path)
+    run_cell(folder)
+    # The second epoch, after an evaluation, replays graphs too.
+    assert len(modes) == result_of(folder).steps
     assert all(modes)

@@ -411,7 +411,7 @@ def test_samples_may_be_diagnosed_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["network", "trunk"])
+@pytest.mark.parametrize("part", ["network", "trunk", "blocks"])
 @torch.no_grad()
 def test_diagnostics_of_a_compiled_network_compile_nothing(part: str) -> None:
     """The network was compiled before the hooks of the diagnostics were added."""
@@ -425,7 +425,11 @@ def test_diagnostics_of_a_compiled_network_compile_nothing(part: str) -> None:
         compiled.append(graph)
         return graph.forward
 
-    (network if part == "network" else network.trunk).compile(backend=backend)
+    if part == "blocks":
+        for block in network.trunk.blocks:
+            block.forward = torch.compile(block.forward, backend=backend)
+    else:
+        (network if part == "network" else network.trunk).compile(backend=backend)
     torch.testing.assert_close(network(tokens), before)
     graphs = len(compiled)
     assert graphs > 0

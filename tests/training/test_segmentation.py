@@ -287,11 +287,18 @@ def test_a_compiled_cell_compiles_the_functions_that_mmsegmentation_calls(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled: list[str] = []
-    monkeypatch.setattr(
-        torch.nn.Module, "compile", lambda self, *_, **__: compiled.append(type(self).__name__)
-    )
-    cell = scenes_cell(root, training={"compile": True})
+
+    def note(self: torch.nn.Module, *_: Any, **__: Any) -> None:
+        compiled.append(type(self).__name__)
+
+    monkeypatch.setattr(torch.nn.Module, "compile", note)
+    monkeypatch.setattr(torch, "compile", lambda forward, mode: note(forward.__self__))
+    model = scenes_cell(root).experiment.model.model_copy(update={"depth": 8})
+    cell = scenes_cell(root, training={"compile": True}, model=model.model_dump())
     task = build.build(cell, torch.device("cpu")).task
+    assert compiled == ["Block"] * 9
+    compiled.clear()
+    task.compile_network()
     assert compiled == ["AttentionViT", "Block"]
     assert not hasattr(task.network.decode_head, "conv_seg")
 
