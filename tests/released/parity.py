@@ -30,6 +30,7 @@ NAMES = (
     "lra",
     "mgk_language_model",
     "modded_nanogpt",
+    "nanochat",
     "nanogpt",
     "segmenter",
     "spt_lsa_vit",

@@ -168,6 +168,7 @@ class Recorder:
         self.micro_batches = micro_batches
         self.loss_scale = loss_scale
         self.losses: list[float] = []
+        self.losses_of_last_step = 0
         self.steps: list[dict[str, dict[str, float]]] = []
         self.initial: Tensors = {}
         self.start: Tensors | None = None
@@ -238,6 +239,10 @@ class Recorder:
             name: torch.zeros_like(p) if p.grad is None else p.grad.detach()
             for name, p in parameters.items()
         }
+        if self.steps and len(self.losses) == self.losses_of_last_step:
+            # Several optimisers make one step together, and that of all parameters ends it.
+            self.steps.pop()
+        self.losses_of_last_step = len(self.losses)
         self.steps.append(
             {
                 "lr": of_group(lambda group: float(group["lr"])),
