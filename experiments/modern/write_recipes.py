@@ -136,7 +136,7 @@ def write_text(depth: int) -> str:
 # data      python -m lit_attn.data.prepare fineweb --out data/fineweb. nanochat trains on
 #           another text, with a tokenizer of its own with 32,768 ids.
 # metric    Nats per token on the first 10,485,760 tokens of validation, in float32.
-# cost      {recipe.tokens:.2e} tokens and {recipe.flops:.1e} FLOPs per cell: {hours:.1f} hours of
+# cost      {recipe.tokens:.2e} tokens and {recipe.flops:.1e} FLOPs per cell: {hours:.2f} hours of
 #           one H100 at 40 % of its peak. Counted, not measured.
 # expected  Not known: nobody has trained it on this text.
 task: language-modelling
@@ -179,6 +179,30 @@ schedule: {{kind: nanochat, warmup_steps: 40, decay_share: 0.65, end: 0.05}}
 # An epoch is a tenth of all {recipe.steps:,} steps.
 training: {{epochs: {EVALUATIONS}, evaluate_every: 1, precision: bf16}}
 """
+
+
+def write_table() -> str:
+    """Return the table of all depths in docs/modern.md."""
+    columns = ["depth", "width", "heads", "parameters", "tokens of a step", "steps", "tokens"]
+    columns += ["Muon's rate", "weight decay", "FLOPs", "hours of one H100"]
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    for depth in DEPTHS:
+        recipe = make_recipe(depth)
+        values = [
+            str(depth),
+            str(recipe.dim),
+            str(recipe.heads),
+            f"{recipe.parameters / 1e6:.1f}M",
+            f"{recipe.batch:,}",
+            f"{recipe.steps:,}",
+            f"{recipe.tokens / 1e6:,.0f}M",
+            f"{recipe.lr:.4f}",
+            f"{recipe.weight_decay:.3f}",
+            f"{recipe.flops:.1e}",
+            f"{recipe.hours(0.4):.2f}",
+        ]
+        lines.append(f"| {' | '.join(values)} |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.paths import EXPERIMENTS
+from helpers.paths import EXPERIMENTS, ROOT
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -73,6 +73,10 @@ def test_the_rule_at_the_reference_depth_has_the_numbers_of_nanochat() -> None:
     assert recipe.parameters == 12 * 12 * 768**2 + 6 * 12 * 6 + 32_768 * 768
     assert recipe.windows == [513, 513, 513, None] * 3
     assert recipe.tokens == pytest.approx(12 * recipe.parameters, rel=0.005)
+
+
+def test_the_page_has_the_table_of_the_rule() -> None:
+    assert rule.write_table() in (ROOT / "docs" / "modern.md").read_text()
 
 
 def test_the_last_layer_of_any_depth_has_no_window() -> None:
