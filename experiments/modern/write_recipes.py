@@ -26,7 +26,7 @@ H100_PEAK = 989e12  # FLOP/s of dense bfloat16 products, NVIDIA's data sheet of 
 
 
 class Shape(NamedTuple):
-    """What does not follow from the depth; the defaults are those of nanochat."""
+    """Sizes that do not follow from the depth; the defaults are those of nanochat."""
 
     aspect: int = 64
     head_dim: int = 128
