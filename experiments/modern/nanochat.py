@@ -18,10 +18,10 @@ from torch.nn import functional as F
 
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.layer import Attention
-from lit_attn.models.language import GPT
-from lit_attn.models.language_config import GPTConfig, Init, TokenTransformer
+from lit_attn.models.language import GPT, GPTConfig
 from lit_attn.models.layers import Device
 from lit_attn.models.seeded_draws import outside_composers
+from lit_attn.models.token_transformer import Init, TokenTransformer
 from lit_attn.models.trunk import Block, Trunk
 from lit_attn.models.value_embedding import ValueEmbedding
 from lit_attn.optim.schedules import Rate, Schedule
