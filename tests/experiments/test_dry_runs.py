@@ -14,6 +14,7 @@ STUDIES = (
     "dcmha-synthetic",
     "mgk-wikitext103",
     "mgk-wmt14",
+    "modern",
 )
 
 
