@@ -205,7 +205,8 @@ def test_names_in_the_diagrams_exist() -> None:
 
 
 COMMAND = re.compile(
-    r"python -m (lit_attn[\w.]*)(?: (status|logs|attention|memory|decoding|pile|text|fineweb)\b)?([^`|\n]*)"
+    r"python -m (lit_attn[\w.]*)"
+    r"(?: (status|logs|attention|memory|decoding|pile|text|fineweb)\b)?([^`|\n]*)"
 )
 
 
