@@ -29,6 +29,7 @@ _PUBLIC = {
     "ScaleConfig": "lit_attn.attention.scale:ScaleConfig",
     "SimilarityConfig": "lit_attn.attention.similarity:SimilarityConfig",
     "TransformConfig": "lit_attn.attention.transform:TransformConfig",
+    "ConvolutionConfig": "lit_attn.attention.convolution:ConvolutionConfig",
     "ValuesConfig": "lit_attn.attention.first_values:ValuesConfig",
     # Modules of the parts, and the cache of a token mixer.
     "Bias": "lit_attn.attention.bias:Bias",
@@ -42,6 +43,7 @@ _PUBLIC = {
     "Scale": "lit_attn.attention.scale:Scale",
     "Similarity": "lit_attn.attention.similarity:Similarity",
     "Transform": "lit_attn.attention.transform:Transform",
+    "Convolution": "lit_attn.attention.convolution:Convolution",
     "Values": "lit_attn.attention.first_values:Values",
     # Families of an experiment.
     "AddedMetric": "lit_attn.tasks.metrics:AddedMetric",

@@ -3,6 +3,8 @@ from lit_attn.attention.bias import BiasConfig as BiasConfig
 from lit_attn.attention.cache import Cache as Cache
 from lit_attn.attention.compose import ComposeConfig as ComposeConfig
 from lit_attn.attention.compose import Composer as Composer
+from lit_attn.attention.convolution import Convolution as Convolution
+from lit_attn.attention.convolution import ConvolutionConfig as ConvolutionConfig
 from lit_attn.attention.filters import Filter as Filter
 from lit_attn.attention.filters import FilterConfig as FilterConfig
 from lit_attn.attention.first_values import Values as Values

@@ -276,7 +276,7 @@ FIVE_PAPERS: dict[str, Entry] = {
 
 ENTRIES = FIVE_PAPERS | COMPARED
 
-NORMALISERS = rf"""
+WITHOUT_PRESET = rf"""
 ## Offset softmax
 
 `normaliser: offset-softmax` ({LINKS["MGK"]}, released language models) is the softmax with
@@ -286,4 +286,19 @@ $$a_{{ij}} = \frac{{e^{{s_{{ij}}}}}}{{\epsilon + \sum_j e^{{s_{{ij}}}}}} .$$
 
 With the default it matters only where all Gaussian logits of a query are far below zero;
 `off-by-one` has an offset of 1. Added parameters: none.
+
+## Short convolutions
+
+`convolution: short` ([Physics of Language Models, part 4.1](https://arxiv.org/abs/2512.17351),
+Canon B) adds to each component of q, k and v a weighted sum over the token and those before it,
+
+$$x_t \leftarrow x_t + \sum_{{s=0}}^{{w-1}} u_s \odot x_{{t-s}} ,$$
+
+after a map of the heads and before the norms and the rotation. `width` is w, 4 by default, and `on`
+names the vectors: `qkv`, `q`, `k`, `v`, `kv`, or `output`, the result of the layer. With
+`skip: false` and `activation: silu` it is the `ShortConvolution` of flash-linear-attention. Tokens
+that are padding are zero, and the cache of decoding has the last w - 1 vectors. Added parameters:
+w for each component. Its products of elements are not counted as FLOPs. Cross-attention, separate
+documents and columns refuse it. *Released code:* a test compares it with the `nn.Conv1d` that
+`ShortConvolution` extends; the layers of both codes need Triton.
 """

@@ -7,7 +7,7 @@ mechanism_parity.py. Parts, files and parameters are read from the code. A test 
 docs/mechanisms.md is out of date.
 """
 
-from mechanism_entries import ENTRIES, NORMALISERS
+from mechanism_entries import ENTRIES, WITHOUT_PRESET
 from mechanism_formulas import LINKS
 from mechanism_parity import PARITY
 
@@ -129,7 +129,7 @@ def write_page() -> str:
         ]
         if name in PARITY:
             lines.append(f"- Released code: {PARITY[name]}")
-    return "\n".join(lines) + "\n" + NORMALISERS + PATHS
+    return "\n".join(lines) + "\n" + WITHOUT_PRESET + PATHS
 
 
 def count_parameters(layer: type[Attention]) -> int:

@@ -128,6 +128,7 @@ class AlibiConfig(BiasConfig, kind="alibi"):
     """
 
     needs_self = "relates positions of one sequence"
+    needs_order = "adds a distance of two tokens"
 
     def build(self, shape: LayerShape) -> Any:
         return Alibi(self, shape)
@@ -179,6 +180,7 @@ class T5BiasConfig(BiasConfig, kind="t5"):
     """
 
     needs_self = "relates positions of one sequence"
+    needs_order = "adds a number for the distance of two tokens"
     buckets: int = Field(32, ge=4, multiple_of=4, description="number of buckets of distances")
     max_distance: PositiveInt = Field(128, description="distance from which one bucket holds all")
     direction: Literal["by-order", "both", "before"] = Field(
@@ -275,6 +277,7 @@ class ForgettingConfig(BiasConfig, kind="forgetting"):
     """
 
     needs_self = "relates positions of one sequence"
+    needs_order = "adds the gates between two tokens"
     start: float = Field(0.0, description="initial b_m: 0 gives gates near 1/2, 5 near 1")
 
     def build(self, shape: LayerShape) -> Any:

@@ -105,6 +105,7 @@ class ActiveFilterConfig(FilterConfig):
     """Filter that sees the logits of earlier queries."""
 
     needs_self = "orders the tokens of one sequence"
+    needs_order = "changes logits by those of the queries before"
 
     def find_document_problem(self) -> str:
         return "changes the logits of a query by those of earlier queries"

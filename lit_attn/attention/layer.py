@@ -23,6 +23,7 @@ from lit_attn.attention.building import build_part
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.call import Inputs
 from lit_attn.attention.compose import Composer
+from lit_attn.attention.convolution import Convolution
 from lit_attn.attention.filters import Filter
 from lit_attn.attention.first_values import FirstValues, Values
 from lit_attn.attention.gate import Gate
@@ -137,6 +138,7 @@ class Attention(nn.Module):
         self.similarity: Similarity = build_part(self.spec.similarity, query_shape, Similarity)
         self.normaliser: Normaliser = build_part(self.spec.normaliser, query_shape, Normaliser)
         self.transform: Transform = build_part(self.spec.transform, shape, Transform)
+        self.convolution: Convolution = build_part(self.spec.convolution, query_shape, Convolution)
         self.values: Values = build_part(self.spec.values, shape, Values)
         # True for the first layer of a network, None if unknown; and the channel to that layer.
         self.is_first: bool | None = None
@@ -198,10 +200,11 @@ class Attention(nn.Module):
             with self._precision(x):
                 heads = self._finish(self.similarity.attend(inputs))
         heads = self.pair(x, heads)
+        values = self._values_of_heads(inputs.v)
+        out = self.output(x, heads.transpose(1, 2), values, inputs.masks, cache)
         if cache is not None:
             cache.advance(inputs.memory.shape[1])
-        values = self._values_of_heads(inputs.v)
-        return self.proj_drop(self.output(x, heads.transpose(1, 2), values))
+        return self.proj_drop(out)
 
     def _finish(self, heads: Tensor) -> Tensor:
         """Return the weighted sums (B, H, n, D) after what follows them in each head."""
@@ -212,9 +215,14 @@ class Attention(nn.Module):
         repeats = self.num_heads // self.key_heads
         return v if repeats == 1 else v.repeat_interleave(repeats, 2)
 
-    def output(self, x: Tensor, heads: Tensor, values: Tensor) -> Tensor:
-        """Return the output (B, n, d) of the residual part, for heads and values (B, n, H, D)."""
-        return self.residual(x, heads, values, self.gate(x, self.proj))
+    def output(
+        self, x: Tensor, heads: Tensor, values: Tensor, masks: Masks, cache: Cache | None = None
+    ) -> Tensor:
+        """Return the output (B, n, d) of the layer, for heads and values (B, n, H, D)."""
+        out: Tensor = self.residual(x, heads, values, self.gate(x, self.proj))
+        if self.convolution.is_identity:
+            return out
+        return self.convolution("output", out, masks.present_tokens(x.shape[1]), cache)
 
     def record(
         self,
@@ -290,6 +298,7 @@ class Attention(nn.Module):
         if self.z is not None:
             modules.append(self.z)
         parameters = self.transform.parameters_of_weights()
+        parameters.extend(self.convolution.parameters_of_weights())
         for module in modules:
             parameters.extend(module.parameters())
         if self.temperature is not None:
@@ -322,7 +331,17 @@ class Attention(nn.Module):
         else:
             self._check_cross_attention(is_causal, rotary)
             offset += memory.shape[1] - x.shape[1]
-        q, keys, v, z = self._project(x, memory)
+        visibility, bias = split_mask(self.pair.repeat_mask(attn_mask))
+        masks = Masks(
+            visibility,
+            bias,
+            is_causal,
+            self.spec.window,
+            without_self=self.local_self_attention,
+            offset=offset,
+            is_cross=is_cross,
+        )
+        q, keys, v, z = self._project(x, memory, masks, cache)
         if added_values is not None:
             v = v + added_values.to(v.dtype)
         v = self._mix_values(v, first_values)
@@ -335,16 +354,6 @@ class Attention(nn.Module):
             z = self.pair.repeat(self.z_norm(z).transpose(1, 2))
             if rotary is not None and self.spec.zz == "like-k":
                 z = rotate(z, rotary)
-        visibility, bias = split_mask(self.pair.repeat_mask(attn_mask))
-        masks = Masks(
-            visibility,
-            bias,
-            is_causal,
-            self.spec.window,
-            without_self=self.local_self_attention,
-            offset=offset,
-            is_cross=is_cross,
-        )
         masks = self.bias.add_to(masks, x, cache)
         call = Inputs(
             x=x,
@@ -396,9 +405,10 @@ class Attention(nn.Module):
         """Return the context of the computation between the projections."""
         return without_autocast(x) if self.in_float32 else contextlib.nullcontext()
 
-    def _project(self, x: Tensor, memory: Tensor) -> Projected:
+    def _project(self, x: Tensor, memory: Tensor, masks: Masks, cache: Cache | None) -> Projected:
         """Return q and z of x, and keys and values of `memory`."""
-        if memory is x and torch.compiler.is_compiling() and self.transform.is_identity:
+        is_plain = self.transform.is_identity and self.convolution.is_identity
+        if memory is x and torch.compiler.is_compiling() and is_plain:
             further = (self.similarity.more, self.z)
             if can_project_together(self.qkv, *further):
                 head_sizes = HeadSizes(self.num_heads, self.key_heads, self.head_dim)
@@ -415,6 +425,9 @@ class Attention(nn.Module):
             k, v = keys_and_values.chunk(2, dim=-1)
             q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
         q, k, v = self.transform(self.pair.add_queries(x, q), k, v)
+        if not self.convolution.is_identity:
+            present = masks.present_tokens(x.shape[1])
+            q, k, v = self.convolution.mix_heads(q, k, v, present, cache)
         z = None
         if self.z is not None:
             z = self.z(x).unflatten(-1, (self.num_heads, self.head_dim))

@@ -114,6 +114,18 @@ class Masks(NamedTuple):
             return None
         return self.visibility.any(-2)
 
+    def present_tokens(self, queries: int) -> Tensor | None:
+        """Return (B or 1, queries), False where a token of this call is padding, or None.
+
+        A token is padding if it is hidden from all queries in every head.
+        """
+        present = self.present_keys()
+        if present is None or self.is_cross:
+            return None
+        if present.ndim > 1:
+            present = present.any(-2)
+        return present.reshape(-1, present.shape[-1])[:, -queries:]
+
     def count_visible(self, queries: int, n: int, device: torch.device) -> Tensor:
         """Return how many keys each query sees, at least 1: (B, H, queries, 1) or smaller."""
         if self.visibility is None and not self.without_self:

@@ -1,9 +1,9 @@
 """Base of the parts of an attention layer.
 
 Each family has a file: similarity, mixture and linear (logits), compose (heads), normaliser
-(weights), residual, transform (q, k, v), first_values, scale, bias, pairs (queries), filters and
-multi_token (matrices of logits), gate. A file has the configuration of each member, its formula
-(`reference`, slow and in float64) and its module (`build`).
+(weights), residual, transform and convolution (q, k, v), first_values, scale, bias, pairs
+(queries), filters and multi_token (matrices of logits), gate. A file has the configuration of each
+member, its formula (`reference`, slow and in float64) and its module (`build`).
 
 Notation: n tokens, width d, H heads of width D = d / H; per head q, k, v, z of shape (n, D); H_m
 the head's weighted sum of v; MH = concat of H_m and V = concat of v over heads, both (n, d).
@@ -76,6 +76,8 @@ class Part(Config):
 
     needs_self: ClassVar[str] = ""
     """Why the part has no meaning in cross-attention; empty if it has one."""
+    needs_order: ClassVar[str] = ""
+    """Use of the order of the tokens; empty if the part has a meaning without order."""
     kind: str = ""
 
     def build(self, shape: LayerShape) -> Any:

@@ -35,7 +35,14 @@ def attention(
     if attn_mask is not None and attn_mask.ndim > 2 and attn_mask.shape[-3] > 1:
         # The mask of a head is that of each of its queries.
         attn_mask = attn_mask.repeat_interleave(parts.pair.queries, dim=-3)
-    q, keys, v = project(layer, x, rotary, tokens, first_values, added_values)
+    present = None
+    if memory is None and attn_mask is not None and attn_mask.ndim > 1:
+        # A token is padding if it is hidden from all queries in every head.
+        present = mask_shows(attn_mask).any(-2)
+        if present.ndim > 1:
+            present = present.any(-2)
+        present = present.reshape(-1, present.shape[-1])
+    q, keys, v = project(layer, x, rotary, tokens, first_values, added_values, present)
     visible = torch.ones(x.shape[1], tokens.shape[1], dtype=torch.bool)
     if memory is None:
         visible = may_attend(x.shape[1], parts.window, layer.local_self_attention, is_causal)
@@ -54,7 +61,8 @@ def attention(
     # All queries of a head have the value of the head.
     v = v[:, :: parts.pair.queries]
     out: Tensor = parts.residual.reference(layer.residual, x, h, v, project_gated)
-    return out
+    convolved: Tensor = parts.convolution.reference(layer.convolution, "output", out, present)
+    return convolved
 
 
 def weights(
@@ -110,10 +118,12 @@ def project(
     memory: Tensor | None = None,
     first_values: Tensor | None = None,
     added_values: Tensor | None = None,
+    present: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor], Tensor]:
     """Return q of x, and the M keys and v of `memory` (x if None), (B, H, n, D) each.
 
-    `first_values` are the values (B, n, H', D) of the network's first layer.
+    `first_values` are the values (B, n, H', D) of the network's first layer. `present` (B or 1, n)
+    is False where a token is padding.
     """
     memory = x if memory is None else memory
     heads, shared = layer.num_heads, layer.key_heads
@@ -128,7 +138,13 @@ def project(
         k.unflatten(-1, (shared, -1)),
         v.unflatten(-1, (shared, -1)),
     )
-    q, k, own_v = mapped
+    convolved = []
+    for name, vectors in zip(("q", "k", "v"), mapped, strict=True):
+        flat = layer.spec.convolution.reference(
+            layer.convolution, name, vectors.flatten(-2), present
+        )
+        convolved.append(flat.unflatten(-1, vectors.shape[-2:]))
+    q, k, own_v = convolved
     if added_values is not None:
         own_v = own_v + added_values
     if first_values is None:

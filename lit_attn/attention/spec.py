@@ -3,8 +3,9 @@
 A layer is a product of independent choices (docs/design.md, section 2), one part of every family in
 lit_attn/attention:
 
-    x -> transform (q, k, v) -> similarity (logits) -> scale -> compose (heads) -> bias
-      -> normaliser (weights) -> compose (heads) -> weighted sum of V -> residual -> gate -> + x
+    x -> transform (q, k, v) -> convolution -> similarity (logits) -> scale -> compose (heads)
+      -> bias -> normaliser (weights) -> compose (heads) -> weighted sum of V -> residual -> gate
+      -> + x
 
 The layers of a model can differ: `layers` has a mechanism for each layer, or rules
 (docs/mixers.md).
@@ -28,6 +29,7 @@ from pydantic_core import CoreSchema
 from lit_attn.attention import linear, mixture, multi_token
 from lit_attn.attention.bias import BiasConfig, NoBiasConfig
 from lit_attn.attention.compose import ComposeConfig, NoComposeConfig
+from lit_attn.attention.convolution import ConvolutionConfig, NoConvolutionConfig
 from lit_attn.attention.filters import FilterConfig, NoFilterConfig
 from lit_attn.attention.first_values import OwnValuesConfig, ValuesConfig
 from lit_attn.attention.gate import GateConfig, NoGateConfig
@@ -142,6 +144,10 @@ class AttentionSpec(Config):
     )
     transform: TransformConfig = Field(
         NoTransformConfig(), description="maps of each head's q, k and v"
+    )
+    convolution: ConvolutionConfig = Field(
+        NoConvolutionConfig(),
+        description="convolution over neighbouring tokens, of q, k and v or of the output",
     )
     values: ValuesConfig = Field(
         OwnValuesConfig(),

@@ -8,6 +8,7 @@ from torch import Tensor
 EXTRA = (
     "bias",
     "composers",
+    "convolution",
     "filter",
     "gate",
     "normaliser",

@@ -126,7 +126,15 @@ class FeatureTransformerConfig(TokenTransformer, kind="feature-transformer"):
 
     def check(self, signature: Any) -> None:
         super().check(signature)
+        reason = "columns have no order"
         if any(self.windows):
-            raise ValueError(
-                "windows: columns have no order, so a window has no meaning; remove it"
-            )
+            raise ValueError(f"windows: {reason}, so a window has no meaning; remove it")
+        for spec in self.attention.mechanisms:
+            if spec.window is not None:
+                raise ValueError(f"attention.window: {reason}, so it has no meaning; remove it")
+            for family, part in spec.parts.items():
+                if part.needs_order:
+                    raise ValueError(
+                        f"attention.{family}: '{part.kind}' {part.needs_order}, and {reason}; "
+                        "remove it"
+                    )

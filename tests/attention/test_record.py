@@ -20,7 +20,8 @@ def expected(
     layer: Attention, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
 ) -> Tensor:
     """Return the weights of all queries (B, Q H, n, m) by the reference."""
-    q, keys, _ = reference.project(layer, x, None)
+    present = None if attn_mask is None else attn_mask.any(-2).any(1)
+    q, keys, _ = reference.project(layer, x, None, present=present)
     attended = reference.may_attend(
         x.shape[1], layer.spec.window, layer.local_self_attention, is_causal
     )
@@ -50,7 +51,7 @@ def test_record_equals_the_reference_and_the_forward_pass(
     torch.testing.assert_close(record.heads, heads, rtol=1e-9, atol=1e-10)
     _, _, v = reference.project(layer, x, None)
     torch.testing.assert_close(values, v)
-    out = layer.output(x, record.heads, record.values)
+    out = layer.output(x, record.heads, record.values, record.inputs.masks)
     torch.testing.assert_close(out, layer(x, is_causal=is_causal), rtol=1e-9, atol=1e-10)
 
 
@@ -63,7 +64,7 @@ def test_record_equals_the_forward_pass_with_padding(spec: AttentionSpec) -> Non
     weights = layer.spec.pair.reference(layer.pair, x, expected(layer, x, present))
     torch.testing.assert_close(record.weights, weights, rtol=1e-9, atol=1e-10)
     assert not record.weights[1, ..., 6:].any()
-    out = layer.output(x, record.heads, record.values)
+    out = layer.output(x, record.heads, record.values, record.inputs.masks)
     torch.testing.assert_close(out, layer(x, present), rtol=1e-9, atol=1e-10)
 
 
@@ -71,7 +72,7 @@ def test_record_equals_the_forward_pass_beyond_one_chunk() -> None:
     """The forward pass computes so many tokens in chunks."""
     layer, x = make(PRESETS["dcmha"]), tokens(400, batch=1)
     record = layer.record(x, is_causal=True)
-    out = layer.output(x, record.heads, record.values)
+    out = layer.output(x, record.heads, record.values, record.inputs.masks)
     torch.testing.assert_close(out, layer(x, is_causal=True), rtol=1e-8, atol=1e-9)
 
 

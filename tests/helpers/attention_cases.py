@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from lit_attn.attention.bias import BiasConfig, T5BiasConfig
 from lit_attn.attention.compose import ComposeConfig
+from lit_attn.attention.convolution import ConvolutionConfig
 from lit_attn.attention.filters import FilterConfig
 from lit_attn.attention.first_values import ValuesConfig
 from lit_attn.attention.gate import GateConfig, HeadGateConfig
@@ -171,6 +172,7 @@ def all_specs() -> tuple[AttentionSpec, ...]:
     specs += [AttentionSpec(compose=compose) for compose in members(ComposeConfig)]
     specs += [AttentionSpec(normaliser=normaliser) for normaliser in members(NormaliserConfig)]
     specs += [AttentionSpec(transform=transform) for transform in members(TransformConfig)]
+    specs += [AttentionSpec(convolution=chosen) for chosen in members(ConvolutionConfig)]
     specs += [AttentionSpec(gate=gate) for gate in members(GateConfig)]
     specs.append(AttentionSpec(gate=HeadGateConfig(columns=5, bias=4.0, init="zeros", factor=2.0)))
     specs += [AttentionSpec(filter=chosen) for chosen in members(FilterConfig)]
@@ -205,6 +207,7 @@ def all_specs() -> tuple[AttentionSpec, ...]:
             "values": list(ValuesConfig.family),
             "window": [None, 3],
             "kv_heads": [None, 1],
+            "convolution": list(ConvolutionConfig.family),
         }
     )
     specs += [nearest_valid(cross) for cross in crosses]
