@@ -1,6 +1,6 @@
 """Keys that all transformers over tokens share, and how their parameters start."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -30,6 +30,24 @@ class Init(Config):
     depth_scaled: bool = Field(True, description="divide output projections by sqrt(2 depth)")
 
 
+class LayerRotation(Config):
+    """Rotary positions of a layer that differ from those of the model."""
+
+    share: float | None = Field(
+        None, gt=0, le=1, description="share of a head's components; null: `rotary_share`"
+    )
+    base: PositiveFloat | None = Field(
+        None, description="base of the frequencies; null: `rotary_base`"
+    )
+
+
+class Rotation(NamedTuple):
+    """Number of components of a head that a layer rotates, and the base of its frequencies."""
+
+    width: int
+    base: float
+
+
 class TokenTransformer(PackageModel):
     """Transformer over the tokens of the data; the defaults are those of GPT-2 in nanoGPT."""
 
@@ -48,13 +66,21 @@ class TokenTransformer(PackageModel):
     depth: PositiveInt = Field(description="number of blocks")
     heads: PositiveInt = Field(description="attention heads of a block")
     head_dim: PositiveInt | None = Field(None, description="width of a head; null: dim / heads")
-    positions: Literal["learned", "rotary", "sinusoidal", "fairseq"] = Field(
-        "learned", description="fairseq: sinusoidal, from position 2 on"
+    positions: Literal["learned", "rotary", "sinusoidal", "fairseq", "none"] = Field(
+        "learned",
+        description="fairseq: sinusoidal, from position 2 on; none: a causal model knows the order "
+        "by its masks alone (NoPE)",
     )
     rotary_share: float = Field(
         1.0, gt=0, le=1, description="share of a head's components that rotary positions rotate"
     )
     rotary_base: PositiveFloat = Field(10_000.0, description="base of the rotary frequencies")
+    rotations: tuple[Literal["model", "none"] | LayerRotation, ...] = Field(
+        ("model",),
+        min_length=1,
+        description="rotary positions of the layers in turn, repeated: model (`rotary_share` and "
+        "`rotary_base`), none (NoPE), or {share: 0.5, base: 1e6}",
+    )
     norm: Literal["layernorm", "layernorm-unbiased", "rmsnorm", "rmsnorm-unweighted"] = Field(
         "layernorm-unbiased", description="kind of normalisation layer"
     )
@@ -111,6 +137,17 @@ class TokenTransformer(PackageModel):
         """Number of components of a head that rotary positions rotate."""
         return int(self.width_of_heads * self.rotary_share)
 
+    def rotation_of(self, layer: int) -> Rotation | None:
+        """Return the rotary positions of layer `layer`, or None if it has none."""
+        chosen = self.rotations[layer % len(self.rotations)]
+        if self.positions != "rotary" or chosen == "none":
+            return None
+        if chosen == "model":
+            return Rotation(self.rotated_width, self.rotary_base)
+        share = self.rotary_share if chosen.share is None else chosen.share
+        base = self.rotary_base if chosen.base is None else chosen.base
+        return Rotation(int(self.width_of_heads * share), base)
+
     def attention_of(self, layer: int) -> AttentionSpec:
         """Return the attention of layer `layer`, with the window of that layer."""
         spec = self.attention.by_layer(self.depth)[layer]
@@ -151,6 +188,27 @@ class TokenTransformer(PackageModel):
                 )
         elif self.rotary_share != 1 or self.rotary_base != 10_000:
             raise ValueError("rotary_share, rotary_base: need `positions: rotary`")
+
+    @consistency_check
+    def _rotations_suit_the_layers(self) -> None:
+        """Refuse rotations of layers that the model cannot have, and those without an effect."""
+        if self.rotations == ("model",):
+            return
+        if self.positions != "rotary":
+            raise ValueError("rotations: need `positions: rotary`")
+        if len(self.rotations) > self.depth:
+            raise ValueError(
+                f"rotations: {len(self.rotations)} are more than the {self.depth} layers"
+            )
+        if set(self.rotations) == {"none"}:
+            raise ValueError("rotations: no layer has positions; write `positions: none`")
+        for number in range(len(self.rotations)):
+            rotation = self.rotation_of(number)
+            if rotation is not None and (rotation.width % 2 or not rotation.width):
+                raise ValueError(
+                    f"rotations.{number}: rotates {rotation.width} of {self.width_of_heads} "
+                    "components of a head; choose a share with an even number"
+                )
 
     @consistency_check
     def _options_have_an_effect(self) -> None:

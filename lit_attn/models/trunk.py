@@ -18,7 +18,7 @@ from lit_attn.attention.spec import AttentionSpec
 from lit_attn.models.feed_forward import FeedForward
 from lit_attn.models.layers import Device, HeadNorm, norm
 from lit_attn.models.seeded_draws import outside_composers
-from lit_attn.models.token_transformer import Init, TokenTransformer
+from lit_attn.models.token_transformer import Init, Rotation, TokenTransformer
 from lit_attn.models.value_embedding import ValueEmbedding
 
 Memory = tuple[Tensor, Tensor]
@@ -243,11 +243,7 @@ class Trunk(nn.Module):
             mask = keys >= starts[:, None, :, None]
             positions = positions - starts
         x = self.embed(tokens, positions)
-        turn = None
-        if self.model.positions == "rotary":
-            # Positions that differ between rows have an axis of heads.
-            of_heads = positions.unsqueeze(1) if positions.ndim > 1 else positions
-            turn = rotary(of_heads, self.model.rotated_width, self.model.rotary_base)
+        turns = self._rotate(positions)
         caches_per_block = len(caches) // len(self.blocks)
 
         def call_block(number: int, x: Tensor) -> Tensor:
@@ -258,6 +254,7 @@ class Trunk(nn.Module):
                 # A layer with a window stores the last tokens alone.
                 block_mask = mask[..., -(block_caches[0].length + tokens.shape[1]) :]
             block = self.blocks[number]
+            turn = turns[number]
             output: Tensor = block(
                 x, block_mask, self.is_causal, turn, block_caches, memory, tokens
             )
@@ -275,6 +272,20 @@ class Trunk(nn.Module):
         for number in range(len(self.blocks)):
             x = call_block(number, x)
         return x
+
+    def _rotate(self, positions: Tensor) -> list[Rotary | None]:
+        """Return the angles of `positions`, (n,) or (B, n), for each layer; equal ones are one."""
+        if positions.ndim > 1:
+            # Positions that differ between rows have an axis of heads.
+            positions = positions.unsqueeze(1)
+        computed: dict[Rotation | None, Rotary | None] = {None: None}
+        turns = []
+        for number in range(len(self.blocks)):
+            rotation = self.model.rotation_of(number)
+            if rotation is not None and rotation not in computed:
+                computed[rotation] = rotary(positions, rotation.width, rotation.base)
+            turns.append(computed[rotation])
+        return turns
 
     def _find_document_starts(
         self, tokens: Tensor, indices: Tensor, caches: Sequence[Cache]
@@ -294,13 +305,13 @@ class Trunk(nn.Module):
         return starts
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Return embeddings x (B, n, d) plus those of `positions`, unless they are rotary.
+        """Return embeddings x (B, n, d) plus those of `positions`, if there are any.
 
         `positions` are (n,), or (B, n) if they start again in each document.
         """
         if self.positions is not None:
             return x + self.positions(positions)
-        if self.model.positions == "rotary":
+        if self.model.positions in ("rotary", "none"):
             return x
         is_fairseq = self.model.positions == "fairseq"
         return x + sinusoids(positions, self.model.dim, is_fairseq).to(x.dtype)
