@@ -22,6 +22,7 @@ from lit_attn.cells.failure import Diverged
 from lit_attn.cells.lock import hold_lock
 from lit_attn.cells.records import MetricRow, read_metrics
 from lit_attn.models import factory
+from lit_attn.optim.schedules import Rate, Schedule
 from lit_attn.tasks.base import TaskModule
 from lit_attn.tasks.metrics import DEFAULT_METRIC
 from lit_attn.train import main, run_cell
@@ -49,6 +50,35 @@ def test_one_cycle_sets_the_momentum_of_every_step(
     down = [0.95 - 0.1 * step / 4 for step in range(4)]
     up = [0.85 + 0.1 * step / 7 for step in range(8)]
     assert steps == pytest.approx(down + up)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("keeps_constants", [False, True])
+def test_a_schedule_changes_the_weight_decay_of_every_step(
+    keeps_constants: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = []
+
+    def record(self: TaskModule, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group["keeps_constants"] = keeps_constants
+        set_values(self, optimizer)
+        steps.append(optimizer.param_groups[0]["weight_decay"])
+
+    def decay(self: Schedule, steps_per_epoch: int, epochs: int) -> Rate:
+        total = steps_per_epoch * epochs
+        return lambda step: 1 - step / total
+
+    set_values = TaskModule.on_before_optimizer_step
+    monkeypatch.setattr(TaskModule, "on_before_optimizer_step", record)
+    monkeypatch.setattr(Schedule, "weight_decay", decay)
+    changes = {
+        "optimizer": {"kind": "adamw", "weight_decay": 0.24},
+        "training": {"epochs": 3},
+    }
+    run_cell(folder_of(digits_cell(**changes), tmp_path))
+    falling = [0.24 - 0.02 * step for step in range(12)]
+    assert steps == pytest.approx([0.24] * 12 if keeps_constants else falling)
 
 
 def test_a_finished_cell_has_a_complete_record(uninterrupted: Path) -> None:
