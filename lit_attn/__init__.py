@@ -54,10 +54,10 @@ _PUBLIC = {
     "MetricLogger": "lit_attn.config.training:MetricLogger",
     "Model": "lit_attn.models.base:Model",
     "Optimizer": "lit_attn.optim.base:Optimizer",
-    "SceneAugmentation": "lit_attn.data.segmentation_config:SceneAugmentation",
+    "SceneAugmentation": "lit_attn.data.augment.scene_steps:SceneAugmentation",
     "Schedule": "lit_attn.optim.schedules:Schedule",
     "Task": "lit_attn.tasks.task:Task",
-    "Tokenizer": "lit_attn.data.text.config:Tokenizer",
+    "Tokenizer": "lit_attn.data.text.tokenizers:Tokenizer",
     # Types that their members return or derive from.
     "DataModule": "lit_attn.data.module:DataModule",
     "EvaluationLoader": "lit_attn.data.module:EvaluationLoader",

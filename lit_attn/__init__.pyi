@@ -29,11 +29,11 @@ from lit_attn.attention.transform import TransformConfig as TransformConfig
 from lit_attn.config.callbacks import CallbackConfig as CallbackConfig
 from lit_attn.config.training import MetricLogger as MetricLogger
 from lit_attn.data.augment.base import Augmentation as Augmentation
+from lit_attn.data.augment.scene_steps import SceneAugmentation as SceneAugmentation
 from lit_attn.data.base import Data as Data
 from lit_attn.data.module import DataModule as DataModule
 from lit_attn.data.module import EvaluationLoader as EvaluationLoader
-from lit_attn.data.segmentation_config import SceneAugmentation as SceneAugmentation
-from lit_attn.data.text.config import Tokenizer as Tokenizer
+from lit_attn.data.text.tokenizers import Tokenizer as Tokenizer
 from lit_attn.hub import load_exported as load_exported
 from lit_attn.models.base import FFN as FFN
 from lit_attn.models.base import Model as Model

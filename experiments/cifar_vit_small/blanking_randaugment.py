@@ -21,7 +21,7 @@ class BlankingRandAugmentConfig(Augmentation, kind="blanking-randaugment"):
     draws make 23.4 % of the images black.
     """
 
-    runs_foreign_code = False  # Tests try it out, so a dry run need not import PyTorch.
+    runs_foreign_code = False  # Tests try it out, so a dry run need not.
     stage = "bytes"
     ops: PositiveInt = Field(2, description="operations for each image")
     magnitude: int = Field(14, ge=0, le=30, description="strength of the operations")

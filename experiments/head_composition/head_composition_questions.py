@@ -28,7 +28,7 @@ from torchmetrics import Metric
 
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.sets import digest
-from lit_attn.data.text.config import IGNORED
+from lit_attn.data.text.ids import IGNORED
 from lit_attn.tasks.base import TaskModule
 
 Ids = NDArray[np.int64]

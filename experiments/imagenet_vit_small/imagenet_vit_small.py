@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field, PositiveInt
 
 from lit_attn.data.base import method
-from lit_attn.data.images_config import ClassFolders
+from lit_attn.data.image_folders import ClassFolders
 from lit_attn.models.base import FFN, ffn_field
 from lit_attn.models.vit import ImageViTConfig, Transformer
 from lit_attn.schema.base import consistency_check
@@ -31,7 +31,7 @@ class BigVisionImages(ClassFolders, kind="big-vision-imagenet"):
     in the order of TensorFlow Datasets.
     """
 
-    runs_foreign_code = False  # Tests try it out, so a dry run need not import PyTorch.
+    runs_foreign_code = False  # Tests try it out, so a dry run need not.
     has_val_files = False
     name: str = Field("imagenet", description="name of the data set in identities and tables")
     classes: PositiveInt = Field(1000, description="number of classes")
@@ -54,7 +54,7 @@ class BigVisionImages(ClassFolders, kind="big-vision-imagenet"):
 class BigVisionViT(Transformer, kind="big-vision-vit"):
     """ViT with fixed positions, and a Linear and tanh between the mean of patches and the head."""
 
-    runs_foreign_code = False  # Tests try it out, so a dry run need not import PyTorch.
+    runs_foreign_code = False  # Tests try it out, so a dry run need not.
     activations = ("gelu-tanh",)
     builder = ImageViTConfig.builder
     ffn: FFN | None = ffn_field(1536, "gelu-tanh")

@@ -20,9 +20,10 @@ from timm.layers import lecun_normal_
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from lit_attn.data.image_files import ImageFileData
-from lit_attn.data.image_lists import Files, list_folders
-from lit_attn.data.images_config import ImageFiles, Range
+from lit_attn.data.augment.timm_transform import Range
+from lit_attn.data.image_files import ImageFileData, ImageFiles
+from lit_attn.data.image_folders import list_folders
+from lit_attn.data.image_lists import Files
 from lit_attn.data.module import numpy_generator
 from lit_attn.models.seeded_draws import draw_parameters
 

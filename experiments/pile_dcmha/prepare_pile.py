@@ -31,8 +31,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
 from lit_attn.data.prepare import write_shards
-from lit_attn.data.text.config import GptNeox
-from lit_attn.data.text.tokenizers import ByteEncoder
+from lit_attn.data.text.tokenizers import ByteEncoder, GptNeox
 from lit_attn.schema.errors import ConfigError, OneLineParser, command
 
 RECORD = 2049  # Tokens of a record.

@@ -23,7 +23,7 @@ from torchmetrics import Metric
 from lit_attn.data.base import TokenData
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.sets import digest
-from lit_attn.data.text.config import IGNORED
+from lit_attn.data.text.ids import IGNORED
 from lit_attn.floors.base import Floor
 from lit_attn.signatures import TokenStream
 from lit_attn.tasks.language import LanguageModelling

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lit_attn.cells.records import csv_lines
 from lit_attn.config.cell import Cell
-from lit_attn.data.text.config import GptNeox, Tokens
+from lit_attn.data.text.batches import Tokens
+from lit_attn.data.text.tokenizers import GptNeox
 from lit_attn.files import read_text, write_atomic
 from lit_attn.generate import load_gpt
 from lit_attn.hub import load_exported

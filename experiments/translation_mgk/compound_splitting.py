@@ -10,7 +10,7 @@ Source: github.com/facebookresearch/fairseq at 3d262bb, scripts/compound_split_b
 from typing import Any, ClassVar
 
 from lit_attn.data.base import method
-from lit_attn.data.text.config import ParallelText
+from lit_attn.data.text.parallel import ParallelText
 
 
 class CompoundSplitText(ParallelText, kind="compound-split-text"):

@@ -21,7 +21,7 @@ from lit_attn.bench.measure import TITLES, Setup, Spread, Table, summarize
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.source import load
 from lit_attn.data.base import Data
-from lit_attn.data.images_config import Npz
+from lit_attn.data.image_sets import Npz
 from lit_attn.data.loading import AHEAD, BatchWorkers
 from lit_attn.data.module import DataModule
 from lit_attn.schema.errors import ConfigError, explain

@@ -9,13 +9,10 @@ from typing import Any, get_type_hints
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from lit_attn.config.training import Training
-from lit_attn.data import columns_config as columns
-from lit_attn.data import images_config as images
-from lit_attn.data import segmentation_config as segmentation
-from lit_attn.data import tables_config as tables
+from lit_attn.data import columns, image_folders, image_sets, mask_sets, scenes, table_sets
+from lit_attn.data.augment import policies, scene_steps, steps
 from lit_attn.data.base import Data
-from lit_attn.data.text import config as text
-from lit_attn.data.text import listops_config as listops
+from lit_attn.data.text import listops, parallel, plain_text, shards, text_folders
 from lit_attn.models import (
     block_checks,
     external,
@@ -40,7 +37,20 @@ from lit_attn.signatures import Signature
 from lit_attn.tasks.metrics import AddedMetric, MetricChoice
 from lit_attn.tasks.task import CrossEntropyLoss, ImageClassificationConfig, Loss, Task
 
-DATA = (columns, images, listops, segmentation, tables, text)
+AUGMENTATIONS = (policies, scene_steps, steps)
+DATA = (
+    columns,
+    image_folders,
+    image_sets,
+    mask_sets,
+    scenes,
+    table_sets,
+    listops,
+    parallel,
+    plain_text,
+    shards,
+    text_folders,
+)
 MODELS = (
     vit,
     segmenter_config,
@@ -53,7 +63,7 @@ MODELS = (
     mmseg_models,
 )
 OPTIMIZERS = (standard, set_adam, jax_adamw, muon)
-MEMBERS = (*DATA, *MODELS, *OPTIMIZERS)
+MEMBERS = (*AUGMENTATIONS, *DATA, *MODELS, *OPTIMIZERS)
 """Modules that register members of the families of this package when they are imported."""
 
 

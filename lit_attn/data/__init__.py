@@ -1,1 +1,1 @@
-"""Data sets, augmentation on the device, and LightningDataModules."""
+"""Data sets, augmentation on the device, and data modules."""

@@ -3,16 +3,14 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, get_type_hints
 
+import torch
 from pydantic import Field, PositiveInt
 
 from lit_attn.schema.base import Kind, consistency_check, load, outside_identity
 from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.signatures import Signature
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Data(Kind):
@@ -61,11 +59,10 @@ class Data(Kind):
         """Return what one sample is, known without reading a file."""
 
     @abstractmethod
-    def build(self, seed: int, device: "torch.device") -> Any:
+    def build(self, seed: int, device: torch.device) -> Any:
         """Return the `lit_attn.data.module.DataModule` of a cell with this seed.
 
-        Code that needs PyTorch is imported here and not at the top of the file. Raises ConfigError
-        if the data cannot be had.
+        Raises ConfigError if the data cannot be had.
         """
 
     def check_files(self) -> None:

@@ -6,14 +6,15 @@ Shapes: N rows, F columns of numbers, C columns of categories, K numbers to pred
 import math
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from lit_attn.data.columns_config import ColumnClasses, Columns
+from lit_attn.data.base import Data
 from lit_attn.data.labels import (
     measure_largest_class,
     read_whole_numbers,
@@ -24,12 +25,80 @@ from lit_attn.data.labels import (
 from lit_attn.data.log import LOG
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.sets import digest, require_classes
-from lit_attn.data.tables import load_rows
+from lit_attn.data.tables import Table, load_rows
 from lit_attn.floors.base import Floor
 from lit_attn.floors.samples import Samples, class_floors, number_floors
+from lit_attn.schema.base import consistency_check
 from lit_attn.schema.errors import ConfigError, plural, suggest
+from lit_attn.signatures import ColumnLabels, ColumnTargets
 
 Batch = tuple[Tensor, ...]
+
+
+class Columns(Table, Data):
+    """Rows of a table, whose columns are numbers or categories.
+
+    Numbers are standardised by the mean and the deviation of the training rows. The values of a
+    category are numbered in alphabetical order. A row with an empty cell is left out.
+    """
+
+    name: str = Field(description="name of the data set in identities and tables")
+    numbers: tuple[str, ...] = Field((), description="columns of numbers")
+    categories: dict[str, PositiveInt] = Field(
+        {}, description="columns of categories, with the number of values that train has at most"
+    )
+    validation: int = Field(
+        0, ge=0, description="rows held out of train, always the same ones, if there is no `val`"
+    )
+
+    def build(self, seed: int, device: torch.device) -> "ColumnData":
+        return ColumnData(self, seed, device)
+
+    @property
+    def category_columns(self) -> list[str]:
+        """Columns of categories in the order of their tokens.
+
+        Identities do not have the order in which a mapping is written, so it must change nothing.
+        """
+        return sorted(self.categories)
+
+    @property
+    def category_sizes(self) -> tuple[int, ...]:
+        """Number of values of each column of `category_columns`."""
+        return tuple(self.categories[column] for column in self.category_columns)
+
+    @consistency_check
+    def _has_distinct_columns(self) -> None:
+        """Refuse a table without columns to read, and a column that is named twice."""
+        if not self.numbers and not self.categories:
+            raise ValueError("numbers: needs a column in `numbers` or `categories`")
+        keys: dict[str, str] = {}
+        for key, column in self.columns.items():
+            if column in keys.values():
+                first = next(name for name, other in keys.items() if other == column)
+                raise ValueError(f"{key}: column '{column}' is also named by `{first}`; remove one")
+            keys[key] = column
+
+
+class ColumnClasses(Columns, kind="column-labels"):
+    """Rows of numbers and categories with one class each: numbers from 0, or names."""
+
+    column_keys: ClassVar = ("numbers", "categories", "label")
+    label: str = Field("label", description="column of the classes")
+    classes: PositiveInt = Field(2, description="number of classes")
+
+    def signature(self) -> ColumnLabels:
+        return ColumnLabels(len(self.numbers), self.category_sizes, self.classes)
+
+
+class ColumnNumbers(Columns, kind="column-targets"):
+    """Rows of numbers and categories, and numbers to predict, for the task `regression`."""
+
+    column_keys: ClassVar = ("numbers", "categories", "targets")
+    targets: tuple[str, ...] = Field(min_length=1, description="columns of the numbers to predict")
+
+    def signature(self) -> ColumnTargets:
+        return ColumnTargets(len(self.numbers), self.category_sizes, len(self.targets))
 
 
 class Rows(NamedTuple):

@@ -8,22 +8,28 @@ Shapes: images (B, 3, S, S) float, normalised; labels (B,); mixed targets (B, cl
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from pydantic import Field, PositiveFloat, PositiveInt
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch import Tensor
 
 from lit_attn.data.augment.timm_mixing import mix_batch
-from lit_attn.data.augment.timm_transform import make_evaluation_transform, make_training_transform
+from lit_attn.data.augment.timm_transform import (
+    TimmAugmentation,
+    make_evaluation_transform,
+    make_training_transform,
+)
+from lit_attn.data.base import Data, require_split_folders
 from lit_attn.data.image_lists import Files, fingerprint
-from lit_attn.data.images_config import ImageFiles
 from lit_attn.data.labels import (
     measure_largest_class,
     require_used_classes,
@@ -33,10 +39,96 @@ from lit_attn.data.loading import check_samples, use_seed
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.pictures import read_picture
 from lit_attn.data.unreadable import UnreadableImages
+from lit_attn.schema.base import consistency_check, outside_identity
 from lit_attn.schema.errors import ConfigError
+from lit_attn.signatures import ImageLabels
+
+Count = Annotated[int, Field(ge=0)]
+ChannelMeans = tuple[float, float, float]
+ChannelDeviations = tuple[PositiveFloat, PositiveFloat, PositiveFloat]
 
 Sample = tuple[int, int, int]
 """Index of an image, the seed of its augmentation, and its size in pixels."""
+
+
+class ImageFiles(Data):
+    """Images on the disk: path/train/CLASS/* for training, path/val or path/test likewise.
+
+    The class of an image is the first folder below its split, at whatever depth the file is. A
+    single evaluated folder is the split "test". With both folders, val is the split "val" and
+    test the split "test".
+
+    Image sizes may be progressive: the first `epochs_per_size` epochs have images of `sizes[0]`
+    pixels, and so on; all later epochs and every evaluation have `size`. With repeated augmentation
+    (Hoffer et al. 2020) an epoch keeps its number of images, and each is used `repeats` times. The
+    last partial batch of an epoch is dropped.
+    """
+
+    name: str = Field(description="name of the data set in identities and tables")
+    classes: PositiveInt = Field(description="number of classes")
+    path: Path = outside_identity(Path("data/imagenet"), "folder of train, and of val or test")
+    size: PositiveInt = Field(224, description="side of an image in pixels")
+    sizes: tuple[PositiveInt, ...] = Field(
+        (), description="sides in pixels of the images of the first epochs (progressive sizes)"
+    )
+    epochs_per_size: PositiveInt = Field(1, description="epochs that each of `sizes` lasts")
+    repeats: PositiveInt = Field(
+        1, description="times that an epoch repeats each image (repeated augmentation)"
+    )
+    validation: Count = Field(0, description="images held out of train, by a fixed split")
+    mean: ChannelMeans = Field(
+        (0.485, 0.456, 0.406), description="mean of each channel for the normalisation, from 0 to 1"
+    )
+    std: ChannelDeviations = Field(
+        (0.229, 0.224, 0.225),
+        description="standard deviation of each channel for the normalisation, from 0 to 1",
+    )
+    interpolation: Literal["bilinear", "bicubic"] = Field(
+        "bicubic", description="method of resizing"
+    )
+    crop_share: float = Field(
+        0.875, gt=0, le=1, description="evaluation crop: `size` over the resized image's short side"
+    )
+    augment: TimmAugmentation = Field(
+        TimmAugmentation(), description="timm's augmentation of training images"
+    )
+
+    unreadable: Count = outside_identity(
+        0,
+        "images of each split that may be left out because they cannot be read; 0: the first one "
+        "ends the cell",
+    )
+    prepares_on_cpu: ClassVar = True
+
+    def signature(self) -> ImageLabels:
+        return ImageLabels((3, self.size, self.size), self.classes, self.sizes)
+
+    def check_files(self) -> None:
+        super().check_files()
+        require_split_folders("data.path", self.path)
+
+    def build(self, seed: int, device: torch.device) -> "ImageFileData":
+        return ImageFileData(self, seed, device)
+
+    @abstractmethod
+    def list_files(self) -> dict[str, Files]:
+        """Return the files of "train", "test" and perhaps "val"."""
+
+    def at_final_size(self) -> Self:
+        return self.model_copy(update={"sizes": ()})
+
+    @consistency_check
+    def _mixes_pairs(self) -> None:
+        """Refuse MixUp and CutMix of an odd number of images."""
+        if self.augment.is_mixed and self.batch_size % 2:
+            raise ValueError(f"batch_size: {self.batch_size} images cannot be mixed in pairs")
+
+    def size_in(self, epoch: int) -> int:
+        """Return the side length, in pixels, of the images of training epoch 0, 1, ..."""
+        stage = epoch // self.epochs_per_size
+        if stage < len(self.sizes):
+            return self.sizes[stage]
+        return self.size
 
 
 class ImageFileData(DataModule):

@@ -1,4 +1,4 @@
-"""Image classification data held in memory and augmented on the device.
+"""Images with one label each, held in memory and augmented on the device: their base.
 
 With steps that work on bytes, as Pillow does, or with worker processes, the training images are in
 the memory of the CPU, and the steps before the normalisation are applied there. The normalisation
@@ -11,21 +11,150 @@ Shapes: images (N, C, H, W), uint8 on the device and float to the network; label
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
+from pydantic import Field, PositiveInt, field_validator
 from torch import Tensor
 
-from lit_attn.data import sets
-from lit_attn.data.augment.steps import Batch, Pipeline, Plan
-from lit_attn.data.images_config import Images
-from lit_attn.data.labels import measure_largest_class
+from lit_attn.data.augment.base import Augmentation, Batch
+from lit_attn.data.augment.pipeline import Pipeline, Plan
+from lit_attn.data.augment.steps import NormalizeConfig
+from lit_attn.data.base import Data
+from lit_attn.data.labels import (
+    measure_largest_class,
+    require_used_classes,
+    warn_of_missing_labels,
+)
 from lit_attn.data.module import DataModule, EvaluationLoader, torch_generator
+from lit_attn.data.pictures import read_picture
+from lit_attn.data.sets import Split, fingerprint, hold_out, require_classes
 from lit_attn.floors.base import Floor
 from lit_attn.floors.samples import Samples, class_floors, number_floors
+from lit_attn.schema.base import consistency_check
+from lit_attn.schema.errors import ConfigError
+from lit_attn.signatures import ImageLabels, ImageTargets
+
+
+class Images(Data):
+    """Images with one label each, held in memory and augmented on the device."""
+
+    training_images: ClassVar[int | None] = None
+    """Number of training images before any are held out; None if only the files tell."""
+
+    epoch_length: PositiveInt = Field(1, description="passes over the data in an epoch")
+    drop_last: bool = Field(True, description="leave out an epoch's last batch if it is not full")
+    validation: int = Field(0, ge=0, description="images held out of train, by a fixed split")
+    augment: tuple[Augmentation, ...] = Field(
+        (NormalizeConfig(),), description="augmentation steps in the order of their application"
+    )
+
+    @field_validator("augment")
+    @classmethod
+    def _check_order(cls, steps: tuple[Augmentation, ...]) -> tuple[Augmentation, ...]:
+        """Refuse steps that stand before or after a step whose output they cannot work on."""
+        stages = [step.stage for step in steps]
+        if stages.count("normalize") != 1:
+            raise ValueError(f"needs 'normalize' once, has it {stages.count('normalize')} times")
+        normalization = stages.index("normalize")
+        for position, (step, stage) in enumerate(zip(steps, stages, strict=True)):
+            if stage == "bytes" and position > normalization:
+                raise ValueError(f"'{step.kind}' works on bytes: put it before normalize")
+            if stage in ("normalized", "batch") and position < normalization:
+                raise ValueError(
+                    f"'{step.kind}' works on normalised images: put it after normalize"
+                )
+            if stage == "batch" and position < len(steps) - 1:
+                raise ValueError(f"'{step.kind}' works on the batch: put it last")
+        return steps
+
+    def build(self, seed: int, device: torch.device) -> "ImageData":
+        return ImageData(self, seed, device)
+
+    @property
+    def prepares_on_cpu(self) -> bool:
+        """True if a step of the augmentation works on bytes, as Pillow does."""
+        return any(step.stage == "bytes" for step in self.augment)
+
+    @abstractmethod
+    def read_splits(self) -> dict[str, Split]:
+        """Return the `Split` of "train", "test" and, if it exists, "val".
+
+        Raises ConfigError naming the file or folder that is missing or malformed.
+        """
+
+    @property
+    @abstractmethod
+    def image_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width)."""
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes; 0 if images have numbers to predict."""
+        return 0
+
+    @property
+    def num_outputs(self) -> int:
+        """Numbers to predict for each image; 0 if images have classes."""
+        return 0
+
+
+class ClassImages(Images):
+    """Images whose labels are classes."""
+
+    def signature(self) -> ImageLabels:
+        return ImageLabels(self.image_shape, self.num_classes)
+
+    @property
+    @abstractmethod
+    def num_classes(self) -> int:
+        """Number of classes."""
+
+
+class OwnImages(Images):
+    """Images from the user's files. Identities and tables contain `name` and not the path."""
+
+    name: str = Field(description="name of the data set in identities and tables")
+    size: PositiveInt = Field(description="side of an image in pixels")
+    channels: Literal[1, 3] = Field(3, description="channels of an image: 1 (grey) or 3 (RGB)")
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        return (self.channels, self.size, self.size)
+
+
+class OwnClasses(OwnImages, ClassImages):
+    """Images of the user with classes."""
+
+    classes: PositiveInt = Field(description="number of classes")
+
+    @property
+    def num_classes(self) -> int:
+        return self.classes
+
+
+class OwnTargets(OwnImages):
+    """Images of the user with numbers to predict, for the task `regression`."""
+
+    def signature(self) -> ImageTargets:
+        return ImageTargets(self.image_shape, self.num_outputs)
+
+    @property
+    @abstractmethod
+    def num_outputs(self) -> int:
+        """Numbers to predict for each image."""
+
+    @consistency_check
+    def _has_no_classes_to_mix(self) -> None:
+        """Refuse MixUp and CutMix."""
+        if any(step.stage == "batch" for step in self.augment):
+            raise ValueError("augment: 'mix' mixes classes, and these images have none")
 
 
 class Prepared(NamedTuple):
@@ -41,13 +170,13 @@ class ImageData(DataModule):
 
     def __init__(self, data: Images, seed: int, device: torch.device) -> None:
         super().__init__(data, seed, device)
-        splits = sets.load(data)
+        splits = load_splits(data)
         self.data = data
         if data.num_classes:
             labels = {name: split.labels for name, split in splits.items()}
             self.largest_class = measure_largest_class(labels)
         self.splits: list[str] = [name for name in ("val", "test") if name in splits]
-        self._fingerprint = sets.fingerprint(splits)
+        self._fingerprint = fingerprint(splits)
         # Pillow works on bytes on the CPU; reading them back would wait for the GPU.
         is_on_host = data.prepares_on_cpu or self.workers > 0
         self.tensors: dict[str, tuple[Tensor, Tensor]] = {}
@@ -133,3 +262,52 @@ def statistics(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
     std = np.sqrt((shares * (levels - mean[:, None]) ** 2).sum(1))
     std[(counts > 0).sum(1) == 1] = 1
     return mean.tolist(), std.tolist()
+
+
+def load_splits(data: Images) -> dict[str, Split]:
+    """Return "train", "test" and, if it exists or is held out, "val"; raise ConfigError."""
+    splits: dict[str, Split] = data.read_splits()
+    for name, split in splits.items():
+        check_split(name, split, data)
+    train = splits["train"]
+    held_out = hold_out(data.validation, "val" in splits, train.labels)
+    for name, rows in held_out.items():
+        splits[name] = Split(train.images[rows], train.labels[rows])
+    if data.num_classes:
+        labels = {name: split.labels for name, split in splits.items()}
+        if "classes" in type(data).model_fields:
+            require_used_classes(labels, data.num_classes)
+        warn_of_missing_labels(labels, data.num_classes)
+    return splits
+
+
+def make_split(images: NDArray[np.uint8], labels: NDArray[Any], data: Images) -> Split:
+    """Return images with classes (N,) int64, or with targets (N, outputs) float32."""
+    if data.num_outputs:
+        return Split(images, labels.astype(np.float32).reshape(len(labels), data.num_outputs))
+    return Split(images, labels.astype(np.int64).reshape(-1))
+
+
+def fit_image(name: str, source: Path | bytes, data: OwnImages) -> NDArray[np.uint8]:
+    """Return a picture as (C, H, W); raise ConfigError, which begins with `name`, if it is bad."""
+    picture = read_picture(source, name, "RGB" if data.channels == 3 else "L")
+    resized = picture.resize((data.size, data.size), Image.Resampling.BICUBIC)
+    return np.asarray(resized).reshape(data.size, data.size, data.channels).transpose(2, 0, 1)
+
+
+def check_split(name: str, split: Split, data: Images) -> None:
+    """Raise ConfigError if the images or labels of a split are not those that `data` describes."""
+    images, labels = split
+    table = getattr(data, "files", {}).get(name, data.kind)
+    source = f"data.path: {data.path}" if hasattr(data, "path") else f"data.{name}: {table}"
+    if len(images) != len(labels):
+        raise ConfigError(f"{source}: {name} has {len(images)} images and {len(labels)} labels")
+    if images.shape[1:] != data.image_shape:
+        raise ConfigError(
+            f"{source}: {name} images are {images.shape[1:]} (C, H, W), configured "
+            f"{data.image_shape}"
+        )
+    if not np.isfinite(labels).all():
+        raise ConfigError(f"{source}: {name} has a target that is not a finite number")
+    if data.num_classes and len(labels):
+        require_classes(name, labels, data.num_classes)

@@ -4,7 +4,7 @@ Shapes: image (h, w, 3) uint8 BGR; labels (h, w) uint8, from 0 to classes - 1 or
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,12 @@ from numpy.typing import NDArray
 from lit_attn.data.folders import FolderReader, list_names
 from lit_attn.data.log import LOG
 from lit_attn.data.pictures import MASK_ENDINGS, read_mask, read_picture
-from lit_attn.data.segmentation_config import IGNORED, Scenery
 from lit_attn.schema.errors import ConfigError, plural
+
+if TYPE_CHECKING:
+    from lit_attn.data.segmentation import Scenery
+
+IGNORED = 255  # Label of the pixels that have no class.
 
 Labels = NDArray[np.uint8]
 Pair = tuple[Path, Path]
@@ -84,7 +88,7 @@ def read_image(sample: dict[str, Any]) -> dict[str, Any]:
     return sample | {"img": image, "img_shape": size, "ori_shape": size}
 
 
-def read_labels(sample: dict[str, Any], data: Scenery) -> dict[str, Any]:
+def read_labels(sample: dict[str, Any], data: "Scenery") -> dict[str, Any]:
     """Add the labels (h, w) uint8: the number of a class from 0 on, or IGNORED.
 
     Raises ConfigError for a malformed file, or for one without the image's size, `ori_shape`.
@@ -113,7 +117,7 @@ def _require_size_of_image(sample: dict[str, Any], values: NDArray[Any]) -> None
     )
 
 
-def _find_numbers(path: Path, values: NDArray[Any], data: Scenery) -> Labels:
+def _find_numbers(path: Path, values: NDArray[Any], data: "Scenery") -> Labels:
     """Return the labels of a file's numbers (h, w); raise ConfigError for an unknown number."""
     first = data.first_label
     last = first + data.num_classes - 1
@@ -128,13 +132,13 @@ def _find_numbers(path: Path, values: NDArray[Any], data: Scenery) -> Labels:
     return np.where(is_class, values - first, IGNORED).astype(np.uint8)
 
 
-def _list_void_numbers(data: Scenery) -> str:
+def _list_void_numbers(data: "Scenery") -> str:
     """Return the numbers that mean no class, as "0 or 255"."""
     numbers = [*range(data.first_label), *data.void_numbers]
     return " or ".join(str(number) for number in dict.fromkeys(numbers))
 
 
-def _find_colours(path: Path, colours: NDArray[np.uint8], data: Scenery) -> Labels:
+def _find_colours(path: Path, colours: NDArray[np.uint8], data: "Scenery") -> Labels:
     """Return the labels (h, w) of pixels (h, w, 3); raise ConfigError for an unknown colour."""
     numbers = data.label_colours
     packed = colours.astype(np.int64) @ np.array([1 << 16, 1 << 8, 1])
@@ -156,7 +160,7 @@ def _find_colours(path: Path, colours: NDArray[np.uint8], data: Scenery) -> Labe
 
 
 def warn_of_absent_classes(
-    counts: NDArray[np.int64], names: tuple[str, ...], checked: int, total: int, data: Scenery
+    counts: NDArray[np.int64], names: tuple[str, ...], checked: int, total: int, data: "Scenery"
 ) -> None:
     """Warn once if classes have no pixel in the training labels.
 

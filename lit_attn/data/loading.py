@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
@@ -161,11 +160,18 @@ class BatchWorkers:
 @contextlib.contextmanager
 def use_seed(seed: int) -> Iterator[None]:
     """Seed the global generators, from which timm and mmseg draw, and restore them at the end."""
-    with isolate_rng(include_cuda=False):
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    torch_state = torch.get_rng_state()
+    try:
         random.seed(seed)
         np.random.seed(seed)
         torch.default_generator.manual_seed(seed)
         yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
 
 
 class _Keys(Sampler[Any]):

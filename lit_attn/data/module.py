@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -27,7 +26,7 @@ from lit_attn.schema.base import require_methods
 from lit_attn.schema.errors import ConfigError
 
 
-class DataModule(L.LightningDataModule, ABC):
+class DataModule(ABC):
     """Training batches and evaluation splits of one data set.
 
     A subclass sets `splits`, the names of the evaluated splits in the order of their loaders
@@ -45,6 +44,9 @@ class DataModule(L.LightningDataModule, ABC):
     last_batch = 0
     """Samples of an epoch's last batch if it is not full."""
 
+    trainer: Any = None
+    """Lightning's trainer during a training or an evaluation, which knows this process's rank."""
+
     inseparable = 1
     """Samples that one process must have together: 2 if a batch is mixed in pairs."""
 
@@ -53,7 +55,6 @@ class DataModule(L.LightningDataModule, ABC):
         require_methods(cls, "data module")
 
     def __init__(self, data: Data, seed: int, device: torch.device) -> None:
-        super().__init__()
         self.workers = choose_workers(data.workers, data.prepares_on_cpu, device)
         self.signature: Any = data.signature()
         self.accumulate = data.micro_batches
@@ -80,6 +81,10 @@ class DataModule(L.LightningDataModule, ABC):
     def finish(self, batch: Any) -> Iterable[Any]:
         """Return the micro-batches of a result of `batch`; called in the training process."""
         return [batch]
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Return a micro-batch, which is on the device now, as the task receives it."""
+        return batch
 
     def train_batches(self, start: int, stop: int) -> Iterator[Any]:
         """Yield this process's micro-batches of the training steps from `start` up to `stop`.
@@ -111,10 +116,6 @@ class DataModule(L.LightningDataModule, ABC):
         """End all worker processes of this module. A later read starts new ones."""
         self.training_workers.close()
         self._stream_step = None
-
-    def teardown(self, stage: str) -> None:
-        """End the workers after a training or an evaluation; called by Lightning."""
-        self.stop_workers()
 
     def rows(self, step: int, order: Callable[[int], Any], steps: int | None = None) -> Any:
         """Return the rows of a training step in `order(number)` of a pass of `steps` steps.

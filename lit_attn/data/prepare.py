@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from lit_attn.data.text import config
-from lit_attn.data.text.shards import Documents, ShardWriter
+from lit_attn.data.text.ids import SPLITS
+from lit_attn.data.text.shard_writer import Documents, ShardWriter
 from lit_attn.data.text.streams import read_text
-from lit_attn.data.text.tokenizers import Encoder, WordEncoder
+from lit_attn.data.text.tokenizers import Bytes, Encoder, Gpt2, WordEncoder
 from lit_attn.extras import require
 from lit_attn.schema.errors import ConfigError, OneLineParser, command, program
 
@@ -39,7 +39,7 @@ def prepare(options: argparse.Namespace) -> None:
         training = (text for split, text in source(0) if split == "train")
         encoder = WordEncoder.learn(training, None)
     else:
-        tokenizer = config.Gpt2(folder=options.gpt2_folder) if name == "gpt2" else config.Bytes()
+        tokenizer = Gpt2(folder=options.gpt2_folder) if name == "gpt2" else Bytes()
         encoder = tokenizer.encoder(())
     recipe = {"source": options.source, "tokenizer": name}
     val_tokens = VAL_TOKENS.get(options.source, 0)
@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         default = TOKENIZERS.get(name, "bytes")
         source.add_argument("--tokenizer", choices=["bytes", "gpt2", "words"], default=default)
         add_path("--gpt2-folder", help="folder of encoder.json and vocab.bpe; default: the hub")
-        for split in config.SPLITS if name == "text" else ():
+        for split in SPLITS if name == "text" else ():
             add_path(f"--{split}", required=split != "test", help="text file")
     return parser
 
@@ -118,7 +118,7 @@ def stream_hub(
 def read_files(paths: dict[str, Path | None], skip: int) -> Iterator[tuple[str, str]]:
     """Yield one document for each split with a path; raise ConfigError for an unreadable file."""
     number = 0
-    for split in config.SPLITS:
+    for split in SPLITS:
         path = paths[split]
         if path is None:
             continue

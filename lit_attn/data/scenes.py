@@ -10,16 +10,20 @@ import hashlib
 import json
 import tempfile
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
+from pydantic import Field, PositiveInt
 
-from lit_attn.data import sets
-from lit_attn.data.images_config import Digits
-from lit_attn.data.segmentation_config import Scenes
+from lit_attn.data.augment.scene_steps import CategoryCrop, SceneAugmentation
+from lit_attn.data.image_sets import Digits
+from lit_attn.data.images import load_splits
+from lit_attn.data.segmentation import Scenery
 from lit_attn.files import one_at_a_time
+from lit_attn.schema.base import outside_identity
 from lit_attn.schema.errors import ConfigError
 
 Bytes = NDArray[np.uint8]
@@ -40,6 +44,38 @@ STROKE = 3
 # A pixel with at least DIGIT_INK belongs to the digit, one below GROUND_INK to the ground.
 DIGIT_INK = 0.5
 GROUND_INK = 0.25
+
+
+# Classes of `kind: scenes`: three grounds and ten digits.
+SCENE_CLASSES = ("stripes", "checks", "speckle", *(f"digit {number}" for number in range(10)))
+
+
+class Scenes(Scenery, kind="scenes"):
+    """scikit-learn's handwritten digits on textured ground: ten digits and three grounds.
+
+    The images are written on first use to a folder below `root` and are equal for all seeds.
+    Training images have 32 x 32 pixels; evaluation images are half as wide again, so that a window
+    of 32 pixels slides. By default no image is flipped, because a mirrored digit is another one or
+    none, and no image is rescaled or recoloured, because a small model would need longer.
+    """
+
+    num_classes: ClassVar = len(SCENE_CLASSES)
+    class_names: ClassVar = SCENE_CLASSES
+    root: Path = outside_identity(Path("data/scenes"), "folder to which the images are written")
+    training_images: PositiveInt = Field(2000, description="number of training images")
+    evaluation_images: PositiveInt = Field(200, description="number of evaluation images")
+    augment: tuple[SceneAugmentation, ...] = Field(
+        (CategoryCrop(),), description="augmentation steps in the order of their application"
+    )
+    crop: PositiveInt = Field(32, description="side of a training window in pixels")
+    short_side: PositiveInt = Field(32, description="short side of a resized image in pixels")
+    long_side: PositiveInt = Field(128, description="most pixels of a resized image's long side")
+
+    def prepare(self) -> Path:
+        return prepare(self)
+
+    def check_files(self) -> None:
+        """Do nothing: the images are written on first use."""
 
 
 def prepare(data: Scenes) -> Path:
@@ -86,7 +122,7 @@ def scene(width: int, images: Bytes, digits: Ids, generator: Generator) -> tuple
 
 def _write(folder: Path, data: Scenes) -> None:
     """Write the JPEG and PNG of every scene; scene i does not depend on the number of scenes."""
-    splits = sets.load(Digits())
+    splits = load_splits(Digits())
     counts = {"training": data.training_images, "validation": data.evaluation_images}
     for index, (name, count) in enumerate(counts.items()):
         digits = splits["train" if name == "training" else "test"]

@@ -4,16 +4,27 @@ A batch is mmsegmentation's: {"inputs": B images (3, h, w) uint8 BGR, "data_samp
 SegDataSample}. mmsegmentation's data preprocessor turns it into tensors.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import Field, PositiveInt, field_validator
 from torch.utils.data import Dataset
 
+from lit_attn.data.augment.scene_steps import (
+    CategoryCrop,
+    Photometric,
+    Rescale,
+    SceneAugmentation,
+    SceneFlip,
+)
+from lit_attn.data.base import Data, require_path
 from lit_attn.data.label_masks import (
+    IGNORED,
     Pair,
     list_pairs,
     read_image,
@@ -22,16 +33,93 @@ from lit_attn.data.label_masks import (
 )
 from lit_attn.data.loading import check_samples, use_seed
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
-from lit_attn.data.segmentation_config import IGNORED, Scenery
 from lit_attn.data.sets import digest, hold_out
 from lit_attn.data.splits import warn_of_shared_files
 from lit_attn.extras import require_mmseg
+from lit_attn.signatures import ImageMasks
 
 Batch = dict[str, list[Any]]
 Step = dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]
 
+Byte = Annotated[int, Field(ge=0, le=255)]
+Colour = tuple[Byte, Byte, Byte]
+
 Sample = tuple[int, int, bool]
 """Index of an image, the seed of its augmentation, and whether its labels count."""
+
+
+class Scenery(Data):
+    """Images with a label for every pixel, in ADE20K's layout below `root`.
+
+    `images/training/*` train and `images/validation/*` evaluate (split "test"); each image has
+    labels of the same name in `annotations/training` or `annotations/validation`. Images are
+    resized to a short side of `short_side` pixels and a long side of at most `long_side`. Training
+    takes windows of `crop` pixels along each side.
+    """
+
+    has_val_files = False
+    first_label: ClassVar = 1
+    """Number of the first class in a label file; the numbers below it mean no class."""
+    prepares_on_cpu: ClassVar = True
+    void_hint: ClassVar[str] = ""
+    """End of the message about an unknown number: the key of further numbers without a class."""
+
+    root: Path = Field(description="folder of the images and annotations")
+    crop: PositiveInt = Field(512, description="side of a training window in pixels")
+    short_side: PositiveInt = Field(512, description="short side of a resized image in pixels")
+    long_side: PositiveInt = Field(2048, description="most pixels of a resized image's long side")
+    batch_size: PositiveInt = Field(8, description="windows of a training step, over all devices")
+    eval_batch_size: Literal[1] = Field(1, description="1, because images differ in size")
+    drop_last: bool = Field(False, description="leave out an epoch's last batch if it is not full")
+    validation: int = Field(0, ge=0, description="images held out of training, by a fixed split")
+    augment: tuple[SceneAugmentation, ...] = Field(
+        (Rescale(), CategoryCrop(), SceneFlip(), Photometric()),
+        description="augmentation steps in the order of their application",
+    )
+
+    @field_validator("augment")
+    @classmethod
+    def _check_window(cls, steps: tuple[SceneAugmentation, ...]) -> tuple[SceneAugmentation, ...]:
+        """Refuse steps that cut no windows of one size."""
+        if not any(step.makes_window for step in steps):
+            raise ValueError("needs 'category-crop': all windows of a batch have one size")
+        return steps
+
+    def signature(self) -> ImageMasks:
+        return ImageMasks((3, self.crop, self.crop), self.num_classes, IGNORED, self.class_names)
+
+    def build(self, seed: int, device: torch.device) -> "SceneryData":
+        return SceneryData(self, seed, device)
+
+    @property
+    @abstractmethod
+    def num_classes(self) -> int:
+        """Number of classes."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes; empty if they are ADE20K's, which mmsegmentation knows."""
+        return ()
+
+    @property
+    def label_colours(self) -> dict[Colour, int]:
+        """Label of each colour in label files; empty if the files have numbers."""
+        return {}
+
+    @property
+    def void_numbers(self) -> tuple[int, ...]:
+        """Numbers in label files that mean no class, besides those below `first_label`."""
+        return (IGNORED,)
+
+    def prepare(self) -> Path:
+        """Return the folder of the images, which are written there first if they are generated."""
+        return self.root
+
+    def check_files(self) -> None:
+        super().check_files()
+        for content in ("images", "annotations"):
+            for split in ("training", "validation"):
+                require_path("data.root", self.root / content / split)
 
 
 class SceneryData(DataModule):

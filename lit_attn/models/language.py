@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from lit_attn import signatures
 from lit_attn.attention.cache import Cache
-from lit_attn.data.text.config import IGNORED
+from lit_attn.data.text.ids import IGNORED
 from lit_attn.models.layers import AdaptiveSoftmax, Device
 from lit_attn.models.seeded_draws import draw_parameters
 from lit_attn.models.token_loss import cap_logits, token_losses

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.network import number_layers
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.data.segmentation_config import IGNORED
+from lit_attn.data.label_masks import IGNORED
 from lit_attn.models import vit
 from lit_attn.models.layers import Device
 from lit_attn.models.mmseg_preprocessor import Preprocessor

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 from lit_attn.attention.derivatives import refuse_forward_mode, refuse_second_derivatives
 from lit_attn.attention.precision import as_multiplied, wide, without_autocast
-from lit_attn.data.text.config import IGNORED
+from lit_attn.data.text.ids import IGNORED
 
 MAX_LOGITS = 2**26
 """Most logits that exist at once (256 MiB in float32)."""

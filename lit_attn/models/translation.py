@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from lit_attn import signatures
 from lit_attn.attention.precision import wide
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.data.text.config import IGNORED, PADDING
+from lit_attn.data.text.ids import IGNORED, PADDING
 from lit_attn.models.base import require_heads
 from lit_attn.models.layers import Device
 from lit_attn.models.seeded_draws import draw_parameters

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lit_attn.attention.precision import wide
-from lit_attn.data.text.config import END, PADDING
+from lit_attn.data.text.ids import END, PADDING
 from lit_attn.models.translation import EncoderDecoder
 from lit_attn.tasks.task import TranslationConfig
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, MetricCollection, R2Score
 from torchmetrics import classification as metrics
 
-from lit_attn.data.text.config import IGNORED
+from lit_attn.data.text.ids import IGNORED
 from lit_attn.tasks.base import TaskModule
 from lit_attn.tasks.exact_metrics import ClassMean
 

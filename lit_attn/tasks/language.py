@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 
 from lit_attn.attention.precision import wide
-from lit_attn.data.text.config import IGNORED
+from lit_attn.data.text.ids import IGNORED
 from lit_attn.tasks.base import TaskModule
 
 

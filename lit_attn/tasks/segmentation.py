@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 
 from lit_attn.cells.legend import Legend
+from lit_attn.data.label_masks import IGNORED
 from lit_attn.data.segmentation import SceneryData
-from lit_attn.data.segmentation_config import IGNORED
 from lit_attn.tasks.base import TaskModule
 from lit_attn.tasks.pictures import (
     NO_LABEL,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torchmetrics.text import SacreBLEUScore
 
-from lit_attn.data.text.config import IGNORED
+from lit_attn.data.text.ids import IGNORED
 from lit_attn.data.text.parallel import SPECIAL, UNKNOWN, ParallelData
 from lit_attn.models.translation import EncoderDecoder
 from lit_attn.tasks.beam_search import translate

@@ -41,6 +41,7 @@ from lit_attn.training.recording import MetricsFile
 from lit_attn.training.result import SMOKE
 from lit_attn.training.several_devices import require_gradients
 from lit_attn.training.trainer import make_trainer
+from lit_attn.training.trainer_data import TrainerData
 
 GIBIBYTE = 2**30
 SMALL_SHARE = 1 / 16
@@ -77,25 +78,27 @@ class FirstBatch:
         return self.loader.has_samples(number)
 
 
-class FirstBatches(L.LightningDataModule):
+class FirstBatches(TrainerData):
     """Data module of the first batches of `data`, whose hooks change a batch as in a cell."""
 
     def __init__(
         self, data: DataModule, training: FirstBatch, evaluation: list[FirstBatch]
     ) -> None:
-        super().__init__()
-        self.data = data
+        super().__init__(data)
         self.training = training
         self.evaluation = evaluation
 
-    def train_dataloader(self) -> FirstBatch:
+    def setup(self, stage: str) -> None:
+        """Leave the data without a trainer."""
+
+    def train_dataloader(self) -> Any:
         return self.training
 
-    def val_dataloader(self) -> list[FirstBatch]:
+    def val_dataloader(self) -> Any:
         return self.evaluation
 
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return self.data.on_after_batch_transfer(batch, dataloader_idx)
+    def teardown(self, stage: str) -> None:
+        """Do nothing: no worker has started."""
 
 
 class UsedBatch(L.Callback):

@@ -48,6 +48,7 @@ from lit_attn.training.result import FinishedRun, Limits, UnitRecorder, make_res
 from lit_attn.training.step_values import StepValuesCallback
 from lit_attn.training.timing import make_clock
 from lit_attn.training.trainer import make_profiler, make_trainer
+from lit_attn.training.trainer_data import TrainerData
 
 MIXED_WITH_SHARDS = "got mixed torch.Tensor and DTensor"
 """Part of PyTorch's error about an operation with a weight of which each device has a part."""
@@ -228,7 +229,7 @@ class Attempt:
         with _open_trackers(self.cell, self.folder, has_trackers) as trackers:
             trainer = self.make_trainer(trackers)
             try:
-                trainer.fit(task, data, ckpt_path=self.resume_from, weights_only=True)
+                trainer.fit(task, TrainerData(data), ckpt_path=self.resume_from, weights_only=True)
             except MISFIT as error:
                 if not self._can_try_again(error):
                     raise
@@ -247,7 +248,7 @@ class Attempt:
             self.steps = trainer.global_step
             # `evaluate_every` or `max_steps` can leave the last epoch without an evaluation.
             if task.evaluated_at < self.steps:
-                trainer.validate(task, datamodule=data, verbose=False)
+                trainer.validate(task, datamodule=TrainerData(data), verbose=False)
             for tracker in trackers:
                 tracker.log_hyperparams(_settings(self.cell))
             self.console.print_line()

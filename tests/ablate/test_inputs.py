@@ -21,7 +21,7 @@ from PIL import Image
 from lit_attn.ablate.input_files import find_variants, require_inputs
 from lit_attn.ablate.plan import expand
 from lit_attn.data.label_masks import list_pairs
-from lit_attn.data.text.config import LabelledText
+from lit_attn.data.text.labelled import LabelledText
 from lit_attn.schema.errors import ConfigError
 from lit_attn.training.first_step import find_mistake
 

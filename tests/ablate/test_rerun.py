@@ -14,7 +14,7 @@ from lit_attn.cells.folder import read_result
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.lock import hold_lock
 from lit_attn.cells.records import Result
-from lit_attn.data.text.config import TextFiles
+from lit_attn.data.text.plain_text import TextFiles
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import hash_source
 from lit_attn.train import run_cell

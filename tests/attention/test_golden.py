@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional as F
 
 from lit_attn.attention.spec import PRESETS
+from lit_attn.data.image_sets import Digits
 from lit_attn.data.images import ImageData
-from lit_attn.data.images_config import Digits
 from lit_attn.models.base import FFN
 from lit_attn.models.vit import ViTConfig, build
 

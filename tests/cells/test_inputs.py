@@ -17,8 +17,8 @@ from huggingface_hub import constants
 from lit_attn.ablate import dry_run, status
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.cells.inputs import MAX_FILES, change_finder, collect_data, collect_inputs
-from lit_attn.data.images_config import Cifar100
-from lit_attn.data.tables_config import TableText
+from lit_attn.data.image_sets import Cifar100
+from lit_attn.data.table_sets import TableText
 from lit_attn.schema.plugins import FILE_HASHES, hash_source
 
 RESULT = fake_cells.result(digits_cell())

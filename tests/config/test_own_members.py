@@ -21,7 +21,8 @@ from helpers.training_cells import digits_cell
 from lit_attn.cells.records import Plan, Result
 from lit_attn.config.experiment import Experiment
 from lit_attn.data.base import method
-from lit_attn.data.images_config import ClassImages, Digits, OwnTargets
+from lit_attn.data.image_sets import Digits
+from lit_attn.data.images import ClassImages, OwnTargets
 from lit_attn.models.base import Model
 from lit_attn.models.vit import ViTConfig
 from lit_attn.schema.errors import ConfigError

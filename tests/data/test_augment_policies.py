@@ -11,14 +11,26 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.autoaugment import RandAugment, _apply_op
 
-from lit_attn.data.augment import base as config
 from lit_attn.data.augment import policies
-from lit_attn.data.augment.steps import Crop, Erasing, Flip, Mix, Pipeline
-from lit_attn.data.images_config import Cifar10, Digits
+from lit_attn.data.augment.base import ImageFormat
+from lit_attn.data.augment.pipeline import Pipeline
+from lit_attn.data.augment.policies import AutoAugmentConfig, RandAugmentConfig
+from lit_attn.data.augment.steps import (
+    Crop,
+    CropConfig,
+    Erasing,
+    ErasingConfig,
+    Flip,
+    FlipConfig,
+    Mix,
+    MixConfig,
+    NormalizeConfig,
+)
+from lit_attn.data.image_sets import Cifar10, Digits
 
-FORMAT = config.ImageFormat((3, 32, 32), 4, [0.5] * 3, [1.0] * 3)
-AUTOAUGMENT = policies.AutoAugment(config.AutoAugmentConfig(), FORMAT)
-TORCHVISION = policies.RandAugment(config.RandAugmentConfig(), FORMAT)
+FORMAT = ImageFormat((3, 32, 32), 4, [0.5] * 3, [1.0] * 3)
+AUTOAUGMENT = policies.AutoAugment(AutoAugmentConfig(), FORMAT)
+TORCHVISION = policies.RandAugment(RandAugmentConfig(), FORMAT)
 POLICIES = pytest.mark.parametrize(
     "policy", [AUTOAUGMENT, TORCHVISION], ids=["autoaugment", "torchvision"]
 )
@@ -61,7 +73,7 @@ def test_torchvision_randaugment_equals_torchvisions() -> None:
 
 
 def every_magnitude() -> list[policies.Policy]:
-    return [policies.RandAugment(config.RandAugmentConfig(magnitude=m), FORMAT) for m in range(31)]
+    return [policies.RandAugment(RandAugmentConfig(magnitude=m), FORMAT) for m in range(31)]
 
 
 def test_autoaugment_has_the_cifar_policy() -> None:
@@ -98,15 +110,15 @@ def test_policies_change_a_copy(policy: policies.Policy, channels: int) -> None:
 
 
 def test_flips_and_crops_are_drawn_evenly() -> None:
-    (flipped,) = Flip(config.FlipConfig(p=0.5), FORMAT).draw(4000, generator())
+    (flipped,) = Flip(FlipConfig(p=0.5), FORMAT).draw(4000, generator())
     assert flipped.float().mean() == pytest.approx(0.5, abs=0.03)
-    for corner in Crop(config.CropConfig(padding=4), FORMAT).draw(9000, generator()):
+    for corner in Crop(CropConfig(padding=4), FORMAT).draw(9000, generator()):
         counts = corner.bincount()
         assert len(counts) == 9
         assert counts.min() > 850
 
 
-def published_box(part: config.ErasingConfig) -> list[int]:
+def published_box(part: ErasingConfig) -> list[int]:
     """Draw a box on 32 x 32 pixels like the random-erasing paper and the CIFAR-100 set-up."""
     for _ in range(100):
         area = random.uniform(*part.area) * 32 * 32
@@ -119,7 +131,7 @@ def published_box(part: config.ErasingConfig) -> list[int]:
 
 def test_boxes_have_the_published_distribution() -> None:
     random.seed(0)
-    part = config.ErasingConfig(p=1.0)
+    part = ErasingConfig(p=1.0)
     (boxes,) = Erasing(part, FORMAT).draw(20_000, generator())
     assert (boxes[:, :2] + boxes[:, 2:] <= 32).all()
     expected = np.array([published_box(part) for _ in range(20_000)])
@@ -128,12 +140,12 @@ def test_boxes_have_the_published_distribution() -> None:
         difference = np.quantile(drawn, quantiles) - np.quantile(reference, quantiles)
         assert np.abs(difference).max() <= 1
         assert drawn.mean() == pytest.approx(reference.mean(), abs=0.25)
-    (sometimes,) = Erasing(config.ErasingConfig(), FORMAT).draw(4000, generator())
+    (sometimes,) = Erasing(ErasingConfig(), FORMAT).draw(4000, generator())
     assert (sometimes[:, 2] > 0).float().mean() == pytest.approx(0.25, abs=0.03)
 
 
 def test_mixup_and_cutmix_apply_to_a_quarter_of_the_batches_each() -> None:
-    mix = Mix(config.MixConfig(), FORMAT)
+    mix = Mix(MixConfig(), FORMAT)
     drawn = [mix.draw(16, generator(seed)) for seed in range(600)]
     kinds = [one.kind for one in drawn]
     assert kinds.count("none") / 600 == pytest.approx(0.5, abs=0.08)
@@ -157,17 +169,17 @@ def test_mixup_and_cutmix_apply_to_a_quarter_of_the_batches_each() -> None:
     ],
 )
 def test_mixes_can_be_switched_off(changes: dict[str, float], kinds: set[str]) -> None:
-    mix = Mix(config.MixConfig(**changes), FORMAT)
+    mix = Mix(MixConfig(**changes), FORMAT)
     assert {mix.draw(4, generator(seed)).kind for seed in range(40)} == kinds
 
 
 STEPS = (
-    config.FlipConfig(),
-    config.CropConfig(),
-    config.AutoAugmentConfig(),
-    config.NormalizeConfig(),
-    config.ErasingConfig(p=1.0),
-    config.MixConfig(p=1.0),
+    FlipConfig(),
+    CropConfig(),
+    AutoAugmentConfig(),
+    NormalizeConfig(),
+    ErasingConfig(p=1.0),
+    MixConfig(p=1.0),
 )
 
 

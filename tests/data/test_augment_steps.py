@@ -9,10 +9,21 @@ from PIL import Image, ImageOps
 from timm.data.mixup import cutmix_bbox_and_lam, mixup_target
 from torch import Tensor
 
-from lit_attn.data.augment import base as config
-from lit_attn.data.augment.steps import Crop, Erasing, Flip, Mix, MixDraw, cutmix
+from lit_attn.data.augment.base import ImageFormat
+from lit_attn.data.augment.steps import (
+    Crop,
+    CropConfig,
+    Erasing,
+    ErasingConfig,
+    Flip,
+    FlipConfig,
+    Mix,
+    MixConfig,
+    MixDraw,
+    cutmix,
+)
 
-FORMAT = config.ImageFormat((3, 32, 32), 4, [0.5, 0.4, 0.3], [1.0] * 3)
+FORMAT = ImageFormat((3, 32, 32), 4, [0.5, 0.4, 0.3], [1.0] * 3)
 
 
 def pil(image: Tensor) -> Image.Image:
@@ -25,13 +36,11 @@ def tensor(image: Image.Image) -> Tensor:
 
 def test_flip_and_crop() -> None:
     x = torch.randint(256, (4, 3, 32, 32), dtype=torch.uint8)
-    flipped = Flip(config.FlipConfig(), FORMAT).apply(
-        x, (torch.tensor([True, False, True, False]),)
-    )
+    flipped = Flip(FlipConfig(), FORMAT).apply(x, (torch.tensor([True, False, True, False]),))
     assert torch.equal(flipped[0], x[0].flip(-1))
     assert torch.equal(flipped[1], x[1])
     top, left = torch.tensor([0, 4, 8, 3]), torch.tensor([8, 4, 0, 5])
-    cropped = Crop(config.CropConfig(padding=4), FORMAT).apply(x, (top, left))
+    cropped = Crop(CropConfig(padding=4), FORMAT).apply(x, (top, left))
     for i in range(4):
         padded = ImageOps.expand(pil(x[i]), 4)
         box = (int(left[i]), int(top[i]), int(left[i]) + 32, int(top[i]) + 32)
@@ -42,7 +51,7 @@ def test_flip_and_crop() -> None:
 def test_erase_sets_the_box_to_the_mean() -> None:
     x, mean = torch.randn(3, 3, 8, 8), torch.tensor(FORMAT.mean)
     boxes = torch.tensor([[1, 2, 3, 4], [0, 0, 0, 0], [5, 5, 3, 3]])
-    erased = Erasing(config.ErasingConfig(), FORMAT).apply(x, (boxes,))
+    erased = Erasing(ErasingConfig(), FORMAT).apply(x, (boxes,))
     assert torch.equal(erased[0, :, 1:4, 2:6], mean.view(3, 1, 1).expand(3, 3, 4))
     assert torch.equal(erased[1], x[1])
     assert (erased != x).sum() == 3 * (12 + 9)
@@ -66,7 +75,7 @@ def test_mixes_equal_those_of_timm(weight: float, monkeypatch: pytest.MonkeyPatc
     and torchvision do.
     """
     x, y = torch.rand(6, 3, 32, 32), torch.arange(6) % 4
-    mix, others = Mix(config.MixConfig(), FORMAT), torch.arange(6).flip(0)
+    mix, others = Mix(MixConfig(), FORMAT), torch.arange(6).flip(0)
     centre = (0.21, 0.83)
 
     mixed, targets = mix.apply(x, y, MixDraw("mixup", weight, centre, others))

@@ -7,12 +7,18 @@ import numpy as np
 import pytest
 
 from lit_attn.data.base import Data
-from lit_attn.data.columns_config import ColumnClasses
-from lit_attn.data.images_config import Digits, ImageFolder, Npz, NpzTargets, WebDataset
-from lit_attn.data.segmentation_config import Ade20k, MasksConfig, Scenes
-from lit_attn.data.tables_config import TableText
-from lit_attn.data.text.config import LabelledText, ParallelText, Shards, TextFiles, TextFolder
-from lit_attn.data.text.listops_config import ListOps
+from lit_attn.data.columns import ColumnClasses
+from lit_attn.data.image_folders import ImageFolder, WebDataset
+from lit_attn.data.image_sets import Digits, Npz, NpzTargets
+from lit_attn.data.mask_sets import Ade20k, MasksConfig
+from lit_attn.data.scenes import Scenes
+from lit_attn.data.table_sets import TableText
+from lit_attn.data.text.labelled import LabelledText
+from lit_attn.data.text.listops import ListOps
+from lit_attn.data.text.parallel import ParallelText
+from lit_attn.data.text.plain_text import TextFiles
+from lit_attn.data.text.shards import Shards
+from lit_attn.data.text.text_folders import TextFolder
 from lit_attn.schema.errors import ConfigError
 
 CLASS_FOLDERS = ("train/a/1.x", "test/a/1.x")

@@ -14,8 +14,8 @@ from PIL import Image
 from lit_attn.data import loading
 from lit_attn.data.folders import natural_order
 from lit_attn.data.image_files import ImageFileData
-from lit_attn.data.image_lists import Files, list_folders
-from lit_attn.data.images_config import ImageFolder
+from lit_attn.data.image_folders import ImageFolder, list_folders
+from lit_attn.data.image_lists import Files
 from lit_attn.schema.errors import ConfigError
 
 CPU = torch.device("cpu")

@@ -13,8 +13,7 @@ from helpers.training_cells import folder_of, result_of
 from sklearn.metrics import r2_score, root_mean_squared_error
 
 from lit_attn.config.cell import Cell
-from lit_attn.data.columns import ColumnData, read_columns
-from lit_attn.data.columns_config import ColumnClasses, ColumnNumbers
+from lit_attn.data.columns import ColumnClasses, ColumnData, ColumnNumbers, read_columns
 from lit_attn.models.columns import ColumnTokens, FeatureTransformer, FeatureTransformerConfig
 from lit_attn.schema.errors import ConfigError
 from lit_attn.signatures import ColumnLabels

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from lit_attn.data.module import numpy_generator
-from lit_attn.data.text.config import IGNORED, LabelledText
-from lit_attn.data.text.labelled import LabelledData
+from lit_attn.data.text.ids import IGNORED
+from lit_attn.data.text.labelled import LabelledData, LabelledText
 from lit_attn.schema.errors import ConfigError
 
 LETTERS = {"train": "abcdefghijk", "val": "lmnopqr", "test": "stuvw"}

@@ -12,9 +12,11 @@ from helpers.digit_folders import write
 from torch import Tensor
 
 from lit_attn.data.base import Data
-from lit_attn.data.images_config import ImageFolder, Npz, NpzTargets
+from lit_attn.data.image_folders import ImageFolder
+from lit_attn.data.image_sets import Npz, NpzTargets
 from lit_attn.data.module import DataModule, EvaluationLoader
-from lit_attn.data.text.config import LabelledText, TextFiles
+from lit_attn.data.text.labelled import LabelledText
+from lit_attn.data.text.plain_text import TextFiles
 from lit_attn.schema.errors import ConfigError
 
 WORLD = 4

@@ -12,12 +12,13 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_attn.data.images_config import ImageFolder, WebDataset
-from lit_attn.data.segmentation_config import MasksConfig
+from lit_attn.data.image_folders import ImageFolder, WebDataset
+from lit_attn.data.mask_sets import MasksConfig
+from lit_attn.data.table_sets import TableText
 from lit_attn.data.tables import load_rows
-from lit_attn.data.tables_config import TableText
-from lit_attn.data.text.config import Shards, TextFolder
-from lit_attn.data.text.streams import python_documents
+from lit_attn.data.text.plain_text import python_documents
+from lit_attn.data.text.shards import Shards
+from lit_attn.data.text.text_folders import TextFolder
 
 Read = Callable[[Path], Any]
 

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from lit_attn.cells.records import read_unreadable
 from lit_attn.data import loading
-from lit_attn.data.augment.timm_transform import crop_centre, posterize
+from lit_attn.data.augment.timm_transform import TimmAugmentation, crop_centre, posterize
 from lit_attn.data.image_files import ImageFileData, Reader
-from lit_attn.data.image_lists import list_folders
-from lit_attn.data.images_config import ImageFolder, ImageNet, TimmAugmentation
+from lit_attn.data.image_folders import ImageFolder, ImageNet, list_folders
 from lit_attn.data.unreadable import UnreadableImages
 from lit_attn.schema.errors import ConfigError
 from lit_attn.signatures import ImageLabels

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from lit_attn.data.images_config import Npz
+from lit_attn.data.image_sets import Npz
 from lit_attn.data.labels import warn_of_missing_labels
 from lit_attn.data.log import LOG, collect_warnings
-from lit_attn.data.tables_config import TableLabels, TableTags
-from lit_attn.data.text.config import LabelledText
+from lit_attn.data.table_sets import TableLabels, TableTags
+from lit_attn.data.text.labelled import LabelledText
 from lit_attn.schema.errors import ConfigError
 
 CPU = torch.device("cpu")

@@ -8,9 +8,8 @@ import pytest
 from helpers.paths import SHARED
 from pydantic import ValidationError
 
-from lit_attn.data.text.config import SPLITS
-from lit_attn.data.text.listops import TOKENS, evaluate, generate, parse
-from lit_attn.data.text.listops_config import ListOps
+from lit_attn.data.text.ids import SPLITS
+from lit_attn.data.text.listops import TOKENS, ListOps, evaluate, generate, parse
 from lit_attn.schema.errors import ConfigError
 
 SMALL = {"lengths": (5, 40), "depth": 4, "context": 40, "train": 24, "val": 7, "test": 5}

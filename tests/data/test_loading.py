@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_attn.data import images as loading
-from lit_attn.data import sets
-from lit_attn.data.augment.steps import Batch
-from lit_attn.data.images import ImageData
-from lit_attn.data.images_config import Digits, Images, Npz
+from lit_attn.data.augment.base import Batch
+from lit_attn.data.image_sets import Digits, Npz
+from lit_attn.data.images import ImageData, Images, load_splits
 from lit_attn.data.module import DataModule, torch_generator
 from lit_attn.schema.errors import ConfigError
+from lit_attn.training.trainer_data import TrainerData
 
 CPU = torch.device("cpu")
 AUGMENT = ({"kind": "crop", "padding": 1}, {"kind": "randaugment"}, "normalize", "erasing", "mix")
@@ -131,7 +131,7 @@ def test_uneven_shares_are_refused(noise: Npz, changes: dict[str, Any], message:
 @pytest.mark.parametrize("devices", [1, 3])
 def test_evaluation_counts_every_image_once(devices: int) -> None:
     data = Digits(eval_batch_size=100, augment=("flip", "normalize"))
-    expected = torch.from_numpy(sets.load(Digits())["test"].labels)
+    expected = torch.from_numpy(load_splits(Digits())["test"].labels)
     evaluated = torch.empty_like(expected)
     for rank in range(devices):
         loaded = on_device(data, rank, devices)
@@ -203,7 +203,7 @@ def fit(
     )
     data = ImageData(Digits(augment=AUGMENT, batch_size=200, workers=workers), 0, CPU)
     try:
-        trainer.fit(model, data, ckpt_path=resume, weights_only=True)
+        trainer.fit(model, TrainerData(data), ckpt_path=resume, weights_only=True)
     except (KeyboardInterrupt, SystemExit):
         assert stop_after is not None
     data.stop_workers()

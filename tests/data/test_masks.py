@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
-from lit_attn.data.segmentation_config import MasksConfig
+from lit_attn.data.mask_sets import MasksConfig
 from lit_attn.schema.errors import ConfigError
 
 pytest.importorskip("mmseg")

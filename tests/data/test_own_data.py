@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from lit_attn.ablate.input_files import require_inputs
 from lit_attn.ablate.plan import expand
 from lit_attn.config.study import read_studies
-from lit_attn.data.images_config import Npz
+from lit_attn.data.image_sets import Npz
 from lit_attn.train import run_cell
 
 TRAIN, TEST = slice(0, 200), slice(200, 300)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lit_attn.data.rows import read_csv, read_json
+from lit_attn.data.table_sets import TableImages, TableLabels, TableTags, TableText
 from lit_attn.data.tables import load_rows
-from lit_attn.data.tables_config import TableImages, TableLabels, TableTags, TableText
 from lit_attn.schema.errors import ConfigError
 
 WORDS_OF_GAPS = ["null", "NULL", "NA", "N/A", "n/a", "None", "nan", "NaN", "#N/A", "-", "<NA>"]

@@ -12,18 +12,13 @@ from helpers.paths import ADE20K
 from PIL import Image
 from pydantic import ValidationError
 
-from lit_attn.data import scenes, sets
-from lit_attn.data.label_masks import read_image, read_labels
-from lit_attn.data.segmentation import SceneryData, pipeline
-from lit_attn.data.segmentation_config import (
-    IGNORED,
-    Ade20k,
-    CategoryCrop,
-    Rescale,
-    SceneFlip,
-    Scenery,
-    Scenes,
-)
+from lit_attn.data import scenes
+from lit_attn.data.augment.scene_steps import CategoryCrop, Rescale, SceneFlip
+from lit_attn.data.images import load_splits
+from lit_attn.data.label_masks import IGNORED, read_image, read_labels
+from lit_attn.data.mask_sets import Ade20k
+from lit_attn.data.scenes import Scenes
+from lit_attn.data.segmentation import Scenery, SceneryData, pipeline
 from lit_attn.schema.errors import ConfigError
 
 pytest.importorskip("mmseg")
@@ -97,7 +92,7 @@ def test_labels_cover_the_objects_that_they_name() -> None:
 
 
 def test_training_and_evaluation_share_no_digit() -> None:
-    splits = sets.load(scenes.Digits())
+    splits = load_splits(scenes.Digits())
     training_images = {image.tobytes() for image in splits["train"].images}
     assert not training_images & {image.tobytes() for image in splits["test"].images}
 

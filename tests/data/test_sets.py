@@ -12,7 +12,8 @@ import torchvision
 from helpers.paths import SHARED
 
 from lit_attn.data import sets
-from lit_attn.data.images_config import Cifar10, Cifar100, Digits, Npz
+from lit_attn.data.image_sets import Cifar10, Cifar100, Digits, Npz
+from lit_attn.data.images import load_splits
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
 
@@ -30,13 +31,13 @@ def npz(path: Path, **changes: np.ndarray) -> Npz:
 
 
 def test_digits_are_split_once_and_for_all() -> None:
-    loaded = sets.load(Digits())
+    loaded = load_splits(Digits())
     assert {name: len(split.labels) for name, split in loaded.items()} == {
         "train": 1200,
         "val": 237,
         "test": 360,
     }
-    assert sets.fingerprint(loaded) == sets.fingerprint(sets.load(Digits()))
+    assert sets.fingerprint(loaded) == sets.fingerprint(load_splits(Digits()))
     for split in loaded.values():
         counts = np.bincount(split.labels, minlength=10) / len(split.labels)
         assert counts.min() > 0.08
@@ -47,15 +48,15 @@ def test_digits_are_split_once_and_for_all() -> None:
 
 def test_npz_and_a_held_out_split(tmp_path: Path) -> None:
     data = npz(tmp_path / "a.npz")
-    assert set(sets.load(data)) == {"train", "test"}
-    loaded = sets.load(data.model_copy(update={"validation": 8}))
+    assert set(load_splits(data)) == {"train", "test"}
+    loaded = load_splits(data.model_copy(update={"validation": 8}))
     assert [len(loaded[name].labels) for name in ("train", "val", "test")] == [32, 8, 10]
     assert np.bincount(loaded["val"].labels).tolist() == [2, 2, 2, 2]
     assert loaded["train"].images.shape == (32, 3, 8, 8)
 
 
 def test_fingerprint_sees_every_byte(tmp_path: Path) -> None:
-    loaded = sets.load(npz(tmp_path / "a.npz"))
+    loaded = load_splits(npz(tmp_path / "a.npz"))
     before = sets.fingerprint(loaded)
     loaded["test"].images[3, 1, 2, 2] ^= 1
     assert sets.fingerprint(loaded) != before
@@ -80,26 +81,26 @@ def test_malformed_arrays_are_refused(
     changes: dict[str, np.ndarray], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        sets.load(npz(tmp_path / "a.npz", **changes))
+        load_splits(npz(tmp_path / "a.npz", **changes))
 
 
 def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     data = Npz(name="x", path=tmp_path / "no.npz", size=8, classes=4)
     with pytest.raises(ConfigError, match=r"no\.npz: cannot be read"):
-        sets.load(data)
+        load_splits(data)
     data.path.write_bytes(b"not a zip")
     with pytest.raises(ConfigError, match=r"no\.npz: cannot be read as .npz: it is no file of nu"):
-        sets.load(data)
+        load_splits(data)
     with data.path.open("wb") as file:
         np.save(file, np.zeros(3))
     with pytest.raises(ConfigError, match=r"no\.npz: cannot be read .* single array"):
-        sets.load(data)
+        load_splits(data)
     data.path.write_bytes(b"PK\x03\x04 cut short")
     with pytest.raises(ConfigError, match=r"no\.npz: cannot be read"):
-        sets.load(data)
+        load_splits(data)
     np.savez(data.path, x_train=np.zeros((2, 8, 8, 3), np.uint8))
     with pytest.raises(ConfigError, match="has no 'y_train'; it has x_train"):
-        sets.load(data)
+        load_splits(data)
 
 
 def test_cifar_from_torchvisions_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +111,7 @@ def test_cifar_from_torchvisions_files(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(torchvision.datasets.CIFAR10, "download", offline)
     with pytest.raises(ConfigError, match=r"cifar10 is not in .* cannot be downloaded: Name"):
-        sets.load(Cifar10(root=tmp_path))
+        load_splits(Cifar10(root=tmp_path))
     assert Cifar100().num_classes == 100
 
 
@@ -131,7 +132,7 @@ def test_cells_that_start_together_download_in_turn(
 
     def load() -> None:
         with pytest.raises(ConfigError, match="no network"):
-            sets.load(Cifar10(root=tmp_path / "data"))
+            load_splits(Cifar10(root=tmp_path / "data"))
 
     threads = [threading.Thread(target=load) for _ in range(4)]
     for thread in threads:
@@ -163,7 +164,7 @@ def test_downloaded_cifar_is_read(classes: int, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reader, "_check_integrity", lambda self: True)
         patch.setattr(torchvision.datasets.cifar, "check_integrity", lambda *a: True)
-        loaded = sets.load(data)
+        loaded = load_splits(data)
     assert len(loaded["train"].labels) == 3 * len(reader.train_list)
     assert loaded["test"].labels.tolist() == [0, classes - 1, 5]
     assert np.array_equal(loaded["test"].images, pixels.reshape(3, 3, 32, 32))
@@ -175,7 +176,7 @@ def test_the_real_cifar100() -> None:
     if not path.is_file():
         pytest.skip("no cifar100.npz at hand")
     data = Npz(name="cifar100", path=path, size=32, classes=100, validation=5000)
-    loaded = sets.load(data)
+    loaded = load_splits(data)
     assert [len(loaded[name].labels) for name in ("train", "val", "test")] == [45_000, 5000, 10_000]
     assert np.bincount(loaded["val"].labels).tolist() == [50] * 100
     images = np.concatenate([loaded["train"].images, loaded["val"].images])

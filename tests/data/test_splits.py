@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lit_attn.data.splits import WORDS, find_split, group_by_split
-from lit_attn.data.text.config import Shards
+from lit_attn.data.text.shards import Shards
 from lit_attn.schema.errors import ConfigError
 
 OTHER_WORDS = ("pretrain", "latest", "interval", "constrained", "contest", "retraining", "eval")

@@ -15,7 +15,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 from lit_attn.cells.inputs import change_finder, collect_data
-from lit_attn.data.tables_config import TableImages, TableLabels, TableTargets, TableText
+from lit_attn.data.table_sets import TableImages, TableLabels, TableTargets, TableText
 from lit_attn.schema.errors import ConfigError
 from lit_attn.signatures import ImageTargets
 

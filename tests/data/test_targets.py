@@ -7,8 +7,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from lit_attn.data import sets
-from lit_attn.data.images_config import NpzTargets
+from lit_attn.data.image_sets import NpzTargets
+from lit_attn.data.images import load_splits
 from lit_attn.schema.errors import ConfigError
 from lit_attn.signatures import ImageTargets
 
@@ -47,7 +47,7 @@ def test_one_output_may_be_one_dimensional(tmp_path: Path) -> None:
 
 def test_images_can_be_held_out_without_classes(tmp_path: Path) -> None:
     config = write_npz(tmp_path / "a.npz").model_copy(update={"validation": 3})
-    loaded = sets.load(config)
+    loaded = load_splits(config)
     assert [len(loaded[name].labels) for name in ("train", "val", "test")] == [9, 3, 5]
 
 

@@ -9,10 +9,13 @@ import torch
 from helpers.data_ranks import on_rank
 from pydantic import ValidationError
 
-from lit_attn.data.text import streams
-from lit_attn.data.text.batches import TextData
-from lit_attn.data.text.config import IGNORED, PythonText, Shards, TextFiles, Tokens, Words
+from lit_attn.data.text import plain_text, streams
+from lit_attn.data.text.batches import TextData, Tokens
+from lit_attn.data.text.ids import IGNORED
+from lit_attn.data.text.plain_text import PythonText, TextFiles
+from lit_attn.data.text.shards import Shards
 from lit_attn.data.text.streams import Source, Stream
+from lit_attn.data.text.tokenizers import Words
 from lit_attn.schema.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -346,13 +349,13 @@ def test_pythons_text_is_the_same_for_all_seeds() -> None:
 
 
 def test_documents_of_python_go_to_splits_by_their_names() -> None:
-    names = [name for name, _ in streams.python_documents()]
+    names = [name for name, _ in plain_text.python_documents()]
     assert len(set(names)) == len(names) > 300
     assert not [name for name in names if "site-packages" in name or "/test/" in name]
     assert "library/_sysconfigdata" not in " ".join(names)
     # The split is by name alone: these stay where they are whatever else there is.
-    assert streams.split_of("library/heapq.py") == streams.split_of("library/heapq.py")
-    assert {streams.split_of(name) for name in names} == {"train", "val", "test"}
+    assert plain_text.split_of("library/heapq.py") == plain_text.split_of("library/heapq.py")
+    assert {plain_text.split_of(name) for name in names} == {"train", "val", "test"}
 
 
 def test_pythons_text_is_read_as_bytes() -> None:

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lit_attn.data.text.config import TextFolder
-from lit_attn.data.text.text_folders import read_text_folder
+from lit_attn.data.text.text_folders import TextFolder, read_text_folder
 from lit_attn.schema.errors import ConfigError
 
 

@@ -7,10 +7,9 @@ import torch
 from helpers.data_ranks import on_rank
 from pydantic import ValidationError
 
-from lit_attn.data.text.config import IGNORED, SPLITS, LabelledText
-from lit_attn.data.text.labelled import LabelledData
-from lit_attn.data.text.listops import evaluate
-from lit_attn.data.text.listops_config import ListOps
+from lit_attn.data.text.ids import IGNORED, SPLITS
+from lit_attn.data.text.labelled import LabelledData, LabelledText
+from lit_attn.data.text.listops import ListOps, evaluate
 from lit_attn.schema.errors import ConfigError
 
 CPU = torch.device("cpu")

@@ -10,16 +10,12 @@ import pytest
 import torch
 
 from lit_attn.data import prepare
-from lit_attn.data.text.config import (
-    GptNeox,
-    LabelledText,
-    ParallelText,
-    Shards,
-    TextFiles,
-    Words,
-)
-from lit_attn.data.text.parallel import ParallelData, read_sides
+from lit_attn.data.text.labelled import LabelledText
+from lit_attn.data.text.parallel import ParallelData, ParallelText, read_sides
+from lit_attn.data.text.plain_text import TextFiles
+from lit_attn.data.text.shards import Shards
 from lit_attn.data.text.streams import read_lines
+from lit_attn.data.text.tokenizers import GptNeox, Words
 from lit_attn.schema.errors import ConfigError
 
 MARK = "\ufeff"

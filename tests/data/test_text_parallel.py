@@ -8,8 +8,8 @@ import pytest
 import torch
 from helpers.paths import SHARED
 
-from lit_attn.data.text.config import END, IGNORED, PADDING, ParallelText
-from lit_attn.data.text.parallel import ParallelData, Subwords, cut_batches
+from lit_attn.data.text.ids import END, IGNORED, PADDING
+from lit_attn.data.text.parallel import ParallelData, ParallelText, Subwords, cut_batches
 from lit_attn.schema.errors import ConfigError
 
 WORDS = ("ein", "hund", "läuft", "über", "die", "wiese", "und", "bellt", "laut", "heute")

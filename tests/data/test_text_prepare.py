@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from lit_attn.data import prepare
-from lit_attn.data.text import shards
-from lit_attn.data.text.config import Bytes, Shards, Words
-from lit_attn.data.text.shards import ShardWriter
-from lit_attn.data.text.tokenizers import ByteEncoder, WordEncoder
+from lit_attn.data.text import shard_writer
+from lit_attn.data.text.shard_writer import ShardWriter
+from lit_attn.data.text.shards import Shards
+from lit_attn.data.text.tokenizers import ByteEncoder, Bytes, WordEncoder, Words
 from lit_attn.schema.errors import ConfigError
 
 RECIPE = {"source": "test", "tokenizer": "bytes"}
@@ -39,7 +39,7 @@ def write_all(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(autouse=True)
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "DOCUMENTS_AT_ONCE", 3)
+    monkeypatch.setattr(shard_writer, "DOCUMENTS_AT_ONCE", 3)
 
 
 def test_written_shards_are_read_again(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ import pytest
 import tokenizers
 from helpers.paths import SHARED
 
-from lit_attn.data.text.config import Gpt2, GptNeox
 from lit_attn.data.text.tokenizers import (
     ByteEncoder,
     Encoder,
+    Gpt2,
+    GptNeox,
     WordEncoder,
 )
 from lit_attn.schema.errors import ConfigError

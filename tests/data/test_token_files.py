@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from lit_attn.data.text.config import TOKEN_TYPES, GptNeox, Shards
+from lit_attn.data.text.ids import TOKEN_TYPES
+from lit_attn.data.text.shards import Shards
 from lit_attn.data.text.token_files import HEADER_TYPES, TokenType, open_tokens
+from lit_attn.data.text.tokenizers import GptNeox
 from lit_attn.schema.errors import ConfigError
 
 IDS = np.arange(7, 107)

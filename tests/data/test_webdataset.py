@@ -12,7 +12,7 @@ from helpers.data_ranks import on_rank
 from PIL import Image
 
 from lit_attn.data.image_files import ImageFileData
-from lit_attn.data.images_config import WebDataset
+from lit_attn.data.image_folders import WebDataset
 from lit_attn.schema.errors import ConfigError
 
 CPU = torch.device("cpu")

@@ -21,13 +21,16 @@ from helpers.paths import EXPERIMENTS
 
 from lit_attn.data import loading
 from lit_attn.data.base import Data
+from lit_attn.data.image_folders import ImageFolder
+from lit_attn.data.image_sets import Npz
 from lit_attn.data.images import ImageData
-from lit_attn.data.images_config import ImageFolder, Npz
 from lit_attn.data.module import DataModule
-from lit_attn.data.segmentation_config import Scenes
-from lit_attn.data.text.config import ParallelText, Shards
+from lit_attn.data.scenes import Scenes
+from lit_attn.data.text.parallel import ParallelText
+from lit_attn.data.text.shards import Shards
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import load_parts
+from lit_attn.training.trainer_data import TrainerData
 
 # The kind `blanking-randaugment`.
 load_parts([EXPERIMENTS / "cifar_vit_small" / "blanking_randaugment.py"])
@@ -247,7 +250,7 @@ def test_workers_start_once_and_end_with_the_training(folder: Path) -> None:
     for epoch in range(1, 4):
         list(module.train_batches(epoch * steps, (epoch + 1) * steps))
         assert children() - before == started
-    module.teardown("fit")
+    TrainerData(module).teardown("fit")
     assert children() == before
 
 
@@ -284,7 +287,7 @@ import sys
 from pathlib import Path
 
 import torch
-from lit_attn.data.images_config import Npz
+from lit_attn.data.image_sets import Npz
 from lit_attn.data.images import ImageData
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.paths import EXPERIMENTS
 
-from lit_attn.data.text.config import ParallelText
+from lit_attn.data.text.parallel import ParallelText
 from lit_attn.schema.plugins import load_parts
 from lit_attn.tasks.translation import TranslationScores
 

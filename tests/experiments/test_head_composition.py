@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
-from lit_attn.data.text.config import IGNORED
+from lit_attn.data.text.ids import IGNORED
 from lit_attn.schema.plugins import load_parts
 from lit_attn.train import run_cell
 

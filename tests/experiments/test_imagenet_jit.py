@@ -11,7 +11,8 @@ from torch import nn
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.rotary import rotate
 from lit_attn.attention.spec import PRESETS
-from lit_attn.data.images_config import Cifar10, ImageNet
+from lit_attn.data.image_folders import ImageNet
+from lit_attn.data.image_sets import Cifar10
 from lit_attn.models.base import FFN
 from lit_attn.models.factory import build, count, describe, resolve
 from lit_attn.schema.plugins import load_parts

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from lit_attn.attention.residual import PerpendicularConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.data.images_config import Cifar10, ImageNet
+from lit_attn.data.image_folders import ImageNet
+from lit_attn.data.image_sets import Cifar10
 from lit_attn.models.base import FFN
 from lit_attn.models.factory import build, count, describe
 from lit_attn.schema.plugins import load_parts

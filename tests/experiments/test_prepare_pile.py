@@ -12,7 +12,8 @@ from helpers.data_ranks import on_rank
 from helpers.paths import EXPERIMENTS
 
 from lit_attn.data.text.batches import TextData
-from lit_attn.data.text.config import GptNeox, Shards
+from lit_attn.data.text.shards import Shards
+from lit_attn.data.text.tokenizers import GptNeox
 from lit_attn.schema.plugins import load_parts
 
 load_parts([EXPERIMENTS / "pile_dcmha" / "prepare_pile.py"])
@@ -108,7 +109,7 @@ def test_each_record_is_evaluated_once_on_every_number_of_processes(
 
 
 def test_a_limit_cuts_training_alone(tfrecords: Path, tmp_path: Path) -> None:
-    import lit_attn.data.text.shards as writing
+    import lit_attn.data.text.shard_writer as writing
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writing, "DOCUMENTS_AT_ONCE", 1)

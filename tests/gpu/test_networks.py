@@ -23,8 +23,8 @@ from lit_attn.attention.linear import LinearConfig
 from lit_attn.attention.network import number_layers
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.study import read_studies
-from lit_attn.data import images_config as config
-from lit_attn.data.augment.steps import Pipeline
+from lit_attn.data.augment.pipeline import Pipeline
+from lit_attn.data.images import Images
 from lit_attn.data.module import torch_generator
 from lit_attn.models import language, vit
 from lit_attn.models.base import FFN
@@ -232,7 +232,7 @@ def test_no_augmentation_waits_for_the_gpu(tmp_path: Path) -> None:
         job.cell.experiment.data.augment: job.cell.experiment.data
         for study in read_studies(ABLATIONS).values()
         for job in expand(study, tmp_path, seeds=(0,)).jobs
-        if isinstance(job.cell.experiment.data, config.Images)
+        if isinstance(job.cell.experiment.data, Images)
     }
     assert len(pipelines) >= 5
     for data in pipelines.values():

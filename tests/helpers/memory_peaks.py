@@ -16,6 +16,7 @@ from lit_attn.data.module import DataModule
 from lit_attn.tasks.base import TaskModule
 from lit_attn.training.build import build
 from lit_attn.training.memory import MemoryEstimate, estimate_memory
+from lit_attn.training.trainer_data import TrainerData
 
 
 def estimate_cell(cell: Cell) -> MemoryEstimate:
@@ -66,7 +67,7 @@ def _train(
     # The first step allocates gradients and states within the profile, because the profiler does
     # not know the sizes of older memory that is freed.
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        trainer.fit(task, data)
+        trainer.fit(task, TrainerData(data))
     return _read_peak(profiler)
 
 

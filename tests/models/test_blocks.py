@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.data.images_config import Digits
+from lit_attn.data.image_sets import Digits
 from lit_attn.models import block_checks
 from lit_attn.models.blocks import find_blocks, recompute_blocks, require_recomputable
 from lit_attn.models.external import ModuleConfig

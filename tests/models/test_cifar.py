@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.data.images_config import Cifar10, Cifar100
+from lit_attn.data.image_sets import Cifar10, Cifar100
 from lit_attn.models.base import FFN
 from lit_attn.models.factory import count, describe, resolve
 from lit_attn.models.vit import ShiftedPatchEmbed, ViTConfig, build

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.cells.records import read_metrics
-from lit_attn.data.text.config import Bytes, Gpt2, PythonText, Words
+from lit_attn.data.text.plain_text import PythonText
+from lit_attn.data.text.tokenizers import Bytes, Gpt2, Words
 from lit_attn.models.language import GPT, Sampling, continuation
 from lit_attn.signatures import CausalTokens, TokenStream
 from lit_attn.training import diagnostics

@@ -13,7 +13,7 @@ from lit_attn.attention.layer import Attention
 from lit_attn.attention.residual import SplitConfig
 from lit_attn.attention.rotary import Rotary, rotary, rotate
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.data.text.config import IGNORED
+from lit_attn.data.text.ids import IGNORED
 from lit_attn.models import language
 from lit_attn.models.base import FFN
 from lit_attn.models.feed_forward import ACTIVATIONS, GATES, FeedForward

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from torch.nn import functional as F
 
 from lit_attn.attention.spec import PRESETS
-from lit_attn.data.images_config import ImageNet
+from lit_attn.data.image_folders import ImageNet
 from lit_attn.models import vit
 from lit_attn.models.base import FFN
 from lit_attn.models.factory import build, count

@@ -16,7 +16,7 @@ from lit_attn.attention.layer import Attention
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.cell import Cell
 from lit_attn.data.base import Data
-from lit_attn.data.segmentation_config import IGNORED
+from lit_attn.data.label_masks import IGNORED
 from lit_attn.extras import require_mmseg
 from lit_attn.models import factory
 from lit_attn.models.base import Model

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lit_attn.attention.residual import SplitConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.data.segmentation_config import Scenes
+from lit_attn.data.scenes import Scenes
 from lit_attn.extras import require_mmseg
 from lit_attn.models.base import FFN
 from lit_attn.models.factory import build, count, describe

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lit_attn.data.text.config import IGNORED
+from lit_attn.data.text.ids import IGNORED
 from lit_attn.models import token_loss
 from lit_attn.models.token_loss import split_tokens, token_losses, total_loss
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from lit_attn.attention.mixture import MixtureConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.data.text.config import END, IGNORED, PADDING
+from lit_attn.data.text.ids import END, IGNORED, PADDING
 from lit_attn.models import factory
 from lit_attn.models.base import FFN
 from lit_attn.models.token_transformer import Init

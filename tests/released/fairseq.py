@@ -25,7 +25,7 @@ import torch
 from helpers.paths import EXPERIMENTS
 from torch import Tensor, nn
 
-from lit_attn.data.text.config import END, IGNORED, PADDING
+from lit_attn.data.text.ids import END, IGNORED, PADDING
 from lit_attn.schema.plugins import load_parts
 from lit_attn.tasks.beam_search import translate
 from released.record import Clone

@@ -16,8 +16,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from lit_attn.data.augment.base import ImageFormat, MixConfig
-from lit_attn.data.augment.steps import Mix, MixDraw
+from lit_attn.data.augment.base import ImageFormat
+from lit_attn.data.augment.steps import Mix, MixConfig, MixDraw
 from released import vision
 from released.record import Clone
 from released.recording import Arrays, Recorder, generator, shared_draws

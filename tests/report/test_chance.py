@@ -10,7 +10,7 @@ import pytest
 from helpers.fake_study import accuracy_of, report, write_study
 from helpers.training_cells import digits_cell, folder_of
 
-from lit_attn.data.images_config import Digits
+from lit_attn.data.image_sets import Digits
 from lit_attn.data.labels import measure_largest_class
 from lit_attn.report.records.read import read_studies
 from lit_attn.report.tables.provenance import find_chance_results

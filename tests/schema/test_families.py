@@ -8,9 +8,9 @@ from pydantic import ValidationError
 
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.training import Training
-from lit_attn.data.augment.base import CropConfig, FlipConfig, NormalizeConfig
+from lit_attn.data.augment.steps import CropConfig, FlipConfig, NormalizeConfig
 from lit_attn.data.base import Data
-from lit_attn.data.images_config import Cifar10, Digits
+from lit_attn.data.image_sets import Cifar10, Digits
 from lit_attn.optim.base import Optimizer
 from lit_attn.optim.standard import AdamW
 from lit_attn.schema.base import Config, Kind, outside_identity

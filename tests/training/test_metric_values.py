@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lit_attn.data.text.config import IGNORED
+from lit_attn.data.text.ids import IGNORED
 from lit_attn.tasks.base import TaskModule
 from lit_attn.tasks.classification import Classification, TokenClassification
 

@@ -21,6 +21,7 @@ from lit_attn.schema.errors import ConfigError
 from lit_attn.tasks.own_hooks import CALLED, REFUSED, check_hooks
 from lit_attn.train import run_cell
 from lit_attn.training.build import build
+from lit_attn.training.trainer_data import TrainerData
 
 TOOLS = {
     "all_gather",
@@ -148,7 +149,7 @@ def test_hooks_are_called_in_the_order_of_lightning(
         enable_model_summary=False,
         num_sanity_val_steps=0,
     )
-    trainer.fit(Alone(parts.task.network.network), parts.data)
+    trainer.fit(Alone(parts.task.network.network), TrainerData(parts.data))
     theirs = EVENTS.copy()
 
     def without_splits(events: list[str]) -> list[str]:

@@ -20,8 +20,8 @@ from lit_attn.cells.failure import Preempted
 from lit_attn.cells.legend import Legend
 from lit_attn.cells.records import Timing, read_diagnostics, read_metrics
 from lit_attn.config.experiment import Experiment
+from lit_attn.data.label_masks import IGNORED
 from lit_attn.data.segmentation import SceneryData
-from lit_attn.data.segmentation_config import IGNORED
 from lit_attn.extras import require_mmseg
 from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
-from lit_attn.data.tables_config import TableTags
-from lit_attn.data.text.config import IGNORED
+from lit_attn.data.table_sets import TableTags
+from lit_attn.data.text.ids import IGNORED
 from lit_attn.data.text.labelled import TaggedData
 from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError

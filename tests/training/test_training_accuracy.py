@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lit_attn.data.text.config import IGNORED
+from lit_attn.data.text.ids import IGNORED
 from lit_attn.schema.base import load
 from lit_attn.tasks.classification import Classification, TokenClassification
 from lit_attn.tasks.task import Task

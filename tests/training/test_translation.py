@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from lit_attn.cells.records import Result, read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
-from lit_attn.data.text.config import IGNORED
+from lit_attn.data.text.ids import IGNORED
 from lit_attn.tasks.beam_search import translate
 from lit_attn.tasks.task import TranslationConfig
 from lit_attn.tasks.translation import Translation, TranslationScores

@@ -1,18 +1,25 @@
-"""Augmentation steps for images with one label each: their configurations, and how they are built.
+"""Base of the augmentation steps for images with one label each, and of their configurations.
 
-A list of steps is applied in the order in which it is written.
+A list of steps is applied in the order in which it is written. Every step has two methods. `draw`
+makes the random parameters on the CPU from a generator, one row for each image. `apply` changes the
+images on their device. So a batch is the same on every device, and a process that trains on a part
+of it needs only the rows of this part.
+
+Shapes: images (N, C, H, W), uint8 before normalisation and float32 after it; labels (N,) class
+indices, mixed targets (N, classes).
 """
 
 from abc import abstractmethod
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from pydantic import Field, PositiveInt
+import torch
+from torch import Tensor
 
-from lit_attn.data.base import method
 from lit_attn.schema.base import Kind
 
 Stage = Literal["any", "bytes", "normalize", "normalized", "batch"]
-Statistics = tuple[float, ...] | None
+Batch = tuple[Tensor, Tensor]
+Parameters = tuple[Tensor, ...]
 
 
 class ImageFormat(NamedTuple):
@@ -27,6 +34,31 @@ class ImageFormat(NamedTuple):
     """Standard deviation of each channel, 0 to 1."""
 
 
+class Step(Protocol):
+    """Step that changes every image by itself."""
+
+    def draw(self, n: int, generator: torch.Generator) -> Parameters:
+        """Draw the parameters of `n` images: CPU tensors with `n` rows."""
+
+    def apply(self, images: Tensor, drawn: Parameters) -> Tensor:
+        """Return the changed images; `images` does not change."""
+
+
+class BatchStep(Protocol):
+    """Step that mixes each image of a batch, and its label, with another one."""
+
+    def draw(self, n: int, generator: torch.Generator) -> Any:
+        """Draw the parameters of a batch of `n` images."""
+
+    def partners(self, drawn: Any) -> Tensor | None:
+        """Return the row (n,) that each row is mixed with, or None if the batch is not mixed."""
+
+    def mix(
+        self, images: Tensor, labels: Tensor, others: Tensor, other_labels: Tensor, drawn: Any
+    ) -> Batch:
+        """Return images mixed with `others`, and their targets as probabilities (N, classes)."""
+
+
 class Augmentation(Kind):
     """Base of the augmentation steps for images with one label each."""
 
@@ -36,87 +68,19 @@ class Augmentation(Kind):
 
     @abstractmethod
     def build(self, images: ImageFormat) -> Any:
-        """Return the step, an instance of `lit_attn.data.augment.steps.Step` or `BatchStep`."""
+        """Return the step, a `Step` or a `BatchStep`."""
 
     def with_statistics(self, images: ImageFormat) -> ImageFormat:
         """Return `images` with the mean and deviation by which this step normalises."""
         return images
 
 
-class FlipConfig(Augmentation, kind="flip"):
-    """Mirroring left-right."""
-
-    stage = "any"
-    p: float = Field(0.5, ge=0, le=1, description="probability for each image")
-    build: ClassVar = method("lit_attn.data.augment.steps:Flip")
+Config = TypeVar("Config", bound=Augmentation)
 
 
-class CropConfig(Augmentation, kind="crop"):
-    """Padding of every side by zeros, and a random crop of the original size."""
+class Configured(Generic[Config]):
+    """Base of the steps with a configuration, for training images of one format."""
 
-    stage = "any"
-    padding: PositiveInt = Field(4, description="zero pixels added to every side")
-    build: ClassVar = method("lit_attn.data.augment.steps:Crop")
-
-
-class AutoAugmentConfig(Augmentation, kind="autoaugment"):
-    """AutoAugment with its CIFAR-10 policy of 25 sub-policies (Cubuk et al. 2019).
-
-    In this variant (docs/setups.md, CIFAR-100) shears are bicubic and rotations turn one way only.
-    """
-
-    stage = "bytes"
-    fill: int = Field(128, ge=0, le=255, description="grey level outside the image")
-    build: ClassVar = method("lit_attn.data.augment.policies:AutoAugment")
-
-
-class RandAugmentConfig(Augmentation, kind="randaugment"):
-    """RandAugment (Cubuk et al. 2020): `ops` operations, drawn with replacement.
-
-    The operations and their ranges are those of torchvision.
-    """
-
-    stage = "bytes"
-    ops: PositiveInt = Field(2, description="operations for each image")
-    magnitude: int = Field(14, ge=0, le=30, description="strength of the operations")
-    build: ClassVar = method("lit_attn.data.augment.policies:RandAugment")
-
-
-class NormalizeConfig(Augmentation, kind="normalize"):
-    """Conversion of bytes to float, minus the mean, over the standard deviation, per channel."""
-
-    stage = "normalize"
-    mean: Statistics = Field(
-        None, description="mean of each channel, 0 to 1; null: that of the training images"
-    )
-    std: Statistics = Field(
-        None, description="deviation of each channel, 0 to 1; null: that of the training images"
-    )
-    build: ClassVar = method("lit_attn.data.augment.steps:Normalize")
-
-    def with_statistics(self, images: ImageFormat) -> ImageFormat:
-        """Return `images` with the mean and the deviation of this configuration."""
-        mean = self.mean or images.mean
-        std = self.std or images.std
-        return images._replace(mean=list(mean), std=list(std))
-
-
-class ErasingConfig(Augmentation, kind="erasing"):
-    """Random erasing (Zhong et al. 2020): a rectangle is set to the raw mean of the data set."""
-
-    stage = "normalized"
-    p: float = Field(0.25, ge=0, le=1, description="probability for each image")
-    area: tuple[float, float] = Field((0.02, 0.4), description="range of the erased share")
-    aspect: tuple[float, float] = Field((0.3, 3.33), description="range of height over width")
-    build: ClassVar = method("lit_attn.data.augment.steps:Erasing")
-
-
-class MixConfig(Augmentation, kind="mix"):
-    """MixUp or CutMix, with one lambda for the batch."""
-
-    stage = "batch"
-    mixup: float = Field(1.0, ge=0, description="alpha of MixUp's Beta(alpha, alpha); 0: none")
-    cutmix: float = Field(1.0, ge=0, description="alpha of CutMix's Beta(alpha, alpha); 0: none")
-    p: float = Field(0.5, ge=0, le=1, description="probability for each batch")
-    switch: float = Field(0.5, ge=0, le=1, description="share of CutMix if both are on")
-    build: ClassVar = method("lit_attn.data.augment.steps:Mix")
+    def __init__(self, config: Config, images: ImageFormat) -> None:
+        self.config = config
+        self.images = images

@@ -15,11 +15,12 @@ from typing import ClassVar
 import numpy as np
 import torch
 from PIL import Image
+from pydantic import Field, PositiveInt
 from torch import Tensor
 from torchvision.transforms import AutoAugment as TorchvisionAutoAugment
 from torchvision.transforms import AutoAugmentPolicy
 
-from lit_attn.data.augment.base import AutoAugmentConfig, ImageFormat, RandAugmentConfig
+from lit_attn.data.augment.base import Augmentation, ImageFormat
 from lit_attn.data.augment.operations import MATRICES, Pixels, operate
 from lit_attn.private_names.of_torchvision import randaugment_table
 
@@ -71,6 +72,19 @@ class Policy:
         return self.centre[operation] + amount * torch.where(self.signed[operation], signs, 1)
 
 
+class AutoAugmentConfig(Augmentation, kind="autoaugment"):
+    """AutoAugment with its CIFAR-10 policy of 25 sub-policies (Cubuk et al. 2019).
+
+    In this variant (docs/setups.md, CIFAR-100) shears are bicubic and rotations turn one way only.
+    """
+
+    stage = "bytes"
+    fill: int = Field(128, ge=0, le=255, description="grey level outside the image")
+
+    def build(self, images: ImageFormat) -> "AutoAugment":
+        return AutoAugment(self, images)
+
+
 class AutoAugment(Policy):
     """One of 25 sub-policies of two operations, as in the CIFAR-100 set-up (docs/setups.md)."""
 
@@ -104,6 +118,20 @@ class AutoAugment(Policy):
         operation = torch.where(happens, self.operation[policy], 0)
         magnitude = self._magnitudes(operation, self.magnitude[policy], generator)
         return operation, magnitude, torch.zeros(n, 2, 2)
+
+
+class RandAugmentConfig(Augmentation, kind="randaugment"):
+    """RandAugment (Cubuk et al. 2020): `ops` operations, drawn with replacement.
+
+    The operations and their ranges are those of torchvision.
+    """
+
+    stage = "bytes"
+    ops: PositiveInt = Field(2, description="operations for each image")
+    magnitude: int = Field(14, ge=0, le=30, description="strength of the operations")
+
+    def build(self, images: ImageFormat) -> "RandAugment":
+        return RandAugment(self, images)
 
 
 class RandAugment(Policy):

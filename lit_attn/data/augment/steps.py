@@ -1,176 +1,34 @@
-"""Augmentation of image batches on the device: the pipeline, and all steps but the policies.
-
-Every step has two methods. `draw` makes the random parameters on the CPU from a generator, one row
-for each image. `apply` changes the images on their device. So a batch is the same on every device,
-and a process that trains on a part of it needs only the rows of this part.
+"""Steps of the augmentation, all but the policies: each with its configuration.
 
 Shapes: images (N, C, H, W), uint8 before normalisation and float32 after it; labels (N,) class
 indices, mixed targets (N, classes).
 """
 
 import math
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from pydantic import Field, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_attn.data.augment import base as augment
-from lit_attn.data.images_config import Images
+from lit_attn.data.augment.base import Augmentation, Batch, Configured, ImageFormat, Parameters
 
-Batch = tuple[Tensor, Tensor]
-Parameters = tuple[Tensor, ...]
-Config = TypeVar("Config", bound=augment.Augmentation)
+Statistics = tuple[float, ...] | None
 
 
-class Step(Protocol):
-    """Step that changes every image by itself."""
+class FlipConfig(Augmentation, kind="flip"):
+    """Mirroring left-right."""
 
-    def draw(self, n: int, generator: torch.Generator) -> Parameters:
-        """Draw the parameters of `n` images: CPU tensors with `n` rows."""
+    stage = "any"
+    p: float = Field(0.5, ge=0, le=1, description="probability for each image")
 
-    def apply(self, images: Tensor, drawn: Parameters) -> Tensor:
-        """Return the changed images; `images` does not change."""
-
-
-class BatchStep(Protocol):
-    """Step that mixes each image of a batch, and its label, with another one."""
-
-    def draw(self, n: int, generator: torch.Generator) -> Any:
-        """Draw the parameters of a batch of `n` images."""
-
-    def partners(self, drawn: Any) -> Tensor | None:
-        """Return the row (n,) that each row is mixed with, or None if the batch is not mixed."""
-
-    def mix(
-        self, images: Tensor, labels: Tensor, others: Tensor, other_labels: Tensor, drawn: Any
-    ) -> Batch:
-        """Return images mixed with `others`, and their targets as probabilities (N, classes)."""
+    def build(self, images: ImageFormat) -> "Flip":
+        return Flip(self, images)
 
 
-class Plan(NamedTuple):
-    """Random parameters of one batch, for the rows that one process needs.
-
-    `rows` chooses these rows from the batch: the samples of the process, and the images that they
-    are mixed with. Among these rows, `samples` chooses the samples of the process and `partners`
-    their partners, in the same order.
-    """
-
-    rows: Tensor | slice
-    samples: Tensor | slice
-    partners: Tensor | slice
-    before: list[Parameters]
-    """Parameters of the steps before the normalisation."""
-    after: list[Parameters]
-    """Parameters of the normalisation and of the steps after it."""
-    mixture: Any
-
-
-ALL = slice(None)
-
-
-class Pipeline:
-    """Augmentation of the batches of one data set.
-
-    `mean` and `std` (per channel, 0 to 1) are the training images'; `normalize` can set its own.
-    The steps before the normalisation work on bytes, wherever the images are: on the CPU, perhaps
-    in a worker process, or on the device. The other steps work on `device`.
-    """
-
-    def __init__(
-        self, data: Images, mean: list[float], std: list[float], device: torch.device
-    ) -> None:
-        images = augment.ImageFormat(data.image_shape, data.num_classes, mean, std)
-        for config in data.augment:
-            images = config.with_statistics(images)
-        self.before: list[Step] = []
-        self.after: list[Step] = []
-        self.mix: BatchStep | None = None
-        for config in data.augment:
-            step = config.build(images)
-            if config.stage == "batch":
-                self.mix = step
-            elif config.stage == "normalize" or self.after:
-                self.after.append(step)
-            else:
-                self.before.append(step)
-        self.device = device
-
-    @property
-    def normalize(self) -> Step:
-        """Step that turns bytes into normalised floats."""
-        return self.after[0]
-
-    def plan(self, n: int, generator: torch.Generator, rank: int = 0, world: int = 1) -> Plan:
-        """Draw the parameters of a batch of `n` images of which this process trains on a share.
-
-        The generator decides on all parameters, in the order of the steps.
-        """
-        before = [step.draw(n, generator) for step in self.before]
-        after = [step.draw(n, generator) for step in self.after]
-        mixture = None
-        partners = None
-        if self.mix is not None:
-            mixture = self.mix.draw(n, generator)
-            partners = self.mix.partners(mixture)
-        if world == 1:
-            return Plan(ALL, ALL, ALL if partners is None else partners, before, after, mixture)
-        samples = torch.arange(rank, n, world)
-        mixed_with = samples if partners is None else partners[samples]
-        rows = torch.cat([samples, mixed_with]).unique()
-        return Plan(
-            rows=rows,
-            samples=torch.searchsorted(rows, samples),
-            partners=torch.searchsorted(rows, mixed_with),
-            before=[_choose(parameters, rows) for parameters in before],
-            after=[_choose(parameters, rows) for parameters in after],
-            mixture=mixture,
-        )
-
-    def prepare(self, images: Tensor, plan: Plan) -> Tensor:
-        """Return the rows of a plan, in bytes, after the steps before the normalisation."""
-        for step, parameters in zip(self.before, plan.before, strict=True):
-            images = step.apply(images, parameters)
-        return images
-
-    def finish(self, images: Tensor, labels: Tensor, plan: Plan) -> Batch:
-        """Return the samples of this process, on `device`, from prepared rows and their labels."""
-        images = images.to(self.device, non_blocking=True)
-        labels = labels.to(self.device, non_blocking=True)
-        for step, parameters in zip(self.after, plan.after, strict=True):
-            images = step.apply(images, parameters)
-        samples = _to_device(plan.samples, self.device)
-        if self.mix is None:
-            return images[samples], labels[samples]
-        partners = _to_device(plan.partners, self.device)
-        return self.mix.mix(
-            images[samples], labels[samples], images[partners], labels[partners], plan.mixture
-        )
-
-    def apply(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:
-        """Return an augmented batch; the generator decides on all of its parameters."""
-        plan = self.plan(len(images), generator)
-        return self.finish(self.prepare(images, plan), labels, plan)
-
-
-def _choose(parameters: Parameters, rows: Tensor) -> Parameters:
-    return tuple(parameter[rows] for parameter in parameters)
-
-
-def _to_device(rows: Tensor | slice, device: torch.device) -> Tensor | slice:
-    return rows if isinstance(rows, slice) else rows.to(device, non_blocking=True)
-
-
-class Configured(Generic[Config]):
-    """Base of the steps with a configuration, for training images of one format."""
-
-    def __init__(self, config: Config, images: augment.ImageFormat) -> None:
-        self.config = config
-        self.images = images
-
-
-class Flip(Configured[augment.FlipConfig]):
+class Flip(Configured[FlipConfig]):
     """Mirroring left-right; parameters: a boolean for each image (N,)."""
 
     def draw(self, n: int, generator: torch.Generator) -> Parameters:
@@ -181,7 +39,17 @@ class Flip(Configured[augment.FlipConfig]):
         return torch.where(is_flipped.view(-1, 1, 1, 1), images.flip(-1), images)
 
 
-class Crop(Configured[augment.CropConfig]):
+class CropConfig(Augmentation, kind="crop"):
+    """Padding of every side by zeros, and a random crop of the original size."""
+
+    stage = "any"
+    padding: PositiveInt = Field(4, description="zero pixels added to every side")
+
+    def build(self, images: ImageFormat) -> "Crop":
+        return Crop(self, images)
+
+
+class Crop(Configured[CropConfig]):
     """Crop of the zero-padded image; parameters: the top row and the left column (N,) each."""
 
     def draw(self, n: int, generator: torch.Generator) -> Parameters:
@@ -208,10 +76,31 @@ class Crop(Configured[augment.CropConfig]):
         return cropped
 
 
+class NormalizeConfig(Augmentation, kind="normalize"):
+    """Conversion of bytes to float, minus the mean, over the standard deviation, per channel."""
+
+    stage = "normalize"
+    mean: Statistics = Field(
+        None, description="mean of each channel, 0 to 1; null: that of the training images"
+    )
+    std: Statistics = Field(
+        None, description="deviation of each channel, 0 to 1; null: that of the training images"
+    )
+
+    def with_statistics(self, images: ImageFormat) -> ImageFormat:
+        """Return `images` with the mean and the deviation of this configuration."""
+        mean = self.mean or images.mean
+        std = self.std or images.std
+        return images._replace(mean=list(mean), std=list(std))
+
+    def build(self, images: ImageFormat) -> "Normalize":
+        return Normalize(self, images)
+
+
 class Normalize:
     """Conversion to float, minus the mean, over the deviation of each channel."""
 
-    def __init__(self, _: augment.NormalizeConfig, images: augment.ImageFormat) -> None:
+    def __init__(self, _: NormalizeConfig, images: ImageFormat) -> None:
         self.mean = torch.tensor(images.mean).view(-1, 1, 1)
         self.std = torch.tensor(images.std).view(-1, 1, 1)
 
@@ -223,7 +112,19 @@ class Normalize:
         return images.float().div_(255).sub_(mean).div_(std)
 
 
-class Erasing(Configured[augment.ErasingConfig]):
+class ErasingConfig(Augmentation, kind="erasing"):
+    """Random erasing (Zhong et al. 2020): a rectangle is set to the raw mean of the data set."""
+
+    stage = "normalized"
+    p: float = Field(0.25, ge=0, le=1, description="probability for each image")
+    area: tuple[float, float] = Field((0.02, 0.4), description="range of the erased share")
+    aspect: tuple[float, float] = Field((0.3, 3.33), description="range of height over width")
+
+    def build(self, images: ImageFormat) -> "Erasing":
+        return Erasing(self, images)
+
+
+class Erasing(Configured[ErasingConfig]):
     """Random erasing (Zhong et al. 2020) of a normalised image, with the raw mean of the data set.
 
     Parameters: boxes (N, 4) of top, left, height, width; the height is 0 if nothing is erased. The
@@ -260,6 +161,19 @@ class Erasing(Configured[augment.ErasingConfig]):
         return torch.where(erased.unsqueeze(1), mean.view(-1, 1, 1).to(images.dtype), images)
 
 
+class MixConfig(Augmentation, kind="mix"):
+    """MixUp or CutMix, with one lambda for the batch."""
+
+    stage = "batch"
+    mixup: float = Field(1.0, ge=0, description="alpha of MixUp's Beta(alpha, alpha); 0: none")
+    cutmix: float = Field(1.0, ge=0, description="alpha of CutMix's Beta(alpha, alpha); 0: none")
+    p: float = Field(0.5, ge=0, le=1, description="probability for each batch")
+    switch: float = Field(0.5, ge=0, le=1, description="share of CutMix if both are on")
+
+    def build(self, images: ImageFormat) -> "Mix":
+        return Mix(self, images)
+
+
 class MixDraw(NamedTuple):
     """Parameters of `Mix` for one batch: "none", "mixup" or "cutmix", and lambda for the mixture.
 
@@ -273,7 +187,7 @@ class MixDraw(NamedTuple):
     others: Tensor
 
 
-class Mix(Configured[augment.MixConfig]):
+class Mix(Configured[MixConfig]):
     """MixUp (Zhang et al. 2018) or CutMix (Yun et al. 2019) with a shuffled copy of the batch."""
 
     def draw(self, n: int, generator: torch.Generator) -> MixDraw:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_attn.data.images_config import TimmAugmentation
+from lit_attn.data.augment.timm_transform import TimmAugmentation
 
 
 def mix_batch(

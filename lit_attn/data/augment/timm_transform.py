@@ -1,20 +1,58 @@
-"""timm's transforms of one picture to a normalised tensor, with two changes.
+"""timm's augmentation: its keys, and its transforms of one picture, with two changes.
 
 Posterising to 0 bits gives black, and a centre crop is that of JiT's code.
 """
 
 import math
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from PIL import Image
+from pydantic import Field, PositiveFloat
 from timm.data import auto_augment, create_transform
 
-from lit_attn.data.images_config import ImageFiles
+from lit_attn.schema.base import Config, consistency_check
 from lit_attn.schema.errors import ConfigError
 
+if TYPE_CHECKING:
+    from lit_attn.data.image_files import ImageFiles
 
-def make_evaluation_transform(data: ImageFiles, size: int) -> Any:
+Range = tuple[PositiveFloat, PositiveFloat]
+
+
+class TimmAugmentation(Config):
+    """timm's augmentation of a training image; timm applies the fields in their order."""
+
+    crop: Literal["resized", "centre"] = Field(
+        "resized", description="a random area of the image (resized) or its centre"
+    )
+    area: Range = Field((0.08, 1.0), description="range of the image's share in a random crop")
+    aspect: Range = Field((3 / 4, 4 / 3), description="range of the aspect ratio of a random crop")
+    flip: float = Field(0.5, ge=0, le=1, description="probability of mirroring left-right")
+    policy: str | None = Field(
+        None,
+        pattern=r"^(rand|augmix|original|originalr|v0|v0r|3a)(-[a-z]+[0-9.]*)*$",
+        description="timm's name of the policy, as rand-m9-mstd0.5-inc1; null: none",
+    )
+    erasing: float = Field(0.0, ge=0, le=1, description="probability of random erasing with noise")
+    mixup: float = Field(0.0, ge=0, description="alpha of MixUp's Beta(alpha, alpha); 0: none")
+    cutmix: float = Field(0.0, ge=0, description="alpha of CutMix's Beta(alpha, alpha); 0: none")
+
+    @consistency_check
+    def _ranges_are_not_empty(self) -> None:
+        """Refuse ranges whose lower end is above the upper one."""
+        for name in ("area", "aspect"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise ValueError(f"{name}: the range from {low} to {high} is empty")
+
+    @property
+    def is_mixed(self) -> bool:
+        """True if MixUp or CutMix makes targets probabilities."""
+        return self.mixup > 0 or self.cutmix > 0
+
+
+def make_evaluation_transform(data: "ImageFiles", size: int) -> Any:
     """Return the transform of an evaluated picture to a tensor (3, size, size)."""
     transform = create_transform(
         size,
@@ -29,7 +67,7 @@ def make_evaluation_transform(data: ImageFiles, size: int) -> Any:
     return transform
 
 
-def make_training_transform(data: ImageFiles, size: int) -> Any:
+def make_training_transform(data: "ImageFiles", size: int) -> Any:
     """Return the transform of a training picture; raise ConfigError for an unknown policy."""
     augment = data.augment
     try:
@@ -70,7 +108,7 @@ def _list_operations(step: Any) -> list[auto_augment.AugmentOp]:
     return []
 
 
-def crop_centre(data: ImageFiles, size: int, share: float, image: Image.Image) -> Image.Image:
+def crop_centre(data: "ImageFiles", size: int, share: float, image: Image.Image) -> Image.Image:
     """Return the central square after resizing the short side to size / share, as JiT's code."""
     short_side = math.floor(size / share)
     while min(image.size) >= 2 * short_side:

@@ -1,21 +1,27 @@
-"""Batches for language models: training batches by step, evaluation over whole splits.
+"""Tokens for language models: training batches by step, evaluation over whole splits.
 
 Shapes: inputs and targets (B, n) int64, n the context; targets are inputs one token later.
 """
 
 import math
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
+from lit_attn.data.base import TokenData
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
-from lit_attn.data.text.config import IGNORED, Tokens
-from lit_attn.data.text.streams import Stream
+from lit_attn.data.text.ids import IGNORED
+from lit_attn.data.text.streams import Stream, encode_texts
+from lit_attn.data.text.tokenizers import Bytes, Encoder, Tokenizer
 from lit_attn.floors.base import Floor
 from lit_attn.floors.counts import Counts, Targets, compress_floor, count_floor, language_values
+from lit_attn.schema.base import consistency_check
 from lit_attn.schema.errors import ConfigError
+from lit_attn.signatures import TokenStream
 
 Batch = tuple[Tensor, Tensor]
 
@@ -24,6 +30,77 @@ MOST_COUNTED = 2_000_000
 
 COUNTED_BLOCK = 10_000
 """Tokens of a block of a longer text, of which a floor reads as many as it may."""
+
+
+class Tokens(TokenData):
+    """Streams of tokens, cut into sequences of `context` tokens; each predicts the next token.
+
+    An epoch is `epoch_steps` steps; if null, the number of complete batches in the tokens.
+    """
+
+    tokenizer: Tokenizer = Field(Bytes(), description="conversion of text to token ids")
+    context: PositiveInt = Field(1024, description="tokens of a sequence")
+    order: Literal["random", "sequential", "files", "columns", "records"] = Field(
+        "random",
+        description="random: any offset, with replacement (nanoGPT); sequential: in text order; "
+        "files: the same without the end of each file that fills no batch (modded-nanogpt); "
+        "columns: `batch_size` equal parts of the text side by side, each in order; records: "
+        "stored sequences of `context` + 1 tokens in their order, also in evaluation (the Pile)",
+    )
+    epoch_steps: PositiveInt | None = Field(
+        None, description="training steps of an epoch; null: one pass over the data"
+    )
+    eval_stride: PositiveInt | None = Field(
+        None,
+        description="tokens by which evaluation windows advance, and that each window scores; "
+        "context if null, 1 for the sliding window of MGK",
+    )
+    eval_tokens: PositiveInt | None = Field(
+        None, description="evaluate on that many tokens at the start of each split; null: all"
+    )
+    eval_windows: PositiveInt | None = Field(
+        None, description="evaluate on that many windows, evenly spaced over each split; null: all"
+    )
+
+    def signature(self) -> TokenStream:
+        return TokenStream(
+            self.tokenizer.vocabulary, self.context, document_end=self.tokenizer.document_end
+        )
+
+    def build(self, seed: int, device: torch.device) -> "TextData":
+        return TextData(self, seed, device)
+
+    def texts(self) -> dict[str, list[tuple[str, str]]]:
+        """Return (name, text) of every document of every split; raise ConfigError as `streams`."""
+        raise ConfigError(f"data.kind: '{self.kind}' has tokens and no text")
+
+    def streams(self) -> dict[str, Stream]:
+        """Return the stream of "train", "val" and perhaps "test".
+
+        Raises ConfigError naming the file that is missing, empty or malformed.
+        """
+        return encode_texts(self.tokenizer, self.texts())
+
+    def encoder(self) -> Encoder:
+        """Return the encoder between text and token ids."""
+        if not self.tokenizer.is_word_level:
+            return self.tokenizer.encoder([])
+        training_texts = [text for _, text in self.texts()["train"]]
+        return self.tokenizer.encoder(training_texts)
+
+    @consistency_check
+    def _scores_all_tokens(self) -> None:
+        """Refuse evaluation windows that leave tokens out."""
+        if self.eval_stride is not None and self.eval_stride > self.context:
+            raise ValueError(
+                f"eval_stride: {self.eval_stride} would skip tokens; choose at most {self.context}"
+            )
+
+
+class NamedTokens(Tokens):
+    """Text of the user; `name` stands for it in identities and tables."""
+
+    name: str = Field(description="name of the data set in identities and tables")
 
 
 class TextData(TokenDataModule):

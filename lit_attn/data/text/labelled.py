@@ -4,14 +4,18 @@ Shapes: B batch, n the context. tokens and present: (B, n), or (B, 2, n) for pai
 labels: (B,). `present` is False where a token is padding.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator
-from typing import NamedTuple
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
+from lit_attn.data.base import TokenData, require_path
 from lit_attn.data.labels import (
     measure_largest_class,
     require_used_classes,
@@ -20,9 +24,12 @@ from lit_attn.data.labels import (
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.sets import digest
 from lit_attn.data.splits import warn_of_shared_files
-from lit_attn.data.text.config import IGNORED, SPLITS, LabelledText, PaddedText
+from lit_attn.data.text.ids import IGNORED, SPLITS
 from lit_attn.data.text.streams import read_lines
+from lit_attn.data.text.tokenizers import Bytes, Tokenizer
+from lit_attn.schema.base import consistency_check, outside_identity
 from lit_attn.schema.errors import ConfigError
+from lit_attn.signatures import LabelledTokens
 
 Batch = tuple[Tensor, Tensor, Tensor]
 
@@ -32,6 +39,93 @@ class Sample(NamedTuple):
 
     documents: tuple[NDArray[np.uint16], ...]
     label: int
+
+
+class PaddedText(TokenData):
+    """Sequences with classes, cut off at `max_tokens` tokens and padded to `context` with id 0.
+
+    `vocabulary` is the number of embeddings of a model. The published models have more of them
+    than the data use.
+    """
+
+    context: PositiveInt = Field(description="positions of the model, padding included")
+    max_tokens: PositiveInt | None = Field(
+        None, description="tokens of a sequence that are read; null: as many as `context`"
+    )
+    vocabulary: PositiveInt = Field(description="number of embeddings of the model")
+    epoch_steps: PositiveInt | None = Field(
+        None, description="training steps of an epoch; null: one pass over the data"
+    )
+    order: Literal["random", "endless"] = Field(
+        "random",
+        description="endless (Long Range Arena): train and val are endless sequences, first in the "
+        "order of the files, then in random orders; evaluations have full batches only",
+    )
+    val_batches: PositiveInt | None = Field(
+        None, description="with `order: endless`: batches of val that an evaluation reads"
+    )
+
+    @abstractmethod
+    def read_samples(self) -> dict[str, list[Sample]]:
+        """Return the samples of "train", "val" and "test".
+
+        Raises ConfigError naming the file and line that is missing or malformed.
+        """
+
+    @property
+    @abstractmethod
+    def num_classes(self) -> int:
+        """Number of classes."""
+
+    @consistency_check
+    def _makes_sense(self) -> None:
+        """Refuse sequences beyond the context, and batches of val without their order."""
+        if self.max_tokens is not None and self.max_tokens > self.context:
+            raise ValueError(
+                f"max_tokens: {self.max_tokens} tokens do not fit into a context of {self.context}"
+            )
+        if self.val_batches is not None and self.order != "endless":
+            raise ValueError("val_batches: needs `order: endless`")
+
+
+class Labelled(PaddedText):
+    """Sequences, or pairs of them, with one label each."""
+
+    pairs: bool = Field(False, description="a sample is a pair of sequences")
+
+    def signature(self) -> LabelledTokens:
+        return LabelledTokens(self.vocabulary, self.context, self.num_classes, self.pairs)
+
+    def build(self, seed: int, device: torch.device) -> "LabelledData":
+        return LabelledData(self, seed, device)
+
+
+class OwnLabels(PaddedText):
+    """Labelled texts of the user; `name` stands for them in identities and tables."""
+
+    name: str = Field(description="name of the data set in identities and tables")
+    vocabulary: PositiveInt = Field(512, ge=257, description="number of embeddings of the model")
+    classes: PositiveInt = Field(2, description="number of classes")
+
+    @property
+    def num_classes(self) -> int:
+        return self.classes
+
+
+class TokenizedLabels(OwnLabels):
+    """Labelled texts of the user in files of their own formats, with any tokenizer."""
+
+    tokenizer: Tokenizer = Field(Bytes(), description="conversion of text to token ids")
+
+    @consistency_check
+    def _has_room_for_padding(self) -> None:
+        """Refuse a vocabulary without an id for padding."""
+        count = self.tokenizer.vocabulary
+        if self.vocabulary <= count:
+            raise ValueError(
+                f"vocabulary: {self.vocabulary}, but the tokenizer has {count} ids and 0 is"
+                f" padding; choose at least {count + 1}"
+            )
 
 
 class LabelledData(TokenDataModule):
@@ -161,6 +255,26 @@ class TaggedData(LabelledData):
         documents, present, _ = super().collate(samples, rows)
         tokens, tags = documents.unbind(1)
         return tokens, present[:, 0], torch.where(tags > 0, tags - 1, IGNORED)
+
+
+class LabelledText(OwnLabels, Labelled, kind="labelled-text"):
+    """Labelled text as bytes: train.tsv, val.tsv and test.tsv with lines `label<TAB>text`.
+
+    With `pairs` a line is `label<TAB>text<TAB>text` (document retrieval). Labels are 0, 1, ...
+    """
+
+    folder: Path = outside_identity(..., "folder of train.tsv, val.tsv and test.tsv")
+    context: PositiveInt = Field(
+        4000, description="bytes of a text; longer ones are cut, shorter ones padded with id 0"
+    )
+
+    def read_samples(self) -> dict[str, list[Sample]]:
+        return read_labelled_text(self)
+
+    def check_files(self) -> None:
+        super().check_files()
+        for split in SPLITS:
+            require_path("data.folder", self.folder / f"{split}.tsv")
 
 
 def read_labelled_text(data: LabelledText) -> dict[str, list[Sample]]:

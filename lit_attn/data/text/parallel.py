@@ -12,16 +12,20 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
+from lit_attn.data.base import TokenData, require_path
 from lit_attn.data.log import LOG
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.sets import digest
 from lit_attn.data.splits import warn_of_shared_files
-from lit_attn.data.text.config import END, IGNORED, PADDING, SPLITS, UNKNOWN, ParallelText
+from lit_attn.data.text.ids import END, IGNORED, PADDING, SPLITS, UNKNOWN
 from lit_attn.data.text.streams import read_lines
 from lit_attn.extras import require
+from lit_attn.schema.base import outside_identity
 from lit_attn.schema.errors import ConfigError
+from lit_attn.signatures import ParallelTokens
 
 SPECIAL = ["<pad>", "</s>", "<unk>"]  # Names of PADDING, END and UNKNOWN.
 
@@ -29,6 +33,48 @@ MULTIPLE = 8  # Factor of the number of pairs in a batch that has more of them, 
 
 Ids = NDArray[np.uint32]
 Pair = tuple[Ids, Ids]
+
+
+class ParallelText(TokenData, kind="parallel-text"):
+    """Translation from `source` to `target`: files NAME.LANGUAGE, line i of both is one pair.
+
+    The text is tokenised; words are split at white space. Byte-pair encoding is learned from both
+    languages of train. A batch has pairs of similar length, padded to the longest sentence.
+    """
+
+    name: str = Field(description="name of the data set in identities and tables")
+    folder: Path = outside_identity(..., "folder of the text files")
+    source: str = Field("de", description="language that is translated, the files' ending")
+    target: str = Field("en", description="language of the translations, the files' ending")
+    train_name: str = outside_identity("train", "training files without their ending")
+    val_name: str = outside_identity("valid", "files of the split val without their ending")
+    test_name: str = outside_identity("test", "files of the split test without their ending")
+    vocabulary: PositiveInt = Field(10_000, ge=4, description="subwords of both languages together")
+    context: PositiveInt = Field(
+        1024,
+        description="most subwords of a sentence with its end; longer training pairs, and those "
+        "that no batch can contain, are left out",
+    )
+    batch_size: PositiveInt = Field(
+        4096, description="tokens of a step, over all devices: pairs times their longest sentence"
+    )
+
+    def build(self, seed: int, device: torch.device) -> "ParallelData":
+        return ParallelData(self, seed, device)
+
+    def signature(self) -> ParallelTokens:
+        return ParallelTokens(self.vocabulary, self.context)
+
+    def files(self, split: str) -> tuple[Path, Path]:
+        """Return the source file and the target file of `split`."""
+        name = getattr(self, f"{split}_name")
+        return self.folder / f"{name}.{self.source}", self.folder / f"{name}.{self.target}"
+
+    def check_files(self) -> None:
+        super().check_files()
+        for split in SPLITS:
+            for path in self.files(split):
+                require_path(f"data.{split}_name", path)
 
 
 class ParallelData(TokenDataModule):

@@ -1,9 +1,6 @@
 """Streams of token ids, one for each split, from memory or from files of any size."""
 
-import hashlib
 import math
-import pydoc_data.topics
-import sysconfig
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +11,7 @@ from numpy.typing import NDArray
 
 from lit_attn import files
 from lit_attn.data.sets import digest
-from lit_attn.data.splits import warn_of_shared_files
-from lit_attn.data.text.config import SPLITS, PythonText, TextFiles, Tokens
-from lit_attn.data.text.tokenizers import Encoder
+from lit_attn.data.text.tokenizers import Encoder, Tokenizer
 from lit_attn.schema.errors import ConfigError
 
 Ids = NDArray[np.integer]
@@ -24,12 +19,6 @@ Ids = NDArray[np.integer]
 # Blocks of a stream that its hash covers, evenly spaced: all of them up to 67M tokens.
 BLOCK = 65_536
 BLOCKS = 1024
-
-HELD_OUT = 0.1  # Share of the training text that becomes the split val if no file is.
-
-# Parts of the standard library's folder that are not its source, and files of one build of Python.
-LEFT_OUT = {"test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages"}
-BUILD_SPECIFIC = "_sysconfigdata"
 
 
 class Source(NamedTuple):
@@ -105,10 +94,12 @@ class Stream:
             yield self.read(start, min(BLOCK, len(self) - start))
 
 
-def encode_texts(data: Tokens, texts: dict[str, list[tuple[str, str]]]) -> dict[str, Stream]:
+def encode_texts(
+    tokenizer: Tokenizer, texts: dict[str, list[tuple[str, str]]]
+) -> dict[str, Stream]:
     """Return the token streams of `texts`, the (name, text) of every document of every split."""
-    training = texts["train"] if data.tokenizer.is_word_level else []
-    encode: Encoder = data.tokenizer.encoder(text for _, text in training)
+    training = texts["train"] if tokenizer.is_word_level else []
+    encode: Encoder = tokenizer.encoder(text for _, text in training)
     return {split: _stream(documents, encode) for split, documents in texts.items()}
 
 
@@ -136,52 +127,6 @@ def read_lines(path: Path) -> list[str]:
             f"{path}: its lines end with carriage returns alone; save it with line feeds"
         )
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-
-
-def read_python_text(_: PythonText) -> dict[str, list[tuple[str, str]]]:
-    """Return (name, text) of Python's own documents in every split."""
-    texts: dict[str, list[tuple[str, str]]] = {"train": [], "val": [], "test": []}
-    for name, text in python_documents():
-        texts[split_of(name)].append((name, text))
-    return texts
-
-
-def read_text_files(data: TextFiles) -> dict[str, list[tuple[str, str]]]:
-    """Return (path, text) of every split; without `val`, the end of the training text is it."""
-    files = {}
-    for split in SPLITS:
-        path = getattr(data, split)
-        if path is not None:
-            files[split] = path
-    warn_of_shared_files(files)
-    texts = {split: [(str(path), read_text(path))] for split, path in files.items()}
-    if data.val is None:
-        name, text = texts["train"][0]
-        share = round(len(text) * (1 - HELD_OUT))
-        # Cut after a complete line if there is one.
-        cut = text.rfind("\n", 0, share) + 1 or share
-        texts["train"] = [(name, text[:cut])]
-        texts["val"] = [(name, text[cut:])]
-    return texts
-
-
-def python_documents() -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of Python's documentation and its library, always in the same order."""
-    for topic, text in sorted(pydoc_data.topics.topics.items()):
-        yield f"topics/{topic}", text
-    root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
-        name = path.relative_to(root)
-        is_hidden = any(part.startswith(".") for part in name.parts)
-        is_left_out = is_hidden or not LEFT_OUT.isdisjoint(name.parts)
-        if not is_left_out and not name.name.startswith(BUILD_SPECIFIC):
-            yield f"library/{name.as_posix()}", path.read_text("utf-8", errors="replace")
-
-
-def split_of(name: str) -> str:
-    """Return the split of a document, a function of its name: 80 % train, 10 % val, 10 % test."""
-    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 10
-    return {0: "val", 1: "test"}.get(number, "train")
 
 
 def _stream(documents: list[tuple[str, str]], encode: Encoder) -> Stream:

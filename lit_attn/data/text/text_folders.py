@@ -1,17 +1,36 @@
 """Text files in folders of classes: path/SPLIT/CLASS/*.txt."""
 
+from pathlib import Path
+from typing import Literal
+
 import numpy as np
+from pydantic import Field
 
 from lit_attn import files
+from lit_attn.data.base import require_split_folders
 from lit_attn.data.class_folders import TEXTS, ClassTree, read_class_folders
 from lit_attn.data.folders import natural_order
 from lit_attn.data.log import LOG
-from lit_attn.data.text.config import TextFolder
-from lit_attn.data.text.labelled import Sample
+from lit_attn.data.text.labelled import Labelled, Sample, TokenizedLabels
 from lit_attn.data.text.tokenizers import Encoder
+from lit_attn.schema.base import outside_identity
 from lit_attn.schema.errors import plural
 
 EMPTY_TEXT = " "  # Text of an empty file: a sample needs a token.
+
+
+class TextFolder(TokenizedLabels, Labelled, kind="text-folder"):
+    """Text files in folders of classes: path/train/CLASS/*.txt, and path/test or path/val."""
+
+    path: Path = outside_identity(..., "folder of train, and of test or val or both")
+    pairs: Literal[False] = Field(False, description="a sample is one text")
+
+    def read_samples(self) -> dict[str, list[Sample]]:
+        return read_text_folder(self)
+
+    def check_files(self) -> None:
+        super().check_files()
+        require_split_folders("data.path", self.path)
 
 
 def read_text_folder(data: TextFolder) -> dict[str, list[Sample]]:

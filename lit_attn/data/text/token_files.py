@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lit_attn.data.text.config import TOKEN_TYPES
+from lit_attn.data.text.ids import TOKEN_TYPES
 from lit_attn.data.text.streams import Ids
 from lit_attn.schema.errors import ConfigError
 

@@ -1,17 +1,21 @@
-"""Encoders between text and token ids: bytes, subwords, words."""
+"""Tokenizers and their encoders between text and token ids: bytes, subwords, words."""
 
 import json
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, PositiveInt
 
 from lit_attn.data.log import LOG
-from lit_attn.data.text.config import Gpt2
+from lit_attn.data.text.ids import VOCABULARY
 from lit_attn.extras import require
+from lit_attn.files import read_text
+from lit_attn.schema.base import Kind, outside_identity
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,6 +41,92 @@ class Encoder(Protocol):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; ids that are not text (half a character) are replaced."""
+
+
+class Tokenizer(Kind):
+    """Family of the tokenizers: how text becomes token ids."""
+
+    is_byte_level: ClassVar[bool] = False
+    """True if every token, except the end of a document, is one byte."""
+
+    is_word_level: ClassVar[bool] = False
+    """True if every token is a word, so that the vocabulary comes from the training text."""
+
+    document_end: ClassVar[int | None] = None
+    """Id of the token that ends every document, or None if no token does."""
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> int:
+        """Number of token ids (exclusive upper bound)."""
+
+    @abstractmethod
+    def encoder(self, training: Iterable[str]) -> Encoder:
+        """Return the encoder; it may learn from the texts."""
+
+    def encoder_of_shards(self, folder: Path) -> Encoder:
+        """Return the encoder of shards in `folder`, which may contain a vocabulary."""
+        return self.encoder(())
+
+
+class Bytes(Tokenizer, kind="bytes"):
+    """UTF-8 bytes; a document ends with byte 0."""
+
+    is_byte_level = True
+    document_end = 0
+    vocabulary: ClassVar = 256
+
+    def encoder(self, training: Iterable[str]) -> Encoder:
+        return ByteEncoder()
+
+
+class Gpt2(Tokenizer, kind="gpt2"):
+    """GPT-2's byte-pair encoding; a document ends with <|endoftext|>."""
+
+    folder: Path | None = outside_identity(None, "folder of encoder.json and vocab.bpe; null: hub")
+    document_end = 50_256
+    vocabulary: ClassVar = 50_257
+
+    def encoder(self, training: Iterable[str]) -> "SubwordEncoder":
+        return load_gpt2(self)
+
+
+class GptNeox(Tokenizer, kind="gpt-neox"):
+    """GPT-NeoX's byte-pair encoding, of Pythia and the Pile; a document ends with <|endoftext|>."""
+
+    document_end = 0
+    file: Path | None = outside_identity(None, "tokenizer.json; null: from the hub")
+    size: PositiveInt = Field(50_277, description="number of ids; more or fewer in released models")
+
+    @property
+    def vocabulary(self) -> int:
+        return self.size
+
+    def encoder(self, training: Iterable[str]) -> Encoder:
+        return load_subwords("EleutherAI/gpt-neox-20b", self.file, "file", self.vocabulary)
+
+
+class Words(Tokenizer, kind="words"):
+    """Words between white space, as in WikiText and the Penn Treebank; a line ends with <eos>.
+
+    The vocabulary is all words of the training text in order of decreasing frequency; `size` is
+    their number with <eos> (267,735 for WikiText-103, 10,000 for the Penn Treebank).
+    """
+
+    is_word_level = True
+    size: PositiveInt = Field(description="words in the vocabulary, <eos> included")
+
+    @property
+    def vocabulary(self) -> int:
+        return self.size
+
+    def encoder(self, training: Iterable[str]) -> Encoder:
+        return WordEncoder.learn(training, self.size)
+
+    def encoder_of_shards(self, folder: Path) -> Encoder:
+        # Only line feeds end words.
+        words = read_text(folder / VOCABULARY).removesuffix("\n").split("\n")
+        return WordEncoder(words)
 
 
 class ByteEncoder(Encoder):
@@ -159,7 +249,7 @@ def _words(text: str) -> Iterator[str]:
         yield END_OF_LINE
 
 
-def load_gpt2(config: Gpt2, _: Iterable[str]) -> SubwordEncoder:
+def load_gpt2(config: Gpt2) -> SubwordEncoder:
     """Return the encoder of encoder.json and vocab.bpe, or of the hub's GPT-2."""
     if config.folder is None:
         return load_subwords("openai-community/gpt2", None, "folder", config.vocabulary)

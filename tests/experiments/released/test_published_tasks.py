@@ -12,7 +12,7 @@ from helpers.language_models import train_model
 from helpers.paths import EXPERIMENTS, SHARED
 
 from lit_attn.__main__ import main as command_line
-from lit_attn.data.text.config import Bytes, GptNeox
+from lit_attn.data.text.tokenizers import Bytes, GptNeox
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import load_parts
 
