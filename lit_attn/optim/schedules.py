@@ -228,3 +228,32 @@ def stretch(rate: Rate, factor: float) -> Rate:
     if factor == 1:
         return rate
     return lambda step: rate(int(step / factor))
+
+
+def set_constants(
+    groups: list[dict[str, Any]],
+    step: int,
+    rate: Rate,
+    momentum: Rate | None = None,
+    decay_factor: Rate | None = None,
+) -> None:
+    """Set the rate, the momentum and the weight decay of `step` in groups of parameters.
+
+    Momentum and weight decay stay those of the optimiser without a function of them.
+    """
+    for group in groups:
+        # Optimisers of different parameters can have different rates.
+        group["lr"] = rate(step) * group.get("lr_scale", 1.0)
+        if group.get("keeps_constants"):
+            # Momentum and weight decay of the schedule are those of other parameters.
+            continue
+        if decay_factor is not None:
+            first_decay = group.setdefault("first_weight_decay", group["weight_decay"])
+            group["weight_decay"] = first_decay * decay_factor(step)
+        if momentum is None:
+            continue
+        if "betas" in group:
+            _, beta2 = group["betas"]
+            group["betas"] = (momentum(step), beta2)
+        elif "momentum" in group:
+            group["momentum"] = momentum(step)

@@ -25,7 +25,7 @@ from lit_attn.models.sharding import (
 )
 from lit_attn.optim.averaging import WeightAverage
 from lit_attn.optim.base import Optimizer
-from lit_attn.optim.schedules import Rate
+from lit_attn.optim.schedules import Rate, set_constants
 from lit_attn.private_names.of_torchmetrics import mark_updated
 from lit_attn.schema.base import require_methods
 from lit_attn.tasks.exact_metrics import clear_states, compute, update, use_float64
@@ -413,23 +413,8 @@ class TaskModule(L.LightningModule, ABC):
             self.optimizer.clip(self.clipped, gradient_clip_val)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        for group in optimizer.param_groups:
-            # Optimisers of different parameters can have different rates.
-            group["lr"] = self.rate(self.global_step) * group.get("lr_scale", 1.0)
-            if group.get("keeps_constants"):
-                # Momentum and weight decay of the schedule are those of other parameters.
-                continue
-            if self.decay_factor is not None:
-                first_decay = group.setdefault("first_weight_decay", group["weight_decay"])
-                group["weight_decay"] = first_decay * self.decay_factor(self.global_step)
-            if self.momentum is None:
-                continue
-            momentum = self.momentum(self.global_step)
-            if "betas" in group:
-                _, beta2 = group["betas"]
-                group["betas"] = (momentum, beta2)
-            elif "momentum" in group:
-                group["momentum"] = momentum
+        factors = (self.rate, self.momentum, self.decay_factor)
+        set_constants(optimizer.param_groups, self.global_step, *factors)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the first loss, and the running means of all devices, which Lightning lacks."""
