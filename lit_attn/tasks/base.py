@@ -29,6 +29,7 @@ from lit_attn.optim.schedules import Rate, set_constants
 from lit_attn.private_names.of_torchmetrics import mark_updated
 from lit_attn.schema.base import require_methods
 from lit_attn.tasks.exact_metrics import clear_states, compute, update, use_float64
+from lit_attn.tasks.late_losses import LateLosses
 from lit_attn.tasks.pictures import Pictures
 from lit_attn.tasks.tf32 import products_in_tf32
 
@@ -101,7 +102,7 @@ class TaskModule(L.LightningModule, ABC):
         self._extend_metrics()
         self.train_means: dict[str, MeanMetric] = {}
         for name in ("loss", *self.training_values):
-            # `training_step` has checked that the loss is finite, and each check makes a GPU wait.
+            # Another check than that of `late_losses` would make a GPU wait in each step.
             self.train_means[name] = MeanMetric(nan_strategy="disable")
         self.registered_means = nn.ModuleList(self.train_means.values())
         # Numbers that the last training step of a user's module has logged, by name.
@@ -112,6 +113,7 @@ class TaskModule(L.LightningModule, ABC):
         self.learners: list[Learner] | None = None
         # Parameters whose gradients are clipped, from the first step on.
         self.clipped: list[nn.Parameter] | None = None
+        self.late_losses = LateLosses()
         # Open while the weights of a sharded network are gathered for an evaluation.
         self.gathered = contextlib.ExitStack()
 
@@ -213,7 +215,7 @@ class TaskModule(L.LightningModule, ABC):
         return self.compile_mode == "reduce-overhead"
 
     def training_step(self, batch: Any, batch_index: int) -> Tensor:
-        """Return the loss; raise Diverged before the update if it is not finite.
+        """Return the loss; raise Diverged if it, or on one GPU an earlier one, is not finite.
 
         Raises ConfigError if it reads a sharded weight outside the network.
         """
@@ -221,8 +223,7 @@ class TaskModule(L.LightningModule, ABC):
             torch.compiler.cudagraph_mark_step_begin()
         loss = self.loss(batch)
         require_complete(loss)
-        if not torch.isfinite(loss):
-            raise Diverged(f"loss is {loss.item()} at step {self.global_step}")
+        self.late_losses.check(self.global_step, loss)
         if self.global_step == 0 and batch_index == 0:
             # A copy, because a CUDA graph writes to its outputs again. Reading makes a GPU wait.
             self._first_loss = loss.detach().clone()
@@ -263,6 +264,7 @@ class TaskModule(L.LightningModule, ABC):
 
     def on_train_epoch_end(self) -> None:
         """Record the means of the epoch; to record each step would cost more than a step."""
+        self.late_losses.require_finite(waits=True)
         values = {"train/lr": self.rate(self.global_step - 1)}
         for name, mean in self.train_means.items():
             if mean.update_called:
@@ -271,6 +273,7 @@ class TaskModule(L.LightningModule, ABC):
         self._record(values)
 
     def on_validation_start(self) -> None:
+        self.late_losses.require_finite(waits=True)
         if self.evaluates_in_step:
             return
         for network in self._list_networks():
@@ -418,6 +421,7 @@ class TaskModule(L.LightningModule, ABC):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the first loss, and the running means of all devices, which Lightning lacks."""
+        self.late_losses.require_finite(waits=True)
         checkpoint["first_loss"] = self.first_loss
         for name, mean in self.train_means.items():
             if mean.update_called:

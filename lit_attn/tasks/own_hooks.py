@@ -204,6 +204,7 @@ class HookCaller(TaskModule, ABC):
         self.network.on_before_zero_grad(optimizer)
 
     def on_validation_start(self) -> None:
+        self.late_losses.require_finite(waits=True)
         for module in self.evaluated_modules():
             module.on_validation_start()
 

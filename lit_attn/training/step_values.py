@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lit_attn.models.sharding import to_plain
 from lit_attn.tasks.base import TaskModule
+from lit_attn.tasks.late_losses import copy_from_device
 from lit_attn.training.recording import MetricsFile
 from lit_attn.training.timing import DeviceClock, StepTimer
 
@@ -80,12 +81,12 @@ class StepValuesCallback(L.Callback):
             self._losses.append(outputs["loss"].detach())
             if is_step_end:
                 self._record(step, module)
-        self._write_arrived()
+        self._write_arrived(module)
 
-    def on_train_end(self, *_: Any) -> None:
+    def on_train_end(self, trainer: L.Trainer, module: Any) -> None:
         for values in self._unwritten:
             self.clock.wait(values.mark)
-        self._write_arrived()
+        self._write_arrived(module)
 
     def _record(self, step: int, module: TaskModule) -> None:
         """Start to copy the values of `step` from the device."""
@@ -110,9 +111,14 @@ class StepValuesCallback(L.Callback):
         copies = {tag: copy_from_device(value) for tag, value in values.items()}
         self._unwritten.append(StepValues(step, copies, self.clock.mark()))
 
-    def _write_arrived(self) -> None:
-        """Write the values whose copies have arrived, in the order of their steps."""
+    def _write_arrived(self, module: TaskModule) -> None:
+        """Write the values whose copies have arrived, in the order of their steps.
+
+        Raises Diverged before the values of a step whose loss is not finite.
+        """
         while self._unwritten and self.clock.has_passed(self._unwritten[0].mark):
+            # The loss of this step has arrived before its values.
+            module.late_losses.require_finite(waits=False)
             arrived = self._unwritten.popleft()
             for tag, value in arrived.values.items():
                 self.metrics.events.add_scalar(tag, value.item(), arrived.step)
@@ -133,11 +139,3 @@ def is_scaled(optimizer: torch.optim.Optimizer) -> bool:
     A fused optimiser removes the scale itself; for the others it is removed before.
     """
     return getattr(optimizer, "_step_supports_amp_scaling", False)
-
-
-def copy_from_device(value: Tensor) -> Tensor:
-    """Return a copy on the CPU, which has arrived once the device has done its work so far."""
-    if value.device.type != "cuda":
-        return value.detach().clone()
-    copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
-    return copy.copy_(value.detach(), non_blocking=True)

@@ -110,8 +110,8 @@ def test_a_stopped_cell_resumes(
 
 
 @pytest.mark.parametrize("name", ["clipped", "set-adam", "text", "composition", "sequences"])
-def test_a_step_waits_for_the_gpu_once(name: str, tmp_path: Path) -> None:
-    """The step waits to check that the loss is finite."""
+def test_a_step_does_not_wait_for_the_gpu(name: str, tmp_path: Path) -> None:
+    """The check that the loss is finite reads a copy that has arrived."""
     _, make = CELLS[name]
     cell = on_gpu(make(tmp_path), "fp32")
     with rehearsal() as reads:
@@ -125,7 +125,7 @@ def test_a_step_waits_for_the_gpu_once(name: str, tmp_path: Path) -> None:
             task.training_step(next(batches), number).backward()
             nn.utils.clip_grad_norm_(task.parameters(), 1.0)
             optimizer.step()
-        assert len(reads) == 2
+        assert reads == []
 
 
 @pytest.mark.parametrize(

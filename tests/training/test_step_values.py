@@ -13,6 +13,7 @@ from torch import nn
 
 from lit_attn.cells.records import read_metrics
 from lit_attn.config.cell import Cell
+from lit_attn.tasks.late_losses import LateLosses
 from lit_attn.training.step_values import StepValuesCallback, measure_gradient_norm
 from lit_attn.training.timing import DeviceClock
 
@@ -106,7 +107,9 @@ def test_values_are_written_when_the_device_has_sent_them() -> None:
     times = SimpleNamespace(wall_times=[])
     metrics: Any = SimpleNamespace(events=events)
     callback = StepValuesCallback(metrics, clock, times, 8, None, 1)  # type: ignore[arg-type]
-    module: Any = SimpleNamespace(rate=lambda step: 1.0, logged_in_step={"mine": 2})
+    module: Any = SimpleNamespace(
+        rate=lambda step: 1.0, logged_in_step={"mine": 2}, late_losses=LateLosses()
+    )
     for step in range(1, 6):
         clock.step = step
         trainer: Any = SimpleNamespace(
