@@ -6,7 +6,7 @@ is one more class here, or in a file outside the package. Only `sample` imports 
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lit_attn.schema.errors import ConfigError
@@ -270,7 +270,7 @@ class TokenStream(CausalTokens):
     """
 
     batch_names = ("inputs", "targets")
-    document_end: int | None = None
+    document_end: int | None = field(default=None, kw_only=True)
 
     @property
     def has_fixed_shapes(self) -> bool:

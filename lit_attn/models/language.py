@@ -144,7 +144,7 @@ class GPTConfig(TokenTransformer, kind="gpt"):
     )
 
     def build(self, signature: Any, device: Device = None) -> Any:
-        network = super().build(signature, device)
+        network: Any = super().build(signature, device)
         if self.documents == "separate":
             network.trunk.document_end = signature.document_end
         return network

@@ -295,8 +295,8 @@ class Trunk(nn.Module):
         A document starts with the token that separates it from the one before. `indices` (n,) are
         those of `tokens` in the sequence, after the cached tokens.
         """
-        is_start = tokens == self.document_end
-        starts = torch.where(is_start, indices, 0)
+        assert self.document_end is not None
+        starts = torch.where(tokens.eq(self.document_end), indices, 0)
         if caches and DOCUMENT_STARTS in caches[0].totals:
             starts[:, 0] = torch.maximum(starts[:, 0], caches[0].totals[DOCUMENT_STARTS])
         starts = starts.cummax(1).values

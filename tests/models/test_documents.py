@@ -1,5 +1,6 @@
 """Tests of packed text: no attention across documents, and positions that start again."""
 
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,10 @@ def test_the_data_names_the_token_that_separates_documents() -> None:
     model = gpt_cases.config("casted", documents="separate")
     network = model.build(TokenStream(VOCABULARY, CONTEXT, document_end=END))
     assert network.trunk.document_end == END
-    assert gpt_cases.config("casted").build(TokenStream(50, 16, 0)).trunk.document_end is None
+    assert (
+        gpt_cases.config("casted").build(TokenStream(50, 16, document_end=0)).trunk.document_end
+        is None
+    )
     assert PythonText().signature().document_end == Bytes().document_end == 0
     assert Gpt2().document_end == 50_256
 
@@ -188,3 +192,14 @@ def test_a_cell_trains_on_separate_documents(tmp_path: Path) -> None:
         losses.append([row.value for row in rows if row.name == "val/loss"])
     assert losses[0]
     assert losses[0] != losses[1]
+
+
+def test_a_signature_with_further_fields_keeps_their_places() -> None:
+    """Data outside the package pass the fields of their own signatures by place."""
+
+    @dataclass(frozen=True)
+    class Stream(TokenStream):
+        floor: float = 0.0
+
+    assert Stream(50, 16, 0.25) == Stream(50, 16, floor=0.25)
+    assert Stream(50, 16, 0.25).document_end is None
