@@ -142,10 +142,11 @@ class TokenTransformer(PackageModel):
         chosen = self.rotations[layer % len(self.rotations)]
         if self.positions != "rotary" or chosen == "none":
             return None
-        if chosen == "model":
-            return Rotation(self.rotated_width, self.rotary_base)
-        share = self.rotary_share if chosen.share is None else chosen.share
-        base = self.rotary_base if chosen.base is None else chosen.base
+        share = self.rotary_share
+        base = self.rotary_base
+        if isinstance(chosen, LayerRotation):
+            share = share if chosen.share is None else chosen.share
+            base = base if chosen.base is None else chosen.base
         return Rotation(int(self.width_of_heads * share), base)
 
     def attention_of(self, layer: int) -> AttentionSpec:
