@@ -357,7 +357,7 @@ def _try_member(
 
 
 @cache
-def _try_mixers(member: type[Kind], text: str, signature: Signature, precision: str) -> str:
+def _try_mixers(member: type[Model], text: str, signature: Signature, precision: str) -> str:
     """Return why a layer of a user in the model with the JSON `text` cannot be used, or ""."""
     try:
         mixer_trial.try_mixers(member.model_validate_json(text), signature, precision)
@@ -368,7 +368,7 @@ def _try_mixers(member: type[Kind], text: str, signature: Signature, precision: 
 
 @cache
 def _try_blocks(
-    member: type[Kind], text: str, signature: Signature, is_sharded: bool, is_recomputed: bool
+    member: type[Model], text: str, signature: Signature, is_sharded: bool, is_recomputed: bool
 ) -> str:
     """Return why the model with the JSON `text` cannot be trained block by block, or ""."""
     try:
