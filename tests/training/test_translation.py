@@ -134,6 +134,36 @@ def test_unknown_characters_never_match(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_translating_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token has another length of the caches, for which code would be compiled again."""
+    graphs = []
+    compile_with = torch.compile
+
+    def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(
+        torch, "compile", lambda forward, mode: compile_with(forward, backend=backend)
+    )
+    torch.compiler.reset()
+    task = make_task(tmp_path, training={"compile": True})
+    batch = next(iter(task.data.evaluation_loader("val")))
+    translates = [False, True]
+    monkeypatch.setattr(Translation, "is_translating", lambda task: translates.pop(0))
+    with torch.no_grad():
+        _, targets, none = task.evaluate(batch)
+        compiled = len(graphs)
+        _, _, translations = task.evaluate(batch)
+    assert compiled > 0
+    assert none.shape[1] == 0
+    assert len(translations) == len(targets)
+    assert translations.shape[1] > 3
+    assert len(graphs) == compiled
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
 def test_loss_and_values_of_sentences(tmp_path: Path) -> None:
     task = make_task(tmp_path)
     task.is_translating = lambda: False  # type: ignore[method-assign]

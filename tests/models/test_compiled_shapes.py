@@ -1,0 +1,98 @@
+"""Compiled code sees few shapes: last batches, generation, and the replaced layers of timm."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import timm
+import torch
+from helpers.training_cells import digits_cell, text_cell
+from torch import Tensor
+
+from lit_attn import replace_attention
+from lit_attn.config.cell import Cell
+from lit_attn.models import blocks, factory
+from lit_attn.private_names.of_torch import compiler_limits
+
+PRESETS = ["standard", "belief2", "mgk", "dcmha"]
+
+
+class Compiler:
+    """Backend of torch.compile that counts graphs and calls them without compiling."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        self.graphs += 1
+        return graph.forward
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
+    """Let `compile_blocks` use a Compiler, and fail where PyTorch would stop compiling."""
+    backend = Compiler()
+    compile_with = torch.compile
+
+    def compile_forward(forward: Callable[..., Any], **options: Any) -> Any:
+        return compile_with(forward, backend=backend)
+
+    monkeypatch.setattr(blocks.torch, "compile", compile_forward)
+    torch.compiler.reset()
+    with compiler_limits(fail_on_recompile_limit_hit=True):
+        yield backend
+    torch.compiler.reset()
+
+
+def build(cell: Cell) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return factory.build(cell.experiment.model, cell.experiment.data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", PRESETS)
+def test_last_batches_of_any_size_need_one_more_graph(attention: str, compiler: Compiler) -> None:
+    cell = digits_cell(model={"attention": attention, "drop_path": 0.0})
+    expected, network = build(cell).eval(), build(cell)
+    blocks.compile_blocks(network, "default")
+    network.train()(torch.randn(8, 1, 8, 8)).sum().backward()
+    network.eval()
+    with torch.no_grad():
+        for size in (8, 5, 3, 7, 2):
+            images = torch.randn(size, 1, 8, 8)
+            torch.testing.assert_close(network(images), expected(images), rtol=1e-5, atol=1e-6)
+    # Training, evaluation, and evaluation of any other number of samples.
+    assert compiler.graphs == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", PRESETS)
+def test_texts_that_grow_need_one_more_graph(attention: str, compiler: Compiler) -> None:
+    """Without a cache, each token of a generated text is another length."""
+    cell = text_cell(model={"attention": attention})
+    expected, network = build(cell).eval(), build(cell).eval()
+    blocks.compile_blocks(network, "default")
+    with torch.no_grad():
+        for length in range(4, 14):
+            tokens = torch.randint(20, (2, length))
+            torch.testing.assert_close(network(tokens), expected(tokens), rtol=1e-5, atol=1e-6)
+    assert compiler.graphs == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", PRESETS)
+def test_a_model_with_replaced_layers_is_compiled_for_any_batch(
+    attention: str, compiler: Compiler
+) -> None:
+    torch.manual_seed(0)
+    size = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 3, "num_heads": 2}
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=3, **size)
+    replace_attention(model, attention)
+    model.eval()
+    images = [torch.randn(number, 3, 16, 16) for number in (4, 2, 3, 5)]
+    with torch.no_grad():
+        expected = [model(batch) for batch in images]
+        model.compile(backend=compiler)
+        for batch, output in zip(images, expected, strict=True):
+            torch.testing.assert_close(model(batch), output, rtol=1e-5, atol=1e-6)
+    assert compiler.graphs == 2
