@@ -99,7 +99,7 @@ class Probe(TokenData):
         return self.context if split == LONGER else self.length
 
     def signature(self) -> ProbeTokens:
-        return ProbeTokens(self.vocabulary, self.context, self.floor)
+        return ProbeTokens(self.vocabulary, self.context, floor=self.floor)
 
     def build(self, seed: int, device: torch.device) -> "ProbeData":
         return ProbeData(self, seed, device)
@@ -133,8 +133,9 @@ class ProbeData(TokenDataModule):
         return batch
 
     def floors(self, split: str, steps: int) -> list[Floor]:
-        accuracy = self.probe.floor
-        return [Floor("rule without the ability", {"accuracy": accuracy}, "computed, not measured")]
+        # The rule's accuracy stays below SOLVED, however long it is trained.
+        values = {"accuracy": self.probe.floor, "unsolved_steps": float(steps)}
+        return [Floor("guessing", values, "computed, not measured")]
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
         tokens, targets = self.sequences[split]
@@ -206,7 +207,7 @@ class ProbeTask(LanguageModelling):
         self.solved = set(checkpoint.get("solved", []))
 
     def chance_levels(self, split: str) -> dict[str, float]:
-        """Return the accuracy of the best rule without the ability."""
+        """Return the accuracy of the best guessing."""
         return {"accuracy": self.data.signature.floor}
 
     def evaluate(self, batch: Any) -> tuple[Tensor, ...]:

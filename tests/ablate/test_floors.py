@@ -78,5 +78,5 @@ def test_floors_of_own_data_are_computed_or_the_reason_is_kept(tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     record = Floors.read(tmp_path / "runs" / "probe" / "floors.json")
     assert record is not None
-    assert {floor.rule for floor in record.floors} == {"rule without the ability"}
+    assert {floor.rule for floor in record.floors} == {"guessing"}
     assert not log.exists()

@@ -69,9 +69,7 @@ def test_the_short_study_of_mechanisms_has_the_published_model_and_rates() -> No
 @pytest.mark.parametrize(
     ("study", "count"), [("product", 22_314), ("digits", 32_714), ("mechanisms", 32_714)]
 )
-def test_variants_of_the_studies_of_digits_have_equal_parameter_counts(
-    study: str, count: int
-) -> None:
+def test_variants_of_the_small_studies_have_equal_parameter_counts(study: str, count: int) -> None:
     """The tables of these studies compare models of equal size, except models without an FFN."""
     for variant in matrices()[study].variants:
         if variant.experiment.model.ffn is None:

@@ -383,6 +383,7 @@ def test_a_cell_records_each_split_and_whether_it_is_solved(tmp_path: Path) -> N
     for key in ("pairs", "ids"):
         del experiment["data"][key]
     experiment["training"]["epochs"] = 2
+    experiment["schedule"]["warmup"] = 0
     cell = Cell.model_validate(
         {
             "study": "t",
@@ -415,6 +416,7 @@ def test_unsolved_steps_end_at_the_first_evaluation_that_solves_and_resume(
         return values["val/unsolved_steps"]
 
     task = build.build(cell, CPU).task
+    assert task.chance_levels("val") == {"accuracy": 0.25}
     assert evaluate(task, 10, 0.0) == 10
     assert evaluate(task, 20, 0.0) == 20
     assert evaluate(task, 30, 1.0) == 20
