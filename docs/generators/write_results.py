@@ -1,8 +1,10 @@
-"""Generator of the page of results: `python docs/generators/write_results.py > docs/results.md`.
+"""Generator of the pages of results, which it writes to docs/.
 
-The page is results.template with each {{name argument ...}} replaced by numbers of the committed
-evidence: `name` is a function of this file, decorated with `placeholder`, and a last argument
-`N digits` sets the decimals. No other number of the template is measured.
+    python docs/generators/write_results.py
+
+A page is a template of this folder with each {{name argument ...}} replaced by numbers of the
+committed evidence: `name` is a function of this file, decorated with `placeholder`, and a last
+argument `N digits` sets the decimals. No other number of a template is measured.
 """
 
 import csv
@@ -19,7 +21,12 @@ from lit_attn.report.verdicts.comparison import ALPHA
 
 ROOT = Path(__file__).parents[2]
 EVIDENCE = ROOT / "reports" / "evidence"
-TEMPLATE = Path(__file__).with_name("results.template")
+SHIPPED = [ROOT / "ablations.yaml", ROOT / "experiments" / "probes" / "studies.yaml"]
+"""Files of studies that a CPU can train; p is corrected over the studies of each file."""
+
+PAGES = ("results", "history")
+"""Names of the pages; `results` is written from results.template."""
+
 PLACEHOLDER = re.compile(r"\{\{([^}]+)\}\}")
 WORDS: tuple[str, ...] = ("no", "one", "two", "three", "four", "five", "six")
 WORDS += ("seven", "eight", "nine", "ten", "eleven", "twelve")
@@ -51,13 +58,21 @@ def find_row(path: str, **values: str) -> Row:
 
 @cache
 def correct_over_studies() -> dict[tuple[str, str], float]:
-    """Return p by study and variant, corrected over the sealed studies of ablations.yaml (Holm)."""
-    path = ROOT / "ablations.yaml"
-    compared: dict[str, list[Row]] = {}
-    for study, source in read_studies(path).items():
+    """Return p by study and variant, corrected over the sealed studies of the same file (Holm)."""
+    families: dict[Path, dict[str, list[Row]]] = {path: {} for path in SHIPPED}
+    for study, source in read_studies(ROOT / "ablations.yaml").items():
         is_sealed = (EVIDENCE / study / "seals.json").exists()
-        if is_sealed and source.path == path:
-            compared[study] = [row for row in read_table(f"{study}/table.csv") if row["p_adjusted"]]
+        if is_sealed and source.path in SHIPPED:
+            rows = [row for row in read_table(f"{study}/table.csv") if row["p_adjusted"]]
+            families[source.path][study] = rows
+    corrected: dict[tuple[str, str], float] = {}
+    for compared in families.values():
+        corrected |= correct_family(compared)
+    return corrected
+
+
+def correct_family(compared: dict[str, list[Row]]) -> dict[tuple[str, str], float]:
+    """Return p by study and variant, corrected over `compared`, the rows of each study."""
     # Several looks at the results of a study leave a smaller level than ALPHA.
     p_values = [
         [float(row["p_adjusted"]) * ALPHA / float(row.get("level", ALPHA)) for row in rows]
@@ -187,9 +202,11 @@ def margin(study: str) -> str:
 
 
 @placeholder
-def sealed() -> str:
-    """Return the number of studies over which p is corrected."""
-    return WORDS[len({study for study, _ in correct_over_studies()})]
+def sealed(path: str) -> str:
+    """Return the number of studies of a file over which p is corrected."""
+    sources = read_studies(ROOT / "ablations.yaml")
+    studies = {study for study, _ in correct_over_studies()}
+    return WORDS[sum(sources[study].path == ROOT / path for study in studies)]
 
 
 @placeholder
@@ -280,10 +297,21 @@ def fill(match: re.Match[str]) -> str:
     return PLACEHOLDERS[name](*arguments)
 
 
-def write_page() -> str:
-    """Return the page."""
-    return PLACEHOLDER.sub(fill, TEMPLATE.read_text(encoding="utf-8"))
+def read_template(name: str) -> str:
+    """Return the template of a page."""
+    return Path(__file__).with_name(f"{name}.template").read_text(encoding="utf-8")
+
+
+def write_page(name: str) -> str:
+    """Return the text of a page."""
+    return PLACEHOLDER.sub(fill, read_template(name))
+
+
+def main() -> None:
+    """Write all pages."""
+    for name in PAGES:
+        (ROOT / "docs" / f"{name}.md").write_text(write_page(name), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    print(write_page(), end="")
+    main()
