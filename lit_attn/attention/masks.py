@@ -189,11 +189,13 @@ def split_mask(attn_mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Return the visibility and the finite bias of a mask of scaled-dot-product attention.
 
     A boolean mask is True where a query may attend to a key, and has no bias. An additive mask
-    hides a key by -inf or by any number up to `HIDES_FROM`, and its bias is 0 there. Raises
-    ValueError for a mask of integers, whose meaning is ambiguous.
+    hides a key by -inf or by any number up to `HIDES_FROM`, and its bias is 0 there. A mask of keys
+    alone (m,) gets an axis of queries. Raises ValueError for a mask of integers, whose meaning is
+    ambiguous.
     """
     if attn_mask is None:
         return None, None
+    attn_mask = torch.atleast_2d(attn_mask)
     if attn_mask.dtype == torch.bool:
         return attn_mask, None
     if not attn_mask.is_floating_point():

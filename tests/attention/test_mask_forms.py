@@ -162,6 +162,16 @@ def test_finite_biases_equal_the_reference(name: str) -> None:
             assert not gradient[~pattern.shown.expand_as(gradient)].any()
 
 
+@every_softmax
+def test_a_mask_of_one_axis_is_one_of_the_keys(name: str) -> None:
+    shown = torch.arange(N) > 1
+    layer = layer_for(name, None)
+    x = tokens(N)
+    for mask in forms(shown):
+        expected = layer(x, mask[None, None, None])
+        torch.testing.assert_close(layer(x, mask), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @every_choice
 def test_forms_agree_in_every_precision(name: str, dtype: torch.dtype) -> None:
