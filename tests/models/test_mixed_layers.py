@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+import yaml
 from helpers import gpt_cases, studies
 from helpers.paths import ROOT
 from torch import nn
@@ -343,7 +344,7 @@ def test_every_model_with_a_depth_checks_its_layers() -> None:
 def test_examples_of_the_page_are_variants(tmp_path: Path) -> None:
     """The YAML of docs/mixers.md on layers, as the cells of a study."""
     page = (ROOT / "docs" / "mixers.md").read_text(encoding="utf-8")
-    section = page.partition("## A different mechanism per layer")[2].partition("\n## ")[0]
+    section = page.partition("## A different mechanism per layer")[2].partition("\n### ")[0]
     (cells,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
     body = "baseline: xsa-last\ncells:\n" + textwrap.indent(cells, "  ")
     variants = studies.variants(tmp_path, body, EXPERIMENT)
@@ -357,3 +358,11 @@ def test_examples_of_the_page_are_variants(tmp_path: Path) -> None:
     assert [spec.window for spec in specs["windows-but-the-first"]] == [None, 16, 16, None]
     assert [spec.window for spec in specs["listed"]] == [None, None, 16, None]
     assert specs["listed"][3] == PRESETS["belief2"]
+
+
+def test_the_example_of_positions_on_the_page_is_a_model() -> None:
+    page = (ROOT / "docs" / "mixers.md").read_text(encoding="utf-8")
+    section = page.partition("### Positions per layer")[2]
+    example = yaml.safe_load(section.partition("```yaml\n")[2].partition("```")[0])["model"]
+    model = Model.family[example["kind"]].model_validate(example)
+    assert len(model.rotations) == model.depth == 6
