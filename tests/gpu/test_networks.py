@@ -229,10 +229,10 @@ def test_every_network_trains(name: str) -> None:
 def test_no_augmentation_waits_for_the_gpu(tmp_path: Path) -> None:
     """The test covers every augmentation of the shipped studies."""
     pipelines = {
-        job.cell.experiment.data.augment: job.cell.experiment.data
+        variant.experiment.data.augment: variant.experiment.data
         for study in read_studies(ABLATIONS).values()
-        for job in expand(study, tmp_path, seeds=(0,)).jobs
-        if isinstance(job.cell.experiment.data, Images)
+        for variant in expand(study, tmp_path).variants
+        if isinstance(variant.experiment.data, Images)
     }
     assert len(pipelines) >= 5
     for data in pipelines.values():
