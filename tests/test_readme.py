@@ -85,6 +85,14 @@ def test_the_counts_in_words_hold() -> None:
     assert f"{write_results.WORDS[len(done)]} short trainings ended" in README
 
 
+def test_the_variants_that_recall_sooner_have_their_stars() -> None:
+    (named,) = re.findall(r"guessing does not, (.*?) learn sooner", " ".join(README.split()))
+    rows = read_rows("recall-mechanisms/table.csv")
+    better = {r["variant"] for r in rows if r["significant"] == "True" and float(r["high"]) < 0}
+    assert set(re.findall(r"`([\w-]+)`", named)) == better
+    assert all(write_results.has_star("recall-mechanisms", variant) for variant in better)
+
+
 def test_the_default_study_takes_about_five_minutes() -> None:
     ends = [row["finished"] for row in read_rows("product/per_seed.csv")]
     times = [datetime.fromisoformat(end) for end in ends]
