@@ -99,7 +99,8 @@ AS_OTHER_USER = (
     "main(sys.argv[1:])\n"  # Imports every module: another user may not be able to.
     "Path('runs').mkdir(mode=0o700)\n"
     "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-    "sys.exit(main(sys.argv[1:]))\n"
+    "code = main(sys.argv[1:]); sys.stdout.flush(); sys.stderr.flush()\n"
+    "os._exit(code)\n"  # Folders that imported packages made belong to the first user.
 )
 
 
