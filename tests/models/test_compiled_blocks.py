@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.graph_counter import GraphCounter
 from helpers.training_cells import digits_cell, text_cell
 from torch import Tensor, nn
 
@@ -17,21 +18,10 @@ VALUES = {"layers": [{"every": 2, "use": "belief2"}, {"last": 1, "use": "xsa"}]}
 WINDOWED = {"preset": "standard", "window": 4}
 
 
-class Compiler:
-    """Backend of torch.compile that counts graphs and calls them without compiling."""
-
-    def __init__(self) -> None:
-        self.graphs = 0
-
-    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-        self.graphs += 1
-        return graph.forward
-
-
 @pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
-    """Let `compile_blocks` use a Compiler, and restore the limits of PyTorch."""
-    backend = Compiler()
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[GraphCounter]:
+    """Let `compile_blocks` use a GraphCounter, and restore the limits of PyTorch."""
+    backend = GraphCounter()
     compile_with = torch.compile
 
     def compile_forward(forward: Any, mode: str) -> Any:
@@ -74,14 +64,14 @@ def compute(network: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [gpt, vit])
 @pytest.mark.parametrize("attention", ["standard", "belief2", "mgk", "dcmha"])
-def test_twelve_blocks_compile_one_graph(make: Any, attention: str, compiler: Compiler) -> None:
+def test_twelve_blocks_compile_one_graph(make: Any, attention: str, compiler: GraphCounter) -> None:
     network, inputs = build(make(12, attention))
     compile_blocks(network, "default")
     network.train()(*inputs)
     assert compiler.graphs == 1
 
 
-def test_blocks_share_a_graph_and_compute_the_same(compiler: Compiler) -> None:
+def test_blocks_share_a_graph_and_compute_the_same(compiler: GraphCounter) -> None:
     expected = compute(*build(gpt(3, "standard")))
     network, inputs = build(gpt(3, "standard"))
     compile_blocks(network, "default")
@@ -105,7 +95,7 @@ def test_blocks_share_a_graph_and_compute_the_same(compiler: Compiler) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [gpt, vit])
 def test_blocks_that_differ_have_their_own_graphs_and_the_same_values(
-    make: Any, attention: Any, graphs: int, compiler: Compiler
+    make: Any, attention: Any, graphs: int, compiler: GraphCounter
 ) -> None:
     expected = compute(*build(make(6, attention)))
     network, inputs = build(make(6, attention))
@@ -115,7 +105,9 @@ def test_blocks_that_differ_have_their_own_graphs_and_the_same_values(
 
 
 @pytest.mark.slow
-def test_many_kinds_of_blocks_do_not_reach_the_limit_of_the_compiler(compiler: Compiler) -> None:
+def test_many_kinds_of_blocks_do_not_reach_the_limit_of_the_compiler(
+    compiler: GraphCounter,
+) -> None:
     """Rates of stochastic depth are constants, and PyTorch's limit is eight variants."""
     network, inputs = build(vit(10, "standard", drop_path=0.1))
     compile_blocks(network, "default")
@@ -127,7 +119,7 @@ def test_many_kinds_of_blocks_do_not_reach_the_limit_of_the_compiler(compiler: C
 
 
 @pytest.mark.slow
-def test_recomputed_blocks_share_their_graph_too(compiler: Compiler) -> None:
+def test_recomputed_blocks_share_their_graph_too(compiler: GraphCounter) -> None:
     expected = compute(*build(gpt(4, "belief2")))
     network, inputs = build(gpt(4, "belief2"))
     compile_blocks(network, "default")

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import timm
 import torch
+from helpers.graph_counter import GraphCounter
 from helpers.training_cells import digits_cell, text_cell
-from torch import Tensor
 
 from lit_attn import replace_attention
 from lit_attn.config.cell import Cell
@@ -17,21 +17,10 @@ from lit_attn.private_names.of_torch import compiler_limits
 PRESETS = ["standard", "belief2", "mgk", "dcmha"]
 
 
-class Compiler:
-    """Backend of torch.compile that counts graphs and calls them without compiling."""
-
-    def __init__(self) -> None:
-        self.graphs = 0
-
-    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-        self.graphs += 1
-        return graph.forward
-
-
 @pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
-    """Let `compile_blocks` use a Compiler, and fail where PyTorch would stop compiling."""
-    backend = Compiler()
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[GraphCounter]:
+    """Let `compile_blocks` use a GraphCounter, and fail where PyTorch would stop compiling."""
+    backend = GraphCounter()
     compile_with = torch.compile
 
     def compile_forward(forward: Callable[..., Any], **options: Any) -> Any:
@@ -51,7 +40,9 @@ def build(cell: Cell) -> torch.nn.Module:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", PRESETS)
-def test_last_batches_of_any_size_need_one_more_graph(attention: str, compiler: Compiler) -> None:
+def test_last_batches_of_any_size_need_one_more_graph(
+    attention: str, compiler: GraphCounter
+) -> None:
     cell = digits_cell(model={"attention": attention, "drop_path": 0.0})
     expected, network = build(cell).eval(), build(cell)
     blocks.compile_blocks(network, "default")
@@ -67,7 +58,7 @@ def test_last_batches_of_any_size_need_one_more_graph(attention: str, compiler: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", PRESETS)
-def test_texts_that_grow_need_one_more_graph(attention: str, compiler: Compiler) -> None:
+def test_texts_that_grow_need_one_more_graph(attention: str, compiler: GraphCounter) -> None:
     """Without a cache, each token of a generated text is another length."""
     cell = text_cell(model={"attention": attention})
     expected, network = build(cell).eval(), build(cell).eval()
@@ -82,7 +73,7 @@ def test_texts_that_grow_need_one_more_graph(attention: str, compiler: Compiler)
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", PRESETS)
 def test_a_model_with_replaced_layers_is_compiled_for_any_batch(
-    attention: str, compiler: Compiler
+    attention: str, compiler: GraphCounter
 ) -> None:
     torch.manual_seed(0)
     size = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 3, "num_heads": 2}
