@@ -4,25 +4,21 @@ A first cell on a GPU checks these calls, and no others (lit_attn.training.path_
 """
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.data.base import Data
 from lit_attn.models import factory
 from lit_attn.models.base import Model
+from lit_attn.models.recorded_calls import recorded_calls
 from lit_attn.schema.sources import PACKAGE
 
 MAX_TOKENS = 33
 """Tokens of a check beyond those of a window. No block of a kernel divides them."""
-
-ARGUMENTS = ("x", "attn_mask", "is_causal", "rotary", "cache", "memory")
-"""Arguments of the forward pass of an attention layer, in their order."""
 
 
 class AttentionCall(NamedTuple):
@@ -75,43 +71,25 @@ def find_calls(model: Model, data: Data) -> list[AttentionCall]:
     """
     network = factory.build(model, data, "meta").eval()
     network.requires_grad_(False)
-    with torch.no_grad(), factory.model_errors(), recorded_calls(network) as calls:
+    recorder = recorded_calls(network, Attention, describe_call)
+    with torch.no_grad(), factory.model_errors(), recorder as calls:
         network(*data.signature().sample())
     return list(dict.fromkeys(calls))
 
 
-@contextmanager
-def recorded_calls(network: nn.Module) -> Iterator[list[AttentionCall]]:
-    """Record how `network` calls its attention layers."""
-    calls: list[AttentionCall] = []
-
-    def record(layer: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        assert isinstance(layer, Attention)
-        arguments = dict(zip(ARGUMENTS, positional, strict=False)) | named
-        most_tokens = MAX_TOKENS + (layer.spec.window or 0)
-        calls.append(
-            AttentionCall(
-                spec=without_foreign_parts(layer.spec),
-                heads=layer.num_heads,
-                head_dim=layer.head_dim,
-                tokens=min(arguments["x"].shape[1], most_tokens),
-                is_causal=bool(arguments.get("is_causal", False)),
-                has_mask=arguments.get("attn_mask") is not None,
-                is_cross=arguments.get("memory") is not None,
-                is_local=layer.local_self_attention,
-            )
-        )
-
-    handles = [
-        module.register_forward_pre_hook(record, with_kwargs=True)
-        for module in network.modules()
-        if isinstance(module, Attention)
-    ]
-    try:
-        yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
+def describe_call(layer: Attention, arguments: Mapping[str, Any]) -> AttentionCall:
+    """Return the call of `layer` with these arguments."""
+    most_tokens = MAX_TOKENS + (layer.spec.window or 0)
+    return AttentionCall(
+        spec=without_foreign_parts(layer.spec),
+        heads=layer.num_heads,
+        head_dim=layer.head_dim,
+        tokens=min(arguments["x"].shape[1], most_tokens),
+        is_causal=bool(arguments.get("is_causal", False)),
+        has_mask=arguments.get("attn_mask") is not None,
+        is_cross=arguments.get("memory") is not None,
+        is_local=layer.local_self_attention,
+    )
 
 
 def without_foreign_parts(spec: AttentionSpec) -> AttentionSpec:

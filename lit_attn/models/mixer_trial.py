@@ -10,18 +10,18 @@ device that trains it, before the first cell and again by each cell.
 Shapes: B batch, n tokens, d width.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.mixer import InputCache, TokenMixer
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.models.base import Model, find_mixers
+from lit_attn.models.recorded_calls import recorded_calls
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure
 
@@ -95,40 +95,21 @@ def find_uses(model: Model, signature: Any) -> list[Use]:
     """Return the different ways in which `model` uses token mixers, from a pass without values."""
     with torch.device("meta"):
         network = model.build(signature, "meta").eval()
-    with recorded_uses(network) as uses:
+    with recorded_calls(network, TokenMixer, describe_use) as uses:
         network(*signature.sample())
     return list(dict.fromkeys(uses))
 
 
-@contextmanager
-def recorded_uses(network: nn.Module) -> Iterator[list[Use]]:
-    """Record how `network` calls its token mixers."""
-    uses: list[Use] = []
-
-    def record(mixer: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        assert isinstance(mixer, TokenMixer)
-        arguments = dict(zip(("x", "attn_mask", "is_causal"), positional, strict=False)) | named
-        uses.append(
-            Use(
-                spec=mixer.spec,
-                dim=mixer.dim,
-                heads=mixer.num_heads,
-                tokens=arguments["x"].shape[1],
-                is_causal=bool(arguments.get("is_causal", False)),
-                has_padding=arguments.get("attn_mask") is not None,
-            )
-        )
-
-    handles = [
-        module.register_forward_pre_hook(record, with_kwargs=True)
-        for module in network.modules()
-        if isinstance(module, TokenMixer)
-    ]
-    try:
-        yield uses
-    finally:
-        for handle in handles:
-            handle.remove()
+def describe_use(mixer: TokenMixer, arguments: Mapping[str, Any]) -> Use:
+    """Return the use of `mixer` in a call with these arguments."""
+    return Use(
+        spec=mixer.spec,
+        dim=mixer.dim,
+        heads=mixer.num_heads,
+        tokens=arguments["x"].shape[1],
+        is_causal=bool(arguments.get("is_causal", False)),
+        has_padding=arguments.get("attn_mask") is not None,
+    )
 
 
 class Trial:
