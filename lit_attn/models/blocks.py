@@ -115,9 +115,11 @@ def is_mostly_blocks(network: nn.Module) -> bool:
 
 def _count_without_embeddings(network: nn.Module) -> int:
     """Return the number of parameters of `network` that are not those of embeddings."""
-    tables = [module for module in network.modules() if isinstance(module, nn.Embedding)]
-    in_tables = {id(parameter) for table in tables for parameter in table.parameters()}
-    return sum(p.numel() for p in network.parameters() if id(p) not in in_tables)
+    tables = set()
+    for module in network.modules():
+        if isinstance(module, nn.Embedding):
+            tables.add(module.weight)
+    return sum(p.numel() for p in network.parameters() if p not in tables)
 
 
 def compile_blocks(network: nn.Module, mode: str, key: str = "training.compile") -> None:

@@ -146,18 +146,18 @@ class PartialModule(nn.Module):
 
     def __init__(self, module: nn.Module, left_out: set[int]) -> None:
         super().__init__()
-        # Not a child: the names of the parameters stay the same.
-        object.__setattr__(self, "viewed", module)
+        # In a tuple it is no child, and the names of the parameters stay the same.
+        self.viewed = (module,)
         self.left_out = left_out
 
     def named_parameters(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the names and the parameters that are not left out."""
-        viewed: nn.Module = self.viewed  # type: ignore[assignment]
+        (viewed,) = self.viewed
         for name, parameter in viewed.named_parameters(*args, **options):
             if id(parameter) not in self.left_out:
                 yield name, parameter
 
     def named_modules(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Module]]:
         """Yield the submodules of the viewed module."""
-        viewed: nn.Module = self.viewed  # type: ignore[assignment]
+        (viewed,) = self.viewed
         yield from viewed.named_modules(*args, **options)

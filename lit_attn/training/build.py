@@ -55,8 +55,8 @@ def build(cell: Cell, device: torch.device, *, may_compile: bool = True) -> Part
     if compile_mode is not None:
         task.compile_mode = compile_mode
         # A CUDA graph records the network as a whole.
-        is_whole = task.has_cuda_graphs or not is_mostly_blocks(network)
-        if training.is_compiled_by_block or not is_whole:
+        gains_by_block = is_mostly_blocks(network) and not task.has_cuda_graphs
+        if training.is_compiled_by_block or gains_by_block:
             compile_blocks(network, compile_mode)
         else:
             task.compile_network()
