@@ -186,7 +186,7 @@ class Linear(MixedKeys):
         if mask is None:
             return None
         adds_to_logits = masks.bias is not None and not mask.is_meta and bool(masks.bias.any())
-        if adds_to_logits or mask.ndim < 2 or mask.shape[-2] != 1:
+        if adds_to_logits or mask.shape[-2] != 1:
             raise ValueError(
                 "linear keys take a mask of present keys, (B, 1, 1, n), without a bias: "
                 "they never form the logits of pairs of tokens"

@@ -162,7 +162,7 @@ def test_finite_biases_equal_the_reference(name: str) -> None:
             assert not gradient[~pattern.shown.expand_as(gradient)].any()
 
 
-@every_softmax
+@every_spec
 def test_a_mask_of_one_axis_is_one_of_the_keys(name: str) -> None:
     shown = torch.arange(N) > 1
     layer = layer_for(name, None)
