@@ -107,6 +107,9 @@ def describe_failure(returncode: int, tail: str) -> str:
     tail = _first_failed_part(tail)
     received = signal_of_code(returncode)
     line = _last_exception(tail)
+    if line and received in STOP_SIGNALS and _names_preemption(line):
+        # The cell had saved and was about to exit: schedulers repeat their signal.
+        return OWN_EXCEPTION.sub(r"\1", line)
     if received is not None:
         return f"ended by {received.name} after {line}" if line else f"ended by {received.name}"
     if returncode == LOST_SERVER:
@@ -122,6 +125,12 @@ def describe_failure(returncode: int, tail: str) -> str:
     if written_lines:
         message += f"; its log ends: {written_lines[-1]}"
     return message
+
+
+def _names_preemption(line: str) -> bool:
+    """Return True if `line`, the last one of a traceback, names Preempted."""
+    match = EXCEPTION.match(line)
+    return match is not None and match[1] == Preempted.__name__
 
 
 def _worker_detail(line: str, tail: str) -> str:

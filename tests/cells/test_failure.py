@@ -44,6 +44,10 @@ TABLE: list[tuple[int, str, FailureClass, str]] = [
     (-15, "", "killed", "ended by SIGTERM"),
     (143, "", "killed", "ended by SIGTERM"),
     (-1, "", "killed", "ended by SIGHUP"),
+    # The signal came again while the cell, which had saved, was about to exit.
+    (-15, "lit_attn.cells.failure.Preempted: at step 7", "killed", "at step 7"),
+    (137, "[rank1]: lit_attn.cells.failure.Preempted: at step 7", "killed", "[rank1]: at step 7"),
+    (-15, "ValueError: other", "killed", "ended by SIGTERM after ValueError: other"),
     (255, "step 12", "killed", "ended with the server that it was forked from"),
     # The exception was caught and logged before the server was killed.
     (255, "ValueError: other", "killed", "ended with the server that it was forked from"),
