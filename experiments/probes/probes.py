@@ -186,15 +186,19 @@ class ProbeTask(LanguageModelling):
         return ["accuracy", "solved", "loss", "unsolved_steps"]
 
     def values_of_training(self, prefix: str, values: Mapping[str, float]) -> dict[str, float]:
-        """Return the steps of the last evaluation until which no evaluation solved the split.
+        """Return the steps of the last evaluation before the split was solved.
 
-        It is 0 if the first evaluation solves it, and all steps so far if none does.
+        They are 0 if the first evaluation solves it. Until an evaluation does, they are all planned
+        steps, so that a lower value is never an earlier one.
         """
         if values[f"{prefix}solved"] == 1:
             self.solved.add(prefix)
-        if prefix not in self.solved:
+        if prefix in self.solved:
+            steps = self.unsolved_steps.get(prefix, 0)
+        else:
             self.unsolved_steps[prefix] = self.global_step
-        return {f"{prefix}unsolved_steps": float(self.unsolved_steps.get(prefix, 0))}
+            steps = self.trainer.max_steps
+        return {f"{prefix}unsolved_steps": float(steps)}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)

@@ -3,6 +3,7 @@
 import importlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -412,13 +413,15 @@ def test_unsolved_steps_end_at_the_first_evaluation_that_solves_and_resume(
 
     def evaluate(task: Any, step: int, solved: float) -> float:
         monkeypatch.setattr(type(task), "global_step", step, raising=False)
+        monkeypatch.setattr(type(task), "trainer", SimpleNamespace(max_steps=200), raising=False)
         values: dict[str, float] = task.values_of_training("val/", {"val/solved": solved})
         return values["val/unsolved_steps"]
 
     task = build.build(cell, CPU).task
     assert task.chance_levels("val") == {"accuracy": 0.25}
-    assert evaluate(task, 10, 0.0) == 10
-    assert evaluate(task, 20, 0.0) == 20
+    # All planned steps, until an evaluation solves it.
+    assert evaluate(task, 10, 0.0) == 200
+    assert evaluate(task, 20, 0.0) == 200
     assert evaluate(task, 30, 1.0) == 20
     checkpoint: dict[str, Any] = {}
     task.on_save_checkpoint(checkpoint)
