@@ -1,0 +1,182 @@
+"""Specification of one attention layer: one part of every family.
+
+    x -> transform (q, k, v) -> convolution -> similarity (logits) -> scale -> compose (heads)
+      -> bias -> normaliser (weights) -> compose (heads) -> weighted sum of V -> residual -> gate
+      -> + x
+
+lit_attn.attention.spec adds the presets, and the layers of a model that differ.
+"""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, PositiveInt, field_validator
+
+from lit_attn.attention.bias import BiasConfig, NoBiasConfig
+from lit_attn.attention.compose import ComposeConfig, NoComposeConfig
+from lit_attn.attention.convolution import ConvolutionConfig, NoConvolutionConfig
+from lit_attn.attention.filters import FilterConfig, NoFilterConfig
+from lit_attn.attention.first_values import OwnValuesConfig, ValuesConfig
+from lit_attn.attention.gate import GateConfig, NoGateConfig
+from lit_attn.attention.mixer import MixerConfig
+from lit_attn.attention.normaliser import NormaliserConfig, SoftmaxConfig
+from lit_attn.attention.pairs import OneQueryConfig, PairConfig
+from lit_attn.attention.parts import Part
+from lit_attn.attention.residual import FullConfig, ResidualConfig
+from lit_attn.attention.scale import NoScaleConfig, ScaleConfig
+from lit_attn.attention.similarity import DotConfig, SimilarityConfig
+from lit_attn.attention.transform import NoTransformConfig, TransformConfig
+from lit_attn.schema.base import Config, consistency_check
+from lit_attn.schema.errors import find_nearest_divisor
+
+
+class LayerSpec(Config):
+    """Specification of one attention layer: one part of every family."""
+
+    similarity: SimilarityConfig = Field(DotConfig(), description="logits of a head")
+    zz: bool | Literal["like-k"] = Field(
+        False,
+        description="add z_i.z_j / sqrt(D) to the logits, z = x W_Z (Belief2 11); `like-k`: z is "
+        "normalised and rotated wherever k is",
+    )
+    compose: ComposeConfig = Field(
+        NoComposeConfig(), description="mixing of the heads before and after the normaliser"
+    )
+    normaliser: NormaliserConfig = Field(
+        SoftmaxConfig(), description="function that turns the logits into weights"
+    )
+    residual: ResidualConfig = Field(
+        FullConfig(),
+        description="part that goes through the output projection to the skip connection",
+    )
+    transform: TransformConfig = Field(
+        NoTransformConfig(), description="maps of each head's q, k and v"
+    )
+    convolution: ConvolutionConfig = Field(
+        NoConvolutionConfig(),
+        description="convolution over neighbouring tokens, of q, k and v or of the output",
+    )
+    values: ValuesConfig = Field(
+        OwnValuesConfig(),
+        description="mixture of the layer's values with those of the network's first layer",
+    )
+    scale: ScaleConfig = Field(NoScaleConfig(), description="factor of all logits of a query")
+    bias: BiasConfig = Field(
+        NoBiasConfig(), description="number added to the logit of a pair of tokens"
+    )
+    pair: PairConfig = Field(
+        OneQueryConfig(), description="combination of two queries of each head"
+    )
+    filter: FilterConfig = Field(
+        NoFilterConfig(),
+        description="map of the matrix of logits, in which other pairs of tokens count",
+    )
+    gate: GateConfig = Field(NoGateConfig(), description="factor of the output projection's input")
+    window: PositiveInt | None = Field(
+        None,
+        description="keys that a query sees up to its token; without causal mask as many after it",
+    )
+    kv_heads: PositiveInt | None = Field(
+        None, description="heads of keys and values, shared by groups of query heads"
+    )
+    mixer: MixerConfig | None = Field(
+        None,
+        description="layer of yours instead of attention, written as "
+        "`attention: {kind: module, import: CLASS, arguments: {...}}`",
+    )
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """Chosen member of each family, by the family's key."""
+        members = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: member for name, member in members.items() if isinstance(member, Part)}
+
+    def with_order(self, is_causal: bool) -> Self:
+        """Return the specification for layers whose order is known, causal or not."""
+        bias = self.bias.with_order(is_causal)
+        return self if bias == self.bias else self.model_copy(update={"bias": bias})
+
+    @property
+    def follows_order(self) -> bool:
+        """True if a layer without `layers` computes another bias in causal order."""
+        return self.with_order(True) != self.with_order(False)
+
+    @property
+    def needs_row_terms(self) -> bool:
+        """True if adding one number to all logits of a query changes the output of the layer."""
+        is_mixed = "pre" in self.compose.places() or self.filter.needs_row_terms
+        return is_mixed or not self.normaliser.ignores_row_terms
+
+    def find_cross_problem(self) -> str:
+        """Return why cross-attention has no such layer, beginning with a key, or an empty text."""
+        problems = []
+        if self.mixer is not None:
+            problems.append("kind: 'module' mixes the tokens of one sequence")
+        for family, part in self.parts.items():
+            if part.needs_self:
+                problems.append(f"{family}: '{part.kind}' {part.needs_self}")
+        if self.zz:
+            problems.append("zz: relates two tokens of one sequence")
+        if self.window:
+            problems.append("window: is a distance within one sequence")
+        if not problems:
+            return ""
+        return (
+            f"{problems[0]}, which cross-attention does not have; "
+            "set `cross_attention`, for example to standard"
+        )
+
+    def find_document_problem(self) -> str:
+        """Return why masks cannot separate packed documents, beginning with a key, or ""."""
+        if self.mixer is not None:
+            return "kind: 'module' mixes the tokens of one sequence"
+        for family, part in self.parts.items():
+            problem = part.find_document_problem()
+            if problem:
+                return f"{family}: '{part.kind}' {problem}"
+        return ""
+
+    def check_heads(self, heads: int) -> None:
+        """Raise ValueError, which begins with a key, if a layer of `heads` heads is impossible."""
+        if self.kv_heads is not None and heads % self.kv_heads:
+            raise ValueError(
+                f"kv_heads: {self.kv_heads} key heads do not divide {heads} heads; "
+                f"the nearest that do are {find_nearest_divisor(self.kv_heads, heads)}"
+            )
+        for part in self.parts.values():
+            part.check_heads(self.pair.queries * heads)
+
+    @consistency_check
+    def _makes_sense(self) -> None:
+        for family, part in self.parts.items():
+            if type(part).build is Part.build:
+                raise ValueError(
+                    f"{family}: '{part.kind}' cannot be built: "
+                    f"its class {type(part).__name__} needs a method `build(self, shape)` "
+                    "that returns a torch module (docs/adding-a-part.md)"
+                )
+            part.check(self)
+
+    @consistency_check
+    def _mixer_has_no_parts(self) -> None:
+        """Refuse parts of attention beside a layer of a user."""
+        if self.mixer is None:
+            return
+        for name, field in type(self).model_fields.items():
+            is_part = name not in ("mixer", "layers")
+            if is_part and getattr(self, name) != field.default:
+                raise ValueError(
+                    f"{name}: is a part of attention, and a layer of `kind: module` has none; "
+                    "its options are `arguments`"
+                )
+
+    @field_validator(
+        "zz", mode="before", json_schema_input_type=bool | Literal["like-k", "with", "without"]
+    )
+    @classmethod
+    def _with_or_without(cls, value: Any) -> Any:
+        """Return the truth value of the words that an axis `zz` of a study may use."""
+        if value == "with":
+            return True
+        if value == "without":
+            return False
+        return value
