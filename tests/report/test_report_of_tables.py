@@ -43,6 +43,15 @@ def test_a_table_warns_of_spreads_as_judge_does(
         assert ("other: its standard deviation is " in text) == is_warned, name
 
 
+def test_doubtful_variants_share_one_warning(tmp_path: Path) -> None:
+    """A study with many variants that never learn had a warning for each of them."""
+    groups = {"base": BASE, "other": SKEWED, "new": SKEWED, "good": BASE[::-1]}
+    text = read_words(write_report(tmp_path, groups, "seed") / "table.full.md")
+    assert text.count("Warning: ") == 1
+    assert "the standard deviations of 2 variants differ from the baseline's" in text
+    assert "(other 0.849; new 0.849; largest skewness" in text
+
+
 GROUPS = {
     "base": [3.01, 3.03, 2.98, 3.02, 2.99, 3.0],
     "good": [2.91, 2.93, 2.9, 2.92, 2.89],

@@ -1,4 +1,6 @@
-"""Warnings of variants whose spread makes the test of their star doubtful."""
+"""The warning of variants whose spread makes the test of their star doubtful."""
+
+import math
 
 import numpy as np
 
@@ -14,14 +16,17 @@ SKEWED = 1.0
 
 
 def warn_of_spreads(study: StudyRecord) -> list[str]:
-    """Return a warning for each variant whose spread makes the test of its star doubtful.
+    """Return a warning if the spread of variants makes the test of their stars doubtful.
 
     The permutation test of independent runs is exact for equal distributions only. The test of
     paired seeds is exact for symmetric differences, which skewed values with different spreads do
     not have.
     """
     baseline = list_values(study, study.plan.baseline)
-    warnings = []
+    # The standard deviations of the doubtful variants by name, and that of the baseline.
+    doubtful: dict[str, float] = {}
+    baseline_spread = math.nan
+    largest_skewness = 0.0
     for variant in study.plan.variants:
         group = list_values(study, variant.name)
         if variant.name == study.plan.baseline or min(len(group), len(baseline)) < 2:
@@ -32,20 +37,37 @@ def warn_of_spreads(study: StudyRecord) -> list[str]:
         if max(spreads) <= UNEQUAL * min(spreads):
             continue
         skewness = independent.find_skewness(group if spreads[0] > spreads[1] else baseline)
-        if study.pairs != "seed":
-            advice = (
-                "If the true spreads differ, p is approximate, the more so for small groups and"
-                " skewed values."
-            )
-        elif abs(skewness) >= SKEWED:
-            advice = (
-                "If the true values are so, a star can mean another spread instead of another mean"
-                " (docs/statistics.md, Screening)."
-            )
-        else:
+        if study.pairs == "seed" and abs(skewness) < SKEWED:
             continue
-        warnings.append(
-            f"{variant.name}: its standard deviation is {spreads[0]:.3g} and the baseline's is"
-            f" {spreads[1]:.3g} (skewness of the wider one: {skewness:.1f}). {advice}"
+        doubtful[variant.name], baseline_spread = spreads
+        largest_skewness = max(largest_skewness, skewness, key=abs)
+    if not doubtful:
+        return []
+    if study.pairs == "seed":
+        advice = (
+            "If the true values are so, a star can mean another spread instead of another mean"
+            " (docs/statistics.md, Screening)."
         )
-    return warnings
+    else:
+        advice = (
+            "If the true spreads differ, p is approximate, the more so for small groups and"
+            " skewed values."
+        )
+    return [f"{_describe(doubtful, baseline_spread, largest_skewness)} {advice}"]
+
+
+def _describe(doubtful: dict[str, float], baseline_spread: float, skewness: float) -> str:
+    """Return a sentence about the standard deviations of the doubtful variants."""
+    if len(doubtful) == 1:
+        ((name, spread),) = doubtful.items()
+        return (
+            f"{name}: its standard deviation is {spread:.3g} and the baseline's is"
+            f" {baseline_spread:.3g} (skewness of the wider one: {skewness:.1f})."
+        )
+    # Names of a product contain commas.
+    names = "; ".join(f"{name} {spread:.3g}" for name, spread in doubtful.items())
+    return (
+        f"the standard deviations of {len(doubtful)} variants differ from the baseline's"
+        f" {baseline_spread:.3g} by a factor of more than {UNEQUAL:g} ({names}; largest skewness"
+        f" of the wider one: {skewness:.1f})."
+    )
