@@ -29,7 +29,7 @@ PAGES = ("results", "history")
 
 PLACEHOLDER = re.compile(r"\{\{([^}]+)\}\}")
 WORDS: tuple[str, ...] = ("no", "one", "two", "three", "four", "five", "six")
-WORDS += ("seven", "eight", "nine", "ten", "eleven", "twelve")
+WORDS += ("seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen")
 MINUS = "\N{MINUS SIGN}"
 STAR = r" \*"
 

@@ -31,9 +31,9 @@ def parameters(study: str, variant: str) -> int:
 
 def test_the_default_studies_need_no_download() -> None:
     defaults = {name: m.jobs for name, m in matrices().items() if m.source.study.default}
-    assert list(defaults) == ["product"]
+    assert list(defaults) == ["recall-product"]
     for jobs in defaults.values():
-        assert {job.cell.experiment.data.kind for job in jobs} == {"digits"}
+        assert {job.cell.experiment.data.kind for job in jobs} == {"recall"}
 
 
 def test_the_study_mechanisms_compares_every_preset() -> None:
@@ -67,7 +67,8 @@ def test_the_short_study_of_mechanisms_has_the_published_model_and_rates() -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("study", "count"), [("product", 22_314), ("digits", 32_714), ("mechanisms", 32_714)]
+    ("study", "count"),
+    [("recall-product", 44_016), ("product", 22_314), ("digits", 32_714), ("mechanisms", 32_714)],
 )
 def test_variants_of_the_small_studies_have_equal_parameter_counts(study: str, count: int) -> None:
     """The tables of these studies compare models of equal size, except models without an FFN."""
@@ -80,8 +81,8 @@ def test_variants_of_the_small_studies_have_equal_parameter_counts(study: str, c
 
 def test_the_default_study_has_every_sensible_point_of_the_product() -> None:
     """Residual signal x zz x FFN x composition: V itself depends on no attention weight."""
-    matrix = matrices()["product"]
-    assert len(matrix.variants) == 3 * 2 * 2 * 3 + 2
+    matrix = matrices()["recall-product"]
+    assert len(matrix.variants) == 3 * 2 * 2 * 2 + 2
     specs = {variant.experiment.model.attention for variant in matrix.variants}
     assert len(specs) == len(matrix.variants) // 2
 
