@@ -23,6 +23,7 @@ LINEAR_CLASSES = {
     "torch.nn.modules.linear:Linear",
     "torch.nn.modules.linear:NonDynamicallyQuantizableLinear",
     "torch.nn.modules.conv:Conv2d",
+    "transformers.models.falcon.modeling_falcon:FalconLinear",
     "transformers.pytorch_utils:Conv1D",
 }
 """Classes of projections whose output is a product with `weight`, plus `bias`, and nothing else."""
@@ -76,6 +77,12 @@ class Adapter(nn.Module, ABC):
 
     Any other attribute is refused unless `is_neutral`. None switches this check off, for an adapter
     of one class whose options its author knows.
+    """
+
+    keeps_tokens: ClassVar[bool] = False
+    """True if every layer of a stack of blocks sees the same tokens in the same order.
+
+    A layer can then mix its values with those of the first layer. Windows have other tokens.
     """
 
     original: Any
@@ -181,7 +188,8 @@ def check_projections(original: nn.Module, names: Iterable[str]) -> None:
             continue
         check_hooks(module, f"its `{name}`")
         weight = getattr(module, "weight", None)
-        is_projection = isinstance(weight, Tensor) and weight.ndim > 1
+        # A norm of each head, as in Cohere, has weights of two axes.
+        is_projection = isinstance(weight, Tensor) and weight.ndim > 1 and "norm" not in name
         if is_projection and class_name(module) not in LINEAR_CLASSES:
             raise ValueError(
                 f"its `{name}` is a {class_name(module)}, which may compute more than a product "
@@ -370,10 +378,17 @@ def join(*parts: nn.Linear) -> nn.Linear:
     return linear(weight, torch.cat(tuple(biases)))
 
 
-def by_head(qkv: nn.Linear, heads: int) -> nn.Linear:
-    """Return `qkv`, whose rows are q, k and v of each head in turn, with rows q, k, v."""
-    rows_by_head = torch.arange(qkv.out_features).view(heads, 3, -1)
-    order = rows_by_head.transpose(0, 1).flatten()
+def by_head(qkv: nn.Linear, heads: int, key_heads: int | None = None) -> nn.Linear:
+    """Return `qkv`, whose rows are q, k and v of each head in turn, with rows q, k, v.
+
+    With `key_heads`, the rows are the queries of the heads that share a key head, then its k and v.
+    """
+    key_heads = key_heads or heads
+    rows = torch.arange(qkv.out_features).view(key_heads, heads // key_heads + 2, -1)
+    q = rows[:, :-2].flatten()
+    k = rows[:, -2].flatten()
+    v = rows[:, -1].flatten()
+    order = torch.cat([q, k, v])
     bias = None if qkv.bias is None else qkv.bias[order]
     return linear(qkv.weight[order], bias)
 

@@ -28,6 +28,8 @@ class MMSwin(Swin):
 class MMBeit(TimmAdapter):
     """mmsegmentation's BEiT and MAE: a position bias of each layer, without a bias of keys."""
 
+    keeps_tokens = True
+
     known = (
         *TimmAdapter.known,
         *OPTIONS,

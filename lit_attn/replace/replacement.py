@@ -24,18 +24,13 @@ from lit_attn.replace.restoring import unchanged_after_an_error
 from lit_attn.replace.search import (
     AdapterChoice,
     Layer,
+    Replacement,
     check_adapted_classes,
     find_layers,
 )
+from lit_attn.replace.stacks import connect_stacks
 from lit_attn.schema.errors import ConfigError, plural
 from lit_attn.schema.plugins import find_user_line
-
-
-class Replacement(NamedTuple):
-    """An attention layer and the module that takes its place."""
-
-    layer: Layer
-    new: nn.Module
 
 
 def replace_attention(
@@ -110,10 +105,13 @@ def replace_layers(
     """Replace `layers` of `model`, as `replace_attention` does, without a warning."""
     if not layers:
         raise ConfigError(f"{source}: {type(model).__name__} has no self-attention layers")
-    check_first_values(spec, source)
     with unchanged_after_an_error(model):
         replacements = build_replacements(model, layers, spec, source)
         number_replacements(replacements)
+        try:
+            connect_stacks(model, replacements)
+        except ValueError as error:
+            raise ConfigError(f"{source}: {error}") from error
         if not replacements:
             raise ConfigError(f"{source}: {type(model).__name__} has no self-attention layers")
         if example is not None:
@@ -180,19 +178,6 @@ def build_each(
             new.path = layer.paths[0]
         replacements.append(Replacement(layer, new))
     return replacements
-
-
-def check_first_values(spec: AttentionSpec, source: str) -> None:
-    """Raise ConfigError if layers of `spec` need the values of the network's first layer.
-
-    Nothing in a model says which of its layers follow each other on the same tokens.
-    """
-    for mechanism in spec.mechanisms:
-        if mechanism.values.reads_first:
-            raise ConfigError(
-                f"{source}: values: '{mechanism.values.kind}' needs the first layer of a network "
-                "of this package; replace layers of other models without it"
-            )
 
 
 def number_replacements(replacements: list[Replacement]) -> None:

@@ -133,6 +133,13 @@ class Layer:
         return f"{self.paths[0] or 'the model'} ({type(self.module).__name__})"
 
 
+class Replacement(NamedTuple):
+    """An attention layer and the module that takes its place."""
+
+    layer: Layer
+    new: nn.Module
+
+
 def find_layers(model: nn.Module, adapters: dict[str, AdapterChoice] | None = None) -> list[Layer]:
     """Return the attention layers of `model` in its order, with or without an adapter.
 

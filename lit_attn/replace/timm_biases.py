@@ -18,6 +18,8 @@ EPS = 1e-24
 class Beit(TimmAdapter):
     """BEiT and data2vec: relative position bias of the layer, or one that layers share."""
 
+    keeps_tokens = True
+
     known = (
         *TimmAdapter.known,
         "num_relative_distance",
@@ -61,6 +63,8 @@ class TinyViT(TimmAdapter):
 class RelPos(TimmAdapter):
     """Relative position bias of a module `rel_pos`, or one that layers share."""
 
+    keeps_tokens = True
+
     known = (*TimmAdapter.known, "rel_pos")
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
@@ -70,6 +74,8 @@ class RelPos(TimmAdapter):
 
 class ChannelsLast(RelPos):
     """MaxViT and CoAtNet with channels last, (B, h, w, d)."""
+
+    keeps_tokens = False
 
     known = (*RelPos.known, "dim_head", "head_first")
 

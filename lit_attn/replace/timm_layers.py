@@ -3,7 +3,6 @@
 Shapes: B batch, n tokens, d width, H heads, D head width.
 """
 
-import copy
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +25,7 @@ from lit_attn.replace.adapter import (
     join,
     linear,
 )
+from lit_attn.replace.rotary_layouts import pair_halves
 
 QKV_NAMES = (
     ("qkv",),
@@ -174,6 +174,8 @@ class Pixels(Tokens):
 class Rotated(TimmAdapter):
     """ViTs with rotary embeddings: EVA02, DINOv3, PE; fused or separate projections."""
 
+    keeps_tokens = True
+
     moved = (*TimmAdapter.moved, "norm")
 
     known = (
@@ -191,30 +193,7 @@ class Rotated(TimmAdapter):
         source = read(original, key_heads=key_heads)
         if getattr(original, "rotate_half", False):
             return source
-        order = self.order_of_halves(source, original.num_heads + key_heads)
-        permute_rows(source.qkv, order)
-        # The norms are the original's modules, which must stay unchanged.
-        q_norm = copy.deepcopy(source.q_norm)
-        k_norm = copy.deepcopy(source.k_norm)
-        for norm in (q_norm, k_norm):
-            if norm is not None:
-                permute_rows(norm, order)
-        return source._replace(q_norm=q_norm, k_norm=k_norm)
-
-    @staticmethod
-    def order_of_halves(source: Projections, heads: int) -> Tensor:
-        """Return the order of the rows of `qkv` in which our layer rotates what timm rotates.
-
-        timm rotates neighbouring coordinates of q and k, our layer the halves of a head. `heads`
-        counts the heads of q and k.
-        """
-        key_heads = heads - source.heads
-        rows = torch.arange(source.qkv.out_features)
-        head_dim = len(rows) // (heads + key_heads)
-        q_and_k, v = rows.tensor_split([head_dim * heads])
-        pairs = q_and_k.view(heads, -1, 2)
-        halves = pairs.transpose(1, 2).flatten()
-        return torch.cat([halves, v])
+        return pair_halves(source)
 
     def forward(
         self,
@@ -242,17 +221,6 @@ class Rotated(TimmAdapter):
         return Rotary(F.pad(cos, prefix, value=1.0), F.pad(sin, prefix))
 
 
-def permute_rows(module: nn.Module, order: Tensor) -> None:
-    """Permute the entries of the parameters of `module`, in place, by the first rows of `order`.
-
-    The bias of the values stays.
-    """
-    for name, parameter in module.named_parameters():
-        if name != "v_bias":
-            rows = order[: len(parameter)].to(parameter.device)
-            parameter.copy_(parameter[rows])
-
-
 class ClassToken(Tokens):
     """CaiT's and CrossViT's class attention: the output of the first token alone."""
 
@@ -263,6 +231,7 @@ class ClassToken(Tokens):
 class TalkingHeads(Tokens):
     """CaiT's talking heads: the model's own maps mix the heads before and after the softmax."""
 
+    keeps_tokens = True
     adds_to_logits = True
     moved = (*Tokens.moved, "proj_l", "proj_w")
 

@@ -19,6 +19,7 @@ class Torch(Adapter):
     The keys and values of cross-attention are those of one tensor, the memory.
     """
 
+    keeps_tokens = True
     adds_to_logits = False
     moved = ("in_proj_weight", "in_proj_bias", "out_proj")
     known = (

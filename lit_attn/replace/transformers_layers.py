@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from lit_attn.attention.cache import KeyValues
-from lit_attn.attention.rotary import Rotary, rotate
+from lit_attn.attention.rotary import Rotary
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.replace.adapter import Adapter, JointNorm, Projections, join
+from lit_attn.replace.rotary_layouts import Angles, check_rotation, pair_halves, pick_angles
 
 IMPLEMENTATIONS = (None, "eager", "sdpa")
 """Values of `attn_implementation` whose masks the layer can apply."""
@@ -34,6 +35,7 @@ class Hub(Adapter):
     A subclass for other names of the projections sets `input_names`, `output_name` and `moved`.
     """
 
+    keeps_tokens = True
     adds_to_logits = False
     moved: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
 
@@ -46,9 +48,16 @@ class Hub(Adapter):
     norm_names: ClassVar[tuple[str, str]] = ("q_norm", "k_norm")
     """Norms of queries and keys, which a class may lack."""
 
+    angles: ClassVar[Angles] = "halves"
+    """Layout of the cosines and sines that the model passes."""
+
+    pairs_neighbours: ClassVar[bool] = False
+    """True if the model rotates coordinates 2j and 2j + 1 of a head together, not its halves."""
+
     known: ClassVar[tuple[str, ...]] = (
         "_attn_implementation",
         "attention_dropout",
+        "attention_type",  # The mask of a layer contains its window.
         "config",
         "head_dim",
         "hidden_size",
@@ -56,6 +65,7 @@ class Hub(Adapter):
         "is_cross_attention",
         "layer_idx",
         "layer_type",
+        "layer_types",
         "num_attention_heads",
         "num_heads",
         "num_key_value_groups",
@@ -70,9 +80,10 @@ class Hub(Adapter):
             raise ValueError(CROSS_ATTENTION)
         inner = getattr(original, "self", original)
         # A mask of transformers contains the order, which a layer cannot read from it.
-        super().__init__(original, spec.with_order(inner.is_causal))
+        is_causal = self.read_order(inner)
+        super().__init__(original, spec.with_order(is_causal))
         self.names = tuple(inspect.signature(original.forward).parameters)
-        self.is_causal = inner.is_causal
+        self.is_causal = is_causal
         self.index = getattr(inner, "layer_idx", 0)
         self.has_rotary = bool(getattr(original, "use_rope", True))
 
@@ -89,7 +100,7 @@ class Hub(Adapter):
                 f"its attn_implementation is {implementation}, whose masks the layer cannot apply; "
                 "load the model with attn_implementation='sdpa' or 'eager'"
             )
-        check_rotation(original)
+        check_rotation(original, self.angles, self.pairs_neighbours)
 
     def read(self, original: Any) -> Projections:
         parts = [getattr(original, name) for name in self.input_names]
@@ -106,7 +117,7 @@ class Hub(Adapter):
                     "form heads of one width"
                 )
         q_norm, k_norm = self.norm_names
-        return Projections(
+        source = Projections(
             heads=query_rows // original.head_dim,
             key_heads=key_rows // original.head_dim,
             qkv=qkv,
@@ -116,6 +127,14 @@ class Hub(Adapter):
             attn_drop=self.read_dropout(original),
             scale=self.read_scale(original),
         )
+        if self.pairs_neighbours:
+            return pair_halves(source, self.read_rotated_width(original))
+        return source
+
+    def read_rotated_width(self, original: Any) -> int:
+        """Return the number of coordinates of a head that are rotated."""
+        rotary = getattr(read_config(original), "rope_parameters", None) or {}
+        return int(original.head_dim * rotary.get("partial_rotary_factor", 1.0))
 
     def read_norm(self, original: Any, name: str, rows: int) -> nn.Module | None:
         """Return the norm `name` for vectors of one head, or None if the module has none.
@@ -126,7 +145,8 @@ class Hub(Adapter):
         if norm is None or isinstance(norm, nn.Identity):
             return None
         shape = tuple(getattr(norm, "weight", torch.empty(0)).shape)
-        if shape == (original.head_dim,):
+        if shape == (original.head_dim,) or shape == (rows // original.head_dim, original.head_dim):
+            # One norm for every head, or one of each head.
             return norm
         if shape == (rows,):
             # OLMo 2: the norm of all heads at once.
@@ -134,6 +154,11 @@ class Hub(Adapter):
         raise ValueError(
             f"its `{name}` has weights of shape {shape}, neither of one head nor of all heads"
         )
+
+    def read_order(self, original: Any) -> bool:
+        """Return True if no token attends to a later one."""
+        is_causal: bool = original.is_causal
+        return is_causal
 
     def read_dropout(self, original: Any) -> float:
         """Return the rate of the weights' dropout."""
@@ -204,14 +229,15 @@ class Hub(Adapter):
     def find_rotary(self, arguments: dict[str, Any]) -> Rotary | None:
         """Return the rotation of a call, or None without one.
 
-        transformers passes cosines and sines (B, n, D) with each angle twice.
+        transformers passes cosines and sines (B, n, D), with each angle twice, or as in `angles`.
         """
         positions = arguments.get("position_embeddings")
         if positions is None or not self.has_rotary:
             return None
         cos, sin = positions
-        width = cos.shape[-1] // 2
-        return Rotary(cos[..., :width].unsqueeze(1), sin[..., :width].unsqueeze(1))
+        cos = pick_angles(cos, self.angles)
+        sin = pick_angles(sin, self.angles)
+        return Rotary(cos.unsqueeze(1), sin.unsqueeze(1))
 
 
 def is_collecting_weights() -> bool:
@@ -290,28 +316,3 @@ class HubCache(KeyValues):
             return
         vectors = torch.cat(self.parts, -1).unsqueeze(1)
         self.past.update(vectors, vectors[..., :0], self.index)
-
-
-def check_rotation(original: nn.Module) -> None:
-    """Raise ValueError if the code of `original` rotates queries and keys unlike the layer.
-
-    The function of its file is compared with the layer's on a few numbers.
-    """
-    if "position_embeddings" not in inspect.signature(original.forward).parameters:
-        return
-    code = sys.modules[type(original).__module__]
-    rotate_theirs = getattr(code, "apply_rotary_pos_emb", None)
-    if rotate_theirs is None:
-        raise ValueError("its rotary embedding is computed by code that the adapter does not know")
-    tokens = 3
-    width = 8
-    # The default device may be meta, where numbers cannot be compared.
-    q = torch.arange(tokens * width, dtype=torch.float32, device="cpu").sin()
-    q = q.view(1, 1, tokens, width)
-    angles = torch.arange(tokens * width // 2, dtype=torch.float32, device="cpu")
-    angles = angles.view(1, tokens, width // 2)
-    repeated = torch.cat([angles, angles], -1)
-    theirs = rotate_theirs(q, q, repeated.cos(), repeated.sin())[0]
-    ours = rotate(q, Rotary(angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)))
-    if theirs.shape != ours.shape or not torch.allclose(theirs, ours, atol=1e-6):
-        raise ValueError("its rotary embedding pairs other coordinates than Llama's")

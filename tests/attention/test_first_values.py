@@ -16,8 +16,6 @@ from lit_attn.attention.first_values import FirstValues
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.network import connect_first_values, number_layers
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.replace import replace_attention
-from lit_attn.schema.errors import ConfigError
 
 FIXED: dict[str, Any] = {"values": {"kind": "first", "first": 0.3, "layer": 0.8}}
 LEARNED: dict[str, Any] = {"values": {"kind": "first", "learned": True}}
@@ -207,12 +205,6 @@ def test_a_timm_model_is_connected_by_one_call() -> None:
     first, second = (block.attn.qkv.weight.grad.chunk(3)[2] for block in model.blocks)
     assert first.abs().max() > 0
     assert second.abs().max() == 0
-
-
-def test_replaced_layers_refuse_values_of_the_first() -> None:
-    model = timm.create_model("vit_tiny_patch16_224", depth=2)
-    with pytest.raises(ConfigError, match="values: 'first' needs the first layer of a network"):
-        replace_attention(model, {"layers": {"last": 1, "use": "value-residual"}})
 
 
 def test_first_layers_without_fitting_values_are_refused() -> None:

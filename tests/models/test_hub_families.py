@@ -49,29 +49,54 @@ WHISPER |= {"vocab_size": VOCABULARY, "num_mel_bins": 4, "max_source_positions":
 WHISPER |= {"max_target_positions": 32, "decoder_start_token_id": 1, "pad_token_id": 0}
 WHISPER |= {"bos_token_id": 1, "eos_token_id": 2}
 
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
+OLMOE = {"num_experts": 2, "num_experts_per_tok": 1}
+DOTS = {"n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+DOTS |= {"first_k_dense_replace": 2}
+ROTARY = {"rope_type": "default", "rope_theta": 100.0}
+PARTIAL = ROTARY | {"partial_rotary_factor": 0.5}
+FALCON = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}
+FALCON |= {"num_attention_heads": 4, "bos_token_id": 1, "eos_token_id": None}
+
 Options = dict[str, Any]
 
 DECODERS: dict[str, Options] = {
+    "bloom": {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4}
+    | {"bos_token_id": 1, "eos_token_id": None},
+    "cohere": GROUPED | {"use_qk_norm": True},
+    "cohere2": WIDE | {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
+    "falcon": FALCON | {"num_kv_heads": 2, "new_decoder_architecture": True},
     "gemma": WIDE,
     # The cap and the scale differ from those of the published models, to be visible here.
     "gemma2": WIDE
     | {"attn_logit_softcapping": 3.0, "query_pre_attn_scalar": 7, "sliding_window": 4},
     "gemma3_text": WIDE | {"query_pre_attn_scalar": 24, "sliding_window": 4, "layer_types": None},
+    "glm": WIDE | {"rope_parameters": PARTIAL},
+    "glm4": WIDE | {"rope_parameters": PARTIAL, "attention_bias": True},
     "gpt2": GPT2 | {"scale_attn_by_inverse_layer_idx": True},
     "gpt_neox": TEXT,
+    "gpt_oss": WIDE
+    | {"sliding_window": 4, "num_local_experts": 2, "num_experts_per_tok": 1}
+    | {"layer_types": ["sliding_attention", "full_attention"], "rope_parameters": ROTARY},
     "granite": GROUPED | {"attention_multiplier": 0.7},
     "llama": GROUPED,
     "mistral": GROUPED | {"sliding_window": 5},
     "mixtral": GROUPED | {"num_local_experts": 2},
+    "nemotron": WIDE | {"rope_parameters": PARTIAL, "attention_bias": True},
     "olmo": GROUPED,
     "olmo2": GROUPED,
     "opt": TEXT | {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0},
     "phi": GROUPED | {"qk_layernorm": True},
     "phi3": GROUPED | {"sliding_window": 5, "rope_parameters": {"partial_rotary_factor": 0.5}},
     "qwen2": GROUPED,
+    "qwen2_moe": GROUPED
+    | {"num_experts": 2, "num_experts_per_tok": 1}
+    | {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
     "qwen3": WIDE,
     "qwen3_moe": WIDE | {"num_experts": 2, "num_experts_per_tok": 1},
     "smollm3": GROUPED | {"no_rope_layers": [1, 0]},
+    "stablelm": GROUPED | {"qk_layernorm": True, "use_qkv_bias": True},
+    "starcoder2": GROUPED | {"sliding_window": 5},
 }
 ENCODERS: dict[str, Options] = {
     "bert": TEXT,
@@ -139,17 +164,31 @@ FAMILIES["t5"] = Family(transformers.AutoModelForSeq2SeqLM, T5, make_translation
 FAMILIES["whisper"] = Family(transformers.AutoModelForSpeechSeq2Seq, WHISPER, make_sound)
 
 RELATIVES: dict[str, Family] = {
+    "apertus": Family(transformers.AutoModelForCausalLM, GROUPED, make_tokens),
     "arcee": Family(transformers.AutoModelForCausalLM, GROUPED, make_tokens),
     "camembert": Family(transformers.AutoModel, TEXT, make_tokens),
     "deit": Family(transformers.AutoModel, IMAGE, make_images),
     "dinov2_with_registers": Family(transformers.AutoModel, IMAGE, make_images),
+    "dots1": Family(transformers.AutoModelForCausalLM, WIDE | DOTS, make_tokens),
+    "ernie4_5": Family(transformers.AutoModelForCausalLM, WIDE, make_tokens),
+    "granitemoe": Family(transformers.AutoModelForCausalLM, GROUPED | EXPERTS, make_tokens),
+    "helium": Family(transformers.AutoModelForCausalLM, GROUPED | {"head_dim": 8}, make_tokens),
     "mt5": Family(transformers.AutoModelForSeq2SeqLM, T5, make_translation_inputs),
+    "olmo3": Family(
+        transformers.AutoModelForCausalLM, GROUPED | {"sliding_window": 5}, make_tokens
+    ),
+    "olmoe": Family(transformers.AutoModelForCausalLM, GROUPED | OLMOE, make_tokens),
+    "phimoe": Family(transformers.AutoModelForCausalLM, GROUPED | EXPERTS, make_tokens),
+    "seed_oss": Family(transformers.AutoModelForCausalLM, WIDE, make_tokens),
     "xlm-roberta": Family(transformers.AutoModel, TEXT, make_tokens),
 }
 """Families whose attention has the code of another one."""
 
-EXPERTS = ("mixtral", "qwen3_moe")
-"""Families whose products of experts exist in single precision only."""
+EAGER = ("bloom", "gemma2", "gpt_oss")
+"""Families that transformers computes completely with attn_implementation="eager" alone."""
+
+ROUNDED = ("bloom", "cohere", "cohere2", "ernie4_5", "gemma2", "modernbert")
+"""Families whose rotation, norms or eager softmax are in float32 also in float64."""
 
 
 def make_model(name: str, implementation: str = "eager", seed: int = 0) -> Any:
@@ -157,13 +196,13 @@ def make_model(name: str, implementation: str = "eager", seed: int = 0) -> Any:
     family = (FAMILIES | RELATIVES)[name]
     torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(name, **family.config)
+    # The other products of experts exist in single precision only.
+    config._experts_implementation = "eager"
     model = family.factory.from_config(config, attn_implementation=implementation)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
-    if name not in EXPERTS:
-        model.double()
-    return model.eval()
+    return model.double().eval()
 
 
 @torch.no_grad()
@@ -205,20 +244,19 @@ def assert_exact(name: str, implementation: str) -> None:
     assert len(layers(model)) >= 2
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
     ours = compute(model, inputs)
-    # Eager softmaxes, and the rotation of ModernBERT, are in float32 also in float64.
-    is_wide = implementation == "sdpa" and name not in (*EXPERTS, "modernbert")
-    tolerance = 1e-9 if is_wide else 1e-4
+    # Eager softmaxes of most families are in float32 also in float64.
+    is_wide = name not in ROUNDED and (implementation == "sdpa" or name == "gpt_oss")
+    tolerance = 1e-12 if is_wide else 1e-4
     scale = expected.abs().max().item()
     torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance * scale)
 
 
-# transformers itself has no soft cap with sdpa.
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gemma2"])
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in EAGER])
 def test_a_family_computes_the_same_with_large_logits(name: str) -> None:
     assert_exact(name, "sdpa")
 
 
-@pytest.mark.parametrize("name", ["bert", "clip", "gemma2", "llama", "t5", "whisper"])
+@pytest.mark.parametrize("name", ["bert", "clip", "llama", "t5", "whisper", *EAGER])
 def test_a_family_computes_the_same_with_additive_masks(name: str) -> None:
     assert_exact(name, "eager")
 
@@ -275,9 +313,9 @@ def test_the_order_of_a_text_is_kept_without_a_mask() -> None:
 
 @pytest.mark.parametrize("name", [*DECODERS, *TRANSLATORS])
 def test_a_family_generates_the_same_from_its_cache(name: str) -> None:
-    model = make_model(name, "eager" if name == "gemma2" else "sdpa")
+    model = make_model(name, "eager" if name in EAGER else "sdpa")
     enlarge(model)
-    if name == "gemma2":
+    if name in EAGER:
         # Eager masks of float64 are -inf in the float32 of the softmax, so padding is NaN.
         model.float()
     inputs: dict[str, Any] = dict(FAMILIES[name].inputs())
@@ -311,9 +349,11 @@ def test_cross_attention_is_replaced_or_refused_with_its_path(name: str) -> None
     assert compute(model, FAMILIES[name].inputs()).isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["gemma2", "t5", "whisper", "olmo2"])
+@pytest.mark.parametrize(
+    "name", ["bloom", "cohere2", "falcon", "gemma2", "gpt_oss", "t5", "whisper", "olmo2"]
+)
 def test_another_mechanism_decodes_from_the_cache_as_without_it(name: str) -> None:
-    model = make_model(name, "eager" if name == "gemma2" else "sdpa")
+    model = make_model(name, "eager" if name in EAGER else "sdpa")
     replace_attention(model, "mgk")
     inputs = dict(FAMILIES[name].inputs())
     inputs.pop("decoder_input_ids", None)
