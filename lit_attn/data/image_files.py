@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from pydantic import Field, PositiveFloat, PositiveInt
-from timm.data.distributed_sampler import RepeatAugSampler
 from torch import Tensor
 
 from lit_attn.data.augment.timm_mixing import mix_batch
@@ -250,6 +249,8 @@ class ImageFileData(DataModule):
         self.evaluation_workers.close()
 
     def draw_order(self, epoch: int) -> NDArray[np.int64]:
+        from timm.data.distributed_sampler import RepeatAugSampler
+
         repeats = self.data.repeats
         sampler = RepeatAugSampler(
             range(len(self.train)),

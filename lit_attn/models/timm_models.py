@@ -5,10 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from pydantic import Field
-from timm.models.maxxvit import MaxxVit
 from torch import nn
 
 from lit_attn import signatures
@@ -19,9 +17,6 @@ from lit_attn.models.ffn_resize import resize_ffns
 from lit_attn.models.layers import Device
 from lit_attn.schema.base import outside_identity
 from lit_attn.schema.errors import suggest
-
-RATIOS = {MaxxVit: "transformer_expand_ratio"}
-"""Argument for the ratio of FFN width and width by class of timm's models, if not `mlp_ratio`."""
 
 
 class TimmConfig(ExternalModel, kind="timm"):
@@ -70,11 +65,13 @@ def find_ratio(
     The result is empty if the constructor has no such argument; `resize_ffns` then changes the
     FFNs. Raises ValueError if pretrained weights have another width.
     """
+    from timm.models.maxxvit import MaxxVit
+
     with torch.device("meta"):
         original = create_timm(model.name, size, options)
         # Counted before `resize_ffns` changes it.
         original_count = count(original)
-        name = RATIOS.get(type(original), "mlp_ratio")
+        name = "transformer_expand_ratio" if type(original) is MaxxVit else "mlp_ratio"
         # A little more than the width, because timm rounds the product with the ratio down.
         ratio = {name: (width + 1e-6) / original.feature_info[0]["num_chs"]}
         try:
@@ -99,6 +96,8 @@ def create_timm(
     Pretrained weights come from the file `checkpoint` or from timm's hub. Raises ValueError for an
     unknown name, an unknown option, or weights that cannot be loaded.
     """
+    import timm
+
     if not timm.is_model(name):
         raise ValueError(f"name: '{name}' is not a timm model{suggest(name, timm.list_models())}")
     overlay = None

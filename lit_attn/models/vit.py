@@ -13,12 +13,10 @@ patch in pixels.
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt
-from timm.layers import DropPath, GELUTanh, Mlp, lecun_normal_
-from timm.models.vision_transformer import Block, PatchEmbed, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -38,6 +36,9 @@ from lit_attn.models.layers import Device, HeadNorm, sincos_positions
 from lit_attn.models.seeded_draws import draw_parameters, outside_composers
 from lit_attn.schema.base import Share, consistency_check
 from lit_attn.signatures import ImageLabels, ImageTargets, Signature
+
+if TYPE_CHECKING:
+    from timm.models.vision_transformer import Block, VisionTransformer
 
 Shape = tuple[int, int, int]
 
@@ -90,7 +91,7 @@ class NormedTransformer(Transformer):
 class AttentionBlock(nn.Module):
     """timm's transformer block without the FFN and its norm."""
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: "Block") -> None:
         super().__init__()
         self.norm1 = block.norm1
         self.attn = block.attn
@@ -143,8 +144,11 @@ class ShiftedPatchEmbed(nn.Module):
 
 def build(
     model: "ViTConfig", image_shape: Shape, num_classes: int, device: Device = None
-) -> VisionTransformer:
+) -> "VisionTransformer":
     """Build the network that `model` describes; initialise it except on the meta device."""
+    from timm.layers import DropPath, Mlp
+    from timm.models.vision_transformer import PatchEmbed
+
     vit = assemble(
         model,
         image_shape,
@@ -168,8 +172,10 @@ def build(
 
 def build_image_vit(
     model: "ImageViTConfig", image_shape: Shape, num_classes: int, device: Device = None
-) -> VisionTransformer:
+) -> "VisionTransformer":
     """Build the network that `model` describes; initialise it except on the meta device."""
+    from timm.layers import GELUTanh, Mlp
+
     activation: type[nn.Module] = nn.GELU
     if model.ffn is not None and model.ffn.activation == "gelu-tanh":
         activation = GELUTanh
@@ -199,7 +205,7 @@ def choose_head_norm(model: NormedTransformer) -> Callable[..., nn.Module] | Non
     return partial(HeadNorm, eps=model.qk_norm_eps) if model.qk_norm else None
 
 
-def _fix_positions(vit: VisionTransformer) -> None:
+def _fix_positions(vit: "VisionTransformer") -> None:
     """Set the positions to sines and cosines that are not trained."""
     rows, columns = vit.patch_embed.grid_size
     # Coordinate k of the d / 4 frequencies is 10,000^(-k / (d / 4 - 1)) (Beyer et al. 2022).
@@ -214,24 +220,27 @@ def assemble(
     num_classes: int,
     feed_forward: Callable[[int, int, Device], nn.Module],
     device: Device,
-    network: type[VisionTransformer] = VisionTransformer,
+    network: "type[VisionTransformer] | None" = None,
     *,
     local_self_attention: bool = False,
     qkv_bias: bool = True,
     proj_drop_rate: float = 0.0,
     head_norm: Callable[..., nn.Module] | None = None,
     **options: Any,
-) -> VisionTransformer:
+) -> "VisionTransformer":
     """Build a `network` without initial values for images of `image_shape` (C, H, W).
 
     `feed_forward(d, width, device)` builds a block's FFN, and `head_norm(D)` the norm of each
-    head's q or k, None without such norms; `options` are timm's.
+    head's q or k, None without such norms; `options` are timm's. The default `network` is timm's
+    VisionTransformer.
     """
+    from timm.models.vision_transformer import Block, VisionTransformer
+
     layers = [
         attn_layer(spec, local_self_attention=local_self_attention)
         for spec in model.attention.by_layer(model.depth)
     ]
-    vit = network(
+    vit = (network or VisionTransformer)(
         img_size=image_shape[1:],
         patch_size=model.patch,
         in_chans=image_shape[0],
@@ -269,7 +278,7 @@ def assemble(
     return vit
 
 
-def initialise(vit: VisionTransformer, scheme: str) -> None:
+def initialise(vit: "VisionTransformer", scheme: str) -> None:
     """Fill every parameter as `scheme` says: "timm", "xavier" (SPT_LSA_ViT) or "torch" (ViT-small).
 
     xavier: every matrix Xavier-normal, with q, k and v as one matrix; biases zero. torch: PyTorch's
@@ -290,7 +299,7 @@ def initialise(vit: VisionTransformer, scheme: str) -> None:
                 nn.init.zeros_(module.bias)
 
 
-def separate_matrices(vit: VisionTransformer) -> Iterator[tuple[str, nn.Linear, Tensor]]:
+def separate_matrices(vit: "VisionTransformer") -> Iterator[tuple[str, nn.Linear, Tensor]]:
     """Yield (name, layer, matrix) of all Linears, with q, k and v of a layer as three matrices."""
     for name, module in outside_composers(vit).items():
         if not isinstance(module, nn.Linear):
@@ -305,13 +314,15 @@ def separate_matrices(vit: VisionTransformer) -> Iterator[tuple[str, nn.Linear, 
             yield name, module, module.weight
 
 
-def initialise_as_flax(vit: VisionTransformer) -> None:
+def initialise_as_flax(vit: "VisionTransformer") -> None:
     """Fill every parameter as big_vision's flax code does.
 
     Every matrix (q, k and v apart) is Xavier-uniform, the patch embedding LeCun-normal, the head
     zero. Biases of the FFN are N(0, 1e-6), other biases and the class token zero, and learned
     positions N(0, 1/d).
     """
+    from timm.layers import lecun_normal_
+
     nn.init.normal_(vit.get_parameter("pos_embed"), std=vit.embed_dim**-0.5)
     if vit.has_class_token:
         nn.init.zeros_(vit.get_parameter("cls_token"))

@@ -8,7 +8,6 @@ import inspect
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
 
-import timm.optim
 import torch
 from pydantic import Field, PositiveFloat
 from torch import nn
@@ -109,10 +108,10 @@ class Lion(Optimizer, kind="lion"):
     )
 
     def build(self, module: nn.Module, fused: bool = True) -> torch.optim.Optimizer:
+        from timm.optim import Lion as TimmLion
+
         parameters = self.grouped_parameters(module)
-        return timm.optim.Lion(
-            parameters, lr=self.lr, betas=self.betas, weight_decay=self.weight_decay
-        )
+        return TimmLion(parameters, lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
 
 
 class Adafactor(Optimizer, kind="adafactor"):

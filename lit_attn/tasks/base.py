@@ -4,11 +4,10 @@ import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
-from timm.utils import ModelEmaV3
 from torch import Tensor, distributed, nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
@@ -23,7 +22,7 @@ from lit_attn.models.sharding import (
     reshard,
     shard,
 )
-from lit_attn.optim.averaging import WeightAverage
+from lit_attn.optim.averaging import WeightAverage, decay_of_mean
 from lit_attn.optim.base import Optimizer
 from lit_attn.optim.schedules import Rate, set_constants
 from lit_attn.private_names.of_torchmetrics import mark_updated
@@ -32,6 +31,9 @@ from lit_attn.tasks.exact_metrics import clear_states, compute, update, use_floa
 from lit_attn.tasks.late_losses import LateLosses
 from lit_attn.tasks.pictures import Pictures
 from lit_attn.tasks.tf32 import products_in_tf32
+
+if TYPE_CHECKING:
+    from timm.utils import ModelEmaV3
 
 
 class TaskModule(L.LightningModule, ABC):
@@ -185,8 +187,7 @@ class TaskModule(L.LightningModule, ABC):
         """Keep and evaluate an average of the weights in a training of `steps`."""
         if chosen.epochs is not None:
             self.unaveraged_epochs = max(0, steps // self.data.steps_per_epoch - chosen.epochs)
-        # Lightning switches all modules to evaluation and back, and warns of those in that mode.
-        self.average = ModelEmaV3(self.network, chosen.decay or 0.0).requires_grad_(False).train()
+        self.average = chosen.build(self.network)
         self._extend_metrics()
 
     def compile_network(self) -> None:
@@ -247,20 +248,10 @@ class TaskModule(L.LightningModule, ABC):
         if self.average is None or not is_step_end:
             return
         if self.unaveraged_epochs is not None:
-            self.average.decay = self._decay_of_mean(self.unaveraged_epochs)
+            self.average.decay = decay_of_mean(
+                self.global_step, self.data.steps_per_epoch, self.unaveraged_epochs
+            )
         self.average.update(self.network)
-
-    def _decay_of_mean(self, unaveraged_epochs: int) -> float:
-        """Return the decay that makes the average the mean of the weights after each epoch.
-
-        It is 1 within an epoch, which keeps the average. The first `unaveraged_epochs` do not
-        count.
-        """
-        epochs, steps_of_next = divmod(self.global_step, self.data.steps_per_epoch)
-        if steps_of_next > 0:
-            return 1.0
-        averaged_before = max(0, epochs - 1 - unaveraged_epochs)
-        return averaged_before / (averaged_before + 1)
 
     def on_train_epoch_end(self) -> None:
         """Record the means of the epoch; to record each step would cost more than a step."""
@@ -319,7 +310,7 @@ class TaskModule(L.LightningModule, ABC):
         return units
 
     @contextlib.contextmanager
-    def averaged_network(self, average: ModelEmaV3) -> Iterator[None]:
+    def averaged_network(self, average: "ModelEmaV3") -> Iterator[None]:
         """Evaluate the averaged weights in this context."""
         trained = self.network
         self.network = average.module

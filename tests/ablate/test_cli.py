@@ -16,12 +16,13 @@ from lit_attn.ablate.__main__ import main
 from lit_attn.report import __main__ as report
 
 
-def test_dry_run_imports_no_lightning_and_writes_nothing(tmp_path: Path) -> None:
+def test_dry_run_imports_torch_alone_and_writes_nothing(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok", "crash"))
     code = (
         "import sys; from lit_attn.ablate.__main__ import main\n"
         "code = main(['ablations.yaml', '--dry-run'])\n"
-        "heavy = {'lightning', 'torchmetrics', 'pandas', 'rich'} & set(sys.modules)\n"
+        "heavy = {'lightning', 'torchmetrics', 'timm', 'torchvision', 'transformers', 'wandb',"
+        " 'tokenizers', 'pandas', 'rich'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else code)"
     )
     done = subprocess.run(

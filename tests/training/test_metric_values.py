@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from lit_attn.data.text.ids import IGNORED
-from lit_attn.tasks.base import TaskModule
+from lit_attn.optim.averaging import decay_of_mean
 from lit_attn.tasks.classification import Classification, TokenClassification
 
 CLASSES = 6
@@ -76,11 +76,9 @@ def test_the_loss_of_a_micro_batch_is_its_share_of_the_steps_mean() -> None:
 
 def test_the_average_of_weights_is_the_mean_over_epochs() -> None:
     """The first two of five epochs do not count; the average does not change within an epoch."""
-    data = SimpleNamespace(steps_per_epoch=3)
     average = math.nan
     for step in range(1, 16):
-        task = SimpleNamespace(global_step=step, data=data)
-        decay = TaskModule._decay_of_mean(task, 2)
+        decay = decay_of_mean(step, epoch_steps=3, unaveraged_epochs=2)
         weight = float(step)
         average = weight if decay == 0.0 else decay * average + (1 - decay) * weight
     assert average == pytest.approx((9 + 12 + 15) / 3)

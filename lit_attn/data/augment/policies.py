@@ -17,8 +17,6 @@ import torch
 from PIL import Image
 from pydantic import Field, PositiveInt
 from torch import Tensor
-from torchvision.transforms import AutoAugment as TorchvisionAutoAugment
-from torchvision.transforms import AutoAugmentPolicy
 
 from lit_attn.data.augment.base import Augmentation, ImageFormat
 from lit_attn.data.augment.operations import MATRICES, Pixels, operate
@@ -91,8 +89,10 @@ class AutoAugment(Policy):
     shear = Image.Resampling.BICUBIC
 
     def __init__(self, config: AutoAugmentConfig, images: ImageFormat) -> None:
+        from torchvision.transforms import autoaugment
+
         self.fill = config.fill
-        table = TorchvisionAutoAugment(AutoAugmentPolicy.CIFAR10).policies
+        table = autoaugment.AutoAugment(autoaugment.AutoAugmentPolicy.CIFAR10).policies
         # Each of the policies is a pair of operations (name, probability, magnitude).
         operations: set[str] = set()
         for pair in table:

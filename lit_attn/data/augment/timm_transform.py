@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from PIL import Image
 from pydantic import Field, PositiveFloat
-from timm.data import auto_augment, create_transform
 
 from lit_attn.schema.base import Config, consistency_check
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
+    from timm.data.auto_augment import AugmentOp
+
     from lit_attn.data.image_files import ImageFiles
 
 Range = tuple[PositiveFloat, PositiveFloat]
@@ -54,6 +55,8 @@ class TimmAugmentation(Config):
 
 def make_evaluation_transform(data: "ImageFiles", size: int) -> Any:
     """Return the transform of an evaluated picture to a tensor (3, size, size)."""
+    from timm.data import create_transform
+
     transform = create_transform(
         size,
         interpolation=data.interpolation,
@@ -69,6 +72,8 @@ def make_evaluation_transform(data: "ImageFiles", size: int) -> Any:
 
 def make_training_transform(data: "ImageFiles", size: int) -> Any:
     """Return the transform of a training picture; raise ConfigError for an unknown policy."""
+    from timm.data import create_transform
+
     augment = data.augment
     try:
         transform = create_transform(
@@ -99,8 +104,10 @@ def make_training_transform(data: "ImageFiles", size: int) -> Any:
     return transform
 
 
-def _list_operations(step: Any) -> list[auto_augment.AugmentOp]:
+def _list_operations(step: Any) -> "list[AugmentOp]":
     """Return the operations of a policy of timm; nothing for another step."""
+    from timm.data import auto_augment
+
     if isinstance(step, auto_augment.RandAugment | auto_augment.AugMixAugment):
         return list(step.ops)
     if isinstance(step, auto_augment.AutoAugment):
