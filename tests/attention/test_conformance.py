@@ -69,10 +69,10 @@ def test_an_additive_mask_equals_the_reference(spec: AttentionSpec) -> None:
 
 
 @every_choice
-@pytest.mark.parametrize("absent", [slice(6, 9), slice(0, 3)], ids=["right", "left"])
-def test_causal_and_padding_masks_combine(spec: AttentionSpec, absent: slice) -> None:
-    """With padding on the left, the first tokens attend to nothing."""
+def test_causal_and_padding_masks_combine(spec: AttentionSpec) -> None:
+    """Padding is on the left, so that the first tokens attend to nothing."""
     layer, x = make(spec), tokens(9)
+    absent = slice(0, 3)
     present = torch.ones(2, 1, 1, 9, dtype=torch.bool)
     present[1, ..., absent] = False
     masks = {"attn_mask": present, "is_causal": True}
@@ -94,13 +94,13 @@ def test_causal_and_padding_masks_combine(spec: AttentionSpec, absent: slice) ->
 
 
 @every_softmax
-@pytest.mark.parametrize("dtype", [torch.bool, torch.double], ids=["boolean", "additive"])
-def test_causal_and_pair_masks_combine(spec: AttentionSpec, dtype: torch.dtype) -> None:
+def test_causal_and_pair_masks_combine(spec: AttentionSpec) -> None:
+    """A boolean mask of all heads, and an additive one of each head."""
     generator = torch.Generator().manual_seed(4)
     mask = torch.randn(1, HEADS, 9, 9, dtype=torch.double, generator=generator)
-    mask = mask > 0 if dtype == torch.bool else mask.masked_fill(mask < -1, -torch.inf)
-    assert_same(make(spec), tokens(9), attn_mask=mask, is_causal=True)
-    assert_same(make(spec), tokens(9), attn_mask=mask[:, :1], is_causal=True)
+    additive = mask.masked_fill(mask < -1, -torch.inf)
+    assert_same(make(spec), tokens(9), attn_mask=additive, is_causal=True)
+    assert_same(make(spec), tokens(9), attn_mask=mask[:, :1] > 0, is_causal=True)
 
 
 @every_linear
@@ -113,8 +113,7 @@ def test_linear_keys_refuse_what_needs_logits(spec: AttentionSpec) -> None:
 
 @pytest.mark.slow
 @every_windowed
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("mask", ["none", "padding", "additive"])
+@pytest.mark.parametrize(("mask", "is_causal"), [("padding", True), ("additive", False)])
 def test_chunks_in_a_window_equal_the_reference(
     spec: AttentionSpec, is_causal: bool, mask: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,9 +151,12 @@ def test_zero_values_give_no_nan(spec: AttentionSpec) -> None:
 
 
 @every_choice
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_near_rounding(spec: AttentionSpec, dtype: torch.dtype) -> None:
-    """The relative error of the output is near the rounding error of the format."""
+def test_half_precision_is_near_rounding(spec: AttentionSpec) -> None:
+    """The relative error of the output is near the rounding error of the finer format.
+
+    The next test has the other limit of float16, and that of bfloat16 is the range of float32.
+    """
+    dtype = torch.float16
     layer = make(spec)
     x = tokens(16)
     with torch.no_grad():
@@ -211,8 +213,7 @@ def test_a_token_that_attends_to_nothing_gets_zero(spec: AttentionSpec) -> None:
 
 
 # One preset for each path; compiling takes seconds.
-COMPILED = ["belief-star", "belief2", "mgk", "smgk-hard", "mlk", "talking-heads", "dcmha"]
-COMPILED += ["differential"]
+COMPILED = ["belief2", "mgk", "smgk-hard", "mlk", "dcmha"]
 COMPILED_SPECS = {name: PRESETS[name] for name in COMPILED}
 COMPILED_SPECS["learned-phi"] = AttentionSpec(residual=SplitConfig(scope="both", phi_scope="head"))
 
@@ -221,20 +222,11 @@ COMPILED_SPECS["learned-phi"] = AttentionSpec(residual=SplitConfig(scope="both",
 @pytest.mark.filterwarnings("ignore:`torch._prims_common.check`:FutureWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMPILED_SPECS)
-def test_the_compiled_layer_equals_the_reference(name: str) -> None:
+def test_the_compiled_layer_is_one_graph_and_equals_the_reference(name: str) -> None:
     torch.compiler.reset()
     layer = make(COMPILED_SPECS[name])
-    layer.compile()
+    layer.compile(fullgraph=True)
     assert_same(layer, tokens(9))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PRESETS)
-def test_the_compiled_layer_of_few_tokens_is_one_graph(name: str) -> None:
-    torch.compiler.reset()
-    layer, x = make(PRESETS[name]), tokens(9)
-    out = torch.compile(layer, backend="eager", fullgraph=True)(x)
-    torch.testing.assert_close(out, layer(x))
 
 
 def assert_agrees_on_a_gpu(spec: AttentionSpec, dtype: torch.dtype) -> None:

@@ -56,21 +56,20 @@ def test_value_and_gradient_equal_the_reference(spec: AttentionSpec) -> None:
 
 
 @every_choice
-@pytest.mark.parametrize(("n", "m"), [(1, 5), (5, 1), (12, 7)])
+@pytest.mark.parametrize(("n", "m"), [(1, 5), (5, 1)])
 def test_other_lengths_equal_the_reference(spec: AttentionSpec, n: int, m: int) -> None:
     assert_equals_reference(make(spec), tokens(n), tokens(m, seed=3))
 
 
 @every_choice
-@pytest.mark.parametrize(("n", "m"), [(6, 6), (3, 8), (8, 3)])
-def test_a_padded_memory_equals_the_reference(spec: AttentionSpec, n: int, m: int) -> None:
-    layer, x, memory = make(spec), tokens(n), tokens(m, seed=3)
-    assert_equals_reference(layer, x, memory, attn_mask=padding(m))
+def test_a_padded_memory_equals_the_reference(spec: AttentionSpec) -> None:
+    layer, x, memory = make(spec), tokens(3), tokens(8, seed=3)
+    assert_equals_reference(layer, x, memory, attn_mask=padding(8))
     changed = memory.clone()
-    changed[1, m - 2 :] = 7.0
+    changed[1, 6:] = 7.0
     torch.testing.assert_close(
-        layer(x, attn_mask=padding(m), memory=memory),
-        layer(x, attn_mask=padding(m), memory=changed),
+        layer(x, attn_mask=padding(8), memory=memory),
+        layer(x, attn_mask=padding(8), memory=changed),
     )
 
 
@@ -89,9 +88,8 @@ def test_many_queries_and_keys_equal_the_reference(
     monkeypatch.setattr(formed, "ONE_CHUNK_UP_TO", 2)
     monkeypatch.setattr(dispatch, "CHUNK", 3)
     monkeypatch.setattr(formed, "CHUNK", 3)
-    for n, m in ((7, 5), (5, 7), (5, 5)):
-        assert_equals_reference(make(spec), tokens(n), tokens(m, seed=3))
-        assert_equals_reference(make(spec), tokens(n), tokens(m, seed=3), attn_mask=padding(m))
+    assert_equals_reference(make(spec), tokens(7), tokens(5, seed=3))
+    assert_equals_reference(make(spec), tokens(5), tokens(7, seed=3), attn_mask=padding(7))
 
 
 @every_choice
@@ -102,13 +100,10 @@ def test_shared_keys_and_values_equal_the_reference(spec: AttentionSpec) -> None
 
 @pytest.mark.slow
 @every_choice
-@pytest.mark.parametrize(("is_padded", "kv_heads"), [(False, None), (True, 2)])
-def test_a_cache_keeps_the_keys_and_values_of_the_memory(
-    spec: AttentionSpec, is_padded: bool, kv_heads: int | None
-) -> None:
-    layer = make(spec.model_copy(update={"kv_heads": kv_heads}))
+def test_a_cache_keeps_the_keys_and_values_of_the_memory(spec: AttentionSpec) -> None:
+    layer = make(spec.model_copy(update={"kv_heads": 2}))
     x, memory = tokens(9), tokens(6, seed=3)
-    mask, cache, outputs = padding(6) if is_padded else None, layer.new_cache(), []
+    mask, cache, outputs = padding(6), layer.new_cache(), []
     with torch.no_grad():
         expected = layer(x, attn_mask=mask, memory=memory)
         for start, stop in pairwise([0, 1, 2, 5, 6, 9]):

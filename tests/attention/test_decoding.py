@@ -83,11 +83,8 @@ def test_decoding_after_a_prompt_gives_the_output_of_the_sequence(spec: Attentio
 
 @pytest.mark.slow
 @every_choice
-@pytest.mark.parametrize("seed", [0, 1])
-def test_pieces_of_any_length_give_the_output_of_the_sequence(
-    spec: AttentionSpec, seed: int
-) -> None:
-    assert_decodes(make(spec, seed), tokens(N, seed=seed), random_cuts(N, seed))
+def test_pieces_of_any_length_give_the_output_of_the_sequence(spec: AttentionSpec) -> None:
+    assert_decodes(make(spec), tokens(N), random_cuts(N, 1))
 
 
 @pytest.mark.slow
@@ -102,10 +99,9 @@ def test_windows_and_shared_keys_decode(spec: AttentionSpec) -> None:
 
 
 @every_windowed
-@pytest.mark.parametrize("window", [1, 2])
-def test_narrow_windows_decode(spec: AttentionSpec, window: int) -> None:
+def test_the_narrowest_window_decodes(spec: AttentionSpec) -> None:
     """With a window of 1 the cache stays empty."""
-    layer = make(spec.model_copy(update={"window": window}))
+    layer = make(spec.model_copy(update={"window": 1}))
     assert_decodes(layer, tokens(N), [1, 2, 5, 6])
 
 

@@ -25,13 +25,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated
 every_spec = pytest.mark.parametrize("spec", SPECS, ids=attention_cases.label)
 
 
-@pytest.fixture(params=[True, False], ids=["short", "long"])
+@pytest.fixture
 def length(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Take the paths of few tokens, and those of more than 384 tokens.
 
     PyTorch's own kernels have no second derivatives, but its formulas have.
     """
-    if not request.param:
+    if request.param == "long":
         monkeypatch.setattr(formed, "ONE_CHUNK_UP_TO", 0)
         monkeypatch.setattr(formed, "CHUNK", 4)
     with sdpa_kernel(SDPBackend.MATH):
@@ -73,7 +73,11 @@ def batched_slope(compute: Callable[[Tensor], Tensor]) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.usefixtures("length")
 @every_spec
-@pytest.mark.parametrize("derive", [penalty, slope, batched_slope])
+@pytest.mark.parametrize(
+    ("derive", "length"),
+    [(penalty, "short"), (penalty, "long"), (slope, "long"), (batched_slope, "short")],
+    indirect=["length"],
+)
 def test_derivatives_are_those_of_the_formula_or_an_error(
     spec: AttentionSpec, derive: Callable[[Callable[[Tensor], Tensor]], Tensor]
 ) -> None:

@@ -13,13 +13,12 @@ SHAPES = [(0, 9), (0, 1), (0, 0), (2, 0)]
 
 
 @pytest.mark.parametrize("spec", attention_cases.covering_specs(), ids=attention_cases.label)
-@pytest.mark.parametrize("is_long", [False, True], ids=["short", "long"])
 def test_an_empty_input_has_an_empty_output_and_gradient(
-    spec: AttentionSpec, is_long: bool, monkeypatch: pytest.MonkeyPatch
+    spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if is_long:
-        monkeypatch.setattr(formed, "ONE_CHUNK_UP_TO", 0)
-        monkeypatch.setattr(formed, "CHUNK", 4)
+    """On the paths of many tokens, which divide them into chunks."""
+    monkeypatch.setattr(formed, "ONE_CHUNK_UP_TO", 0)
+    monkeypatch.setattr(formed, "CHUNK", 4)
     layer = make(spec)
     for shape in SHAPES:
         for is_training in (False, True):

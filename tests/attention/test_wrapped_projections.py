@@ -63,11 +63,10 @@ WRAPPERS: dict[str, Callable[[nn.Linear], object]] = {
     "replaced call": replace_call,
 }
 
-# Every way to change a Linear with the most common layers, and one way of each sort (a function of
-# the module, of the instance, and a hook) with every part that may have a Linear.
+# Every way to change a Linear with the most common layers, and one way with every part that may
+# have a Linear: whoever reads a weight instead of calling its module computes without the hook.
 CASES = [(PRESETS[name], wrapper) for name in ("standard", "mgk", "dcmha") for wrapper in WRAPPERS]
-for chosen in attention_cases.covering_specs():
-    CASES += [(chosen, wrapper) for wrapper in ("rounded", "replaced call", "hook of the output")]
+CASES += [(chosen, "hook of the output") for chosen in attention_cases.covering_specs()]
 
 
 def label(value: AttentionSpec | str) -> str:

@@ -24,9 +24,8 @@ every_softmax = pytest.mark.parametrize(
 
 @pytest.mark.slow
 @every_choice
-@pytest.mark.parametrize("n", [1, 7])
-def test_value_and_gradient_equal_the_formula(spec: AttentionSpec, n: int) -> None:
-    assert_same(make(spec), tokens(n), is_causal=True, rotary=rotary(torch.arange(n), DIM // HEADS))
+def test_value_and_gradient_equal_the_formula(spec: AttentionSpec) -> None:
+    assert_same(make(spec), tokens(7), is_causal=True, rotary=rotary(torch.arange(7), DIM // HEADS))
 
 
 @every_softmax
