@@ -34,6 +34,9 @@ Ids = NDArray[np.int64]
 FIXED = 0
 """Seed of the evaluated sequences and of fixed tables, whatever the seed of the cell."""
 
+GUESSING = "guessing"
+"""Name of the floor."""
+
 SOLVED = 0.9
 """Accuracy from which a probe counts as solved."""
 
@@ -59,6 +62,7 @@ class Probe(TokenData):
 
     runs_foreign_code: ClassVar[bool] = False  # Tests try it out, so a dry run need not.
     least_length: ClassVar[int] = 2
+    floor_rules: ClassVar = (GUESSING,)
 
     length: PositiveInt = Field(64, description="tokens of a training sequence")
     longer: PositiveInt | None = Field(
@@ -135,7 +139,7 @@ class ProbeData(TokenDataModule):
     def floors(self, split: str, steps: int) -> list[Floor]:
         # The rule's accuracy stays below SOLVED, however long it is trained.
         values = {"accuracy": self.probe.floor, "unsolved_steps": float(steps)}
-        return [Floor("guessing", values, "computed, not measured")]
+        return [Floor(GUESSING, values, "computed, not measured")]
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
         tokens, targets = self.sequences[split]

@@ -86,6 +86,7 @@ def print_answer(matrices: list[Matrix]) -> None:
             baseline=matrix.baseline.name,
             variants=[variant.name for variant in _list_known(matrix)],
             seeds=list(matrix.seeds),
+            floors=list(matrix.baseline.experiment.data.floor_rules),
             warnings=find_warnings(matrix),
             counts=dict(Counter(cell.status.state for cell in cells)),
             trials=dict(Counter(job.state() for job in matrix.trials)),
@@ -135,6 +136,9 @@ def _print_study(matrix: Matrix) -> list[Job]:
     missing = []
     print(f"{matrix.name}: {matrix.title}")
     print(f"  experiment {matrix.source.experiment_path}, baseline {matrix.baseline.name}")
+    floor_rules = matrix.baseline.experiment.data.floor_rules
+    if floor_rules:
+        print(f"  floors without attention: {', '.join(floor_rules)}")
     if matrix.source.budget is not None:
         print(f"  {describe_budget(matrix)}")
     if not matrix.is_measured:

@@ -88,6 +88,14 @@ class Data(Kind):
         return ("test", "val") if has_val else ("test",)
 
     @property
+    def floor_rules(self) -> tuple[str, ...]:
+        """Names of the rules without attention that the data module computes as floors.
+
+        A dry run prints them; it reads no data.
+        """
+        return ()
+
+    @property
     def micro_batches(self) -> int:
         """Number of micro-batches that make up a training step."""
         return 1

@@ -27,7 +27,7 @@ from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.sets import digest, require_classes
 from lit_attn.data.tables import Table, load_rows
 from lit_attn.floors.base import Floor
-from lit_attn.floors.samples import Samples, class_floors, number_floors
+from lit_attn.floors.samples import CLASS_RULES, NUMBER_RULES, Samples, class_floors, number_floors
 from lit_attn.schema.base import consistency_check
 from lit_attn.schema.errors import ConfigError, plural, suggest
 from lit_attn.signatures import ColumnLabels, ColumnTargets
@@ -84,6 +84,7 @@ class ColumnClasses(Columns, kind="column-labels"):
     """Rows of numbers and categories with one class each: numbers from 0, or names."""
 
     column_keys: ClassVar = ("numbers", "categories", "label")
+    floor_rules: ClassVar = CLASS_RULES
     label: str = Field("label", description="column of the classes")
     classes: PositiveInt = Field(2, description="number of classes")
 
@@ -95,6 +96,7 @@ class ColumnNumbers(Columns, kind="column-targets"):
     """Rows of numbers and categories, and numbers to predict, for the task `regression`."""
 
     column_keys: ClassVar = ("numbers", "categories", "targets")
+    floor_rules: ClassVar = NUMBER_RULES
     targets: tuple[str, ...] = Field(min_length=1, description="columns of the numbers to predict")
 
     def signature(self) -> ColumnTargets:

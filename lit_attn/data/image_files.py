@@ -38,6 +38,7 @@ from lit_attn.data.loading import check_samples, use_seed
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.pictures import read_picture
 from lit_attn.data.unreadable import UnreadableImages
+from lit_attn.floors.base import FREQUENT_CLASS
 from lit_attn.schema.base import consistency_check, outside_identity
 from lit_attn.schema.errors import ConfigError
 from lit_attn.signatures import ImageLabels
@@ -98,6 +99,7 @@ class ImageFiles(Data):
         "ends the cell",
     )
     prepares_on_cpu: ClassVar = True
+    floor_rules: ClassVar = (FREQUENT_CLASS,)
 
     def signature(self) -> ImageLabels:
         return ImageLabels((3, self.size, self.size), self.classes, self.sizes)

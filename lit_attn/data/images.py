@@ -36,7 +36,7 @@ from lit_attn.data.module import DataModule, EvaluationLoader, torch_generator
 from lit_attn.data.pictures import read_picture
 from lit_attn.data.sets import Split, fingerprint, hold_out, require_classes
 from lit_attn.floors.base import Floor
-from lit_attn.floors.samples import Samples, class_floors, number_floors
+from lit_attn.floors.samples import CLASS_RULES, NUMBER_RULES, Samples, class_floors, number_floors
 from lit_attn.schema.base import consistency_check
 from lit_attn.schema.errors import ConfigError
 from lit_attn.signatures import ImageLabels, ImageTargets
@@ -88,6 +88,10 @@ class Images(Data):
 
         Raises ConfigError naming the file or folder that is missing or malformed.
         """
+
+    @property
+    def floor_rules(self) -> tuple[str, ...]:
+        return CLASS_RULES if self.num_classes else NUMBER_RULES
 
     @property
     @abstractmethod

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lit_attn.data.base import Data
 from lit_attn.data.loading import BatchWorkers, choose_workers
-from lit_attn.floors.base import Floor
+from lit_attn.floors.base import FREQUENT_CLASS, Floor
 from lit_attn.schema.base import require_methods
 from lit_attn.schema.errors import ConfigError
 
@@ -145,12 +145,12 @@ class DataModule(ABC):
         """Return what rules without attention reach on `split`.
 
         `steps` are the training steps of a cell, for rules that are fitted to as much as it sees.
-        This base knows the most frequent class.
+        This base knows the most frequent class. `floor_rules` of the configuration names the rules.
         """
         if split not in self.largest_class:
             return []
         share, count = self.largest_class[split]
-        return [Floor("most frequent class", {"accuracy": share}, f"{count:,} evaluated")]
+        return [Floor(FREQUENT_CLASS, {"accuracy": share}, f"{count:,} evaluated")]
 
     @abstractmethod
     def evaluation_loader(self, split: str) -> "EvaluationLoader":

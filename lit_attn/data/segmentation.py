@@ -36,6 +36,14 @@ from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.sets import digest, hold_out
 from lit_attn.data.splits import warn_of_shared_files
 from lit_attn.extras import require_mmseg
+from lit_attn.floors.base import Floor, spread_places
+from lit_attn.floors.pixels import (
+    MOST_EVALUATED_IMAGES,
+    MOST_TRAINING_IMAGES,
+    PIXEL_RULES,
+    Pixels,
+    pixel_floors,
+)
 from lit_attn.signatures import ImageMasks
 
 Batch = dict[str, list[Any]]
@@ -61,6 +69,7 @@ class Scenery(Data):
     first_label: ClassVar = 1
     """Number of the first class in a label file; the numbers below it mean no class."""
     prepares_on_cpu: ClassVar = True
+    floor_rules: ClassVar = PIXEL_RULES
     void_hint: ClassVar[str] = ""
     """End of the message about an unknown number: the key of further numbers without a class."""
 
@@ -191,6 +200,19 @@ class SceneryData(DataModule):
         warn_of_absent_classes(counts, self.classes, checked, total, self.data)
         for files in self.evaluated.values():
             check_samples(len(files), files.read)
+
+    def floors(self, split: str, steps: int) -> list[Floor]:
+        """Return the floors of the pixels of whole images, at the size of their files."""
+        train = self._gather_pixels(self.train, MOST_TRAINING_IMAGES)
+        evaluated = self._gather_pixels(self.evaluated[split], MOST_EVALUATED_IMAGES)
+        return pixel_floors(train, evaluated, self.classes)
+
+    def _gather_pixels(self, files: "SceneryFiles", most: int) -> Pixels:
+        """Return the labelled pixels of at most `most` images, without augmentation."""
+        chosen = spread_places(len(files), most)
+        samples = (files.read(place) for place in chosen)
+        pairs = ((sample["img"], sample["gt_seg_map"]) for sample in samples)
+        return Pixels.gather(pairs, len(chosen), IGNORED)
 
     def require_even_shares(self) -> None:
         """Accept every number of processes: `samples` completes the shares of a step."""

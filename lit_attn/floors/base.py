@@ -2,6 +2,10 @@
 
 from typing import NamedTuple
 
+import numpy as np
+
+FREQUENT_CLASS = "most frequent class"
+
 
 class Floor(NamedTuple):
     """Values that a rule without attention reaches on a split, by metrics such as "accuracy".
@@ -12,3 +16,9 @@ class Floor(NamedTuple):
     rule: str
     values: dict[str, float]
     conditions: str
+
+
+def spread_places(count: int, most: int) -> list[int]:
+    """Return at most `most` of the numbers below `count`, evenly spread."""
+    places: list[int] = np.linspace(0, count - 1, min(count, most)).astype(int).tolist()
+    return places

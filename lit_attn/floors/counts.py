@@ -22,6 +22,11 @@ from lit_attn.floors.base import Floor
 
 Ids = NDArray[np.int64]
 
+COUNT_RULES = ("counts of preceding tokens (seen)", "counts of preceding tokens (all)")
+"""Names of the counts before the number of preceding tokens is known."""
+
+COMPRESSOR = "xz"
+
 LONGEST_CONTEXT = 5
 """Most preceding tokens that are counted."""
 
@@ -140,4 +145,4 @@ def compress_floor(training: bytes, evaluated: bytes) -> Floor:
     both = len(lzma.compress(training + evaluated, format=lzma.FORMAT_RAW, filters=filters))
     bits = 8 * (both - alone) / len(evaluated)
     conditions = f"{len(training):,} bytes of training text before the {len(evaluated):,} bytes"
-    return Floor("xz", {"bits_per_byte": bits}, conditions)
+    return Floor(COMPRESSOR, {"bits_per_byte": bits}, conditions)

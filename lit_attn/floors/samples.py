@@ -9,9 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_attn.floors.base import Floor
+from lit_attn.floors.base import FREQUENT_CLASS, Floor, spread_places
 
 Features = NDArray[np.floating[Any]]
+
+CLASS_RULES = (FREQUENT_CLASS, "1 nearest neighbour", "logistic regression")
+NUMBER_RULES = ("mean", "ridge regression", "gradient-boosted trees")
 
 MOST_NEIGHBOURS = 20_000
 """Most training samples that a nearest neighbour is searched among."""
@@ -31,8 +34,7 @@ class Samples(NamedTuple):
 
     def spread(self, most: int) -> "Samples":
         """Return at most `most` samples, evenly spread."""
-        count = len(self.targets)
-        places = np.linspace(0, count - 1, min(count, most)).astype(int)
+        places = spread_places(len(self.targets), most)
         return Samples(self.features[places], self.targets[places])
 
 
@@ -45,13 +47,10 @@ def class_floors(train: Samples, evaluated: Samples) -> list[Floor]:
 
     frequent = np.bincount(train.targets).argmax()
     accuracy = float((evaluated.targets == frequent).mean())
-    floors = [Floor("most frequent class", {"accuracy": accuracy}, _conditions(train, evaluated))]
+    floors = [Floor(FREQUENT_CLASS, {"accuracy": accuracy}, _conditions(train, evaluated))]
     logistic = make_pipeline(StandardScaler(), LogisticRegression(max_iter=500))
-    rules = (
-        ("1 nearest neighbour", KNeighborsClassifier(1), MOST_NEIGHBOURS),
-        ("logistic regression", logistic, MOST_FITTED),
-    )
-    for name, model, most in rules:
+    models = ((KNeighborsClassifier(1), MOST_NEIGHBOURS), (logistic, MOST_FITTED))
+    for name, (model, most) in zip(CLASS_RULES[1:], models, strict=True):
         floors.append(_score(name, model, train.spread(most), evaluated.spread(MOST_EVALUATED)))
     return floors
 
@@ -76,14 +75,10 @@ def number_floors(train: Samples, evaluated: Samples) -> list[Floor]:
     from sklearn.preprocessing import StandardScaler
 
     trees = MultiOutputRegressor(HistGradientBoostingRegressor(random_state=0))
-    rules = {
-        "mean": DummyRegressor(),
-        "ridge regression": make_pipeline(StandardScaler(), Ridge()),
-        "gradient-boosted trees": trees,
-    }
+    models = (DummyRegressor(), make_pipeline(StandardScaler(), Ridge()), trees)
     fitted, scored = train.spread(MOST_FITTED), evaluated.spread(MOST_EVALUATED)
     floors = []
-    for name, model in rules.items():
+    for name, model in zip(NUMBER_RULES, models, strict=True):
         model.fit(fitted.features, fitted.targets)
         predicted = np.asarray(model.predict(scored.features)).reshape(scored.targets.shape)
         values = _regression_values(predicted, scored.targets)

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torchmetrics.text import SacreBLEUScore
 
 from lit_attn.data.text.ids import IGNORED
-from lit_attn.data.text.parallel import SPECIAL, UNKNOWN, ParallelData
+from lit_attn.data.text.parallel import ParallelData, make_bleu, mark_unknown
 from lit_attn.models.translation import EncoderDecoder
 from lit_attn.tasks.beam_search import translate
 from lit_attn.tasks.language import LanguageModelling, TokenLoss
@@ -84,14 +83,13 @@ class TranslationScores(TokenLoss):
     def __init__(self, data: ParallelData) -> None:
         super().__init__()
         self.data = data
-        self.bleu = SacreBLEUScore(tokenize="none")
+        self.bleu = make_bleu()
 
     def update(self, nll: Tensor, targets: Tensor, translations: Tensor | None = None) -> None:
         """Add -log p (B, n), targets (B, n), and translations (B, t) of the same sentences."""
         super().update(nll, targets)
         if translations is None or not translations.shape[1]:
             return
-        unknown = SPECIAL[UNKNOWN]
         hypotheses: list[str] = []
         references: list[list[str]] = []
         for target, ids in zip(targets, translations, strict=True):
@@ -100,9 +98,7 @@ class TranslationScores(TokenLoss):
                 continue
             # The last id ends the sentence.
             references.append([self.data.words(target_ids[:-1])])
-            hypothesis = self.data.words(ids[ids != IGNORED].tolist())
-            # An unknown character of a translation equals no unknown character of the text.
-            hypotheses.append(hypothesis.replace(unknown, f"<{unknown}>"))
+            hypotheses.append(mark_unknown(self.data.words(ids[ids != IGNORED].tolist())))
         self.bleu.update(hypotheses, references)
 
     def compute(self) -> dict[str, Tensor]:

@@ -32,6 +32,7 @@ def test_a_dry_run_lists_every_cell_with_its_state(
     assert study["study"] == "tiny"
     assert study["variants"] == ["ok", "new"]
     assert study["seeds"] == [0, 1]
+    assert study["floors"] == ["most frequent class", "1 nearest neighbour", "logistic regression"]
     assert study["counts"] == {"missing": 4}
     assert {(cell["variant"], cell["seed"]) for cell in study["cells"]} == {
         ("ok", 0),
@@ -188,6 +189,14 @@ def test_help_imports_no_statistics(words: list[str]) -> None:
         "sys.exit('scipy' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, *words], capture_output=True, check=True)
+
+
+def test_a_dry_run_names_the_floors_of_the_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_dry_run(tmp_path, make_body("a", "b"))
+    rules = "most frequent class, 1 nearest neighbour, logistic regression"
+    assert f"  floors without attention: {rules}\n" in capsys.readouterr().out
 
 
 def test_few_seeds_few_variants_and_products_have_their_own_power(

@@ -1,5 +1,7 @@
 """Floors of data sets: what the data modules return, against rules written out by hand."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -25,6 +27,7 @@ def test_digits_have_their_nearest_neighbour_and_logistic_regression() -> None:
     )
     module = experiment.data.build(0, CPU)
     floors = {floor.rule: floor.values["accuracy"] for floor in module.floors("test", 10)}
+    assert tuple(floors) == experiment.data.floor_rules
     train, test = (module.tensors[split] for split in ("train", "test"))
     # The nearest neighbour by hand, on the pixels of scikit-learn.
     distances = torch.cdist(test[0].flatten(1).double(), train[0].flatten(1).double())
@@ -75,6 +78,9 @@ def test_a_text_counts_what_a_cell_sees() -> None:
     module.data = module.data.model_copy(update={"eval_tokens": 20_000})
     floors = module.floors("test", 50)
     limited, every, compressed = floors
+    # A dry run does not know the number of tokens.
+    rules = [re.sub(r"\d tokens", "preceding tokens", floor.rule) for floor in floors]
+    assert tuple(rules) == experiment.data.floor_rules
     assert limited.conditions == f"{50 * 4 * 33:,} training tokens"
     # More text is a better floor, and any floor is better than equal probabilities.
     assert every.values["bits_per_byte"] < limited.values["bits_per_byte"] < 8

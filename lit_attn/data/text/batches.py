@@ -18,7 +18,15 @@ from lit_attn.data.text.ids import IGNORED
 from lit_attn.data.text.streams import Stream, encode_texts
 from lit_attn.data.text.tokenizers import Bytes, Encoder, Tokenizer
 from lit_attn.floors.base import Floor
-from lit_attn.floors.counts import Counts, Targets, compress_floor, count_floor, language_values
+from lit_attn.floors.counts import (
+    COMPRESSOR,
+    COUNT_RULES,
+    Counts,
+    Targets,
+    compress_floor,
+    count_floor,
+    language_values,
+)
 from lit_attn.schema.base import consistency_check
 from lit_attn.schema.errors import ConfigError
 from lit_attn.signatures import TokenStream
@@ -66,6 +74,10 @@ class Tokens(TokenData):
         return TokenStream(
             self.tokenizer.vocabulary, self.context, document_end=self.tokenizer.document_end
         )
+
+    @property
+    def floor_rules(self) -> tuple[str, ...]:
+        return (*COUNT_RULES, COMPRESSOR) if self.tokenizer.is_byte_level else COUNT_RULES
 
     def build(self, seed: int, device: torch.device) -> "TextData":
         return TextData(self, seed, device)

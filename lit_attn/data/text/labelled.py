@@ -27,6 +27,7 @@ from lit_attn.data.splits import warn_of_shared_files
 from lit_attn.data.text.ids import IGNORED, SPLITS
 from lit_attn.data.text.streams import read_lines
 from lit_attn.data.text.tokenizers import Bytes, Tokenizer
+from lit_attn.floors.base import FREQUENT_CLASS
 from lit_attn.schema.base import consistency_check, outside_identity
 from lit_attn.schema.errors import ConfigError
 from lit_attn.signatures import LabelledTokens
@@ -71,6 +72,10 @@ class PaddedText(TokenData):
 
         Raises ConfigError naming the file and line that is missing or malformed.
         """
+
+    @property
+    def floor_rules(self) -> tuple[str, ...]:
+        return (FREQUENT_CLASS,)
 
     @property
     @abstractmethod

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -23,9 +24,14 @@ from lit_attn.data.splits import warn_of_shared_files
 from lit_attn.data.text.ids import END, IGNORED, PADDING, SPLITS, UNKNOWN
 from lit_attn.data.text.streams import read_lines
 from lit_attn.extras import require
+from lit_attn.floors.base import Floor
+from lit_attn.floors.sentences import TRANSLATION_RULES, SentencePairs, translation_floors
 from lit_attn.schema.base import outside_identity
 from lit_attn.schema.errors import ConfigError
 from lit_attn.signatures import ParallelTokens
+
+if TYPE_CHECKING:
+    from torchmetrics.text import SacreBLEUScore
 
 SPECIAL = ["<pad>", "</s>", "<unk>"]  # Names of PADDING, END and UNKNOWN.
 
@@ -41,6 +47,8 @@ class ParallelText(TokenData, kind="parallel-text"):
     The text is tokenised; words are split at white space. Byte-pair encoding is learned from both
     languages of train. A batch has pairs of similar length, padded to the longest sentence.
     """
+
+    floor_rules: ClassVar = TRANSLATION_RULES
 
     name: str = Field(description="name of the data set in identities and tables")
     folder: Path = outside_identity(..., "folder of the text files")
@@ -138,6 +146,19 @@ class ParallelData(TokenDataModule):
         """Return the text of token ids, whose words BLEU compares."""
         return self.encoder.decode(ids)
 
+    def floors(self, split: str, steps: int) -> list[Floor]:
+        """Return the BLEU of rules that translate words or sentences."""
+        train, evaluated = self._read_sentences("train"), self._read_sentences(split)
+        return translation_floors(train, evaluated, measure_bleu)
+
+    def _read_sentences(self, split: str) -> SentencePairs:
+        """Return the texts of a split after encoding and decoding."""
+        sources, targets = [], []
+        for source, target in self.pairs[split]:
+            sources.append(self.words(source.tolist()))
+            targets.append(self.words(target.tolist()))
+        return SentencePairs(sources, targets)
+
     def fingerprint(self) -> str:
         return digest(self._list_content())
 
@@ -184,6 +205,27 @@ class ParallelData(TokenDataModule):
             inputs[row, 1 : len(to_ids) + 1] = to_ids
             targets[row, : len(to_ids) + 1] = [*to_ids, END]
         return self.tensors(source, inputs, targets)
+
+
+def make_bleu() -> "SacreBLEUScore":
+    """Return the metric of translations, whose words stand between spaces."""
+    # Imported here, because torchmetrics takes seconds, and a dry run measures nothing.
+    from torchmetrics.text import SacreBLEUScore
+
+    return SacreBLEUScore(tokenize="none")
+
+
+def mark_unknown(translation: str) -> str:
+    """Return a translation in which no unknown character equals one of a reference."""
+    unknown = SPECIAL[UNKNOWN]
+    return translation.replace(unknown, f"<{unknown}>")
+
+
+def measure_bleu(translations: list[str], references: list[str]) -> float:
+    """Return the BLEU, from 0 to 1, of translations with one reference each."""
+    bleu = make_bleu()
+    bleu.update([mark_unknown(text) for text in translations], [[text] for text in references])
+    return float(bleu.compute())
 
 
 class Subwords:

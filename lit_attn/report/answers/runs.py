@@ -121,6 +121,7 @@ class StudyDesign(Entry):
 class PlannedStudy(Entry):
     """Study of a dry run; `to_run` is the number of cells that `run` would train.
 
+    `floors` are the rules without attention whose values the table will have the best of.
     `power` is the probability of a star for one variant that is better by two standard deviations.
     It is null for a product of several axes, which estimates their effects from all cells.
     `screening` is null if no screening finds clearly more. `design` is null for a study with
@@ -134,6 +135,7 @@ class PlannedStudy(Entry):
     baseline: str
     variants: list[str]
     seeds: list[int]
+    floors: list[str]
     warnings: list[str]
     counts: dict[str, int]
     trials: dict[str, int]
