@@ -19,7 +19,7 @@ CONSTANTS = {
     "3.11": "oldest Python",
     "95": "level of an interval",
 }
-CONSTANTS |= {"55": "families of transformers (tests/models)"}
+CONSTANTS |= {"57": "families of transformers (tests/models)"}
 EFFECTS = ("perpendicular", "projected", "value", "zz", "no-ffn", "dcmha")
 DEFAULT = "recall-product"
 

@@ -39,6 +39,9 @@ HOOKS = (
 )
 """Attributes of a module with the hooks that run when it is called."""
 
+COLLECTOR = "transformers.utils.output_capturing"
+"""Module whose hooks collect weights of attention, which calls of a replaced layer refuse."""
+
 
 class Projections(NamedTuple):
     """Projections and options of a self-attention module, apart from masks and positions.
@@ -202,7 +205,8 @@ def check_hooks(module: nn.Module, name: str) -> None:
 
     The replaced module is not called any more, so its hooks would stop without a word.
     """
-    if any(getattr(module, hooks) for hooks in HOOKS):
+    registered = [hook for hooks in HOOKS for hook in getattr(module, hooks).values()]
+    if any(getattr(hook, "__module__", None) != COLLECTOR for hook in registered):
         raise ValueError(
             f"{name} has hooks, which would not be called any more; remove them before the "
             "replacement and register them on the new layer"

@@ -21,6 +21,7 @@ from lit_attn.replace import (
     timm_biases,
     timm_layers,
     torch_layers,
+    transformers_decoders,
     transformers_families,
     transformers_layers,
 )
@@ -38,6 +39,7 @@ FILES = {
     "timm_biases": timm_biases,
     "timm_layers": timm_layers,
     "torch_layers": torch_layers,
+    "transformers_decoders": transformers_decoders,
     "transformers_families": transformers_families,
     "transformers_layers": transformers_layers,
 }

@@ -298,7 +298,10 @@ class PooledKeys(TimmAdapter):
     def __init__(self, original: Any, spec: AttentionSpec) -> None:
         problem = spec.find_cross_problem() if original.sr is not None else ""
         if problem:
-            raise ValueError(f"its keys belong to pooled tokens: {problem.partition(';')[0]}")
+            raise ValueError(
+                f"its keys belong to pooled tokens: {problem.partition(';')[0]}; name it in `skip` "
+                "to keep it"
+            )
         super().__init__(original, spec)
 
     def read(self, original: Any) -> Projections:
