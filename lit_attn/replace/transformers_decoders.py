@@ -3,7 +3,7 @@
 Shapes: B batch, n tokens, H heads, D head width.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lit_attn.attention.normaliser import SinkConfig
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.replace.adapter import Projections, by_head
+from lit_attn.replace.rotary_layouts import Angles
 from lit_attn.replace.transformers_families import Phi
 from lit_attn.replace.transformers_layers import Hub
 
@@ -33,7 +34,7 @@ class Nemotron(Hub):
 class Interleaved(Hub):
     """Cohere: rotary embedding of neighbouring coordinates, and optional norms of each head."""
 
-    angles = "neighbours"
+    angles: ClassVar[Angles] = "neighbours"
     pairs_neighbours = True
     known = (*Hub.known, "use_qk_norm")
 
