@@ -2,10 +2,12 @@
 
 import contextlib
 import math
+import os
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from lit_attn.cells.folder import Progress
@@ -210,7 +212,18 @@ def write_line(text: str, stream: TextIO | None = None) -> None:
         silence(stream or sys.stdout)
     except OSError:
         # The disk may have space again for the next line.
-        pass
+        _discard_output(stream or sys.stdout)
+
+
+def _discard_output(stream: TextIO) -> None:
+    """Drop what could not be written: Python would try again at its end, and exit with 120."""
+    number = stream.fileno()
+    kept = os.dup(number)
+    with Path(os.devnull).open("w") as null:
+        os.dup2(null.fileno(), number)
+        stream.flush()
+    os.dup2(kept, number)
+    os.close(kept)
 
 
 def render_table(snapshot: Snapshot) -> Any:

@@ -3,6 +3,7 @@
 import builtins
 import io
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -197,3 +198,9 @@ def test_the_live_table_takes_names_literally() -> None:
     live.add_event("FAILED [x]")
     live.update(snapshot())
     live.close()
+
+
+def test_a_line_for_a_full_disk_is_not_written_again_at_the_end() -> None:
+    """Python flushes its streams when it ends, and its exit code would be 120."""
+    with Path("/dev/full").open("w") as stream:
+        write_line("a line", stream)
