@@ -12,13 +12,17 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from helpers.once import make_once
 from helpers.paths import ROOT
 from site_pages import DIAGRAM, picture_of
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
+    return make_once(tmp_path_factory, "site", build_site)
+
+
+def build_site(folder: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
         cwd=ROOT,
@@ -26,7 +30,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=True,
         capture_output=True,
     )
-    return folder
 
 
 @pytest.mark.process

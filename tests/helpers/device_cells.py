@@ -49,10 +49,6 @@ STOPPED_AT = 6
 FOLDERS, SINGLE = Path("digits"), Path("single")
 
 
-def images(devices: int) -> Cell:
-    return digits_cell(model=EXACT, training={"devices": devices})
-
-
 def cut_short(devices: int) -> Cell:
     training = {"devices": devices, "clip": 0.1, "max_steps": 6}
     return digits_cell(model=EXACT, training=training)
@@ -151,7 +147,7 @@ def single(devices: int) -> Cell:
 
 
 def cells() -> dict[str, Cell]:
-    compared: list[Callable[[int], Cell]] = [images, cut_short, early, text, growing, scenes]
+    compared: list[Callable[[int], Cell]] = [cut_short, early, text, growing, scenes]
     compared += [counted, values, normed, configured, few, single]
     by_name = {f"{make_cell.__name__}-{n}": make_cell(n) for make_cell in compared for n in (1, 2)}
     by_name |= {name: hybrid() for name in ("whole", "stopped")}

@@ -9,6 +9,7 @@ import torch
 from helpers import sharded_cells
 from helpers.commands import run_python
 from helpers.finished_cells import assert_close_weights
+from helpers.once import make_once
 from helpers.training_cells import digits_cell, result_of, scenes_cell, text_cell
 
 from lit_attn.cells.records import read_metrics
@@ -54,17 +55,13 @@ def text(**training: Any) -> Cell:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a cell that one device has trained."""
-    folder = tmp_path_factory.mktemp("alone")
-    train(folder, images())
-    return folder
+    return make_once(tmp_path_factory, "alone", lambda folder: train(folder, images()))
 
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the same cell, trained on two devices with FSDP."""
-    folder = tmp_path_factory.mktemp("sharded")
-    train(folder, images(**TWO))
-    return folder
+    return make_once(tmp_path_factory, "sharded", lambda folder: train(folder, images(**TWO)))
 
 
 def require_close(ours: Path, theirs: Path, loss_tolerance: float = 1e-4) -> None:
