@@ -15,6 +15,15 @@ import torch
 from helpers import studies
 from helpers.commands import run_python
 from helpers.paths import EXPERIMENTS
+from helpers.recurrences import (
+    HEADS,
+    convolved,
+    join_heads,
+    recurrence,
+    rms_normed,
+    split_heads,
+    turned,
+)
 from helpers.stopping import stop_at
 from helpers.training_cells import digits_cell, folder_of, result_of, text_cell
 from torch import Tensor, nn
@@ -45,7 +54,7 @@ load_parts([PLUG_IN])
 
 import fla_layers  # noqa: E402
 
-DIM, HEADS, TOKENS = 64, 2, 150
+DIM, TOKENS = 64, 150
 WIDTH = DIM // HEADS
 
 NAMES = ["GatedLinearAttention", "RetNet", "DeltaNet", "GatedDeltaNet", "Mamba2"]
@@ -248,112 +257,64 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         attn_layer(attention("RetNet"))(DIM, HEADS)
 
 
-# The recurrences of the papers, one token after the other, with the weights of fla's layers.
-
-
-def convolved(x: Tensor, convolution: nn.Conv1d) -> Tensor:
-    """Return SiLU of the causal convolution of each channel of x (B, n, channels)."""
-    padded = F.pad(x.mT, (convolution.kernel_size[0] - 1, 0))
-    channels = x.shape[-1]
-    return F.silu(
-        F.conv1d(padded, convolution.weight, convolution.bias, groups=channels).mT,
-    )
-
-
-def split(x: Tensor) -> Tensor:
-    """Return x (B, n, H E) as (B, H, n, E)."""
-    return x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-
-
-def join(x: Tensor) -> Tensor:
-    return x.transpose(1, 2).flatten(2)
-
-
-def rms_normed(x: Tensor, norm: nn.Module) -> Tensor:
-    """Return x with a mean square of 1 along its last dimension, times the weights."""
-    weight = norm.weight
-    assert isinstance(weight, Tensor)
-    return x * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
-
-
-def turned(x: Tensor) -> Tensor:
-    """Return x (B, H, n, K) with its halves turned by t 10000^(-2 i / K) at token t."""
-    half = x.shape[-1] // 2
-    frequencies = 10000.0 ** (-torch.arange(half, dtype=torch.double) / half)
-    angles = torch.arange(x.shape[2], dtype=torch.double).unsqueeze(-1) * frequencies
-    first, second = x.chunk(2, dim=-1)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-
-def recurrence(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None) -> Tensor:
-    """Return S_t^T q_t / sqrt(K) of all tokens; the decay is (B, H, n, K or 1).
-
-    S_t = a_t S_(t-1) + k_t v_t^T. With `beta` (B, H, n, 1), v_t - a_t S_(t-1)^T k_t times beta_t
-    replaces v_t.
-    """
-    state = q.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1])
-    outputs = []
-    for t in range(q.shape[2]):
-        state = decay[:, :, t].unsqueeze(-1) * state
-        value = v[:, :, t]
-        if beta is not None:
-            predicted = torch.einsum("bhk,bhkv->bhv", k[:, :, t], state)
-            value = beta[:, :, t] * (value - predicted)
-        state = state + torch.einsum("bhk,bhv->bhkv", k[:, :, t], value)
-        outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, :, t], state))
-    return torch.stack(outputs, dim=2) * k.shape[-1] ** -0.5
+# The recurrences of the papers, with the weights of fla's layers.
 
 
 def gla(layer: Any, x: Tensor) -> Tensor:
-    q, k, v = (split(projection(x)) for projection in (layer.q_proj, layer.k_proj, layer.v_proj))
-    decay = split(F.logsigmoid(layer.gk_proj(x)) / 16).exp()
+    q, k, v = (
+        split_heads(projection(x)) for projection in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    decay = split_heads(F.logsigmoid(layer.gk_proj(x)) / 16).exp()
     output = rms_normed(recurrence(q, k, v, decay, None), layer.g_norm_swish_gate)
-    return layer.o_proj(join(output) * F.silu(layer.g_proj(x)))
+    return layer.o_proj(join_heads(output) * F.silu(layer.g_proj(x)))
 
 
 def retention(layer: Any, x: Tensor) -> Tensor:
-    q, k, v = (split(projection(x)) for projection in (layer.q_proj, layer.k_proj, layer.v_proj))
+    q, k, v = (
+        split_heads(projection(x)) for projection in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
     constants = 1 - 2.0 ** (-5 - torch.arange(HEADS, dtype=torch.double))
     decay = constants[:, None, None].expand(len(x), HEADS, x.shape[1], 1)
     output = recurrence(turned(q), turned(k), v, decay, None)
     normed = rms_normed(output, layer.g_norm_swish_gate)
-    return layer.o_proj(join(normed) * F.silu(layer.g_proj(x)))
+    return layer.o_proj(join_heads(normed) * F.silu(layer.g_proj(x)))
 
 
 def delta_parts(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return q, k, v (B, H, n, E) and beta (B, H, n, 1)."""
     q, k, v = (
-        split(convolved(getattr(layer, f"{letter}_proj")(x), getattr(layer, f"{letter}_conv1d")))
+        split_heads(
+            convolved(getattr(layer, f"{letter}_proj")(x), getattr(layer, f"{letter}_conv1d"))
+        )
         for letter in "qkv"
     )
-    beta = split(layer.b_proj(x)).sigmoid()
+    beta = split_heads(layer.b_proj(x)).sigmoid()
     return F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, beta
 
 
 def delta(layer: Any, x: Tensor) -> Tensor:
     q, k, v, beta = delta_parts(layer, x)
     output = recurrence(q, k, v, torch.ones_like(beta), beta)
-    return layer.o_proj(join(rms_normed(output, layer.o_norm)))
+    return layer.o_proj(join_heads(rms_normed(output, layer.o_norm)))
 
 
 def gated_delta(layer: Any, x: Tensor) -> Tensor:
     q, k, v, beta = delta_parts(layer, x)
     log_decay = -layer.A_log.exp() * F.softplus(layer.a_proj(x) + layer.dt_bias)
-    output = recurrence(q, k, v, split(log_decay).exp(), beta)
+    output = recurrence(q, k, v, split_heads(log_decay).exp(), beta)
     normed = rms_normed(output, layer.o_norm)
-    return layer.o_proj(join(normed) * F.silu(layer.g_proj(x)))
+    return layer.o_proj(join_heads(normed) * F.silu(layer.g_proj(x)))
 
 
 def mamba(layer: Any, x: Tensor) -> Tensor:
     inner, state = layer.intermediate_size, layer.ssm_state_size
     gate, inputs, dt = layer.in_proj(x).split([inner, inner + 2 * state, HEADS], -1)
     values, b, c = convolved(inputs, layer.conv1d).split([inner, state, state], -1)
-    steps = split(F.softplus(dt + layer.dt_bias))
+    steps = split_heads(F.softplus(dt + layer.dt_bias))
     decay = (-layer.A_log.exp()[:, None, None] * steps).exp()
     b, c = (part.unsqueeze(1).expand(-1, HEADS, -1, -1) for part in (b, c))
-    output = recurrence(c, b, steps * split(values), decay, None) * state**0.5
-    joined = join(output + layer.D[:, None, None] * split(values))
+    output = recurrence(c, b, steps * split_heads(values), decay, None) * state**0.5
+    joined = join_heads(output + layer.D[:, None, None] * split_heads(values))
     gated = joined * F.silu(gate)
     return layer.out_proj(gated if layer.norm is None else rms_normed(gated, layer.norm))
 
