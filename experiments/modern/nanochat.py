@@ -148,6 +148,9 @@ class NanochatConfig(GPTConfig, kind="nanochat"):
     runs_foreign_code = False  # Tests try it out, so a dry run need not.
     builder = (NanochatGPT, "vocabulary", "context")
 
+    def find_mup_problem(self) -> str:
+        return "the initial values of nanochat depend on the width already; remove mup"
+
     @consistency_check
     def _has_its_own_values(self) -> None:
         """Refuse initial values of another rule, biases, and streams that are too narrow."""

@@ -55,6 +55,30 @@ class NoScale(Scale):
         return None
 
 
+class FixedScaleConfig(ScaleConfig):
+    """Logits multiplied by one number, beside their 1 / sqrt(D); `mup` of a model sets it."""
+
+    factor: PositiveFloat = Field(1.0, description="factor of all logits")
+
+    def build(self, shape: LayerShape) -> Any:
+        return FixedScale(self, shape)
+
+    def reference(self, module: Any, visible: Tensor, n: int) -> float:
+        factor: float = module.part.factor
+        return factor
+
+
+class FixedScale(Scale):
+    """One number for all logits."""
+
+    def __init__(self, part: Any, shape: LayerShape) -> None:
+        super().__init__(part, shape)
+        self.heads = shape.heads
+
+    def forward(self, masks: Masks, n: int, m: int, device: torch.device) -> Tensor:
+        return torch.full((1, self.heads, n, 1), self.part.factor, device=device)
+
+
 class SsmaxConfig(ScaleConfig, kind="ssmax"):
     """s_ij becomes c_m log(n_i) s_ij, with a learned c_m of each head (scalable softmax, SSMax).
 

@@ -24,6 +24,7 @@ from lit_attn import signatures
 from lit_attn.attention.cache import Cache
 from lit_attn.data.text.ids import IGNORED
 from lit_attn.models.layers import AdaptiveSoftmax, Device
+from lit_attn.models.mup import WidthScaled
 from lit_attn.models.seeded_draws import draw_parameters
 from lit_attn.models.token_loss import cap_logits, token_losses
 from lit_attn.models.token_transformer import TokenTransformer
@@ -46,6 +47,8 @@ class GPT(nn.Module):
         self.trunk = self.trunk_class(model, rows, context, is_causal=True, device=device)
         self.dropout = nn.Dropout(model.head_dropout)
         self.logit_cap = model.logit_cap
+        # muP divides the logits of tied weights by the growth of the width.
+        self.output_scale = 1.0
         self.z_loss = model.z_loss
         self.head: nn.Module | None = None
         if model.head == "untied":
@@ -68,6 +71,8 @@ class GPT(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of the trunk's output, (B, n, d) -> (B, n, V)."""
         hidden = self.dropout(hidden)
+        if self.output_scale != 1:
+            hidden = hidden * self.output_scale
         if isinstance(self.head, AdaptiveSoftmax):
             flat = self.head.log_probabilities(hidden.flatten(0, 1), self.trunk.tokens.weight)
             return flat.unflatten(0, hidden.shape[:2])
@@ -85,6 +90,8 @@ class GPT(nn.Module):
         flat_targets = targets.flatten()
         if not isinstance(self.head, AdaptiveSoftmax):
             hidden = self.dropout(self.trunk(tokens)).flatten(0, 1)
+            if self.output_scale != 1:
+                hidden = hidden * self.output_scale
             weight = self.trunk.tokens.weight if self.head is None else self.head.weight
             assert isinstance(weight, Tensor)
             losses = token_losses(
@@ -105,7 +112,7 @@ class GPT(nn.Module):
         return nll.unflatten(0, targets.shape)
 
 
-class GPTConfig(TokenTransformer, kind="gpt"):
+class GPTConfig(WidthScaled, TokenTransformer, kind="gpt"):
     """Causal language model.
 
     `head: tied` and `adaptive` use the weights of the embedding. `adaptive` is the softmax by
@@ -148,6 +155,20 @@ class GPTConfig(TokenTransformer, kind="gpt"):
         if self.documents == "separate":
             network.trunk.document_end = signature.document_end
         return network
+
+    def scale_output(self, network: Any) -> None:
+        if self.head == "tied":
+            network.output_scale = self.base_model().dim / self.dim
+
+    def find_mup_problem(self) -> str:
+        if isinstance(self.init.matrices, str) or isinstance(self.init.embedding, str):
+            return (
+                "needs numbers in init.matrices and init.embedding, because PyTorch's values "
+                "depend on the width already"
+            )
+        if self.head == "adaptive":
+            return "does not scale `head: adaptive`; choose tied or untied"
+        return ""
 
     @consistency_check
     def _documents_can_be_separate(self) -> None:

@@ -33,6 +33,7 @@ from lit_attn.models.base import (
     require_tiling,
 )
 from lit_attn.models.layers import Device, HeadNorm, sincos_positions
+from lit_attn.models.mup import WidthScaled
 from lit_attn.models.seeded_draws import draw_parameters, outside_composers
 from lit_attn.schema.base import Share, consistency_check
 from lit_attn.signatures import ImageLabels, ImageTargets, Signature
@@ -367,7 +368,7 @@ class ImageViTConfig(NormedTransformer, kind="image-vit"):
     norm_eps: PositiveFloat = Field(1e-6, description="epsilon of the LayerNorms")
 
 
-class ViTConfig(NormedTransformer, kind="vit"):
+class ViTConfig(WidthScaled, NormedTransformer, kind="vit"):
     """Pre-norm vision transformer with a class token, for images of one size."""
 
     has_one_size = True
@@ -395,6 +396,11 @@ class ViTConfig(NormedTransformer, kind="vit"):
     init: Literal["xavier", "torch", "timm"] = Field(
         "timm", description="initial values of the Linears; timm: normal, deviation 0.02"
     )
+
+    def find_mup_problem(self) -> str:
+        if self.init != "timm":
+            return f"needs `init: timm`, because the values of `{self.init}` depend on the width"
+        return ""
 
     @consistency_check
     def _fits_local_self_attention(self) -> None:

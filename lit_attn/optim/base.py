@@ -8,8 +8,9 @@ import torch
 from pydantic import Field, PositiveFloat
 from torch import nn
 
-from lit_attn.optim.layer_groups import scale_by_layer
+from lit_attn.optim.layer_groups import find_width_rates, scale_by_layer, scale_by_width
 from lit_attn.schema.base import Kind
+from lit_attn.schema.errors import ConfigError
 
 
 class Optimizer(Kind):
@@ -19,6 +20,8 @@ class Optimizer(Kind):
     """True if one kernel for all parameters accepts sharded parameters (FSDP)."""
     takes_shards: ClassVar[bool] = True
     """True if the optimiser accepts sharded parameters."""
+    has_width_rates: ClassVar[bool] = False
+    """True if muP's rates by width (`mup` of a model) are rates of this optimiser."""
 
     lr: PositiveFloat = Field(description="peak learning rate, which the schedule scales")
     weight_decay: float = Field(0.0, ge=0, description="weight-decay coefficient")
@@ -53,10 +56,18 @@ class Optimizer(Kind):
         return self.group_by_layer(module, self.parameters(module))
 
     def group_by_layer(self, module: nn.Module, parameters: list[Any]) -> list[Any]:
-        """Return the parameters, or groups of them, with a rate of each layer if rates differ."""
-        if self.layer_decay is None:
+        """Return the parameters, or groups of them if rates differ by layer or by width (muP)."""
+        if self.layer_decay is not None:
+            parameters = scale_by_layer(module, parameters, self.layer_decay)
+        rates = find_width_rates(module)
+        if not rates:
             return parameters
-        return scale_by_layer(module, parameters, self.layer_decay)
+        if not self.has_width_rates:
+            raise ConfigError(
+                f"optimizer: '{self.kind}' has no learning rates by width, which `model.mup` "
+                "needs; choose adamw"
+            )
+        return scale_by_width(parameters, rates, self.weight_decay)
 
     def parameters(self, module: nn.Module) -> list[Any]:
         """Return the trainable parameters of `module`, or groups of them."""

@@ -1,4 +1,4 @@
-"""Learning rates that differ by layer: groups of an optimiser's parameters by their depth."""
+"""Learning rates that differ by layer or by width: groups of an optimiser's parameters."""
 
 from typing import Any
 
@@ -53,4 +53,43 @@ def scale_by_layer(module: nn.Module, parameters: list[Any], decay: float) -> li
         for depth, members in sorted(by_depth.items()):
             scale = decay ** (output - depth)
             scaled.append({**group, "params": members, "lr_scale": scale})
+    return scaled
+
+
+def find_width_rates(module: nn.Module) -> dict[int, float]:
+    """Return the factors of the learning rate that parts of `module` declare, by parameter id.
+
+    A part declares them as the attribute `lr_scales`, by the name of a parameter in it (muP).
+    """
+    rates: dict[int, float] = {}
+    for part in dict(module.named_modules()).values():
+        declared = getattr(part, "lr_scales", {})
+        for name, rate in declared.items():
+            rates[id(part.get_parameter(name))] = rate
+    return rates
+
+
+def scale_by_width(
+    parameters: list[Any], rates: dict[int, float], decay: float
+) -> list[dict[str, Any]]:
+    """Return groups of `parameters` with the factors `rates` of the learning rate, by their id.
+
+    The product of rate and weight decay stays, as in the authors' optimisers: `decay` is that of
+    groups without one of their own.
+    """
+    has_groups = bool(parameters) and isinstance(parameters[0], dict)
+    groups = parameters if has_groups else [{"params": parameters}]
+    scaled: list[dict[str, Any]] = []
+    for group in groups:
+        by_rate: dict[float, list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            by_rate.setdefault(rates.get(id(parameter), 1.0), []).append(parameter)
+        group_decay = group.get("weight_decay", decay)
+        for rate, members in sorted(by_rate.items(), reverse=True):
+            settings = {
+                "params": members,
+                "lr_scale": group.get("lr_scale", 1.0) * rate,
+                "weight_decay": group_decay / rate,
+            }
+            scaled.append(group | settings)
     return scaled

@@ -67,6 +67,7 @@ class AdamW(Adaptive, kind="adamw"):
     """AdamW (Loshchilov & Hutter 2019): weight decay is decoupled from the gradient."""
 
     target = torch.optim.AdamW
+    has_width_rates = True
     decay: Literal["all", "matrices", "weights"] = Field(
         "all",
         description="parameters with weight decay: all; matrices: tensors of 2 or more axes, as "

@@ -144,6 +144,7 @@ def test_layers_can_differ() -> None:
     [
         ({"init": {"matrices": 0.1}}, "init: this model has the initial values of nanochat"),
         ({"bias": "all"}, "bias: this model has no biases"),
+        ({"mup": {"dim": 32}}, "mup: the initial values of nanochat depend on the width already"),
         ({"dim": 16}, "dim: 16 is too narrow; choose at least 24"),
         ({"documents": "separate"}, "documents: this model adds to each token the one before it"),
     ],
