@@ -63,7 +63,7 @@ def test_a_notebook_runs(name: str, tmp_path: Path) -> None:
     script = (
         "import nbformat, nbclient\n"
         f"notebook = nbformat.read('{name}.ipynb', 4)\n"
-        "nbclient.NotebookClient(notebook, timeout=280, kernel_name='python3').execute()\n"
+        "nbclient.NotebookClient(notebook, timeout=500, kernel_name='python3').execute()\n"
         "print([output for cell in notebook.cells for output in cell.get('outputs', [])])\n"
     )
     finished = subprocess.run(

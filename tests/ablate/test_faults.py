@@ -248,7 +248,7 @@ def test_a_full_disk_during_locking_has_its_own_exit_code(small_disk: Path) -> N
 def test_cells_of_a_killed_fork_server_are_retried(tmp_path: Path) -> None:
     """The cells end with their server; a new server forks them again."""
     studies.write(tmp_path, make_body("gated"))
-    with start_cli(tmp_path, "--jobs", "2") as process:
+    with start_cli(tmp_path, "--jobs", "2", has_own_server=True) as process:
         wait_until(lambda: len(list_holders(tmp_path)) == 2)
         cells = list_holders(tmp_path)
         server = server_of(cells[0])
@@ -318,16 +318,16 @@ def test_a_lost_fork_server_costs_no_cell_a_retry(
     class Killer(Recorder):
         def update(self, snapshot: object) -> None:
             for cell in list_holders(tmp_path):
-                if len(servers) == 3:
+                if len(servers) == 2:
                     (tmp_path / "runs" / "tiny" / "go").touch()
                 elif (server := server_of(cell)) is not None and server not in servers:
                     servers.add(server)
                     os.kill(server, signal.SIGKILL)
 
     summary = Runner(Launcher(fake_cells.TARGET), make_slots(1), Killer()).run([gated])
-    assert len(servers) == 3
+    assert len(servers) == 2
     assert summary.failed == []
-    assert failures(gated) == ["killed"] * 3
+    assert failures(gated) == ["killed"] * 2
 
 
 def test_a_cell_that_never_starts_fails_in_the_end(

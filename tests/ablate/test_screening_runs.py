@@ -3,14 +3,12 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from helpers import designs, studies
 from helpers.answers import read_answer
-from helpers.commands import run_python
+from helpers.commands import run_python, start_python
 from helpers.paths import ROOT
 from helpers.runs import TIMEOUT, start_cli, wait_until
 
@@ -170,10 +168,10 @@ def test_a_run_that_is_killed_in_both_stages_gives_the_same_table(tmp_path: Path
 
 def kill_run(folder: Path, results: int) -> None:
     """Run the study of `folder`; kill the runner with SIGKILL when there are `results` results."""
-    command = [sys.executable, "-m", "lit_attn.ablate", "ablations.yaml", "--jobs", "1"]
+    words = ("-m", "lit_attn.ablate", "ablations.yaml", "--jobs", "1")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with (folder / "log.txt").open("ab") as log:
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+        process = start_python(folder, words, environment, log.fileno(), log.fileno())
     try:
         wait_until(lambda: count_results(folder) >= results or process.poll() is not None)
         assert process.poll() is None, (folder / "log.txt").read_text()

@@ -2,13 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from helpers import fake_cells, studies
-from helpers.commands import run_python
+from helpers.commands import run_python, start_python
 from helpers.paths import ROOT
 from helpers.runs import wait_until
 
@@ -256,15 +254,10 @@ def run_study(folder: Path) -> None:
 
 def kill_study(folder: Path, results: int) -> None:
     """Run the study of `folder`; kill the runner with SIGKILL when there are `results` results."""
-    command = [sys.executable, "-m", "lit_attn.ablate", "ablations.yaml", "--jobs", "2"]
+    words = ("-m", "lit_attn.ablate", "ablations.yaml", "--jobs", "2")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with (folder / "log.txt").open("ab") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            stdout=log,
-            stderr=log,
-        )
+        process = start_python(folder, words, environment, log.fileno(), log.fileno())
     try:
         wait_until(lambda: count_results(folder) >= results or process.poll() is not None)
         assert process.poll() is None, (folder / "log.txt").read_text()

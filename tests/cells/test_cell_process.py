@@ -45,7 +45,9 @@ def test_no_process_outlives_its_cell(end: str, tmp_path: Path) -> None:
     studies.write(tmp_path, make_body(f"daemon-{end}"))
     environment = os.environ | {"TEST_FOLDER": str(tmp_path)}
     stall = ("--stall", "0.1") if end == "stuck" else ()
-    with start_cli(tmp_path, "--seeds", "0,", *stall, environment=environment) as process:
+    with start_cli(
+        tmp_path, "--seeds", "0,", *stall, environment=environment, has_own_server=True
+    ) as process:
         assert process.wait(TIMEOUT) == (0 if end == "ok" else 1)
         assert list((tmp_path / "runs").glob("*/*/*/child.pid"))
         wait_until(lambda: not processes_below(tmp_path))
@@ -56,7 +58,9 @@ def test_no_process_outlives_its_cell(end: str, tmp_path: Path) -> None:
 def test_kill_9_leaves_no_process_in_its_own_session(victim: str, tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("daemon-stuck"))
     environment = os.environ | {"TEST_FOLDER": str(tmp_path)}
-    with start_cli(tmp_path, "--seeds", "0,", environment=environment) as process:
+    with start_cli(
+        tmp_path, "--seeds", "0,", environment=environment, has_own_server=True
+    ) as process:
         wait_until(lambda: list((tmp_path / "runs").glob("*/*/*/progress.json")))
         (first,) = list_holders(tmp_path)
         os.kill(process.pid if victim == "the runner" else first, signal.SIGKILL)

@@ -102,12 +102,6 @@ def check(folder: Path, count: int, seed: int) -> Counter[str]:
 
 @pytest.mark.slow
 def test_mutated_studies_end_in_a_plan_or_one_error_line(tmp_path: Path) -> None:
-    ends = check(tmp_path, 500, 0)
+    ends = check(tmp_path, 700, 0)
     assert ends["plan"] > 20
     assert ends["error"] > 200
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_many_mutated_studies_end_in_a_plan_or_one_error_line(tmp_path: Path) -> None:
-    assert check(tmp_path, 2_500, 1).total() == 2_500

@@ -1,13 +1,12 @@
 """JSON schemas for editors: they accept every shipped file, and mark what the readers refuse."""
 
 import json
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.commands import run_python
 from helpers.paths import ROOT
 from jsonschema import Draft202012Validator
 
@@ -26,8 +25,8 @@ def validators() -> dict[str, Draft202012Validator]:
     schemas = {}
     parts = [word for path in PLUGINS for word in ("--parts", str(path))]
     for name in ("experiment", "study"):
-        command = [sys.executable, "-m", "lit_attn", "schema", name, *parts]
-        printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        printed = run_python(ROOT, "-m", "lit_attn", "schema", name, *parts)
+        assert printed.returncode == 0, printed.stderr
         schema = json.loads(printed.stdout)
         Draft202012Validator.check_schema(schema)
         schemas[name] = Draft202012Validator(schema)

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -28,7 +27,6 @@ from lit_attn.models.vit import ViTConfig
 from lit_attn.schema.errors import ConfigError
 from lit_attn.training.build import build
 
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 # The command `lit_attn.train`, to which SIGTERM is sent after its 100th step.
 STOP = """\
 import sys
@@ -105,13 +103,8 @@ def test_a_stopped_cell_with_own_members_resumes(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "config.yaml").write_text(yaml.safe_dump(cell))
     assert run_python(tmp_path, "-m", "lit_attn.train", str(uninterrupted)).returncode == 0
-    interrupted = subprocess.run(
-        [sys.executable, "-c", STOP, str(stopped)],
-        env=ENVIRONMENT | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    path = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
+    interrupted = run_python(tmp_path, "-c", STOP, str(stopped), PYTHONPATH=path)
     assert interrupted.returncode == 143, interrupted.stderr
     assert run_python(tmp_path, "-m", "lit_attn.train", str(stopped)).returncode == 0
     assert (stopped / "metrics.csv").read_bytes() == (uninterrupted / "metrics.csv").read_bytes()

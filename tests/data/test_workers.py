@@ -5,7 +5,6 @@ import gc
 import os
 import re
 import signal
-import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -18,6 +17,7 @@ from helpers import digit_folders, noise_images
 from helpers.commands import run_python
 from helpers.data_ranks import on_rank
 from helpers.paths import EXPERIMENTS
+from helpers.runs import wait_until
 
 from lit_attn.data import loading
 from lit_attn.data.base import Data
@@ -269,9 +269,7 @@ def test_workers_prepare_the_next_epoch_while_the_cell_is_evaluated(folder: Path
     module.trainer.max_steps = 7
     assert module.steps_per_epoch == 3
     list(module.train_batches(0, 3))
-    deadline = time.monotonic() + 60
-    while log.read_text().count("\n") < 5 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: log.read_text().count("\n") >= 5)
     made = [int(line) for line in log.read_text().split()]
     assert made == [0, 1, 2, 3, 4]
     list(module.train_batches(3, 6))

@@ -2,7 +2,8 @@
 
 The imports take up to ten seconds of a slow core. So each process of pytest starts one server that
 imports them, and every command is a fork of this server. A command sees nothing of the test or of
-another command: it starts with the modules of the package as they are after their import.
+another command: it starts with the modules of the package as they are after their import. Its
+parent is one more fork, which waits for its end.
 
 A command that trains cells starts a fork server of its own (lit_attn/ablate/launch.py), which would
 import everything again. In these tests this fork server is a child of the command that was forked
@@ -15,77 +16,226 @@ import json
 import os
 import re
 import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import traceback
+import types
 from multiprocessing import util
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import IO, Any
 
 from helpers.paths import ROOT
 
 
 def run_python(folder: Path, *words: str, **environment: str) -> CompletedProcess[str]:
-    """Run `python -m MODULE ...` or `python SCRIPT ...` in the folder, in an own process."""
-    server = start_server()
-    assert server.stdin is not None
-    assert server.stdout is not None
-    with tempfile.TemporaryDirectory() as outputs:
-        request = {
-            "words": words,
-            "folder": str(folder),
-            "outputs": outputs,
-            "environment": environment,
-        }
-        server.stdin.write(json.dumps(request) + "\n")
-        server.stdin.flush()
-        code = int(server.stdout.readline())
-        out, err = ((Path(outputs) / name).read_text(encoding="utf-8") for name in ("out", "err"))
-    return CompletedProcess(words, code, out, err)
+    """Run `python -m MODULE ...`, `python SCRIPT ...` or `python -c CODE ...` in the folder."""
+    changed = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        files = (out.fileno(), err.fileno())
+        command = start_python(folder, words, os.environ | changed | environment, *files)
+        code = command.wait()
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode())
+    return CompletedProcess(words, code, *texts)
+
+
+class Command:
+    """A started command, with the methods of `subprocess.Popen` that the tests use.
+
+    Another process is its parent and sends its exit code through `end`. `stdout` is the end of its
+    pipe, if it has one.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self.stdout: IO[str] | None = None
+        self.returncode: int | None = None
+        self.pid = int(self._read_line())
+
+    def _read_line(self) -> str:
+        """Return the next line of the parent."""
+        line = b""
+        while not line.endswith(b"\n"):
+            read = self.end.recv(1)
+            if not read:
+                raise RuntimeError("the parent of a command has ended")
+            line += read
+        return line.decode()
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None if the command runs."""
+        if self.returncode is None and select.select([self.end], [], [], 0)[0]:
+            self.returncode = int(self._read_line())
+            self.end.close()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end and return the exit code."""
+        if self.returncode is None and not select.select([self.end], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """Return the output up to its end, and wait for the end of the command."""
+        assert self.stdout is not None
+        with self.stdout:
+            output = self.stdout.read()
+        self.wait(timeout)
+        return output, None
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> "Command":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.stdout is not None:
+            self.stdout.close()
+        self.wait()
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def start_python(
+    folder: Path,
+    words: tuple[str, ...],
+    environment: dict[str, str],
+    out: int,
+    err: int,
+    is_leader: bool = False,
+) -> Command:
+    """Start `python WORDS ...` in the folder with this environment and these files for output.
+
+    `is_leader`: in a new session, as a terminal does.
+    """
+    request = {
+        "words": words,
+        "folder": str(folder),
+        "environment": environment,
+        "is_leader": is_leader,
+    }
+    ours, theirs = socket.socketpair()
+    with theirs:
+        socket.send_fds(start_server(), [json.dumps(request).encode()], [out, err, theirs.fileno()])
+    return Command(ours)
+
+
+def start_with_pipe(
+    folder: Path, words: tuple[str, ...], environment: dict[str, str], is_leader: bool = False
+) -> Command:
+    """Start `python WORDS ...` as `start_python`, with a pipe for both of its outputs."""
+    reading, writing = os.pipe()
+    command = start_python(folder, words, environment, writing, writing, is_leader)
+    os.close(writing)
+    command.stdout = os.fdopen(reading, encoding="utf-8")
+    return command
 
 
 @functools.cache
-def start_server() -> subprocess.Popen[str]:
-    """Start the server of this process, which ends when its input is closed."""
+def start_server() -> socket.socket:
+    """Start the server of this process, which ends when the returned socket is closed."""
     environment = os.environ | {
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }
-    command = [sys.executable, "-m", "helpers.commands"]
-    pipe = subprocess.PIPE
-    server = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
-    atexit.register(server.communicate)
-    return server
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    number = str(theirs.fileno())
+    command = [sys.executable, "-m", "helpers.commands", number]
+    server = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
+    theirs.close()
+
+    def end() -> None:
+        ours.shutdown(socket.SHUT_RDWR)
+        server.wait()
+
+    atexit.register(end)
+    return ours
 
 
-def serve() -> None:
-    """Answer each request with the exit code of a fork that runs it."""
+def serve(requests: socket.socket) -> None:
+    """Fork a process for each request, which runs the command in a child process of its own."""
     import lit_attn.training.fit  # noqa: F401
 
     sys.path.remove(str(ROOT / "tests"))
-    os.environ["PYTHONPATH"] = str(ROOT)
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            become(**json.loads(line))
+    # The kernel collects the parents of commands.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        message, descriptors, *_ = socket.recv_fds(requests, 1 << 20, 3)
+        if not message:
             return
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            requests.close()
+            if _is_command(*descriptors):
+                become(**json.loads(message), files=tuple(descriptors[:2]))
+                return
+        for number in descriptors:
+            os.close(number)
 
 
-def become(words: list[str], folder: str, outputs: str, environment: dict[str, str]) -> None:
+def _is_command(out: int, err: int, descriptor: int) -> bool:
+    """Return True in a new child process; send its pid and its exit code from this process."""
+    end = socket.socket(fileno=descriptor)
+    child = os.fork()
+    if child == 0:
+        end.close()
+        return True
+    # Whoever reads the output waits until no process has it.
+    os.close(out)
+    os.close(err)
+    end.sendall(f"{child}\n".encode())
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    end.sendall(f"{code}\n".encode())
+    os._exit(0)
+
+
+def become(
+    words: list[str],
+    folder: str,
+    environment: dict[str, str],
+    is_leader: bool,
+    files: tuple[int, int],
+) -> None:
     """Run a command in this process as a new interpreter would."""
+    if is_leader:
+        os.setsid()
+    os.environ.clear()
     os.environ.update(environment)
-    streams = (Path(os.devnull), "r"), (Path(outputs, "out"), "w"), (Path(outputs, "err"), "w")
-    for number, (path, mode) in enumerate(streams):
-        with path.open(mode) as file:
-            os.dup2(file.fileno(), number)
+    streams = (os.open(os.devnull, os.O_RDONLY), *files)
+    for number, file in enumerate(streams):
+        os.dup2(file, number)
+        os.close(file)
+    # Those of the server believe that they can be searched, as its own files can.
+    encoding, _, errors = environment.get("PYTHONIOENCODING", "").partition(":")
+    options: dict[str, Any] = {"encoding": encoding or None, "errors": errors or None}
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", **options)
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", buffering=1, errors="backslashreplace")
     os.chdir(folder)
+    searched = [path for path in environment["PYTHONPATH"].split(os.pathsep) if path]
+    sys.path[:0] = [path for path in searched if path not in sys.path]
     prepare_fork_server()
-    if words[0] == "-m":
+    if words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        sys.path.insert(0, "")
+        sys.modules["__main__"] = main = types.ModuleType("__main__")
+        exec(words[1], vars(main))
+    elif words[0] == "-m":
         sys.argv = words[1:]
         sys.path.insert(0, folder)
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
@@ -142,4 +292,4 @@ def become_fork_server(from_parent: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    serve(socket.socket(fileno=int(sys.argv[1])))

@@ -15,6 +15,7 @@ from typing import IO
 import pytest
 
 from helpers import fake_cells, studies
+from helpers.commands import Command, start_python, start_with_pipe
 from helpers.holding import read_number
 from lit_attn.ablate.display import Display
 from lit_attn.ablate.launch import CellProcess, Launcher
@@ -53,8 +54,9 @@ def count_runs(path: Path) -> Counter[str]:
 def wait_until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:
-        # A run creates and removes folders while a condition searches them.
-        with contextlib.suppress(FileNotFoundError):
+        # A run creates and removes folders while a condition searches them, and the commands of a
+        # busy SLURM fail at times.
+        with contextlib.suppress(FileNotFoundError, subprocess.CalledProcessError):
             if condition():
                 return
         time.sleep(0.02)
@@ -89,6 +91,39 @@ def expire_hangs(patch: pytest.MonkeyPatch, stall: float, *children: str) -> Non
     patch.setattr(CellProcess, "idle_seconds", expire)
 
 
+def _start_interpreter(
+    path: Path,
+    words: tuple[str, ...],
+    variables: dict[str, str],
+    stdout: IO[str] | int,
+    group: Path | None,
+) -> subprocess.Popen[str]:
+    def join_group() -> None:
+        if group is not None:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+
+    return subprocess.Popen(
+        [sys.executable, *words],
+        cwd=path,
+        stdout=stdout,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=join_group,
+        env=variables,
+    )
+
+
+def _fork_command(
+    path: Path, words: tuple[str, ...], variables: dict[str, str], stdout: IO[str] | int
+) -> Command:
+    if isinstance(stdout, int):
+        assert stdout == subprocess.PIPE
+        return start_with_pipe(path, words, variables, is_leader=True)
+    number = stdout.fileno()
+    return start_python(path, words, variables, number, number, is_leader=True)
+
+
 @contextlib.contextmanager
 def start_cli(
     path: Path,
@@ -97,26 +132,20 @@ def start_cli(
     stdout: IO[str] | int = subprocess.PIPE,
     command: tuple[str, ...] = (),
     group: Path | None = None,
-) -> Iterator[subprocess.Popen[str]]:
+    has_own_server: bool = False,
+) -> Iterator[subprocess.Popen[str] | Command]:
     """Start the command line with fake cells in a new session, as a terminal does.
 
-    `group` is the control group of its processes.
+    `group` is the control group of its processes. With it, or if the command `has_own_server` from
+    which it forks its cells, the command is a new interpreter, which imports PyTorch again twice.
     """
-
-    def join_group() -> None:
-        if group is not None:
-            (group / "cgroup.procs").write_text(str(os.getpid()))
-
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), *command, "ablations.yaml", *arguments],
-        cwd=path,
-        stdout=stdout,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        preexec_fn=join_group,
-        env=(environment or dict(os.environ)) | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    words = (str(SCRIPT), *command, "ablations.yaml", *arguments)
+    variables = (environment or dict(os.environ)) | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process: subprocess.Popen[str] | Command
+    if group is not None or has_own_server:
+        process = _start_interpreter(path, words, variables, stdout, group)
+    else:
+        process = _fork_command(path, words, variables, stdout)
     try:
         yield process
     finally:

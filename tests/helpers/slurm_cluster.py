@@ -12,6 +12,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from helpers.commands import Command, start_with_pipe
+
+# Seconds after which a daemon has failed, on a machine of any load.
+LIMIT = 400
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 # Text of a program: the command line, which asks every second how its jobs are.
 COMMAND = (
@@ -62,16 +66,20 @@ def missing() -> str:
 
 def start_study(
     folder: Path, cluster: dict[str, str], *options: str, package: str | None = None
-) -> "subprocess.Popen[str]":
+) -> "subprocess.Popen[str] | Command":
     """Start the command line on ablations.yaml in `folder`, whose cells are jobs.
 
     `package` is the folder of another copy of the package.
     """
     path = os.pathsep.join(sys.path) if package is None else package
+    words = ("-c", COMMAND, "ablations.yaml", "--launcher", "slurm", *options)
+    environment = cluster | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    if package is None:
+        return start_with_pipe(folder, words, environment)
     return subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "ablations.yaml", "--launcher", "slurm", *options],
+        [sys.executable, *words],
         cwd=folder,
-        env=cluster | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -117,7 +125,7 @@ def _running(folder: Path, options: str, partitions: str, count: int) -> Iterato
 
     def speak(*command: str) -> str:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=120, check=False
+            command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
         )
         return done.stdout
 
@@ -143,7 +151,7 @@ def _running(folder: Path, options: str, partitions: str, count: int) -> Iterato
 
 
 def _until(condition: object, folder: Path) -> None:
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + LIMIT
     assert callable(condition)
     while not condition():
         if time.monotonic() > deadline:

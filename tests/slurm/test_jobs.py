@@ -50,7 +50,7 @@ def queue(path: Path, cluster: dict[str, str], *states: str) -> list[str]:
 
 
 def run_command(cluster: dict[str, str], *command: str) -> None:
-    subprocess.run(command, env=cluster, check=True, timeout=60)
+    subprocess.run(command, env=cluster, check=True, timeout=TIMEOUT)
 
 
 def messages(path: Path) -> list[str]:
@@ -65,38 +65,39 @@ def test_missing_cells_are_submitted_and_followed_to_their_ends(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
     studies.write(tmp_path, make_body("ok", "crash"))
-    code, output = call(tmp_path, cluster)
+    code, output = call(tmp_path, cluster, "--seeds", "0,")
     assert code == 1
-    assert "4 jobs submitted, 0 already submitted" in output
+    assert "2 jobs submitted, 0 already submitted" in output
     assert "FAILED   tiny/crash/0  error: RuntimeError: the reactor is on fire" in output
     assert "the table of tiny" in output
-    assert "2 jobs submitted" in call(tmp_path, cluster)[1]
-    assert count_runs(tmp_path) == {"ok/0": 1, "ok/1": 1, "crash/0": 2, "crash/1": 2}
+    assert "1 job submitted" in call(tmp_path, cluster, "--seeds", "0,")[1]
+    assert count_runs(tmp_path) == {"ok/0": 1, "crash/0": 2}
     # A local run continues in the same folders.
-    with start_cli(tmp_path, environment=cluster) as process:
+    with start_cli(tmp_path, "--seeds", "0,", environment=cluster) as process:
         assert process.wait(TIMEOUT) == 1
     assert count_runs(tmp_path)["ok/0"] == 1
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_jobs_survive_the_terminal_and_are_followed_again(
     tmp_path: Path, cluster: dict[str, str], number: signal.Signals
 ) -> None:
     studies.write(tmp_path, make_body("gated"))
-    with start_cli(tmp_path, *SLURM, environment=cluster) as process:
-        wait_until(lambda: len(queue(tmp_path, cluster, "RUNNING")) == 2)
+    options = (*SLURM, "--seeds", "0,")
+    with start_cli(tmp_path, *options, environment=cluster) as process:
+        wait_until(lambda: len(queue(tmp_path, cluster, "RUNNING")) == 1)
         assert process.stdout is not None
         os.kill(process.pid, number)
         output = process.stdout.read()
         process.wait(TIMEOUT)
-    assert ("not stopped: 2 jobs" in output) == (number != signal.SIGKILL)
-    with start_cli(tmp_path, *SLURM, environment=cluster) as process:
+    assert ("not stopped: 1 job" in output) == (number != signal.SIGKILL)
+    with start_cli(tmp_path, *options, environment=cluster) as process:
         assert process.stdout is not None
-        wait_until(lambda: "0 jobs submitted, 2 already submitted" in process.stdout.readline())
+        wait_until(lambda: "0 jobs submitted, 1 already submitted" in process.stdout.readline())
         (tmp_path / "runs" / "tiny" / "go").touch()
         assert process.wait(TIMEOUT) == 0
-    assert count_runs(tmp_path) == {"gated/0": 1, "gated/1": 1}
+    assert count_runs(tmp_path) == {"gated/0": 1}
 
 
 @pytest.mark.process

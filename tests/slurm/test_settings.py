@@ -39,7 +39,7 @@ def cluster() -> Iterator[dict[str, str]]:
 
 def run(cluster: dict[str, str], *command: str) -> str:
     done = subprocess.run(
-        command, env=cluster, check=True, capture_output=True, text=True, timeout=60
+        command, env=cluster, check=True, capture_output=True, text=True, timeout=TIMEOUT
     )
     return done.stdout
 

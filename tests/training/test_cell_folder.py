@@ -280,11 +280,8 @@ def test_code_that_changes_the_working_directory_does_not_move_the_records(
     folder = folder_of(cell, tmp_path / "runs")
     part_of(cell, folder, "os.chdir('/')")
     relative = os.path.relpath(folder, tmp_path)
-    command = [sys.executable, "-m", "lit_attn.train", relative]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    path = os.pathsep.join(sys.path)
+    done = run_python(tmp_path, "-m", "lit_attn.train", relative, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     assert (folder / "result.json").exists()
 

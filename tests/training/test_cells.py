@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.commands import run_python, start_python
 from helpers.finished_cells import read_weights
+from helpers.paths import ROOT
 from helpers.training_cells import accuracy_at, digits_cell, folder_of, result_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
@@ -118,8 +120,9 @@ def test_every_epoch_prints_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_terminal_shows_a_progress_bar(tmp_path: Path) -> None:
     folder = folder_of(digits_cell(), tmp_path)
     parent, child = os.openpty()
-    command = [sys.executable, "-m", "lit_attn.train", str(folder)]
-    with subprocess.Popen(command, stdout=child) as process:
+    words = ("-m", "lit_attn.train", str(folder))
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with start_python(tmp_path, words, environment, child, err=2) as process:
         os.close(child)
         output = b""
         # Reading a terminal whose other end is closed is an error.
@@ -312,13 +315,8 @@ def test_a_cell_ignores_a_slurm_allocation_around_it(tmp_path: Path) -> None:
     folder = folder_of(digits_cell(training={"devices": 2, "max_steps": 1}), tmp_path)
     slurm = {"NTASKS": "4", "NTASKS_PER_NODE": "4", "NNODES": "2", "JOB_NAME": "mine"}
     slurm |= {"PROCID": "0", "LOCALID": "0", "NODEID": "0"}
-    done = subprocess.run(
-        [sys.executable, "-m", "lit_attn.train", str(folder)],
-        env=os.environ | {f"SLURM_{name}": value for name, value in slurm.items()},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    variables = {f"SLURM_{name}": value for name, value in slurm.items()}
+    done = run_python(tmp_path, "-m", "lit_attn.train", str(folder), **variables)
     assert done.returncode == 0, done.stderr
     assert result_of(folder).devices == 2
 

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import yaml
 from helpers import digit_folders, studies
-from helpers.commands import run_python
+from helpers.commands import Command, run_python, start_with_pipe
 from helpers.holding import hold_at
 from helpers.runs import is_alive, is_held, list_holders, wait_until
 from helpers.training_cells import folder_of
@@ -35,16 +35,10 @@ MEASURED += ["finished", "target_seconds"]
 
 
 @contextlib.contextmanager
-def command(path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "helpers.holding", "ablations.yaml", "--jobs", "2", *arguments],
-        cwd=path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env=dict(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+def command(path: Path, *arguments: str) -> Iterator[Command]:
+    words = ("-m", "helpers.holding", "ablations.yaml", "--jobs", "2", *arguments)
+    environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = start_with_pipe(path, words, environment, is_leader=True)
     try:
         yield process
     finally:

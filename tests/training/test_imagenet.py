@@ -3,7 +3,6 @@
 import copy
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from helpers.commands import run_python
+from helpers.commands import run_python, start_python
 from helpers.digit_folders import experiment, write
 from helpers.finished_cells import read_weights
 from helpers.paths import EXPERIMENTS, ROOT
@@ -379,12 +378,10 @@ def test_a_signal_to_the_whole_group_leaves_the_readers_at_work(
     folder = folder_of(endless, tmp_path)
     log = tmp_path / "log.txt"
     with log.open("w") as stream:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lit_attn.train", str(folder)],
-            stdout=stream,
-            stderr=stream,
-            start_new_session=True,
-        )
+        words = ("-m", "lit_attn.train", str(folder))
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        numbers = (stream.fileno(), stream.fileno())
+        process = start_python(tmp_path, words, environment, *numbers, is_leader=True)
     try:
         wait_until((folder / "progress.json").exists)
         os.killpg(process.pid, signal.SIGTERM)
