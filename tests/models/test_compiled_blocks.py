@@ -62,8 +62,9 @@ def compute(network: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [gpt, vit])
-@pytest.mark.parametrize("attention", ["standard", "belief2", "mgk", "dcmha"])
+@pytest.mark.parametrize(
+    ("make", "attention"), [(vit, "standard"), (gpt, "belief2"), (vit, "mgk"), (gpt, "dcmha")]
+)
 def test_twelve_blocks_compile_one_graph(make: Any, attention: str, compiler: GraphCounter) -> None:
     network, inputs = build(make(12, attention))
     compile_blocks(network, "default")
@@ -80,20 +81,19 @@ def test_blocks_share_a_graph_and_compute_the_same(compiler: GraphCounter) -> No
 
 
 @pytest.mark.parametrize(
-    ("attention", "graphs"),
+    ("make", "attention", "graphs"),
     [
         # The first layer writes its values, and all others read them.
-        ("value-residual", 2),
+        (gpt, "value-residual", 2),
         # Its constant depends on the depth: a constant at first, and then an input.
-        ("differential", 2),
-        ("differential-2", 1),
-        (VALUES, 3),
-        ({"layers": [{"every": 3, "use": WINDOWED}]}, 2),
+        (vit, "differential", 2),
+        (gpt, "differential-2", 1),
+        (vit, VALUES, 3),
+        (gpt, {"layers": [{"every": 3, "use": WINDOWED}]}, 2),
     ],
     ids=["value-residual", "differential", "differential-2", "three mechanisms", "windows"],
 )
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [gpt, vit])
 def test_blocks_that_differ_have_their_own_graphs_and_the_same_values(
     make: Any, attention: Any, graphs: int, compiler: GraphCounter
 ) -> None:
