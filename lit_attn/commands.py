@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import lit_attn
-from lit_attn.config.source import SHIPPED
 from lit_attn.extras import require
 from lit_attn.files import require_writable, write_atomic
 from lit_attn.private_names.of_argparse import list_arguments
@@ -19,6 +18,7 @@ from lit_attn.schema.base import Kind, load
 from lit_attn.schema.commands import Command
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import load_parts
+from lit_attn.schema.yaml_text import SHIPPED
 
 STUDIES = Path("ablations.yaml")  # File of studies in the working directory.
 STARTER = Path(__file__).parent / "starter"  # Files that `lit-attn init` writes.

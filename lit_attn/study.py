@@ -13,8 +13,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import yaml
-
 from lit_attn.ablate.display import draw_bar, open_notebook_display
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.ablate.status import describe, measure_share, read_cells
@@ -26,6 +24,7 @@ from lit_attn.config.study import read_studies
 from lit_attn.files import write_atomic
 from lit_attn.report.tables.formats import read_csv
 from lit_attn.schema.errors import ConfigError, plural, require
+from lit_attn.schema.yaml_text import format_yaml
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -265,7 +264,7 @@ def _to_yaml(path: Path, value: dict[str, Any]) -> str:
         raise ConfigError(f"{path}: was not written by Study; choose another name or folder")
     # Values can be paths and tuples, which YAML does not have.
     plain_value = json.loads(json.dumps(value, default=str))
-    content = yaml.safe_dump(plain_value, sort_keys=False)
+    content = format_yaml(plain_value)
     return f"{WRITTEN}\n{content}"
 
 

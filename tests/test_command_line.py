@@ -12,8 +12,9 @@ from helpers.paths import ROOT
 
 from lit_attn.__main__ import COMMANDS, find_studies, main
 from lit_attn.config.overrides import spell_out_experiment
-from lit_attn.config.source import Where, load
+from lit_attn.config.source import load
 from lit_attn.schema.errors import ConfigError, program
+from lit_attn.schema.yaml_text import Where
 
 
 def test_the_overview_names_every_command_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,7 +202,7 @@ def test_data_of_shipped_studies_is_in_the_working_directory(
     monkeypatch.chdir(tmp_path)
     folder = path.parents[1] / "data" / "imdb"
     assert spell_out_experiment(load(path))["data"]["folder"] == str(folder)
-    monkeypatch.setattr("lit_attn.config.source.SHIPPED", path.parents[1])
+    monkeypatch.setattr("lit_attn.schema.yaml_text.SHIPPED", path.parents[1])
     assert spell_out_experiment(load(path))["data"]["folder"] == str(tmp_path / "data" / "imdb")
     assert Where("--set x").folder == Path()
 

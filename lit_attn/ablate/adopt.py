@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
-
 from lit_attn.ablate import origin
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.rerun import rename_aside
@@ -22,7 +20,9 @@ from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.lock import CellLocked, LockError, hold_lock, read_holder
 from lit_attn.cells.records import Result
 from lit_attn.files import write_atomic
-from lit_attn.schema.errors import plural
+from lit_attn.schema.errors import ConfigError, plural
+from lit_attn.schema.yaml_text import format_yaml, parse_record
+from lit_attn.training.provenance import code_hash
 
 RETIRED = "aside-plan.json"  # Name of the plan of a study whose cells were adopted.
 
@@ -164,16 +164,15 @@ def _rename_in_records(folder: Path, study: str, variant: str) -> None:
     result = json.loads(path.read_text(encoding="utf-8")) | names
     write_atomic(path, json.dumps(result, indent=2) + "\n")
     path = folder / "config.yaml"
-    with contextlib.suppress(OSError, yaml.YAMLError, TypeError):
-        config = yaml.safe_load(path.read_text(encoding="utf-8")) | names
-        write_atomic(path, yaml.safe_dump(config, sort_keys=False))
+    # A cell counts by its result. The report warns of a configuration that cannot be read.
+    with contextlib.suppress(OSError, ConfigError):
+        config = parse_record(path.read_text(encoding="utf-8"), str(path))
+        if isinstance(config, dict):
+            write_atomic(path, format_yaml(config | names))
 
 
 def _difference_finder() -> Callable[[Match, Result], str]:
     """Return a function that describes other code and other data of a cell, or returns ""."""
-    # Imported here, because it reads the source of the package.
-    from lit_attn.training.provenance import code_hash
-
     find_change = change_finder()
 
     def describe_differences(match: Match, result: Result) -> str:

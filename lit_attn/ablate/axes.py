@@ -8,9 +8,10 @@ import math
 import re
 from dataclasses import dataclass
 
-from lit_attn.config.source import Mapping, Sequence, Where, format_value
+from lit_attn.config.source import format_value
 from lit_attn.config.study import StudySource
 from lit_attn.schema.errors import ConfigError, suggest
+from lit_attn.schema.yaml_text import Mapping, Sequence, Where
 
 # A variant's name is also that of a folder: no separators, no leading dot, at most 120 letters.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=,+-]{0,119}")

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_attn.cells.records import Origin
-from lit_attn.config.source import SHIPPED
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.yaml_text import SHIPPED
 
 if TYPE_CHECKING:
     from lit_attn.config.study import StudySource

@@ -15,10 +15,10 @@ from lit_attn.ablate.variants import Variant
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.papers import Layout, PaperSource, Reading, Reference
-from lit_attn.config.source import Mapping
 from lit_attn.config.study import read_studies
 from lit_attn.data.base import TokenData
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.yaml_text import Mapping
 
 UTILISATION = 0.4  # Share of a GPU's peak that is assumed; small models and fp32 cells reach less.
 NO_STUDY = "no study measures it"

@@ -30,13 +30,14 @@ from lit_attn.cells.screening import FILE as SCREENING_FILE
 from lit_attn.cells.screening import Screening
 from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.published import read_published
-from lit_attn.config.source import Mapping, format_value
+from lit_attn.config.source import format_value
 from lit_attn.config.study import StudySource
 from lit_attn.config.study_design import FIRST_FRESH_SEED
 from lit_attn.config.study_values import Published
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.publish import hide_private
+from lit_attn.schema.yaml_text import Mapping
 
 SMOKE_NOTE = "smoke run: one step per cell, the numbers mean nothing"
 MAX_CELLS = 1_000_000  # Largest number of cells of a study.

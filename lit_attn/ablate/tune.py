@@ -19,11 +19,12 @@ from pydantic import Field, PositiveInt, ValidationError
 from lit_attn.ablate.variants import Variant, make_label, resolve
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.records import Metric, TunedVariant, Tuning, TuningTrial
-from lit_attn.config.source import Mapping, Sequence, format_value
+from lit_attn.config.source import format_value
 from lit_attn.config.study import StudySource
 from lit_attn.config.study_values import Seeds
 from lit_attn.schema.base import Config
 from lit_attn.schema.errors import ConfigError, find_problem
+from lit_attn.schema.yaml_text import Mapping, Sequence
 from lit_attn.tasks.metrics import MetricChoice
 
 if TYPE_CHECKING:

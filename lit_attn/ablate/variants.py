@@ -22,11 +22,12 @@ from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.overrides import Change, merge, spell_out, spell_out_experiment
-from lit_attn.config.source import Mapping, Where, locate
+from lit_attn.config.source import locate
 from lit_attn.config.study import StudySource
 from lit_attn.models.base import Model
 from lit_attn.schema.errors import ConfigError, find_problem, suggest
 from lit_attn.schema.plugins import load_parts
+from lit_attn.schema.yaml_text import Mapping, Where
 
 
 def make_label(text: str, limit: int) -> str:

@@ -10,7 +10,6 @@ The layers of a model can differ: `layers` has a mechanism for each layer, or ru
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import (
     Field,
     GetJsonSchemaHandler,
@@ -32,6 +31,7 @@ from lit_attn.schema.errors import (
     suggest,
 )
 from lit_attn.schema.trust import find_code
+from lit_attn.schema.yaml_text import parse_plain
 
 MEMBERS = (linear, mixture, multi_token)
 """Modules whose import registers further members of the families."""
@@ -316,7 +316,7 @@ RULE_KEYS = {"first", "last", "every", "start", "use"}
 LayerRule.model_rebuild()
 AttentionSpec.model_rebuild(force=True)
 
-_CHOICES = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text("utf-8"))
+_CHOICES = parse_plain(Path(__file__).with_name("presets.yaml").read_text("utf-8"), "presets.yaml")
 PRESETS = {name: AttentionSpec.model_validate(parts) for name, parts in _CHOICES.items()}
 """Specifications by the name of the preset."""
 

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import pandas as pd
 import torch
-import yaml
 from torch import Tensor, nn
 
 from lit_attn.files import write_atomic
 from lit_attn.private_names.of_torch import compiler_counters
+from lit_attn.schema.yaml_text import parse_plain
 from lit_attn.temporary import temporary_folder
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -47,7 +47,8 @@ class Spread(NamedTuple):
     iqr: float
 
 
-TITLES: dict[str, str] = yaml.safe_load(Path(__file__).with_name("titles.yaml").read_text("utf-8"))
+_TITLES_FILE = Path(__file__).with_name("titles.yaml")
+TITLES: dict[str, str] = parse_plain(_TITLES_FILE.read_text("utf-8"), _TITLES_FILE.name)
 """Template of the title of each benchmark's table."""
 
 Table: TypeAlias = tuple[str, str, Sequence[Any]]

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import yaml
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from lit_attn.cells.records import Metric
@@ -17,9 +16,10 @@ from lit_attn.files import read_text, write_atomic
 from lit_attn.models.base import Model
 from lit_attn.schema.base import Config, must_be, outside_identity
 from lit_attn.schema.errors import ConfigError, explain
-from lit_attn.schema.limits import parse_json, parse_yaml
+from lit_attn.schema.limits import parse_json
 from lit_attn.schema.plugins import load_parts, refuse_code
 from lit_attn.schema.trust import confirm_code, find_code
+from lit_attn.schema.yaml_text import format_yaml, parse_record
 from lit_attn.tasks.metrics import DEFAULT_METRIC, MetricChoice
 
 LARGEST_SEED = 2**32 - 1  # Largest seed that NumPy and Lightning accept.
@@ -103,7 +103,7 @@ class Cell(Config):
 
     def write(self, path: Path) -> None:
         """Write the cell as YAML, atomically."""
-        write_atomic(path, yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False))
+        write_atomic(path, format_yaml(self.model_dump(mode="json")))
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -155,7 +155,7 @@ class Cell(Config):
                 raise ConfigError(
                     f"{folder}: is not the folder of a cell; did you mean '{neighbours[0]}'?"
                 )
-        parse = parse_json if path.suffix == ".json" else parse_yaml
+        parse = parse_json if path.suffix == ".json" else parse_record
         return parse(read_text(path), str(path))
 
     @classmethod

@@ -19,9 +19,9 @@ from pydantic.fields import FieldInfo
 
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.source import Mapping, Where
 from lit_attn.schema.base import Config
 from lit_attn.schema.errors import ConfigError, require, suggest
+from lit_attn.schema.yaml_text import Mapping, Where
 
 MATCHES = ("parameters", "none")
 

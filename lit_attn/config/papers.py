@@ -15,9 +15,10 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field, FiniteFloat, PositiveInt, ValidationError
 
-from lit_attn.config.source import SHIPPED, load, locate
+from lit_attn.config.source import load, locate
 from lit_attn.schema.base import Config, consistency_check
 from lit_attn.schema.errors import ConfigError, explain, find_problem, require, suggest
+from lit_attn.schema.yaml_text import SHIPPED
 
 FOLDER = Path("experiments/papers")
 SMALL_FILE = "small.yaml"

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from lit_attn.config.slurm import Slurm
-from lit_attn.config.source import Mapping, Sequence, Where, format_value, load, locate
+from lit_attn.config.source import format_value, load, locate
 from lit_attn.config.study_design import (
     DesignConfig,
     require_comparable,
@@ -31,6 +31,7 @@ from lit_attn.config.study_values import (
 )
 from lit_attn.schema.base import Config
 from lit_attn.schema.errors import ConfigError, find_problem, require, suggest
+from lit_attn.schema.yaml_text import Mapping, Sequence, Where
 from lit_attn.tasks.metrics import MetricChoice
 
 EMPTY = Mapping(Where(""))

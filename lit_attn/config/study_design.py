@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, PositiveInt
 
-from lit_attn.config.source import Mapping, Where, locate
+from lit_attn.config.source import locate
 from lit_attn.config.study_values import MOST_SEEDS
 from lit_attn.schema.base import Config, consistency_check
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.yaml_text import Mapping, Where
 
 if TYPE_CHECKING:
     from lit_attn.config.study import StudySource

@@ -13,8 +13,9 @@ from pydantic import (
 )
 
 from lit_attn.config.cell import LARGEST_SEED
-from lit_attn.config.source import Mapping, Sequence, format_value
+from lit_attn.config.source import format_value
 from lit_attn.schema.base import must_be
+from lit_attn.schema.yaml_text import Mapping, Sequence
 
 MOST_SEEDS = 10_000  # A larger number of seeds is probably meant as one seed.
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-import yaml
 from torch import nn
 
 from lit_attn.attention.layer import TokenLayer
@@ -29,8 +28,10 @@ from lit_attn.replace.adapter import Adapter, class_name
 from lit_attn.schema.base import load
 from lit_attn.schema.errors import require
 from lit_attn.schema.sources import read_package_file
+from lit_attn.schema.yaml_text import parse_plain
 
-CLASSES = yaml.safe_load(read_package_file(Path(__file__).with_name("attention_classes.yaml")))
+_CLASSES_FILE = Path(__file__).with_name("attention_classes.yaml")
+CLASSES = parse_plain(read_package_file(_CLASSES_FILE).decode(), _CLASSES_FILE.name)
 """Content of attention_classes.yaml."""
 
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import lightning as L
 import torch
-import yaml
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers.logger import Logger
 from torch.utils.tensorboard.summary import hparams
@@ -23,6 +22,7 @@ from lit_attn.private_names.of_lightning import flatten_settings
 from lit_attn.private_names.of_tensorboard import add_summary
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.publish import hide_private
+from lit_attn.schema.yaml_text import format_yaml
 from lit_attn.tasks.base import TaskModule
 from lit_attn.tasks.metrics import MetricChoice
 from lit_attn.tasks.pictures import Pictures
@@ -213,7 +213,7 @@ class Attempt:
         if self.resume_from is not None:
             first_step = int(self.resume_from.stem.removeprefix("step-"))
         self.metrics.start(first_step, has_events=not self.has_copied_branch)
-        settings = yaml.safe_dump(_settings(self.cell), sort_keys=False)
+        settings = format_yaml(_settings(self.cell))
         self.metrics.events.add_text("configuration", f"```yaml\n{settings}```", first_step)
         if self.diagnostics is not None:
             self.diagnostics.start(first_step)

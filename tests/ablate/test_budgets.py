@@ -20,10 +20,10 @@ from lit_attn.ablate.slurm import submit
 from lit_attn.cells.branches import branch_folder
 from lit_attn.cells.lock import hold_lock
 from lit_attn.cells.records import Branch, Timing
-from lit_attn.config.source import Mapping, Where
 from lit_attn.config.study import choose, read_studies
 from lit_attn.report import write_reports
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.yaml_text import Mapping, Where
 
 BODY = """
 baseline: ok

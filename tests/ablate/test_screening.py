@@ -11,12 +11,12 @@ from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.ablate.rerun import select_cells
 from lit_attn.cells.decisions import Looks, Seals
 from lit_attn.cells.records import Plan
-from lit_attn.config.source import Mapping, Where
 from lit_attn.config.study import read_studies
 from lit_attn.report.records.looks import record_look
 from lit_attn.report.records.read import read_studies as read_records
 from lit_attn.report.statistics import designs as report_designs
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.yaml_text import Mapping, Where
 
 VALUES = {"base": 0.5, "a": 0.4, "b": 0.6, "c": 0.45, "d": 0.7}
 

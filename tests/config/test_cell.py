@@ -38,7 +38,7 @@ def test_a_cell_with_a_removed_key_is_read_if_the_key_had_no_effect(
     ("text", "message"),
     [
         (None, "config.yaml: cannot be read: No such file or directory"),
-        ("a: [", "config.yaml: not YAML: "),
+        ("a: [", "config.yaml:1: not YAML: "),
         ("{}", "config.yaml: study: this key is required"),
         ("studi: x", "config.yaml: studi: unknown key 'studi'; did you mean 'study'?"),
     ],

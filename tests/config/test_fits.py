@@ -13,10 +13,11 @@ from pydantic import ValidationError
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.variants import resolve
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.source import Mapping, load
+from lit_attn.config.source import load
 from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError, find_nearest_divisor
 from lit_attn.schema.plugins import load_parts
+from lit_attn.schema.yaml_text import Mapping
 
 # A change of one variant, and the error message.
 MISTAKES = [

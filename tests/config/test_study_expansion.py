@@ -12,11 +12,11 @@ from lit_attn.ablate.plan import expand
 from lit_attn.ablate.variants import resolve
 from lit_attn.attention.residual import PerpendicularConfig, SplitConfig
 from lit_attn.attention.spec import PRESETS
-from lit_attn.config.source import Mapping, Where
 from lit_attn.config.study import choose, read_studies
 from lit_attn.optim.schedules import Constant
 from lit_attn.optim.standard import Adam, AdamW
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.yaml_text import Mapping, Where
 
 
 def test_cells_have_names_and_may_choose_presets(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from helpers import fake_cells, studies
 from lit_attn.ablate.plan import Job, Matrix, expand
 from lit_attn.cells.folder import create_attempt
 from lit_attn.cells.records import Exit, FailureClass
-from lit_attn.config.source import Mapping as Tree
 from lit_attn.config.study import read_studies
+from lit_attn.schema.yaml_text import Mapping as Tree
 
 DESIGN = "{screen: 2, keep: 2, confirm: 3}"
 NAMES = ("base", "a", "b", "c", "d")

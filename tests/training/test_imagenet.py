@@ -27,7 +27,6 @@ from lit_attn.ablate.plan import expand
 from lit_attn.cells.failure import Preempted
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
-from lit_attn.config.source import Mapping, Where
 from lit_attn.config.study import read_studies
 from lit_attn.config.training import Training
 from lit_attn.data import loading
@@ -35,6 +34,7 @@ from lit_attn.models import vit
 from lit_attn.models.vit import ImageViTConfig
 from lit_attn.optim.standard import AdamW
 from lit_attn.schema.plugins import load_parts
+from lit_attn.schema.yaml_text import Mapping, Where
 from lit_attn.signatures import ImageLabels
 from lit_attn.tasks.base import TaskModule
 from lit_attn.train import run_cell, time_cell

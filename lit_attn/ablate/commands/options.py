@@ -10,10 +10,11 @@ from lit_attn.ablate.papers import expand_paper
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.papers import PaperSource, read_paper
-from lit_attn.config.source import Mapping, Where, parse_value
+from lit_attn.config.source import parse_value
 from lit_attn.config.study import choose, read_studies
 from lit_attn.config.study_values import MOST_SEEDS, Seeds
 from lit_attn.schema.errors import ConfigError, suggest
+from lit_attn.schema.yaml_text import Mapping, Where
 
 COMMAND_NAMES = ("status", "judge", "logs", "rerun", "seal")
 """Commands that can be meant by a word that is no file."""

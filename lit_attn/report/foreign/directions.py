@@ -8,9 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-import yaml
-
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.yaml_text import parse_plain
 
 Goal = Literal["max", "min"]
 
@@ -49,7 +48,7 @@ def simplify(name: str) -> str:
 @cache
 def _read_known() -> dict[str, Goal]:
     """Return the directions of directions.yaml by simplified name."""
-    listed: dict[Goal, list[str]] = yaml.safe_load(KNOWN.read_text(encoding="utf-8"))
+    listed: dict[Goal, list[str]] = parse_plain(KNOWN.read_text(encoding="utf-8"), KNOWN.name)
     known: dict[str, Goal] = {}
     for goal, names in listed.items():
         for name in names:

@@ -8,13 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import yaml
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from lit_attn.cells.records import csv_lines
 from lit_attn.report.numbers import fill, round_number
 from lit_attn.report.tables.captions import shorten
 from lit_attn.schema.sources import read_package_file
+from lit_attn.schema.yaml_text import parse_plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +49,7 @@ NUMBER = re.compile(
 @cache
 def read_asset(name: str) -> Any:
     """Return the content of a YAML file in ASSETS, which no caller may change."""
-    return yaml.safe_load(read_text(name))
+    return parse_plain(read_text(name), name)
 
 
 class Cell(NamedTuple):

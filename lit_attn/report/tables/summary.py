@@ -22,8 +22,8 @@ from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.tables.columns import COLUMNS, NOTHING, Record
 from lit_attn.report.verdicts.comparison import Comparisons
 from lit_attn.schema.errors import ConfigError
-from lit_attn.schema.limits import parse_yaml
 from lit_attn.schema.publish import hide_private
+from lit_attn.schema.yaml_text import parse_record
 
 SIZES = ("parameters", "ffn_width", "flops", "peak_memory")
 UNREADABLE = "config.yaml"
@@ -236,7 +236,7 @@ def _read_experiment(study: StudyRecord, variant: str) -> dict[str, str] | None:
 def _read_settings(path: Path) -> dict[str, str]:
     """Return the settings in a config.yaml as texts by dotted key. Raises ConfigError."""
     try:
-        config = parse_yaml(path.read_text("utf-8"), path.name)
+        config = parse_record(path.read_text("utf-8"), path.name)
         # The tables of a report are published.
         settings = pd.json_normalize(hide_private(config["experiment"])).to_dict("records")[0]
     except ConfigError:
