@@ -7,7 +7,6 @@ paper merges a cell ^ with the one above it, and a cell < with the one on its le
 import math
 import re
 from abc import abstractmethod
-from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +21,6 @@ from lit_attn.schema.yaml_text import SHIPPED
 
 FOLDER = Path("experiments/papers")
 SMALL_FILE = "small.yaml"
-SIZES = {
-    "--small": ("embedded", "data without a download, such as digits and Python's own text"),
-    "--small-data": ("real", "CIFAR-100, the Penn Treebank and Multi30k from files in data/"),
-}
-"""Options of small models: the kind of their data, and its description in a help text."""
 COSTS = ("parameters", "flops", "step_time", "epoch_time", "evaluation_time", "peak_memory")
 """Values that every cell records: counts, FLOPs of one sample, seconds, bytes."""
 COUNTS = ("parameters", "flops")
@@ -35,19 +29,6 @@ COUNTS_FILE = Path("counts/costs.csv")
 """File of these counts, in the folder of the papers (experiments/papers/count_costs.py)."""
 AXES = {"seconds": "wall-clock time (s)", "compute": "training FLOPs", "variant": ""}
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
-
-
-def add_size_options(parser: ArgumentParser, help: str) -> None:
-    """Add the options of SIZES, of which one can be chosen; `small` is its kind of data, or empty.
-
-    `help` is the help of each, with {data} for the description of its data.
-    """
-    sizes = parser.add_mutually_exclusive_group()
-    for option, (kind, data) in SIZES.items():
-        text = help.format(data=data)
-        sizes.add_argument(
-            option, dest="small", action="store_const", const=kind, default="", help=text
-        )
 
 
 class Reference(NamedTuple):
@@ -384,7 +365,7 @@ class Paper(Config):
 
 @dataclass(frozen=True)
 class PaperSource:
-    """A paper, its file, the data of its size ("" if published, or see SIZES), and its results."""
+    """A paper, its file, the kind of data of its size ("" if published), and its results."""
 
     name: str
     paper: Paper

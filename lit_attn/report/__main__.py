@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_attn.config.papers import add_size_options, read_paper
+from lit_attn.config.paper_sizes import add_size_options, find_size_option
+from lit_attn.config.papers import read_paper
 from lit_attn.files import require_writable
 from lit_attn.schema.errors import OneLineParser, command, program
 
@@ -81,7 +82,6 @@ def _check_options(parser: OneLineParser, options: argparse.Namespace) -> None:
         "a folder of runs": bool(options.runs and not options.paper),
     }
     needed_sources = {
-        "small": "--paper",
         "baseline": "--csv",
         "metric": "--csv",
         "pairs": "--csv",
@@ -90,6 +90,8 @@ def _check_options(parser: OneLineParser, options: argparse.Namespace) -> None:
         "study": "a folder of runs",
         "across": "a folder of runs",
     }
+    if options.small and not sources["--paper"]:
+        parser.error(f"{find_size_option(options.small)} needs --paper")
     for name, source in needed_sources.items():
         if getattr(options, name) and not sources[source]:
             parser.error(f"--{name} needs {source}")

@@ -307,6 +307,8 @@ def test_a_table_also_runs_the_variant_that_its_percentages_need() -> None:
         ),
         (["--paper", "mgk", "--study", "digits"], "replaces the file of studies"),
         (["ablations.yaml", "--table", "1"], "--table: needs --paper"),
+        (["ablations.yaml", "--small"], "--small: needs --paper"),
+        (["ablations.yaml", "--small-data"], "--small-data: needs --paper"),
         ([], "name a file of studies"),
     ],
 )

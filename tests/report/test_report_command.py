@@ -89,6 +89,7 @@ def test_studies_can_be_named_by_one_option_or_by_several(
         (["--csv", "a.csv", "--across", "a"], "--across needs a folder of runs"),
         (["runs", "--baseline", "a"], "--baseline needs --csv"),
         (["runs", "--small"], "--small needs --paper"),
+        (["runs", "--small-data"], "--small-data needs --paper"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(

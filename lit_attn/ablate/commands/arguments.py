@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lit_attn.ablate.gpus import GPUS, read_gpu
-from lit_attn.config.papers import add_size_options
+from lit_attn.config.paper_sizes import add_size_options
 from lit_attn.schema.commands import Command
 from lit_attn.schema.errors import ConfigError, OneLineParser, program, suggest
 

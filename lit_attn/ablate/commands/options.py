@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 from lit_attn.ablate.papers import expand_paper
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.config.cell import LARGEST_SEED
+from lit_attn.config.paper_sizes import find_size_option
 from lit_attn.config.papers import PaperSource, read_paper
 from lit_attn.config.source import parse_value
 from lit_attn.config.study import choose, read_studies
@@ -124,12 +125,14 @@ def _require_conditions(arguments: Namespace) -> None:
     conditions = {
         "--dry-run": (arguments.dry_run, ("params", "estimate", "gpu", "json")),
         "--launcher slurm": (arguments.launcher == "slurm", ("cancel", "cancel_removed")),
-        "--paper": (arguments.paper, ("table", "small", "cost")),
+        "--paper": (arguments.paper, ("table", "cost")),
     }
     for condition, (is_met, names) in conditions.items():
         for name in names:
             if getattr(arguments, name) and not is_met:
                 raise ConfigError(f"--{name.replace('_', '-')}: needs {condition}")
+    if arguments.small and not arguments.paper:
+        raise ConfigError(f"{find_size_option(arguments.small)}: needs --paper")
     if arguments.gpu and arguments.estimate:
         raise ConfigError("--gpu: lists cells with their memory; leave out --estimate")
     for name in ("params", "estimate", "gpu", "quiet_timing"):
