@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from lit_attn.data.text.ids import SPLITS
+from lit_attn.data.text.ids import PREPARED, SPLITS
 from lit_attn.data.text.shard_writer import Documents, ShardWriter
 from lit_attn.data.text.streams import read_text
 from lit_attn.data.text.tokenizers import Bytes, Encoder, Gpt2, WordEncoder
 from lit_attn.extras import require
 from lit_attn.schema.errors import ConfigError, OneLineParser, command, program
 
-TOKENIZERS = {"openwebtext": "gpt2", "fineweb": "gpt2", "wikitext103": "words"}
 VAL_TOKENS = {"fineweb": 100_000_000}  # Tokens in the first shard of modded-nanogpt.
 
 
@@ -69,12 +68,12 @@ def write_shards(
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(program("prepare"), description=__doc__)
     sources = parser.add_subparsers(dest="source", required=True)
-    for name in (*TOKENIZERS, "text"):
+    for name in (*PREPARED, "text"):
         source = sources.add_parser(name)
         add_path = partial(source.add_argument, type=Path, metavar="PATH")
         add_path("--out", required=True, help="folder to write")
         source.add_argument("--limit", type=int, help="number of tokens after which to stop")
-        default = TOKENIZERS.get(name, "bytes")
+        default = PREPARED.get(name, "bytes")
         source.add_argument("--tokenizer", choices=["bytes", "gpt2", "words"], default=default)
         add_path("--gpt2-folder", help="folder of encoder.json and vocab.bpe; default: the hub")
         for split in SPLITS if name == "text" else ():

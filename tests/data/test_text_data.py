@@ -220,6 +220,17 @@ def test_empty_and_missing_shards_are_refused(folder: Path) -> None:
         data(folder)
 
 
+def test_an_absent_folder_of_a_known_text_names_the_command_that_writes_it(tmp_path: Path) -> None:
+    (tmp_path / "finewebs").mkdir()
+    absent = tmp_path / "fineweb"
+    with pytest.raises(ConfigError) as caught:
+        Shards(name="fineweb", folder=absent, context=4, batch_size=2).check_files()
+    command = f"lit-attn prepare fineweb --out {absent}"
+    assert str(caught.value) == f"data.folder: no folder {absent}; `{command}` writes it"
+    with pytest.raises(ConfigError, match=r"data.folder: no file .*; did you mean 'finewebs'"):
+        Shards(name="own", folder=absent, context=4, batch_size=2).check_files()
+
+
 def test_headers_of_shards_are_read(folder: Path) -> None:
     """modded-nanogpt's header is 256 int32 (magic, version, count); uint16 tokens follow."""
     header = np.zeros(256, dtype=np.int32)

@@ -12,12 +12,12 @@ from lit_attn.data.folders import FolderReader, list_names
 from lit_attn.data.log import LOG
 from lit_attn.data.splits import WORDS, group_by_split
 from lit_attn.data.text.batches import NamedTokens
-from lit_attn.data.text.ids import SPLITS
+from lit_attn.data.text.ids import PREPARED, SPLITS
 from lit_attn.data.text.streams import Source, Stream
 from lit_attn.data.text.token_files import META, choose_type, open_tokens, read_meta
 from lit_attn.data.text.tokenizers import Encoder, Gpt2, Tokenizer
 from lit_attn.schema.base import outside_identity
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.errors import ConfigError, program
 
 ENDINGS = (".bin", ".npy")  # Endings of files of token ids.
 
@@ -44,6 +44,9 @@ class Shards(NamedTokens, kind="shards"):
         return self.tokenizer.encoder_of_shards(self.folder)
 
     def check_files(self) -> None:
+        if self.name in PREPARED and not self.folder.exists():
+            command = program("prepare", self.name, "--out", self.folder)
+            raise ConfigError(f"data.folder: no folder {self.folder}; `{command}` writes it")
         super().check_files()
         group_files(self.folder)
 
