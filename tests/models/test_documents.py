@@ -16,7 +16,7 @@ from torch import Tensor
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.cells.records import read_metrics
 from lit_attn.data.text.plain_text import PythonText
-from lit_attn.data.text.tokenizers import Bytes, Gpt2, Words
+from lit_attn.data.text.tokenizers import Bytes, Gpt2, GptNeox, Words
 from lit_attn.models.language import GPT, Sampling, continuation
 from lit_attn.signatures import CausalTokens, TokenStream
 from lit_attn.training import diagnostics
@@ -149,6 +149,33 @@ def test_the_data_names_the_token_that_separates_documents() -> None:
     )
     assert PythonText().signature().document_end == Bytes().document_end == 0
     assert Gpt2().document_end == 50_256
+    assert GptNeox().document_end == 0
+
+
+@pytest.mark.parametrize("is_added", [True, False])
+def test_another_tokenizer_file_separates_documents_at_its_own_token(
+    is_added: bool, tmp_path: Path
+) -> None:
+    from tokenizers import Tokenizer, models
+
+    words = {"a": 0, "b": 1, "c": 2}
+    if not is_added:
+        words["<|endoftext|>"] = 3
+    tokenizer = Tokenizer(models.BPE(words, []))
+    if is_added:
+        tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    chosen = GptNeox(file=tmp_path / "tokenizer.json", size=4)
+    assert chosen.document_end == chosen.encoder(()).end == 3
+
+
+@pytest.mark.parametrize("text", ['{"model": 0, "<|endoftext|>": 7}', '{"<|endoftext|>": 7}'])
+def test_another_vocabulary_of_gpt2_separates_documents_at_its_own_token(
+    text: str, tmp_path: Path
+) -> None:
+    assert Gpt2(folder=tmp_path / "absent").document_end == 50_256
+    (tmp_path / "encoder.json").write_text(text)
+    assert Gpt2(folder=tmp_path).document_end == 7
 
 
 @pytest.mark.parametrize("signature", [TokenStream(50, 16), CausalTokens(50, 16)], ids=str)

@@ -1,5 +1,6 @@
 """Tokenizers and their encoders between text and token ids: bytes, subwords, words."""
 
+import functools
 import json
 from abc import abstractmethod
 from collections import Counter
@@ -52,8 +53,10 @@ class Tokenizer(Kind):
     is_word_level: ClassVar[bool] = False
     """True if every token is a word, so that the vocabulary comes from the training text."""
 
-    document_end: ClassVar[int | None] = None
-    """Id of the token that ends every document, or None if no token does."""
+    @property
+    def document_end(self) -> int | None:
+        """Id of the token that ends every document, or None if no token does."""
+        return None
 
     @property
     @abstractmethod
@@ -73,7 +76,7 @@ class Bytes(Tokenizer, kind="bytes"):
     """UTF-8 bytes; a document ends with byte 0."""
 
     is_byte_level = True
-    document_end = 0
+    document_end: ClassVar = 0
     vocabulary: ClassVar = 256
 
     def encoder(self, training: Iterable[str]) -> Encoder:
@@ -84,8 +87,13 @@ class Gpt2(Tokenizer, kind="gpt2"):
     """GPT-2's byte-pair encoding; a document ends with <|endoftext|>."""
 
     folder: Path | None = outside_identity(None, "folder of encoder.json and vocab.bpe; null: hub")
-    document_end = 50_256
     vocabulary: ClassVar = 50_257
+
+    @property
+    def document_end(self) -> int | None:
+        if self.folder is None:
+            return 50_256
+        return read_end(self.folder / "encoder.json", 50_256)
 
     def encoder(self, training: Iterable[str]) -> "SubwordEncoder":
         return load_gpt2(self)
@@ -94,9 +102,12 @@ class Gpt2(Tokenizer, kind="gpt2"):
 class GptNeox(Tokenizer, kind="gpt-neox"):
     """GPT-NeoX's byte-pair encoding, of Pythia and the Pile; a document ends with <|endoftext|>."""
 
-    document_end = 0
     file: Path | None = outside_identity(None, "tokenizer.json; null: from the hub")
     size: PositiveInt = Field(50_277, description="number of ids; more or fewer in released models")
+
+    @property
+    def document_end(self) -> int | None:
+        return 0 if self.file is None else read_end(self.file, 0)
 
     @property
     def vocabulary(self) -> int:
@@ -133,7 +144,7 @@ class ByteEncoder(Encoder):
     """Bytes of UTF-8; a document ends with byte 0."""
 
     vocabulary = 256
-    end: int | None = 0
+    end: int | None = Bytes.document_end
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger]]:
         return [np.frombuffer(text.encode() + b"\0", np.uint8) for text in documents]
@@ -247,6 +258,26 @@ def _words(text: str) -> Iterator[str]:
     for line in text.removesuffix("\n").split("\n"):
         yield from line.split()
         yield END_OF_LINE
+
+
+@functools.cache
+def read_end(path: Path, default: int) -> int:
+    """Return the id of <|endoftext|> in a tokenizer.json, or in GPT-2's encoder.json.
+
+    It is `default` for a file that is absent or has no such token. The encoder says what is wrong
+    with the file when it is needed.
+    """
+    try:
+        ids = json.loads(path.read_text(encoding="utf-8-sig"))
+        model = ids.get("model")
+        # In an encoder.json "model" is a token with an id.
+        if isinstance(model, dict):
+            added_tokens = ids["added_tokens"]
+            ids = dict(model["vocab"])
+            ids |= {token["content"]: token["id"] for token in added_tokens}
+        return int(ids[END_OF_TEXT])
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+        return default
 
 
 def load_gpt2(config: Gpt2) -> SubwordEncoder:
