@@ -212,6 +212,9 @@ class Matrix:
         plan.write(self.folder / "plan.json")
         if self.tuning is not None:
             self.tuning.write(self.folder / "tuning.json")
+        else:
+            # The report would describe the search of an earlier `tune`.
+            (self.folder / "tuning.json").unlink(missing_ok=True)
         if self.screening is not None:
             self.screening.write(self.folder / SCREENING_FILE)
         else:

@@ -59,6 +59,19 @@ def test_every_variant_gets_the_same_trials_with_the_tuning_seeds(tmp_path: Path
     assert plan.cells == []
 
 
+def test_a_study_without_its_search_forgets_the_record_of_the_search(tmp_path: Path) -> None:
+    matrix = make_matrix(tmp_path)
+    matrix.folder.mkdir(parents=True)
+    matrix.write_plan()
+    assert (matrix.folder / "tuning.json").exists()
+    without_search = expand(
+        read_studies(studies.write(tmp_path, BODY.removesuffix("tune: ")))["tiny"],
+        tmp_path / "runs",
+    )
+    without_search.write_plan()
+    assert not (matrix.folder / "tuning.json").exists()
+
+
 def test_the_grid_chooses_the_best_mean_and_reports_the_edge(tmp_path: Path) -> None:
     search = make_search(tmp_path)
     inside, points = evaluate_all(search, (1,))
