@@ -71,7 +71,7 @@ def _read_return_type(function: Any) -> Any:
     """Return the return annotation of a function; None if there is none that can be read."""
     try:
         return typing.get_type_hints(function).get("return")
-    except Exception:
+    except (AttributeError, NameError, SyntaxError, TypeError, ValueError):
         # An annotation of foreign code is text that may name nothing.
         return None
 

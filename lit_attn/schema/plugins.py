@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from lit_attn.schema.errors import ConfigError, explain
+from lit_attn.schema.mistakes import PACKAGE, describe_mistake
 from lit_attn.schema.sources import FILE_HASHES, hash_imports, hash_source
 
 GROUP = "lit_attn.parts"  # Entry-point group of installed packages with plug-ins.
@@ -124,7 +125,12 @@ def locate_copy(file: Path, snapshot: Path) -> Path:
 
 
 def explain_failure(error: BaseException, source: Path | str) -> str:
-    """Return an error of foreign code in one line, which begins as `_place` says."""
+    """Return an error of foreign code in one line, which begins as `_place` says.
+
+    An error of lit_attn itself is described as a mistake of the program.
+    """
+    if _is_own_mistake(error):
+        return describe_mistake(error)
     place = _place(error, source)
     if isinstance(error, ValidationError):
         return str(explain(error, place))
@@ -133,6 +139,19 @@ def explain_failure(error: BaseException, source: Path | str) -> str:
     if isinstance(error, ConfigError):
         return f"{place}: {message}"
     return f"{place}: {type(error).__name__}: {message}"
+
+
+def _is_own_mistake(error: BaseException) -> bool:
+    """Return True if a line of lit_attn has raised `error` without any code of a user.
+
+    A wrong argument leads to a ValueError or a TypeError. With a user's module in the process, a
+    result of it can be the reason.
+    """
+    if isinstance(error, ConfigError | ValueError | TypeError) or FILE_HASHES or PACKAGE_VERSIONS:
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    # The first frame is that of the caller, which has caught the error.
+    return len(frames) > 1 and Path(frames[-1].filename).is_relative_to(PACKAGE)
 
 
 def locate_code(code: Any) -> str:

@@ -349,7 +349,7 @@ def _explain_not_finite(
             module.register_forward_hook(_make_hook(name, outputs))
 
     # The step fails again, this time with the hooks.
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Diverged, *MACHINE_ERRORS):
         make_step(cell, data, loaded, device, UsedBatch(), prepare)
     # An infinite number can be meant, as in a mask; a NaN is not.
     first = next((entry for entry in outputs if entry[2]), next(iter(outputs), None))
