@@ -6,19 +6,20 @@ this machine (config.json), and a model card (README.md). `load_exported` return
 
 import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.cells.folder import read_result
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.files import write_json
+from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError, OneLineParser
 from lit_attn.schema.publish import hide_in_text, hide_private
 from lit_attn.schema.trust import TRUST_HELP
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -87,7 +88,7 @@ def _exported_fields(cell: Cell) -> dict[str, Any]:
     return fields
 
 
-def load_exported(folder: str | Path, *, trust_code: bool = False) -> "nn.Module":
+def load_exported(folder: str | Path, *, trust_code: bool = False) -> nn.Module:
     """Return the network of an exported folder in evaluation mode, on the CPU.
 
     Raises ConfigError for a folder that was not exported, and for a configuration that names code
@@ -100,16 +101,13 @@ def load_exported(folder: str | Path, *, trust_code: bool = False) -> "nn.Module
         return load_network(weights, cell, "cpu")
 
 
-def load_network(path: Path, cell: Cell, device: str) -> "nn.Module":
+def load_network(path: Path, cell: Cell, device: str) -> nn.Module:
     """Return the cell's network with the weights in `path`; ConfigError if they do not fit."""
     if not path.exists():
         raise ConfigError(f"{path}: is missing. A cell writes its weights there when it finishes.")
 
-    import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_model
-
-    from lit_attn.models import factory
 
     experiment = cell.experiment
     model = factory.resolve(experiment.model, cell.match_to, experiment.data)

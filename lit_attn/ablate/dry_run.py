@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_attn.ablate.budgets import describe_budget, estimate_seconds
+from lit_attn.ablate.display import Display, make_display
 from lit_attn.ablate.input_files import check_files
 from lit_attn.ablate.memory import print_memory
 from lit_attn.ablate.plan import Job, Matrix, find_ended
@@ -23,7 +24,9 @@ from lit_attn.cells.folder import State, count_states, mark_stopped, read_cell
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import PlannedCell, Timing
 from lit_attn.config.cell import Cell
+from lit_attn.models import factory
 from lit_attn.models.base import find_mixers
+from lit_attn.optim.decay import describe_decay
 from lit_attn.schema.errors import ConfigError, plural
 from lit_attn.temporary import temporary_folder
 
@@ -193,10 +196,7 @@ def _find_variant_warnings(variant: Variant) -> list[str]:
         if mixer.needs_gpu and warning not in warnings:
             warnings.append(warning)
     if experiment.model.needs_foreign_code:
-        # Imported here, because only these models have PyTorch imported already.
-        from lit_attn.models.factory import describe_kept_layers
-
-        kept_layers = describe_kept_layers(experiment.model, experiment.data)
+        kept_layers = factory.describe_kept_layers(experiment.model, experiment.data)
         if kept_layers:
             warnings.append(kept_layers)
     schedule_warning = experiment.schedule.warn(experiment.training.epochs)
@@ -250,7 +250,6 @@ def _print_states(matrix: Matrix, jobs: list[Job]) -> list[State]:
 def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
     """Time every distinct model and write the hours of each study; return False if one failed."""
     # Imported here, because a plain dry run starts no processes.
-    from lit_attn.ablate.display import Display, make_display
     from lit_attn.ablate.launch import Launcher
     from lit_attn.ablate.runner import Runner
 
@@ -328,9 +327,6 @@ def _sum_hours(jobs: list[Job], timings: dict[str, Timing], planned: set[Path]) 
 
 def _print_costs(matrix: Matrix) -> None:
     """Write parameters, FLOPs and FFN width of each variant, and what has no weight decay."""
-    from lit_attn.models import factory
-    from lit_attn.optim.decay import describe_decay
-
     width = max(len(variant.name) for variant in matrix.written)
     print(
         f"  {'':<{width}}  {'parameters':>12}  {'decayed':>12}  {'not decayed':>12}  "

@@ -8,9 +8,13 @@ device. The time of a step is measured before the first cell (lit_attn.ablate.st
 from dataclasses import replace
 from pathlib import Path
 
+from torch.utils.flop_counter import FlopCounterMode
+
 from lit_attn.ablate.variants import Variant
+from lit_attn.attention.mixer import declared_flops
 from lit_attn.cells.records import StepTimes
 from lit_attn.config.study import StudySource
+from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError
 
 _FLOPS: dict[str, int] = {}  # FLOPs of a step by Cell.kind.
@@ -68,11 +72,6 @@ def read_ratios(folder: Path, written: list[Variant], baseline: Variant) -> dict
 
 def count_step_flops(variant: Variant) -> int:
     """Return the FLOPs of the products and convolutions of a training step, both passes."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from lit_attn.attention.mixer import declared_flops
-    from lit_attn.models import factory
-
     kind = _kind(variant)
     data = variant.experiment.data
     if kind not in _FLOPS:

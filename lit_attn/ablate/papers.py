@@ -17,6 +17,7 @@ from lit_attn.config.experiment import Experiment
 from lit_attn.config.papers import Layout, PaperSource, Reading, Reference
 from lit_attn.config.study import read_studies
 from lit_attn.data.base import TokenData
+from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.yaml_text import Mapping
 
@@ -123,8 +124,6 @@ def estimate_costs(
     The FLOPs are counted on the meta device; a training step counts three forward passes.
     Evaluations are left out. Raises ConfigError if the paper lacks the size of a data set.
     """
-    from lit_attn.models import factory
-
     gpu = GPUS[gpu_name]
     costs: dict[Reference, Cost] = {}
     for matrix in matrices:

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from lit_attn.attention.spec import PRESETS, attention_spec
 from lit_attn.bench import WINDOWS
 from lit_attn.files import require_writable
@@ -119,8 +121,6 @@ def _compare(options: argparse.Namespace) -> None:
 
 def _measure_data(options: argparse.Namespace) -> None:
     """Print the table of the preparation of batches and write it to `--out`."""
-    import torch
-
     from lit_attn.bench import data, measure
 
     # A worker process has one thread.
@@ -134,8 +134,6 @@ def _measure_data(options: argparse.Namespace) -> None:
 
 def _measure(options: argparse.Namespace) -> None:
     """Print every table and write it to `--out`."""
-    import torch
-
     from lit_attn.bench import measure
 
     if options.threads:
@@ -157,8 +155,6 @@ def _measure(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     """Raise ConfigError for arguments that do not fit together, or not to this machine."""
-    import torch
-
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch finds no GPU")
     names = list(PRESETS)

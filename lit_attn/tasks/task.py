@@ -3,18 +3,18 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import torch
 from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lit_attn import signatures
 from lit_attn.optim.base import Optimizer
 from lit_attn.optim.schedules import Rate
 from lit_attn.schema.base import Kind, OwnClass, Share, load, must_be, outside_identity
 from lit_attn.tasks.metrics import Form, Goal, MetricInfo, Outputs, percent
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 MOST_PICTURES = 16
 """Most pictures of a segmentation that a cell saves."""
@@ -26,15 +26,13 @@ class Loss(Kind):
     default_kind: ClassVar[str] = "cross-entropy"
 
     @abstractmethod
-    def build(self) -> "Callable[[Tensor, Tensor], Tensor]":
+    def build(self) -> Callable[[Tensor, Tensor], Tensor]:
         """Return a function from logits (B, classes) and targets to the mean loss, a scalar.
 
         Targets are class indices (B,), or probabilities (B, classes) after MixUp or CutMix.
         """
 
     def try_out(self, signature: Any) -> None:
-        import torch
-
         loss_function = self.build()
         logits = torch.zeros(2, 3, requires_grad=True)
         targets = torch.tensor([0, 1])
@@ -46,9 +44,7 @@ class CrossEntropyLoss(Loss, kind="cross-entropy"):
 
     label_smoothing: Share = Field(0.0, description="share of the target spread over all classes")
 
-    def build(self) -> "Callable[[Tensor, Tensor], Tensor]":
-        from torch.nn import functional as F
-
+    def build(self) -> Callable[[Tensor, Tensor], Tensor]:
         return partial(F.cross_entropy, label_smoothing=self.label_smoothing)
 
 
@@ -80,7 +76,7 @@ class Task(Kind):
         """
 
     def build(
-        self, network: "nn.Module", data: Any, loss: Loss, optimizer: Optimizer, rate: Rate
+        self, network: nn.Module, data: Any, loss: Loss, optimizer: Optimizer, rate: Rate
     ) -> Any:
         """Return the `lit_attn.tasks.base.TaskModule` that trains `network`.
 
@@ -249,7 +245,7 @@ class ModuleTaskConfig(OwnClass, Task, kind="module"):
         return tuple(metrics)
 
     def build(
-        self, network: "nn.Module", data: Any, loss: Loss, optimizer: Optimizer, rate: Rate
+        self, network: nn.Module, data: Any, loss: Loss, optimizer: Optimizer, rate: Rate
     ) -> Any:
         adapter_class = load("lit_attn.tasks.adapter:Adapter")
         return adapter_class(self, network, data, optimizer, rate)
