@@ -14,6 +14,7 @@ from lit_attn.attention.filters import Filter
 from lit_attn.attention.masks import Masks
 from lit_attn.attention.normaliser import Normaliser
 from lit_attn.attention.precision import wide
+from lit_attn.attention.shared_keys import KeysValues
 
 
 class Inputs(NamedTuple):
@@ -22,7 +23,8 @@ class Inputs(NamedTuple):
     x (B, n, d), q (B, H, n, D), keys (B, H', M, n, D), v (B, n, H', D), z (B, H, n, D). Keys and
     values are those of `memory`: x itself, or in cross-attention m other tokens (B, m, d).
     `temperature` is the logarithm of the logits' learned factor, and `factor` (B or 1, H, n, 1) a
-    factor of the logits of each query. `cache` holds the tokens before x.
+    factor of the logits of each query. `cache` holds the tokens before x. Where layers share keys
+    and values, `all_tokens` are those of the cached tokens and of x.
     """
 
     x: Tensor
@@ -39,6 +41,7 @@ class Inputs(NamedTuple):
     factor: Tensor | None = None
     dropout: float = 0.0
     cache: Cache | None = None
+    all_tokens: KeysValues | None = None
 
     def shared(self, x: Tensor, axis: int = 1) -> Tensor:
         """Repeat x of the key heads, along the `axis` of heads, for the heads that share them."""
@@ -50,6 +53,9 @@ class Inputs(NamedTuple):
     def widened(self) -> "Inputs":
         """Return the call with all tensors of tokens in float32 or wider."""
         x = wide(self.x)
+        all_tokens = self.all_tokens
+        if all_tokens is not None:
+            all_tokens = KeysValues(wide(all_tokens.keys), wide(all_tokens.values))
         return self._replace(
             x=x,
             memory=x if self.memory is self.x else wide(self.memory),
@@ -57,6 +63,7 @@ class Inputs(NamedTuple):
             keys=wide(self.keys),
             v=wide(self.v),
             z=None if self.z is None else wide(self.z),
+            all_tokens=all_tokens,
         )
 
     def maps(self) -> dict[str, dict[str, Any]]:

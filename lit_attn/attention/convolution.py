@@ -109,6 +109,9 @@ class ShortConvolutionConfig(ConvolutionConfig, kind="short"):
                 "the attention weights; choose v or output"
             )
 
+    def find_own_keys_use(self) -> str:
+        return "" if self.on == "output" else "is of q, k or v"
+
     def find_document_problem(self) -> str:
         return "reads the last tokens of the document before"
 

@@ -132,12 +132,16 @@ def with_cached_tokens(inputs: Inputs) -> Tokens:
     if cache is None:
         return Tokens(keys, inputs.shared(values), z, maps, first=0, caches_features=False)
     assert isinstance(cache, KeyValues)
-    caches_features = inputs.q.shape[1] == keys.shape[1]
+    caches_features = inputs.q.shape[1] == keys.shape[1] and inputs.all_tokens is None
     first = cache.position
-    values = cache.extend("values", values)
+    if inputs.all_tokens is not None:
+        keys, values = inputs.all_tokens
+    else:
+        values = cache.extend("values", values)
     if not caches_features:
         first -= cache.length
-        keys = cache.extend("keys", keys)
+        if inputs.all_tokens is None:
+            keys = cache.extend("keys", keys)
         if z is not None:
             z = cache.extend("z", z)
     for place, sides in maps.items():

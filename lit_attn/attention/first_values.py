@@ -11,58 +11,31 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from lit_attn.attention.channel import Channel
 from lit_attn.attention.parts import LayerShape, Part
 from lit_attn.attention.precision import wide
-from lit_attn.private_names.of_torch import is_in_backward
 from lit_attn.schema.base import Kind
 
 
-class FirstValues:
+class FirstValues(Channel):
     """Channel of a network that brings the values of its first layer to later layers.
 
     The first layer writes its values (B, n, H', D) in each forward pass, and later layers of the
-    same pass read them. Copies of a network, and saved networks, have a channel without values.
+    same pass read them.
     """
 
-    values: Tensor | None = None
-    open_passes = 0
-    """Forward passes whose gradients have not reached the first layer yet."""
+    key = "values"
+    source = "first layer"
+    content = "values"
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return no state: values of a running pass belong to no copy."""
-        return {}
-
-    def write(self, values: Tensor) -> None:
-        """Store the values of the first layer of a new forward pass."""
-        self.values = values
-        if torch.compiler.is_compiling() or is_in_backward():
-            return
-        if values.requires_grad:
-            self.open_passes += 1
-            values.register_hook(self._close_passes)
-
-    def _close_passes(self, gradient: Tensor) -> None:
-        """Note that all later layers have their gradients."""
-        self.open_passes = 0
+    @property
+    def values(self) -> Tensor | None:
+        """Values of the running forward pass, or None before the first layer."""
+        return None if self.tensors is None else self.tensors[0]
 
     def read(self) -> Tensor:
-        """Return the values of the running forward pass.
-
-        Raises RuntimeError if no first layer has written values, and if activation checkpointing
-        computes a layer again after a later forward pass, whose values are stored now.
-        """
-        if self.values is None:
-            raise RuntimeError(
-                "values: the first layer of the network has not computed its values; "
-                "call the complete network"
-            )
-        if not torch.compiler.is_compiling() and is_in_backward() and self.open_passes > 1:
-            raise RuntimeError(
-                "values: activation checkpointing computes a layer of an earlier forward pass "
-                "again, and the values of its first layer are replaced; call backward after each "
-                "forward pass"
-            )
-        return self.values
+        """Return the values of the running forward pass."""
+        return self.take()[0]
 
 
 class ValuesConfig(Part, Kind):
@@ -75,6 +48,9 @@ class ValuesConfig(Part, Kind):
 
     reads_first: ClassVar[bool] = True
     """False for a part that leaves v unchanged, so that a layer needs no values of the first."""
+
+    def find_own_keys_use(self) -> str:
+        return "mixes values of the layer itself" if self.reads_first else ""
 
 
 class Values(nn.Module):

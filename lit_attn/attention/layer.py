@@ -30,6 +30,7 @@ from lit_attn.attention.mixer import TokenMixer
 from lit_attn.attention.precision import without_autocast
 from lit_attn.attention.projections import split_outputs
 from lit_attn.attention.rotary import Rotary, rotate
+from lit_attn.attention.shared_keys import KeysValues, extend_cache
 from lit_attn.attention.spec import AttentionSpec, attention_spec
 from lit_attn.schema.errors import ConfigError
 
@@ -124,11 +125,13 @@ class Attention(LayerParts):
         rotary: Rotary | None = None,
         first_values: Tensor | None = None,
         added_values: Tensor | None = None,
+        keys_values: KeysValues | None = None,
     ) -> LayerRecord:
         """Return what `forward` computes before the residual part, without dropout.
 
         For diagnostics (lit_attn.training.diagnostics): it needs O(H n^2) memory for any n.
-        `first_values` are the values (B, n, H', D) of the network's first layer.
+        `first_values` are the values (B, n, H', D) of the network's first layer, and `keys_values`
+        those of the layer whose keys and values this one shares.
         """
         inputs = self.inputs(
             x,
@@ -137,6 +140,7 @@ class Attention(LayerParts):
             rotary,
             first_values=first_values,
             added_values=added_values,
+            keys_values=keys_values,
         )
         inputs = inputs._replace(dropout=0.0)
         values = self._values_of_heads(inputs.v)
@@ -166,10 +170,12 @@ class Attention(LayerParts):
         memory: Tensor | None = None,
         first_values: Tensor | None = None,
         added_values: Tensor | None = None,
+        keys_values: KeysValues | None = None,
     ) -> Inputs:
         """Return everything that the similarity needs for one call of the layer.
 
-        `first_values` replaces the values (B, n, H', D) of the network's first layer.
+        `first_values` replaces the values (B, n, H', D) of the network's first layer, and
+        `keys_values` those of the layer whose keys and values this one shares.
         """
         offset = 0 if cache is None else cache.length
         is_cross = memory is not None
@@ -188,15 +194,26 @@ class Attention(LayerParts):
             offset=offset,
             is_cross=is_cross,
         )
-        q, keys, v, z = self._project(x, memory, masks, cache)
-        if added_values is not None:
-            v = v + added_values.to(v.dtype)
-        v = self._mix_values(v, first_values)
+        all_tokens: KeysValues | None = None
+        if self.spec.shares_keys:
+            q, z = self._project_queries(x)
+            all_tokens = self._read_keys(keys_values)
+            keys = all_tokens.keys[..., -x.shape[1] :, :]
+            v = all_tokens.values[..., -x.shape[1] :, :].transpose(1, 2)
+        else:
+            q, keys, v, z = self._project(x, memory, masks, cache)
+            if added_values is not None:
+                v = v + added_values.to(v.dtype)
+            v = self._mix_values(v, first_values)
+            keys = self.k_norm(keys).permute(0, 3, 2, 1, 4)
+            if rotary is not None:
+                keys = rotate(keys, rotary)
+            if self.shared_keys is not None:
+                all_tokens = extend_cache(KeysValues(keys, v.transpose(1, 2)), cache)
+                self.shared_keys.write(*all_tokens)
         q = self.q_norm(q).transpose(1, 2)
-        keys = self.k_norm(keys).permute(0, 3, 2, 1, 4)
         if rotary is not None:
             q = rotate(q, rotary)
-            keys = rotate(keys, rotary)
         if z is not None:
             z = self.pair.repeat(self.z_norm(z).transpose(1, 2))
             if rotary is not None and self.spec.zz == "like-k":
@@ -217,6 +234,7 @@ class Attention(LayerParts):
             factor=self.scale(masks, x.shape[1], masks.offset + x.shape[1], x.device),
             dropout=self.attn_drop if self.training else 0.0,
             cache=cache,
+            all_tokens=None if cache is None else all_tokens,
         )
         return call.widened() if self.in_float32 else call
 
@@ -240,6 +258,17 @@ class Attention(LayerParts):
                 )
             first_values = self.first_values.read()
         return self.values(v, first_values)
+
+    def _read_keys(self, keys_values: KeysValues | None) -> KeysValues:
+        """Return the keys and values of the layer before, unless `keys_values` replaces them."""
+        if keys_values is not None:
+            return keys_values
+        if self.shared_keys is None:
+            raise RuntimeError(
+                "kv_from: this layer has no connection to the layer before it; "
+                "call lit_attn.attention.network.number_layers(network) once"
+            )
+        return self.shared_keys.read()
 
     def _check_cross_attention(self, is_causal: bool, rotary: Rotary | None) -> None:
         """Raise ValueError if cross-attention has no meaning with these arguments or this layer."""
@@ -275,10 +304,19 @@ class Attention(LayerParts):
         if not self.convolution.is_identity:
             present = masks.present_tokens(x.shape[1])
             q, k, v = self.convolution.mix_heads(q, k, v, present, cache)
-        z = None
-        if self.z is not None:
-            z = self.z(x).unflatten(-1, (self.num_heads, self.head_dim))
-        return Projected(q=q, keys=self.similarity.keys(memory, k), v=v, z=z)
+        return Projected(q=q, keys=self.similarity.keys(memory, k), v=v, z=self._project_z(x))
+
+    def _project_queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return q and z of x, for a layer without keys and values of its own."""
+        q = self.qkv(x).unflatten(-1, (self.num_heads, self.head_dim))
+        return self.pair.add_queries(x, q), self._project_z(x)
+
+    def _project_z(self, x: Tensor) -> Tensor | None:
+        """Return z of x (B, n, H, D), or None for a layer without z."""
+        if self.z is None:
+            return None
+        z: Tensor = self.z(x).unflatten(-1, (self.num_heads, self.head_dim))
+        return z
 
 
 def attn_layer(

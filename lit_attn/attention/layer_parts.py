@@ -23,6 +23,7 @@ from lit_attn.attention.pairs import Pair
 from lit_attn.attention.parts import LayerShape, Part
 from lit_attn.attention.residual import Residual
 from lit_attn.attention.scale import Scale
+from lit_attn.attention.shared_keys import SharedKeys
 from lit_attn.attention.similarity import Similarity
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.attention.standard_weights import complete_standard_weights
@@ -89,12 +90,14 @@ class LayerParts(nn.Module):
         # Between the projections, compute in float32 under autocast too.
         self.in_float32 = False
         self.cross_problem = self.spec.find_cross_problem()
-        self.qkv = nn.Linear(dim, inner + 2 * shared, bias=qkv_bias, **options)
+        # Numbers that are projected from a token: the rows of q, k and v in `qkv`.
+        self.projected = (inner,) if self.spec.shares_keys else (inner, shared, shared)
+        self.qkv = nn.Linear(dim, sum(self.projected), bias=qkv_bias, **options)
         head_norm: Callable[[], nn.Module] = nn.Identity
         if norm_layer and qk_norm:
             head_norm = functools.partial(norm_layer, self.head_dim, **options)
         self.q_norm = head_norm()
-        self.k_norm = head_norm()
+        self.k_norm = nn.Identity() if self.spec.shares_keys else head_norm()
         self.composers = nn.ModuleDict()
         for place in places:
             self.composers[place] = build_part(self.spec.compose, query_shape, Composer)
@@ -106,6 +109,8 @@ class LayerParts(nn.Module):
         # True for the first layer of a network, None if unknown; and the channel to that layer.
         self.is_first: bool | None = None
         self.first_values: FirstValues | None = None
+        # Channel of a layer whose keys and values later layers share, and of these layers.
+        self.shared_keys: SharedKeys | None = None
         self.scale: Scale = build_part(self.spec.scale, query_shape, Scale)
         self.bias: Bias = build_part(self.spec.bias, query_shape, Bias)
         self.filter: Filter = build_part(self.spec.filter, query_shape, Filter)
@@ -142,6 +147,11 @@ class LayerParts(nn.Module):
             for module in modules:
                 names.update(f"{module}.{name}" for name in choose(part))
         return names
+
+    @property
+    def passes_keys_on(self) -> bool:
+        """True for a layer whose keys and values later layers share."""
+        return self.shared_keys is not None and not self.spec.shares_keys
 
     @property
     def leaves_parameters_unused(self) -> bool:

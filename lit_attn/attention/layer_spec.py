@@ -78,6 +78,11 @@ class LayerSpec(Config):
     kv_heads: PositiveInt | None = Field(
         None, description="heads of keys and values, shared by groups of query heads"
     )
+    kv_from: Literal["own", "previous"] = Field(
+        "own",
+        description="layer that computes keys and values; previous: the nearest layer before with "
+        "`own`, so that this layer projects queries alone (cross-layer attention)",
+    )
     mixer: MixerConfig | None = Field(
         None,
         description="layer of yours instead of attention, written as "
@@ -101,6 +106,11 @@ class LayerSpec(Config):
         return self.with_order(True) != self.with_order(False)
 
     @property
+    def shares_keys(self) -> bool:
+        """True for a layer with the keys and values of an earlier layer."""
+        return self.kv_from == "previous"
+
+    @property
     def needs_row_terms(self) -> bool:
         """True if adding one number to all logits of a query changes the output of the layer."""
         is_mixed = "pre" in self.compose.places() or self.filter.needs_row_terms
@@ -118,6 +128,8 @@ class LayerSpec(Config):
             problems.append("zz: relates two tokens of one sequence")
         if self.window:
             problems.append("window: is a distance within one sequence")
+        if self.shares_keys:
+            problems.append("kv_from: 'previous' reads keys of the sequence's earlier layer")
         if not problems:
             return ""
         return (
@@ -155,6 +167,19 @@ class LayerSpec(Config):
                     "that returns a torch module (docs/adding-a-part.md)"
                 )
             part.check(self)
+
+    @consistency_check
+    def _parts_need_no_own_keys(self) -> None:
+        """Refuse parts that act on keys or values in a layer that projects none."""
+        if not self.shares_keys:
+            return
+        for family, part in self.parts.items():
+            use = part.find_own_keys_use()
+            if use:
+                raise ValueError(
+                    f"kv_from: 'previous' leaves this layer without keys and values of its own, "
+                    f"and {family} '{part.kind}' {use}; remove one of both"
+                )
 
     @consistency_check
     def _mixer_has_no_parts(self) -> None:

@@ -90,6 +90,9 @@ class MixedKeysConfig(SimilarityConfig):
             names.append("shift")
         return tuple(names)
 
+    def find_own_keys_use(self) -> str:
+        return "computes further keys of each token"
+
     @property
     def counts_queries(self) -> bool:
         return self.prior == "m-step"

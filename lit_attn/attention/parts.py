@@ -99,6 +99,13 @@ class Part(Config):
         """Return how packed documents affect each other although a mask separates them, or ""."""
         return ""
 
+    def find_own_keys_use(self) -> str:
+        """Return what the part does with projected keys or values of its layer, or "".
+
+        A layer that shares those of another layer has none.
+        """
+        return ""
+
     def exempt_parameters(self) -> tuple[str, ...]:
         """Return the parameters of the module that have no weight decay with `decay: weights`.
 

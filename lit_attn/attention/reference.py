@@ -14,6 +14,7 @@ from torch import Tensor
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.masks import HIDES_FROM
 from lit_attn.attention.rotary import Rotary
+from lit_attn.attention.shared_keys import KeysValues
 
 
 def attention(
@@ -25,11 +26,13 @@ def attention(
     memory: Tensor | None = None,
     first_values: Tensor | None = None,
     added_values: Tensor | None = None,
+    keys_values: KeysValues | None = None,
 ) -> Tensor:
     """Return the output (B, n, d) of `layer` by its formulas, without dropout.
 
     `first_values` are the values (B, n, H', D) of the network's first layer; None in that layer.
-    `added_values` (B, n, H', D) are added to v.
+    `added_values` (B, n, H', D) are added to v. `keys_values` are those of the layer before, for a
+    layer with `kv_from: previous`.
     """
     parts, tokens = layer.spec, x if memory is None else memory
     if attn_mask is not None and attn_mask.ndim > 2 and attn_mask.shape[-3] > 1:
@@ -42,7 +45,11 @@ def attention(
         if present.ndim > 1:
             present = present.any(-2)
         present = present.reshape(-1, present.shape[-1])
-    q, keys, v = project(layer, x, rotary, tokens, first_values, added_values, present)
+    if parts.shares_keys:
+        assert keys_values is not None
+        q, keys, v = project_queries(layer, x, rotary, keys_values)
+    else:
+        q, keys, v = project(layer, x, rotary, tokens, first_values, added_values, present)
     visible = torch.ones(x.shape[1], tokens.shape[1], dtype=torch.bool)
     if memory is None:
         visible = may_attend(x.shape[1], parts.window, layer.local_self_attention, is_causal)
@@ -164,6 +171,20 @@ def project(
     if rotary is not None:
         q, keys = rotate(q, rotary), [rotate(key, rotary) for key in keys]
     return q, keys, head_of_group(v)
+
+
+def project_queries(
+    layer: Attention, x: Tensor, rotary: Rotary | None, keys_values: KeysValues
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """Brandon et al. 2024, section 2.2: q of x, beside the keys and values of another layer."""
+    queries = layer.qkv(x).unflatten(-1, (layer.num_heads, -1))
+    queries = layer.spec.pair.reference_queries(layer.pair, x, queries)
+    q = layer.q_norm(queries.transpose(1, 2))
+    if rotary is not None:
+        q = rotate(q, rotary)
+    heads, shared = layer.query_heads, layer.key_heads
+    chosen = [m * shared // heads for m in range(heads)]
+    return q, [keys_values.keys[:, chosen, 0]], keys_values.values[:, chosen]
 
 
 def may_attend(n: int, window: int | None, without_self: bool, is_causal: bool) -> Tensor:

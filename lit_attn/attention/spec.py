@@ -7,6 +7,7 @@ The layers of a model can differ: `layers` has a mechanism for each layer, or ru
 (docs/mixers.md).
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,11 +140,12 @@ class AttentionSpec(LayerSpec):
         """Return the specification of each of the `depth` layers of a model.
 
         Raises ValueError, which begins with `layers`, if it is for another number of layers, or if
-        a layer cannot read the values of the first one.
+        a layer cannot read the values of the first one or the keys of the one before.
         """
         specs = self._choose_layers(depth)
         for number, spec in enumerate(specs):
             _check_first_values(specs[0], spec, number)
+        check_shared_keys(specs)
         return specs
 
     def _choose_layers(self, depth: int) -> "tuple[AttentionSpec, ...]":
@@ -255,6 +257,34 @@ def _check_first_values(first: AttentionSpec, spec: AttentionSpec, number: int) 
             f"layers: layer {number + 1} mixes its values with those of the first layer, which has "
             "another number of key heads; set the same `kv_heads` for both"
         )
+
+
+def check_shared_keys(specs: Sequence[AttentionSpec]) -> None:
+    """Raise ValueError if a layer cannot have the keys and values of the layer before it."""
+    source: AttentionSpec | None = None
+    for number, spec in enumerate(specs, 1):
+        if not spec.shares_keys:
+            source = spec
+            continue
+        start = f"layers: layer {number} has `kv_from: previous`, and"
+        if source is None:
+            raise ValueError(f"{start} no layer before it has keys; set `kv_from: own` in layer 1")
+        if source.mixer is not None:
+            raise ValueError(
+                f"{start} the layer before it is of `kind: module` and has no keys; "
+                "choose attention for that layer"
+            )
+        use = source.similarity.find_own_keys_use()
+        if use:
+            raise ValueError(
+                f"{start} similarity '{source.similarity.kind}' of the layer before it {use}; "
+                "choose a similarity with one key for that layer"
+            )
+        for key in ("kv_heads", "window"):
+            if getattr(source, key) != getattr(spec, key):
+                raise ValueError(
+                    f"{start} the layer before it has another `{key}`; set the same for both"
+                )
 
 
 def _change_part(part: Any, change: Any) -> Any:

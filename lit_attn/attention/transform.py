@@ -22,6 +22,9 @@ class TransformConfig(Part, Kind):
     v, (B, n, heads, D) each; it returns the three after their maps.
     """
 
+    def find_own_keys_use(self) -> str:
+        return "maps k and v"
+
 
 class Transform(nn.Module):
     """Base of the maps: `forward(q, k, v)` returns the three after their maps.
@@ -43,6 +46,9 @@ class Transform(nn.Module):
 
 class NoTransformConfig(TransformConfig, kind="none"):
     """Unchanged q, k and v."""
+
+    def find_own_keys_use(self) -> str:
+        return ""
 
     def build(self, shape: LayerShape) -> Any:
         return NoTransform(self, shape)

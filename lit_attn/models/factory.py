@@ -191,7 +191,9 @@ class LayerFlops:
     ) -> Tensor:
         """Return `forward(x, ...)`, or an empty result if the FLOPs of such a call are known."""
         shapes = tuple(parameter.shape for parameter in layer.parameters())
-        key = (layer.spec, layer.num_heads, x.shape, shapes, inputs, tuple(named.items()))
+        # Later layers read the keys that such a layer computes.
+        source = layer if layer.passes_keys_on else None
+        key = (layer.spec, layer.num_heads, x.shape, shapes, source, inputs, tuple(named.items()))
         if key in self.known:
             self.repeated += self.known[key]
             return x.new_empty(*x.shape[:-1], layer.proj.out_features)

@@ -199,8 +199,14 @@ class GPTConfig(WidthScaled, TokenTransformer, kind="gpt"):
                 f" choose at most {self.dim}"
             )
         for layer in range(self.depth):
-            is_own = self.attention_of(layer).mixer is not None
-            if is_own and self.value_embeddings_of(layer) is not None:
+            if self.value_embeddings_of(layer) is None:
+                continue
+            if self.attention_of(layer).shares_keys:
+                raise ValueError(
+                    f"value_embeddings: layer {layer + 1} has `kv_from: previous` and no values;"
+                    " remove value_embeddings, or choose another `every`"
+                )
+            if self.attention_of(layer).mixer is not None:
                 raise ValueError(
                     f"value_embeddings: layer {layer + 1} is of `kind: module` and has no values;"
                     " remove value_embeddings, or choose another `every`"

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from lit_attn.attention.spec import AttentionSpec
+from lit_attn.attention.spec import AttentionSpec, check_shared_keys
 from lit_attn.models.base import PackageModel, require_division, require_heads
 from lit_attn.models.value_embedding import ValueEmbeddings
 from lit_attn.schema.base import Config, Share, consistency_check
@@ -209,6 +209,21 @@ class TokenTransformer(PackageModel):
                 raise ValueError(
                     f"rotations.{number}: rotates {rotation.width} of {self.width_of_heads} "
                     "components of a head; choose a share with an even number"
+                )
+
+    @consistency_check
+    def _layers_can_share_keys(self) -> None:
+        """Refuse shared keys of layers with other windows or positions."""
+        specs = [self.attention_of(number) for number in range(self.depth)]
+        check_shared_keys(specs)
+        source = 0
+        for number, spec in enumerate(specs):
+            if not spec.shares_keys:
+                source = number
+            elif self.rotation_of(number) != self.rotation_of(source):
+                raise ValueError(
+                    f"rotations: layer {number + 1} has the keys of layer {source + 1} "
+                    "(`kv_from: previous`), whose rotation differs; set the same for both"
                 )
 
     @consistency_check

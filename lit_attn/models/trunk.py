@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.layer import Attention, TokenLayer, attn_layer
-from lit_attn.attention.network import connect_first_values
+from lit_attn.attention.network import connect_layers
 from lit_attn.attention.rotary import Rotary, rotary
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.models.feed_forward import FeedForward
@@ -184,7 +184,7 @@ class Trunk(nn.Module):
         self.dropout = nn.Dropout(model.dropout)
         blocks = [Block(model, number, device, cross, vocabulary) for number in range(model.depth)]
         self.blocks = nn.ModuleList(blocks)
-        connect_first_values([block.attn for block in blocks])
+        connect_layers([block.attn for block in blocks])
         last = norm(model.norm, model.dim, model.norm_eps, device)
         self.norm = last if model.norm_order == "pre" else nn.Identity()
 

@@ -307,9 +307,7 @@ def separate_matrices(vit: "VisionTransformer") -> Iterator[tuple[str, nn.Linear
             continue
         attention = vit.get_submodule(name.rpartition(".")[0])
         if isinstance(attention, Attention) and module is attention.qkv:
-            shared = attention.key_heads * attention.head_dim
-            sizes = (attention.num_heads * attention.head_dim, shared, shared)
-            for matrix in module.weight.split(sizes):
+            for matrix in module.weight.split(attention.projected):
                 yield name, module, matrix
         else:
             yield name, module, module.weight

@@ -105,6 +105,7 @@ def replace_layers(
     """Replace `layers` of `model`, as `replace_attention` does, without a warning."""
     if not layers:
         raise ConfigError(f"{source}: {type(model).__name__} has no self-attention layers")
+    check_own_keys(spec, source)
     with unchanged_after_an_error(model):
         replacements = build_replacements(model, layers, spec, source)
         number_replacements(replacements)
@@ -178,6 +179,16 @@ def build_each(
             new.path = layer.paths[0]
         replacements.append(Replacement(layer, new))
     return replacements
+
+
+def check_own_keys(spec: AttentionSpec, source: str) -> None:
+    """Raise ConfigError if layers of `spec` lack the keys and values that a model projects."""
+    for mechanism in spec.mechanisms:
+        if mechanism.shares_keys:
+            raise ConfigError(
+                f"{source}: kv_from: 'previous' needs the layer before in a network of this "
+                "package; replace layers of other models without it"
+            )
 
 
 def number_replacements(replacements: list[Replacement]) -> None:

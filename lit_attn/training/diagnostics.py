@@ -23,6 +23,7 @@ from lit_attn.attention import diagnostics
 from lit_attn.attention.layer import Attention, LayerRecord, TokenLayer
 from lit_attn.attention.masks import split_mask
 from lit_attn.attention.rotary import Rotary
+from lit_attn.attention.shared_keys import KeysValues
 from lit_attn.cells.records import DiagnosticRow, csv_lines, read_diagnostics
 from lit_attn.config.training import SAMPLED_KINDS, DiagnosticsConfig
 from lit_attn.files import append, write_atomic
@@ -332,6 +333,9 @@ def record_calls(
         if layer.spec.values.reads_first and not layer.is_first:
             assert layer.first_values is not None
             arguments["first_values"] = layer.first_values.read()
+        if layer.spec.shares_keys:
+            assert layer.shared_keys is not None
+            arguments["keys_values"] = layer.shared_keys.read()
         x = arguments["x"]
         stream = block_inputs.get(blocks[layer], x)
         if stream.shape != x.shape:
@@ -370,6 +374,10 @@ def split_calls(layer: Attention, calls: list[LayerCall]) -> Iterator[tuple[Laye
             for name in ("x", "first_values", "added_values"):
                 if arguments.get(name) is not None:
                     arguments[name] = arguments[name][part].double()
+            keys_values = arguments.get("keys_values")
+            if keys_values is not None:
+                of_part = [tensor[part].double() for tensor in keys_values]
+                arguments["keys_values"] = KeysValues(*of_part)
             is_attended = torch.ones(arguments["x"].shape[:2], dtype=torch.bool, device=x.device)
             mask = arguments.get("attn_mask")
             if mask is not None:
