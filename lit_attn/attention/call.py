@@ -24,7 +24,8 @@ class Inputs(NamedTuple):
     values are those of `memory`: x itself, or in cross-attention m other tokens (B, m, d).
     `temperature` is the logarithm of the logits' learned factor, and `factor` (B or 1, H, n, 1) a
     factor of the logits of each query. `cache` holds the tokens before x. Where layers share keys
-    and values, `all_tokens` are those of the cached tokens and of x.
+    and values, `all_tokens` are those of the cached tokens and of x; with `is_absorbed` they are
+    latents (lit_attn.attention.latent), and `v` the values of x alone.
     """
 
     x: Tensor
@@ -42,6 +43,7 @@ class Inputs(NamedTuple):
     dropout: float = 0.0
     cache: Cache | None = None
     all_tokens: KeysValues | None = None
+    is_absorbed: bool = False
 
     def shared(self, x: Tensor, axis: int = 1) -> Tensor:
         """Repeat x of the key heads, along the `axis` of heads, for the heads that share them."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from lit_attn.attention.cache import Cache
+from lit_attn.attention.cache import Cache, KeyValues
 from lit_attn.attention.call import Inputs
 from lit_attn.attention.joined_projection import (
     HeadSizes,
@@ -91,7 +91,10 @@ class Attention(LayerParts):
             heads = inputs.q
         else:
             with self._precision(x):
-                heads = self._finish(self.similarity.attend(inputs))
+                sums = self.similarity.attend(inputs)
+                if inputs.is_absorbed and self.latent is not None:
+                    sums = self.latent.expand_sums(sums)
+                heads = self._finish(sums)
         heads = self.pair(x, heads)
         values = self._values_of_heads(inputs.v)
         out = self.output(x, heads.transpose(1, 2), values, inputs.masks, cache)
@@ -195,7 +198,17 @@ class Attention(LayerParts):
             is_cross=is_cross,
         )
         all_tokens: KeysValues | None = None
-        if self.spec.shares_keys:
+        is_absorbed = False
+        if self.latent is not None:
+            self._check_rotary(rotary)
+            q, z = self._project_queries(self.latent.compress_queries(x))
+            compressed = self.latent.compress(x, rotary)
+            keys, values = self.latent.expand(compressed)
+            v = self._mix_values(values.transpose(1, 2), first_values)
+            if cache is not None:
+                is_absorbed = self.spec.similarity.is_product and self.latent.can_absorb
+                all_tokens = self._read_latents(compressed, cache, is_absorbed)
+        elif self.spec.shares_keys:
             q, z = self._project_queries(x)
             all_tokens = self._read_keys(keys_values)
             keys = all_tokens.keys[..., -x.shape[1] :, :]
@@ -214,6 +227,8 @@ class Attention(LayerParts):
         q = self.q_norm(q).transpose(1, 2)
         if rotary is not None:
             q = rotate(q, rotary)
+        if is_absorbed and self.latent is not None:
+            q = self.latent.absorb_queries(q)
         if z is not None:
             z = self.pair.repeat(self.z_norm(z).transpose(1, 2))
             if rotary is not None and self.spec.zz == "like-k":
@@ -235,6 +250,7 @@ class Attention(LayerParts):
             dropout=self.attn_drop if self.training else 0.0,
             cache=cache,
             all_tokens=None if cache is None else all_tokens,
+            is_absorbed=is_absorbed,
         )
         return call.widened() if self.in_float32 else call
 
@@ -269,6 +285,22 @@ class Attention(LayerParts):
                 "call lit_attn.attention.network.number_layers(network) once"
             )
         return self.shared_keys.read()
+
+    def _read_latents(self, compressed: Tensor, cache: Cache, is_absorbed: bool) -> KeysValues:
+        """Append compressed tokens to a cache; return the latents, or keys and values, of all."""
+        assert self.latent is not None
+        assert isinstance(cache, KeyValues)
+        tokens = cache.extend("latents", compressed)
+        return self.latent.read_latents(tokens) if is_absorbed else self.latent.expand(tokens)
+
+    def _check_rotary(self, rotary: Rotary | None) -> None:
+        """Raise ValueError if positions would rotate more than the rotated part of the keys."""
+        assert self.latent is not None
+        if rotary is not None and 2 * rotary.cos.shape[-1] > self.latent.rotary_width:
+            raise ValueError(
+                f"latent.rotary: the positions rotate {2 * rotary.cos.shape[-1]} components, and "
+                f"the rotated part of the keys has {self.latent.rotary_width}; set `rotary_share`"
+            )
 
     def _check_cross_attention(self, is_causal: bool, rotary: Rotary | None) -> None:
         """Raise ValueError if cross-attention has no meaning with these arguments or this layer."""
@@ -308,7 +340,7 @@ class Attention(LayerParts):
 
     def _project_queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return q and z of x, for a layer without keys and values of its own."""
-        q = self.qkv(x).unflatten(-1, (self.num_heads, self.head_dim))
+        q = self.qkv(x).unflatten(-1, (self.num_heads, -1))
         return self.pair.add_queries(x, q), self._project_z(x)
 
     def _project_z(self, x: Tensor) -> Tensor | None:

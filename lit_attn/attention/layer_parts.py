@@ -18,6 +18,7 @@ from lit_attn.attention.convolution import Convolution
 from lit_attn.attention.filters import Filter
 from lit_attn.attention.first_values import FirstValues, Values
 from lit_attn.attention.gate import Gate
+from lit_attn.attention.latent import Latent
 from lit_attn.attention.normaliser import Normaliser
 from lit_attn.attention.pairs import Pair
 from lit_attn.attention.parts import LayerShape, Part
@@ -91,8 +92,21 @@ class LayerParts(nn.Module):
         self.in_float32 = False
         self.cross_problem = self.spec.find_cross_problem()
         # Numbers that are projected from a token: the rows of q, k and v in `qkv`.
-        self.projected = (inner,) if self.spec.shares_keys else (inner, shared, shared)
-        self.qkv = nn.Linear(dim, sum(self.projected), bias=qkv_bias, **options)
+        self.projected: tuple[int, ...] = (inner, shared, shared)
+        query_inputs = dim
+        self.latent: Latent | None = None
+        if self.spec.shares_keys:
+            self.projected = (inner,)
+        if self.spec.latent is not None:
+            if qk_norm or self.local_self_attention:
+                raise ValueError(
+                    "latent: has no norms of q and k and no learned temperature, because its "
+                    "latents have norms; set `qk_norm: false`"
+                )
+            self.latent = Latent(self.spec.latent, shape)
+            self.projected = (num_heads * self.latent.query_width,)
+            query_inputs = self.latent.query_inputs
+        self.qkv = nn.Linear(query_inputs, sum(self.projected), bias=qkv_bias, **options)
         head_norm: Callable[[], nn.Module] = nn.Identity
         if norm_layer and qk_norm:
             head_norm = functools.partial(norm_layer, self.head_dim, **options)
@@ -171,6 +185,8 @@ class LayerParts(nn.Module):
         ]
         if self.z is not None:
             modules.append(self.z)
+        if len(self.projected) == 1:
+            modules.append(self.qkv)
         parameters = self.transform.parameters_of_weights()
         parameters.extend(self.convolution.parameters_of_weights())
         for module in modules:

@@ -17,6 +17,7 @@ from lit_attn.attention.convolution import ConvolutionConfig, NoConvolutionConfi
 from lit_attn.attention.filters import FilterConfig, NoFilterConfig
 from lit_attn.attention.first_values import OwnValuesConfig, ValuesConfig
 from lit_attn.attention.gate import GateConfig, NoGateConfig
+from lit_attn.attention.latent import LatentConfig
 from lit_attn.attention.mixer import MixerConfig
 from lit_attn.attention.normaliser import NormaliserConfig, SoftmaxConfig
 from lit_attn.attention.pairs import OneQueryConfig, PairConfig
@@ -83,6 +84,11 @@ class LayerSpec(Config):
         description="layer that computes keys and values; previous: the nearest layer before with "
         "`own`, so that this layer projects queries alone (cross-layer attention)",
     )
+    latent: LatentConfig | None = Field(
+        None,
+        description="latents from which all heads have their keys and values, for a small cache "
+        "(MLA); null: a projection for each",
+    )
     mixer: MixerConfig | None = Field(
         None,
         description="layer of yours instead of attention, written as "
@@ -130,6 +136,8 @@ class LayerSpec(Config):
             problems.append("window: is a distance within one sequence")
         if self.shares_keys:
             problems.append("kv_from: 'previous' reads keys of the sequence's earlier layer")
+        if self.latent is not None:
+            problems.append("latent: stands for the tokens of one sequence")
         if not problems:
             return ""
         return (
@@ -173,6 +181,11 @@ class LayerSpec(Config):
         """Refuse parts that act on keys or values in a layer that projects none."""
         if not self.shares_keys:
             return
+        if self.latent is not None:
+            raise ValueError(
+                "latent: computes keys and values, and a layer with `kv_from: previous` has none "
+                "of its own; remove one of both"
+            )
         for family, part in self.parts.items():
             use = part.find_own_keys_use()
             if use:
@@ -180,6 +193,28 @@ class LayerSpec(Config):
                     f"kv_from: 'previous' leaves this layer without keys and values of its own, "
                     f"and {family} '{part.kind}' {use}; remove one of both"
                 )
+
+    @consistency_check
+    def _parts_suit_a_latent(self) -> None:
+        """Refuse parts that act on keys or values, or need others than those of a latent."""
+        if self.latent is None:
+            return
+        uses = {family: part.find_own_keys_use() for family, part in self.parts.items()}
+        if self.pair.queries > 1:
+            uses["pair"] = "projects queries of the width of a head"
+        if not self.similarity.has_logits:
+            uses["similarity"] = "forms no logits"
+        for family, use in uses.items():
+            if use:
+                raise ValueError(
+                    f"latent: all heads have keys from one latent, and {family} "
+                    f"'{self.parts[family].kind}' {use}; remove one of both"
+                )
+        if self.zz:
+            raise ValueError(
+                "latent: queries and keys have a further part, and zz has no definition with it; "
+                "remove one of both"
+            )
 
     @consistency_check
     def _mixer_has_no_parts(self) -> None:

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from lit_attn.attention.latent import Latent
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.masks import HIDES_FROM
 from lit_attn.attention.rotary import Rotary
@@ -45,7 +46,9 @@ def attention(
         if present.ndim > 1:
             present = present.any(-2)
         present = present.reshape(-1, present.shape[-1])
-    if parts.shares_keys:
+    if layer.latent is not None:
+        q, keys, v = project_latents(layer, layer.latent, x, rotary)
+    elif parts.shares_keys:
         assert keys_values is not None
         q, keys, v = project_queries(layer, x, rotary, keys_values)
     else:
@@ -185,6 +188,29 @@ def project_queries(
     heads, shared = layer.query_heads, layer.key_heads
     chosen = [m * shared // heads for m in range(heads)]
     return q, [keys_values.keys[:, chosen, 0]], keys_values.values[:, chosen]
+
+
+def project_latents(
+    layer: Attention, latent: Latent, x: Tensor, rotary: Rotary | None
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """DeepSeek-V2, eq. 9-19: q, and keys and values from the latent, head by head."""
+    normed = x
+    if latent.query_down is not None and latent.query_norm is not None:
+        normed = latent.query_norm(latent.query_down(x))
+    q = split_heads(layer.qkv(normed), layer.num_heads)
+    turned, c = latent.down(x).split([latent.rotary_width, latent.rank], dim=-1)
+    c = latent.norm.weight * c / (c.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    k, v = latent.up(c).chunk(2, dim=-1)
+    keys, values = split_heads(k, layer.key_heads), split_heads(v, layer.key_heads)
+    if rotary is not None:
+        q = rotate(q, rotary)
+        turned = rotate(turned.unsqueeze(1), rotary).squeeze(1)
+    of_heads, values_of_heads = [], []
+    for m in range(layer.num_heads):
+        group = m * layer.key_heads // layer.num_heads
+        of_heads.append(torch.cat([turned, keys[:, group]], dim=-1))
+        values_of_heads.append(values[:, group])
+    return q, [torch.stack(of_heads, 1)], torch.stack(values_of_heads, 1)
 
 
 def may_attend(n: int, window: int | None, without_self: bool, is_causal: bool) -> Tensor:

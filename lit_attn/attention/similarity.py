@@ -34,6 +34,8 @@ class SimilarityConfig(Part, Kind):
 
     has_logits: ClassVar[bool] = True
     """False for a similarity that never forms logits, so that nothing can mask or compose them."""
+    is_product: ClassVar[bool] = False
+    """True if the logits are the scaled products of queries and keys themselves."""
 
     @property
     def counts_queries(self) -> bool:
@@ -192,6 +194,8 @@ def _with_factor(features: Features, factor: Tensor | None) -> Features:
 
 class DotConfig(SimilarityConfig, kind="dot"):
     """s_ij = q_i.k_j / sqrt(D) (Vaswani et al. 2017, eq. 1)."""
+
+    is_product = True
 
     def build(self, shape: LayerShape) -> Any:
         return DotProduct(self, shape)

@@ -274,6 +274,10 @@ def check_shared_keys(specs: Sequence[AttentionSpec]) -> None:
                 f"{start} the layer before it is of `kind: module` and has no keys; "
                 "choose attention for that layer"
             )
+        if source.latent is not None:
+            raise ValueError(
+                f"{start} the layer before it has a latent; remove `latent` from that layer"
+            )
         use = source.similarity.find_own_keys_use()
         if use:
             raise ValueError(

@@ -201,9 +201,11 @@ class GPTConfig(WidthScaled, TokenTransformer, kind="gpt"):
         for layer in range(self.depth):
             if self.value_embeddings_of(layer) is None:
                 continue
-            if self.attention_of(layer).shares_keys:
+            spec = self.attention_of(layer)
+            if spec.shares_keys or spec.latent is not None:
+                key = "latent" if spec.latent is not None else "kv_from: previous"
                 raise ValueError(
-                    f"value_embeddings: layer {layer + 1} has `kv_from: previous` and no values;"
+                    f"value_embeddings: layer {layer + 1} has `{key}` and no values of its own;"
                     " remove value_embeddings, or choose another `every`"
                 )
             if self.attention_of(layer).mixer is not None:

@@ -189,6 +189,11 @@ def check_own_keys(spec: AttentionSpec, source: str) -> None:
                 f"{source}: kv_from: 'previous' needs the layer before in a network of this "
                 "package; replace layers of other models without it"
             )
+        if mechanism.latent is not None:
+            raise ConfigError(
+                f"{source}: latent: has projections that no layer of another model has; "
+                "replace layers of other models without it"
+            )
 
 
 def number_replacements(replacements: list[Replacement]) -> None:

@@ -306,7 +306,9 @@ def test_models_refuse_other_positions_and_values_of_such_layers() -> None:
         GPTConfig(**sizes, rotations=["model", "none"])
     with pytest.raises(ValueError, match="the layer before it has another `window`"):
         GPTConfig(**sizes, windows=[2, None])
-    with pytest.raises(ValueError, match="value_embeddings: layer 2 has `kv_from: previous`"):
+    with pytest.raises(
+        ValueError, match="value_embeddings: layer 2 has `kv_from: previous` and no"
+    ):
         GPTConfig(**sizes, value_embeddings={"every": 1})
 
 
