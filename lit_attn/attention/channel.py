@@ -19,7 +19,7 @@ class Channel:
     source: ClassVar[str]
     """The layer that writes, as messages name it."""
     content: ClassVar[str]
-    """What the layer writes, as messages name it."""
+    """Noun for the tensors that the layer writes, as messages name them."""
     tensors: tuple[Tensor, ...] | None = None
     open_passes = 0
     """Forward passes whose gradients have not reached the writing layer yet."""

@@ -124,9 +124,9 @@ def test_layers_share_the_keys_of_the_nearest_layer_before_that_has_its_own() ->
 
 
 def test_a_layer_with_shared_keys_projects_queries_alone() -> None:
-    own, shared = make_layer({"kv_heads": 2}), make_layer({**SHARED, "kv_heads": 2})
+    standard, shared = make_layer({"kv_heads": 2}), make_layer({**SHARED, "kv_heads": 2})
     rows = 2 * 2 * DIM // HEADS
-    assert own.qkv.out_features - shared.qkv.out_features == rows
+    assert standard.qkv.out_features - shared.qkv.out_features == rows
     assert shared.qkv.out_features == DIM
 
 
