@@ -87,8 +87,9 @@ class Attention(LayerParts):
             x, attn_mask, is_causal, rotary, cache, memory, added_values=added_values
         )
         if cache is None and 0 in x.shape[:2]:
-            # Nothing attends; heads without elements have the shape of the queries.
-            heads = inputs.q
+            # Nothing attends; heads without elements have the shape of the queries, without the
+            # further part that a latent adds to them.
+            heads = inputs.q[..., : self.head_dim]
         else:
             with self._precision(x):
                 sums = self.similarity.attend(inputs)

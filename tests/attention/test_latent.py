@@ -189,6 +189,12 @@ def test_values_equal_those_of_deepseek_v3(query_rank: int | None) -> None:
     torch.testing.assert_close(decoded, expected, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("shape", [(2, 0, DIM), (0, 3, DIM)], ids=str)
+def test_a_call_without_tokens_returns_none(shape: tuple[int, ...]) -> None:
+    layer = make_layer(LATENT)
+    assert layer(torch.zeros(shape, dtype=torch.double), is_causal=True).shape == shape
+
+
 def test_a_language_model_decodes_with_a_small_cache() -> None:
     model = GPTConfig(
         dim=24, depth=2, heads=4, ffn=None, positions="rotary", attention={"latent": {"rank": 8}}

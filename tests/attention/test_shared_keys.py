@@ -66,6 +66,12 @@ class Chain(nn.Module):
         return x
 
 
+def test_queries_without_an_effect_are_named_as_unused() -> None:
+    """The projection of such a layer has rows of q alone."""
+    assert not make_layer(SHARED).leaves_parameters_unused
+    assert make_layer({**SHARED, "residual": "value"}).leaves_parameters_unused
+
+
 def draw_keys_values(key_heads: int, n: int) -> KeysValues:
     generator = torch.Generator().manual_seed(5)
     width = DIM // HEADS
