@@ -33,6 +33,10 @@ class FilterConfig(Part, Kind):
     needs_row_terms: ClassVar[bool] = True
     """False if adding one number to all logits of a query leaves the weights unchanged."""
 
+    def reference_visible(self, module: Any, logits: Any, visible: Any) -> Any:
+        """Return where a query attends to a key after a choice of keys; all by default."""
+        return visible
+
     def reference_weights(self, module: Any, weights: Any, visible: Any, present: Any) -> Any:
         """Return the filtered weights (B, H, n, n), unchanged by default."""
         return weights
@@ -45,12 +49,14 @@ class FilterConfig(Part, Kind):
 class Filter(nn.Module):
     """Base of the filters, which see all queries of a call at once.
 
-    Both methods take a (B, H, n, m) and the masks of the call; `visible`, broadcastable to a, is
+    The methods take a (B, H, n, m) and the masks of the call; `visible`, broadcastable to a, is
     True where a query may attend to a key, and None everywhere. `cache` holds the earlier tokens.
     """
 
+    # A member overrides at least one of these methods.
+    required_methods = ("forward", "choose_keys")
     is_active = True
-    """False if both methods return their input."""
+    """False if all methods return their input."""
 
     def __init__(self, part: Any, shape: LayerShape) -> None:
         super().__init__()
@@ -61,6 +67,10 @@ class Filter(nn.Module):
     ) -> Tensor:
         """Return the filtered logits; those that are hidden are the lowest number."""
         return a
+
+    def choose_keys(self, a: Tensor, visible: Tensor | None) -> Tensor | None:
+        """Return `visible` without the keys that a query does not attend to; unchanged here."""
+        return visible
 
     def filter_weights(
         self, a: Tensor, visible: Tensor | None, masks: Masks, cache: Cache | None

@@ -270,9 +270,10 @@ def form_weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype
     bias = masks.bias_of_chunk(rows, columns, keys)
     if bias is not None:
         logits = wide(logits) + wide(bias).unsqueeze(-2)
-    hidden = None if visible is None else ~visible
     if formed.filter.is_active:
         logits = _filter_logits(formed, logits, visible)
+        visible = formed.filter.choose_keys(logits.squeeze(3), visible)
+    hidden = None if visible is None else ~visible
     if hidden is not None:
         logits = logits.masked_fill(hidden.unsqueeze(-2), torch.finfo(logits.dtype).min)
     a = formed.normaliser.over_keys(logits, visible).to(dtype)

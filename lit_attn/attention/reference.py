@@ -110,6 +110,7 @@ def weights(
             present = mask_shows(attn_mask).broadcast_to(logits.shape).any(-2)
         logits = logits + layer.spec.bias.reference(layer.bias, x, is_causal, present)
     logits = layer.spec.filter.reference(layer.filter, logits, visible, present)
+    visible = layer.spec.filter.reference_visible(layer.filter, logits, visible)
     # A finite number gives a query that sees no key weights without NaN; they become zero.
     logits = logits.masked_fill(~visible, -1e300)
     a = layer.spec.normaliser.reference(layer.normaliser, logits, visible).masked_fill(~visible, 0)

@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from lit_attn.attention import linear, mixture, multi_token
+from lit_attn.attention import block_choice, linear, mixture, multi_token
 from lit_attn.attention.layer_spec import LayerSpec
 from lit_attn.attention.mixer import MixerConfig
 from lit_attn.schema.base import Config, Kind, consistency_check
@@ -34,7 +34,7 @@ from lit_attn.schema.errors import (
 from lit_attn.schema.trust import find_code
 from lit_attn.schema.yaml_text import parse_plain
 
-MEMBERS = (linear, mixture, multi_token)
+MEMBERS = (block_choice, linear, mixture, multi_token)
 """Modules whose import registers further members of the families."""
 
 

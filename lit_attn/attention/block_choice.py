@@ -1,0 +1,101 @@
+"""Choice of few blocks of keys for each query (MoBA).
+
+Lu et al. 2025, "MoBA: Mixture of Block Attention for Long-Context LLMs",
+https://arxiv.org/abs/2502.13189, section 2.2, eq. 2-6.
+
+Shapes: B batch, H heads, n queries, m keys: the cached tokens, and then those of the queries.
+"""
+
+from typing import Any
+
+import torch
+from pydantic import Field, PositiveInt
+from torch import Tensor
+
+from lit_attn.attention.filters import ActiveFilterConfig, Filter
+from lit_attn.attention.parts import LayerShape
+from lit_attn.attention.precision import wide
+
+
+class BlockChoiceConfig(ActiveFilterConfig, kind="moba"):
+    """Keys of the query's own block and of the blocks with the largest mean logits (MoBA).
+
+    Lu et al. 2025, https://arxiv.org/abs/2502.13189, eq. 2-6. The tokens of a sequence stand in
+    blocks of `block` tokens. The product of a query and the mean key of a block is the mean of the
+    block's logits, so any similarity has such a choice; only keys that the query sees count. The
+    choice has no gradient. It is made from all logits, so memory and time are those of attention to
+    all keys.
+    """
+
+    needs_row_terms = False
+    needs_order = "chooses blocks of neighbouring tokens"
+    block: PositiveInt = Field(64, description="tokens of a block")
+    blocks: PositiveInt = Field(3, description="blocks that a query sees, its own one included")
+
+    def find_document_problem(self) -> str:
+        return ""
+
+    def build(self, shape: LayerShape) -> Any:
+        return BlockChoice(self, shape)
+
+    def reference(
+        self, module: Any, logits: Tensor, visible: Tensor, present: Tensor | None
+    ) -> Tensor:
+        return logits
+
+    def reference_visible(self, module: Any, logits: Tensor, visible: Tensor) -> Tensor:
+        """Lu et al. 2025, eq. 2-6: query by query, and block by block."""
+        batch, heads, n, _ = logits.shape
+        visible = visible.expand(logits.shape)
+        chosen = torch.zeros_like(visible)
+        for b in range(batch):
+            for h in range(heads):
+                for i in range(n):
+                    for number in self._choose_blocks(logits[b, h, i], visible[b, h, i], i):
+                        start = number * self.block
+                        chosen[b, h, i, start : start + self.block] = True
+        return visible & chosen
+
+    def _choose_blocks(self, logits: Tensor, visible: Tensor, i: int) -> list[int]:
+        """Return the blocks of query i, from its logits (n,) and the keys that it sees (n,)."""
+        own = i // self.block
+        means = {}
+        for start in range(0, len(logits), self.block):
+            seen = logits[start : start + self.block][visible[start : start + self.block]]
+            if len(seen) and start // self.block != own:
+                means[start // self.block] = float(seen.detach().mean())
+        ranked = sorted(means, key=lambda number: means[number], reverse=True)
+        return [own, *ranked[: self.blocks - 1]]
+
+
+class BlockChoice(Filter):
+    """Visibility of the keys in the query's own block and in those with the largest mean logits."""
+
+    def choose_keys(self, a: Tensor, visible: Tensor | None) -> Tensor | None:
+        chosen = self._choose(a.detach(), visible)
+        return chosen if visible is None else visible & chosen
+
+    def _choose(self, a: Tensor, visible: Tensor | None) -> Tensor:
+        """Return (B, H, n, m), True for the keys of the chosen blocks."""
+        n, m = a.shape[-2:]
+        size = self.part.block
+        count = -(-m // size)
+        seen = torch.ones_like(a, dtype=torch.bool)
+        if visible is not None:
+            seen = visible.expand_as(a)
+        missing = count * size - m
+        sums = _sum_blocks(wide(a).masked_fill(~seen, 0), size, missing)
+        numbers = _sum_blocks(seen.to(sums.dtype), size, missing)
+        means = (sums / numbers.clamp_min(1)).masked_fill(numbers == 0, -torch.inf)
+        own = torch.arange(m - n, m, device=a.device) // size
+        is_own = own.unsqueeze(-1) == torch.arange(count, device=a.device)
+        means = means.masked_fill(is_own, torch.inf)
+        best = means.topk(min(self.part.blocks, count), dim=-1).indices
+        is_chosen = torch.zeros_like(means, dtype=torch.bool).scatter(-1, best, True)
+        return is_chosen.repeat_interleave(size, dim=-1)[..., :m]
+
+
+def _sum_blocks(a: Tensor, size: int, missing: int) -> Tensor:
+    """Return the sums of each block of keys, (B, H, n, blocks); the last block can be shorter."""
+    padded = torch.nn.functional.pad(a, (0, missing))
+    return padded.unflatten(-1, (-1, size)).sum(-1)
