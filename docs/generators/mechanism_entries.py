@@ -301,4 +301,52 @@ that are padding are zero, and the cache of decoding has the last w - 1 vectors.
 w for each component. Its products of elements are not counted as FLOPs. Cross-attention, separate
 documents and columns refuse it. *Released code:* a test compares it with the `nn.Conv1d` that
 `ShortConvolution` extends; the layers of both codes need Triton.
-"""
+
+## Keys and values from a latent
+
+`latent: {{rank: 512, query_rank: 1536, rotary: 64}}` (MLA,
+[DeepSeek-V2](https://arxiv.org/abs/2405.04434), eq. 9-19) computes the keys and values of all heads
+from one latent $c_j$ of each token,
+
+$$k_j = [\,k^R_j;\; W_{{UK}} c_j\,], \qquad v_j = W_{{UV}} c_j, \qquad
+[\,k^R_j;\; \tilde c_j\,] = x_j W_D, \qquad c_j = \mathrm{{RMSNorm}}(\tilde c_j) .$$
+
+`rank` is the width of c, by default four times a head's width. `query_rank` is the width of a
+latent for queries, with a norm of its own; by default there is none. `rotary` is the width of
+$k^R$, by default a head's width: positions rotate this part, all heads have the same one, and
+queries have a further part of this width. A model with `positions: rotary` must rotate at most this
+width: 64 for heads of 128 is `rotary_share: 0.5`. The logits are divided by the root of both widths
+together.
+
+A cache has c and $k^R$ of each token, and no keys or values. Decoding multiplies c by
+$W_{{UK}}^\top q$, and $W_{{UV}}$ by the weighted sum of c (the absorbed form). A similarity other
+than `dot`, or a projection with a hook or an adapter, computes the keys of cached tokens again.
+`normaliser`, `bias`, `compose`, `scale`, `filter`, `gate`, `residual`, `window` and `kv_heads`
+combine with it. What acts on keys or values of a head, `zz`, `pair`, `kv_from`, `qk_norm`,
+cross-attention and value embeddings are refused. *Released code:* a test compares values with
+`DeepseekV3Attention` of transformers in float64, with its RMSNorm, which is in float32, replaced by
+torch's.
+
+## Keys and values of another layer
+
+`kv_from: previous` ([cross-layer attention](https://arxiv.org/abs/2405.12981), section 2.2) is for
+layers that differ: `layers: {{every: 2, use: {{kv_from: previous}}}}`
+([mixers.md](mixers.md#a-different-mechanism-per-layer)). Such a layer projects queries alone, and
+attends to the keys, after their norm and rotation, and values of the nearest layer before it that
+computes its own. It has 2 H' D d parameters less, and no keys or values in the cache.
+
+## Blocks of keys
+
+`filter: moba` ([MoBA](https://arxiv.org/abs/2502.13189), eq. 2-6) hides all keys of a query but
+those in its own block of `block` tokens, 64 by default, and in the `blocks` - 1 other blocks, 2 by
+default, with the largest product of the query and the mean key,
+
+$$\frac{{q_i}}{{\sqrt D}} \cdot \frac{{1}}{{|B|}} \sum_{{j \in B}} k_j =
+\frac{{1}}{{|B|}} \sum_{{j \in B}} s_{{ij}} .$$
+
+This is the mean of the block's logits, so the choice is defined for every similarity, after a
+composition and a bias; keys that the query does not see do not count. The choice has no gradient.
+It is made from all logits, so time and memory are those of attention to all keys. Added parameters:
+none. *Released code:* [MoonshotAI/MoBA,
+moba_naive.py](https://github.com/MoonshotAI/MoBA/blob/61e456bc956c5a25fd9c84e5496b661329cb1b72/moba/moba_naive.py),
+with float64 instead of its float32, gave the same sums to 2e-15 for 16 lengths and sizes. """

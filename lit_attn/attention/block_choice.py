@@ -61,9 +61,9 @@ class BlockChoiceConfig(ActiveFilterConfig, kind="moba"):
         own = i // self.block
         means = {}
         for start in range(0, len(logits), self.block):
-            seen = logits[start : start + self.block][visible[start : start + self.block]]
-            if len(seen) and start // self.block != own:
-                means[start // self.block] = float(seen.detach().mean())
+            block_logits = logits[start : start + self.block][visible[start : start + self.block]]
+            if len(block_logits) and start // self.block != own:
+                means[start // self.block] = float(block_logits.detach().mean())
         ranked = sorted(means, key=lambda number: means[number], reverse=True)
         return [own, *ranked[: self.blocks - 1]]
 
@@ -80,15 +80,15 @@ class BlockChoice(Filter):
         n, m = a.shape[-2:]
         size = self.part.block
         count = -(-m // size)
-        seen = torch.ones_like(a, dtype=torch.bool)
+        is_visible = torch.ones_like(a, dtype=torch.bool)
         if visible is not None:
-            seen = visible.expand_as(a)
+            is_visible = visible.expand_as(a)
         missing = count * size - m
-        sums = _sum_blocks(wide(a).masked_fill(~seen, 0), size, missing)
-        numbers = _sum_blocks(seen.to(sums.dtype), size, missing)
+        sums = _sum_blocks(wide(a).masked_fill(~is_visible, 0), size, missing)
+        numbers = _sum_blocks(is_visible.to(sums.dtype), size, missing)
         means = (sums / numbers.clamp_min(1)).masked_fill(numbers == 0, -torch.inf)
-        own = torch.arange(m - n, m, device=a.device) // size
-        is_own = own.unsqueeze(-1) == torch.arange(count, device=a.device)
+        own_blocks = torch.arange(m - n, m, device=a.device) // size
+        is_own = own_blocks.unsqueeze(-1) == torch.arange(count, device=a.device)
         means = means.masked_fill(is_own, torch.inf)
         best = means.topk(min(self.part.blocks, count), dim=-1).indices
         is_chosen = torch.zeros_like(means, dtype=torch.bool).scatter(-1, best, True)

@@ -44,10 +44,10 @@ def attend_by_mean_keys(q: Tensor, k: Tensor, v: Tensor, block: int, blocks: int
     count = -(-n // block)
     means = [k[:, start : start + block].mean(1) for start in range(0, n, block)]
     gates = q @ torch.stack(means, 1).mT
-    own = torch.arange(n) // block
+    own_blocks = torch.arange(n) // block
     for number in range(count):
-        gates[:, own < number, number] = -torch.inf
-        gates[:, own == number, number] = torch.inf
+        gates[:, own_blocks < number, number] = -torch.inf
+        gates[:, own_blocks == number, number] = torch.inf
     best = gates.topk(min(blocks, count), -1).indices
     is_chosen = torch.zeros_like(gates, dtype=torch.bool).scatter(-1, best, True)
     visible = is_chosen.repeat_interleave(block, -1)[..., :n].tril()
