@@ -349,4 +349,5 @@ composition and a bias; keys that the query does not see do not count. The choic
 It is made from all logits, so time and memory are those of attention to all keys. Added parameters:
 none. *Released code:* [MoonshotAI/MoBA,
 moba_naive.py](https://github.com/MoonshotAI/MoBA/blob/61e456bc956c5a25fd9c84e5496b661329cb1b72/moba/moba_naive.py),
-with float64 instead of its float32, gave the same sums to 2e-15 for 16 lengths and sizes. """
+with float64 instead of its float32, gave the same sums to 2e-15 for 16 lengths and sizes.
+"""

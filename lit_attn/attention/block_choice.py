@@ -58,14 +58,14 @@ class BlockChoiceConfig(ActiveFilterConfig, kind="moba"):
 
     def _choose_blocks(self, logits: Tensor, visible: Tensor, i: int) -> list[int]:
         """Return the blocks of query i, from its logits (n,) and the keys that it sees (n,)."""
-        own = i // self.block
+        own_block = i // self.block
         means = {}
         for start in range(0, len(logits), self.block):
             block_logits = logits[start : start + self.block][visible[start : start + self.block]]
-            if len(block_logits) and start // self.block != own:
+            if len(block_logits) and start // self.block != own_block:
                 means[start // self.block] = float(block_logits.detach().mean())
         ranked = sorted(means, key=lambda number: means[number], reverse=True)
-        return [own, *ranked[: self.blocks - 1]]
+        return [own_block, *ranked[: self.blocks - 1]]
 
 
 class BlockChoice(Filter):
