@@ -44,7 +44,7 @@ def scale_by_layer(module: nn.Module, parameters: list[Any], decay: float) -> li
     """
     depths, output = find_depths(module)
     has_groups = bool(parameters) and isinstance(parameters[0], dict)
-    groups = parameters if has_groups else [{"params": parameters}]
+    groups: list[dict[str, Any]] = parameters if has_groups else [{"params": parameters}]
     scaled: list[dict[str, Any]] = []
     for group in groups:
         by_depth: dict[int, list[nn.Parameter]] = {}
@@ -78,7 +78,7 @@ def scale_by_width(
     groups without one of their own.
     """
     has_groups = bool(parameters) and isinstance(parameters[0], dict)
-    groups = parameters if has_groups else [{"params": parameters}]
+    groups: list[dict[str, Any]] = parameters if has_groups else [{"params": parameters}]
     scaled: list[dict[str, Any]] = []
     for group in groups:
         by_rate: dict[float, list[nn.Parameter]] = {}

@@ -158,7 +158,7 @@ def _describe_problem(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str]
     """Return the line of an error of PyYAML, 0 if it has none, and what is wrong in words."""
     problem = " ".join(str(error.problem or error.context).split())
     mark = error.problem_mark
-    if error.context == "while scanning a quoted scalar":
+    if error.context == "while scanning a quoted scalar" and error.context_mark is not None:
         # The quote ends where the file ends, or where another one begins.
         line = error.context_mark.line + 1
         return line, f"the quote that begins in this line has no end ({problem})"
