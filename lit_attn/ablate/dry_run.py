@@ -8,6 +8,7 @@ as there would be cells, so that models slow each other down as cells would.
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from lit_attn.ablate.plan import Job, Matrix, find_ended
 from lit_attn.ablate.slots import Slots, make_slots
 from lit_attn.ablate.status import StudyCell, make_cell_answers
 from lit_attn.ablate.stopping import find_endings
+from lit_attn.ablate.study_budget import store_times
 from lit_attn.ablate.variants import Variant
 from lit_attn.cells.folder import State, count_states, mark_stopped, read_cell
 from lit_attn.cells.inputs import change_finder
@@ -72,7 +74,13 @@ def print_answer(matrices: list[Matrix]) -> None:
     # Imported here, because every command imports this module.
     from lit_attn.ablate.power import find_study_power
     from lit_attn.report.answers.entry import write_answer
-    from lit_attn.report.answers.runs import DryRunAnswer, EndedVariant, PlannedStudy, StudyDesign
+    from lit_attn.report.answers.runs import (
+        DryRunAnswer,
+        EndedVariant,
+        PlannedStudy,
+        StudyBudget,
+        StudyDesign,
+    )
 
     studies = []
     for matrix in matrices:
@@ -89,6 +97,7 @@ def print_answer(matrices: list[Matrix]) -> None:
             baseline=matrix.baseline.name,
             variants=[variant.name for variant in _list_known(matrix)],
             seeds=list(matrix.seeds),
+            budget=StudyBudget.describe(matrix.chosen),
             floors=list(matrix.baseline.experiment.data.floor_rules),
             warnings=find_warnings(matrix),
             counts=dict(Counter(cell.status.state for cell in cells)),
@@ -144,6 +153,8 @@ def _print_study(matrix: Matrix) -> list[Job]:
         print(f"  floors without attention: {', '.join(floor_rules)}")
     if matrix.source.budget is not None:
         print(f"  {describe_budget(matrix)}")
+    if matrix.chosen is not None:
+        print(f"  {matrix.chosen.describe()}")
     if not matrix.is_measured:
         print("  match: time: the step times are not measured yet")
     if matrix.tuning is not None:
@@ -247,8 +258,14 @@ def _print_states(matrix: Matrix, jobs: list[Job]) -> list[State]:
     return states
 
 
-def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
-    """Time every distinct model and write the hours of each study; return False if one failed."""
+def print_estimate(
+    matrices: list[Matrix], jobs: int | None, expand_studies: Callable[[], list[Matrix]]
+) -> bool:
+    """Time every distinct model and write the hours of each study; return False if one failed.
+
+    The seconds of a study with a budget of time are recorded, and `expand_studies` returns the
+    cells that follow from them.
+    """
     # Imported here, because a plain dry run starts no processes.
     from lit_attn.ablate.launch import Launcher
     from lit_attn.ablate.runner import Runner
@@ -257,6 +274,8 @@ def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
     cells: list[Cell] = []
     for matrix in matrices:
         cells += [job.cell for job in (*matrix.early_jobs, *matrix.jobs)]
+        if has_time_budget(matrix):
+            cells += [variant.cell(matrix.name, 0) for variant in matrix.written]
     slots.check(cells)
     launcher = Launcher(TIMING_TARGET)
     launcher.share_cores(slots.at_once(cells))
@@ -272,10 +291,23 @@ def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
             timing = Timing.read(job.folder / "timing.json")
             if timing is not None:
                 timings[kind] = timing
+    with_times = [matrix for matrix in matrices if has_time_budget(matrix)]
+    for matrix in with_times:
+        store_times(matrix.folder, matrix.name, matrix.written, timings)
+    if with_times:
+        matrices = expand_studies()
     planned = {job.folder for matrix in matrices for job in matrix.jobs}
     for matrix in matrices:
         print(format_hours(matrix, timings, slots, planned))
+        if matrix.chosen is not None:
+            print(f"  {matrix.chosen.describe()}")
     return len(timings) == len(samples)
+
+
+def has_time_budget(matrix: Matrix) -> bool:
+    """Return True if the design of a study follows from the seconds of a training."""
+    budget = matrix.source.study.budget
+    return budget is not None and budget.seconds is not None
 
 
 def format_hours(

@@ -1,12 +1,5 @@
-"""Cells of a study, and the plan against which the report counts missing cells.
+"""Cells of a study, and the plan against which the report counts missing cells."""
 
-A run that does not compute what the study's file describes is a side study: a run with `--set`,
-or a smoke run. Its results and tables have their own folders next to the study's, named after the
-changes (`digits@training.max_steps=20`; names of studies contain no @), so the plan and report of
-the study do not change.
-"""
-
-import contextlib
 import hashlib
 import json
 from dataclasses import dataclass, replace
@@ -16,30 +9,31 @@ from pathlib import Path
 from lit_attn.ablate.match import apply_criteria, read_ratios
 from lit_attn.ablate.origin import claim_folder
 from lit_attn.ablate.screening import Design, apply_recorded, read_design, screen_variants
+from lit_attn.ablate.side_study import name_side_study
 from lit_attn.ablate.stopping import (
     find_ended_cells,
     require_seeds_for_stop,
     update_endings,
 )
+from lit_attn.ablate.study_budget import apply_choice, choose_design
 from lit_attn.ablate.tune import Point, Search, read_search
-from lit_attn.ablate.variants import Variant, make_label, resolve
+from lit_attn.ablate.variants import Variant, resolve
 from lit_attn.cells import records
+from lit_attn.cells.budget import FILE as BUDGET_FILE
+from lit_attn.cells.budget import ChosenDesign
 from lit_attn.cells.decisions import Ending, Seal, Seals
 from lit_attn.cells.folder import CellStatus, State, read_cell
 from lit_attn.cells.screening import FILE as SCREENING_FILE
 from lit_attn.cells.screening import Screening
 from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.published import read_published
-from lit_attn.config.source import format_value
 from lit_attn.config.study import StudySource
 from lit_attn.config.study_design import FIRST_FRESH_SEED
 from lit_attn.config.study_values import Published
 from lit_attn.files import one_at_a_time
-from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.publish import hide_private
 from lit_attn.schema.yaml_text import Mapping
 
-SMOKE_NOTE = "smoke run: one step per cell, the numbers mean nothing"
 MAX_CELLS = 1_000_000  # Largest number of cells of a study.
 
 
@@ -76,7 +70,8 @@ class Matrix:
     so a run that stops early still compares all variants. `trials` are the cells of the search of
     `tune` that have ended or can be run now. A study with `design` has the record of its
     `screening` and the `screening_jobs`; its `variants` and `jobs` are those of the confirmation,
-    and there are none before the screening has ended. `published` are the published mean and
+    and there are none before the screening has ended. `chosen` is the design of a study with
+    `budget`. `published` are the published mean and
     deviation of variants.
     """
 
@@ -92,6 +87,7 @@ class Matrix:
     tuning: records.Tuning | None
     screening: Screening | None
     screening_jobs: list[Job]
+    chosen: ChosenDesign | None
     published: dict[str, Published]
 
     @property
@@ -220,6 +216,10 @@ class Matrix:
         else:
             # The record of an earlier `design` would mark variants that this plan trains.
             (self.folder / SCREENING_FILE).unlink(missing_ok=True)
+        if self.chosen is not None:
+            self.chosen.write(self.folder / BUDGET_FILE)
+        else:
+            (self.folder / BUDGET_FILE).unlink(missing_ok=True)
         self._write_seal(plan.seeds)
         if plan.stop is not None:
             update_endings(self.folder)
@@ -291,16 +291,23 @@ def expand(
     changes: Mapping | None = None,
     seeds: tuple[int, ...] | None = None,
     smoke: bool = False,
+    is_estimate: bool = False,
 ) -> Matrix:
     """Return the cells of a study, or of a side study of it, below the folder `out`.
 
-    `changes` come from `--set`, and `seeds` replace those of the study. docs/design.md lists the
-    stages from the study's file to its plan. Raises ConfigError for every mistake in the study.
+    `changes` come from `--set`, and `seeds` replace those of the study. `is_estimate` accepts a
+    budget of time before the seconds of a training are known. docs/design.md lists the stages from
+    the study's file to its plan. Raises ConfigError for every mistake in the study.
     """
     written = resolve(source, changes)
-    name, title = _name_side_study(source, written, changes, smoke)
+    name, title = name_side_study(source, written, changes, smoke)
     folder = out / name
-    design = read_design(source, seeds, written, folder)
+    chosen = choose_design(source, written, folder, is_estimate=is_estimate)
+    if chosen is not None:
+        study = source.study.model_copy(update=apply_choice(source, chosen))
+        source = replace(source, study=study)
+    budget = None if chosen is None else chosen.trainings
+    design = read_design(source, seeds, written, budget)
     if design is not None:
         study = source.study.model_copy(update={"seeds": design.fresh_seeds})
         source = replace(source, study=study)
@@ -350,46 +357,9 @@ def expand(
         tuning=tuning,
         screening=screening,
         screening_jobs=screening_jobs,
+        chosen=chosen,
         published=read_published(source, [variant.name for variant in written]),
     )
-
-
-def _name_side_study(
-    source: StudySource, written: list[Variant], changes: Mapping | None, smoke: bool
-) -> tuple[str, str]:
-    """Return the name of the folder and the title of a study, or of a side study of it."""
-    settings = []
-    title = source.study.title
-    if changes is not None:
-        settings = _list_settings(source, written, changes)
-    if settings:
-        title += f" (with {', '.join(settings)})"
-    if smoke:
-        settings.append(records.SMOKE)
-        title += f" ({SMOKE_NOTE})"
-    if not settings:
-        return source.name, title
-    label = make_label(",".join(settings), 80)
-    return f"{source.name}@{label}", title
-
-
-def _list_settings(source: StudySource, variants: list[Variant], changes: Mapping) -> list[str]:
-    """Return the overrides that change an identity, as `key=value` strings."""
-    identities = _list_identities(variants)
-    needed = changes
-    for key in changes:
-        fewer = needed.copy()
-        del fewer[key]
-        # The study may be incomplete without this override.
-        with contextlib.suppress(ConfigError):
-            if _list_identities(resolve(source, fewer)) == identities:
-                needed = fewer
-    return sorted(f"{key}={format_value(value)}" for key, value in needed.items())
-
-
-def _list_identities(variants: list[Variant]) -> list[str]:
-    """Return the identity of the cell of each variant with seed 0."""
-    return [variant.cell(variant.name, 0).fingerprint for variant in variants]
 
 
 def _run_search(

@@ -27,9 +27,8 @@ class StudyPower(NamedTuple):
         lines = []
         if self.design is not None:
             design = self.design
-            chosen = "" if design.budget is None else f" (chosen for {design.budget} trainings)"
             lines.append(
-                f"design{chosen}: screen all variants with {plural(design.screen, 'seed')} by"
+                f"design: screen all variants with {plural(design.screen, 'seed')} by"
                 f" {design.select.name}, and confirm the best {design.keep} with"
                 f" {plural(design.confirm, 'fresh seed')}: {design.count_trainings()} trainings"
             )

@@ -3,7 +3,7 @@
 The state of the screening is the results on disk, as that of a search (lit_attn.ablate.tune). The
 first plan after its last cell records the kept variants in `screening.json`, and they stay the same
 from then on: a result that is computed again must not choose other variants after the confirmation
-has begun. A design that was chosen from a budget is recorded in the same file.
+has begun.
 """
 
 import math
@@ -50,59 +50,36 @@ class Design:
 
 
 def read_design(
-    source: StudySource, seeds: tuple[int, ...] | None, written: list[Variant], folder: Path
+    source: StudySource,
+    seeds: tuple[int, ...] | None,
+    written: list[Variant],
+    budget: int | None,
 ) -> Design | None:
     """Return the design of a study, or None for a study with `seeds`.
 
-    `seeds` come from `--seeds`, and `folder` is that of the study. Raises ConfigError for a
-    mistake.
+    `seeds` come from `--seeds`, and `budget` are the trainings for which the design was chosen.
+    Raises ConfigError for a mistake.
     """
     config = source.study.design
     if config is None:
         return None
     if seeds is not None:
         raise source.error(
-            ("design",), "decides the seeds, so leave out --seeds; `confirm` has more or fewer"
+            _find_key(source),
+            "decides the seeds, so leave out --seeds; `confirm` of `design` has more or fewer",
         )
     metric = _choose_metric(source, written)
     compared = len(written) - 1
-    if config.screen is not None and config.keep is not None and config.confirm is not None:
-        if config.keep >= compared:
-            raise source.error(
-                ("design", "keep"),
-                f"{config.keep} keeps all {compared} variants beside the baseline; write `seeds`,"
-                " or keep fewer",
-            )
-        return Design(config.screen, config.keep, config.confirm, None, metric)
-    assert config.budget is not None
-    recorded = read_screening(folder)
-    if recorded is not None and recorded.budget == config.budget:
-        # A newer version could choose another design, and nothing may change after the first cell.
-        is_same_size = len(recorded.variants) == len(written)
-        if is_same_size:
-            return Design(recorded.screen, recorded.keep, recorded.confirm, config.budget, metric)
-    return _choose_design(source, config.budget, compared, metric)
-
-
-def _choose_design(source: StudySource, budget: int, compared: int, metric: Metric) -> Design:
-    """Return the design with the largest power of at most `budget` trainings."""
-    # Imported here, because a study without a budget needs no statistics.
-    from lit_attn.report.statistics.designs import FEWEST_VARIANTS, choose_screening, find_cheapest
-
-    if compared < FEWEST_VARIANTS:
+    assert config.screen is not None
+    assert config.keep is not None
+    assert config.confirm is not None
+    if config.keep >= compared:
         raise source.error(
-            ("design", "budget"),
-            f"is for {FEWEST_VARIANTS} or more variants beside the baseline, and the study has"
-            f" {compared}; write `seeds`",
+            ("design", "keep"),
+            f"{config.keep} keeps all {compared} variants beside the baseline; write `seeds`,"
+            " or keep fewer",
         )
-    chosen = choose_screening(compared, budget)
-    if chosen is None:
-        raise source.error(
-            ("design", "budget"),
-            f"{budget} trainings are too few for a screening of {compared} variants; write at"
-            f" least {find_cheapest(compared)}",
-        )
-    return Design(chosen.screen, chosen.keep, chosen.confirm, budget, metric)
+    return Design(config.screen, config.keep, config.confirm, budget, metric)
 
 
 def _choose_metric(source: StudySource, written: list[Variant]) -> Metric:
@@ -113,7 +90,7 @@ def _choose_metric(source: StudySource, written: list[Variant]) -> Metric:
     for variant in written:
         if "val" not in variant.experiment.data.splits:
             raise source.error(
-                ("design",),
+                _find_key(source),
                 f"variant '{variant.name}': its data have no validation split, and test results"
                 " choose no variants; set data.validation, or write `seeds`",
             )
@@ -145,7 +122,12 @@ def _name_metric(source: StudySource, compared: Metric) -> tuple[tuple[str, ...]
         scale=compared.scale,
         selection=compared.selection,
     )
-    return ("design",), choice
+    return _find_key(source), choice
+
+
+def _find_key(source: StudySource) -> tuple[str]:
+    """Return the key of the study that asks for a screening."""
+    return ("design",) if source.study.budget is None else ("budget",)
 
 
 def screen_variants(

@@ -37,11 +37,6 @@ class DesignConfig(Config):
         None,
         description="fresh seeds of the baseline and the kept variants: 12 is [1000, ..., 1011]",
     )
-    budget: PositiveInt | None = Field(
-        None,
-        description="trainings of both stages together, from which the program chooses `screen`, "
-        "`keep` and `confirm`",
-    )
     select: str | None = Field(
         None,
         description="validation metric that ranks the variants; null: `tune.select`, or else the "
@@ -49,30 +44,46 @@ class DesignConfig(Config):
     )
 
     @consistency_check
-    def _require_stages_or_budget(self) -> None:
-        """Refuse a design that does not have either all three numbers or a budget."""
-        numbers = {"screen": self.screen, "keep": self.keep, "confirm": self.confirm}
-        written = [name for name, number in numbers.items() if number is not None]
-        if self.budget is not None and written:
-            raise ValueError(f"`budget` chooses `{written[0]}`, so remove one of them")
-        if self.budget is None and len(written) < len(numbers):
-            raise ValueError("needs {screen: 2, keep: 5, confirm: 12}, or {budget: 126}")
+    def _has_all_numbers(self) -> None:
+        """Refuse a design with some of the three numbers."""
+        numbers = (self.screen, self.keep, self.confirm)
+        if None in numbers and any(number is not None for number in numbers):
+            raise ValueError("needs all of {screen: 2, keep: 5, confirm: 12}")
 
 
 def require_seeds_or_design(tree: Mapping, where: Where, path: str) -> None:
-    """Raise ConfigError unless a study, written as `tree`, has one of `seeds` and `design`."""
-    if "seeds" in tree and "design" in tree:
+    """Raise ConfigError unless a study, written as `tree`, has one source of its seeds.
+
+    These are `seeds`, the numbers of `design`, and `budget`, which chooses the others.
+    """
+    for key in ("design", "budget"):
+        if "seeds" in tree and key in tree:
+            raise ConfigError(
+                f"{locate(tree, (key,))}: {path}.{key}: cannot stand beside `seeds`, because it"
+                " decides the seeds; remove one of them"
+            )
+    design = tree.get("design", {})
+    numbers = [key for key in design if key != "select"]
+    if "budget" in tree and numbers:
         raise ConfigError(
-            f"{locate(tree, ('design',))}: {path}.design: cannot stand beside `seeds`, because it"
-            " decides the seeds; remove one of them"
+            f"{locate(tree, ('design', numbers[0]))}: {path}.design.{numbers[0]}: `budget` chooses"
+            " it, so remove one of them; beside `budget` a design has `select` alone"
         )
-    if "seeds" not in tree and "design" not in tree:
-        raise ConfigError(f"{where}: {path}.seeds: this key is required, or `design` in its place")
+    if "budget" not in tree and "design" in tree and not numbers:
+        raise ConfigError(
+            f"{locate(tree, ('design',))}: {path}.design: needs {{screen: 2, keep: 5, confirm:"
+            " 12}, or `budget: 126` beside it"
+        )
+    if not {"seeds", "design", "budget"} & set(tree):
+        raise ConfigError(
+            f"{where}: {path}.seeds: this key is required, or `design` or `budget` in its place"
+        )
 
 
 def require_comparable(source: "StudySource") -> None:
-    """Raise ConfigError for a key beside `design` with which a screening would not be fair."""
+    """Raise ConfigError for a key beside `design` or `budget` that a screening cannot have."""
     study = source.study
+    key_of_design = "design" if study.budget is None else "budget"
     reasons = {
         "compare_within": "every level would keep other variants",
         "budgets": "every budget would keep other variants",
@@ -81,9 +92,9 @@ def require_comparable(source: "StudySource") -> None:
     for key, reason in reasons.items():
         if getattr(study, key):
             raise source.error(
-                ("design",), f"cannot stand beside `{key}`, because {reason}; write `seeds`"
+                (key_of_design,), f"cannot stand beside `{key}`, because {reason}; write `seeds`"
             )
-    if len(study.axes) > 1:
+    if len(study.axes) > 1 and study.design is not None and study.budget is None:
         raise source.error(
             ("design",),
             "is not for a product of several axes, because their effects are estimated from all"
@@ -91,7 +102,7 @@ def require_comparable(source: "StudySource") -> None:
         )
     if len(study.match) > 1:
         raise source.error(
-            ("design",),
+            (key_of_design,),
             "needs one criterion of `match`, because the screening could keep other variants under"
             " each of them",
         )

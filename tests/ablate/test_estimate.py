@@ -112,7 +112,7 @@ def test_an_estimate_shows_a_live_table_on_a_terminal_and_lines_elsewhere(
     monkeypatch.setattr("lit_attn.ablate.runner.Runner", Recorder)
     for is_terminal in (False, True):
         monkeypatch.setattr("sys.stdout.isatty", lambda is_terminal=is_terminal: is_terminal)
-        assert not print_estimate([matrix(tmp_path, BODY)], 1)
+        assert not print_estimate([matrix(tmp_path, BODY)], 1, list)
     assert displays == [Display, LiveDisplay]
 
 

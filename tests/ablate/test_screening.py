@@ -14,7 +14,6 @@ from lit_attn.cells.records import Plan
 from lit_attn.config.study import read_studies
 from lit_attn.report.records.looks import record_look
 from lit_attn.report.records.read import read_studies as read_records
-from lit_attn.report.statistics import designs as report_designs
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.yaml_text import Mapping, Where
 
@@ -254,9 +253,17 @@ MISTAKES = [
         "design.screen: input should be greater than or equal",
     ),
     ("{screen: 101, keep: 2, confirm: 3}", "", "design.screen: input should be less than or equal"),
-    ("{screen: 2, keep: 2}", "", "design: needs {screen: 2, keep: 5, confirm: 12}, or {budget: 12"),
-    ("{budget: 90, keep: 2}", "", "design: `budget` chooses `keep`, so remove one of them"),
-    ("{budget: 3}", "", "design.budget: 3 trainings are too few for a screening of 4 variants; wr"),
+    ("{screen: 2, keep: 2}", "", "design: needs all of {screen: 2, keep: 5, confirm: 12}"),
+    (
+        "{select: val/loss}",
+        "",
+        "design: needs {screen: 2, keep: 5, confirm: 12}, or `budget",
+    ),
+    (
+        "{keep: 2, screen: 2, confirm: 3}",
+        "budget: 90",
+        "design.keep: `budget` chooses it, so re",
+    ),
     ("{screne: 2}", "", "design.screne: unknown key 'screne'; did you mean 'screen'?"),
     (
         "{screen: 2, keep: 2, confirm: 3, select: test/accuracy}",
@@ -355,36 +362,6 @@ def test_seeds_of_the_command_line_are_refused(tmp_path: Path) -> None:
     source = read_studies(tmp_path / "ablations.yaml")["tiny"]
     with pytest.raises(ConfigError, match="design: decides the seeds, so leave out --seeds"):
         expand(source, tmp_path / "runs", seeds=(0, 1))
-
-
-def test_a_budget_chooses_the_design_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("base", *(f"v{number}" for number in range(10)))
-    designs.write(tmp_path, "{budget: 66}", names)
-    matrix = designs.read(tmp_path)
-    screening = matrix.screening
-    assert screening is not None
-    chosen = report_designs.choose_screening(10, 66)
-    assert chosen == (screening.screen, screening.keep, screening.confirm)
-    assert screening.count_trainings() == chosen.trainings(10) <= 66
-    assert matrix.seal(matrix.list_seeds()).design["budget"] == 66
-    matrix.write_plan()
-    # Another version of the program could choose another design.
-    other = report_designs.Screening(1, 2, 6)
-    monkeypatch.setattr(report_designs, "choose_screening", lambda *_: other)
-    again = designs.read(tmp_path).screening
-    assert again == screening
-    # A changed study is planned anew.
-    designs.write(tmp_path, "{budget: 67}", names)
-    changed = designs.read(tmp_path).screening
-    assert changed is not None
-    assert (changed.screen, changed.keep, changed.confirm) == other
-
-
-def test_the_smallest_budget_of_the_message_is_enough(tmp_path: Path) -> None:
-    for compared in (4, 5, 20):
-        fewest = report_designs.find_cheapest(compared)
-        assert report_designs.choose_screening(compared, fewest) is not None
-        assert report_designs.choose_screening(compared, fewest - 1) is None
 
 
 def test_variants_are_tuned_before_they_are_screened(tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ from helpers.fake_study import write_study
 
 from lit_attn import judge
 from lit_attn.__main__ import main
+from lit_attn.cells.budget import Budget
 from lit_attn.cells.records import Origin
 from lit_attn.report.answers.judged import JudgedStudy
 from lit_attn.report.foreign.judging import make_table
 from lit_attn.report.foreign.prepare import Choices, prepare
 from lit_attn.report.statistics import independent, stats
-from lit_attn.report.verdicts.budget import Budget, predict_verdict, read_budget
+from lit_attn.report.verdicts.budget import predict_verdict, read_budget
 from lit_attn.schema.errors import ConfigError
 
 SECONDS = 61.5

@@ -74,7 +74,10 @@ class StudyOptions:
             )
         assert self.file is not None
         studies = choose(read_studies(self.file), self.study, self.file)
-        return [expand(study, self.out, self.changes, self.seeds, self.smoke) for study in studies]
+        return [
+            expand(study, self.out, self.changes, self.seeds, self.smoke, self.estimate)
+            for study in studies
+        ]
 
 
 def read_options(arguments: Namespace) -> StudyOptions:

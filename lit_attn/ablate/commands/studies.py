@@ -111,7 +111,7 @@ def _print_plan(matrices: list[Matrix], options: StudyOptions, chosen: list[Job]
         print(plural(len(chosen), "cell"))
         return 0
     if options.estimate:
-        is_complete = dry_run.print_estimate(matrices, options.jobs)
+        is_complete = dry_run.print_estimate(matrices, options.jobs, options.expand_studies)
         return 0 if is_complete else 1
     missing = dry_run.print_cells(matrices, with_costs=options.params, gpu=options.gpu)
     for line in adopt.describe(adopt.find_matches(matrices, missing)):

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from lit_attn.cells.budget import ChosenDesign
 from lit_attn.cells.decisions import Ending
 from lit_attn.cells.screening import Screening
 from lit_attn.report.answers.entry import Entry
@@ -118,9 +119,34 @@ class StudyDesign(Entry):
         )
 
 
+class StudyBudget(Entry):
+    """Budget of a study, as trainings, and the seeds of all variants (null: a screening).
+
+    `seconds` is the budget and `training_seconds` the mean training if the budget is a time.
+    """
+
+    trainings: int
+    seconds: float | None
+    training_seconds: float | None
+    seeds: int | None
+
+    @classmethod
+    def describe(cls, chosen: ChosenDesign | None) -> "StudyBudget | None":
+        """Return the entry of a chosen design, None for a study without `budget`."""
+        if chosen is None:
+            return None
+        return cls(
+            trainings=chosen.trainings,
+            seconds=chosen.budget_seconds,
+            training_seconds=chosen.training_seconds,
+            seeds=chosen.seeds,
+        )
+
+
 class PlannedStudy(Entry):
     """Study of a dry run; `to_run` is the number of cells that `run` would train.
 
+    `budget` is null for a study with `seeds` or the numbers of `design`.
     `floors` are the rules without attention whose values the table will have the best of.
     `power` is the probability of a star for one variant that is better by two standard deviations.
     It is null for a product of several axes, which estimates their effects from all cells.
@@ -135,6 +161,7 @@ class PlannedStudy(Entry):
     baseline: str
     variants: list[str]
     seeds: list[int]
+    budget: StudyBudget | None
     floors: list[str]
     warnings: list[str]
     counts: dict[str, int]

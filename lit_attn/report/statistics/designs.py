@@ -24,6 +24,9 @@ EFFECT = 2.0
 FEWEST_VARIANTS = 4
 """Number of variants from which on a screening is considered."""
 
+FEWEST_PAIRS = stats.pairs_for_a_star(1, stats.ALPHA)
+"""Seeds from which on a star is possible."""
+
 MOST_SCREENED = 4
 FEWEST_KEPT = 2
 """A screening that keeps one variant could never show two that are better."""
@@ -76,7 +79,7 @@ def choose_screening(variants: int, trainings: int) -> Screening | None:
             confirm = (trainings - screen * (variants + 1)) // (keep + 1)
             design = Screening(screen, keep, confirm)
             # Fewer pairs than these never give a star.
-            if confirm < stats.pairs_for_a_star(1, stats.ALPHA):
+            if confirm < FEWEST_PAIRS:
                 continue
             # The power is at most the share that is kept, which is quick to compute.
             if design.share_kept(variants) <= best_power:
@@ -90,8 +93,7 @@ def choose_screening(variants: int, trainings: int) -> Screening | None:
 
 def find_cheapest(variants: int) -> int:
     """Return the fewest trainings with which `choose_screening` returns a screening."""
-    fewest_pairs = stats.pairs_for_a_star(1, stats.ALPHA)
-    return Screening(1, FEWEST_KEPT, fewest_pairs).trainings(variants)
+    return Screening(1, FEWEST_KEPT, FEWEST_PAIRS).trainings(variants)
 
 
 def find_better(variants: int, seeds: int) -> Screening | None:

@@ -8,12 +8,12 @@ too few runs for a spread, it is the power for an idea that is better by EFFECT,
 """
 
 import math
-import re
 from typing import NamedTuple
 
 import numpy as np
 from scipy import special
 
+from lit_attn.cells.budget import Budget, parse_budget
 from lit_attn.report.answers.judged import Action, BudgetPlan, JudgedStudy, JudgedVariant
 from lit_attn.report.numbers import write_number
 from lit_attn.report.records.study_record import StudyRecord
@@ -32,9 +32,6 @@ from lit_attn.report.verdicts.next_action import (
 )
 from lit_attn.schema.errors import ConfigError, plural
 
-UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
-"""Seconds of a unit of time."""
-
 ENOUGH = 0.9
 """Probability of a verdict of each variant above which no more runs are planned."""
 
@@ -42,19 +39,6 @@ MOST_RUNS = 200  # Most further runs of a variant in a plan.
 DRAWS = 2000  # Simulated continuations of a plan.
 
 Floats = stats.Floats
-
-
-class Budget(NamedTuple):
-    """Seconds of trainings one after another, or a number of trainings; the other one is None."""
-
-    seconds: float | None
-    trainings: int | None
-
-    def describe(self) -> str:
-        """Return the budget in words."""
-        if self.trainings is not None:
-            return plural(self.trainings, "training")
-        return f"{(self.seconds or 0.0) / 3600:.2g} hours"
 
 
 class Plan(NamedTuple):
@@ -78,23 +62,11 @@ class _Group(NamedTuple):
 
 
 def read_budget(text: str) -> Budget:
-    """Return the budget that `40` (trainings), `90min`, `2h`, `1.5d` or `8:00:00` stand for."""
-    if text.isdecimal() and int(text) > 0:
-        return Budget(None, int(text))
-    clock = re.fullmatch(r"(\d+):([0-5]\d):([0-5]\d)", text)
-    time = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|d)", text)
-    seconds = 0.0
-    if clock is not None:
-        hours, minutes, rest = (int(part) for part in clock.groups())
-        seconds = 3600.0 * hours + 60 * minutes + rest
-    elif time is not None:
-        seconds = float(time[1]) * UNITS[time[2]]
-    if not seconds > 0:
-        raise ConfigError(
-            f"--budget {text}: write a time (90min, 2h, 1.5d or 8:00:00) or a number of"
-            " trainings (40)"
-        )
-    return Budget(seconds, None)
+    """Return the budget of `--budget`. Raises ConfigError for another text."""
+    try:
+        return parse_budget(text)
+    except ValueError as error:
+        raise ConfigError(f"--budget {text}: {error}") from error
 
 
 def plan_within(
