@@ -34,7 +34,7 @@ def collect_modules(parts: Iterable[Path]) -> dict[str, str]:
     paths = list(parts)
     originals = _find_originals(paths)
     stamps: dict[str, str] = {}
-    for module in _list_imported_files():
+    for module in _list_imported_files(originals):
         if not is_user_code(module):
             continue
         for folder, original in originals.items():
@@ -58,13 +58,15 @@ def _find_originals(parts: list[Path]) -> dict[Path, Path]:
     return originals
 
 
-def _list_imported_files() -> set[Path]:
-    """Return the files of all imported modules."""
+def _list_imported_files(folders: Iterable[Path]) -> set[Path]:
+    """Return the files of the imported modules below some folders."""
+    # Text is compared, because paths of thousands of modules take a tenth of a second for a cell.
+    beginnings = tuple(f"{folder}".rstrip(os.sep) + os.sep for folder in folders)
     files = set()
     # A copy, because a property of a module may import another one.
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if file is not None:
+        if file is not None and str(file).startswith(beginnings):
             files.add(Path(file))
     return files
 
