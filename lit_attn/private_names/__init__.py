@@ -212,6 +212,11 @@ NAMES = [
         "an architecture without a causal model would end with a long error of transformers",
     ),
     PrivateName(
+        "transformers.PreTrainedConfig._attn_implementation",
+        "5.23.0",
+        "every replacement in a model of transformers would be refused",
+    ),
+    PrivateName(
         "argparse.ArgumentParser._actions",
         "Python 3.11",
         "`lit-attn completion` could not complete the names of files",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lit_attn.attention.normaliser import SinkConfig
 from lit_attn.attention.spec import AttentionSpec
+from lit_attn.private_names.of_transformers import read_implementation
 from lit_attn.replace.adapter import Projections, by_head
 from lit_attn.replace.rotary_layouts import Angles
 from lit_attn.replace.transformers_families import Phi
@@ -137,7 +138,7 @@ class Falcon(Hub):
     def check_options(self, original: Any) -> None:
         super().check_options(original)
         config = original.config
-        if config.alibi and config._attn_implementation != "sdpa":
+        if config.alibi and read_implementation(config) != "sdpa":
             raise ValueError(
                 "transformers adds ALiBi twice with attn_implementation='eager'; load the model "
                 "with attn_implementation='sdpa'"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lit_attn.attention.cache import KeyValues
 from lit_attn.attention.rotary import Rotary
 from lit_attn.attention.spec import AttentionSpec
+from lit_attn.private_names.of_transformers import read_implementation
 from lit_attn.replace.adapter import Adapter, JointNorm, Projections, join
 from lit_attn.replace.rotary_layouts import Angles, check_rotation, pair_halves, pick_angles
 
@@ -94,7 +95,7 @@ class Hub(Adapter):
 
     def check_options(self, original: Any) -> None:
         super().check_options(original)
-        implementation = getattr(read_config(original), "_attn_implementation", None)
+        implementation = read_implementation(read_config(original))
         if implementation not in IMPLEMENTATIONS:
             raise ValueError(
                 f"its attn_implementation is {implementation}, whose masks the layer cannot apply; "
