@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from lit_attn.ablate.plan import expand
+from lit_attn.ablate.power import find_study_power
 from lit_attn.config.study import read_studies
 from lit_attn.report.statistics.stats import holm_over_studies, paired_interval
 from lit_attn.report.verdicts.comparison import ALPHA
@@ -24,7 +26,7 @@ EVIDENCE = ROOT / "reports" / "evidence"
 SHIPPED = [ROOT / "ablations.yaml", ROOT / "experiments" / "probes" / "studies.yaml"]
 """Files of studies that a CPU can train; p is corrected over the studies of each file."""
 
-PAGES = ("results", "history")
+PAGES = ("results", "history", "claims")
 """Names of the pages; `results` is written from results.template."""
 
 PLACEHOLDER = re.compile(r"\{\{([^}]+)\}\}")
@@ -116,6 +118,16 @@ def gain(study: str, variant: str, decimals: int = 3) -> str:
 def effect(study: str, name: str, decimals: int = 1) -> str:
     """Return the main effect of one level of an axis, with its interval."""
     return format_difference(find_row(f"{study}/effects.csv", effect=name), decimals)
+
+
+@placeholder
+def effect_with_star(study: str, name: str, decimals: int = 1) -> str:
+    """Return an effect with its interval, and a star if it passes the test of its table.
+
+    A `+` stands for each space of the name.
+    """
+    row = find_row(f"{study}/effects.csv", effect=name.replace("+", " "))
+    return format_difference(row, decimals) + STAR * (float(row["p"]) <= ALPHA)
 
 
 @placeholder
@@ -265,6 +277,15 @@ def claims(folder: str) -> str:
     page = (EVIDENCE / folder / "index.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"\*\*Claims of the paper: (.*)\.\*\*", page)
     return " | ".join(re.findall(r"\d+", line))
+
+
+@placeholder
+def power(study: str) -> str:
+    """Return the probability of a star for one variant that is better by two deviations."""
+    matrix = expand(read_studies(ROOT / "ablations.yaml")[study], Path("runs"))
+    strength = find_study_power(matrix)
+    assert strength is not None, study
+    return f"{strength.power:.2f}"
 
 
 @placeholder

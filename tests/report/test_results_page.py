@@ -22,11 +22,18 @@ CONSTANTS = {
     "0.6": "standard error of an accuracy of 97 % on 360 images, in points",
     "0.031": "smallest p of six seeds",
     "1": "gamma",
+    "2": "version of differential attention",
+    "12.5": "accuracy of a guess among eight values",
+    "16": "length of the sequences that trained",
+    "128": "length of the sequences that were evaluated",
+    "317": "number of a change of another project",
     "0.5": "gamma",
     "512": "windows of the text's test split",
     "15": "epochs of the scenes",
     "41.02": "published by Wu et al.",
     "2021": "a year",
+    "2024": "a year",
+    "2025": "a year",
     "2.15": "version of PyTorch",
 }
 """Numbers of the template that are not measured."""
