@@ -300,7 +300,8 @@ class Attention(LayerParts):
         if rotary is not None and 2 * rotary.cos.shape[-1] > self.latent.rotary_width:
             raise ValueError(
                 f"latent.rotary: the positions rotate {2 * rotary.cos.shape[-1]} components, and "
-                f"the rotated part of the keys has {self.latent.rotary_width}; set `rotary_share`"
+                f"the rotated part of the keys has {self.latent.rotary_width}; write "
+                f"`rotary_share: {self.latent.rotary_width / self.head_dim:g}` of the model"
             )
 
     def _check_cross_attention(self, is_causal: bool, rotary: Rotary | None) -> None:
