@@ -289,6 +289,37 @@ def power(study: str) -> str:
 
 
 @placeholder
+def probes(*studies: str) -> str:
+    """Return the rows of the probes that each mechanism solved: in how many of its seeds.
+
+    The first column is recall, from the screening of `recall-mechanisms`.
+    """
+    path = EVIDENCE / "recall-mechanisms" / "screening.json"
+    screened = json.loads(path.read_text("utf-8"))["variants"]
+    all_steps = float(read_table("recall-mechanisms/per_seed.csv")[0]["steps"])
+    lines = []
+    for screening in screened:
+        name = screening["variant"]
+        # A seed that never solves the probe has all steps.
+        solved = [steps < all_steps for steps in screening["by_seed"].values()]
+        cells = [f"`{name}`", f"{sum(solved)} of {len(solved)}"]
+        for study in studies:
+            for split in ("test", "longer"):
+                values = list_solved(study, name, split)
+                if values:
+                    cells.append(f"{sum(values)} of {len(values)}")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def list_solved(study: str, variant: str, split: str) -> list[bool]:
+    """Return for each seed whether a variant solved a probe on a split; no split, no values."""
+    rows = [row for row in read_table(f"{study}/per_seed.csv") if row["variant"] == variant]
+    key = f"metric {split}/solved"
+    return [float(row[key]) == 1 for row in rows if row.get(key)]
+
+
+@placeholder
 def change(study: str, before: str, variant: str, decimals: int = 3) -> str:
     """Return the change of a lead from another study, paired by seed, with its interval."""
     leads = [find_leads(name, variant) for name in (study, before)]
