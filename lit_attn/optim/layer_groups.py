@@ -36,6 +36,12 @@ def find_depths(module: nn.Module) -> tuple[dict[int, int], int]:
     return depths, output
 
 
+def as_groups(parameters: list[Any]) -> list[dict[str, Any]]:
+    """Return groups of an optimiser's parameters; parameters without groups are one."""
+    has_groups = bool(parameters) and isinstance(parameters[0], dict)
+    return parameters if has_groups else [{"params": parameters}]
+
+
 def scale_by_layer(module: nn.Module, parameters: list[Any], decay: float) -> list[dict[str, Any]]:
     """Return groups of `parameters` with the factor `lr_scale` of the learning rate.
 
@@ -43,10 +49,8 @@ def scale_by_layer(module: nn.Module, parameters: list[Any], decay: float) -> li
     are parameters of `module`, or groups of them, whose other settings the new groups keep.
     """
     depths, output = find_depths(module)
-    has_groups = bool(parameters) and isinstance(parameters[0], dict)
-    groups: list[dict[str, Any]] = parameters if has_groups else [{"params": parameters}]
     scaled: list[dict[str, Any]] = []
-    for group in groups:
+    for group in as_groups(parameters):
         by_depth: dict[int, list[nn.Parameter]] = {}
         for parameter in group["params"]:
             by_depth.setdefault(depths[id(parameter)], []).append(parameter)
@@ -77,10 +81,8 @@ def scale_by_width(
     The product of rate and weight decay stays, as in the authors' optimisers: `decay` is that of
     groups without one of their own.
     """
-    has_groups = bool(parameters) and isinstance(parameters[0], dict)
-    groups: list[dict[str, Any]] = parameters if has_groups else [{"params": parameters}]
     scaled: list[dict[str, Any]] = []
-    for group in groups:
+    for group in as_groups(parameters):
         by_rate: dict[float, list[nn.Parameter]] = {}
         for parameter in group["params"]:
             by_rate.setdefault(rates.get(id(parameter), 1.0), []).append(parameter)
