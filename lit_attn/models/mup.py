@@ -11,6 +11,7 @@ initial values and rates that are written.
 """
 
 import math
+from abc import abstractmethod
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -60,9 +61,9 @@ class WidthScaled(PackageModel):
     def scale_output(self, network: Any) -> None:
         """Scale logits whose weights are those of an embedding; a model without them has none."""
 
+    @abstractmethod
     def find_mup_problem(self) -> str:
         """Return why initial values of this model cannot follow its width, or an empty text."""
-        raise NotImplementedError
 
     def logit_factor(self) -> float:
         """Return the factor that turns 1 / sqrt(D) of the logits into sqrt(base D) / D."""

@@ -3,6 +3,7 @@
 Shapes: B batch, n tokens, m tokens of a memory or of a cache, d width, H heads, D head width.
 """
 
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
@@ -320,13 +321,13 @@ class ReducedKeys(Hub):
     def read_order(self, original: Any) -> bool:
         return False
 
+    @abstractmethod
     def has_reduction(self, original: Any) -> bool:
         """Return True if the keys belong to reduced tokens."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reduce(self, x: Tensor, size: tuple[int, int]) -> Tensor:
         """Return the reduced tokens (B, m, d) of the tokens x (B, h w, d) of a map."""
-        raise NotImplementedError
 
     def attend_to_map(self, arguments: dict[str, Any]) -> Tensor:
         """Return the output (B, h w, d) for a map of `height` and `width`."""
