@@ -113,3 +113,10 @@ def test_the_base_normaliser_sums_keys_before_it_normalises() -> None:
     logits = torch.randn(1, 2, 3, 2, 4, dtype=torch.double)
     weights = Identity(None, None).over_keys(logits, None)
     torch.testing.assert_close(weights, logits.exp().sum(3).log())
+
+
+def test_the_softmax_sums_the_weights_of_the_keys_of_a_token() -> None:
+    """This equals the softmax of the log-sum-exp of the token's logits."""
+    logits = torch.randn(1, 2, 3, 2, 4, dtype=torch.double)
+    weights = make(AttentionSpec()).normaliser.over_keys(logits, None)
+    torch.testing.assert_close(weights, logits.logsumexp(3).softmax(-1))
