@@ -38,8 +38,8 @@ def choose_design(
     """Return the design of a study with `budget`, None for another study.
 
     `folder` is that of the study. For an estimate, which measures the seconds of a training, the
-    smallest design stands in for an unknown one. Raises ConfigError
-    for a budget that is too small or that needs this measurement.
+    smallest design stands in for an unknown one. Raises ConfigError for a budget that is too small
+    or that needs this measurement.
     """
     budget = source.study.budget
     if budget is None:

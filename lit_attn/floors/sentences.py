@@ -51,9 +51,9 @@ class SentencePairs(NamedTuple):
     def spread(self, most: int) -> "SentencePairs":
         """Return at most `most` pairs, evenly spread."""
         places = spread_places(len(self.sources), most)
-        return SentencePairs(
-            [self.sources[place] for place in places], [self.targets[place] for place in places]
-        )
+        sources = [self.sources[place] for place in places]
+        targets = [self.targets[place] for place in places]
+        return SentencePairs(sources, targets)
 
 
 def translation_floors(train: SentencePairs, evaluated: SentencePairs, score: Score) -> list[Floor]:
@@ -120,8 +120,8 @@ def estimate_dictionary(train: SentencePairs) -> dict[str, str]:
     """Return the most probable translation of each word; of equal ones the first in order."""
     source_rows = [sentence.split() for sentence in train.sources]
     target_rows = [sentence.split() for sentence in train.targets]
-    source_words = sorted({word for row in source_rows for word in row})
-    target_words = sorted({word for row in target_rows for word in row})
+    source_words = sorted(set().union(*source_rows))
+    target_words = sorted(set().union(*target_rows))
     events = _list_events(source_rows, target_rows, source_words, target_words)
     if not len(events.codes):
         return {}

@@ -205,7 +205,9 @@ def check_hooks(module: nn.Module, name: str) -> None:
 
     The replaced module is not called any more, so its hooks would stop without a word.
     """
-    registered = [hook for hooks in HOOKS for hook in getattr(module, hooks).values()]
+    registered: list[Any] = []
+    for attribute in HOOKS:
+        registered.extend(getattr(module, attribute).values())
     if any(getattr(hook, "__module__", None) != COLLECTOR for hook in registered):
         raise ValueError(
             f"{name} has hooks, which would not be called any more; remove them before the "

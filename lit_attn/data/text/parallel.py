@@ -224,7 +224,8 @@ def mark_unknown(translation: str) -> str:
 def measure_bleu(translations: list[str], references: list[str]) -> float:
     """Return the BLEU, from 0 to 1, of translations with one reference each."""
     bleu = make_bleu()
-    bleu.update([mark_unknown(text) for text in translations], [[text] for text in references])
+    marked = [mark_unknown(translation) for translation in translations]
+    bleu.update(marked, [[reference] for reference in references])
     return float(bleu.compute())
 
 
