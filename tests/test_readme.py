@@ -3,15 +3,13 @@
 import csv
 import re
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 import write_results
 from helpers.paths import ROOT
+from helpers.shipped import shipped_matrix
 
-from lit_attn.ablate.plan import expand
 from lit_attn.attention.spec import PRESETS
-from lit_attn.config.study import read_studies
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EVIDENCE = ROOT / "reports" / "evidence"
@@ -37,7 +35,7 @@ def count_presets() -> list[str]:
 def list_numbers() -> set[str]:
     """Return what the evidence and the code say."""
     numbers = set(CONSTANTS) | set(count_presets())
-    matrix = expand(read_studies(ROOT / "ablations.yaml")[DEFAULT], Path("runs"))
+    matrix = shipped_matrix(DEFAULT)
     numbers.add(str(len(matrix.jobs)))
     baseline = next(row for row in read_rows(f"{DEFAULT}/table.csv") if not row["difference"])
     numbers |= {f"{float(baseline[key]):.1f}" for key in ("mean", "sd")}

@@ -7,21 +7,19 @@ import numpy as np
 import pytest
 import yaml
 from helpers.paths import ROOT
+from helpers.shipped import shipped_matrix, shipped_studies
 from helpers.training_cells import folder_of
 
-from lit_attn.ablate.plan import expand
 from lit_attn.attention.spec import PRESETS
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
-from lit_attn.config.study import read_studies
 from lit_attn.models import factory
 from lit_attn.schema.plugins import load_parts
 from lit_attn.train import run_cell
 
-STUDIES = read_studies(ROOT / "ablations.yaml")
 LANGUAGE = [
     name
-    for name, source in STUDIES.items()
+    for name, source in shipped_studies().items()
     if str(source.experiment.get("task")) in ("language-modelling", "sequence-classification")
 ]
 
@@ -131,7 +129,7 @@ def test_sequence_classifiers_train(name: str, data: dict[str, Any], tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_every_cell_of_a_language_study_is_a_model(name: str) -> None:
-    matrix = expand(STUDIES[name], Path("runs"))
+    matrix = shipped_matrix(name)
     # The variants of `match: time` exist only after a measurement.
     for variant in matrix.written:
         data = variant.experiment.data

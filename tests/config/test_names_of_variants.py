@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers.paths import ROOT
+from helpers.shipped import shipped_matrix
 
 from lit_attn.ablate.plan import expand
 from lit_attn.attention.spec import PRESETS, AttentionSpec
@@ -82,6 +83,6 @@ def test_a_seal_has_the_old_name_and_the_identity_of_a_renamed_variant() -> None
     for study in ("text", "text-tuned", "text-longer-tuned"):
         path = ROOT / "reports" / "evidence" / study / "seals.json"
         sealed = json.loads(path.read_text())["entries"][-1]["variants"]
-        matrix = expand(read_studies(ROOT / "ablations.yaml")[study], Path("runs"))
+        matrix = shipped_matrix(study)
         identities = {v.name: v.cell(study, 0).fingerprint for v in matrix.written}
         assert sealed["attentionx"] == identities["attentionx-half"]

@@ -7,23 +7,18 @@ from pathlib import Path
 
 import pytest
 from helpers import studies
-from helpers.paths import EXPERIMENTS, ROOT
+from helpers.paths import EXPERIMENTS
+from helpers.shipped import shipped_matrix, shipped_studies
 
 from lit_attn.ablate.axes import combine_axes
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.config.papers import read_paper
 from lit_attn.config.published import PublishedCell, list_cells, parse_cell
-from lit_attn.config.study import StudySource, read_studies
 from lit_attn.config.study_values import Published
 from lit_attn.schema.errors import ConfigError
 
 PAPERS = EXPERIMENTS / "papers"
 NAMES = ("attentionx", "belief2", "beliefformer", "dcmha", "mgk")
-
-
-@cache
-def shipped() -> dict[str, StudySource]:
-    return read_studies(ROOT / "ablations.yaml")
 
 
 @cache
@@ -70,8 +65,8 @@ def test_every_published_cell_has_its_variant(paper: str) -> None:
     rows = [cell for cell in cells_of(paper) if not cell.is_reading]
     assert rows
     for study in {cell.study for cell in rows}:
-        assert study in shipped(), study
-        variants[study] = {variant.name for variant in combine_axes(shipped()[study])}
+        assert study in shipped_studies(), study
+        variants[study] = {variant.name for variant in combine_axes(shipped_studies()[study])}
     for cell in rows:
         assert cell.variant in variants[cell.study], cell
 
@@ -79,9 +74,9 @@ def test_every_published_cell_has_its_variant(paper: str) -> None:
 @pytest.mark.parametrize("paper", NAMES)
 def test_a_study_has_no_number_that_its_paper_publishes(paper: str) -> None:
     for cell in cells_of(paper):
-        if cell.study not in shipped():
+        if cell.study not in shipped_studies():
             continue
-        for variant, number in shipped()[cell.study].study.published.items():
+        for variant, number in shipped_studies()[cell.study].study.published.items():
             assert number[0] != cell.published[0], (variant, cell)
 
 
@@ -98,14 +93,14 @@ def test_the_variance_decides_which_number_belongs_to_mgk() -> None:
     assert {cell.place for cell in group if cell.is_slip} == {
         "tables.4: 'Transformer MGK 2 head | BLEU score'"
     }
-    published = expand(shipped()["mgk-iwslt14"], Path("runs")).published
+    published = shipped_matrix("mgk-iwslt14").published
     assert published["mgk-2"] == (34.36, None)
     assert published["variance-3"] == published["wide-mgk-2"] == (34.34, None)
 
 
 def test_the_width_decides_which_number_belongs_to_the_vit_of_the_repository() -> None:
     """Belief2, Table 2: 72.01 belongs to 3.38M parameters, which the wider FFN has."""
-    published = expand(shipped()["belief2-cifar100"], Path("runs")).published
+    published = shipped_matrix("belief2-cifar100").published
     assert published["standard"] == (72.01, 0.2)
     assert published["standard-repository-width"] == (73.81, None)
 
@@ -133,7 +128,7 @@ def test_the_width_decides_which_number_belongs_to_the_vit_of_the_repository() -
     ],
 )
 def test_a_study_shows_the_numbers_of_its_paper(study: str, numbers: dict[str, Published]) -> None:
-    matrix = expand(shipped()[study], Path("runs"))
+    matrix = shipped_matrix(study)
     assert matrix.published == numbers
     shown = {variant.name: variant.published for variant in matrix.plan().variants}
     assert {name: number for name, number in shown.items() if number is not None} == numbers

@@ -2,49 +2,44 @@
 
 import json
 import re
-from functools import cache
 from pathlib import Path
 
 import pytest
 from helpers.paths import ROOT
+from helpers.shipped import shipped_matrix, shipped_studies
 
-from lit_attn.ablate.plan import Matrix, expand
+from lit_attn.ablate.plan import expand
 from lit_attn.attention.compose import DynamicConfig
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.study import read_studies
 
 
-@cache
-def matrices() -> dict[str, Matrix]:
-    studies = read_studies(ROOT / "ablations.yaml")
-    return {name: expand(source, Path("runs")) for name, source in studies.items()}
-
-
 def parameters(study: str, variant: str) -> int:
     from lit_attn.models import factory
 
-    chosen = next(v for v in matrices()[study].variants if v.name == variant)
+    chosen = next(v for v in shipped_matrix(study).variants if v.name == variant)
     data = chosen.experiment.data
     model = factory.resolve(chosen.experiment.model, chosen.match_to, data)
     return factory.describe(model, data).parameters
 
 
 def test_the_default_studies_need_no_download() -> None:
-    defaults = {name: m.jobs for name, m in matrices().items() if m.source.study.default}
-    assert list(defaults) == ["recall-product"]
-    for jobs in defaults.values():
-        assert {job.cell.experiment.data.kind for job in jobs} == {"recall"}
+    defaults = [name for name, source in shipped_studies().items() if source.study.default]
+    assert defaults == ["recall-product"]
+    for name in defaults:
+        kinds = {job.cell.experiment.data.kind for job in shipped_matrix(name).jobs}
+        assert kinds == {"recall"}
 
 
 def test_the_study_mechanisms_compares_every_preset() -> None:
     """A preset that the study lacked would be in no table of this repository."""
-    compared = {variant.name for variant in matrices()["mechanisms"].variants}
+    compared = {variant.name for variant in shipped_matrix("mechanisms").variants}
     # Its maps alone are more parameters than the model of the study has.
     assert set(PRESETS) - compared == {"dcmha-rank-4"}
 
 
 def test_the_tuned_study_of_text_compares_every_preset_and_no_cross() -> None:
-    study = matrices()["text-mechanisms-tuned"]
+    study = shipped_matrix("text-mechanisms-tuned")
     compared = {variant.name for variant in study.written}
     # AttentionX has another gamma in the paper's language models.
     assert compared - set(PRESETS) == {"attentionx-half"}
@@ -53,8 +48,8 @@ def test_the_tuned_study_of_text_compares_every_preset_and_no_cross() -> None:
 
 def test_the_short_study_of_mechanisms_has_the_published_model_and_rates() -> None:
     """Only AutoAugment, the passes of an epoch, the length and the precision differ."""
-    short = matrices()["cifar100-mechanisms"].variants[0].experiment
-    published = matrices()["belief2-cifar100"].variants[0].experiment
+    short = shipped_matrix("cifar100-mechanisms").variants[0].experiment
+    published = shipped_matrix("belief2-cifar100").variants[0].experiment
     for part in ("model", "loss", "optimizer"):
         assert getattr(short, part) == getattr(published, part), part
     kept = [step for step in published.data.augment if step.kind != "autoaugment"]
@@ -72,7 +67,7 @@ def test_the_short_study_of_mechanisms_has_the_published_model_and_rates() -> No
 )
 def test_variants_of_the_small_studies_have_equal_parameter_counts(study: str, count: int) -> None:
     """The tables of these studies compare models of equal size, except models without an FFN."""
-    for variant in matrices()[study].variants:
+    for variant in shipped_matrix(study).variants:
         if variant.experiment.model.ffn is None:
             assert parameters(study, variant.name) < count
             continue
@@ -81,7 +76,7 @@ def test_variants_of_the_small_studies_have_equal_parameter_counts(study: str, c
 
 def test_the_default_study_has_every_sensible_point_of_the_product() -> None:
     """Residual signal x zz x FFN x composition: V itself depends on no attention weight."""
-    matrix = matrices()["recall-product"]
+    matrix = shipped_matrix("recall-product")
     assert len(matrix.variants) == 3 * 2 * 2 * 2 + 2
     specs = {variant.experiment.model.attention for variant in matrix.variants}
     assert len(specs) == len(matrix.variants) // 2
@@ -105,10 +100,10 @@ def test_the_examples_of_the_documentation_expand(tmp_path: Path) -> None:
     assert counts == {"split": 4 * 3, "product": product} | staged | sizes | budgets
 
 
-@pytest.mark.parametrize("name", [name for name in matrices() if name.endswith("-short")])
+@pytest.mark.parametrize("name", [name for name in shipped_studies() if name.endswith("-short")])
 def test_a_short_study_has_a_tenth_of_the_schedule(name: str) -> None:
-    long = matrices()[name.removesuffix("-short")]
-    short = matrices()[name]
+    long = shipped_matrix(name.removesuffix("-short"))
+    short = shipped_matrix(name)
     assert len(short.seeds) > len(long.seeds)
     for long_variant, short_variant in zip(long.variants, short.variants, strict=True):
         assert long_variant.name == short_variant.name
@@ -195,7 +190,7 @@ def test_parameters(study: str, variant: str, count: int) -> None:
     ],
 )
 def test_published_steps_and_their_tokens(study: str, steps: int, tokens: int) -> None:
-    experiment = matrices()[study].variants[0].experiment
+    experiment = shipped_matrix(study).variants[0].experiment
     data = experiment.data
     assert experiment.training.epochs * data.epoch_steps == steps
     assert data.batch_size * data.context == tokens
@@ -208,7 +203,7 @@ def test_published_steps_and_their_tokens(study: str, steps: int, tokens: int) -
 def test_rows_with_dynamic_composition_follow_the_jax_code_and_have_a_reading_of_the_text(
     name: str,
 ) -> None:
-    variants = {variant.name: variant.experiment.model for variant in matrices()[name].variants}
+    variants = {variant.name: variant.experiment.model for variant in shipped_matrix(name).variants}
     for row, model in variants.items():
         compose = model.attention.compose
         if not isinstance(compose, DynamicConfig):
@@ -228,7 +223,7 @@ def test_rows_with_dynamic_composition_follow_the_jax_code_and_have_a_reading_of
 
 def test_the_retrieval_study_has_every_row_of_the_tables() -> None:
     """MGK Tables 1, 2, 5, 6 and 9: 11, 11, 4, 3 and 4 rows that no other table has."""
-    published = matrices()["mgk-retrieval"].published
+    published = shipped_matrix("mgk-retrieval").published
     readings = [name for name in published if name.startswith(("released-", "readme-"))]
     assert len(published) - len(readings) == 11 + 11 + 4 + 3 + 4
     # MGK's README names another batch and warm-up, so every row and reading has its variant.
@@ -238,7 +233,7 @@ def test_the_retrieval_study_has_every_row_of_the_tables() -> None:
 
 def test_the_ranks_of_mgk_are_those_of_a_thousand_matrices() -> None:
     """The heads of all seeds for both documents of a pair; all other records have 4 pairs."""
-    matrix = matrices()["mgk-retrieval"]
+    matrix = shipped_matrix("mgk-retrieval")
     counts = {}
     for variant in matrix.variants:
         experiment = variant.experiment
@@ -251,7 +246,7 @@ def test_the_ranks_of_mgk_are_those_of_a_thousand_matrices() -> None:
 
 
 def test_readings_differ_in_the_settings_that_they_name() -> None:
-    experiments = {v.name: v.experiment for v in matrices()["attentionx-cifar100"].variants}
+    experiments = {v.name: v.experiment for v in shipped_matrix("attentionx-cifar100").variants}
     assert list(experiments)[:2] == ["standard", "attentionx"]
     for name, experiment in experiments.items():
         kind = "randaugment" if name.startswith("torchvision") else "blanking-randaugment"
@@ -265,7 +260,7 @@ def test_readings_differ_in_the_settings_that_they_name() -> None:
 def test_the_segmenter_of_the_study_is_the_published_set_up() -> None:
     """Segmenter's seg_tiny_mask on ADE20K (docs/setups.md)."""
     experiments = {
-        variant.name: variant.experiment for variant in matrices()["belief2-ade20k"].variants
+        variant.name: variant.experiment for variant in shipped_matrix("belief2-ade20k").variants
     }
     experiment = experiments["standard"]
     data, model, training = experiment.data, experiment.model, experiment.training
@@ -301,6 +296,8 @@ def test_the_identities_of_the_committed_results_stay() -> None:
     recorded = json.loads(Path(__file__).with_name("identities.json").read_text())
     for study, variants in recorded.items():
         first = {
-            job.cell.variant: job.identity for job in matrices()[study].jobs if not job.cell.seed
+            job.cell.variant: job.identity
+            for job in shipped_matrix(study).jobs
+            if not job.cell.seed
         }
         assert {name: first.get(name) for name in variants} == variants, study

@@ -145,14 +145,14 @@ def covering(specs: Iterable[AttentionSpec]) -> list[AttentionSpec]:
     They are enough for what each part must do by itself, whatever stands beside it: what happens
     to a mask, a cache, a projection or a type. `all_specs` has the parts in pairs.
     """
-    rest = list(specs)
+    candidates = [(spec, choices_of(spec)) for spec in specs]
     missing: set[Hashable] = set()
-    for spec in rest:
-        missing |= choices_of(spec)
+    for _, choices in candidates:
+        missing |= choices
     chosen = []
     while missing:
-        best = max(rest, key=lambda spec: len(choices_of(spec) & missing))
-        missing -= choices_of(best)
+        best, covered = max(candidates, key=lambda candidate: len(candidate[1] & missing))
+        missing -= covered
         chosen.append(best)
     return chosen
 

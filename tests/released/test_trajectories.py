@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from helpers.paths import EXPERIMENTS, ROOT
+from helpers.shipped import shipped_studies
 
-from lit_attn.config.study import read_studies
 from released import parity, pictures, record, replaying
 
 PIPELINE_RUNS = [(setup, run) for setup in parity.PIPELINES for run in parity.records(setup)]
@@ -109,7 +109,7 @@ def test_the_page_lists_every_record() -> None:
 def test_captions_of_published_studies_state_the_recorded_agreement_and_all_departures() -> None:
     words = {setup: parity.words(setup) for setup in parity.SETUPS}
     others, named = set(words.values()), set()
-    for name, source in read_studies(ROOT / "ablations.yaml").items():
+    for name, source in shipped_studies().items():
         path = source.experiment_path.relative_to(EXPERIMENTS).as_posix()
         setups = [s for s in words if f"experiments/{path}" in parity.SETUPS[s].EXPERIMENT]
         stated = [words[s] for s in setups] or others
@@ -122,7 +122,7 @@ def test_captions_of_published_studies_state_the_recorded_agreement_and_all_depa
 
 
 def test_every_listed_departure_concerns_a_published_study() -> None:
-    sources = read_studies(ROOT / "ablations.yaml").values()
+    sources = shipped_studies().values()
     stating = {
         source.experiment_path.relative_to(EXPERIMENTS).as_posix()
         for source in sources
@@ -140,7 +140,7 @@ def test_every_listed_departure_concerns_a_published_study() -> None:
 
 def test_the_best_test_epoch_is_shown_where_the_released_code_reports_it() -> None:
     repositories = {parity.SETUPS[s].REPOSITORY for s in ("spt_lsa_vit", "vit_small", "local_vit")}
-    for name, source in read_studies(ROOT / "ablations.yaml").items():
+    for name, source in shipped_studies().items():
         is_reported = source.study.parity.partition(",")[0] in repositories
         is_accuracy = source.study.metric.name == "test/accuracy"
         assert source.study.best_test_epoch == (is_reported and is_accuracy), name

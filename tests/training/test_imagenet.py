@@ -17,6 +17,7 @@ from helpers.digit_folders import experiment, write
 from helpers.finished_cells import read_weights
 from helpers.paths import EXPERIMENTS, ROOT
 from helpers.runs import TIMEOUT, wait_until
+from helpers.shipped import shipped_studies
 from helpers.stopping import stop_at
 from helpers.training_cells import folder_of
 from pydantic import ValidationError
@@ -27,7 +28,6 @@ from lit_attn.ablate.plan import expand
 from lit_attn.cells.failure import Preempted
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
-from lit_attn.config.study import read_studies
 from lit_attn.config.training import Training
 from lit_attn.data import loading
 from lit_attn.models import vit
@@ -39,8 +39,6 @@ from lit_attn.signatures import ImageLabels
 from lit_attn.tasks.base import TaskModule
 from lit_attn.train import run_cell, time_cell
 from lit_attn.training.recording import Progress
-
-STUDIES = read_studies(ROOT / "ablations.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -321,7 +319,7 @@ def test_a_study_trains_through_the_runner(folders: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("study", [name for name in STUDIES if "imagenet" in name])
+@pytest.mark.parametrize("study", [name for name in shipped_studies() if "imagenet" in name])
 def test_every_variant_of_the_shipped_studies_trains(
     study: str, folders: Path, tmp_path: Path
 ) -> None:
@@ -343,7 +341,7 @@ def test_every_variant_of_the_shipped_studies_trains(
         settings["data.validation"] = 8
     for key, value in settings.items():
         changes.put(key, value, changes.at)
-    for job in expand(STUDIES[study], tmp_path, changes, seeds=(0,)).jobs:
+    for job in expand(shipped_studies()[study], tmp_path, changes, seeds=(0,)).jobs:
         job.cell.write(job.folder / "config.yaml")
         run_cell(job.folder, smoke=True)
         result = Result.model_validate_json((job.folder / "result.json").read_text())
