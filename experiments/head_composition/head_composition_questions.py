@@ -50,29 +50,31 @@ class Lexicon:
         self.first_pattern = first_capability + config.CAPABILITIES
         self.first_transformation = self.first_pattern + len(config.PATTERNS)
         self.blank = self.first_transformation + len(config.TRANSFORMATIONS)
-        maps = np.zeros((len(config.TRANSFORMATIONS), count), dtype=np.int64)
-        maps[config.TRANSFORMATIONS.index("copy")] = np.arange(count)
+        self.maps = np.zeros((len(config.TRANSFORMATIONS), count), dtype=np.int64)
+        row = {name: number for number, name in enumerate(config.TRANSFORMATIONS)}
+        self.maps[row["copy"]] = np.arange(count)
         for number, members in enumerate(self.members):
-            maps[config.TRANSFORMATIONS.index("class"), members] = self.first_class + number
-        able = first_capability + drawn.permutation(count) % config.CAPABILITIES
-        maps[config.TRANSFORMATIONS.index("capability")] = able
+            self.maps[row["class"], members] = self.first_class + number
+        capabilities = drawn.permutation(count) % config.CAPABILITIES
+        self.maps[row["capability"]] = first_capability + capabilities
         pairs = drawn.permutation(count).reshape(2, -1)
-        maps[config.TRANSFORMATIONS.index("opposite"), pairs] = pairs[::-1]
+        self.maps[row["opposite"], pairs] = pairs[::-1]
         order = drawn.permutation(count)
-        maps[config.TRANSFORMATIONS.index("previous"), order] = np.roll(order, 1)
-        self.maps = maps
+        self.maps[row["previous"], order] = np.roll(order, 1)
 
     def ask(self, drawn: np.random.Generator, tasks: Ids) -> tuple[Ids, Ids]:
         """Return tokens (B, n) and answers (B,) of one question for each of `tasks` (B,)."""
         size = len(tasks)
         patterns, transformations = np.divmod(tasks, len(config.TRANSFORMATIONS))
-        entities = drawn.permuted(np.tile(np.arange(config.ENTITIES), (size, 1)), axis=1)
-        keys, values = entities[:, : config.FACTS], entities[:, config.FACTS : 2 * config.FACTS]
+        entities = draw_orders(drawn, size, config.ENTITIES)
+        keys = entities[:, : config.FACTS]
+        values = entities[:, config.FACTS : 2 * config.FACTS]
+        # Every fact has its role: the source of the answer, and two others.
         place = drawn.integers(config.FACTS, size=size)
-        first, second = (place + 1) % config.FACTS, (place + 2) % config.FACTS
-        groups = drawn.permuted(np.tile(np.arange(config.CLASSES), (size, 1)), axis=1)
-        within = np.tile(np.arange(self.members.shape[1]), (size, 1))
-        within = drawn.permuted(within, axis=1)
+        first = (place + 1) % config.FACTS
+        second = (place + 2) % config.FACTS
+        groups = draw_orders(drawn, size, config.CLASSES)
+        within = draw_orders(drawn, size, self.members.shape[1])
 
         def rows(pattern: str) -> Ids:
             return np.flatnonzero(patterns == config.PATTERNS.index(pattern))
@@ -81,23 +83,34 @@ class Lexicon:
         at = rows("same-key")
         items[at] = keys[at, place[at]]
         at = rows("other-key")
-        keys[at, second[at]] = items[at] = keys[at, first[at]]
+        items[at] = keys[at, first[at]]
+        keys[at, second[at]] = items[at]
         at = rows("same-value")
         items[at] = values[at, place[at]]
         at = rows("different")
         values[at, second[at]] = values[at, first[at]]
         at = rows("other-class")
-        items[at] = self.first_class + groups[at, 0]
-        values[at, first[at]] = self.members[groups[at, 0], within[at, 0]]
-        values[at, second[at]] = self.members[groups[at, 0], within[at, 1]]
-        values[at, place[at]] = self.members[groups[at, 1], within[at, 0]]
+        named = groups[at, 0]
+        other = groups[at, 1]
+        items[at] = self.first_class + named
+        values[at, first[at]] = self.members[named, within[at, 0]]
+        values[at, second[at]] = self.members[named, within[at, 1]]
+        values[at, place[at]] = self.members[other, within[at, 0]]
 
         sources = values[np.arange(size), place]
         at = rows("same-value")
         sources[at] = keys[at, place[at]]
         facts = np.stack([keys, values], axis=2).reshape(size, 2 * config.FACTS)
-        query = [items, self.first_pattern + patterns, self.first_transformation + transformations]
-        return np.concatenate([facts, np.stack(query, 1)], 1), self.maps[transformations, sources]
+        pattern_ids = self.first_pattern + patterns
+        transformation_ids = self.first_transformation + transformations
+        query = np.stack([items, pattern_ids, transformation_ids], axis=1)
+        tokens = np.concatenate([facts, query], axis=1)
+        return tokens, self.maps[transformations, sources]
+
+
+def draw_orders(drawn: np.random.Generator, size: int, count: int) -> Ids:
+    """Return `size` independent orders of the numbers below `count`: (size, count)."""
+    return drawn.permuted(np.tile(np.arange(count), (size, 1)), axis=1)
 
 
 class CompositionData(TokenDataModule):
@@ -112,8 +125,11 @@ class CompositionData(TokenDataModule):
         self.trained = np.setdiff1d(np.arange(TASKS), config.HELD_OUT)
         # Tasks take turns, so that a few batches contain all of them.
         tasks = np.tile(np.arange(TASKS), data.eval_questions)
-        drawn = {split: numpy_generator(FIXED, split, 0) for split in self.splits}
-        self.questions = {s: (*self.lexicon.ask(drawn[s], tasks), tasks) for s in self.splits}
+        self.questions: dict[str, tuple[Ids, Ids, Ids]] = {}
+        for split in self.splits:
+            drawn = numpy_generator(FIXED, split, 0)
+            tokens, answers = self.lexicon.ask(drawn, tasks)
+            self.questions[split] = (tokens, answers, tasks)
 
     def fingerprint(self) -> str:
         # The evaluated questions show the complete lexicon.
@@ -122,7 +138,8 @@ class CompositionData(TokenDataModule):
     def batch(self, step: int) -> Batch:
         drawn = numpy_generator(self.seed, "batch", step)
         tasks = drawn.choice(self.trained, self.batch_size)
-        return self.tensors(*map(self.share, (*self.lexicon.ask(drawn, tasks), tasks)))
+        tokens, answers = self.lexicon.ask(drawn, tasks)
+        return self.tensors(self.share(tokens), self.share(answers), self.share(tasks))
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
         questions = self.questions[split]
@@ -167,8 +184,9 @@ class HeadComposition(TaskModule):
     def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return probabilities (N, vocabulary) and the N answers that are not padding."""
         logits, answers, _ = evaluated
-        answered = answers != IGNORED
-        return logits[answered].softmax(-1)[:, : self.data.signature.vocabulary], answers[answered]
+        is_answered = answers != IGNORED
+        probabilities = logits[is_answered].softmax(-1)
+        return probabilities[:, : self.data.signature.vocabulary], answers[is_answered]
 
     def _logits(self, tokens: Tensor) -> Tensor:
         logits: Tensor = self.network(tokens)[:, -1].float()

@@ -110,10 +110,12 @@ def axial(rows: int, columns: int, head_dim: int, device: Device = None) -> Rota
     """
     by_row = rotary(torch.arange(rows, device=device), head_dim // 2)
     by_column = rotary(torch.arange(columns, device=device), head_dim // 2)
-    spread = [row.repeat_interleave(columns, dim=0) for row in by_row]
-    pairs = zip(spread, by_column, strict=True)
-    cos, sin = (torch.cat([row, column.repeat(rows, 1)], dim=-1) for row, column in pairs)
-    return Rotary(cos, sin)
+
+    def join(row: Tensor, column: Tensor) -> Tensor:
+        """Return the angles of all patches (n, D): n = rows x columns."""
+        return torch.cat([row.repeat_interleave(columns, dim=0), column.repeat(rows, 1)], dim=-1)
+
+    return Rotary(join(by_row.cos, by_column.cos), join(by_row.sin, by_column.sin))
 
 
 def initialise(network: JiTClassifier) -> None:

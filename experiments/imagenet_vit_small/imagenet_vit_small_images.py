@@ -31,9 +31,16 @@ Draw = Callable[[Image.Image], tuple[int, int, int, int]]
 """Function that draws a window: top, left, height, width."""
 
 GREY = (128, 128, 128)
-LAYERS, ENHANCED, ADDED, THRESHOLD, HALF_SQUARE = 2, 1.9, 110, 128, 40
-DEGREES, SHEAR, SHIFT, BITS = 30, 0.3, 100, 4
-"""Strengths of the operations at magnitude 10 of 10."""
+LAYERS = 2  # Operations of each image.
+# Strengths of the operations at magnitude 10 of 10.
+ENHANCED = 1.9
+ADDED = 110
+THRESHOLD = 128
+HALF_SQUARE = 40
+DEGREES = 30
+SHEAR = 0.3
+SHIFT = 100
+BITS = 4
 
 
 class BigVisionImageData(ImageFileData):
@@ -43,8 +50,10 @@ class BigVisionImageData(ImageFileData):
         super().__init__(data, seed, device)
         for size, transform in self.train.transforms.items():
             draw = partial(draw_window, data.augment.area, data.augment.aspect)
-            flip, *last = [step for step in transform.transforms[1:] if not hasattr(step, "ops")]
-            transform.transforms = [partial(crop_window, draw, size), flip, augment, *last]
+            # A step with `ops` is the RandAugment of timm.
+            kept = [step for step in transform.transforms[1:] if not hasattr(step, "ops")]
+            window = partial(crop_window, draw, size)
+            transform.transforms = [window, kept[0], augment, *kept[1:]]
         for reader in self.evaluated.values():
             for size, transform in reader.transforms.items():
                 short = round(size / data.crop_share)
@@ -59,7 +68,9 @@ class BigVisionImageData(ImageFileData):
         share = numpy_generator(self.seed, "mix", *step).beta(alpha, alpha)
         share = max(share, 1 - share)
         targets = nn.functional.one_hot(labels, self.data.classes).to(pixels.dtype)
-        return tuple(share * x + (1 - share) * x.roll(1, 0) for x in (pixels, targets))
+        mixed_pixels = share * pixels + (1 - share) * pixels.roll(1, 0)
+        mixed_targets = share * targets + (1 - share) * targets.roll(1, 0)
+        return mixed_pixels, mixed_targets
 
 
 def list_images(data: Any) -> dict[str, Files]:
@@ -75,7 +86,10 @@ def list_images(data: Any) -> dict[str, Files]:
         val = files["val"]
         names = np.concatenate([train.names, val.names])
         labels = np.concatenate([train.labels, val.labels])
-        digests = [hashlib.md5(b"train" + name.split(b"/")[-1]).digest() for name in names.tolist()]
+        digests = []
+        for path in names.tolist():
+            name = path.split(b"/")[-1]
+            digests.append(hashlib.md5(b"train" + name).digest())
         order = sorted(range(len(names)), key=digests.__getitem__)
         is_held_out = np.zeros(len(names), bool)
         is_held_out[order[-data.validation :]] = True
@@ -88,7 +102,8 @@ def draw_window(area: Range, aspects: Range, image: Image.Image) -> tuple[int, i
     """Draw a crop as TensorFlow does: top, left, a uniform height, and width."""
     width, height = image.size
     aspect = random.uniform(*aspects)
-    least, most = (round(math.sqrt(share * width * height / aspect)) for share in area)
+    least = round(math.sqrt(area[0] * width * height / aspect))
+    most = round(math.sqrt(area[1] * width * height / aspect))
     most = min(most, height, int((width + 0.5) / aspect))
     tall = random.randint(min(least, most), most)
     wide = min(width, round(tall * aspect))
@@ -122,7 +137,9 @@ def resize_area(short: int, image: Image.Image) -> Image.Image:
 
 def crop(size: int, image: Image.Image) -> Image.Image:
     """Return the central square."""
-    left, top = ((side - size) // 2 for side in image.size)
+    width, height = image.size
+    left = (width - size) // 2
+    top = (height - size) // 2
     return image.crop((left, top, left + size, top + size))
 
 
@@ -149,7 +166,9 @@ def enhance_contrast(image: Image.Image, _: int) -> Image.Image:
 
 def add_below(image: Image.Image, _: int) -> Image.Image:
     """Add to the values below a threshold (SolarizeAdd)."""
-    table = [min(255, value + ADDED) if value < THRESHOLD else value for value in range(256)]
+    table = list(range(256))
+    for value in range(THRESHOLD):
+        table[value] = min(255, value + ADDED)
     return image.point(table * 3)
 
 

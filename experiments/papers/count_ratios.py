@@ -52,12 +52,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     variants = read_variants()
     for name, names in PAIRS.items():
-        pair = [variants[variant] for variant in names]
         has_formula = name == "mgk-softmax"
         rows: list[tuple[object, ...]] = [(*HEADER, "formula") if has_formula else HEADER]
         for n in options.lengths:
             for width in options.widths:
-                ours, baseline = (count_costs(experiment, width, n) for experiment in pair)
+                ours = count_costs(variants[names[0]], width, n)
+                baseline = count_costs(variants[names[1]], width, n)
                 ratios = [cost / other for cost, other in zip(ours, baseline, strict=True)]
                 if has_formula:
                     ratios.append(divide_by_formula(DEPTH, baseline[1], width, n))
@@ -106,7 +106,8 @@ def count_costs(experiment: "Experiment", width: int, length: int) -> tuple[int,
     data = experiment.data.model_copy(update={"context": length})
     network = factory.build(model, data, "meta").eval()
     assert isinstance(network, GPT)
-    with (counter := FlopCounterMode(display=False)):
+    counter = FlopCounterMode(display=False)
+    with counter:
         network(*data.signature().sample()).sum().backward()
     budget = factory.describe(model, data)
     blocks = factory.count(network.trunk.blocks)

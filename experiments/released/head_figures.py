@@ -25,8 +25,11 @@ def draw_breakdown(
     heads = len(columns["after"])
     figure = drawing.new_figure(max(2.0, 0.13 * heads + 1.2))
     left, right = figure.subplots(1, 2, width_ratios=(len(columns), max(1, len(parts))))
-    _draw_matrix(left, np.array([*columns.values()]).T, list(columns), "weights")
-    maps = [values[place if len(values) > 1 else 0] for values in parts.values()]
+    _draw_matrix(left, np.array(list(columns.values())).T, list(columns), "weights")
+    maps = []
+    for values in parts.values():
+        token = place if len(values) > 1 else 0
+        maps.append(values[token])
     if maps:
         _draw_matrix(right, np.array(maps).T, list(parts), "dynamic weights")
     right.set_visible(bool(maps))
@@ -43,18 +46,24 @@ def draw_distributions(
 
     `weights` has (heads, tokens) by name. At most MOST_TOKENS tokens are shown, the last ones.
     """
-    shown = {name: np.array(values).T for name, values in parts.items() if len(values) > 1}
-    panels = dict(list(shown.items())[:MOST_PARTS])
-    panels |= {f"weights {name} composition": np.array(rows) for name, rows in weights.items()}
+    panels: dict[str, np.ndarray[Any, Any]] = {}
+    for name, values in parts.items():
+        if len(values) > 1 and len(panels) < MOST_PARTS:
+            panels[name] = np.array(values).T
+    for name, rows in weights.items():
+        panels[f"weights {name} composition"] = np.array(rows)
     heads = len(next(iter(weights.values())))
     figure = drawing.new_figure((0.09 * heads + 0.45) * len(panels) + 0.6)
     all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, (name, values) in zip(all_axes, panels.items(), strict=True):
-        _draw_matrix(axes, values[:, -MOST_TOKENS:], [], name)
+    for axes, (name, matrix) in zip(all_axes, panels.items(), strict=True):
+        _draw_matrix(axes, matrix[:, -MOST_TOKENS:], [], name)
         axes.set_ylabel("head")
         axes.locator_params(axis="y", integer=True)
     # A line feed or a dollar sign would change the layout of a label.
-    labels = [repr(token)[1:-1].replace("$", "\\$") for token in tokens[-MOST_TOKENS:]]
+    labels = []
+    for token in tokens[-MOST_TOKENS:]:
+        escaped = repr(token)[1:-1]
+        labels.append(escaped.replace("$", "\\$"))
     all_axes[-1].set_xticks(range(len(labels)), labels, rotation=90)
     return figure
 
