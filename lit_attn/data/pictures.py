@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile
 
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.mistakes import describe_mistake, is_unexpected
 
 Pixels = NDArray[Any]
 
@@ -183,6 +184,8 @@ def _decode(source: Path | bytes, name: str) -> Decoded:
                 "make it smaller or leave it out"
             ) from error
         except Exception as error:
+            if is_unexpected(error):
+                raise ConfigError(f"{name}: {describe_mistake(error)}") from error
             # Decoders raise errors of many types for damaged files.
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ConfigError(f"{name} is not a readable image: {reason}; {REMEDY}") from error

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lit_attn.schema.mistakes import describe_check_failure
+
 
 class Unavailable(Exception):
     """A check could not start or lacked memory, so that nothing is known about what it checks."""
@@ -129,7 +131,6 @@ def _send_results(
     except Unavailable as error:
         sender.send(_End(unavailable=str(error)))
     except Exception as error:
-        line = str(error).strip().partition("\n")[0]
-        sender.send(_End(failure=f"{type(error).__name__}: {line}"))
+        sender.send(_End(failure=describe_check_failure(error)))
     else:
         sender.send(_End())

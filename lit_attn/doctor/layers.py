@@ -21,6 +21,7 @@ from lit_attn.attention.agreement import build_noisy_layer, differentiate, large
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import PRESETS
 from lit_attn.doctor.apart import Unavailable
+from lit_attn.schema.mistakes import describe_check_failure
 from lit_attn.tasks.tf32 import FIRST_CAPABILITY, products_in_tf32
 
 OWN_SUMS = "sums"
@@ -250,8 +251,7 @@ def check_layer(
         # Another program uses the memory of the GPU.
         raise Unavailable(f"{name}, {case.precision.name}: out of memory") from error
     except Exception as error:
-        line = str(error).strip().partition("\n")[0]
-        text = f"{type(error).__name__}: {line}"
+        text = describe_check_failure(error)
         return LayerCheck(*parts, math.inf, math.inf, exception=text)
     errors = []
     for difference, unit in zip(relative_errors(actual, expected), units, strict=True):

@@ -30,6 +30,7 @@ from lit_attn.replace.search import (
 )
 from lit_attn.replace.stacks import connect_stacks
 from lit_attn.schema.errors import ConfigError, plural
+from lit_attn.schema.mistakes import describe_mistake, is_unexpected
 from lit_attn.schema.plugins import find_user_line
 
 
@@ -168,6 +169,8 @@ def build_each(
         except Exception as error:
             # The adapter may be a user's, or read attributes that a module of this class lacks.
             line = find_user_line(error)
+            if not line and is_unexpected(error):
+                raise ConfigError(f"{context}: {describe_mistake(error)}") from error
             place = f" at {line}" if line else ""
             raise ConfigError(
                 f"{context}: its adapter fails{place} with {type(error).__name__}: {error}"

@@ -29,9 +29,40 @@ def describe_mistake(error: BaseException) -> str:
     words = " ".join(f"{type(error).__name__}: {error}".split())
     if len(words) > 200:
         words = f"{words[:200]}..."
+    place = _find_place(error)
     return (
-        f"this is a mistake of lit_attn ({words}, {_find_place(error)}); {_write_traceback(error)}"
+        f"this is a mistake of lit_attn ({words}, {place}); {_write_traceback(error)}, please "
+        "report it"
     )
+
+
+def describe_place(error: BaseException) -> str:
+    """Write the traceback of `error` to a file, and return the words that name place and file."""
+    return f"{_find_place(error)}; {_write_traceback(error)}"
+
+
+def describe_check_failure(error: BaseException) -> str:
+    """Return the failure of a check in one line: what the machine does, or a mistake of lit_attn.
+
+    PyTorch raises RuntimeError for a kernel that fails on this machine.
+    """
+    if is_unexpected(error) and not isinstance(error, RuntimeError):
+        return describe_mistake(error)
+    line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {line}"
+
+
+def is_unexpected(error: BaseException) -> bool:
+    """Return True if a line of lit_attn has raised `error`, which nobody but lit_attn can mend.
+
+    A wrong value leads to a ValueError (as ConfigError is) or a TypeError, and a machine without
+    memory, files or a disk to a MemoryError or an OSError.
+    """
+    if isinstance(error, ValueError | TypeError | MemoryError | OSError):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    # The first frame is that of the caller, which has caught the error.
+    return len(frames) > 1 and Path(frames[-1].filename).is_relative_to(PACKAGE)
 
 
 def _find_place(error: BaseException) -> str:
@@ -61,4 +92,4 @@ def _write_traceback(error: BaseException) -> str:
             file.writelines(lines)
     except OSError as failure:
         return f"its traceback cannot be written ({failure.strerror})"
-    return f"its traceback is in {name}, please report it"
+    return f"its traceback is in {name}"

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from lit_attn.schema.errors import ConfigError, explain
-from lit_attn.schema.mistakes import PACKAGE, describe_mistake
+from lit_attn.schema.mistakes import describe_mistake, describe_place, is_unexpected
 from lit_attn.schema.sources import FILE_HASHES, hash_imports, hash_source
 
 GROUP = "lit_attn.parts"  # Entry-point group of installed packages with plug-ins.
@@ -127,9 +127,10 @@ def locate_copy(file: Path, snapshot: Path) -> Path:
 def explain_failure(error: BaseException, source: Path | str) -> str:
     """Return an error of foreign code in one line, which begins as `_place` says.
 
-    An error of lit_attn itself is described as a mistake of the program.
+    An error of lit_attn itself is described as a mistake of the program. If a result of a user's
+    code can be its reason, the text also names the place and a file with the traceback.
     """
-    if _is_own_mistake(error):
+    if is_own_mistake(error):
         return describe_mistake(error)
     place = _place(error, source)
     if isinstance(error, ValidationError):
@@ -138,20 +139,20 @@ def explain_failure(error: BaseException, source: Path | str) -> str:
     # A member that is not complete names its class itself.
     if isinstance(error, ConfigError):
         return f"{place}: {message}"
-    return f"{place}: {type(error).__name__}: {message}"
+    text = f"{place}: {type(error).__name__}: {message}"
+    if is_unexpected(error) and not find_user_line(error):
+        text += f" ({describe_place(error)})"
+    return text
 
 
-def _is_own_mistake(error: BaseException) -> bool:
+def is_own_mistake(error: BaseException) -> bool:
     """Return True if a line of lit_attn has raised `error` without any code of a user.
 
     A wrong argument leads to a ValueError or a TypeError. With a user's module in the process, a
     result of it can be the reason.
     """
-    if isinstance(error, ConfigError | ValueError | TypeError) or FILE_HASHES or PACKAGE_VERSIONS:
-        return False
-    frames = traceback.extract_tb(error.__traceback__)
-    # The first frame is that of the caller, which has caught the error.
-    return len(frames) > 1 and Path(frames[-1].filename).is_relative_to(PACKAGE)
+    has_user_code = bool(FILE_HASHES or PACKAGE_VERSIONS)
+    return is_unexpected(error) and not has_user_code
 
 
 def locate_code(code: Any) -> str:

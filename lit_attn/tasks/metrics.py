@@ -18,7 +18,9 @@ from pydantic import Field, FiniteFloat
 from lit_attn.cells.records import Metric
 from lit_attn.schema.base import Config, Kind
 from lit_attn.schema.errors import suggest
+from lit_attn.schema.mistakes import is_unexpected
 from lit_attn.schema.own_classes import import_class
+from lit_attn.schema.plugins import explain_failure, find_user_line
 
 if TYPE_CHECKING:
     import torchmetrics
@@ -223,6 +225,8 @@ def _build_and_try(config: TorchMetric, outputs: Outputs | None) -> Any:
         # A metric can raise any exception for arguments or predictions that do not suit it.
         form = "" if outputs is None else f" for predictions in the form of {outputs.form}"
         reason = " ".join(str(error).split())
+        if find_user_line(error) or is_unexpected(error):
+            reason = explain_failure(error, config.name)
         raise ValueError(f"{config.name} cannot be used{form}: {reason}") from error
     return metric
 

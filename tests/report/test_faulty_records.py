@@ -9,6 +9,8 @@ from helpers.fake_study import write_study
 from lit_attn.cells.records import Metric, read_metrics
 from lit_attn.report import write_reports
 from lit_attn.report.__main__ import main
+from lit_attn.report.pages import index_page
+from lit_attn.report.pages.index_page import make_index_page
 from lit_attn.report.pages.write import to_csv
 
 
@@ -120,6 +122,21 @@ def test_a_foreign_folder_is_left_out_of_the_index(
     assert "fake/table.html" in index
     assert "coverage" not in index
     assert "is not a report" in caplog.text
+
+
+def test_a_table_that_lacks_columns_is_left_out_of_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A KeyError in the index is a mistake of lit_attn, and not told as a foreign folder."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "table.html").write_text("")
+    (folder / "table.csv").write_text("variant,n\na,1\n")
+    make_index_page(tmp_path)
+    assert "left out of the index: table.csv has no column planned, mean" in caplog.text
+    monkeypatch.setattr(index_page, "_require_columns", lambda frame: None)
+    with pytest.raises(KeyError, match="p_adjusted"):
+        make_index_page(tmp_path)
 
 
 def test_a_scale_is_finite() -> None:

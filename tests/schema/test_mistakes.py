@@ -1,17 +1,27 @@
 """Errors of lit_attn in places that call code of users."""
 
+import io
 import tempfile
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
+from torch import nn
 
+from lit_attn import replace_attention
+from lit_attn.data import pictures
+from lit_attn.doctor import layers
 from lit_attn.models import vit
 from lit_attn.models.block_checks import check_blocks
 from lit_attn.models.vit import ViTConfig
+from lit_attn.replace import torch_layers
 from lit_attn.schema import mistakes, plugins
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure
 from lit_attn.signatures import ImageLabels
+from lit_attn.tasks import metrics
+from lit_attn.tasks.metrics import Outputs, TorchMetric
 
 MODEL = ViTConfig(dim=16, depth=1, heads=2, patch=4, ffn={"width": 16})
 SIGNATURE = ImageLabels((1, 8, 8), 10)
@@ -37,14 +47,65 @@ def test_a_mistake_in_a_model_is_not_told_as_one_of_its_user(
     assert "in assemble" in traceback.read_text()
 
 
-def test_with_code_of_a_user_the_same_error_names_the_class(
+def test_with_code_of_a_user_the_same_error_names_the_class_and_the_place(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A result of the user's code can be the reason, so it is not called a mistake of lit_attn."""
     monkeypatch.delattr(vit, "number_layers")
     monkeypatch.setitem(plugins.FILE_HASHES, Path("mine.py"), b"")
-    with pytest.raises(ConfigError, match=r"^model: class ViTConfig: NameError: name 'number"):
+    message = (
+        r"^model: class ViTConfig: NameError: name 'number_layers' is not defined"
+        r" \(lit_attn/models/vit\.py:\d+; its traceback is in \S+\)$"
+    )
+    with pytest.raises(ConfigError, match=message):
         check_blocks(MODEL, SIGNATURE, is_sharded=True, is_recomputed=False)
-    assert list(folder.iterdir()) == []
+    (traceback,) = folder.glob("lit_attn-mistake-*.txt")
+    assert "in assemble" in traceback.read_text()
+    assert mistakes.DESCRIBED == []
+
+
+def test_a_mistake_in_a_metric_is_not_told_as_one_of_its_user(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(metrics, "_has_argument")
+    metric = TorchMetric(name="AUROC", arguments={"task": "multiclass"}, record_as="mistaken")
+    with pytest.raises(ValueError, match=r"mistake of lit_attn \(NameError.*metrics\.py:"):
+        metric.info(Outputs("probabilities", 3))
+
+
+def test_a_mistake_in_an_adapter_is_not_told_as_one_of_its_user(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(torch_layers, "linear")
+    model = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
+    with pytest.raises(ConfigError, match=r"mistake of lit_attn \(NameError.*torch_layers\.py:"):
+        replace_attention(model, "mgk")
+
+
+def test_a_mistake_in_the_reader_of_pictures_is_not_told_as_a_damaged_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = io.BytesIO()
+    Image.new("L", (2, 2)).save(content, "PNG")
+    monkeypatch.delattr(pictures, "UPRIGHT")
+    with pytest.raises(ConfigError, match=r"^x: this is a mistake of lit_attn \(NameError"):
+        pictures.read_picture(content.getvalue(), "x", "RGB")
+
+
+def test_the_doctor_tells_a_mistake_from_a_failure_of_the_machine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu = torch.device("cpu")
+    case = layers.list_cases(cpu, is_short=True)[0]
+    layer = layers.build_layer("standard", case.shape)
+    monkeypatch.delattr(layers, "products_in_tf32")
+    check = layers.check_layer("standard", "ONE_CALL", layer, case, cpu)
+    assert "this is a mistake of lit_attn (NameError" in check.failure
+    try:
+        raise RuntimeError("out of resource: shared memory\nand a second line")
+    except RuntimeError as error:
+        words = mistakes.describe_check_failure(error)
+    assert words == "RuntimeError: out of resource: shared memory"
 
 
 def test_an_error_at_the_call_is_no_mistake_of_lit_attn(folder: Path) -> None:

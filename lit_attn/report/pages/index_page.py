@@ -25,6 +25,7 @@ from lit_attn.report.records.skipped import LOG
 from lit_attn.report.statistics import stats
 from lit_attn.report.tables.columns import NOTHING, choose_digits, format_difference, format_spread
 from lit_attn.report.tables.formats import Cell, named_table, read_csv
+from lit_attn.schema.errors import ConfigError
 
 COLUMNS = ["variant", "n", "planned", "mean", "sd", "difference", "low", "high", "significant"]
 PHONE = (0, 2, 3)
@@ -83,19 +84,27 @@ def _read_entries(reports: Path) -> list[Entry]:
     for page in sorted(reports.glob("*/table.html")):
         try:
             frame = read_csv(page.with_name("table.csv"))
-            # Several looks at the results of a study leave a smaller level.
-            frame["p_adjusted"] *= stats.ALPHA / frame.get("level", stats.ALPHA)
-            frame["variant"] = frame.get("label", frame["variant"])
-            frame = frame[[*COLUMNS, "p_adjusted"]]
-        except (OSError, ValueError, KeyError) as error:
+            _require_columns(frame)
+        except (OSError, ValueError) as error:
             LOG.warning("%s: is not a report and is left out of the index: %s", page.parent, error)
             continue
+        # Several looks at the results of a study leave a smaller level.
+        frame["p_adjusted"] *= stats.ALPHA / frame.get("level", stats.ALPHA)
+        frame["variant"] = frame.get("label", frame["variant"])
+        frame = frame[[*COLUMNS, "p_adjusted"]]
         origin = Origin.read_valid(page.with_name("origin.json"))
         folder = None
         if origin is not None:
             folder = Path(os.path.normpath(page.parent.resolve() / origin.file))
         entries.append(Entry(page, frame, folder))
     return entries
+
+
+def _require_columns(frame: pd.DataFrame) -> None:
+    """Raise ConfigError if a table.csv lacks a column that the index reads."""
+    missing = [name for name in (*COLUMNS, "p_adjusted") if name not in frame]
+    if missing:
+        raise ConfigError(f"table.csv has no column {', '.join(missing)}")
 
 
 def _correct(entries: Sequence[Entry]) -> dict[str, Correction]:
