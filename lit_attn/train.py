@@ -29,6 +29,7 @@ from lit_attn.cells.process import die_with_parent, redirect_output
 from lit_attn.cells.ranks import run_ranks
 from lit_attn.cells.records import require_known_version
 from lit_attn.schema.errors import ConfigError, OneLineParser, command, program
+from lit_attn.schema.plugins import explain_failure
 from lit_attn.schema.sources import freeze_package
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
     from lit_attn.config.cell import Cell
     from lit_attn.training.process_group import ProcessGroup
+
+NOT_CHECKED = "the models and data were not checked"
+"""Beginning of the warnings about a check of cells that could not be made."""
 
 
 @command
@@ -171,8 +175,13 @@ def check_cells(
     die_with_parent()
     # The cells write to their logs.
     redirect_output(Path(os.devnull))
+    mistake = None
     with collect_warnings() as warnings:
-        mistake = find_mistake(cells, has_data, sender.send, untried, free_memory)
+        try:
+            mistake = find_mistake(cells, has_data, sender.send, untried, free_memory)
+        except Exception as error:
+            # This process has no output, so its end would not say that nothing is checked.
+            warnings.append(f"{NOT_CHECKED}: {explain_failure(error, 'the check')}")
     sender.send((None if mistake is None else tuple(mistake), warnings))
 
 

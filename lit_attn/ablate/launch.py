@@ -21,6 +21,7 @@ from lit_attn.cells import folder, lock, ranks
 from lit_attn.cells.inputs import change_finder
 from lit_attn.config.cell import Cell
 from lit_attn.files import write_atomic
+from lit_attn.schema import mistakes
 from lit_attn.schema.errors import plural
 from lit_attn.schema.sources import PACKAGE
 
@@ -188,9 +189,9 @@ class Launcher:
         """Raise ConfigError with the responsible line if the model or data of a job cannot be used.
 
         Another process checks one cell of each new variant (see `train.check_cells`) and sends the
-        warnings of the data, which are written here. If it dies, the logs of the cells will show
-        why. A variant with a result of the present code makes no step. Cells that are not
-        `is_local` need no server here.
+        warnings of the data, which are written here. If it dies, a warning says so, and the logs of
+        the cells will show why. A variant with a result of the present code makes no step. Cells
+        that are not `is_local` need no server here.
         """
         variants = []
         for study, variant, cell in find_variants(matrices, jobs):
@@ -216,13 +217,17 @@ class Launcher:
         for warning in check.warnings:
             write_line(f"warning: {warning}")
         if check.mistake is not None:
-            index, message, traceback = check.mistake
+            index, message, traceback, is_own = check.mistake
             study, variant, _ = variants[index]
             if traceback:
                 file = matrices[0].folder.parent / "first-step.log"
                 write_atomic(file, traceback)
                 message += f"; {file} has the traceback"
-            raise variant.error(study, message)
+            error = variant.error(study, message)
+            if is_own:
+                # The process of the check has described it.
+                mistakes.DESCRIBED.append(error)
+            raise error
 
 
 def find_proven(matrices: list[Matrix]) -> set[tuple[str, str]]:
@@ -243,7 +248,7 @@ def find_proven(matrices: list[Matrix]) -> set[tuple[str, str]]:
 class Check(NamedTuple):
     """Result of a check of cells: a wrong cell (`first_step.Mistake`), and all warnings."""
 
-    mistake: tuple[int, str, str] | None
+    mistake: tuple[int, str, str, bool] | None
     warnings: list[str]
 
 
@@ -254,16 +259,15 @@ def _check_cells(
     is_local: bool,
     untried: list[int],
 ) -> Check:
-    """Check cells in another process; return an empty result if it dies or needs too long.
+    """Check cells in another process; return only a warning if it dies or needs too long.
 
     `names` are those of the variants of the cells. `is_local`: the data of the cells are on this
     machine. `untried` are the numbers of the cells that make a step.
     """
-    check = Check(None, [])
     receiver, sender = multiprocessing.Pipe(duplex=False)
     # Not in files, which a killed runner could not remove.
     contents = [cell.model_dump(mode="json") for cell in cells]
-    with contextlib.suppress(EOFError, OSError):
+    try:
         arguments = (contents, sender, is_local, untried, available_memory())
         process = create_process(target=train.check_cells, args=arguments)
         with _block_interrupts():
@@ -276,11 +280,13 @@ def _check_cells(
         finally:
             process.kill()
             process.join()
+    except (EOFError, OSError):
+        check = Check(None, [f"{train.NOT_CHECKED}: the process of the check has ended"])
     return check
 
 
 def _await_check(receiver: "Connection", names: list[str]) -> Check:
-    """Return what the process of the check sends last, an empty result after CHECK_LIMIT seconds.
+    """Return what the process of the check sends last, or a warning after CHECK_LIMIT seconds.
 
     Every PROGRESS_SECONDS a line says which variant the check has reached.
     """
@@ -297,7 +303,7 @@ def _await_check(receiver: "Connection", names: list[str]) -> Check:
             seconds = format_seconds(time.monotonic() - start)
             write_line(f"  {reached + 1} of {len(names)}: {names[reached]} ({seconds})")
             next_line = time.monotonic() + PROGRESS_SECONDS
-    return Check(None, [])
+    return Check(None, [f"{train.NOT_CHECKED}: no answer within {CHECK_LIMIT:,.0f} s"])
 
 
 def _start_server() -> None:

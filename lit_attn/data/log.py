@@ -26,10 +26,14 @@ class _Collector(logging.Handler):
 
 @contextmanager
 def collect_warnings() -> Iterator[list[str]]:
-    """Yield a list to which every different warning of a data reader is appended."""
+    """Yield a list to which every different warning of the package is appended.
+
+    Beside the readers, a check that cannot be made warns.
+    """
     collector = _Collector()
-    LOG.addHandler(collector)
+    package = logging.getLogger("lit_attn")
+    package.addHandler(collector)
     try:
         yield collector.messages
     finally:
-        LOG.removeHandler(collector)
+        package.removeHandler(collector)

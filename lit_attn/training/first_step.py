@@ -24,7 +24,13 @@ from lit_attn.data.module import DataModule, EvaluationLoader
 from lit_attn.models import factory
 from lit_attn.models.mixer_trial import has_gpu_mixers, try_gpu_mixers
 from lit_attn.schema.errors import ConfigError, plural
-from lit_attn.schema.plugins import find_class_line, find_own_line
+from lit_attn.schema.mistakes import describe_mistake
+from lit_attn.schema.plugins import (
+    explain_failure,
+    find_class_line,
+    find_own_line,
+    is_own_mistake,
+)
 from lit_attn.tasks.tf32 import products_in_tf32
 from lit_attn.temporary import temporary_folder
 from lit_attn.training.build import build_data, build_task, prepare_for_devices
@@ -47,16 +53,23 @@ GIBIBYTE = 2**30
 SMALL_SHARE = 1 / 16
 """Share of the free memory below which the parameters of a model are no reason for an estimate."""
 
+LOG = logging.getLogger(__name__)
+"""Logger of checks that cannot be made, whose warnings the runner shows (`collect_warnings`)."""
+
 MACHINE_ERRORS = (MemoryError, OSError, torch.OutOfMemoryError, torch.AcceleratorError)
 """Exceptions about the machine at this moment, which the cells may not meet."""
 
 
 class Mistake(NamedTuple):
-    """Number of the first cell that cannot run, its error, and the traceback of foreign code."""
+    """Number of the first cell that cannot run, its error, and the traceback of foreign code.
+
+    `is_own` is True for a mistake of lit_attn, whose message names the file with the traceback.
+    """
 
     number: int
     message: str
     traceback: str = ""
+    is_own: bool = False
 
 
 @dataclass
@@ -160,7 +173,8 @@ def find_mistake(
     `cells` has the content of each config.yaml. Unless this machine `has_data`, only the model of a
     cell whose files are missing is checked. `start_cell` is called with the number of each cell
     before its check. The cells with the numbers `untried` make a training step; `free_memory` are
-    the free bytes of a CPU. The logs of the other cells will show exceptions of foreign code.
+    the free bytes of a CPU. Any other exception than a ConfigError ends the check of a cell with a
+    warning: if foreign code raises it, the log of the cell will show it.
     """
     loaded = LoadedData()
     tried: set[str] = set()
@@ -189,8 +203,9 @@ def find_mistake(
             require_memory(cell, network, device, free_memory)
         except ConfigError as error:
             return Mistake(number, str(error))
-        except Exception:
-            # The log of the cell will show it.
+        except Exception as error:
+            reason = explain_failure(error, "the code of the cell")
+            LOG.warning("the check of a variant ended early: %s", reason)
             continue
         mistake = _try_step(number, cell, data, loaded, device)
         if mistake is not None:
@@ -278,13 +293,26 @@ def _try_step(
         return Mistake(number, str(error))
     except Diverged as error:
         return Mistake(number, _explain_not_finite(str(error), cell, data, loaded, device))
-    except MACHINE_ERRORS:
+    except MACHINE_ERRORS as error:
+        _warn_unchecked(error)
         return None
     except Exception as error:
         if OUT_OF_MEMORY.search(str(error)) or NO_SPACE.search(str(error)):
+            _warn_unchecked(error)
             return None
-        return Mistake(number, _explain(error, used, data), traceback.format_exc())
+        is_own = is_own_mistake(error)
+        message = f"the first step: {describe_mistake(error)}" if is_own else _explain(error)
+        if used.name:
+            batch = describe_batch(used.batch, data.signature.batch_names)
+            message += f"; the {used.name} is {batch}"
+        return Mistake(number, message, "" if is_own else traceback.format_exc(), is_own)
     return None
+
+
+def _warn_unchecked(error: Exception) -> None:
+    """Warn that the machine cannot make the step of a cell now; the cell may meet another state."""
+    reason = str(error).strip().partition("\n")[0]
+    LOG.warning("the first step of a variant was not checked: %s: %s", type(error).__name__, reason)
 
 
 def make_step(
@@ -376,8 +404,8 @@ def _make_hook(name: str, outputs: list[tuple[str, nn.Module, bool]]) -> Callabl
     return look
 
 
-def _explain(error: Exception, used: UsedBatch, data: DataModule) -> str:
-    """Return an exception of a step in one line: the user's file and line, and the batch."""
+def _explain(error: Exception) -> str:
+    """Return an exception of a step in one line, with the user's file and line."""
     frames = traceback.extract_tb(error.__traceback__)
     place = find_own_line(error)
     note = ""
@@ -385,10 +413,7 @@ def _explain(error: Exception, used: UsedBatch, data: DataModule) -> str:
         place = f"{frames[-1].filename}:{frames[-1].lineno}"
         note = " (no file of `parts` is on the way)"
     message = " ".join(str(error).split())
-    text = f"the first step: {place}: {type(error).__name__}: {message}{note}"
-    if used.name:
-        text += f"; the {used.name} is {describe_batch(used.batch, data.signature.batch_names)}"
-    return text
+    return f"the first step: {place}: {type(error).__name__}: {message}{note}"
 
 
 def describe_batch(batch: Any, names: tuple[str, ...]) -> str:

@@ -18,10 +18,16 @@ from helpers.paths import ROOT
 from helpers.runs import TIMEOUT, count_runs, jobs, make_body, wait_until
 from helpers.training_cells import digits_cell, folder_of, scenes_cell, text_cell
 
+from lit_attn import train
 from lit_attn.ablate import dry_run, launch, step_times
 from lit_attn.ablate.commands import run
 from lit_attn.ablate.launch import CellProcess
+from lit_attn.ablate.plan import expand
 from lit_attn.ablate.slots import make_slots
+from lit_attn.config.study import read_studies
+from lit_attn.schema.errors import command
+from lit_attn.schema.mistakes import EXIT_CODE
+from lit_attn.training import first_step
 
 # Imports what the server imports, and prints what each cell imports in addition.
 CODE = """\
@@ -244,6 +250,49 @@ def test_a_check_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(launch, "CHECK_LIMIT", 0.02)
     monkeypatch.setattr(launch, "PROGRESS_SECONDS", 0.01)
     receiver, sender = multiprocessing.Pipe(duplex=False)
-    assert launch._await_check(receiver, ["standard"]) == (None, [])
+    warning = "the models and data were not checked: no answer within 0 s"
+    assert launch._await_check(receiver, ["standard"]) == (None, [warning])
     sender.close()
     receiver.close()
+
+
+def test_a_check_whose_process_dies_is_not_silent() -> None:
+    """A process that ends without an answer closes its end of the pipe."""
+    check = launch._check_cells(MagicMock(), [], ["standard"], True, [])
+    assert check == (
+        None,
+        ["the models and data were not checked: the process of the check has ended"],
+    )
+
+
+def test_a_mistake_in_the_check_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process of the check has no output, so nobody would see its traceback."""
+    monkeypatch.setattr(train, "die_with_parent", lambda: None)
+    monkeypatch.setattr(train, "redirect_output", lambda path: None)
+    monkeypatch.delattr(first_step, "LoadedData")
+    sender = MagicMock()
+    train.check_cells([], sender, True, [], None)
+    (mistake, warnings) = sender.send.call_args.args[0]
+    assert mistake is None
+    assert warnings[0].startswith("the models and data were not checked: ")
+    assert "LoadedData" in warnings[0]
+
+
+def test_a_mistake_of_lit_attn_in_a_step_is_no_wrong_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command ends with the exit code of a mistake of the program."""
+    studies.write(tmp_path, make_body("ok"))
+    matrix = expand(read_studies(tmp_path / "ablations.yaml")["tiny"], tmp_path / "runs")
+    monkeypatch.setattr(launch, "write_line", lambda text: None)
+    launcher = launch.Launcher("lit_attn.train:run_cell")
+
+    def run() -> int:
+        launcher.checked.clear()
+        launcher.require_cells([matrix], matrix.jobs, None, is_local=False)
+        return 0
+
+    for is_own, code in ((False, 2), (True, EXIT_CODE)):
+        answer = launch.Check((0, "the first step: wrong", "", is_own), [])
+        monkeypatch.setattr(launch, "_check_cells", MagicMock(return_value=answer))
+        assert command(run)() == code

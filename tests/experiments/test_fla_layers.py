@@ -424,6 +424,6 @@ def test_causal_order_is_required_on_a_gpu() -> None:
     ]
     mistake = find_mistake([cell.model_dump(mode="json", by_alias=True) for cell in cells])
     assert mistake is not None
-    number, message = mistake
+    number, message = mistake.number, mistake.message
     assert number == 1
     assert re.match(r"attention: fla_layers:RetNet \(.*\): is causal only", message)

@@ -2,8 +2,10 @@
 
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from helpers import studies
@@ -14,6 +16,9 @@ from helpers.paths import ROOT
 from lit_attn import signatures
 from lit_attn.ablate.launch import find_proven
 from lit_attn.ablate.plan import Matrix, expand
+from lit_attn.data.log import collect_warnings
+from lit_attn.schema import plugins
+from lit_attn.tasks import classification
 from lit_attn.training import first_step
 from lit_attn.training.first_step import Mistake, find_mistake
 
@@ -136,6 +141,44 @@ def test_the_first_module_that_is_not_finite_is_named(tmp_path: Path) -> None:
         r" 'blocks\.0\.attn\.\w+' \(Broken, \S+/mine.py:38\)",
         mistake.message,
     )
+
+
+def test_a_mistake_of_lit_attn_in_a_step_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(plugins, "FILE_HASHES", {})
+    monkeypatch.setattr(plugins, "PACKAGE_VERSIONS", {})
+    monkeypatch.delattr(classification, "_sum_per_sample")
+    mistake = check(write_study(tmp_path, "", ALONE))
+    assert mistake is not None
+    assert mistake.is_own
+    assert re.match(
+        r"the first step: this is a mistake of lit_attn \(NameError: .*classification\.py:\d+\); "
+        r"its traceback is in \S+, please report it; the batch of val is images ",
+        mistake.message,
+    )
+
+
+def test_a_check_that_ends_early_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    matrix = write_study(tmp_path, "", ALONE)
+    monkeypatch.delattr(first_step, "prepare_for_devices")
+    with collect_warnings() as warnings:
+        assert check(matrix) is None
+    assert len(warnings) > 0
+    assert warnings[0].startswith("the check of a variant ended early: ")
+    assert "NameError: name 'prepare_for_devices'" in warnings[0]
+
+
+def test_a_step_for_which_the_machine_has_no_memory_is_not_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = write_study(tmp_path, "", ALONE)
+    monkeypatch.setattr(first_step, "make_step", Mock(side_effect=MemoryError("no room")))
+    with collect_warnings() as warnings:
+        assert check(matrix) is None
+    assert warnings == ["the first step of a variant was not checked: MemoryError: no room"]
 
 
 def test_variants_that_differ_in_a_rate_share_a_step(

@@ -22,7 +22,7 @@ def written(cell: Any) -> dict[str, Any]:
 def test_unused_parameters_are_named_in_one_line() -> None:
     mistake = find_mistake([own_model("Normed"), own_model("Wasteful")])
     assert mistake is not None
-    number, error, _ = mistake
+    number, error = mistake.number, mistake.message
     assert number == 1
     assert "\n" not in error
     assert error == (
