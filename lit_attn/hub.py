@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_model, save_model
 from torch import nn
 
 from lit_attn.attention.spec import PRESETS, AttentionSpec
@@ -57,8 +59,6 @@ def export(folder: Path, out: Path, *, trust_code: bool = False) -> Path:
         name = "averaged.pt" if cell.metric.averaged else "weights.pt"
         network = load_network(folder / "checkpoints" / name, cell, "cpu")
 
-    from safetensors.torch import save_model
-
     out.mkdir(parents=True, exist_ok=True)
     save_model(network, str(out / "model.safetensors"))
     _write_card(cell, result, out / "README.md")
@@ -105,9 +105,6 @@ def load_network(path: Path, cell: Cell, device: str) -> nn.Module:
     """Return the cell's network with the weights in `path`; ConfigError if they do not fit."""
     if not path.exists():
         raise ConfigError(f"{path}: is missing. A cell writes its weights there when it finishes.")
-
-    from safetensors import SafetensorError
-    from safetensors.torch import load_model
 
     experiment = cell.experiment
     model = factory.resolve(experiment.model, cell.match_to, experiment.data)

@@ -7,12 +7,12 @@ is one more class here, or in a file outside the package. Only `sample` imports 
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
 
 from lit_attn.schema.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Signature(ABC):
         return False
 
     @abstractmethod
-    def sample(self) -> "tuple[Tensor, ...]":
+    def sample(self) -> tuple[Tensor, ...]:
         """Return the network's inputs for a batch of one sample, on the meta device."""
 
     def training_batch(self, size: int) -> Any:
@@ -80,9 +80,7 @@ class ImageSignature(Signature):
 
     shape: tuple[int, int, int]
 
-    def sample(self) -> "tuple[Tensor, ...]":
-        import torch
-
+    def sample(self) -> tuple[Tensor, ...]:
         return (torch.empty(1, *self.shape, device="meta"),)
 
 
@@ -109,10 +107,8 @@ class ImageLabels(ImageSignature):
     def has_fixed_shapes(self) -> bool:
         return not self.training_sizes
 
-    def training_batch(self, size: int) -> "tuple[Tensor, ...]":
+    def training_batch(self, size: int) -> tuple[Tensor, ...]:
         """Return images of the final size and their labels."""
-        import torch
-
         return torch.zeros(size, *self.shape), torch.zeros(size, dtype=torch.long)
 
 
@@ -132,10 +128,8 @@ class ImageTargets(ImageSignature):
     def has_fixed_shapes(self) -> bool:
         return True
 
-    def training_batch(self, size: int) -> "tuple[Tensor, ...]":
+    def training_batch(self, size: int) -> tuple[Tensor, ...]:
         """Return images and the numbers to predict."""
-        import torch
-
         return torch.zeros(size, *self.shape), torch.zeros(size, self.outputs)
 
 
@@ -154,7 +148,6 @@ class ImageMasks(ImageSignature):
 
     def training_batch(self, size: int) -> "dict[str, list[Any]]":
         """Return windows and labelled masks as mmsegmentation does."""
-        import torch
         from mmengine.structures import PixelData
         from mmseg.structures import SegDataSample
 
@@ -195,9 +188,7 @@ class ColumnSignature(Signature):
     def has_fixed_shapes(self) -> bool:
         return True
 
-    def sample(self) -> "tuple[Tensor, ...]":
-        import torch
-
+    def sample(self) -> tuple[Tensor, ...]:
         numbers = torch.empty(1, self.numbers, device="meta")
         categories = torch.empty(1, len(self.categories), dtype=torch.long, device="meta")
         return numbers, categories
@@ -243,9 +234,7 @@ class TokenSignature(Signature):
     def tokens(self) -> int:
         return self.context
 
-    def sample(self) -> "tuple[Tensor, ...]":
-        import torch
-
+    def sample(self) -> tuple[Tensor, ...]:
         return (torch.empty(1, self.context, dtype=torch.long, device="meta"),)
 
 
@@ -276,10 +265,8 @@ class TokenStream(CausalTokens):
     def has_fixed_shapes(self) -> bool:
         return True
 
-    def training_batch(self, size: int) -> "tuple[Tensor, ...]":
+    def training_batch(self, size: int) -> tuple[Tensor, ...]:
         """Return inputs and targets."""
-        import torch
-
         tokens = torch.zeros(size, self.context, dtype=torch.long)
         return tokens, torch.zeros_like(tokens)
 
@@ -307,16 +294,12 @@ class ParallelTokens(TokenSignature):
         """Length of a typical sentence."""
         return min(self.context, 32)
 
-    def sample(self) -> "tuple[Tensor, ...]":
-        import torch
-
+    def sample(self) -> tuple[Tensor, ...]:
         tokens = torch.empty(1, self.sample_count, dtype=torch.long, device="meta")
         return tokens, tokens
 
-    def training_batch(self, size: int) -> "tuple[Tensor, ...]":
+    def training_batch(self, size: int) -> tuple[Tensor, ...]:
         """Return sentences of a typical length with about `size` tokens in each language."""
-        import torch
-
         rows = max(1, size // self.sample_count)
         source = torch.zeros(rows, self.sample_count, dtype=torch.long)
         targets = torch.zeros_like(source)
@@ -333,7 +316,7 @@ class PaddedTokens(TokenSignature):
 
     classes: int
 
-    def sample(self) -> "tuple[Tensor, ...]":
+    def sample(self) -> tuple[Tensor, ...]:
         (tokens,) = super().sample()
         return tokens, tokens.bool()
 
@@ -352,10 +335,8 @@ class TaggedTokens(PaddedTokens):
     pairs: ClassVar = False
     are_tagged: ClassVar = True
 
-    def training_batch(self, size: int) -> "tuple[Tensor, ...]":
+    def training_batch(self, size: int) -> tuple[Tensor, ...]:
         """Return sequences without padding, with a class for each token."""
-        import torch
-
         tokens = torch.zeros(size, self.context, dtype=torch.long)
         present = torch.ones(size, self.context, dtype=torch.bool)
         return tokens, present, torch.zeros_like(tokens), torch.zeros(size)
@@ -378,16 +359,14 @@ class LabelledTokens(PaddedTokens):
     def tokens(self) -> int:
         return 2 * self.context if self.pairs else self.context
 
-    def sample(self) -> "tuple[Tensor, ...]":
+    def sample(self) -> tuple[Tensor, ...]:
         tokens, mask = super().sample()
         if not self.pairs:
             return tokens, mask
         return tokens[:, None].repeat(1, 2, 1), mask[:, None].repeat(1, 2, 1)
 
-    def training_batch(self, size: int) -> "tuple[Tensor, ...]":
+    def training_batch(self, size: int) -> tuple[Tensor, ...]:
         """Return sequences without padding and their labels."""
-        import torch
-
         shape = (size, 2, self.context) if self.pairs else (size, self.context)
         tokens = torch.zeros(shape, dtype=torch.long)
         labels = torch.zeros(size, dtype=torch.long)

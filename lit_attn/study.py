@@ -22,6 +22,7 @@ from lit_attn.cells.records import Plan
 from lit_attn.config.cell import Cell
 from lit_attn.config.study import read_studies
 from lit_attn.files import write_atomic
+from lit_attn.report import write_reports
 from lit_attn.report.tables.formats import read_csv
 from lit_attn.schema.errors import ConfigError, plural, require
 from lit_attn.schema.yaml_text import format_yaml
@@ -251,8 +252,6 @@ class Study:
 
     def _write_report(self) -> Path:
         """Write the report of the finished cells, and return its folder."""
-        from lit_attn.report import write_reports
-
         self._expand().write_plan()
         (folder,) = write_reports(self.out, self.reports, [self.name])
         return folder

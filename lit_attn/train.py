@@ -28,6 +28,7 @@ from lit_attn.cells.lock import BUSY, CellLocked, hold_lock
 from lit_attn.cells.process import die_with_parent, redirect_output
 from lit_attn.cells.ranks import run_ranks
 from lit_attn.cells.records import require_known_version
+from lit_attn.data.log import collect_warnings
 from lit_attn.schema.errors import ConfigError, OneLineParser, command, program
 from lit_attn.schema.plugins import explain_failure
 from lit_attn.schema.sources import freeze_package
@@ -169,7 +170,6 @@ def check_cells(
     Before that, the number of each cell is sent when its check starts. `untried` and `free_memory`
     are those of `find_mistake`.
     """
-    from lit_attn.data.log import collect_warnings
     from lit_attn.training.first_step import find_mistake
 
     die_with_parent()

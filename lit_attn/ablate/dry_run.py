@@ -15,8 +15,11 @@ from typing import NamedTuple
 from lit_attn.ablate.budgets import describe_budget, estimate_seconds
 from lit_attn.ablate.display import Display, make_display
 from lit_attn.ablate.input_files import check_files
+from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.memory import print_memory
 from lit_attn.ablate.plan import Job, Matrix, find_ended
+from lit_attn.ablate.power import find_study_power
+from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import Slots, make_slots
 from lit_attn.ablate.status import StudyCell, make_cell_answers
 from lit_attn.ablate.stopping import find_endings
@@ -29,6 +32,14 @@ from lit_attn.config.cell import Cell
 from lit_attn.models import factory
 from lit_attn.models.base import find_mixers
 from lit_attn.optim.decay import describe_decay
+from lit_attn.report.answers.entry import write_answer
+from lit_attn.report.answers.runs import (
+    DryRunAnswer,
+    EndedVariant,
+    PlannedStudy,
+    StudyBudget,
+    StudyDesign,
+)
 from lit_attn.schema.errors import ConfigError, plural
 from lit_attn.temporary import temporary_folder
 
@@ -71,17 +82,6 @@ def print_cells(matrices: list[Matrix], with_costs: bool, gpu: str | None = None
 
 def print_answer(matrices: list[Matrix]) -> None:
     """Write every study and cell, with its state, as JSON."""
-    # Imported here, because every command imports this module.
-    from lit_attn.ablate.power import find_study_power
-    from lit_attn.report.answers.entry import write_answer
-    from lit_attn.report.answers.runs import (
-        DryRunAnswer,
-        EndedVariant,
-        PlannedStudy,
-        StudyBudget,
-        StudyDesign,
-    )
-
     studies = []
     for matrix in matrices:
         ended = find_ended([matrix])
@@ -142,9 +142,6 @@ def _print_study(matrix: Matrix) -> list[Job]:
 
     Returns the trials of `tune` without a result.
     """
-    # Imported here, because every command imports this module.
-    from lit_attn.ablate.power import find_study_power
-
     missing = []
     print(f"{matrix.name}: {matrix.title}")
     print(f"  experiment {matrix.source.experiment_path}, baseline {matrix.baseline.name}")
@@ -266,10 +263,6 @@ def print_estimate(
     The seconds of a study with a budget of time are recorded, and `expand_studies` returns the
     cells that follow from them.
     """
-    # Imported here, because a plain dry run starts no processes.
-    from lit_attn.ablate.launch import Launcher
-    from lit_attn.ablate.runner import Runner
-
     slots = make_slots(jobs)
     cells: list[Cell] = []
     for matrix in matrices:

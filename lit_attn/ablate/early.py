@@ -21,6 +21,7 @@ from lit_attn.ablate.hooks import Observer
 from lit_attn.ablate.plan import Job
 from lit_attn.cells.records import Plan, PlannedCell
 from lit_attn.cells.rules import read_ended_cells
+from lit_attn.report import write_reports
 from lit_attn.schema.errors import ConfigError, plural
 from lit_attn.schema.mistakes import describe_mistake
 
@@ -190,8 +191,6 @@ def _write_quietly(runs: Path, reports: Path, study: str, errors: Connection) ->
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGHUP, leave)
-    from lit_attn.report import write_reports
-
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)

@@ -23,6 +23,7 @@ from lit_attn.cells.records import StepTimes, TimedVariant
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
 from lit_attn.temporary import temporary_folder
+from lit_attn.training.process_group import join_process_group
 
 MAX_SPREAD = 0.1  # Largest interquartile range of a ratio of step times, relative to its median.
 ATTEMPTS = 3  # Measurements of a variant before its noise ends the run.
@@ -100,7 +101,6 @@ def time_variants(folder: Path) -> None:
     runner that the measurement is complete.
     """
     from lit_attn.training.fit import Limits, fit
-    from lit_attn.training.process_group import join_process_group
     from lit_attn.training.result import at_final_image_size
 
     folders = sorted((folder / "timed").iterdir())

@@ -15,6 +15,8 @@ from lit_attn.cells.records import Metric, Plan, PlannedCell
 from lit_attn.cells.rules import list_ended_cells
 from lit_attn.config.study import StudySource
 from lit_attn.files import one_at_a_time
+from lit_attn.report.statistics.futility import find_end
+from lit_attn.report.statistics.stats import ALPHA, pairs_for_a_star
 from lit_attn.schema.errors import plural
 
 Ends = dict[int, float | None]
@@ -25,9 +27,6 @@ def require_seeds_for_stop(source: StudySource, seeds: tuple[int, ...]) -> None:
     """Raise the study's error if it ends variants by futility with too few seeds."""
     if source.study.stop is None:
         return
-    # Imported here, because a study without the rule needs no statistics.
-    from lit_attn.report.statistics.stats import ALPHA, pairs_for_a_star
-
     planned = {*source.study.seeds, *seeds}
     has_margin = source.study.metric.margin is not None
     needed = 3 if has_margin else pairs_for_a_star(1, ALPHA)
@@ -46,10 +45,6 @@ def find_endings(plan: Plan, folder: Path) -> dict[str, Ending]:
     endings: dict[str, Ending] = {}
     if plan.stop is None:
         return endings
-    # Imported here, because a study without the rule needs no statistics.
-    from lit_attn.report.statistics.futility import find_end
-    from lit_attn.report.statistics.stats import ALPHA
-
     by_variant: dict[str, list[PlannedCell]] = {}
     for cell in plan.cells:
         by_variant.setdefault(cell.variant, []).append(cell)

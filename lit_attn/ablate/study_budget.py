@@ -22,6 +22,7 @@ from lit_attn.cells.records import Timing
 from lit_attn.config.study import StudySource
 from lit_attn.config.study_design import DesignConfig
 from lit_attn.config.study_values import MOST_SEEDS
+from lit_attn.report.statistics import designs
 from lit_attn.schema.errors import ConfigError, program
 
 
@@ -110,9 +111,6 @@ def _choose(source: StudySource, trainings: int, variants: int) -> ChosenDesign 
     Seeds of all variants are kept where a screening does not gain GAIN, because all variants then
     have an estimate.
     """
-    # Imported here, because a study without a budget needs no statistics.
-    from lit_attn.report.statistics import designs
-
     compared = variants - 1
     seeds = min(trainings // variants, MOST_SEEDS)
     has_seeds = seeds >= designs.FEWEST_PAIRS
@@ -131,15 +129,11 @@ def _choose(source: StudySource, trainings: int, variants: int) -> ChosenDesign 
 
 def _can_screen(source: StudySource, compared: int) -> bool:
     """Return False for few variants, and for a product, whose effects come from all cells."""
-    from lit_attn.report.statistics import designs
-
     return compared >= designs.FEWEST_VARIANTS and len(source.study.axes) <= 1
 
 
 def _find_fewest(source: StudySource, variants: int) -> int:
     """Return the fewest trainings with which a star is possible."""
-    from lit_attn.report.statistics import designs
-
     fewest = designs.FEWEST_PAIRS * variants
     if _can_screen(source, variants - 1):
         return min(fewest, designs.find_cheapest(variants - 1))

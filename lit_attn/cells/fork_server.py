@@ -12,19 +12,8 @@ checked out meanwhile.
 
 import signal
 
-from lit_attn.cells.process import die_with_parent
+from lit_attn.cells.process import BLOCKED, die_with_parent
 from lit_attn.schema.sources import freeze_package
-
-BLOCKED = (signal.SIGTERM, signal.SIGHUP)
-
-
-def restore_signals() -> None:
-    """Restore the default handlers but SIGUSR2's, and deliver the signals blocked so far."""
-    for number in BLOCKED:
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
-
 
 die_with_parent()
 # Blocked, not ignored: a cell that receives one of these signals while it starts must see it later.

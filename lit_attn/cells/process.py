@@ -1,4 +1,4 @@
-"""Output of a process, and its end with its parent (Linux)."""
+"""Output and signals of a process, and its end with its parent (Linux)."""
 
 import ctypes
 import os
@@ -8,11 +8,22 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 
+BLOCKED = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that the fork server blocks, so that a cell which starts sees them later."""
+
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
     """Ask the kernel for signal `number` when the parent ends (on Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def restore_signals() -> None:
+    """Restore the default handlers but SIGUSR2's, and deliver the signals blocked so far."""
+    for number in BLOCKED:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
 
 
 def redirect_output(log: Path) -> None:

@@ -28,7 +28,7 @@ from lit_attn.cells import folder as cell_folder
 from lit_attn.cells.launched import RENDEZVOUS, set_ranks
 from lit_attn.cells.lock import BUSY, CellLocked, LockError, ProcessIdentity, hold_lock
 from lit_attn.cells.nodes import count_nodes, run_on_nodes
-from lit_attn.cells.process import die_with_parent, redirect_output
+from lit_attn.cells.process import die_with_parent, redirect_output, restore_signals
 from lit_attn.schema.base import load
 from lit_attn.temporary import temporary_folder
 
@@ -177,9 +177,6 @@ def _run_rank(
     rank: int, count: int, parent: int, rendezvous: str, attempt: Path | None, body: Body
 ) -> None:
     """Run `body` in the new process of a rank, and exit with COMPLETE when it has returned."""
-    # Imported here because importing this module ties the importing process to its parent.
-    from lit_attn.cells.fork_server import restore_signals
-
     die_with_parent()
     restore_signals()
     signal.signal(END_SIGNAL, signal.SIG_DFL)
@@ -242,9 +239,6 @@ def run_cell_process(
     """
     # Ctrl-C goes to the terminal's process group. A cell must finish while the runner drains.
     os.setsid()
-    # Imported here because importing this module ties the importing process to its parent.
-    from lit_attn.cells.fork_server import restore_signals
-
     folder = folder.absolute()
     restore_signals()
     if gpus is not None:

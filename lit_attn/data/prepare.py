@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
 from lit_attn.data.text.ids import PREPARED, SPLITS
 from lit_attn.data.text.shard_writer import Documents, ShardWriter
 from lit_attn.data.text.streams import read_text
@@ -54,9 +57,6 @@ def write_shards(
     val_tokens: int = 0,
 ) -> None:
     """Write the shards of `source` to `folder` as ShardWriter does, and show the progress."""
-    from rich.console import Console
-    from rich.progress import Progress, TextColumn, TimeElapsedColumn
-
     writer = ShardWriter(folder, encoder, recipe, val_tokens)
     columns = (TextColumn("{task.fields[tokens]:,} tokens"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lit_attn.cells.process import die_with_parent
 from lit_attn.schema.mistakes import describe_check_failure
 
 
@@ -120,9 +121,6 @@ def _send_results(
     check: Callable[..., Iterator[Any]], arguments: tuple[Any, ...], sender: Connection
 ) -> None:
     """Send every result of the check, and then how it ended."""
-    # Imported here because importing this module ties the importing process to its parent.
-    from lit_attn.cells.fork_server import die_with_parent
-
     die_with_parent()
     warnings.simplefilter("ignore")
     try:

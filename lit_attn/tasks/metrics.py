@@ -13,7 +13,9 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
+import torch
 from pydantic import Field, FiniteFloat
+from torch import Tensor
 
 from lit_attn.cells.records import Metric
 from lit_attn.schema.base import Config, Kind
@@ -24,7 +26,6 @@ from lit_attn.schema.plugins import explain_failure, find_user_line
 
 if TYPE_CHECKING:
     import torchmetrics
-    from torch import Tensor
 
 SAMPLE_CLASSES = 100  # Largest number of classes with which a metric is tried before a run.
 PACKAGES = (
@@ -92,10 +93,8 @@ class Outputs(NamedTuple):
     form: Form
     size: int
 
-    def sample(self) -> "tuple[Tensor, Tensor]":
+    def sample(self) -> tuple[Tensor, Tensor]:
         """Return predictions and targets of eight samples, of at most SAMPLE_CLASSES classes."""
-        import torch
-
         if self.form == "values":
             shape = (8,) if self.size == 1 else (8, self.size)
             values = torch.linspace(0, 1, 8 * self.size).view(shape)

@@ -131,7 +131,7 @@ def test_an_unexpected_error_is_one_line(matrix: Matrix, monkeypatch: pytest.Mon
     def break_report(*arguments: object) -> None:
         raise TypeError("a mistake\nin the report")
 
-    monkeypatch.setattr("lit_attn.report.write_reports", break_report)
+    monkeypatch.setattr("lit_attn.ablate.early.write_reports", break_report)
     first_seed = [job for job in matrix.jobs if job.cell.seed == 0]
     begun, error = run(first_seed, make_early(matrix))
     assert "2 cells to come" in begun
@@ -143,7 +143,7 @@ def test_an_unexpected_error_is_one_line(matrix: Matrix, monkeypatch: pytest.Mon
 def test_the_end_of_a_writer_that_was_killed_is_one_line(
     matrix: Matrix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lit_attn.report.write_reports", lambda *_: os.kill(os.getpid(), 9))
+    monkeypatch.setattr("lit_attn.ablate.early.write_reports", lambda *_: os.kill(os.getpid(), 9))
     first_seed = [job for job in matrix.jobs if job.cell.seed == 0]
     _, error = run(first_seed, make_early(matrix))
     assert error.endswith("first ones of tiny not written: their process ended with exit code -9")

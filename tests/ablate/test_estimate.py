@@ -109,7 +109,7 @@ def test_an_estimate_shows_a_live_table_on_a_terminal_and_lines_elsewhere(
 
         def run(self, jobs: object) -> None: ...
 
-    monkeypatch.setattr("lit_attn.ablate.runner.Runner", Recorder)
+    monkeypatch.setattr("lit_attn.ablate.dry_run.Runner", Recorder)
     for is_terminal in (False, True):
         monkeypatch.setattr("sys.stdout.isatty", lambda is_terminal=is_terminal: is_terminal)
         assert not print_estimate([matrix(tmp_path, BODY)], 1, list)

@@ -13,9 +13,9 @@ from helpers.fake_results import write_results
 from helpers.fake_study import write_study
 from helpers.runs import make_body, run
 
-import lit_attn.report
 from lit_attn.ablate import status
 from lit_attn.ablate.__main__ import main
+from lit_attn.ablate.commands import execution
 from lit_attn.ablate.plan import Job, expand
 from lit_attn.cells import records
 from lit_attn.cells.folder import CellStatus, Progress, State, create_attempt
@@ -181,7 +181,7 @@ def test_every_command_reads_one_file_per_finished_cell(
     read, iterdir = records.open_at_once, Path.iterdir
     monkeypatch.setattr(records, "open_at_once", lambda path: reads.append(path) or read(path))
     monkeypatch.setattr(Path, "iterdir", lambda path: lists.append(path) or iterdir(path))
-    monkeypatch.setattr(lit_attn.report, "write_reports", write_reports)
+    monkeypatch.setattr(execution, "write_reports", write_reports)
     monkeypatch.chdir(tmp_path)
     for arguments in (["status"], ["ablations.yaml", "--dry-run"], ["ablations.yaml"]):
         reads.clear()

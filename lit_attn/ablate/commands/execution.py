@@ -4,29 +4,38 @@ import contextlib
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from lit_attn.ablate import adopt
 from lit_attn.ablate.budgets import order_matrices
 from lit_attn.ablate.commands.options import StudyOptions
 from lit_attn.ablate.display import make_display, write_line
+from lit_attn.ablate.early import write_early
+from lit_attn.ablate.floors import write_floors
+from lit_attn.ablate.hooks import review_nothing
 from lit_attn.ablate.input_files import require_inputs
+from lit_attn.ablate.launch import Launcher
+from lit_attn.ablate.outcomes import Summary
 from lit_attn.ablate.plan import Job, Matrix, find_ended
 from lit_attn.ablate.rerun import set_aside
+from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import make_slots
+from lit_attn.ablate.slurm.follow import Follower
+from lit_attn.ablate.slurm.job import SlurmCell
+from lit_attn.ablate.slurm.queue import cancel
+from lit_attn.ablate.slurm.submit import require_resources, submit_missing
+from lit_attn.ablate.step_times import measure_step_times
 from lit_attn.ablate.stopping import update_endings
 from lit_attn.cells.decisions import Ending
 from lit_attn.cells.folder import CellStatus, read_cell
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.lock import require_locks
 from lit_attn.files import require_writable
+from lit_attn.report import write_reports
 from lit_attn.schema.errors import ConfigError, plural, program
 
-if TYPE_CHECKING:
-    from lit_attn.ablate.launch import Launcher
-    from lit_attn.ablate.outcomes import Summary
-
-    Start = Callable[[list[Job]], Summary]
+Start = Callable[[list[Job]], Summary]
+"""Function that runs cells until all have ended."""
 
 MOST_NAMES = 5
 """Variants without a result that a line about a screening names."""
@@ -66,10 +75,6 @@ def run_cells(
 
     Return the exit code.
     """
-    # Imported here, because a dry run starts no processes.
-    from lit_attn.ablate.floors import write_floors
-    from lit_attn.ablate.launch import Launcher
-
     launcher = Launcher(target, options.smoke)
     prepare = _prepare_slurm if options.is_slurm else _prepare_local
     start = prepare(matrices, options, launcher, is_rerun=chosen is not None)
@@ -96,8 +101,8 @@ def run_cells(
 def run_selected(
     matrices: list[Matrix],
     options: StudyOptions,
-    launcher: "Launcher",
-    start: "Start",
+    launcher: Launcher,
+    start: Start,
     chosen: list[Job] | None,
 ) -> RunEnd:
     """Run the missing cells, or the `chosen` cells from their first step."""
@@ -119,8 +124,6 @@ def run_selected(
 
 def cancel_jobs(matrices: list[Matrix], options: StudyOptions) -> int:
     """Cancel the SLURM jobs of the studies, print their number, and return the exit code."""
-    from lit_attn.ablate.slurm.queue import cancel
-
     count = cancel(matrices, options.cancel_removed)
     print(f"{plural(count, 'job')} cancelled")
     if options.cancel_removed:
@@ -133,9 +136,6 @@ def cancel_jobs(matrices: list[Matrix], options: StudyOptions) -> int:
 def measure_times(matrices: list[Matrix], options: StudyOptions) -> None:
     """Measure the missing step times for `match: time` or --quiet-timing."""
     for matrix in matrices:
-        # Imported here, because a plain dry run starts no processes.
-        from lit_attn.ablate.step_times import measure_step_times
-
         if options.is_slurm:
             command = f"{options.file} --study {matrix.source.name} --dry-run --quiet-timing"
             raise ConfigError(
@@ -196,7 +196,7 @@ def _announce(matrices: list[Matrix], selection: Selection, is_rerun: bool) -> N
 def _prepare_folders(
     matrices: list[Matrix],
     options: StudyOptions,
-    launcher: "Launcher",
+    launcher: Launcher,
     jobs: list[Job],
     is_rerun: bool,
 ) -> None:
@@ -210,7 +210,7 @@ def _prepare_folders(
 
 
 def _require_cells(
-    matrices: list[Matrix], options: StudyOptions, launcher: "Launcher", jobs: list[Job]
+    matrices: list[Matrix], options: StudyOptions, launcher: Launcher, jobs: list[Job]
 ) -> None:
     """Raise ConfigError if the folders, the input files or the models of `jobs` cannot be used."""
     is_local = not options.is_slurm
@@ -268,8 +268,8 @@ def describe_open_screening(matrix: Matrix) -> str:
 def _run_early_stages(
     matrices: list[Matrix],
     options: StudyOptions,
-    launcher: "Launcher",
-    start: "Start",
+    launcher: Launcher,
+    start: Start,
     limit: int | None,
 ) -> tuple[list[Matrix], int | None]:
     """Run the trials of `tune` and the screenings of `design`.
@@ -307,9 +307,6 @@ def _run_early_stages(
 
 def _write_tables(matrices: list[Matrix], options: StudyOptions) -> None:
     """Write the plans and the reports, and print a short table of each study."""
-    # Imported here, because a dry run needs no reports.
-    from lit_attn.report import write_reports
-
     # Written again, because another command may have started further seeds in the meantime. On a
     # full disk the first plan remains.
     with contextlib.suppress(OSError):
@@ -328,23 +325,19 @@ def _write_tables(matrices: list[Matrix], options: StudyOptions) -> None:
 
 
 def _prepare_local(
-    matrices: list[Matrix], options: StudyOptions, launcher: "Launcher", is_rerun: bool
-) -> "Start":
+    matrices: list[Matrix], options: StudyOptions, launcher: Launcher, is_rerun: bool
+) -> Start:
     """Return the function that runs cells on this machine. Raises ConfigError if a cell cannot.
 
     The rule `stop` does not hold for a rerun, whose cells are named by the user.
     """
-    from lit_attn.ablate.early import write_early
-    from lit_attn.ablate.hooks import review_nothing
-    from lit_attn.ablate.runner import Runner
-
     has_rule = any(matrix.source.study.stop is not None for matrix in matrices)
     review = update_endings if has_rule and not is_rerun else review_nothing
     slots = make_slots(options.jobs)
     for matrix in matrices:
         slots.check(job.cell for job in (*matrix.early_jobs, *matrix.jobs))
 
-    def start(missing: list[Job]) -> "Summary":
+    def start(missing: list[Job]) -> Summary:
         write_line(f"{slots.at_once(job.cell for job in missing)} at once")
         stall = options.stall_seconds
         with write_early(options.out, options.reports, missing) as observe:
@@ -355,23 +348,17 @@ def _prepare_local(
 
 
 def _prepare_slurm(
-    matrices: list[Matrix], options: StudyOptions, launcher: "Launcher", is_rerun: bool
-) -> "Start":
+    matrices: list[Matrix], options: StudyOptions, launcher: Launcher, is_rerun: bool
+) -> Start:
     """Return the function that runs cells as SLURM jobs. Raises ConfigError for wrong resources.
 
     The rule `stop` does not hold for a rerun, as in `_prepare_local`.
     """
-    from lit_attn.ablate.early import write_early
-    from lit_attn.ablate.hooks import review_nothing
-    from lit_attn.ablate.slurm.follow import Follower
-    from lit_attn.ablate.slurm.job import SlurmCell
-    from lit_attn.ablate.slurm.submit import require_resources, submit_missing
-
     for matrix in matrices:
         require_resources(matrix)
     review = review_nothing if is_rerun else update_endings
 
-    def start(missing: list[Job]) -> "Summary":
+    def start(missing: list[Job]) -> Summary:
         cell = SlurmCell(
             Path(), launcher.target, options.smoke, options.stall_seconds, is_rerun=is_rerun
         )

@@ -10,6 +10,7 @@ from lit_attn.ablate.commands.options import StudyOptions, read_options
 from lit_attn.ablate.display import write_line
 from lit_attn.ablate.origin import claim_folder, is_claimed, require_origin
 from lit_attn.ablate.plan import Job, Matrix
+from lit_attn.ablate.signals import handle_signals
 from lit_attn.schema.errors import ConfigError, plural
 from lit_attn.schema.sources import freeze_package
 
@@ -34,9 +35,6 @@ def run_studies(options: Namespace, target: str, select: Select) -> int:
     chosen = select(matrices)
     if study_options.dry_run:
         return _print_plan(matrices, study_options, chosen)
-    # Imported here, because a dry run starts no processes.
-    from lit_attn.ablate.signals import handle_signals
-
     # The tables after the last cell come from the same code, whatever is checked out meanwhile.
     freeze_package()
     # A signal during the check of the models or the reports removes temporary files.

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from lit_attn.report.foreign.table import Row, RunTable, read_entries
+from lit_attn.report.foreign.run_table import Row, RunTable, read_entries
 from lit_attn.schema.errors import ConfigError
 
 SAMPLES = "samples_*.jsonl"

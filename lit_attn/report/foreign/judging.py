@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from lit_attn.report.answers.judged import JudgedStudy
 from lit_attn.report.foreign.prepare import Choices, Prepared, make_file_name, prepare
-from lit_attn.report.foreign.table import RunTable, read_table
+from lit_attn.report.foreign.run_table import RunTable
+from lit_attn.report.foreign.table import read_table
 from lit_attn.report.verdicts.budget import plan_within, read_budget
 from lit_attn.report.verdicts.judge import judge_study
 from lit_attn.report.verdicts.stream_verdicts import judge_stream

@@ -27,7 +27,8 @@ from lit_attn.report.answers.judged import CostComparison, Interval, Law, LawsAn
 from lit_attn.report.foreign.directions import find_goal, parse_metric
 from lit_attn.report.foreign.judging import make_table
 from lit_attn.report.foreign.prepare import Choices, find_baseline, read_number, select_rows
-from lit_attn.report.foreign.table import RunTable, read_table
+from lit_attn.report.foreign.run_table import RunTable
+from lit_attn.report.foreign.table import read_table
 from lit_attn.report.statistics.stats import student_quantile
 from lit_attn.schema.errors import ConfigError, require
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_attn import extras
-from lit_attn.report.foreign.table import Row, RunTable
+from lit_attn.report.foreign.run_table import Row, RunTable
 from lit_attn.schema.errors import ConfigError, plural
 
 PAGE = 1000  # Runs of one search.

@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 from lit_attn.cells.records import Metric, Plan, PlannedVariant
 from lit_attn.report.foreign.costs import COUNTS, find_cost
 from lit_attn.report.foreign.directions import find_goal, parse_metric
+from lit_attn.report.foreign.run_table import RunTable
 from lit_attn.report.foreign.states import COLUMNS, State, read_states
-from lit_attn.report.foreign.table import RunTable
 from lit_attn.report.records.study_record import CellRecord, StudyRecord
 from lit_attn.schema.errors import ConfigError, plural, require
 

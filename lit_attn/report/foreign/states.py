@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from lit_attn.report.foreign.table import RunTable
+from lit_attn.report.foreign.run_table import RunTable
 from lit_attn.schema.errors import plural
 
 State = Literal["done", "failed", "open"]

@@ -5,17 +5,14 @@ A reader returns rows as they are written. What their columns mean is decided in
 
 import csv
 import importlib.util
-import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lit_attn.report.foreign import harness, mlflow_runs, tensorboard_runs, wandb_runs
+from lit_attn.report.foreign.run_table import Row, RunTable, read_entries
 from lit_attn.schema.errors import ConfigError, plural
-
-Row = dict[str, Any]
-"""Values of a run by column."""
 
 Reader = Callable[[Path], Iterable[Mapping[str, Any]]]
 """Function of a user that yields a mapping for each run at a path."""
@@ -25,33 +22,6 @@ DELIMITERS = ("\t", ",", ";")
 LEDGER = ("commit", "val_bpb", "memory_gb", "status", "description")
 """Columns of results.tsv of karpathy/autoresearch (program.md at commit 228791f), whose metric is
 minimised and whose first row is the baseline."""
-
-
-@dataclass
-class RunTable:
-    """Rows of a file with one run each, and what the program that wrote them says about columns.
-
-    `places` names the file and line of each row. `metrics` are the columns that the program
-    records as metrics (None: it does not say). `variant`, `metric` and `baseline` are used if the
-    user names no other ones. The runs of one value of a column in `parts` belong together. `notes`
-    are sentences about runs that the reader left out or changed.
-    """
-
-    source: str
-    rows: list[Row]
-    places: list[str]
-    metrics: list[str] | None = None
-    variant: str = "variant"
-    seed: str = "seed"
-    metric: str = ""
-    baseline: str = ""
-    parts: tuple[str, ...] = ()
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def columns(self) -> list[str]:
-        """Names of all columns, in the order of their first row."""
-        return list(dict.fromkeys(name for row in self.rows for name in row))
 
 
 def read_table(path: Path, reader: str = "") -> RunTable:
@@ -68,9 +38,7 @@ def read_table(path: Path, reader: str = "") -> RunTable:
     with path.open("rb") as file:
         start = file.read(16)
     if start.startswith(b"SQLite format 3"):
-        from lit_attn.report.foreign.mlflow_runs import read_mlflow
-
-        return read_mlflow(path)
+        return mlflow_runs.read_mlflow(path)
     if path.suffix in (".json", ".jsonl", ".ndjson"):
         return _read_json(path)
     return _read_csv(path)
@@ -78,8 +46,6 @@ def read_table(path: Path, reader: str = "") -> RunTable:
 
 def _read_folder(path: Path) -> RunTable:
     """Return the runs of a folder. Raises ConfigError for a folder of no known program."""
-    from lit_attn.report.foreign import harness, mlflow_runs, tensorboard_runs
-
     for module in (tensorboard_runs, mlflow_runs, harness):
         if module.is_folder(path):
             return module.read_folder(path)
@@ -212,8 +178,6 @@ def _describe_known_table(table: RunTable, columns: list[str]) -> None:
 
 def _read_json(path: Path) -> RunTable:
     """Return the runs of a JSON list or of lines of JSON: flat rows, runs of W&B, or samples."""
-    from lit_attn.report.foreign import harness, wandb_runs
-
     entries = read_entries(path)
     first = entries[0][1]
     if harness.is_sample(first):
@@ -221,40 +185,3 @@ def _read_json(path: Path) -> RunTable:
     if wandb_runs.is_run(first):
         return wandb_runs.make_table(path, entries)
     return _make_table(path, [entry for _, entry in entries], [place for place, _ in entries])
-
-
-def read_entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return the objects of a file of JSON with the place of each. Raises ConfigError."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: cannot be read as JSON in UTF-8: {error}") from error
-    entries: list[tuple[str, Any]] = []
-    is_list = path.suffix == ".json"
-    try:
-        if is_list:
-            content = json.loads(text)
-            listed = content if isinstance(content, list) else [content]
-            entries = [(f"{path}: run {number}", e) for number, e in enumerate(listed, start=1)]
-    except ValueError as error:
-        # Lines of JSON often have the ending .json.
-        is_list = False
-        if len(text.strip().splitlines()) < 2:
-            raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
-    if not is_list:
-        for number, line in enumerate(text.splitlines(), start=1):
-            if line.strip():
-                entries.append((f"{path}:{number}", _parse_line(path, number, line)))
-    for place, entry in entries:
-        if not isinstance(entry, dict):
-            raise ConfigError(f"{place}: is no JSON object with the columns of a run")
-    if not entries:
-        raise ConfigError(f"{path}: contains no run")
-    return entries
-
-
-def _parse_line(path: Path, number: int, line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{path}:{number}: cannot be read as JSON: {error}") from error

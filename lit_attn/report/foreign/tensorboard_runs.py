@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from lit_attn.report.foreign.table import Row, RunTable
+from lit_attn.report.foreign.run_table import Row, RunTable
 from lit_attn.schema.errors import plural
 
 EVENTS = "events.out.tfevents.*"

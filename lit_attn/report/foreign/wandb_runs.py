@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lit_attn.report.foreign.table import Row, RunTable
+from lit_attn.report.foreign.run_table import Row, RunTable
 from lit_attn.schema.errors import ConfigError
 
 PARTS = {"config", "summary", "history"}
