@@ -6,20 +6,25 @@ from typing import NamedTuple
 
 from lit_attn.cells.records import Plan
 from lit_attn.config import papers as config
+from lit_attn.report.papers.floors import is_below
+from lit_attn.report.papers.printed import count_decimals
 from lit_attn.report.papers.published import (
     Entry,
     Records,
     choose_columns,
-    count_decimals,
     find_cells,
     has_time_fault,
     is_busy,
+    is_time,
     make_entries,
 )
 from lit_attn.report.records.timing import TIME_MARK
 from lit_attn.report.statistics import stats
 from lit_attn.report.tables.columns import BUSY_TEXT, DAGGER, format_difference, format_number
 from lit_attn.report.verdicts.comparison import FAILURES
+
+BELOW_FLOOR = "(below its floor)"
+"""Mark of a claim about the quality of a study whose baseline is below its floor."""
 
 JUDGEMENTS = ("agree", "disagree", "undecided", "not run", "not measured")
 """Judgements of a claim: an undecided one has an interval that contains 0, one that has not run has
@@ -171,8 +176,12 @@ def _format_comparison(comparison: Comparison, digits: int, is_file: bool) -> st
 
 
 def _find_marks(column: config.Column, pair: list[Entry], records: Records) -> list[str]:
-    """Return a dagger for different code or data, and the mark of incomparable times."""
+    """Return the marks of a floor, of different code or data, and of incomparable times."""
     marks = []
+    studies = {reference.study for entry in pair for reference in entry.references}
+    has_values = any(entry.values for entry in pair) and _shows_quality(column, pair, records)
+    if has_values and any(is_below(records[study]) for study in studies):
+        marks.append(BELOW_FLOOR)
     for reference, other in zip(pair[0].references, pair[1].references, strict=False):
         if records[reference.study].is_mixed(reference.variant, other.variant):
             marks.append(DAGGER)
@@ -180,6 +189,13 @@ def _find_marks(column: config.Column, pair: list[Entry], records: Records) -> l
     if any(has_time_fault(records, entry, column.value) for entry in pair):
         marks.append(TIME_MARK)
     return marks
+
+
+def _shows_quality(column: config.Column, pair: list[Entry], records: Records) -> bool:
+    """Return True for a recorded metric; costs, times and diagnostics say nothing about it."""
+    is_cost = column.value in config.COSTS or any(is_time(records, e, column.value) for e in pair)
+    is_diagnostic = column.value.startswith("diagnostics/")
+    return not (column.file or is_cost or is_diagnostic)
 
 
 def _read_published(

@@ -16,12 +16,15 @@ from lit_attn.report.pages.page import Section, render_page
 from lit_attn.report.papers import published as papers
 from lit_attn.report.papers.claims import JUDGEMENTS, judge_claims
 from lit_attn.report.papers.figures import draw_figure, shows_counts
+from lit_attn.report.papers.floors import make_floor_rows, make_floors_table, warn_of_floors
 from lit_attn.report.papers.published import Entry, Records, make_entries
 from lit_attn.report.records.skipped import LOG, Outcome, describe_failure
+from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.tables import formats
 from lit_attn.report.tables.formats import Cell, Table
 from lit_attn.report.tables.provenance import describe_records
-from lit_attn.report.tables.results import describe_origin
+from lit_attn.report.tables.results import SENTENCES, describe_origin
+from lit_attn.report.verdicts.floors import find_validity
 
 PAPER: dict[str, str] = formats.read_asset("tables.yaml")["paper"]
 """Explanations of values: by the content of a table, of counts, and of bars that are counts."""
@@ -71,6 +74,8 @@ def write_parts(source: PaperSource, runs: Path, reports: Path) -> Outcome:
         return Part(Section("Claims", [], [table]), {}, {}, {})
 
     parts = [contain("Claims", make_claims)]
+    if any(find_validity(record) for record in records.values()):
+        parts.append(contain("Floors", lambda: _make_floors_part(records)))
     for number, item in items.items():
         make = partial(_make_part, source, number, item, records)
         parts.append(contain(_name_item(number), make))
@@ -114,10 +119,16 @@ def _list_warnings(source: PaperSource, records: Records) -> list[str]:
     warnings = [SMALL["note"]] if source.size else []
     if any(record.plan.study.endswith(papers.SMOKE_SUFFIX) for record in records.values()):
         warnings.append(SMALL["smoke"])
+    warnings += warn_of_floors(records.values())
     for name, record in records.items():
         _, study_warnings = describe_records(record)
         warnings += [f"{name}: {warning}" for warning in study_warnings]
     return warnings
+
+
+def _make_floors_part(records: Records) -> Part:
+    """Return the table of the floors of all studies of the page."""
+    return Part(Section("Floors", [], [make_floors_table(records.values())]), {}, {}, {})
 
 
 def _name_item(number: str) -> str:
@@ -162,6 +173,8 @@ def _make_figure_part(
     notes = _list_notes(source, item) + _describe_studies(source, item, records)
     if shows_counts(item) and papers.read_counts(source):
         notes.append(PAPER["counted_bars"])
+    if item.panels and not shows_counts(item):
+        notes += warn_of_floors(_find_studies(source, item, records))
     readings: list[Reading] = ["*"]
     if not source.size:
         readings += item.readings
@@ -204,17 +217,29 @@ def make_tables(
     if source.size:
         tables = [_lay_out(item, grid, caption, notes, "p")]
         if is_measured:
-            tables.append(_lay_out(item, grid, f"{caption} {SMALL['title']}", titles, "o"))
+            ours = _lay_out(item, grid, f"{caption} {SMALL['title']}", titles, "o")
+            tables.append(_warn_of_floors(ours, grid, records))
         return tables
     content = "po" if is_measured or item.script else "p"
-    tables = [_lay_out(item, grid, caption, notes + titles, content)]
+    table = _lay_out(item, grid, caption, notes + titles, content)
+    tables = [_warn_of_floors(table, grid, records)]
     for reading in item.readings:
         lines = make_entries(source, item, records, reading)
         measured_lines = [line for line in lines if any(entry.ours for entry in line)]
         if measured_lines:
             title = f"{caption} {_name_reading(reading)}"
-            tables.append(_lay_out(item, measured_lines, title, titles, "o"))
+            table = _lay_out(item, measured_lines, title, titles, "o")
+            tables.append(_warn_of_floors(table, measured_lines, records))
     return tables
+
+
+def _warn_of_floors(table: Table, grid: list[list[Entry]], records: Records) -> Table:
+    """Return the table with a warning for each study below its floor whose metric it shows."""
+    shown: set[str] = set()
+    for entry in itertools.chain(*grid):
+        shown |= entry.floors.keys()
+    studies = [record for record in records.values() if record.plan.study in shown]
+    return replace(table, warnings=warn_of_floors(studies))
 
 
 def _list_notes(source: PaperSource, item: Layout) -> list[str]:
@@ -228,9 +253,14 @@ def _describe_studies(source: PaperSource, item: Layout, records: Records) -> li
     scripts = []
     if item.script and not source.size:
         scripts.append(f"Measured by `{item.script}`.")
+    studies = _find_studies(source, item, records)
+    return [*scripts, *(describe_origin(study.plan) for study in studies)]
+
+
+def _find_studies(source: PaperSource, item: Layout, records: Records) -> list[StudyRecord]:
+    """Return the studies of an item that have started, by name."""
     needed = {reference.study for reference in source.references(item)}
-    names = sorted(needed & records.keys())
-    return [*scripts, *(describe_origin(records[name].plan) for name in names)]
+    return [records[name] for name in sorted(needed & records.keys())]
 
 
 def _name_reading(reading: Reading) -> str:
@@ -264,6 +294,11 @@ def _lay_out(
             heading = name if name and content == "o" else "ours"
             cells = [Cell(entry.ours) for entry in line]
             rows.append([Cell(heading), *cells])
+    floor_rows: list[list[Cell]] = []
+    if "o" in content:
+        floor_rows = make_floor_rows(
+            [[entry.floors for entry in column] for column in zip(*grid, strict=True)]
+        )
     headings = [item.corner, *(entry.column for entry in grid[0])]
     # "po" and "o" share the explanation of our values.
     explanations = [text for key, text in PAPER.items() if key in (content, content[-1])]
@@ -271,9 +306,11 @@ def _lay_out(
         explanations.append(PAPER["counted"])
     if any(entry.ours == papers.UNMEASURED for entry in itertools.chain(*grid)):
         explanations.append(PAPER["unmeasured"])
+    if floor_rows:
+        explanations.append(SENTENCES["best_floor"])
     return Table(
         headings,
-        rows,
+        [*rows, *floor_rows],
         title,
         notes=[*notes, *explanations],
         kind="paper",

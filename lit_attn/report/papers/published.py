@@ -3,23 +3,24 @@
 import csv
 import itertools
 import math
-import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from lit_attn.cells.records import SMOKE, Metric, read_diagnostics
 from lit_attn.config import papers as config
 from lit_attn.report.figures import scaling
-from lit_attn.report.numbers import find_magnitude, write_number
+from lit_attn.report.papers.floors import FloorText, write_floors
+from lit_attn.report.papers.printed import format_values
 from lit_attn.report.records.read import read_studies
 from lit_attn.report.records.skipped import read_or_skip
 from lit_attn.report.records.study_record import BUSY, CellRecord, StudyRecord
 from lit_attn.report.records.timing import TIME_MARK
-from lit_attn.report.tables.columns import BUSY_TEXT, DAGGER, format_number
+from lit_attn.report.tables.columns import BUSY_TEXT, DAGGER
 from lit_attn.report.verdicts.comparison import FAILURES
 from lit_attn.schema.errors import ConfigError, require
 
@@ -41,6 +42,7 @@ class Entry(NamedTuple):
     `is_file` is True for values of a script's file, whose keys are the places of the rows, and
     `error` is the standard error of a single one in printed units, None if it is unknown.
     `is_counted` is True for a count of the model of a variant without a result; its key is 0.
+    `floors` has the best floor of each study whose metric the cell shows.
     """
 
     row: str
@@ -52,6 +54,7 @@ class Entry(NamedTuple):
     is_file: bool = False
     error: float | None = None
     is_counted: bool = False
+    floors: Mapping[str, FloorText] = MappingProxyType({})
 
 
 def read_records(source: config.PaperSource, items: Iterable[config.Layout], runs: Path) -> Records:
@@ -234,19 +237,21 @@ def make_entries(
                 error=measured[heading].error,
                 is_counted=measured[heading].is_counted,
             )
+            all_published = [published_row.cells[place] for published_row in rows.values()]
             if is_busy(records, entry, column.value):
                 text = BUSY_TEXT
             else:
                 # Overheads compare with the first row.
                 other = row.against if column.difference else next(iter(rows))
                 base = above.get(other, {}).get(heading, Measured({}))
-                all_published = [published_row.cells[place] for published_row in rows.values()]
-                text = _format(column, all_published, entry.values, base.values)
+                text = format_values(column, all_published, entry.values, base.values)
             ours = _add_count(text, entry, records, column.value)
             has_study = column.mean or (name, heading) in lines
             if reading == "*" and printed_columns[heading].study is not None and not has_study:
                 ours = UNMEASURED
-            entries.append(entry._replace(ours=ours))
+            studies = [records[line.study] for line in references]
+            floors = write_floors(studies, column, all_published)
+            entries.append(entry._replace(ours=ours, floors=floors))
         grid.append(entries)
         above[name] = measured
     return grid
@@ -398,59 +403,3 @@ def has_time_fault(records: Records, entry: Entry, value: str) -> bool:
     """Return True for times or speeds that cannot be compared with those of the baseline."""
     faults = [records[r.study].time_faults.get(r.variant) for r in entry.references]
     return any(faults) and is_time(records, entry, value)
-
-
-def _format(column: config.Column, published: list[str], values: Values, base: Values) -> str:
-    """Return mean ± standard deviation with the decimals of the column's published cells.
-
-    `base` has the values of the row with which an overhead or a difference compares.
-    """
-    if not values:
-        return ""
-    mean = statistics.fmean(values.values())
-    digits = _choose_digits(column, published, mean)
-    unit = _find_unit(published)
-    # The values of a file are those of several rows or columns, which have no mean.
-    shown = values.values() if column.file else [mean]
-    texts = ["/".join(format_number(value, f".{digits}f") + unit for value in shown)]
-    if len(set(values.values())) > 1 and not column.file:
-        spread = statistics.stdev(values.values())
-        texts.append(f"± {write_number(spread, f'.{digits}f')}")
-    start = statistics.fmean(base.values()) if base else None
-    if column.overhead and start:
-        overhead = 100 * (mean / start - 1)
-        texts.append(f"({format_number(overhead, '.1f')}%)")
-    elif column.overhead:
-        texts.append("(-)")
-    if column.difference and start is not None:
-        texts.append(f"/{format_number(mean - start, f'+.{digits}f')}")
-    return " ".join(texts)
-
-
-def _choose_digits(column: config.Column, published: list[str], mean: float) -> int:
-    """Return the decimals of a column: its own, those of its published cells, or two."""
-    digits = 2
-    if column.digits is not None:
-        digits = column.digits
-    elif any(config.find_numbers(text) for text in published):
-        digits = max(count_decimals(text) for text in published)
-    if column.value == "parameters" or 0 < abs(mean) < 1:
-        # Small models have fewer parameters and shorter times than the paper: two digits remain.
-        digits = max(digits, 1 - find_magnitude(mean))
-    return digits
-
-
-def _find_unit(published: list[str]) -> str:
-    """Return the unit behind the numbers of all published cells that have one, or nothing."""
-    units = set()
-    for text in published:
-        match = re.match(r"[\d.]+([KMBG%])", text)
-        if match:
-            units.add(match[1])
-    return units.pop() if len(units) == 1 else ""
-
-
-def count_decimals(published: str) -> int:
-    """Return the decimals of the first number with a decimal point."""
-    match = re.search(r"\d+\.(\d+)", published)
-    return len(match[1]) if match else 0

@@ -12,7 +12,7 @@ Validity = Literal["below-floor", "above-floor"]
 
 
 class BestFloor(NamedTuple):
-    """The floor with the best value of the study's metric, in printed units."""
+    """The floor with the best value of a metric."""
 
     rule: str
     value: float
@@ -20,21 +20,37 @@ class BestFloor(NamedTuple):
 
 
 def find_best_floor(study: StudyRecord) -> BestFloor | None:
-    """Return the best floor in the study's metric, or None if no rule has this metric."""
-    if study.floors is None:
-        return None
+    """Return the best floor in the study's metric and its printed units, or None without one."""
     metric = study.plan.metric
-    split, _, name = metric.name.partition("/")
-    # An average of the weights has the floors of the weights themselves.
-    name = name.removeprefix("averaged-")
+    best = find_best_value(study, metric.name)
+    return None if best is None else best._replace(value=best.value * metric.scale)
+
+
+def find_best_value(study: StudyRecord, metric: str) -> BestFloor | None:
+    """Return the best floor in the study's metric on the split of `metric`, in recorded units.
+
+    None if no rule has this metric, or if `metric` is another one, whose direction is unknown.
+    """
+    split, name = _split_name(metric)
+    if study.floors is None or name != _split_name(study.plan.metric.name)[1]:
+        return None
     best: BestFloor | None = None
     for floor in study.floors.floors:
         if floor.split != split or name not in floor.values:
             continue
-        value = floor.values[name] * metric.scale
-        if best is None or is_better(value, best.value, metric.goal):
+        value = floor.values[name]
+        if best is None or is_better(value, best.value, study.plan.metric.goal):
             best = BestFloor(floor.rule, value, floor.conditions)
     return best
+
+
+def _split_name(metric: str) -> tuple[str, str]:
+    """Return the split of a metric, and its name without the mark of averaged weights.
+
+    An average of the weights has the floors of the weights themselves.
+    """
+    split, _, name = metric.partition("/")
+    return split, name.removeprefix("averaged-")
 
 
 def is_better(value: float, other: float, goal: Literal["max", "min"]) -> bool:
