@@ -57,6 +57,12 @@ or if seeds have failed and a test of signed ranks at 0.05, in which a failed se
 value, does not confirm the direction. Claims about the same difference between the same cells share
 a row and count once. No interval is corrected for the number of claims.
 
+Below our values stands a row for the floor of each study: the best value that a rule without
+attention reaches on the same data and split ([statistics.md](statistics.md#floors)). The section
+"Floors" of a page lists them all. A study whose baseline is below its floor shows which variant
+learns faster, and not which one is better: its tables and figures have a warning, and its claims
+have the mark *(below its floor)*. A run computes the floors, except on SLURM.
+
 Some tables and figures need no training of ours: counts, the cost of models with random weights,
 and measurements of released weights. A script writes their files. Its command stands in the table
 below, and the page shows the files as soon as they exist below the folder of results. The first

@@ -280,6 +280,14 @@ def claims(folder: str) -> str:
 
 
 @placeholder
+def below(folder: str) -> str:
+    """Return how many studies of a paper's page are below their floors, of those that have one."""
+    page = (EVIDENCE / folder / "index.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"\*\*Baselines that are below .*: (\d+ of \d+)\.\*\*", page)
+    return str(line)
+
+
+@placeholder
 def power(study: str) -> str:
     """Return the probability of a star for one variant that is better by two deviations."""
     matrix = expand(read_studies(ROOT / "ablations.yaml")[study], Path("runs"))

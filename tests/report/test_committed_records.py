@@ -1,8 +1,12 @@
 """Committed records: a report reads them without training.
 
+The floors of the small studies of papers stand beside their archives.
+
 Another processor may write another twelfth digit (`helpers.processors`).
 """
 
+import re
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -21,6 +25,16 @@ def unpack(name: str, runs: Path) -> None:
     """Unpack the records of a folder of the evidence."""
     with tarfile.open(EVIDENCE / name / "records.tar.xz") as archive:
         archive.extractall(runs, filter="data")
+    floors = EVIDENCE / name / "floors"
+    if floors.is_dir():
+        shutil.copytree(floors, runs, dirs_exist_ok=True)
+
+
+def list_floors(page: Path) -> list[str]:
+    """Return the lines of the table of floors, and the rows and warnings of all tables."""
+    lines = page.read_text("utf-8").splitlines()
+    pattern = r"\| (floor|small-)|\*\*Warning: .*Below its floor|\(below its floor\) \|$"
+    return [line for line in lines if re.search(pattern, line)]
 
 
 @pytest.mark.slow
@@ -34,6 +48,9 @@ def test_the_records_of_a_page_have_its_values(folder: Path, tmp_path: Path) -> 
         unpack(name, tmp_path / "runs")
     source = read_paper(paper, "real" if data else "embedded", EXPERIMENTS / "papers")
     page = write_paper(source, tmp_path / "runs", tmp_path)
+    floors = list_floors(folder / "index.md")
+    assert list_floors(page.with_name("index.md")) == floors
+    assert len(floors) >= 2
     for committed in folder.glob("table-*.csv"):
         drawn = page.with_name(committed.name)
         assert_same_text(drawn.read_text("utf-8"), committed.read_text("utf-8"))
