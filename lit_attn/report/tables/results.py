@@ -20,6 +20,7 @@ from lit_attn.report.tables.provenance import describe_records
 from lit_attn.report.tables.screening import find_words, make_screened_out_rows
 from lit_attn.report.verdicts.comparison import Comparisons, find_verdict
 from lit_attn.report.verdicts.floors import make_floor_row, warn_of_floor
+from lit_attn.report.verdicts.modes import warn_of_modes
 from lit_attn.report.verdicts.spreads import warn_of_spreads
 from lit_attn.schema.errors import plural
 
@@ -69,7 +70,8 @@ def make_results_table(
     notes += _describe_rules(study, comparisons)
     notes += _describe_plan(study, comparisons.level)
     provenance, warnings = describe_records(study)
-    warnings = [*warn_of_floor(study), *warnings, *warn_of_spreads(study)]
+    doubts = [*warn_of_spreads(study), *warn_of_modes(study)]
+    warnings = [*warn_of_floor(study), *warnings, *doubts]
     shown_keys = [column.key for column in shown]
     places = choose_places(shown_keys, keys or plan.columns or brief.COLUMNS)
     brief_caption = brief.write_brief_caption(

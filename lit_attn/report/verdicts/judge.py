@@ -40,6 +40,7 @@ from lit_attn.report.verdicts.evidence import (
     measure_cost,
 )
 from lit_attn.report.verdicts.floors import find_validity, warn_of_floor
+from lit_attn.report.verdicts.modes import warn_of_modes
 from lit_attn.report.verdicts.needs import MOST_PAIRS, count_added_looks, find_forecast, find_needed
 from lit_attn.report.verdicts.next_action import MakeCommand, find_action, is_undecided
 from lit_attn.report.verdicts.spreads import warn_of_spreads
@@ -73,7 +74,7 @@ def judge_study(
         level=comparisons.look_level,
         interim=_describe_interim(plan, comparisons),
         notes=list(notes),
-        warnings=warn_of_spreads(study),
+        warnings=[*warn_of_spreads(study), *warn_of_modes(study)],
     )
 
 

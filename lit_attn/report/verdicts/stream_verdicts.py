@@ -22,6 +22,7 @@ from lit_attn.report.tables.labels import find_labels
 from lit_attn.report.verdicts.comparison import compare_variants
 from lit_attn.report.verdicts.evidence import list_unplanned, measure_cost
 from lit_attn.report.verdicts.judge import describe_study, judge_variant
+from lit_attn.report.verdicts.modes import warn_of_modes
 from lit_attn.report.verdicts.next_action import MakeCommand, complete_plan, make_action
 from lit_attn.report.verdicts.spreads import warn_of_spreads
 from lit_attn.report.verdicts.stream import SCREEN_RUNS, Idea, count_runs, find_level, follow_ideas
@@ -53,7 +54,7 @@ def judge_stream(study: StudyRecord, notes: Sequence[str] = ()) -> JudgedStudy:
         confirmation = _select(study, idea.name, chosen, level)
         variants.append(_judge_idea(study, confirmation, idea, place))
         if idea.stage == "judged":
-            warnings += warn_of_spreads(confirmation)
+            warnings += [*warn_of_spreads(confirmation), *warn_of_modes(confirmation)]
         used = len(idea.screening) + len(idea.confirmation)
         unused = len(study.variant_cells(idea.name)) - used
         if unused > 0:
@@ -262,7 +263,7 @@ def judge_sealed_stream(
         )
         update = {"is_final": not is_open, "ended": ended, "stream": step}
         variants.append(_close(judged, update))
-        warnings += warn_of_spreads(confirmation)
+        warnings += [*warn_of_spreads(confirmation), *warn_of_modes(confirmation)]
         later = len(study.variant_cells(variant.name)) - judged.seeds.planned
         if later > 0 and variant.variant is None:
             notes.append(f"{variant.name}: {later} seeds were added later and are not used.")
