@@ -106,7 +106,7 @@ def print_answer(matrices: list[Matrix]) -> None:
             to_run=len(list_missing(matrix)),
             power=None if study_power is None else study_power.power,
             screening=None if study_power is None else study_power.screening,
-            design=StudyDesign.describe(matrix.screening),
+            design=StudyDesign.describe(matrix.screening, matrix.chosen),
             cells=make_cell_answers(cells),
         )
         studies.append(study)

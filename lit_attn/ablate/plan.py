@@ -255,8 +255,9 @@ class Matrix:
         if study.stop is not None:
             decisions["stop"] = study.stop
         if self.screening is not None:
-            keys = {"seeds", "keep", "budget", "select"}
-            decisions["design"] = self.screening.model_dump(include=keys)
+            design = self.screening.model_dump(include={"seeds", "keep", "select"})
+            design["budget"] = None if self.chosen is None else self.chosen.trainings
+            decisions["design"] = design
         text = json.dumps(decisions, sort_keys=True)
         decisions_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
         return Seal(hash=decisions_hash, **decisions)
@@ -306,8 +307,7 @@ def expand(
     if chosen is not None:
         study = source.study.model_copy(update=apply_choice(source, chosen))
         source = replace(source, study=study)
-    budget = None if chosen is None else chosen.trainings
-    design = read_design(source, seeds, written, budget)
+    design = read_design(source, seeds, written)
     if design is not None:
         study = source.study.model_copy(update={"seeds": design.fresh_seeds})
         source = replace(source, study=study)

@@ -30,7 +30,6 @@ class Design:
     screen: int
     keep: int
     confirm: int
-    budget: int | None
     metric: Metric
 
     @property
@@ -50,15 +49,11 @@ class Design:
 
 
 def read_design(
-    source: StudySource,
-    seeds: tuple[int, ...] | None,
-    written: list[Variant],
-    budget: int | None,
+    source: StudySource, seeds: tuple[int, ...] | None, written: list[Variant]
 ) -> Design | None:
     """Return the design of a study, or None for a study with `seeds`.
 
-    `seeds` come from `--seeds`, and `budget` are the trainings for which the design was chosen.
-    Raises ConfigError for a mistake.
+    `seeds` come from `--seeds`. Raises ConfigError for a mistake.
     """
     config = source.study.design
     if config is None:
@@ -79,7 +74,7 @@ def read_design(
             f"{config.keep} keeps all {compared} variants beside the baseline; write `seeds`,"
             " or keep fewer",
         )
-    return Design(config.screen, config.keep, config.confirm, budget, metric)
+    return Design(config.screen, config.keep, config.confirm, metric)
 
 
 def _choose_metric(source: StudySource, written: list[Variant]) -> Metric:
@@ -165,7 +160,6 @@ def screen_variants(
         screen=design.screen,
         keep=design.keep,
         confirm=design.confirm,
-        budget=design.budget,
         seeds=list(design.screening_seeds),
         select=design.metric,
         baseline=study.baseline,

@@ -41,9 +41,6 @@ class Screening(Record):
     screen: Integer = Field(description="number of seeds of the screening")
     keep: Integer = Field(description="variants beside the baseline that are kept")
     confirm: Integer = Field(description="fresh seeds of the baseline and the kept variants")
-    budget: Integer | None = Field(
-        None, description="trainings from which the three numbers were chosen; null: none"
-    )
     seeds: list[Integer]
     select: Metric = Field(description="metric that ranks the variants")
     baseline: str

@@ -15,7 +15,9 @@ from lit_attn.cells.budget import read_chosen
 from lit_attn.cells.decisions import Seals
 from lit_attn.cells.records import Timing
 from lit_attn.config.study import read_studies
+from lit_attn.report.records.read import read_studies as read_records
 from lit_attn.report.statistics import designs as report_designs
+from lit_attn.report.verdicts.judge import judge_study
 from lit_attn.schema.errors import ConfigError
 
 TEN = ("base", *(f"v{number}" for number in range(10)))
@@ -197,6 +199,21 @@ def test_the_fewest_trainings_of_the_message_are_enough(tmp_path: Path) -> None:
         write(tmp_path, str(fewest - 1), names)
         with pytest.raises(ConfigError, match="too few"):
             designs.read(tmp_path)
+
+
+def test_one_record_has_the_budget_and_every_answer_reads_it(tmp_path: Path) -> None:
+    write(tmp_path, "66")
+    matrix = designs.read(tmp_path)
+    matrix.write_plan()
+    assert "budget" not in (matrix.folder / "screening.json").read_text()
+    (study,) = read_records(tmp_path / "runs")
+    judged = judge_study(study)
+    assert judged.design is not None
+    assert judged.design.budget == 66
+    (matrix.folder / "budget.json").write_text("{")
+    (damaged,) = read_records(tmp_path / "runs")
+    warnings = judge_study(damaged).warnings
+    assert any("budget.json cannot be read" in warning for warning in warnings)
 
 
 def test_a_dry_run_prints_the_choice(

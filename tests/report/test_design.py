@@ -246,7 +246,7 @@ def count_stars(design: Design, studies: int, *, is_fresh: bool) -> tuple[float,
 
 @pytest.mark.slow
 def test_the_winner_of_a_screening_of_null_variants_has_few_stars() -> None:
-    design = Design(screen=8, keep=3, confirm=8, budget=None, metric=DEFAULT_METRIC)
+    design = Design(screen=8, keep=3, confirm=8, metric=DEFAULT_METRIC)
     winner, any_star = count_stars(design, 1000, is_fresh=True)
     assert winner <= 0.05
     # Two standard errors of a share of .05 are .014.

@@ -88,8 +88,13 @@ class StudyDesign(Entry):
     variants: list[ScreenedEntry]
 
     @classmethod
-    def describe(cls, screening: Screening | None) -> "StudyDesign | None":
-        """Return the entry of a recorded screening, None for a study with `seeds`."""
+    def describe(
+        cls, screening: Screening | None, chosen: ChosenDesign | None
+    ) -> "StudyDesign | None":
+        """Return the entry of a recorded screening, None for a study with `seeds`.
+
+        `chosen` is the record of a study with `budget`.
+        """
         if screening is None:
             return None
         entries = []
@@ -110,7 +115,7 @@ class StudyDesign(Entry):
             screen=screening.screen,
             keep=screening.keep,
             confirm=screening.confirm,
-            budget=screening.budget,
+            budget=None if chosen is None else chosen.trainings,
             trainings=screening.count_trainings(),
             metric=screening.select.name,
             seeds=screening.seeds,
