@@ -66,6 +66,7 @@ class Row(NamedTuple):
     design: Screening
     trainings: int
     power: list[float]
+    wide_power: list[float]
     false_stars: list[float]
     wide_false_stars: list[float]
 
@@ -80,7 +81,7 @@ def read_rows() -> list[Row]:
         if not cells[0].isdigit():
             continue
         screen, keep, confirm = (int(number) for number in re.findall(r"\d+", cells[2]))
-        power, false_stars, wide = (
+        power, wide_power, false_stars, wide = (
             [float(number.strip("*")) for number in cell.split(", ")] for cell in cells[4:]
         )
         rows.append(
@@ -90,6 +91,7 @@ def read_rows() -> list[Row]:
                 design=Screening(screen, keep, confirm),
                 trainings=int(cells[3]),
                 power=power,
+                wide_power=wide_power,
                 false_stars=false_stars,
                 wide_false_stars=wide,
             )
@@ -101,7 +103,10 @@ ROWS = {row.variants: row for row in read_rows()}
 DRAWS: list[Draw] = [normal, heavy_tailed, skewed]
 
 # The power of the first simulation of these designs, which the real test must reach.
-LEAST = {5: 0.57, 10: 0.85, 20: 0.94, 50: 0.94}
+LEAST = {5: 0.57, 10: 0.85, 20: 0.96, 50: 0.94}
+
+ROUNDING = 0.0051
+"""Largest difference of a share to its text with two decimals."""
 
 
 @pytest.mark.slow
@@ -114,10 +119,12 @@ def test_the_page_has_the_power_and_the_false_stars_of_the_complete_test(
     power, _ = simulate(row.design, variants, 2.0, DRAWS[kind])
     _, false_stars = simulate(row.design, variants, 0.0, DRAWS[kind])
     _, wide_false_stars = simulate(row.design, variants, 0.0, DRAWS[kind], 3.0)
-    assert power == pytest.approx(row.power[kind], abs=0.0051)
+    wide_power, _ = simulate(row.design, variants, 6.0, DRAWS[kind], 3.0)
+    assert power == pytest.approx(row.power[kind], abs=ROUNDING)
+    assert wide_power == pytest.approx(row.wide_power[kind], abs=ROUNDING)
     assert false_stars == pytest.approx(row.false_stars[kind], abs=0.00051)
     assert wide_false_stars == pytest.approx(row.wide_false_stars[kind], abs=0.00051)
-    assert power >= LEAST[variants]
+    assert min(power, wide_power) >= LEAST[variants] - ROUNDING
     assert false_stars <= 0.06
     if DRAWS[kind] is not skewed:
         # The differences are symmetric, whatever the spreads.
@@ -129,7 +136,7 @@ def test_the_computed_power_is_that_of_the_simulation(variants: int) -> None:
     row = ROWS[variants]
     assert row.design.power(variants) == pytest.approx(row.power[0], abs=0.04)
     assert row.design.trainings(variants) == row.trainings
-    assert find_power(variants, 6) == pytest.approx(row.all_seeds, abs=0.0051)
+    assert find_power(variants, 6) == pytest.approx(row.all_seeds, abs=ROUNDING)
 
 
 def test_the_share_that_is_kept_equals_a_simulation() -> None:
