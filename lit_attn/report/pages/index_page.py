@@ -25,6 +25,7 @@ from lit_attn.report.records.skipped import LOG
 from lit_attn.report.statistics import stats
 from lit_attn.report.tables.columns import NOTHING, choose_digits, format_difference, format_spread
 from lit_attn.report.tables.formats import Cell, named_table, read_csv
+from lit_attn.report.verdicts.floors import BELOW_FLOOR, BELOW_FLOOR_WARNING
 from lit_attn.schema.errors import ConfigError
 
 COLUMNS = ["variant", "n", "planned", "mean", "sd", "difference", "low", "high", "significant"]
@@ -211,7 +212,9 @@ def _make_row(entry: Entry, correction: Correction) -> list[Cell]:
     """Return the row of a study: its size, its values, and the variants that differ."""
     frame = entry.frame
     digits = choose_digits(frame["sd"], frame["mean"])
-    title = re.search("<title>(.*)</title>", entry.page.read_text(encoding="utf-8"))
+    page = entry.page.read_text(encoding="utf-8")
+    title = re.search("<title>(.*)</title>", page)
+    mark = f" {BELOW_FLOOR}" if BELOW_FLOOR_WARNING in page else ""
     fewest, most = int(frame["n"].min()), int(frame["n"].max())
     # Only the baseline has no difference, unless no seed of a variant has a pair.
     differences = {}
@@ -232,9 +235,9 @@ def _make_row(entry: Entry, correction: Correction) -> list[Cell]:
             differing.append(differences[place])
     texts = [
         html.unescape(title[1]) if title else "",
-        _name_first(differing) if correction.p_values else NOTHING,
+        _name_first(differing) + mark if correction.p_values else NOTHING,
         largest,
-        baseline,
+        baseline + mark,
         str(most) if fewest == most else f"{fewest} to {most}",
         f"{frame['n'].sum()} / {frame['planned'].sum()}",
         correction.words,

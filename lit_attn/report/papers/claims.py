@@ -22,9 +22,7 @@ from lit_attn.report.records.timing import TIME_MARK
 from lit_attn.report.statistics import stats
 from lit_attn.report.tables.columns import BUSY_TEXT, DAGGER, format_difference, format_number
 from lit_attn.report.verdicts.comparison import FAILURES
-
-BELOW_FLOOR = "(below its floor)"
-"""Mark of a claim about the quality of a study whose baseline is below its floor."""
+from lit_attn.report.verdicts.floors import BELOW_FLOOR
 
 JUDGEMENTS = ("agree", "disagree", "undecided", "not run", "not measured")
 """Judgements of a claim: an undecided one has an interval that contains 0, one that has not run has

@@ -23,6 +23,7 @@ from lit_attn.report.figures.drawing import short_names
 from lit_attn.report.numbers import find_magnitude, write_number
 from lit_attn.report.tables.columns import NOTHING, STAR, format_difference, format_p
 from lit_attn.report.tables.formats import Cell, Table
+from lit_attn.report.verdicts.floors import BELOW_FLOOR
 from lit_attn.report.verdicts.stream import SCREEN_RUNS
 from lit_attn.schema.errors import plural
 
@@ -209,7 +210,10 @@ def describe_verdicts(study: JudgedStudy) -> str:
         parts.append(f"{subject} {verb} {words}")
     if not parts:
         return f"{study.study}: there is no variant to compare with {study.baseline_label}."
-    sentence = f"{study.study}: against {study.baseline_label}, {'; '.join(parts)}."
+    name = study.study
+    if study.validity == "below-floor":
+        name += f" {BELOW_FLOOR}"
+    sentence = f"{name}: against {study.baseline_label}, {'; '.join(parts)}."
     if study.is_interim and study.stream is not None:
         open_count = sum(not variant.is_final for variant in study.variants)
         sentence += f" Not final: {plural(open_count, 'idea')}."

@@ -10,6 +10,12 @@ from lit_attn.report.tables.formats import Cell
 
 Validity = Literal["below-floor", "above-floor"]
 
+BELOW_FLOOR = "(below its floor)"
+"""Mark of a verdict of a study whose baseline is not better than its best floor."""
+
+BELOW_FLOOR_WARNING = "Below its floor: "
+"""Start of the warning of such a study."""
+
 
 class BestFloor(NamedTuple):
     """The floor with the best value of a metric."""
@@ -76,8 +82,9 @@ def warn_of_floor(study: StudyRecord) -> list[str]:
         return []
     metric = study.plan.metric
     mean = statistics.fmean(study.values(study.plan.baseline).values())
+    value = write_number(mean, ".4g")
     return [
-        f"Below its floor: {study.plan.baseline} has {metric.label} {write_number(mean, '.4g')},"
+        f"{BELOW_FLOOR_WARNING}{study.plan.baseline} has {metric.label} {value},"
         f" and {floor.rule} {write_number(floor.value, '.4g')} without attention"
         f" ({floor.conditions}), so no variant of this study can be called better."
     ]
