@@ -6,6 +6,7 @@ import pytest
 from helpers.fake_study import report, write_study
 
 from lit_attn.cells.floors import Floors, FloorValues
+from lit_attn.report.__main__ import main
 from lit_attn.report.records.read import read_studies
 from lit_attn.report.tables.terminal import describe_verdicts
 from lit_attn.report.verdicts.floors import find_best_floor, find_validity
@@ -119,3 +120,14 @@ def test_the_sentence_and_the_index_mark_a_study_below_its_floor(tmp_path: Path)
         row = index.partition("<tbody")[2].partition("</tbody>")[0]
         marks.append(("(below its floor)" in sentence, row.count("(below its floor)")))
     assert marks == [(False, 0), (True, 2)]
+
+
+def test_a_table_across_studies_marks_those_below_their_floors(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for name, accuracy in (("low", 0.99), ("high", 0.1)):
+        write_floors(write_study(runs, name=name), neighbour=accuracy)
+    assert main(["--across", "low", "high", "--reports", str(tmp_path), str(runs)]) == 0
+    for name in ("across.md", "across.html", "across.tex"):
+        text = " ".join((tmp_path / name).read_text().split())
+        assert text.count("low: Below its floor") >= 1, name
+        assert "high: Below its floor" not in text, name

@@ -13,7 +13,6 @@ from lit_attn.report.verdicts.floors import (
     find_best_floor,
     find_best_value,
     find_validity,
-    warn_of_floor,
 )
 
 
@@ -66,14 +65,6 @@ def make_floor_rows(
     for study, rule in rows:
         names[study, rule] = f"floor of {study}: {rule}" if len(studies) > 1 else f"floor: {rule}"
     return [[Cell(names[key]), *map(Cell, values)] for key, values in rows.items()]
-
-
-def warn_of_floors(studies: Iterable[StudyRecord]) -> list[str]:
-    """Return a warning for each study whose baseline is not better than its best floor."""
-    warnings = []
-    for study in studies:
-        warnings += [f"{study.plan.study}: {warning}" for warning in warn_of_floor(study)]
-    return warnings
 
 
 def is_below(study: StudyRecord) -> bool:

@@ -16,7 +16,7 @@ from lit_attn.report.pages.page import Section, render_page
 from lit_attn.report.papers import published as papers
 from lit_attn.report.papers.claims import JUDGEMENTS, judge_claims
 from lit_attn.report.papers.figures import draw_figure, shows_counts
-from lit_attn.report.papers.floors import make_floor_rows, make_floors_table, warn_of_floors
+from lit_attn.report.papers.floors import make_floor_rows, make_floors_table
 from lit_attn.report.papers.published import Entry, Records, make_entries
 from lit_attn.report.records.skipped import LOG, Outcome, describe_failure
 from lit_attn.report.records.study_record import StudyRecord
@@ -24,7 +24,7 @@ from lit_attn.report.tables import formats
 from lit_attn.report.tables.formats import Cell, Table
 from lit_attn.report.tables.provenance import describe_records
 from lit_attn.report.tables.results import SENTENCES, describe_origin
-from lit_attn.report.verdicts.floors import find_validity
+from lit_attn.report.verdicts.floors import find_validity, warn_of_floors
 
 PAPER: dict[str, str] = formats.read_asset("tables.yaml")["paper"]
 """Explanations of values: by the content of a table, of counts, and of bars that are counts."""

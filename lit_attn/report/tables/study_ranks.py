@@ -27,6 +27,7 @@ from lit_attn.report.tables.labels import find_labels
 from lit_attn.report.tables.results import SENTENCES, describe_origin
 from lit_attn.report.tables.summary import make_variant_frame
 from lit_attn.report.verdicts.comparison import compare_variants
+from lit_attn.report.verdicts.floors import warn_of_floors
 from lit_attn.schema.errors import ConfigError
 
 FEW = 6  # Number of studies below which a test of mean ranks has little power.
@@ -181,6 +182,7 @@ def _make_table(entries: list[Entry], ranks: pd.DataFrame, variants: list[str]) 
         )
     table = named_table("across", rows, headings, complete=len(ranks), test=test)
     table.notes.extend(describe_origin(plan) for plan in plans)
+    table.warnings.extend(warn_of_floors(entry.study for entry in entries))
     if len(entries) < FEW:
         table.warnings.append(fill(SENTENCES["few_studies"], count=len(entries), few=FEW))
     return table

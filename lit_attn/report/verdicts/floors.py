@@ -1,6 +1,7 @@
 """The best floor of a study, its row in the table, and whether the baseline is above it."""
 
 import statistics
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from lit_attn.report.numbers import write_number
@@ -88,6 +89,14 @@ def warn_of_floor(study: StudyRecord) -> list[str]:
         f" and {floor.rule} {write_number(floor.value, '.4g')} without attention"
         f" ({floor.conditions}), so no variant of this study can be called better."
     ]
+
+
+def warn_of_floors(studies: Iterable[StudyRecord]) -> list[str]:
+    """Return a warning for each study whose baseline is not better than its best floor."""
+    warnings = []
+    for study in studies:
+        warnings += [f"{study.plan.study}: {warning}" for warning in warn_of_floor(study)]
+    return warnings
 
 
 def make_floor_row(study: StudyRecord, keys: list[str], digits: int) -> list[Cell] | None:
