@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -82,7 +83,9 @@ def test_few_equal_or_huge_values_have_no_group_and_no_error() -> None:
 
 
 def read_two_modes(
-    folder: Path, goal: str = "max", metrics: dict[str, dict[str, float]] | None = None
+    folder: Path,
+    goal: Literal["max", "min"] = "max",
+    metrics: dict[str, dict[str, float]] | None = None,
 ) -> StudyRecord:
     """Return a study of eight seeds: the baseline learns in one of them, `good` in all but one.
 
