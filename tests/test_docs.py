@@ -124,6 +124,14 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
     assert broken == []
 
 
+def test_the_questions_of_the_log_lead_to_every_entry() -> None:
+    """A reader finds a result in the table at the top of LOG.md, without reading the entries."""
+    log = ROOT / "LOG.md"
+    entries = {anchor for anchor in anchors(log) if re.match(r"\d{4}-\d\d-\d\d-", anchor)}
+    assert len(entries) > 30
+    assert entries - set(re.findall(r"\]\(#([^)]*)\)", log.read_text())) == set()
+
+
 @pytest.mark.parametrize("page", MARKDOWN, ids=relative)
 def test_paths_in_pages_exist(page: Path) -> None:
     text = page.read_text()
