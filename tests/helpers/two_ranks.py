@@ -1,15 +1,17 @@
 """Small networks that two processes train together, and that one process trains alone.
 
-`train_everything` runs in each of two spawned processes and writes what differs.
+`python -m helpers.two_ranks FOLDER` forks two processes that run `train_everything`, which writes
+what differs.
 """
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from timm.layers import BatchNormAct2d
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed, multiprocessing, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -149,7 +151,7 @@ def largest_difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> fl
     return max((ours[name] - theirs[name]).abs().max().item() for name in ours)
 
 
-def train_everything(rank: int, folder: str) -> None:
+def train_everything(rank: int, folder: Path) -> None:
     """Train all cases together with the other rank; write the differences to one process."""
     torch.set_num_threads(1)
     distributed.init_process_group(
@@ -162,5 +164,19 @@ def train_everything(rank: int, folder: str) -> None:
         if number % WORLD == rank:
             plain = case._replace(is_checkpointed=False)
             errors[name] = largest_difference(shared, train(plain))
-    torch.save(errors, Path(folder) / f"errors{rank}.pt")
+    torch.save(errors, folder / f"errors{rank}.pt")
     distributed.destroy_process_group()
+
+
+def main(folder: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=train_everything, args=(rank, folder)) for rank in range(WORLD)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    sys.exit(max(abs(process.exitcode or 0) for process in ranks))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
