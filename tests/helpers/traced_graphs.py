@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._decomp import get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 
@@ -26,7 +26,15 @@ class TracedGraphs:
 
     def _keep_backward(self, graph: fx.GraphModule, inputs: Any) -> Any:
         self.backward.append(graph)
-        return _boxed(graph)
+        compute = _boxed(graph)
+
+        def call(inputs: list[Any]) -> Any:
+            # PyTorch 2.11 computes the gradient of a score function's tensors only if they ask
+            # for one, which tensors that a compiled forward pass has saved do not.
+            return compute([_ask_for_gradient(value) for value in inputs])
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
 
     def score_gradients(self) -> list[fx.GraphModule]:
         """Return the gradients of the score functions in all backward graphs."""
@@ -52,3 +60,10 @@ def _boxed(graph: fx.GraphModule) -> Any:
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
+
+
+def _ask_for_gradient(value: Any) -> Any:
+    """Return floating-point tensors as leaves that require a gradient, and other values as is."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.detach().requires_grad_()
+    return value
