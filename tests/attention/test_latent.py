@@ -156,7 +156,7 @@ def test_values_equal_those_of_deepseek_v3(query_rank: int | None) -> None:
     ours = ours.double().eval()
     assert ours.latent is not None
     theirs.kv_a_layernorm = nn.RMSNorm(rank, eps=1e-6).double()
-    queries = theirs.q_proj
+    queries = theirs.q_proj if query_rank is None else theirs.q_b_proj
     with torch.no_grad():
         nn.init.normal_(theirs.kv_a_layernorm.weight, 1.0, 0.2)
         if query_rank is not None:
@@ -164,7 +164,6 @@ def test_values_equal_those_of_deepseek_v3(query_rank: int | None) -> None:
             nn.init.normal_(theirs.q_a_layernorm.weight, 1.0, 0.2)
             ours.latent.query_norm.weight.copy_(theirs.q_a_layernorm.weight)
             ours.latent.query_down.weight.copy_(theirs.q_a_proj.weight)
-            queries = theirs.q_b_proj
         rows = []
         for head in queries.weight.unflatten(0, (HEADS, -1)):
             rows += [join_pairs(head[width:]), head[:width]]
