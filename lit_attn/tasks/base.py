@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 import torch
 from torch import Tensor, distributed, nn
-from torchmetrics import MeanMetric, Metric, MetricCollection
+from torchmetrics import Metric, MetricCollection
 
 from lit_attn.attention.statistics import Learner, find_learners, leave_steps_to_loop
 from lit_attn.cells.failure import Diverged
@@ -30,6 +30,7 @@ from lit_attn.schema.base import require_methods
 from lit_attn.tasks.exact_metrics import clear_states, compute, update, use_float64
 from lit_attn.tasks.late_losses import LateLosses
 from lit_attn.tasks.pictures import Pictures
+from lit_attn.tasks.running_mean import RunningMean
 from lit_attn.tasks.tf32 import products_in_tf32
 
 if TYPE_CHECKING:
@@ -102,10 +103,7 @@ class TaskModule(L.LightningModule, ABC):
         self.undefined_metrics: set[str] = set()
         self.added_metrics = MetricCollection({})
         self._extend_metrics()
-        self.train_means: dict[str, MeanMetric] = {}
-        for name in ("loss", *self.training_values):
-            # Another check than that of `late_losses` would make a GPU wait in each step.
-            self.train_means[name] = MeanMetric(nan_strategy="disable")
+        self.train_means = {name: RunningMean() for name in ("loss", *self.training_values)}
         self.registered_means = nn.ModuleList(self.train_means.values())
         # Numbers that the last training step of a user's module has logged, by name.
         self.logged_in_step: dict[str, Any] = {}
@@ -137,7 +135,7 @@ class TaskModule(L.LightningModule, ABC):
 
     def record_training(self, name: str, values: Tensor) -> None:
         """Add values of training samples, of any shape, to the mean of the epoch `train/NAME`."""
-        self.train_means[name].update(values.detach())
+        self.train_means[name].add(values.detach())
 
     def unit_values(self, *arguments: Tensor) -> Tensor | None:
         """Return loss (nats, a sum), targets and correct predictions (NaN if not counted), (B, 3).

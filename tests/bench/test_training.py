@@ -1,16 +1,22 @@
 """A training step of this package is measured beside a plain loop of the same model."""
 
 import csv
+import os
+import signal
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from torch import Tensor
 
 from lit_attn.bench.__main__ import main
+from lit_attn.bench.step_parts import MOST_CAUSES
 from lit_attn.bench.training import WARM_UP
 from lit_attn.tasks import base
 from lit_attn.tasks.classification import Classification
+
+DRIVER_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 EXPERIMENT = {
     "data": {"kind": "digits", "batch_size": 16, "augment": ["normalize"]},
@@ -21,6 +27,7 @@ EXPERIMENT = {
 
 
 def test_both_loops_make_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DRIVER_CHECK, "1")
     losses: list[float] = []
     searches: list[object] = []
     compute = Classification.loss
@@ -42,15 +49,34 @@ def test_both_loops_make_the_same_steps(tmp_path: Path, monkeypatch: pytest.Monk
     arguments = ["training", str(file), "--steps", "3", "--rounds", "2", "--device", "cpu"]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     forward_passes = WARM_UP + 3
-    assert len(losses) == 2 * 2 * forward_passes
+    # Two rounds of both loops for the times, and two for the parts of a step.
+    assert len(losses) == 2 * 2 * 2 * forward_passes
     # Both start from the same weights and the same batch.
     assert losses[0] == losses[forward_passes]
     assert len(searches) == 1
+    # Lightning's "1" would search the disk for the library of a driver in each step.
+    assert os.environ[DRIVER_CHECK] == ("1" if torch.cuda.is_available() else "0")
     with (tmp_path / "training-cpu.csv").open() as table:
         [row] = csv.DictReader(table)
     assert row["experiment"] == "small"
     assert float(row["step"]) > 0
     assert float(row["plain"]) > 0
+    with (tmp_path / "training-causes-cpu.csv").open() as table:
+        causes = {row["part"]: row for row in csv.DictReader(table)}
+    assert len(causes) == MOST_CAUSES
+    # Parts of the plain loop, parts that only a cell has, and callbacks of a cell.
+    assert float(causes["step of the optimiser"]["plain"]) > 0
+    assert float(causes["Lightning's loop"]["plain"]) == 0
+    assert float(causes["running means of the epoch"]["step"]) > 0
+    assert any(part.startswith("callback ") for part in causes)
+
+
+def test_a_benchmark_leaves_the_handler_of_sigterm(tmp_path: Path) -> None:
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump(EXPERIMENT))
+    handler = signal.getsignal(signal.SIGTERM)
+    assert main(["training", str(file), "--steps", "1", "--rounds", "2", "--device", "cpu"]) == 0
+    assert signal.getsignal(signal.SIGTERM) is handler
 
 
 def test_an_experiment_with_a_mistake_is_one_line(
