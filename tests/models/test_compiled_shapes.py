@@ -10,8 +10,10 @@ from helpers.graph_counter import GraphCounter
 from helpers.training_cells import digits_cell, text_cell
 
 from lit_attn import replace_attention
+from lit_attn.attention.cache import SPARE
 from lit_attn.config.cell import Cell
 from lit_attn.models import blocks, factory
+from lit_attn.models.language import Sampling, continuation
 from lit_attn.private_names.of_torch import compiler_limits
 
 PRESETS = ["standard", "belief2", "mgk", "dcmha"]
@@ -68,6 +70,29 @@ def test_texts_that_grow_need_one_more_graph(attention: str, compiler: GraphCoun
             tokens = torch.randint(20, (2, length))
             torch.testing.assert_close(network(tokens), expected(tokens), rtol=1e-5, atol=1e-6)
     assert compiler.graphs == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", PRESETS)
+def test_generation_with_caches_compiles_only_for_its_first_tokens(
+    attention: str, compiler: GraphCounter
+) -> None:
+    """A cache has another length at each token, and its buffers grow now and then."""
+    cell = text_cell(model={"attention": attention, "positions": "rotary"})
+    expected, network = build(cell).eval(), build(cell).eval()
+    blocks.compile_blocks(network, "default")
+    likeliest = Sampling(temperature=0.0)
+    count = 2 * SPARE + 8
+    ids = []
+    graphs = []
+    for token in continuation(network, [1, 2, 3], count, 20, likeliest):
+        ids.append(token)
+        graphs.append(compiler.graphs)
+    assert network.trunk.can_be_cached
+    assert ids == list(continuation(expected, [1, 2, 3], count, 20, likeliest))
+    # The prompt, the first tokens with a cache, and the first growth of a buffer are compiled.
+    assert graphs[3] == graphs[SPARE - 1]
+    assert graphs[SPARE + 3] == graphs[-1]
 
 
 @pytest.mark.slow
