@@ -60,6 +60,37 @@ def test_the_short_study_of_mechanisms_has_the_published_model_and_rates() -> No
     assert (short.data.batch_size, short.data.validation) == (published.data.batch_size, 2000)
 
 
+TABLE_2 = ("standard", "belief-star", "belief2")
+"""Variants of Belief2's Table 2 in the order of its columns."""
+
+
+def test_the_study_of_table_2_differs_from_the_published_one_in_its_precision_alone() -> None:
+    published = matrices()["belief2-cifar100"]
+    tf32 = matrices()["belief2-table2-tf32"]
+    assert tuple(variant.name for variant in tf32.variants) == TABLE_2
+    assert tf32.seeds == published.seeds == (0, 50, 100)
+    assert tf32.published == {name: published.published[name] for name in TABLE_2}
+    originals = {variant.name: variant for variant in published.variants}
+    for variant in tf32.variants:
+        original = originals[variant.name]
+        assert variant.match_to == original.match_to
+        training = original.experiment.training.model_copy(update={"precision": "tf32"})
+        changed = original.experiment.model_copy(update={"training": training})
+        assert variant.experiment.identity() == changed.identity()
+        # 50,000 images in batches of 128, three times in each of 100 epochs.
+        assert training.steps(3 * 50_000 // 128) == 117_100
+
+
+def test_the_single_seed_in_fp32_is_the_published_cell() -> None:
+    published = {
+        (job.cell.variant, job.cell.seed): job for job in matrices()["belief2-cifar100"].jobs
+    }
+    jobs = matrices()["belief2-table2-fp32"].jobs
+    assert [job.cell.variant for job in jobs] == list(TABLE_2)
+    for job in jobs:
+        assert job.identity == published[job.cell.variant, 0].identity
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("study", "count"),
