@@ -10,7 +10,7 @@ class RunningMean(MeanMetric):
     """Mean of torchmetrics to which `add` adds values without the checks of `update`.
 
     `update` copies and checks its arguments, builds a weight of each value, and registers the new
-    states with the module: three times the work on a CPU, and eight kernels instead of two on a
+    states with the module: three times the work on a CPU, and seven kernels instead of three on a
     GPU. Both compute the same bits. Values that are not finite are found by `late_losses`.
     """
 
