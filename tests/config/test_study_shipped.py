@@ -65,8 +65,8 @@ TABLE_2 = ("standard", "belief-star", "belief2")
 
 
 def test_the_study_of_table_2_differs_from_the_published_one_in_its_precision_alone() -> None:
-    published = matrices()["belief2-cifar100"]
-    tf32 = matrices()["belief2-table2-tf32"]
+    published = shipped_matrix("belief2-cifar100")
+    tf32 = shipped_matrix("belief2-table2-tf32")
     assert tuple(variant.name for variant in tf32.variants) == TABLE_2
     assert tf32.seeds == published.seeds == (0, 50, 100)
     assert tf32.published == {name: published.published[name] for name in TABLE_2}
@@ -83,9 +83,9 @@ def test_the_study_of_table_2_differs_from_the_published_one_in_its_precision_al
 
 def test_the_single_seed_in_fp32_is_the_published_cell() -> None:
     published = {
-        (job.cell.variant, job.cell.seed): job for job in matrices()["belief2-cifar100"].jobs
+        (job.cell.variant, job.cell.seed): job for job in shipped_matrix("belief2-cifar100").jobs
     }
-    jobs = matrices()["belief2-table2-fp32"].jobs
+    jobs = shipped_matrix("belief2-table2-fp32").jobs
     assert [job.cell.variant for job in jobs] == list(TABLE_2)
     for job in jobs:
         assert job.identity == published[job.cell.variant, 0].identity
