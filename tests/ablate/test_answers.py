@@ -12,6 +12,7 @@ from helpers.runs import make_body, run
 
 from lit_attn.__main__ import main
 from lit_attn.ablate.commands.execution import run_selected
+from lit_attn.ablate.commands.options import expand_studies
 from lit_attn.ablate.dry_run import find_warnings, print_cells
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.outcomes import Summary
@@ -229,7 +230,7 @@ def test_a_dry_run_of_a_search_counts_the_cells_after_it(
 def test_a_variant_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok"))
     options = futility.make_options(tmp_path)
-    (matrix,) = options.expand_studies()
+    (matrix,) = expand_studies(options)
     matrix.folder.mkdir(parents=True)
     matrix.jobs[0].folder.parent.touch()
     with pytest.raises(ConfigError, match=r"--out .*/tiny/ok: cannot be written"):

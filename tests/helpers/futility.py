@@ -6,9 +6,9 @@ from pathlib import Path
 
 from helpers import fake_cells, studies
 from helpers.fake_cells import measure, result
-from lit_attn.ablate.commands.arguments import add_study_arguments
+from lit_attn.ablate.commands.arguments import StudyOptions, add_study_arguments
 from lit_attn.ablate.commands.execution import run_selected
-from lit_attn.ablate.commands.options import StudyOptions, read_options
+from lit_attn.ablate.commands.options import expand_studies, read_options
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.outcomes import Summary
 from lit_attn.ablate.plan import Job, Matrix
@@ -34,7 +34,7 @@ def make_options(folder: Path, *arguments: str) -> StudyOptions:
 
 
 def expand(folder: Path) -> list[Matrix]:
-    return make_options(folder).expand_studies()
+    return expand_studies(make_options(folder))
 
 
 def finish(job: Job) -> None:
@@ -66,7 +66,7 @@ def run(folder: Path, *arguments: str, end: Callable[[Job], None] = finish) -> l
         starts.append(list(dict.fromkeys(trained)))
         return Summary()
 
-    run_selected(options.expand_studies(), options, Launcher(fake_cells.TARGET), start, None)
+    run_selected(expand_studies(options), options, Launcher(fake_cells.TARGET), start, None)
     return starts
 
 

@@ -2,13 +2,18 @@
 
 import argparse
 from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lit_attn.ablate.gpus import GPUS, read_gpu
-from lit_attn.config.paper_sizes import add_size_options
+from lit_attn.config.paper_sizes import SIZES, add_size_options
 from lit_attn.schema.commands import Command
 from lit_attn.schema.errors import ConfigError, OneLineParser, program, suggest
+
+if TYPE_CHECKING:
+    from lit_attn.config.papers import PaperSource
+    from lit_attn.schema.yaml_text import Mapping
 
 EPILOG = Path(__file__).parents[1].joinpath("epilog.txt").read_text(encoding="utf-8")
 
@@ -34,10 +39,8 @@ class StudyCommand(Command):
         """Raise ConfigError, which suggests the nearest option, for the first unknown word."""
         word = unknown[0]
         if word.startswith("-"):
-            documented = argparse.ArgumentParser(add_help=False)
-            add_study_arguments(documented)
-            destinations = vars(documented.parse_args([]))
-            names = [f"--{name.replace('_', '-')}" for name in destinations]
+            names = [option_name(entry.name) for entry in fields(StudyOptions)]
+            names += SIZES
             raise ConfigError(f"{word}: unknown option{suggest(word, names)}")
         raise ConfigError(
             f"'{word}' is not an option, and there can be one file only;"
@@ -45,66 +48,169 @@ class StudyCommand(Command):
         )
 
 
-def add_study_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the file of studies and the options of `run` to a parser, in the order of the help."""
+def option_name(name: str) -> str:
+    """Return the option of the command line whose value is the attribute `name`."""
+    return f"--{name.replace('_', '-')}"
 
-    def flag(name: str, text: str) -> None:
-        parser.add_argument(name, action="store_true", help=text)
 
-    def several(name: str, metavar: str, text: str) -> None:
-        parser.add_argument(name, action="append", default=[], metavar=metavar, help=text)
+def _option(text: str, needs: str = "", **settings: Any) -> dict[str, Any]:
+    """Describe an option for the metadata of its field.
 
-    def value(
-        name: str, kind: Callable[[str], object], metavar: str, text: str, default: object = None
-    ) -> None:
-        parser.add_argument(name, type=kind, metavar=metavar, help=text, default=default)
+    `settings` are arguments of `add_argument`. `needs` is the option without which this one is an
+    error.
+    """
 
+    def add(parser: argparse.ArgumentParser, name: str) -> None:
+        parser.add_argument(option_name(name), help=text, **settings)
+
+    return {"add": add, "needs": needs}
+
+
+def _flag(text: str, needs: str = "") -> dict[str, Any]:
+    """Describe an option without a value."""
+    return _option(text, needs, action="store_true")
+
+
+def _several(metavar: str, text: str, needs: str = "") -> dict[str, Any]:
+    """Describe an option that can be written several times."""
+    return _option(text, needs, action="append", default=[], metavar=metavar)
+
+
+def _value(
+    kind: Callable[[str], object], metavar: str, text: str, default: object = None
+) -> dict[str, Any]:
+    """Describe an option with a value that `kind` reads."""
+    return _option(text, type=kind, metavar=metavar, default=default)
+
+
+def _add_file(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument(
-        "file",
+        name,
         type=Path,
         metavar="ablations.yaml",
         nargs="?",
         help="File of studies (not with --paper).",
     )
-    several("--study", "NAME", "Run this study (default: studies with `default: true`).")
-    value("--paper", str, "NAME", "Run the tables and figures of a paper (see experiments/papers).")
-    several("--table", "NUMBER", "With --paper: run this table (2) or figure (figure-2) only.")
+
+
+def _add_sizes(parser: argparse.ArgumentParser, _: str) -> None:
     add_size_options(parser, "With --paper: run small models, for two CPU cores, on {data}.")
-    parser.add_argument(
-        "--cost",
-        type=read_gpu,
-        choices=GPUS,
-        help="With --paper: print GPU time; run nothing.",
+
+
+DRY_RUN = "--dry-run"
+PAPER = "--paper"
+SLURM = "--launcher slurm"
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """List of the options: each field is an option, in the order of the help.
+
+    `read_options` (lit_attn.ablate.commands.options) gives each field its value: it reads `paper`,
+    `set` and `seeds`, which needs PyTorch, and chooses the folders `out` and `reports`.
+    """
+
+    file: Path | None = field(metadata={"add": _add_file, "needs": ""})
+    study: list[str] = field(
+        metadata=_several("NAME", "Run this study (default: studies with `default: true`).")
     )
-    flag("--dry-run", "List the cells and their states; run nothing.")
-    flag("--json", "With --dry-run: print JSON (lit_attn/report/schemas/dry-run.json).")
-    flag("--params", "With --dry-run: show parameters and FLOPs.")
-    flag("--estimate", "With --dry-run: time a few steps of each model; show the expected hours.")
-    parser.add_argument(
-        "--gpu",
-        type=read_gpu,
-        choices=GPUS,
-        help="With --dry-run: estimate memory; show whether it fits.",
+    paper: "PaperSource | None" = field(
+        metadata=_value(
+            str, "NAME", "Run the tables and figures of a paper (see experiments/papers)."
+        )
     )
-    value("--jobs", int, "N", "Run at most N cells at once (default: one per GPU, or per core).")
-    value("--seeds", str, "N|A,B,...", "Use N seeds, or the seeds A, B, ... ('7,' is one seed).")
-    several("--set", "KEY=VALUE", "Override a key of all variants: a side study with own folders.")
-    value("--limit", int, "N", "Run at most N of the missing cells.")
-    value("--out", Path, "DIR", "Write results to DIR (default: runs, or runs/smoke).")
-    value("--reports", Path, "DIR", "Write tables to DIR (default: reports).")
-    flag(
-        "--adopt",
-        "Use finished cells of renamed studies and variants, and folders of replaced files.",
+    table: list[str] = field(
+        metadata=_several(
+            "NUMBER", "With --paper: run this table (2) or figure (figure-2) only.", PAPER
+        )
     )
-    flag("--smoke", "Run one small step of every cell, in a separate folder.")
-    value("--stall", float, "MINUTES", "Kill a cell without a step for MINUTES (default 30).", 30)
-    parser.add_argument(
-        "--launcher",
-        choices=("local", "slurm"),
-        default="local",
-        help="Run the cells on this machine or as SLURM jobs (default: local).",
+    small: str = field(metadata={"add": _add_sizes, "needs": PAPER})
+    cost: str | None = field(
+        metadata=_option(
+            "With --paper: print GPU time; run nothing.", PAPER, type=read_gpu, choices=GPUS
+        )
     )
-    flag("--cancel", "With --launcher slurm: cancel the jobs of the studies.")
-    flag("--cancel-removed", "As --cancel, but only jobs of cells that the file no longer has.")
-    flag("--quiet-timing", "Measure step times after the cells, or at once with --dry-run.")
-    flag("--allow-noisy-timing", "Accept step times that vary by more than a tenth.")
+    dry_run: bool = field(metadata=_flag("List the cells and their states; run nothing."))
+    json: bool = field(
+        metadata=_flag(
+            "With --dry-run: print JSON (lit_attn/report/schemas/dry-run.json).", DRY_RUN
+        )
+    )
+    params: bool = field(metadata=_flag("With --dry-run: show parameters and FLOPs.", DRY_RUN))
+    estimate: bool = field(
+        metadata=_flag(
+            "With --dry-run: time a few steps of each model; show the expected hours.", DRY_RUN
+        )
+    )
+    gpu: str | None = field(
+        metadata=_option(
+            "With --dry-run: estimate memory; show whether it fits.",
+            DRY_RUN,
+            type=read_gpu,
+            choices=GPUS,
+        )
+    )
+    jobs: int | None = field(
+        metadata=_value(
+            int, "N", "Run at most N cells at once (default: one per GPU, or per core)."
+        )
+    )
+    seeds: tuple[int, ...] | None = field(
+        metadata=_value(str, "N|A,B,...", "Use N seeds, or the seeds A, B, ... ('7,' is one seed).")
+    )
+    set: "Mapping" = field(
+        metadata=_several(
+            "KEY=VALUE", "Override a key of all variants: a side study with own folders."
+        )
+    )
+    limit: int | None = field(metadata=_value(int, "N", "Run at most N of the missing cells."))
+    out: Path = field(
+        metadata=_value(Path, "DIR", "Write results to DIR (default: runs, or runs/smoke).")
+    )
+    reports: Path = field(metadata=_value(Path, "DIR", "Write tables to DIR (default: reports)."))
+    adopt: bool = field(
+        metadata=_flag(
+            "Use finished cells of renamed studies and variants, and folders of replaced files."
+        )
+    )
+    smoke: bool = field(metadata=_flag("Run one small step of every cell, in a separate folder."))
+    stall: float = field(
+        metadata=_value(
+            float, "MINUTES", "Kill a cell without a step for MINUTES (default 30).", 30
+        )
+    )
+    launcher: str = field(
+        metadata=_option(
+            "Run the cells on this machine or as SLURM jobs (default: local).",
+            choices=("local", "slurm"),
+            default="local",
+        )
+    )
+    cancel: bool = field(
+        metadata=_flag("With --launcher slurm: cancel the jobs of the studies.", SLURM)
+    )
+    cancel_removed: bool = field(
+        metadata=_flag("As --cancel, but only jobs of cells that the file no longer has.", SLURM)
+    )
+    quiet_timing: bool = field(
+        metadata=_flag("Measure step times after the cells, or at once with --dry-run.")
+    )
+    allow_noisy_timing: bool = field(
+        metadata=_flag("Accept step times that vary by more than a tenth.")
+    )
+
+    @property
+    def is_slurm(self) -> bool:
+        """True if the cells run as SLURM jobs."""
+        return self.launcher == "slurm"
+
+    @property
+    def stall_seconds(self) -> float:
+        """Seconds without a step after which a cell is killed."""
+        return 60 * self.stall
+
+
+def add_study_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the file of studies and the options of `run` to a parser, in the order of the help."""
+    for entry in fields(StudyOptions):
+        entry.metadata["add"](parser, entry.name)

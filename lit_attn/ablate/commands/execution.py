@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from lit_attn.ablate import adopt
 from lit_attn.ablate.budgets import order_matrices
-from lit_attn.ablate.commands.options import StudyOptions
+from lit_attn.ablate.commands.arguments import StudyOptions
+from lit_attn.ablate.commands.options import expand_studies
 from lit_attn.ablate.display import make_display, write_line
 from lit_attn.ablate.early import write_early
 from lit_attn.ablate.floors import write_floors
@@ -302,7 +303,7 @@ def _run_early_stages(
         attempted.update(job.folder for job in early)
         if limit is not None:
             limit -= len(early)
-        matrices = [matrix for matrix in options.expand_studies() if matrix.name in names]
+        matrices = [matrix for matrix in expand_studies(options) if matrix.name in names]
 
 
 def _write_tables(matrices: list[Matrix], options: StudyOptions) -> None:

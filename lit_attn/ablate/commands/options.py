@@ -1,16 +1,17 @@
 """Checked options of `run`, `rerun` and `seal`, and the studies that they choose."""
 
 from argparse import Namespace
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from lit_attn.ablate.commands.arguments import DRY_RUN, PAPER, SLURM, StudyOptions, option_name
 from lit_attn.ablate.papers import expand_paper
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.paper_sizes import find_size_option
-from lit_attn.config.papers import PaperSource, read_paper
+from lit_attn.config.papers import read_paper
 from lit_attn.config.source import parse_value
 from lit_attn.config.study import choose, read_studies
 from lit_attn.config.study_values import MOST_SEEDS, Seeds
@@ -21,63 +22,21 @@ COMMAND_NAMES = ("status", "judge", "logs", "rerun", "seal")
 """Commands that can be meant by a word that is no file."""
 
 
-@dataclass(frozen=True)
-class StudyOptions:
-    """Options that fit each other; the names are those of the command line.
+def expand_studies(options: StudyOptions) -> list[Matrix]:
+    """Return the cells of the chosen studies. Raises ConfigError for a mistake in a study.
 
-    Either `file` or `paper` names the studies. `changes` are the overrides of --set.
+    The result changes when adopted cells, step times or trials are new.
     """
-
-    file: Path | None
-    paper: PaperSource | None
-    study: list[str]
-    table: list[str]
-    cost: str | None
-    dry_run: bool
-    json: bool
-    params: bool
-    estimate: bool
-    gpu: str | None
-    jobs: int | None
-    seeds: tuple[int, ...] | None
-    changes: Mapping
-    limit: int | None
-    out: Path
-    reports: Path
-    adopt: bool
-    smoke: bool
-    stall: float
-    launcher: str
-    cancel: bool
-    cancel_removed: bool
-    quiet_timing: bool
-    allow_noisy_timing: bool
-
-    @property
-    def is_slurm(self) -> bool:
-        """True if the cells run as SLURM jobs."""
-        return self.launcher == "slurm"
-
-    @property
-    def stall_seconds(self) -> float:
-        """Seconds without a step after which a cell is killed."""
-        return 60 * self.stall
-
-    def expand_studies(self) -> list[Matrix]:
-        """Return the cells of the chosen studies. Raises ConfigError for a mistake in a study.
-
-        The result changes when adopted cells, step times or trials are new.
-        """
-        if self.paper is not None:
-            return expand_paper(
-                self.paper, self.table, self.out, self.changes, self.seeds, self.smoke
-            )
-        assert self.file is not None
-        studies = choose(read_studies(self.file), self.study, self.file)
-        return [
-            expand(study, self.out, self.changes, self.seeds, self.smoke, self.estimate)
-            for study in studies
-        ]
+    if options.paper is not None:
+        return expand_paper(
+            options.paper, options.table, options.out, options.set, options.seeds, options.smoke
+        )
+    assert options.file is not None
+    studies = choose(read_studies(options.file), options.study, options.file)
+    return [
+        expand(study, options.out, options.set, options.seeds, options.smoke, options.estimate)
+        for study in studies
+    ]
 
 
 def read_options(arguments: Namespace) -> StudyOptions:
@@ -87,32 +46,22 @@ def read_options(arguments: Namespace) -> StudyOptions:
     """
     _require_positive_numbers(arguments)
     _require_conditions(arguments)
-    out = arguments.out
-    if out is None:
-        out = Path("runs/smoke") if arguments.smoke else Path("runs")
-    reports = arguments.reports
-    if reports is None:
-        reports = out / "reports" if arguments.smoke else Path("reports")
-    paper = None
+    values = {entry.name: getattr(arguments, entry.name) for entry in fields(StudyOptions)}
+    if arguments.out is None:
+        values["out"] = Path("runs/smoke") if arguments.smoke else Path("runs")
+    if arguments.reports is None:
+        values["reports"] = values["out"] / "reports" if arguments.smoke else Path("reports")
     if arguments.paper:
         if arguments.study or arguments.file:
             raise ConfigError("--paper: replaces the file of studies and --study")
-        paper = read_paper(arguments.paper, arguments.small)
+        values["paper"] = read_paper(arguments.paper, arguments.small)
     else:
+        values["paper"] = None
         _require_file(arguments.file)
-    derived = {
-        "paper": paper,
-        "changes": parse_settings(arguments.set),
-        "seeds": parse_seeds(arguments.seeds),
-        "out": out,
-        "reports": reports,
-        "cancel": arguments.cancel or arguments.cancel_removed,
-    }
-    written = {}
-    for field in fields(StudyOptions):
-        if field.name not in derived:
-            written[field.name] = getattr(arguments, field.name)
-    return StudyOptions(**written, **derived)
+    values["set"] = parse_settings(arguments.set)
+    values["seeds"] = parse_seeds(arguments.seeds)
+    values["cancel"] = arguments.cancel or arguments.cancel_removed
+    return StudyOptions(**values)
 
 
 def _require_positive_numbers(arguments: Namespace) -> None:
@@ -126,22 +75,23 @@ def _require_positive_numbers(arguments: Namespace) -> None:
 def _require_conditions(arguments: Namespace) -> None:
     """Raise ConfigError for an option without the option that it needs."""
     conditions = {
-        "--dry-run": (arguments.dry_run, ("params", "estimate", "gpu", "json")),
-        "--launcher slurm": (arguments.launcher == "slurm", ("cancel", "cancel_removed")),
-        "--paper": (arguments.paper, ("table", "cost")),
+        DRY_RUN: arguments.dry_run,
+        PAPER: arguments.paper,
+        SLURM: arguments.launcher == "slurm",
     }
-    for condition, (is_met, names) in conditions.items():
-        for name in names:
-            if getattr(arguments, name) and not is_met:
-                raise ConfigError(f"--{name.replace('_', '-')}: needs {condition}")
-    if arguments.small and not arguments.paper:
-        raise ConfigError(f"{find_size_option(arguments.small)}: needs --paper")
+    for entry in fields(StudyOptions):
+        needed = entry.metadata["needs"]
+        value = getattr(arguments, entry.name)
+        if needed and value and not conditions[needed]:
+            option = option_name(entry.name)
+            if entry.name == "small":
+                option = find_size_option(value)
+            raise ConfigError(f"{option}: needs {needed}")
     if arguments.gpu and arguments.estimate:
         raise ConfigError("--gpu: lists cells with their memory; leave out --estimate")
     for name in ("params", "estimate", "gpu", "quiet_timing"):
         if arguments.json and getattr(arguments, name):
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"--json: lists cells only; leave out {option}")
+            raise ConfigError(f"--json: lists cells only; leave out {option_name(name)}")
 
 
 def _require_file(file: Path | None) -> None:

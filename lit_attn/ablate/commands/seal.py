@@ -17,9 +17,9 @@ class Seal(StudyCommand):
     def run(self, options: Namespace) -> int:
         """Print the seals as JSON."""
         # Imported here, because --help imports no PyTorch.
-        from lit_attn.ablate.commands.options import read_options
+        from lit_attn.ablate.commands.options import expand_studies, read_options
 
-        for matrix in read_options(options).expand_studies():
+        for matrix in expand_studies(read_options(options)):
             seal = matrix.seal(matrix.plan().seeds)
             print(seal.model_dump_json(indent=2, exclude={"results"}))
         return 0

@@ -5,8 +5,9 @@ from argparse import Namespace
 from collections.abc import Callable
 
 from lit_attn.ablate import adopt, dry_run, papers
+from lit_attn.ablate.commands.arguments import StudyOptions
 from lit_attn.ablate.commands.execution import cancel_jobs, measure_times, run_cells
-from lit_attn.ablate.commands.options import StudyOptions, read_options
+from lit_attn.ablate.commands.options import expand_studies, read_options
 from lit_attn.ablate.display import write_line
 from lit_attn.ablate.origin import claim_folder, is_claimed, require_origin
 from lit_attn.ablate.plan import Job, Matrix
@@ -24,7 +25,7 @@ def run_studies(options: Namespace, target: str, select: Select) -> int:
     Returns the exit code.
     """
     study_options = read_options(options)
-    matrices = study_options.expand_studies()
+    matrices = expand_studies(study_options)
     if study_options.paper is not None and study_options.cost is not None:
         items = study_options.paper.items(study_options.table)
         papers.print_costs(study_options.paper, items, matrices, study_options.cost)
@@ -69,7 +70,7 @@ def _adopt_cells(matrices: list[Matrix], options: StudyOptions) -> list[Matrix]:
             write_line(line)
         # The results of a search and of a screening decide on further cells, which can be finished
         # under the old name, too.
-        matrices = options.expand_studies()
+        matrices = expand_studies(options)
         has_moved = any(match.job.state() == "done" for match in matches)
         if not has_moved:
             return matrices
@@ -93,7 +94,7 @@ def _measure_first(matrices: list[Matrix], options: StudyOptions) -> list[Matrix
         return matrices
     measure_times(unmeasured, options)
     # The cells at equal time follow from the measurement.
-    return options.expand_studies()
+    return expand_studies(options)
 
 
 def _print_plan(matrices: list[Matrix], options: StudyOptions, chosen: list[Job] | None) -> int:
@@ -109,7 +110,9 @@ def _print_plan(matrices: list[Matrix], options: StudyOptions, chosen: list[Job]
         print(plural(len(chosen), "cell"))
         return 0
     if options.estimate:
-        is_complete = dry_run.print_estimate(matrices, options.jobs, options.expand_studies)
+        is_complete = dry_run.print_estimate(
+            matrices, options.jobs, lambda: expand_studies(options)
+        )
         return 0 if is_complete else 1
     missing = dry_run.print_cells(matrices, with_costs=options.params, gpu=options.gpu)
     for line in adopt.describe(adopt.find_matches(matrices, missing)):
