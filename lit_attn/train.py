@@ -214,7 +214,7 @@ def _read_cell(cell_dir: Path) -> "Cell":
 def _prepare(cell_dir: Path) -> Iterator[tuple["Cell", "ProcessGroup"]]:
     """Read the cell, clean its folder, and join its process group."""
     cell = _read_cell(cell_dir)
-    from lit_attn.training.path_check import check_before_first_cell
+    from lit_attn.checks.first_cell import check_before_first_cell
     from lit_attn.training.process_group import join_process_group, read_ranks
 
     rank = read_ranks().rank

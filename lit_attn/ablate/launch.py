@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 TRAINING = [
     "lit_attn.training.fit",
     "lit_attn.training.first_step",
-    "lit_attn.training.path_check",
+    "lit_attn.checks.first_cell",
     # Configurations of tasks load their Lightning modules by name, so nothing else imports them.
     "lit_attn.tasks.classification",
     "lit_attn.tasks.language",

@@ -86,7 +86,7 @@ def _load_parts(files: list[Path]) -> list[str]:
     if not files:
         load_parts(files)
         return []
-    from lit_attn.bench.formulas import add_presets, list_kinds
+    from lit_attn.bench.own_parts import add_presets, list_kinds
 
     kinds = list_kinds()
     presets = set(PRESETS)
@@ -100,9 +100,13 @@ def _compare(options: argparse.Namespace) -> None:
 
     Raises ConfigError after the last comparison if a layer disagrees.
     """
-    from lit_attn.bench.formulas import Size, compare
+    # Imported here, because `bench data` compares nothing.
+    from lit_attn.checks.comparison import FLOAT64, Case, Shape, build_noisy_layer, check_layer
+    from lit_attn.checks.paths import read_case_path
 
-    size = Size(dim=options.dim, heads=options.heads)
+    cpu = torch.device("cpu")
+    # The formulas need far more memory than the layer.
+    shape = Shape(batch=2, tokens=33, dim=options.dim, heads=options.heads)
     # With --check the comparisons are the result, and else they say that the command works.
     stream = sys.stdout if options.check else sys.stderr
     wrong = []
@@ -110,9 +114,12 @@ def _compare(options: argparse.Namespace) -> None:
     names = [name.removesuffix(WINDOWS) for name in options.presets]
     for name in dict.fromkeys(names):
         for is_causal in (False, True):
-            comparison = compare(name, size, is_causal)
-            print(comparison.describe(), file=stream, flush=True)
-            if not comparison.holds:
+            layer = build_noisy_layer(name, shape.dim, shape.heads, torch.double)
+            case = Case(FLOAT64, is_causal, shape)
+            path = read_case_path(layer, cpu, case)
+            check = check_layer(name, path, layer, case, cpu)
+            print(check.describe(), file=stream, flush=True)
+            if check.failure:
                 wrong.append(name)
     if wrong:
         listed = ", ".join(f"'{name}'" for name in dict.fromkeys(wrong))

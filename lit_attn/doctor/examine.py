@@ -9,18 +9,19 @@ from lit_attn.attention import path_record
 from lit_attn.attention.path_record import Combination, PathRecord, read_combination
 from lit_attn.attention.spec import PRESETS
 from lit_attn.cells.records import utc_now
-from lit_attn.doctor import benchmark
-from lit_attn.doctor.apart import Outcome, count_processes, run_shares
-from lit_attn.doctor.compiled import check_compiled, has_compiler
-from lit_attn.doctor.layers import (
+from lit_attn.checks.apart import Outcome, count_processes, run_shares
+from lit_attn.checks.comparison import LayerCheck
+from lit_attn.checks.paths import (
     PATHS,
     SHAPES,
-    LayerCheck,
     build_layer,
+    check_compiled,
     check_path,
     explain_path,
+    has_compiler,
     read_path,
 )
+from lit_attn.doctor import benchmark
 from lit_attn.doctor.machine import describe_machine
 from lit_attn.doctor.trainings import TrainingCheck, check_trainings
 from lit_attn.doctor.verdict import Choice, Examination, PathCheck, make_table

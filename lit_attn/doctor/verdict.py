@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from lit_attn.cells.records import Record
-from lit_attn.doctor.layers import LayerCheck
+from lit_attn.checks.comparison import LayerCheck
 from lit_attn.doctor.trainings import TrainingCheck
 
 

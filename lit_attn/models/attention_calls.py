@@ -1,6 +1,6 @@
 """Calls of the attention layers of a network: which layers it has, and how it calls them.
 
-A first cell on a GPU checks these calls, and no others (lit_attn.training.path_check).
+A first cell on a GPU checks these calls, and no others (lit_attn.checks.first_cell).
 """
 
 import hashlib
@@ -52,16 +52,6 @@ class AttentionCall(NamedTuple):
         names = ("is_causal", "has_mask", "is_cross", "is_local")
         properties = [name.partition("_")[2] for name in names if getattr(self, name)]
         return " ".join([self.preset, digest, sizes, *properties, precision])
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the call as data, from which `from_json` makes an equal call."""
-        return {**self._asdict(), "spec": self.spec.model_dump(mode="json")}
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "AttentionCall":
-        """Return the call that `to_json` has written."""
-        spec = AttentionSpec.model_validate(content["spec"])
-        return cls(**{**content, "spec": spec})
 
 
 def find_calls(model: Model, data: Data) -> list[AttentionCall]:

@@ -12,20 +12,18 @@ import pytest
 import torch
 
 from lit_attn.__main__ import main
-from lit_attn.attention.agreement import largest
 from lit_attn.attention.spec import PRESETS
-from lit_attn.doctor import benchmark, compiled, examine, machine, trainings
-from lit_attn.doctor.layers import (
+from lit_attn.checks import paths
+from lit_attn.checks.comparison import TOLERANCE, LayerCheck, largest, relative_errors
+from lit_attn.checks.paths import (
     SHAPES,
-    TOLERANCE,
-    LayerCheck,
     build_layer,
     explain_path,
     list_cases,
     list_precisions,
     list_presets,
-    relative_errors,
 )
+from lit_attn.doctor import benchmark, examine, machine, trainings
 from lit_attn.doctor.trainings import TrainingCheck, compare
 from lit_attn.doctor.verdict import Choice, Examination, PathCheck, Speed, make_table
 
@@ -276,16 +274,16 @@ def test_blocks_are_measured_relative_to_the_standard_layer() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 def test_compiled_layers_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "list_presets", lambda is_short, device: ["standard"])
-    (check,) = compiled.check_compiled("cpu", 0, 1)
+    monkeypatch.setattr(paths, "list_presets", lambda is_short, device: ["standard"])
+    (check,) = paths.check_compiled("cpu", 0, 1)
     assert check.failure == ""
-    assert compiled.has_compiler(CPU)
+    assert paths.has_compiler(CPU)
 
 
 def test_without_a_compiler_compiled_layers_are_not_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
-    assert not compiled.has_compiler(CPU)
-    assert compiled.has_compiler(torch.device("cuda"))
+    monkeypatch.setattr(paths.shutil, "which", lambda name: None)
+    assert not paths.has_compiler(CPU)
+    assert paths.has_compiler(torch.device("cuda"))

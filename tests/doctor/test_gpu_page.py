@@ -7,7 +7,7 @@ from helpers.paths import ROOT
 
 from lit_attn.attention.dispatch import Path, choose_path
 from lit_attn.attention.spec import PRESETS
-from lit_attn.doctor.layers import OWN_SUMS, SHAPES, build_layer, read_properties
+from lit_attn.checks.paths import OWN_SUMS, SHAPES, build_layer, read_properties
 
 
 def choose_on_gpu(name: str) -> str:

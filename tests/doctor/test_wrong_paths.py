@@ -10,9 +10,10 @@ from helpers.training_cells import digits_cell, folder_of, result_of
 
 from lit_attn.attention import dispatch, path_record
 from lit_attn.attention.path_record import PathRecord, read_combination
-from lit_attn.doctor.apart import Outcome, run_shares
+from lit_attn.checks.apart import Outcome, run_shares
+from lit_attn.checks.comparison import make_tokens
+from lit_attn.checks.paths import PATHS, SHAPES, build_layer, check_path, read_path
 from lit_attn.doctor.examine import check_paths, judge_path, list_choices, remember
-from lit_attn.doctor.layers import PATHS, SHAPES, build_layer, check_path, make_tokens, read_path
 from lit_attn.doctor.verdict import PathCheck
 from lit_attn.train import run_cell
 

@@ -36,6 +36,7 @@ from lit_attn.attention.mixer import TokenMixer
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.cells.failure import Preempted
 from lit_attn.cells.records import read_metrics
+from lit_attn.checks import first_cell
 from lit_attn.config.cell import Cell
 from lit_attn.config.study import read_studies
 from lit_attn.models import factory
@@ -44,7 +45,6 @@ from lit_attn.models.mixer_trial import Trial, Use, try_gpu_mixers
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import load_parts
 from lit_attn.train import run_cell
-from lit_attn.training import path_check
 from lit_attn.training.build import build
 from lit_attn.training.first_step import Mistake, find_mistake
 
@@ -385,7 +385,7 @@ def test_a_cell_trains_on_a_gpu_and_resumes(
     """Triton may choose other kernels in the second attempt, so losses differ in rounding."""
     training = {"precision": precision, "compile": is_compiled}
     # The check of attention paths before the first cell on a GPU takes minutes.
-    monkeypatch.setattr(path_check, "check_before_first_cell", lambda cell: None)
+    monkeypatch.setattr(first_cell, "check_before_first_cell", lambda cell: None)
     folders = []
     for name, stops in (("complete", ()), ("stopped", (5,))):
         parent = tmp_path / name

@@ -10,7 +10,6 @@ flex_attention has the limits of its kernels. Numbers, time and memory are not s
 
 import contextlib
 import functools
-import subprocess
 import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -27,7 +26,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from helpers.flex_on_cpu import flex_by_formula
 from lit_attn.attention import flex
-from lit_attn.training import path_check
+from lit_attn.checks import first_cell
+from lit_attn.checks.apart import Outcome
 
 aten = torch.ops.aten
 
@@ -120,8 +120,8 @@ def rehearsal(capability: Capability = H100) -> Iterator[list[str]]:
         for name, answer in DRIVER.items():
             patch.setattr(torch.cuda, name, answer)
         # A process of its own would not have this GPU.
-        held = subprocess.CompletedProcess([], 0, stdout="simulated\n\n")
-        patch.setattr(path_check, "run_check", lambda request: held)
+        held = Outcome(["simulated", ""])
+        patch.setattr(first_cell, "run_apart", lambda *request: held)
         patch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
         properties = SimpleNamespace(shared_memory_per_block_optin=SHARED_MEMORY[capability])
         patch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lit_attn.doctor.apart import Unavailable
+from lit_attn.checks.apart import Unavailable
 
 Call = Callable[..., Any]
 

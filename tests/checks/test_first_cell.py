@@ -1,10 +1,8 @@
 """The first cell of its kind on a GPU checks the attention paths that it takes, and no others."""
 
-import json
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,16 +14,26 @@ from lit_attn.attention import path_record
 from lit_attn.attention.path_record import Combination, PathRecord
 from lit_attn.attention.residual import FullConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
+from lit_attn.checks import first_cell
+from lit_attn.checks.apart import Outcome, run_apart
+from lit_attn.checks.first_cell import check_before_first_cell, compare_call
+from lit_attn.checks.paths import list_cases, list_presets
 from lit_attn.config.cell import Cell
-from lit_attn.doctor import cell_call
-from lit_attn.doctor.layers import list_cases, list_presets
 from lit_attn.models.attention_calls import AttentionCall, find_calls, without_foreign_parts
-from lit_attn.training import path_check
-from lit_attn.training.path_check import LIMIT, check_before_first_cell
 
 GPU = Combination("simulated sm_90", "2.0", "0123456789ab")
 
-Answer = Callable[[dict[str, Any]], str]
+
+class Request(NamedTuple):
+    """Arguments of a check."""
+
+    call: AttentionCall
+    precision: str
+    refused: Sequence[str]
+    device: str
+
+
+Answer = Callable[[Request], Outcome]
 
 
 @pytest.fixture(autouse=True)
@@ -34,30 +42,32 @@ def simulated_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(path_record, "_REFUSED", {})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for module in (path_record, path_check):
+    for module in (path_record, first_cell):
         monkeypatch.setattr(module, "read_combination", lambda kind: GPU)
 
 
-def answer_requests(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> list[dict[str, Any]]:
+def answer_requests(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> list[Request]:
     """Replace the process of a check by `answer`; return the list that gets every request."""
-    requests: list[dict[str, Any]] = []
+    requests: list[Request] = []
 
-    def run(text: str) -> "subprocess.CompletedProcess[str]":
-        request = json.loads(text)
+    def run(check: object, arguments: tuple[Any, ...], seconds: float) -> Outcome:
+        request = Request(*arguments)
         requests.append(request)
-        return subprocess.CompletedProcess([], 0, stdout=answer(request), stderr="")
+        return answer(request)
 
-    monkeypatch.setattr(path_check, "run_check", run)
+    monkeypatch.setattr(first_cell, "run_apart", run)
     return requests
 
 
-def hold(request: dict[str, Any]) -> str:
-    return "ONE_CALL\n\n"
+def hold(request: Request) -> Outcome:
+    return Outcome(["ONE_CALL", ""])
 
 
-def fail_on_flex(request: dict[str, Any]) -> str:
+def fail_on_flex(request: Request) -> Outcome:
     """Answer as a machine whose FLEX is wrong."""
-    return "MERGED\n\n" if "FLEX" in request["refused"] else "FLEX\nmgk, fp32: the value is off\n"
+    if "FLEX" in request.refused:
+        return Outcome(["MERGED", ""])
+    return Outcome(["FLEX", "mgk, fp32: the value is off"])
 
 
 def cell_with(attention: object, **training: object) -> Cell:
@@ -71,7 +81,7 @@ def test_a_cell_checks_each_of_its_calls_once_in_its_own_precision(
     check_before_first_cell(cell_with("mgk", precision="bf16"))
     line = "first cell of its kind on simulated sm_90 with torch 2.0: "
     assert capsys.readouterr().out == f"{line}checking 1 attention call in bf16 (mgk)\n"
-    assert [request["precision"] for request in requests] == ["bf16"]
+    assert [request.precision for request in requests] == ["bf16"]
     check_before_first_cell(cell_with("mgk", precision="bf16"))
     assert len(requests) == 1
     check_before_first_cell(cell_with("mgk", precision="tf32"))
@@ -86,7 +96,7 @@ def test_a_check_has_the_order_the_heads_and_the_layers_of_the_cell(
     layers = {"layers": [{"every": 2, "use": "xsa"}]}
     cell = text_cell(model={"attention": layers, "depth": 4}, training={"accelerator": "auto"})
     check_before_first_cell(cell)
-    calls = [AttentionCall.from_json(request["call"]) for request in requests]
+    calls = [request.call for request in requests]
     assert [call.preset for call in calls] == ["standard", "xsa"]
     assert all(call.is_causal and not call.has_mask for call in calls)
 
@@ -96,7 +106,7 @@ def test_a_refused_path_is_replaced_by_one_that_is_checked_too(
 ) -> None:
     requests = answer_requests(monkeypatch, fail_on_flex)
     check_before_first_cell(cell_with("mgk"))
-    assert [request["refused"] for request in requests] == [[], ["FLEX"]]
+    assert [request.refused for request in requests] == [(), ("FLEX",)]
     assert "attention path FLEX is not used" in capsys.readouterr().out
     assert path_record.is_refused("FLEX", "cuda")
     record = PathRecord.read(GPU.file)
@@ -104,40 +114,42 @@ def test_a_refused_path_is_replaced_by_one_that_is_checked_too(
     assert (list(record.refused), len(record.calls)) == (["FLEX"], 1)
     # A further cell keeps the refusal, and does not try the path again.
     check_before_first_cell(cell_with("smgk"))
-    assert requests[-1]["refused"] == ["FLEX"]
+    assert requests[-1].refused == ("FLEX",)
 
 
 def test_a_path_without_another_one_ends_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = answer_requests(monkeypatch, lambda request: "sums\nlinear: the value is off\n")
+    requests = answer_requests(
+        monkeypatch, lambda request: Outcome(["sums", "linear: the value is off"])
+    )
     check_before_first_cell(cell_with("linear"))
     assert len(requests) == 2
     assert path_record.is_refused("sums", "cuda")
 
 
 def test_a_hang_or_a_crash_refuses_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang(text: str) -> Any:
-        if json.loads(text)["refused"]:
-            return subprocess.CompletedProcess([], -11, stdout="MERGED\n", stderr="")
-        raise subprocess.TimeoutExpired("check", LIMIT, output=b"FLEX\n")
-
-    def end(text: str) -> Any:
-        return hang(text) if len(json.loads(text)["refused"]) < 2 else formed
-
-    formed = subprocess.CompletedProcess([], 0, stdout="FORMED\n\n", stderr="")
-    monkeypatch.setattr(path_check, "run_check", end)
+    outcomes = [
+        Outcome(["FLEX"], failure="no answer within 300 s, which counts as failed"),
+        Outcome(["MERGED"], failure="the process crashed (exit code -11)"),
+        Outcome(["FORMED", ""]),
+    ]
+    answer_requests(monkeypatch, lambda request: outcomes[len(request.refused)])
     check_before_first_cell(cell_with("mgk"))
     reasons = path_record.refused_paths("cuda")
     assert "no answer within 300 s" in reasons["FLEX"]
-    assert "the process crashed (signal 11)" in reasons["MERGED"]
+    assert "the process crashed (exit code -11)" in reasons["MERGED"]
 
 
 def test_a_check_that_cannot_start_refuses_nothing_and_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    busy = subprocess.CompletedProcess([], 1, stdout="", stderr="cuda cannot be used: busy\n")
-    monkeypatch.setattr(path_check, "run_check", lambda text: busy)
-    check_before_first_cell(cell_with("standard"))
-    assert "standard could not be checked: cuda cannot be used: busy" in capsys.readouterr().out
+    for busy in (
+        Outcome([], unavailable="cuda cannot be used: busy"),
+        Outcome(["ONE_CALL"], unavailable="cuda cannot be used: busy"),
+        Outcome([], failure="cuda cannot be used: busy"),
+    ):
+        answer_requests(monkeypatch, lambda request, busy=busy: busy)
+        check_before_first_cell(cell_with("standard"))
+        assert "standard could not be checked: cuda cannot be used: busy" in capsys.readouterr().out
     assert path_record.refused_paths("cuda") == {}
     requests = answer_requests(monkeypatch, hold)
     check_before_first_cell(cell_with("standard"))
@@ -191,17 +203,12 @@ def test_every_call_holds_on_a_cpu(preset: str) -> None:
     if not spec.find_cross_problem():
         calls.append(plain._replace(is_causal=False, is_cross=True))
     for call in calls:
-        assert AttentionCall.from_json(json.loads(json.dumps(call.to_json()))) == call
-        path, failure = cell_call.check_call(call, "fp32", [], torch.device("cpu"))
+        path, failure = compare_call(call, "fp32", [], "cpu")
         assert (failure, path != "") == ("", True)
 
 
 @pytest.mark.process
 def test_the_check_runs_in_a_process_of_its_own() -> None:
     call = AttentionCall(PRESETS["belief2"], 4, 16, 33, False, False, False, False)
-    request = {"call": call.to_json(), "precision": "bf16", "refused": [], "device": "cpu"}
-    done = path_check.run_check(json.dumps(request))
-    assert (done.returncode, done.stdout.splitlines()) == (0, ["MERGED", ""])
-    request["refused"] = ["MERGED"]
-    done = path_check.run_check(json.dumps(request))
-    assert done.stdout.splitlines() == ["FORMED", ""]
+    for refused, path in ([], "MERGED"), (["MERGED"], "FORMED"):
+        assert run_apart(compare_call, (call, "bf16", refused, "cpu"), 300) == Outcome([path, ""])

@@ -7,11 +7,8 @@ compares presets. The record (lit_attn.attention.path_record) names the paths th
 are not used.
 """
 
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -19,7 +16,20 @@ from typing import NamedTuple
 import torch
 
 from lit_attn.attention import path_record
+from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.path_record import Combination, PathRecord, read_combination
+from lit_attn.checks.apart import run_apart
+from lit_attn.checks.comparison import (
+    BF16,
+    FLOAT32,
+    FP16,
+    TF32,
+    Case,
+    Shape,
+    build_noisy_layer,
+    check_layer,
+)
+from lit_attn.checks.paths import read_case_path, require_device
 from lit_attn.config.cell import Cell
 from lit_attn.files import one_at_a_time
 from lit_attn.models.attention_calls import AttentionCall, find_calls
@@ -27,6 +37,11 @@ from lit_attn.schema.errors import plural
 
 LIMIT = 300.0
 """Seconds after which the check of a call counts as a hang."""
+
+BATCH = 2
+
+PRECISIONS = {"fp32": FLOAT32, "tf32": TF32, "bf16": BF16, "fp16": FP16}
+"""Arithmetic of each `training.precision`."""
 
 CORES_OF_CHECK = 4
 """Cores for each of the checks that run at once: compiling a kernel takes a core seconds."""
@@ -126,37 +141,37 @@ def check_calls(
 
 def check_call(call: AttentionCall, precision: str, refused: Sequence[str]) -> CallOutcome:
     """Return the outcome of the check of `call` without `refused` paths."""
-    request = {
-        "call": call.to_json(),
-        "precision": precision,
-        "refused": list(refused),
-        "device": "cuda",
-    }
-    place = f"{call.preset}, {precision}"
-    try:
-        done = run_check(json.dumps(request))
-    except subprocess.TimeoutExpired as error:
-        # The output until then is in bytes.
-        path = (error.stdout or b"").decode(errors="replace").strip()
-        reason = f"no answer within {LIMIT:.0f} s"
-        return CallOutcome(path, f"{place}: {reason}") if path else CallOutcome(unavailable=reason)
-    path, _, failure = done.stdout.strip().partition("\n")
-    if done.returncode == 0:
-        return CallOutcome(path, failure)
-    if done.returncode > 0 or not path:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        return CallOutcome(unavailable=lines[-1])
-    return CallOutcome(path, f"{place}: the process crashed (signal {-done.returncode})")
+    outcome = run_apart(compare_call, (call, precision, refused, "cuda"), LIMIT)
+    if outcome.unavailable or not outcome.results:
+        return CallOutcome(unavailable=outcome.unavailable or outcome.failure)
+    path, *failures = outcome.results
+    if outcome.failure:
+        # The process has hung or crashed.
+        return CallOutcome(path, f"{call.preset}, {precision}: {outcome.failure}")
+    return CallOutcome(path, failures[0])
 
 
-def run_check(request: str) -> "subprocess.CompletedProcess[str]":
-    """Run the check of a `request` for up to LIMIT seconds. Raises subprocess.TimeoutExpired."""
-    return subprocess.run(
-        [sys.executable, "-m", "lit_attn.doctor.cell_call"],
-        input=request,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=LIMIT,
-        check=False,
-    )
+def compare_call(
+    call: AttentionCall, precision: str, refused: Sequence[str], device_name: str
+) -> Iterator[str]:
+    """Yield the path of a call without `refused` paths, and then why it fails, or an empty text.
+
+    Raises Unavailable if nothing can be known.
+    """
+    device = torch.device(device_name)
+    path_record.set_refused(device.type, dict.fromkeys(refused, "failed"))
+    require_device(device)
+    layer, case = build_case(call, precision)
+    path = read_case_path(layer.to(device), device, case)
+    yield path
+    yield check_layer(call.preset, path, layer, case, device).failure
+
+
+def build_case(call: AttentionCall, precision: str) -> tuple[Attention, Case]:
+    """Return the layer of a call with nonzero parameters, and the comparison of it."""
+    dim = call.heads * call.head_dim
+    layer_class = attn_layer(call.spec, local_self_attention=call.is_local)
+    layer = build_noisy_layer(layer_class, dim, call.heads, qkv_bias=True)
+    shape = Shape(BATCH, call.tokens, dim, call.heads)
+    arithmetic = PRECISIONS[precision]
+    return layer, Case(arithmetic, call.is_causal, shape, call.has_mask, call.is_cross)

@@ -1,7 +1,8 @@
-"""Checks in a process of their own, which may hang or crash without ending the doctor."""
+"""Checks in a process of their own, which may hang or crash without ending the program."""
 
 import multiprocessing
 import os
+import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -122,6 +123,10 @@ def _send_results(
 ) -> None:
     """Send every result of the check, and then how it ended."""
     die_with_parent()
+    # Signals to the whole process group are for the parent, which ends this process: a check that
+    # one of them ended would count as a crash.
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     warnings.simplefilter("ignore")
     try:
         for result in check(*arguments):

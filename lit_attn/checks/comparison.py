@@ -1,34 +1,26 @@
-"""Values and gradients of every preset in every precision, compared with the float64 reference.
+"""Comparison of a layer with its formula: values and gradients, with one unit of errors.
 
 An error is the norm of a difference over the norm of the reference, in multiples of the precision's
 eps. Some gradients are sensitive: a change of the inputs by one eps changes them by many. Their
-errors are multiples of this change. Half precisions are autocast, as in training. The layers of one
-path are checked in a process of their own (lit_attn.doctor.apart), which can hang or crash without
-ending the doctor.
+errors are multiples of this change. Half precisions are autocast, as in training. The reference is
+computed in float64 on the CPU.
 """
 
 import contextlib
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lit_attn.attention import dispatch, path_record, reference
-from lit_attn.attention.agreement import build_noisy_layer, differentiate, largest
+from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.spec import PRESETS
-from lit_attn.doctor.apart import Unavailable
+from lit_attn.attention.network import number_layers
+from lit_attn.checks.apart import Unavailable
 from lit_attn.schema.mistakes import describe_check_failure
-from lit_attn.tasks.tf32 import FIRST_CAPABILITY, products_in_tf32
-
-OWN_SUMS = "sums"
-"""Stands for the path of a similarity that computes its sums itself, as linear attention does."""
-
-PATHS = (*(path.name for path in dispatch.Path), OWN_SUMS)
-"""Names of everything that can compute a layer."""
+from lit_attn.tasks.tf32 import products_in_tf32
 
 TOLERANCE = 30.0
 """Largest error of a value, or of a gradient, in multiples of the precision's eps."""
@@ -36,6 +28,10 @@ TOLERANCE = 30.0
 SMALL = 0.1
 """A gradient whose norm is below this share of the largest parameter's gradient is compared with
 this share: a gradient that is exactly zero has no relative error."""
+
+NOISE = 0.05
+"""Standard deviation of the noise on all parameters, many of which start as zeros: a gate of zero
+would hide a wrong term."""
 
 
 class Precision(NamedTuple):
@@ -46,6 +42,7 @@ class Precision(NamedTuple):
     eps: float
 
 
+FLOAT64 = Precision("float64", None, torch.finfo(torch.float64).eps)
 FLOAT32 = Precision("float32", None, torch.finfo(torch.float32).eps)
 TF32 = Precision("tf32", None, 2.0**-10)
 BF16 = Precision("bf16", torch.bfloat16, torch.finfo(torch.bfloat16).eps)
@@ -59,10 +56,6 @@ class Shape(NamedTuple):
     tokens: int
     dim: int
     heads: int
-
-
-SHAPES = (Shape(2, 33, 64, 4), Shape(1, 130, 128, 2))
-"""Heads of width 16 and 64; lengths that no block of a kernel divides."""
 
 
 class Case(NamedTuple):
@@ -95,6 +88,16 @@ class LayerCheck(NamedTuple):
         """Larger one of both errors; NaN if one is NaN."""
         return largest([self.value_error, self.gradient_error])
 
+    def describe(self) -> str:
+        """Return one line for a person."""
+        order = "causal" if self.is_causal else "all pairs"
+        if self.exception:
+            return f"{self.preset}, {order}: DISAGREES with its formula ({self.exception})"
+        verdict = "DISAGREES" if self.failure else "agrees"
+        errors = f"values {self.value_error:,.1f} eps, of gradients {self.gradient_error:,.1f} eps"
+        limit = f"limit {TOLERANCE:.0f}"
+        return f"{self.preset}, {order}: {verdict} with its formula (error of {errors}; {limit})"
+
     @property
     def failure(self) -> str:
         """Why the comparison fails, or an empty text."""
@@ -110,129 +113,25 @@ class LayerCheck(NamedTuple):
         return ""
 
 
-def list_precisions(device: torch.device) -> list[Precision]:
-    """Return the precisions that the device supports."""
-    if device.type != "cuda":
-        return [FLOAT32, BF16, FP16]
-    precisions = [FLOAT32]
-    if torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY:
-        precisions.append(TF32)
-    if torch.cuda.is_bf16_supported(including_emulation=False):
-        precisions.append(BF16)
-    return [*precisions, FP16]
+def build_noisy_layer(
+    chosen: str | type[Attention],
+    dim: int,
+    heads: int,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> Attention:
+    """Return the layer of a preset or class in evaluation mode, without parameters that are zero.
 
-
-def list_cases(device: torch.device, is_short: bool) -> list[Case]:
-    """Return the comparisons of each preset."""
-    precisions = list_precisions(device)
-    if is_short:
-        # Two precisions, each in one order: a compiled kernel takes seconds for every case.
-        half = BF16 if BF16 in precisions else FP16
-        return [Case(FLOAT32, True, SHAPES[0]), Case(half, False, SHAPES[0])]
-    cases = []
-    for precision in precisions:
-        for is_causal in (False, True):
-            cases += [Case(precision, is_causal, shape) for shape in SHAPES]
-    return cases
-
-
-def list_presets(is_short: bool, device: torch.device) -> list[str]:
-    """Return all presets, or in the short form one for each kind of computation.
-
-    That are the properties of a call, and the parts that turn products into weights.
+    Random numbers start from seed 0. `options` are further arguments of the layer.
     """
-    if not is_short:
-        return list(PRESETS)
-    by_kind: dict[str, str] = {}
-    for name, spec in PRESETS.items():
-        properties = read_properties(build_layer(name, SHAPES[0]).to(device), device, False)
-        kinds = [spec.parts[family].kind for family in ("similarity", "bias", "normaliser")]
-        by_kind.setdefault(f"{properties} {kinds}", name)
-    return list(by_kind.values())
-
-
-def build_layer(name: str, shape: Shape) -> Attention:
-    """Return the float32 layer of a preset in evaluation mode, with nonzero parameters."""
-    return build_noisy_layer(name, shape.dim, shape.heads, qkv_bias=True)
-
-
-def read_properties(
-    layer: Attention, device: torch.device, is_causal: bool
-) -> dict[str, Any] | None:
-    """Return the properties from which `choose_path` chooses the layer's path, or None."""
-    return read_case_properties(layer, device, Case(FLOAT32, is_causal, SHAPES[0]))
-
-
-def read_case_properties(
-    layer: Attention, device: torch.device, case: Case
-) -> dict[str, Any] | None:
-    """Return the properties from which `choose_path` chooses the path of `case`, or None."""
-    batch, tokens = case.shape.batch, case.shape.tokens
-    x = torch.zeros(batch, tokens, layer.qkv.in_features, device=device)
-    named = make_arguments(layer, case, device)
-    mask, memory = named["attn_mask"], named["memory"]
-    with torch.no_grad(), in_precision(case.precision, device):
-        inputs = layer.inputs(x, mask, case.is_causal, None, memory=memory)
-        return layer.similarity.describe_call(inputs)
-
-
-def read_path(layer: Attention, device: torch.device, is_causal: bool = False) -> str:
-    """Return the name of the path that the layer takes on the device, without refused ones."""
-    return read_case_path(layer, device, Case(FLOAT32, is_causal, SHAPES[0]))
-
-
-def read_case_path(layer: Attention, device: torch.device, case: Case) -> str:
-    """Return the name of the path that the layer takes in `case`, without refused ones."""
-    properties = read_case_properties(layer, device, case)
-    if properties is None:
-        return OWN_SUMS
-    return dispatch.choose_usable_path(properties, device.type).name
-
-
-def explain_path(layer: Attention, device: torch.device) -> str:
-    """Return the properties that distinguish the layer from the standard layer, as `key=value`."""
-    properties = read_properties(layer, device, False)
-    if properties is None:
-        return "its similarity needs no logits"
-    standard = attn_layer("standard")(layer.qkv.in_features, layer.num_heads).to(device)
-    usual = read_properties(standard, device, False)
-    assert usual is not None
-    reasons = [f"{key}={value}" for key, value in properties.items() if value != usual[key]]
-    path = dispatch.choose_path(**properties).name
-    if path in path_record.refused_paths(device.type):
-        reasons.append(f"{path} refused")
-    return ", ".join(reasons) or "softmax of dot products"
-
-
-def check_path(
-    path: str, device_name: str, is_short: bool, process: int, processes: int
-) -> Iterator[LayerCheck]:
-    """Yield the comparisons of all presets that take `path` on the device.
-
-    They are those of one of several processes, among which the presets are divided. The record of
-    an earlier doctor has no effect, or a refused path would never be used again.
-    """
-    device = torch.device(device_name)
-    path_record.set_refused(device.type, {})
-    require_device(device)
-    for name in list_presets(is_short, device)[process::processes]:
-        # PyTorch compiles one function a limited number of times, and then computes without a word
-        # what it could not compile: another path.
-        torch.compiler.reset()
-        for case in list_cases(device, is_short):
-            layer = build_layer(name, case.shape)
-            if read_path(layer.to(device), device, case.is_causal) != path:
-                continue
-            yield check_layer(name, path, layer, case, device)
-
-
-def require_device(device: torch.device) -> None:
-    """Raise Unavailable if this process cannot use the device, which another one may occupy."""
-    try:
-        torch.zeros(1, device=device)
-    except RuntimeError as error:
-        line = str(error).partition("\n")[0]
-        raise Unavailable(f"{device.type} cannot be used: {line}") from error
+    torch.manual_seed(0)
+    layer_class = attn_layer(chosen) if isinstance(chosen, str) else chosen
+    layer = layer_class(dim, heads, **options).to(dtype).eval()
+    number_layers(layer)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(NOISE * torch.randn_like(parameter))
+    return layer
 
 
 def check_layer(
@@ -306,7 +205,7 @@ def compute_layer(
     layer: Attention, x: Tensor, direction: Tensor, case: Case, device: torch.device
 ) -> list[Tensor]:
     """Return the output of the layer on the device and all its gradients, in float64 on the CPU."""
-    inputs = x.to(device).requires_grad_()
+    inputs = x.to(device, layer.qkv.weight.dtype).requires_grad_()
     named = make_arguments(layer, case, device)
     with in_precision(case.precision, device):
         out = layer(inputs, **named)
@@ -335,3 +234,21 @@ def relative_errors(actual: list[Tensor], expected: list[Tensor]) -> list[float]
     for one, other, norm in zip(actual, expected, norms, strict=True):
         errors.append((one - other).norm().item() / norm)
     return errors
+
+
+def differentiate(output: Tensor, leaves: Sequence[Tensor], direction: Tensor) -> list[Tensor]:
+    """Return `output` and the gradients of its product with `direction` for each of `leaves`.
+
+    The gradient of a leaf that `output` does not depend on is zero.
+    """
+    gradients = torch.autograd.grad(
+        output, leaves, direction.to(output), allow_unused=True, materialize_grads=True
+    )
+    return [output.detach(), *gradients]
+
+
+def largest(errors: Sequence[float]) -> float:
+    """Return the largest error, or NaN if one is NaN."""
+    if any(math.isnan(error) for error in errors):
+        return math.nan
+    return max(errors)

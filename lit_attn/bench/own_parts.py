@@ -1,0 +1,44 @@
+"""Presets for the parts of plug-ins, which `--parts` compares and measures."""
+
+from collections.abc import Iterable, Mapping
+
+from lit_attn.attention.parts import Part
+from lit_attn.attention.spec import PRESETS, AttentionSpec
+from lit_attn.schema.base import Kind
+from lit_attn.schema.errors import ConfigError
+
+
+def list_kinds() -> dict[str, set[str]]:
+    """Return the names of the registered parts of each family."""
+    kinds = {}
+    for base in _list_families():
+        kinds[base.family_name()] = set(base.family)
+    return kinds
+
+
+def add_presets(before: Mapping[str, Iterable[str]]) -> None:
+    """Add a preset for each part that is not in `before`, as `residual=reflected`.
+
+    The other parts of such a preset are those of the standard layer. A part that a preset already
+    uses gets none. Raises ConfigError if a part has a choice without a default.
+    """
+    used: set[tuple[str, str]] = set()
+    for spec in PRESETS.values():
+        used |= {(family, part.kind) for family, part in spec.parts.items()}
+    for base in _list_families():
+        family = base.family_name()
+        for kind in base.family:
+            if kind in before[family] or (family, kind) in used:
+                continue
+            try:
+                PRESETS[f"{family}={kind}"] = AttentionSpec.model_validate({family: kind})
+            except ValueError as error:
+                raise ConfigError(
+                    f"--parts: {family} '{kind}' is no layer with its defaults; add a preset with "
+                    f"your choices to the file, as PRESETS['{kind}'] = AttentionSpec(...)"
+                ) from error
+
+
+def _list_families() -> list[type[Kind]]:
+    """Return the base classes of the families of parts."""
+    return [base for base in Kind.__subclasses__() if issubclass(base, Part)]

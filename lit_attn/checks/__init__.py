@@ -1,0 +1,1 @@
+"""Comparisons of attention layers with their formulas."""
