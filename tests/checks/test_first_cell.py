@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import yaml
+from helpers import wrong_paths
 from helpers.paths import EXPERIMENTS
 from helpers.training_cells import digits_cell, text_cell
 
@@ -212,3 +213,9 @@ def test_the_check_runs_in_a_process_of_its_own() -> None:
     call = AttentionCall(PRESETS["belief2"], 4, 16, 33, False, False, False, False)
     for refused, path in ([], "MERGED"), (["MERGED"], "FORMED"):
         assert run_apart(compare_call, (call, "bf16", refused, "cpu"), 300) == Outcome([path, ""])
+
+
+@pytest.mark.process
+def test_a_signal_to_the_process_group_does_not_end_a_check() -> None:
+    """The rank and the runner decide what a signal does; a killed check would refuse a path."""
+    assert run_apart(wrong_paths.be_terminated, (), 300) == Outcome(["finished"])

@@ -4,6 +4,7 @@ A spawned process can import this module: its folder is on the path of modules.
 """
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -73,3 +74,9 @@ def check_some(
     yield from range(process, 5, processes)
     if process == 1:
         os._exit(7)
+
+
+def be_terminated() -> Iterator[str]:
+    """Receive a signal to the process group, and go on."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    yield "finished"
