@@ -261,10 +261,8 @@ def make_cell_answers(cells: list[StudyCell]) -> "list[Cell]":
         status = cell.status
         progress = status.progress if status.state == "running" else None
         message = None if status.exit is None else status.exit.message
-        answer = Cell(
-            variant=cell.planned.variant,
-            seed=cell.planned.seed,
-            identity=cell.planned.identity,
+        answer = Cell.from_record(
+            cell.planned,
             state=status.state,
             step=None if progress is None else progress.step,
             steps=None if progress is None else progress.total,

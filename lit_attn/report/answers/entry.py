@@ -1,7 +1,7 @@
 """Base of the parts of an answer, and its JSON."""
 
 import json
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -12,6 +12,13 @@ class Entry(BaseModel):
     """Base of all parts of an answer; every key is always present."""
 
     model_config = ConfigDict(extra="forbid", json_schema_serialization_defaults_required=True)
+
+    @classmethod
+    def from_record(cls, record: object, **others: Any) -> Self:
+        """Return the entry with all values of `record` that have the same name, and `others`."""
+        names = cls.model_fields.keys() - others.keys()
+        values = {name: getattr(record, name) for name in names}
+        return cls(**values, **others)
 
 
 def write_answer(answer: Entry) -> str:

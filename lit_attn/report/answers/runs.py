@@ -41,7 +41,7 @@ class EndedVariant(Entry):
     @classmethod
     def describe(cls, ending: Ending) -> "EndedVariant":
         """Return the entry of a recorded ending."""
-        return cls(text=ending.describe(), **ending.model_dump(exclude={"identity"}))
+        return cls.from_record(ending, text=ending.describe())
 
 
 class PlannedScreening(Entry):
@@ -102,24 +102,18 @@ class StudyDesign(Entry):
             is_kept = None
             if screening.kept is not None and entry.variant != screening.baseline:
                 is_kept = entry.variant in screening.kept
-            screened = ScreenedEntry(
-                variant=entry.variant,
+            screened = ScreenedEntry.from_record(
+                entry,
                 label=entry.label or entry.variant,
                 n=sum(value is not None for value in entry.by_seed.values()),
-                mean=entry.mean,
-                has_diverged=entry.has_diverged,
                 is_kept=is_kept,
             )
             entries.append(screened)
-        return cls(
-            screen=screening.screen,
-            keep=screening.keep,
-            confirm=screening.confirm,
+        return cls.from_record(
+            screening,
             budget=None if chosen is None else chosen.trainings,
             trainings=screening.count_trainings(),
             metric=screening.select.name,
-            seeds=screening.seeds,
-            kept=screening.kept,
             variants=entries,
         )
 
@@ -140,12 +134,7 @@ class StudyBudget(Entry):
         """Return the entry of a chosen design, None for a study without `budget`."""
         if chosen is None:
             return None
-        return cls(
-            trainings=chosen.trainings,
-            seconds=chosen.budget_seconds,
-            training_seconds=chosen.training_seconds,
-            seeds=chosen.seeds,
-        )
+        return cls.from_record(chosen, seconds=chosen.budget_seconds)
 
 
 class PlannedStudy(Entry):

@@ -97,9 +97,7 @@ def describe_study(
     return JudgedStudy(
         study=plan.study,
         title=" ".join(plan.title.split()),
-        metric=JudgedMetric(
-            name=metric.name, label=metric.label, goal=metric.goal, margin=metric.margin
-        ),
+        metric=JudgedMetric.from_record(metric),
         baseline=plan.baseline,
         baseline_label=find_labels(plan)[plan.baseline],
         baseline_values=describe_values(study, plan.baseline),

@@ -131,12 +131,10 @@ def _judge_idea(
     )
     done = min(len(idea.confirmation), len(idea.baseline))
     is_final = idea.stage in ("screened-out", "judged")
-    step = StreamStep(
+    step = StreamStep.from_record(
+        idea,
         place=place,
-        stage=idea.stage,
         screening_runs=len(idea.screening),
-        screened=idea.screened,
-        threshold=idea.threshold,
         confirmation=idea.number,
         confirm_runs=idea.runs,
         confirmed_runs=done,
