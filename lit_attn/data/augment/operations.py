@@ -11,6 +11,12 @@ in as few calls as possible:
 - `AutoContrast` and `Equalize` have a lookup table for each channel of each image, which is
   computed for the whole group at once. Pillow computes it in a Python loop over 256 levels.
 
+torchvision.transforms.v2.functional has the same operations for batches, and is not used here. For
+256 images of 32 x 32 pixels on one core it takes 1.3 times as long (movements 5 times). It has no
+bicubic shear of batches. It differs from Pillow by 1 in 21 % of the bytes after Color, 3 % after
+AutoContrast and 2 % after Contrast, and moves 7 % of the pixels of a shear differently (torchvision
+0.29).
+
 Shapes: groups (G, C, H, W) uint8 with one or three channels; amounts are numbers.
 """
 
