@@ -123,15 +123,12 @@ class Adafactor(Optimizer, kind="adafactor"):
 
     # torch's code changes norms of rows and columns in place, which those of shards do not allow.
     takes_shards = False
-    beta2_decay: float = Field(-0.8, le=0, description="exponent of the decay of the mean squares")
-    clip_threshold: PositiveFloat = Field(1.0, description="largest root mean square of a step")
+    removed_keys: ClassVar[dict[str, Any]] = {"beta2_decay": -0.8, "clip_threshold": 1.0}
 
     def build(self, module: nn.Module, fused: bool = True) -> torch.optim.Optimizer:
         return torch.optim.Adafactor(
             self.grouped_parameters(module),
             lr=self.lr,
-            beta2_decay=self.beta2_decay,
-            d=self.clip_threshold,
             weight_decay=self.weight_decay,
         )
 

@@ -85,7 +85,8 @@ class Config(BaseModel):
         removed = [key for key in value if key in cls.removed_keys]
         for key in removed:
             if value[key] != cls.removed_keys[key]:
-                raise key_error(key, f"'{key}' was removed; delete this key")
+                always = json.dumps(cls.removed_keys[key])
+                raise key_error(key, f"'{key}' was removed; delete this key, it is always {always}")
         if not removed:
             return value
         return {key: item for key, item in value.items() if key not in removed}
