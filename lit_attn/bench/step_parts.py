@@ -115,8 +115,11 @@ def list_causes(
     experiment: str, cells: list[dict[str, float]], loops: list[dict[str, float]]
 ) -> list[Cause]:
     """Return the parts that add most to a plain loop, largest first, from seconds of each round."""
+    parts: set[str] = set()
+    for round_ in (*cells, *loops):
+        parts.update(round_)
     causes = []
-    for part in sorted(set().union(*cells, *loops)):
+    for part in sorted(parts):
         steps = [1e6 * cell.get(part, 0.0) for cell in cells]
         plains = [1e6 * loop.get(part, 0.0) for loop in loops]
         added = [step - plain for step, plain in zip(steps, plains, strict=True)]
