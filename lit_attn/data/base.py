@@ -1,14 +1,14 @@
 """Base classes of the data configurations, and the checks of files that they share."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, get_type_hints
 
 import torch
 from pydantic import Field, PositiveInt
 
-from lit_attn.schema.base import Kind, consistency_check, load, outside_identity
+from lit_attn.schema.base import Kind, consistency_check, outside_identity
 from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.signatures import Signature
 
@@ -146,19 +146,6 @@ class TokenData(Data):
             raise ValueError(
                 f"accumulate: {self.accumulate} does not divide the batch of {self.batch_size}"
             )
-
-
-def method(target: str) -> Callable[..., Any]:
-    """Return a method that calls `target`, written "module:name", with the configuration.
-
-    The module may need PyTorch; it is imported when the method is called.
-    """
-
-    def call(data: Any, *arguments: Any, **keywords: Any) -> Any:
-        function = load(target)
-        return function(data, *arguments, **keywords)
-
-    return call
 
 
 def require_path(key: str, path: Path) -> None:

@@ -30,7 +30,7 @@ from lit_attn.data.image_sets import Cifar10, Digits
 
 FORMAT = ImageFormat((3, 32, 32), 4, [0.5] * 3, [1.0] * 3)
 AUTOAUGMENT = policies.AutoAugment(AutoAugmentConfig(), FORMAT)
-TORCHVISION = policies.RandAugment(RandAugmentConfig(), FORMAT)
+TORCHVISION = RandAugmentConfig().build(FORMAT)
 POLICIES = pytest.mark.parametrize(
     "policy", [AUTOAUGMENT, TORCHVISION], ids=["autoaugment", "torchvision"]
 )
@@ -73,7 +73,7 @@ def test_torchvision_randaugment_equals_torchvisions() -> None:
 
 
 def every_magnitude() -> list[policies.Policy]:
-    return [policies.RandAugment(RandAugmentConfig(magnitude=m), FORMAT) for m in range(31)]
+    return [RandAugmentConfig(magnitude=m).build(FORMAT) for m in range(31)]
 
 
 def test_autoaugment_has_the_cifar_policy() -> None:

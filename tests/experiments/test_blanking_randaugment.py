@@ -15,8 +15,8 @@ from lit_attn.data.augment.operations import MATRICES
 from lit_attn.schema.plugins import load_parts
 
 load_parts([EXPERIMENTS / "cifar_vit_small" / "blanking_randaugment.py"])
-CONFIG = importlib.import_module("blanking_randaugment").BlankingRandAugmentConfig
-code = importlib.import_module("blanking_randaugment_images")
+code = importlib.import_module("blanking_randaugment")
+CONFIG = code.BlankingRandAugmentConfig
 
 FORMAT = ImageFormat((3, 32, 32), 4, [0.5] * 3, [1.0] * 3)
 BLANKING = CONFIG().build(FORMAT)

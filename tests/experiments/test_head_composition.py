@@ -17,21 +17,22 @@ from lit_attn.schema.plugins import load_parts
 from lit_attn.train import run_cell
 
 load_parts([COMPOSITION])
-config = importlib.import_module("head_composition")
-questions = importlib.import_module("head_composition_questions")
+questions = importlib.import_module("head_composition")
 
 CPU = torch.device("cpu")
 
 
 def data(seed: int = 0, **changes: object) -> Any:
     fields = {"eval_questions": 4, "batch_size": 64, **changes}
-    return questions.CompositionData(config.HeadCompositionConfig.model_validate(fields), seed, CPU)
+    return questions.CompositionData(
+        questions.HeadCompositionConfig.model_validate(fields), seed, CPU
+    )
 
 
 def find_source(lexicon: Any, question: list[int]) -> int:
     """Return the source that answers a question, computed from its tokens only."""
     facts = [tuple(question[i : i + 2]) for i in (0, 2, 4)]
-    item, pattern = question[6], config.PATTERNS[question[7] - lexicon.first_pattern]
+    item, pattern = question[6], questions.PATTERNS[question[7] - lexicon.first_pattern]
     values = [value for _, value in facts]
     classes = {
         entity: lexicon.first_class + number
@@ -55,7 +56,7 @@ def test_answers_follow_from_the_questions() -> None:
     tasks = set()
     for step in range(10):
         for question, answer, task in zip(*(p.tolist() for p in module.batch(step)), strict=True):
-            pattern, transformation = divmod(task, len(config.TRANSFORMATIONS))
+            pattern, transformation = divmod(task, len(questions.TRANSFORMATIONS))
             lexicon = module.lexicon
             assert question[7] - lexicon.first_pattern == pattern
             assert question[8] - lexicon.first_transformation == transformation
@@ -76,7 +77,7 @@ def test_the_source_of_an_answer_is_at_every_place() -> None:
 
 def test_transformations_of_entities_match_their_names() -> None:
     lexicon = data().lexicon
-    maps = dict(zip(config.TRANSFORMATIONS, lexicon.maps, strict=True))
+    maps = dict(zip(questions.TRANSFORMATIONS, lexicon.maps, strict=True))
     entities = np.arange(16)
     assert (maps["copy"] == entities).all()
     assert np.bincount(maps["class"] - lexicon.first_class).tolist() == [4] * 4
@@ -92,9 +93,11 @@ def test_transformations_of_entities_match_their_names() -> None:
 
 def test_the_diagonal_is_never_trained_and_always_evaluated() -> None:
     module = data()
-    assert [config.TASK_NAMES[task] for task in config.HELD_OUT] == [
+    assert [questions.TASK_NAMES[task] for task in questions.HELD_OUT] == [
         f"{pattern}:{transformation}"
-        for pattern, transformation in zip(config.PATTERNS, config.TRANSFORMATIONS, strict=True)
+        for pattern, transformation in zip(
+            questions.PATTERNS, questions.TRANSFORMATIONS, strict=True
+        )
     ]
     trained = {task for step in range(20) for task in module.batch(step)[2].tolist()}
     assert trained == set(range(questions.TASKS)) - {0, 6, 12, 18, 24}
@@ -132,7 +135,7 @@ def test_ranks_share_questions(world: int) -> None:
 
 
 def test_the_grid_counts_every_task_by_itself() -> None:
-    grid = questions.Grid(config.TASK_NAMES, held_out=(0,))
+    grid = questions.Grid(questions.TASK_NAMES, held_out=(0,))
     answers = torch.tensor([3, 3, 4, 4, IGNORED])
     logits = torch.nn.functional.one_hot(torch.tensor([3, 1, 4, 4, 0]), 5) * 50.0
     grid.update(logits, answers, torch.tensor([0, 0, 1, 7, 0]))
@@ -193,5 +196,5 @@ def test_a_cell_learns_the_trained_tasks(tmp_path_factory: pytest.TempPathFactor
     assert result.metrics["test/loss"] < np.log(24)
     assert sum(key.startswith("test/") and ":" in key for key in result.metrics) == questions.TASKS
     assert result.metrics["train/tokens_per_second"] == pytest.approx(
-        64 * config.CONTEXT / result.step_time.median
+        64 * questions.CONTEXT / result.step_time.median
     )

@@ -22,8 +22,7 @@ from lit_attn.signatures import ImageLabels
 from lit_attn.train import run_cell
 
 load_parts([EXPERIMENTS / "imagenet_vit_small" / "imagenet_vit_small.py"])
-config = importlib.import_module("imagenet_vit_small")
-images = importlib.import_module("imagenet_vit_small_images")
+images = importlib.import_module("imagenet_vit_small")
 
 NOISE = np.random.default_rng(0).integers(256, size=(40, 60, 3)).astype(np.uint8)
 
@@ -61,7 +60,7 @@ def test_held_out_are_the_last_images_in_the_order_of_tensorflow_datasets(tmp_pa
             for number in range(1, 7):
                 (folder / name.format(label, number)).touch()
     chosen = {"path": tmp_path, "classes": 2, "batch_size": 2, "eval_batch_size": 2}
-    files = config.BigVisionImages(**chosen, validation=3).list_files()
+    files = images.BigVisionImages(**chosen, validation=3).list_files()
     # The order by the Hasher of tensorflow-datasets 4.9.10, with "train" as its salt.
     order = ["2_5", "2_3", "2_1", "2_4", "1_6", "1_5", "1_4", "2_6", "1_3", "1_1", "2_2", "1_2"]
     names = {split: [n.decode() for n in listed.names.tolist()] for split, listed in files.items()}
@@ -139,7 +138,7 @@ def test_two_of_sixteen_operations_are_applied_to_every_image(
 def test_a_tanh_layer_precedes_the_head() -> None:
     torch.manual_seed(0)
     small = {"dim": 32, "depth": 1, "heads": 2, "patch": 4}
-    model = config.BigVisionViT(**small, ffn={"width": 64, "activation": "gelu-tanh"})
+    model = images.BigVisionViT(**small, ffn={"width": 64, "activation": "gelu-tanh"})
     network = model.build(ImageLabels((3, 16, 16), 5))
     layer = network.fc_norm[0]
     assert layer.weight.std().item() == pytest.approx(32**-0.5, rel=0.05)

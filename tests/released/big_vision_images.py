@@ -197,7 +197,7 @@ def compare(name: str, ours: Arrays, theirs: Arrays) -> pictures.Comparison:
 def replay(run: str, folder: Path) -> Arrays:
     """Draw crops and operations by the shipped experiment, and transform the same pictures."""
     load_parts(big_vision.PLUG_INS)
-    import imagenet_vit_small_images as plug_in
+    import imagenet_vit_small as plug_in
 
     for number, pixels in enumerate(windows()):
         pictures.write(folder / "evaluated" / f"{number}.png", pixels)

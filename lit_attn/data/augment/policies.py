@@ -131,7 +131,7 @@ class RandAugmentConfig(Augmentation, kind="randaugment"):
     magnitude: int = Field(14, ge=0, le=30, description="strength of the operations")
 
     def build(self, images: ImageFormat) -> "RandAugment":
-        return RandAugment(self, images)
+        return RandAugment(self.ops, self.magnitude, images)
 
 
 class RandAugment(Policy):
@@ -143,9 +143,9 @@ class RandAugment(Policy):
     signed_names: ClassVar[frozenset[str]] = frozenset({"Rotate", *MATRICES, *ENHANCEMENTS})
     """Operations whose magnitude has a random sign."""
 
-    def __init__(self, config: RandAugmentConfig, images: ImageFormat) -> None:
-        self.rounds = config.ops
-        strengths = self.strengths(config.magnitude, images.shape[2])
+    def __init__(self, rounds: int, magnitude: int, images: ImageFormat) -> None:
+        self.rounds = rounds
+        strengths = self.strengths(magnitude, images.shape[2])
         super().__init__(list(strengths), self.signed_names)
         self.magnitude = torch.tensor(list(strengths.values()), dtype=torch.double)
 
