@@ -18,7 +18,7 @@ from lit_attn.config.study import choose, read_studies
 CHECK = """
 import sys
 sys.path.insert(0, {tests!r})
-from helpers import attention_cases
+from helpers import attention_cases, own_parts
 import torch
 from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.spec import AttentionSpec
