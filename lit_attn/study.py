@@ -34,6 +34,7 @@ COSTS = (
     "parameters",
     "flops",
     "ffn_width",
+    "cache_bytes",
     "step_time",
     "evaluation_time",
     "peak_memory",

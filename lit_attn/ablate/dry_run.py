@@ -351,11 +351,11 @@ def _sum_hours(jobs: list[Job], timings: dict[str, Timing], planned: set[Path]) 
 
 
 def _print_costs(matrix: Matrix) -> None:
-    """Write parameters, FLOPs and FFN width of each variant, and what has no weight decay."""
+    """Write parameters, FLOPs, cache and FFN width of each variant; and what does not decay."""
     width = max(len(variant.name) for variant in matrix.written)
     print(
         f"  {'':<{width}}  {'parameters':>12}  {'decayed':>12}  {'not decayed':>12}  "
-        f"{'MFLOPs':>9}  {'layers':>8}  FFN width"
+        f"{'MFLOPs':>9}  {'layers':>8}  {'cache bytes':>11}  FFN width"
     )
     exempt: set[str] = set()
     for variant in matrix.written:
@@ -377,7 +377,8 @@ def _print_costs(matrix: Matrix) -> None:
         exempt |= decay.exempt
         numbers = f"{cost.parameters:>12,}  {decay.decayed:>12,}  {decay.not_decayed:>12,}"
         layers = f"{cost.replaced_layers} of {cost.attention_layers}"
-        numbers += f"  {cost.flops / 1e6:>9,.2f}  {layers:>8}"
+        cache = "none" if cost.cache_bytes is None else f"{cost.cache_bytes:,}"
+        numbers += f"  {cost.flops / 1e6:>9,.2f}  {layers:>8}  {cache:>11}"
         print(f"  {variant.name:<{width}}  {numbers}  {ffn_width}{matched}")
     if exempt:
         print(f"  without weight decay: {', '.join(sorted(exempt))}")

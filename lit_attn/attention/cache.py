@@ -9,6 +9,7 @@ residual part, which takes the token's own value.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -39,6 +40,18 @@ class Cache(ABC):
         """Replace the batch by its `rows` (B,), in place: the beams that a search continues."""
         for tensor in self.tensors():
             tensor.copy_(tensor[rows])
+
+
+def count_bytes(caches: Iterable[Cache]) -> int:
+    """Return the bytes that `caches` store of each sequence of their batch.
+
+    Spare memory for later tokens does not count.
+    """
+    total = 0
+    for cache in caches:
+        for tensor in cache.tensors():
+            total += tensor.element_size() * tensor[0].numel()
+    return total
 
 
 class Buffer:

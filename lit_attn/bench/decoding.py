@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_attn.attention.cache import Cache
+from lit_attn.attention.cache import Cache, count_bytes
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench import WINDOWS, measure
 from lit_attn.bench.measure import TITLES, Setup, Spread, Table, summarize, summarize_ratios
@@ -98,6 +98,7 @@ class Row(NamedTuple):
     ratio: Spread
     beside: Spread | None
     cache: int
+    cache_per_token: float
 
 
 def make_decoding_tables(options: argparse.Namespace, setup: Setup) -> Iterator[Table]:
@@ -150,7 +151,7 @@ def _measure(names: list[str], n: int, shape: Shape, setup: Setup) -> list[Row]:
             prefills[name] += seconds["prefill " + name]
             decodings[name] += seconds["decode " + name]
             parameters[name] = count(decoder.network)
-            caches[name] = _count_bytes(decoder.caches) // shape.batch
+            caches[name] = count_bytes(decoder.caches)
             del decoder, calls
     rows = []
     for name in names:
@@ -169,16 +170,7 @@ def _measure(names: list[str], n: int, shape: Shape, setup: Setup) -> list[Row]:
                 ratio=summarize_ratios(decodings[BASELINE], decodings[name]),
                 beside=beside,
                 cache=caches[name],
+                cache_per_token=caches[name] / (n + shape.generate),
             )
         )
     return rows
-
-
-def _count_bytes(caches: list[Cache]) -> int:
-    """Return the bytes of all caches. Tensors can share a storage, which counts once."""
-    bytes_by_address = {}
-    for cache in caches:
-        for tensor in cache.tensors():
-            storage = tensor.untyped_storage()
-            bytes_by_address[storage.data_ptr()] = storage.nbytes()
-    return sum(bytes_by_address.values())

@@ -276,6 +276,11 @@ class Result(Record):
     attention_layers: Integer | None = Field(
         None, description="all attention layers of the model; null in old records"
     )
+    cache_bytes: Integer | None = Field(
+        None,
+        description="bytes that decoding stores for each token of a sample; null without a cache "
+        "and in old records",
+    )
     step_time: Spread = Field(description="work of the device in a step, without waiting for data")
     step_wall_time: Spread | None = Field(
         None, description="from the end of a step to the end of the next; null in old records"

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from lit_attn.attention.cache import count_bytes
 from lit_attn.attention.layer import Attention
-from lit_attn.attention.mixer import declared_flops
+from lit_attn.attention.mixer import TokenMixer, declared_flops
 from lit_attn.data.base import Data
 from lit_attn.models.base import Model
 from lit_attn.replace import LayerCount, count_layers
 from lit_attn.schema.errors import ConfigError
+from lit_attn.signatures import Signature
 
 
 class Budget(NamedTuple):
@@ -27,7 +29,8 @@ class Budget(NamedTuple):
     `replaced_layers` of its `attention_layers` have the choice of `model.attention`.
 
     FLOPs are those of convolutions and matrix products, attention included, as PyTorch counts them.
-    Softmax, norms and other element-wise operations are left out.
+    Softmax, norms and other element-wise operations are left out. `cache_bytes` are those of
+    `count_cache_bytes`.
     """
 
     parameters: int
@@ -35,6 +38,7 @@ class Budget(NamedTuple):
     ffn_width: int | None
     replaced_layers: int
     attention_layers: int
+    cache_bytes: int | None
 
 
 def build(model: Model, data: Data, device: str | torch.device | None = None) -> nn.Module:
@@ -83,6 +87,7 @@ def describe(model: Model, data: Data) -> Budget:
     network.requires_grad_(False)
     signature = data.signature()
     with torch.no_grad(), model_errors():
+        cache_bytes = count_cache_bytes(network, signature)
         batch_flops = count_flops(network, signature.sample())
     sample_flops = batch_flops // signature.sample_count
     return Budget(
@@ -91,6 +96,7 @@ def describe(model: Model, data: Data) -> Budget:
         _find_width(model, data, parameters),
         layers.replaced,
         layers.total,
+        cache_bytes,
     )
 
 
@@ -151,6 +157,25 @@ def sum_output(output: Any) -> Tensor:
     if not sums:
         raise TypeError(f"the network returns {type(output).__name__}, without a gradient")
     return torch.stack(sums).sum()
+
+
+def count_cache_bytes(network: nn.Module, signature: Signature) -> int | None:
+    """Return the bytes that decoding stores for each token of a sample; None without a cache.
+
+    They are those of all caches after the sample, divided by its tokens: windows and sums over
+    earlier tokens, which do not grow, count with their share of a token. `network` has a method
+    `fill_caches`, which raises ValueError if it cannot be decoded token by token. The cache of a
+    layer of `kind: module` is known to its own code alone.
+    """
+    fill_caches = getattr(network, "fill_caches", None)
+    has_mixer = any(isinstance(module, TokenMixer) for module in network.modules())
+    if fill_caches is None or signature.tokens is None or has_mixer:
+        return None
+    try:
+        caches = fill_caches(*signature.sample())
+    except (NotImplementedError, ValueError):
+        return None
+    return round(count_bytes(caches) / (signature.tokens * signature.sample_count))
 
 
 def count_flops(network: nn.Module, sample: tuple[Tensor, ...]) -> int:

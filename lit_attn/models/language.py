@@ -68,11 +68,15 @@ class GPT(nn.Module):
         """
         return self.logits(self.trunk(tokens, caches=caches))
 
+    def fill_caches(self, tokens: Tensor) -> list[Cache]:
+        """Return caches with `tokens` (B, n); ValueError if the trunk cannot have caches."""
+        caches = self.trunk.new_caches()
+        self.trunk(tokens, caches=caches)
+        return caches
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of the trunk's output, (B, n, d) -> (B, n, V)."""
-        hidden = self.dropout(hidden)
-        if self.output_scale != 1:
-            hidden = hidden * self.output_scale
+        hidden = self._prepare_head(hidden)
         if isinstance(self.head, AdaptiveSoftmax):
             flat = self.head.log_probabilities(hidden.flatten(0, 1), self.trunk.tokens.weight)
             return flat.unflatten(0, hidden.shape[:2])
@@ -82,16 +86,19 @@ class GPT(nn.Module):
             logits = F.linear(hidden, self.trunk.tokens.weight)
         return cap_logits(logits, self.logit_cap)
 
+    def _prepare_head(self, hidden: Tensor) -> Tensor:
+        """Return the trunk's output after its dropout and the scale of muP."""
+        hidden = self.dropout(hidden)
+        return hidden if self.output_scale == 1 else hidden * self.output_scale
+
     def nll(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return -log p(target) in nats, (B, n), at least float32; 0 where a target is IGNORED.
 
         In training, `z_loss` adds its term.
         """
         flat_targets = targets.flatten()
+        hidden = self._prepare_head(self.trunk(tokens)).flatten(0, 1)
         if not isinstance(self.head, AdaptiveSoftmax):
-            hidden = self.dropout(self.trunk(tokens)).flatten(0, 1)
-            if self.output_scale != 1:
-                hidden = hidden * self.output_scale
             weight = self.trunk.tokens.weight if self.head is None else self.head.weight
             assert isinstance(weight, Tensor)
             losses = token_losses(
@@ -102,7 +109,6 @@ class GPT(nn.Module):
                 z_loss=self.z_loss if self.training else 0.0,
             )
             return losses.unflatten(0, targets.shape)
-        hidden = self.dropout(self.trunk(tokens)).flatten(0, 1)
         is_predicted = flat_targets != IGNORED
         predicted_nll = self.head.nll(
             hidden[is_predicted], flat_targets[is_predicted], self.trunk.tokens.weight

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn import signatures
+from lit_attn.attention.cache import Cache
 from lit_attn.attention.precision import wide
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.data.text.ids import IGNORED, PADDING
@@ -81,6 +82,12 @@ class EncoderDecoder(nn.Module):
             present = inputs != PADDING
             mask = mask & present[:, None, :, None]
         return self.decoder(inputs, present, memory=(tokens, mask))
+
+    def fill_caches(self, source: Tensor, inputs: Tensor) -> list[Cache]:
+        """Return the decoder's caches with `inputs` (B, n) and the memory of `source` (B, m)."""
+        caches = self.decoder.new_caches()
+        self.decoder(inputs, caches=caches, memory=self.encode(source))
+        return caches
 
     @property
     def output_weight(self) -> Tensor:

@@ -94,7 +94,8 @@ class Cost(Entry):
 
     Seconds are those of one seed (median) and of all its seeds. `step_time` is in seconds (median)
     and `step_time_ratio` its ratio to the baseline's; `peak_memory` is in bytes (median). `flops`
-    are those of the forward pass of one sample.
+    are those of the forward pass of one sample, and `cache_bytes` those that decoding stores for
+    each token, in float32 (null for a model without a cache).
     """
 
     seconds_per_seed: float | None
@@ -104,6 +105,7 @@ class Cost(Entry):
     peak_memory: float | None
     parameters: float | None
     flops: float | None
+    cache_bytes: float | None
 
 
 class InterimLook(Entry):

@@ -18,6 +18,7 @@ COSTS = {
     "parameters": Cost("parameters"),
     "ffn_width": Cost("ffn_width"),
     "flops": Cost("flops"),
+    "cache_bytes": Cost("cache_bytes"),
     "step_time": Cost("step_time"),
     "evaluation_time": Cost("evaluation_time"),
     "peak_memory": Cost("peak_memory"),
@@ -52,7 +53,7 @@ COSTS = {
 }
 """Cost of a column, by its name in small letters with `_` for spaces and hyphens."""
 
-COUNTS = ("parameters", "ffn_width", "flops", "peak_memory")
+COUNTS = ("parameters", "ffn_width", "flops", "cache_bytes", "peak_memory")
 """Measurements that are whole numbers."""
 
 

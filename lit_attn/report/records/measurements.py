@@ -75,6 +75,8 @@ def measure(result: records.Result, metric: records.Metric) -> Row:
         measured["shared_steps"] = result.branched_from.steps
     if result.replaced_layers != result.attention_layers:
         measured["replaced_layers"] = f"{result.replaced_layers} of {result.attention_layers}"
+    if result.cache_bytes is not None:
+        measured["cache_bytes"] = result.cache_bytes
     chance = result.chance.get(metric.name)
     if chance is not None:
         measured["chance"] = chance * metric.scale

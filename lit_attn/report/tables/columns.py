@@ -287,6 +287,7 @@ PRINTERS: dict[str, Callable[[Record, Scale], str]] = {
     "parameters": lambda r, _: format_number(r["parameters"], ",d"),
     "ffn_width": lambda r, _: format_number(r["ffn_width"], "d"),
     "flops": lambda r, s: format_number(r["flops"], ",.2f", UNITS[s.flops]),
+    "cache_bytes": lambda r, _: format_number(r["cache_bytes"], ",d"),
     "step_time": lambda r, _: _time(r, "step_time", ",.1f", 1e-3),
     "waiting": lambda r, _: format_number(r["waiting"], ".0f", 0.01),
     "evaluation_time": lambda r, _: _time(r, "evaluation_time", ",.2f"),

@@ -25,7 +25,7 @@ from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.publish import hide_private
 from lit_attn.schema.yaml_text import parse_record
 
-SIZES = ("parameters", "ffn_width", "flops", "peak_memory")
+SIZES = ("parameters", "ffn_width", "flops", "cache_bytes", "peak_memory")
 UNREADABLE = "config.yaml"
 """Setting of a variant whose settings are unknown, because its files are damaged."""
 TIMES = ("step_time", "evaluation_time")

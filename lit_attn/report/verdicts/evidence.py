@@ -34,6 +34,7 @@ def measure_cost(study: StudyRecord, name: str) -> Cost:
         peak_memory=_find_median(study, "peak_memory", name),
         parameters=_find_median(study, "parameters", name),
         flops=_find_median(study, "flops", name),
+        cache_bytes=_find_median(study, "cache_bytes", name),
     )
 
 
