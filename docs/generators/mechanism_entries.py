@@ -346,8 +346,10 @@ $$\frac{{q_i}}{{\sqrt D}} \cdot \frac{{1}}{{|B|}} \sum_{{j \in B}} k_j =
 
 This is the mean of the block's logits, so the choice is defined for every similarity, after a
 composition and a bias; keys that the query does not see do not count. The choice has no gradient.
-It is made from all logits, so time and memory are those of attention to all keys. Added parameters:
-none. *Released code:* [MoonshotAI/MoBA,
+On a GPU, flex_attention computes a layer without further masks and biases: the mean keys make the
+choice, and tiles of 128 queries and 128 keys without a chosen block are skipped. Other calls, and
+those on a CPU, choose from all logits, so their time and memory are those of attention to all keys.
+Added parameters: none. *Released code:* [MoonshotAI/MoBA,
 moba_naive.py](https://github.com/MoonshotAI/MoBA/blob/61e456bc956c5a25fd9c84e5496b661329cb1b72/moba/moba_naive.py),
 with float64 instead of its float32, gave the same sums to 2e-15 for 16 lengths and sizes.
 """

@@ -12,8 +12,8 @@ from mechanism_formulas import LINKS
 from mechanism_parity import PARITY
 
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.parts import Part
 from lit_attn.attention.spec import PRESETS
+from lit_attn.schema.base import Config
 
 DIM, HEADS = 192, 12
 
@@ -53,19 +53,23 @@ PATHS = """
 
 `choose_path` in [attention/dispatch.py](../lit_attn/attention/dispatch.py) selects how a layer with
 logits is computed. The first row that matches counts; a test checks this table. *Weights* are
-`formed` if heads are composed, a filter acts on the logits, or the normaliser is none of softmax,
-differential softmax, offset and sink. A sink, an offset and a differential softmax form them for a
-single query, and the last one with dropout or with masks that differ between heads. A `sink` is a
-key without value: that of the normaliser `sink`, or the offset. *Mask* is `order` for a window or
-local self-attention without another mask, and `other` for a padding or additive mask, a bias of
-pairs, or a cache that is not empty. *Device* is `flex` on a GPU where flex_attention supports the
-call: float32 or half precision, features and values from 16 to 256 wide, and several queries. On
-the device `meta` FLOPs are counted. Linear attention has no logits and computes running sums. On
-every path, a boolean and an additive form of one mask give the same result, and a query that sees
-no key gets zero ([design.md](design.md), *Masks*).
+`blocks` if each query chooses blocks of keys (`moba`) in a call that has one softmax, one key for
+each token, no other mask than the causal one, no cache, and nothing else that needs formed weights.
+They are `formed` if heads are composed, a filter acts on the logits, or the normaliser is none of
+softmax, differential softmax, offset and sink. A sink, an offset and a differential softmax form
+them for a single query, and the last one with dropout or with masks that differ between heads. A
+`sink` is a key without value: that of the normaliser `sink`, or the offset. *Mask* is `order` for a
+window or local self-attention without another mask, and `other` for a padding or additive mask, a
+bias of pairs, or a cache that is not empty. *Device* is `flex` on a GPU where flex_attention
+supports the call: float32 or half precision, features and values from 16 to 256 wide, and several
+queries. On the device `meta` FLOPs are counted. Linear attention has no logits and computes running
+sums. On every path, a boolean and an additive form of one mask give the same result, and a query
+that sees no key gets zero ([design.md](design.md), *Masks*).
 
 | similarity | weights | mask | dropout | device | path |
 |---|---|---|---|---|---|
+| any | blocks | any | any | flex | FLEX |
+| any | blocks | any | any | any | FORMED |
 | any | formed | any | any | any | FORMED |
 | hard mixture or z z | any | any | any | flex | FLEX |
 | any | any | order | any | flex | FLEX |
@@ -81,7 +85,9 @@ no key gets zero ([design.md](design.md), *Masks*).
   one chunk of queries at a time, and formed again in the backward pass.
 - FLEX: one call of flex_attention, compiled, with all M n keys as neighbours, the terms of keys and
   pairs as addends and values of their own width. For a hard mixture, the number of the largest key
-  of every pair of tokens is computed before the call, and kept in one bit for two keys. Dropout
+  of every pair of tokens is computed before the call, and kept in one bit for two keys. Blocks of
+  keys are chosen by their mean keys, and the kernel skips tiles of 128 queries and 128 keys that no
+  query has chosen; this call has not run on a GPU. Dropout
   needs a second call, for the sums of exponentials of all pairs. Dropout on this path has not run
   on a GPU; tests on a CPU compare the same formulation with the reference.
 - MERGED: one kernel call with all M n keys for each slice of the batch. If attention is causal, one
@@ -146,10 +152,13 @@ def code_of(name: str) -> list[str]:
         is_own = part.kind != standard[family].kind or name == "standard"
         if is_own and part.kind != "none":
             links.append(_link(part))
+    latent = PRESETS[name].latent
+    if latent is not None:
+        links.append(_link(latent))
     return list(dict.fromkeys(links))
 
 
-def _link(part: Part) -> str:
+def _link(part: Config) -> str:
     """Return a link to the configuration of a part, beside its formula and its module."""
     configuration = type(part)
     file = configuration.__module__.rpartition(".")[2]

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from lit_attn.attention.filters import ActiveFilterConfig, Filter
+from lit_attn.attention.filters import ActiveFilterConfig, Filter, KeyBlocks
 from lit_attn.attention.parts import LayerShape
 from lit_attn.attention.precision import wide
 
@@ -23,8 +23,9 @@ class BlockChoiceConfig(ActiveFilterConfig, kind="moba"):
     Lu et al. 2025, https://arxiv.org/abs/2502.13189, eq. 2-6. The tokens of a sequence stand in
     blocks of `block` tokens. The product of a query and the mean key of a block is the mean of the
     block's logits, so any similarity has such a choice; only keys that the query sees count. The
-    choice has no gradient. It is made from all logits, so memory and time are those of attention to
-    all keys.
+    choice has no gradient. On a GPU, flex_attention skips the other blocks of calls without further
+    masks and biases. All other calls choose from all logits, so memory and time are those of
+    attention to all keys.
     """
 
     needs_row_terms = False
@@ -33,7 +34,7 @@ class BlockChoiceConfig(ActiveFilterConfig, kind="moba"):
     blocks: PositiveInt = Field(3, description="blocks that a query sees, its own one included")
 
     def find_document_problem(self) -> str:
-        return ""
+        return "has blocks of tokens that do not start again with each document"
 
     def build(self, shape: LayerShape) -> Any:
         return BlockChoice(self, shape)
@@ -71,13 +72,31 @@ class BlockChoiceConfig(ActiveFilterConfig, kind="moba"):
 class BlockChoice(Filter):
     """Visibility of the keys in the query's own block and in those with the largest mean logits."""
 
+    chooses_blocks = True
+
+    @torch.no_grad()
+    def choose_blocks(self, q: Tensor, k: Tensor, is_causal: bool) -> KeyBlocks:
+        """Return the chosen blocks from the mean key of each block, which has the mean logit."""
+        n, m = q.shape[-2], k.shape[-2]
+        size = self.part.block
+        count = -(-m // size)
+        padded = torch.nn.functional.pad(wide(k), (0, 0, 0, count * size - m))
+        numbers = torch.arange(count, device=k.device)
+        sizes = (m - numbers * size).clamp_max(size).unsqueeze(-1)
+        mean_keys = padded.unflatten(-2, (count, size)).sum(-2) / sizes
+        means = wide(q) @ mean_keys.mT
+        if is_causal:
+            own_blocks = torch.arange(n, device=q.device).unsqueeze(-1) // size
+            means = means.masked_fill(numbers > own_blocks, -torch.inf)
+        return KeyBlocks(self._choose_largest(means, m), size)
+
     def choose_keys(self, a: Tensor, visible: Tensor | None) -> Tensor | None:
         chosen = self._choose(a.detach(), visible)
         return chosen if visible is None else visible & chosen
 
     def _choose(self, a: Tensor, visible: Tensor | None) -> Tensor:
         """Return (B, H, n, m), True for the keys of the chosen blocks."""
-        n, m = a.shape[-2:]
+        m = a.shape[-1]
         size = self.part.block
         count = -(-m // size)
         is_visible = torch.ones_like(a, dtype=torch.bool)
@@ -87,12 +106,16 @@ class BlockChoice(Filter):
         sums = _sum_blocks(wide(a).masked_fill(~is_visible, 0), size, missing)
         numbers = _sum_blocks(is_visible.to(sums.dtype), size, missing)
         means = (sums / numbers.clamp_min(1)).masked_fill(numbers == 0, -torch.inf)
-        own_blocks = torch.arange(m - n, m, device=a.device) // size
-        is_own = own_blocks.unsqueeze(-1) == torch.arange(count, device=a.device)
+        return self._choose_largest(means, m).repeat_interleave(size, dim=-1)[..., :m]
+
+    def _choose_largest(self, means: Tensor, keys: int) -> Tensor:
+        """Return (B, H, n, blocks), True for the own block and those with the largest `means`."""
+        n, count = means.shape[-2:]
+        own_blocks = torch.arange(keys - n, keys, device=means.device) // self.part.block
+        is_own = own_blocks.unsqueeze(-1) == torch.arange(count, device=means.device)
         means = means.masked_fill(is_own, torch.inf)
         best = means.topk(min(self.part.blocks, count), dim=-1).indices
-        is_chosen = torch.zeros_like(means, dtype=torch.bool).scatter(-1, best, True)
-        return is_chosen.repeat_interleave(size, dim=-1)[..., :m]
+        return torch.zeros_like(means, dtype=torch.bool).scatter(-1, best, True)
 
 
 def _sum_blocks(a: Tensor, size: int, missing: int) -> Tensor:

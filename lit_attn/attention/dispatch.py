@@ -71,6 +71,7 @@ def choose_path(
     keys: int,
     is_hard: bool,
     has_z: bool,
+    chooses_blocks: bool,
     needs_weights: bool,
     has_sink: bool,
     mask: str,
@@ -79,13 +80,16 @@ def choose_path(
 ) -> Path:
     """Return the path that computes a layer with these properties in little memory and fast.
 
-    `keys` is M. `is_hard`: the largest of a token's M logits counts. `needs_weights`: the layer
-    changes weights or logits of pairs of tokens (`_needs_weights`). `has_sink`: the normaliser has
-    a sink. `mask` is "none"; "causal"; "order" for a window or local self-attention, without
-    another mask; or "other" for any other mask, a bias of pairs, a factor of each query, a cache
-    that is not empty, or cross-attention. `device` is "flex" on a GPU where flex_attention supports
-    the type and the widths, else the device's type.
+    `keys` is M. `is_hard`: the largest of a token's M logits counts. `chooses_blocks`: each query
+    attends to few blocks of keys, and flex_attention can skip the others (`_can_choose_blocks`).
+    `needs_weights`: the layer changes weights or logits of pairs of tokens (`_needs_weights`).
+    `has_sink`: the normaliser has a sink. `mask` is "none"; "causal"; "order" for a window or local
+    self-attention, without another mask; or "other" for any other mask, a bias of pairs, a factor
+    of each query, a cache that is not empty, or cross-attention. `device` is "flex" on a GPU where
+    flex_attention supports the type and the widths, else the device's type.
     """
+    if chooses_blocks:
+        return Path.FLEX if device == "flex" else Path.FORMED
     if needs_weights:
         return Path.FORMED
     is_several = keys > 1
@@ -220,7 +224,8 @@ def describe_call(inputs: Inputs, features: Features) -> dict[str, Any]:
         "keys": features.k.shape[2],
         "is_hard": features.hard,
         "has_z": inputs.z is not None,
-        "needs_weights": _needs_weights(inputs),
+        "chooses_blocks": _can_choose_blocks(inputs, features),
+        "needs_weights": inputs.filter.is_active or _needs_weights(inputs),
         "has_sink": inputs.normaliser.sink() is not None,
         "mask": mask,
         "dropout": inputs.dropout,
@@ -229,9 +234,9 @@ def describe_call(inputs: Inputs, features: Features) -> dict[str, Any]:
 
 
 def _needs_weights(inputs: Inputs) -> bool:
-    """Return True if the weights have to be formed: softmax sums do not determine the result."""
+    """Return True if softmax sums do not determine the result of the layer without its filter."""
     normaliser = inputs.normaliser
-    if len(inputs.composers) > 0 or inputs.filter.is_active or normaliser.softmaxes == 0:
+    if len(inputs.composers) > 0 or normaliser.softmaxes == 0:
         return True
     is_plain = normaliser.softmaxes == 1 and normaliser.sink() is None
     if is_plain:
@@ -246,6 +251,21 @@ def _needs_weights(inputs: Inputs) -> bool:
     visibility = inputs.masks.visibility
     has_masks_of_heads = visibility is not None and differs_between_heads(visibility)
     return has_masks_of_heads or inputs.dropout > 0
+
+
+def _can_choose_blocks(inputs: Inputs, features: Features) -> bool:
+    """Return True if a choice of blocks is the only thing that needs more than softmax sums.
+
+    Mean keys give the choice of a call without other masks. A call with a cache has few queries,
+    and the choice of a single head acts on the difference of two softmaxes.
+    """
+    if not inputs.filter.chooses_blocks or _needs_weights(inputs):
+        return False
+    if inputs.normaliser.softmaxes > 1:
+        return False
+    masks = inputs.masks
+    is_plain = masks.is_causal_only and masks.terms is None and inputs.cache is None
+    return is_plain and features.k.shape[2] == 1
 
 
 def _kind_of_masks(masks: Masks) -> str:
@@ -357,6 +377,10 @@ def _merged_calls(inputs: Inputs, features: Features, values: Tensor) -> Tensor:
 def _flex_call(inputs: Inputs, joined: Features, values: Tensor, sink: Tensor | None) -> Tensor:
     """Return the sums of the path FLEX, in the precision that autocast would choose."""
     bias = joined.key_bias
+    blocks = None
+    if inputs.filter.chooses_blocks:
+        q, k = bias_in_columns(joined.q, joined.k, bias)[:2]
+        blocks = inputs.filter.choose_blocks(q, k.squeeze(2), inputs.masks.is_causal)
     scores = flex.Scores(
         q=as_multiplied(joined.q),
         k=as_multiplied(joined.k),
@@ -365,6 +389,7 @@ def _flex_call(inputs: Inputs, joined: Features, values: Tensor, sink: Tensor | 
         scale=joined.scale,
         dropout=inputs.dropout,
         sink=sink,
+        blocks=blocks,
     )
     return flex.attend(scores, as_multiplied(values), joined.hard)
 

@@ -6,7 +6,7 @@ https://arxiv.org/abs/2410.02703, section 3.
 Shapes: B batch, H heads, n queries, m keys: the cached tokens, and then those of the queries.
 """
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,16 @@ from lit_attn.schema.base import Kind
 
 SELECTION = "selection"  # Name in a cache of the votes against each token.
 FIRST = "first"  # Name in a cache of the tokens that no vote counts against.
+
+
+class KeyBlocks(NamedTuple):
+    """Blocks of `size` neighbouring keys that queries attend to.
+
+    `is_chosen` is (B, H, n, blocks).
+    """
+
+    is_chosen: Tensor
+    size: int
 
 
 class FilterConfig(Part, Kind):
@@ -57,6 +67,8 @@ class Filter(nn.Module):
     required_methods = ("forward", "choose_keys")
     is_active = True
     """False if all methods return their input."""
+    chooses_blocks = False
+    """True if `choose_blocks` returns the choice of `choose_keys` for calls without other masks."""
 
     def __init__(self, part: Any, shape: LayerShape) -> None:
         super().__init__()
@@ -71,6 +83,13 @@ class Filter(nn.Module):
     def choose_keys(self, a: Tensor, visible: Tensor | None) -> Tensor | None:
         """Return `visible` without the keys that a query does not attend to; unchanged here."""
         return visible
+
+    def choose_blocks(self, q: Tensor, k: Tensor, is_causal: bool) -> KeyBlocks:
+        """Return the blocks that each query of q (B, H, n, E) attends to, from keys (B, H, m, E).
+
+        A filter that `chooses_blocks` needs no logits of single keys for its choice.
+        """
+        raise NotImplementedError
 
     def filter_weights(
         self, a: Tensor, visible: Tensor | None, masks: Masks, cache: Cache | None

@@ -42,6 +42,7 @@ from torch.nn.attention.flex_attention import (
 )
 
 from lit_attn.attention.derivatives import refuse_forward_mode
+from lit_attn.attention.filters import KeyBlocks
 from lit_attn.attention.formed import large_chunk
 from lit_attn.attention.masks import Masks, in_chunks
 from lit_attn.attention.precision import multiply, wide
@@ -59,6 +60,9 @@ SPREAD_HEADS, SPREAD_QUERIES, SPREAD_TOKENS = 0x1B873593, 0x2545F491, 0x4CF5AD43
 MIXER = 0x45D9F3B
 # The lowest bits of a hash that are compared with the probability of dropout.
 RANDOM_BITS = 24
+
+# Queries and keys of a tile that the kernel computes or skips as a whole.
+TILE = 128
 
 # The kernel for few queries, which PyTorch would choose below 128, writes its sums in parts that a
 # second kernel reads.
@@ -83,7 +87,8 @@ class Scores(NamedTuple):
     q (B, H, n, E), k (B, H, M, n', E) and key_bias (B, H, M, n') or None. `scale` multiplies the
     products of q and k, not `key_bias`. `dropout` is the probability of dropping a pair.
     `sink` is the logit of a key without value, broadcastable to (B, H, n), or None. `largest` has
-    the only key of a token that counts for a query, or is None: all M count.
+    the only key of a token that counts for a query, or is None: all M count. `blocks` are those
+    that queries attend to, without other masks than the causal one, or None: all blocks.
     """
 
     q: Tensor
@@ -94,6 +99,7 @@ class Scores(NamedTuple):
     dropout: float
     sink: Tensor | None
     largest: "LargestKeys | None" = None
+    blocks: KeyBlocks | None = None
 
 
 def supports(q: Tensor, features: int, width: int) -> bool:
@@ -154,6 +160,8 @@ def weighted_sums(scores: Scores, v: Tensor) -> Tensor:
     if m > 1:
         values = v.unsqueeze(3).expand(-1, -1, -1, m, -1).flatten(2, 3)
     order = _order(scores.masks, scores.q.shape[2], tokens, m, scores.q.device)
+    if scores.blocks is not None:
+        order = mask_of_blocks(scores.blocks, tokens, scores.masks.is_causal)
     needs_lse = scores.sink is not None or scores.dropout > 0
     if not needs_lse:
         return flex_attention(
@@ -232,6 +240,38 @@ def _order(
         return visible
 
     return create_block_mask(is_visible, None, None, queries, m * tokens, device)
+
+
+def mask_of_blocks(blocks: KeyBlocks, tokens: int, is_causal: bool) -> BlockMask:
+    """Return the mask of chosen blocks of keys, which lets the kernel skip tiles of pairs.
+
+    A tile of TILE queries and TILE keys is computed if one of its queries has chosen one of its
+    keys; within the tile, the mask of pairs holds.
+    """
+    is_chosen, size = blocks
+    queries = is_chosen.shape[2]
+    rows = -(-queries // TILE)
+    columns = -(-tokens // TILE)
+    by_rows = F.pad(is_chosen, (0, 0, 0, rows * TILE - queries)).unflatten(2, (rows, TILE)).any(3)
+    of_keys = by_rows.repeat_interleave(size, dim=3)[..., :tokens]
+    padded = F.pad(of_keys, (0, columns * TILE - tokens))
+    is_needed = padded.unflatten(3, (columns, TILE)).any(4)
+    if is_causal:
+        is_needed = is_needed & torch.ones_like(is_needed[0, 0]).tril()
+    numbers = is_needed.sum(-1, dtype=torch.int32)
+    indices = is_needed.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+
+    def is_visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        visible = is_chosen[b, h, i, j // size]
+        return visible & (j <= i) if is_causal else visible
+
+    return BlockMask.from_kv_blocks(
+        numbers,
+        indices.to(torch.int32),
+        BLOCK_SIZE=TILE,
+        mask_mod=is_visible,
+        seq_lengths=(queries, tokens),
+    )
 
 
 def _score_mod(scores: Scores, seed: Tensor | None) -> ScoreMod:

@@ -5,8 +5,11 @@ from typing import Any
 import pytest
 import torch
 from helpers.attention_checks import DIM, HEADS, assert_same, make, tokens
+from helpers.flex_on_cpu import flex_by_formula, flex_of_torch, use_flex
 from torch import Tensor
 
+from lit_attn.attention import flex
+from lit_attn.attention.filters import KeyBlocks
 from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.spec import AttentionSpec
 
@@ -98,6 +101,86 @@ def test_enough_blocks_give_the_standard_layer() -> None:
     standard.load_state_dict(layer.state_dict())
     x = tokens(11)
     torch.testing.assert_close(layer(x), standard(x))
+
+
+SKIPPING: list[dict[str, Any]] = [
+    {},
+    {"normaliser": "sink", "kv_heads": 2},
+    {"similarity": "gaussian", "residual": "split", "zz": True},
+    {"latent": {}, "scale": "ssmax"},
+]
+"""Layers of which one call of flex_attention skips the other blocks."""
+
+
+@pytest.mark.parametrize("others", SKIPPING, ids=str)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("n", [2, 11, 17])
+def test_one_call_with_a_mask_of_blocks_equals_the_reference(
+    others: dict[str, Any], is_causal: bool, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = use_flex(monkeypatch, flex_by_formula, flex.weighted_sums)
+    assert_same(make(choose(**others)), tokens(n), is_causal=is_causal)
+    assert calls
+    assert all(scores.blocks is not None for scores in calls)
+
+
+@pytest.mark.parametrize(
+    ("others", "arguments"),
+    [
+        ({"bias": "alibi"}, {"is_causal": True}),
+        ({"similarity": "mixture"}, {"is_causal": True}),
+        ({"compose": "static"}, {"is_causal": True}),
+        ({"normaliser": "differential"}, {"is_causal": True}),
+        ({}, {"attn_mask": torch.ones(11, 11, dtype=torch.bool).triu(-3)}),
+    ],
+    ids=["bias", "two keys", "composition", "two softmaxes", "mask"],
+)
+def test_other_calls_choose_from_their_logits(
+    others: dict[str, Any], arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mean key of a block is not enough, or the choice is not that of one softmax."""
+    calls = use_flex(monkeypatch, flex_by_formula, flex.weighted_sums)
+    assert_same(make(choose(**others)), tokens(11), **arguments)
+    assert not calls
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("n", "size"), [(4, 4), (9, 3), (15, 2), (16, 8)])
+def test_a_tile_is_skipped_if_its_queries_chose_none_of_its_keys(
+    n: int, size: int, is_causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flex, "TILE", 4)
+    generator = torch.Generator().manual_seed(n)
+    count = -(-n // size)
+    is_chosen = torch.rand(2, 3, n, count, generator=generator) > 0.7
+    is_chosen |= (torch.arange(n) // size).unsqueeze(-1) == torch.arange(count)
+    mask = flex.mask_of_blocks(KeyBlocks(is_chosen, size), n, is_causal)
+    visible = is_chosen.repeat_interleave(size, -1)[..., :n]
+    if is_causal:
+        visible = visible.tril()
+    tiles = -(-n // 4)
+    padded = torch.nn.functional.pad(visible, (0, 4 * tiles - n, 0, 4 * tiles - n))
+    needed = padded.unflatten(3, (tiles, 4)).unflatten(2, (tiles, 4)).any(5).any(3)
+    assert (mask.to_dense().bool() >= needed).all()
+    if not is_causal:
+        assert torch.equal(mask.to_dense().bool(), needed)
+    places = [torch.arange(number) for number in visible.shape]
+    indices = [place.view(-1, *[1] * (3 - axis)) for axis, place in enumerate(places)]
+    assert torch.equal(mask.mask_mod(*indices), visible)
+
+
+@pytest.mark.slow
+def test_a_compiled_call_with_a_mask_of_blocks_computes_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.compiler.reset()
+    layer = make(choose())
+    expected = {n: layer(tokens(n), is_causal=True) for n in (7, 9, 11)}
+    calls = use_flex(monkeypatch, flex_of_torch, flex.weighted_sums)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for n, output in expected.items():
+        torch.testing.assert_close(compiled(tokens(n), is_causal=True), output)
+    assert not calls
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ def takes_flex(spec: AttentionSpec) -> bool:
         keys=getattr(similarity, "keys", 1),
         is_hard=getattr(similarity, "assignment", "soft") == "hard",
         has_z=bool(spec.zz),
+        chooses_blocks=False,
         needs_weights=layer.filter.is_active or len(layer.composers) > 0 or not softmaxes,
         has_sink=layer.normaliser.sink() is not None,
         mask="causal" if spec.window is None else "order",

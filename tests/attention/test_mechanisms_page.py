@@ -52,6 +52,7 @@ def matches(row: list[str], case: dict[str, object]) -> bool:
     }
     weights = {
         "any": True,
+        "blocks": case["chooses_blocks"],
         "formed": case["needs_weights"],
         "no sink": not case["has_sink"],
     }
@@ -77,6 +78,7 @@ def test_the_first_row_of_the_table_that_matches_is_the_path() -> None:
         "keys": [1, 2],
         "is_hard": [False, True],
         "has_z": [False, True],
+        "chooses_blocks": [False, True],
         "needs_weights": [False, True],
         "has_sink": [False, True],
         "mask": ["none", "causal", "order", "other"],
