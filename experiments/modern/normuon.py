@@ -201,7 +201,5 @@ def find_stacked(module: nn.Module) -> dict[int, list[int]]:
     stacked = {}
     for layer in module.modules():
         if isinstance(layer, Attention):
-            queries = layer.num_heads * layer.head_dim
-            shared = layer.key_heads * layer.head_dim
-            stacked[id(layer.qkv.weight)] = [queries, shared, shared]
+            stacked[id(layer.qkv.weight)] = list(layer.projected)
     return stacked

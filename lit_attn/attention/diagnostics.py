@@ -92,8 +92,11 @@ def captured_variance(layer: Attention) -> dict[str, float]:
     of rank at most r. It is 1 if all heads use one direction and (r + 1) / 2r if all directions
     count the same (Cordonnier et al. 2020, Fig. 1; DCMHA Fig. 5).
 
-    Every key of a mixture is a separate circuit, and so is z with itself.
+    Every key of a mixture is a separate circuit, and so is z with itself. A layer that takes keys
+    from a latent or from another layer has no W_K, and the result is empty.
     """
+    if not layer.projects_keys:
+        return {}
     heads, shared, width = layer.num_heads, layer.key_heads, layer.head_dim
     sizes = [heads * width, shared * width, shared * width]
 

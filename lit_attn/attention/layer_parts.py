@@ -163,6 +163,11 @@ class LayerParts(nn.Module):
         return names
 
     @property
+    def projects_keys(self) -> bool:
+        """True for a layer whose `qkv` has the rows of keys and values beside those of queries."""
+        return len(self.projected) > 1
+
+    @property
     def passes_keys_on(self) -> bool:
         """True for a layer whose keys and values later layers share."""
         return self.shared_keys is not None and not self.spec.shares_keys
@@ -185,7 +190,7 @@ class LayerParts(nn.Module):
         ]
         if self.z is not None:
             modules.append(self.z)
-        if len(self.projected) == 1:
+        if not self.projects_keys:
             modules.append(self.qkv)
         parameters = self.transform.parameters_of_weights()
         parameters.extend(self.convolution.parameters_of_weights())

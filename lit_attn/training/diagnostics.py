@@ -260,11 +260,12 @@ class LayerSamples:
             self.token_values.setdefault(name, []).append(attended_value)
 
     def _add_keys(self, record: LayerRecord, is_shown: Tensor) -> None:
-        """Add W_K, and the keys of the first sample's tokens that are shown."""
+        """Add W_K, if there is one, and the keys of the first sample's tokens that are shown."""
         keys = record.inputs.keys[0][:, :, is_shown]
         keys_by_head = keys.transpose(0, 1).flatten(0, 1)
         self.arrays["keys"] = _to_float32(keys_by_head[:, :KEY_TOKENS])
-        self.arrays["key-weights"] = _to_float32(diagnostics.key_weights(self.layer))
+        if self.layer.projects_keys:
+            self.arrays["key-weights"] = _to_float32(diagnostics.key_weights(self.layer))
 
     def summarise_tokens(self) -> list[LayerValue]:
         """Return the mean of each quantity over all tokens, and over the first ones (`@1`)."""

@@ -126,8 +126,24 @@ def by_definition(
                 yield m + 1, f"pi-{r + 1}", pi[m, 0].item()
 
 
+@pytest.mark.parametrize(
+    "attention",
+    ["mla", {"layers": {"every": 1, "start": 2, "use": {"kv_from": "previous"}}}],
+    ids=["latent", "shared keys"],
+)
+def test_layers_without_a_projection_of_keys_record_the_rest(attention: Any) -> None:
+    """W_K and the circuits of the heads are left out, as other quantities that a layer lacks."""
+    network = vision(AttentionSpec.model_validate(attention)).eval()
+    names = {name for layer, _, name in values(diagnose_network(network, images())) if layer == 2}
+    assert "norm-mh" in names
+    assert "captured-qk" not in names
+    arrays = diagnose_network(network, images(), settings=KEYS).arrays
+    assert "keys.2" in arrays
+    assert "key-weights.2" not in arrays
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [name for name in PRESETS if PRESETS[name].latent is None])
 def test_every_preset_has_the_diagnostics_of_the_formulas(name: str) -> None:
     network = vision(PRESETS[name]).eval()
     with torch.no_grad():
