@@ -8,7 +8,7 @@ Shapes: B batch, n tokens, d width.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -29,6 +29,9 @@ from lit_attn.schema.base import Share, consistency_check
 
 SMEAR_CHANNELS = 24
 """Components of an embedding that the gate of the previous embedding reads."""
+
+LAST_EMBEDDING = "last embedding"
+"""Name in a cache of the normalised embedding of the last token, (B, 1, d)."""
 
 
 class NanochatTrunk(Trunk):
@@ -55,21 +58,18 @@ class NanochatTrunk(Trunk):
         self.input_factors = nn.Parameter(torch.zeros(model.depth, device=device))
         self.middle_factor = nn.Parameter(torch.full((1,), 0.2, device=device))
 
-    @property
-    def can_be_cached(self) -> bool:
-        """False: a cache does not keep the embedding of the last token."""
-        return False
-
-    def new_caches(self) -> list[Cache]:
-        """Raise ValueError, because a cache does not keep the embedding of the last token."""
-        raise ValueError("a model of kind 'nanochat' cannot be decoded token by token")
-
-    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, positions: Tensor, caches: Sequence[Cache] = ()) -> Tensor:
         embedded = super().embed(tokens, positions)
         x = F.rms_norm(embedded, embedded.shape[-1:], eps=self.model.norm_eps)
+        totals = caches[0].totals if caches else {}
+        is_start = LAST_EMBEDDING not in totals
+        if not is_start:
+            x = torch.cat([totals[LAST_EMBEDDING], x], dim=1)
+        totals[LAST_EMBEDDING] = x[:, -1:].clone()
         later = x[:, 1:]
         gate = self.smear * torch.sigmoid(self.smear_gate(later[..., :SMEAR_CHANNELS]))
-        return torch.cat([x[:, :1], later + gate * x[:, :-1]], dim=1)
+        smeared = later + gate * x[:, :-1]
+        return torch.cat([x[:, :1], smeared], dim=1) if is_start else smeared
 
     def pass_blocks(self, x: Tensor, call_block: Callable[[int, Tensor], Tensor]) -> Tensor:
         first = x

@@ -200,9 +200,9 @@ class Trunk(nn.Module):
     def new_caches(self) -> list[Cache]:
         """Return an empty cache for every attention layer, to decode one batch of sequences with.
 
-        Raises ValueError for a bidirectional model: a new token changes all earlier ones.
+        Raises ValueError if a new token changes earlier ones, as in a bidirectional model.
         """
-        if not self.is_causal:
+        if not self.can_be_cached:
             raise ValueError("a model that is bidirectional cannot be decoded token by token")
         return [layer.new_cache() for layer in self.modules() if isinstance(layer, TokenLayer)]
 
@@ -242,7 +242,7 @@ class Trunk(nn.Module):
             keys = torch.arange(total, device=tokens.device)
             mask = keys >= starts[:, None, :, None]
             positions = positions - starts
-        x = self.embed(tokens, positions)
+        x = self.embed(tokens, positions, caches)
         turns = self._rotate(positions)
         caches_per_block = len(caches) // len(self.blocks)
 
@@ -262,8 +262,11 @@ class Trunk(nn.Module):
 
         return self.norm(self.pass_blocks(x, call_block))
 
-    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Return the input (B, n, d) of the first block for tokens (B, n) at `positions`."""
+    def embed(self, tokens: Tensor, positions: Tensor, caches: Sequence[Cache] = ()) -> Tensor:
+        """Return the input (B, n, d) of the first block for tokens (B, n) at `positions`.
+
+        `caches` have the earlier tokens, which this network does not read.
+        """
         x = self.add_positions(self.tokens(tokens) * self.embedding_scale, positions)
         return self.dropout(x)
 
