@@ -44,6 +44,10 @@ class LatentConfig(Config):
         "part for all heads; null: a head's width",
     )
 
+    def rotary_width(self, width_of_heads: int) -> int:
+        """Return the width of the rotated part in a layer of heads of this width."""
+        return self.rotary or width_of_heads
+
 
 class Latent(nn.Module):
     """Latents of tokens, and the keys and values of heads that follow from them."""
@@ -54,7 +58,7 @@ class Latent(nn.Module):
         self.head_dim = width
         self.key_heads = shape.key_heads
         self.rank = part.rank or 4 * width
-        self.rotary_width = part.rotary or width
+        self.rotary_width = part.rotary_width(width)
         self.query_width = self.rotary_width + width
         rows = self.rotary_width + self.rank
         self.down = nn.Linear(shape.dim, rows, bias=shape.qkv_bias, **shape.options)
@@ -76,8 +80,7 @@ class Latent(nn.Module):
         """Return the inputs of the projection of queries: x, or its latent (B, n, query_rank)."""
         if self.query_down is None or self.query_norm is None:
             return x
-        latent: Tensor = self.query_norm(self.query_down(x))
-        return latent
+        return normalise(self.query_norm, self.query_down(x))
 
     def compress(self, x: Tensor, by: Rotary | None) -> Tensor:
         """Return the rotated part of the keys and the latent of x, (B, 1, 1, n, T + R)."""
@@ -85,7 +88,7 @@ class Latent(nn.Module):
         turned = turned[:, None, None]
         if by is not None:
             turned = rotate(turned, by)
-        return torch.cat([turned, self.norm(latent)[:, None, None]], dim=-1)
+        return torch.cat([turned, normalise(self.norm, latent)[:, None, None]], dim=-1)
 
     def expand(self, tokens: Tensor) -> KeysValues:
         """Return keys (B, H', 1, m, T + D) and values (B, H', m, D) of compressed tokens."""
@@ -129,3 +132,9 @@ class Latent(nn.Module):
         """Return W_UK (`number` 0) or W_UV (1) of each of the `heads` heads, (H, D, R)."""
         weight = self.up.weight.unflatten(0, (2, self.key_heads, self.head_dim))[number]
         return weight.repeat_interleave(heads // self.key_heads, 0)
+
+
+def normalise(norm: nn.RMSNorm, latent: Tensor) -> Tensor:
+    """Return a latent after its norm, which autocast computes in the type of its weight."""
+    normed: Tensor = norm(latent.to(norm.weight.dtype))
+    return normed.to(latent.dtype)

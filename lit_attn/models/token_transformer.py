@@ -227,6 +227,28 @@ class TokenTransformer(PackageModel):
                 )
 
     @consistency_check
+    def _latents_suit_the_positions(self) -> None:
+        """Refuse latents that have no norms of queries, or fewer components than are rotated."""
+        for number in range(self.depth):
+            latent = self.attention_of(number).latent
+            if latent is None:
+                continue
+            if self.qk_norm:
+                raise ValueError(
+                    f"qk_norm: the latents of layer {number + 1} have norms already; "
+                    "write `qk_norm: false`"
+                )
+            rotation = self.rotation_of(number)
+            width = latent.rotary_width(self.width_of_heads)
+            if rotation is not None and rotation.width > width:
+                raise ValueError(
+                    f"attention.latent.rotary: {width} components of the keys are rotated, and the "
+                    f"positions of layer {number + 1} rotate {rotation.width}; write "
+                    f"`rotary: {rotation.width}`, or a `rotary_share` of "
+                    f"{width / self.width_of_heads:g}"
+                )
+
+    @consistency_check
     def _options_have_an_effect(self) -> None:
         """Refuse options that the other options exclude."""
         for layer in range(self.depth):

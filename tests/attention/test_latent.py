@@ -229,6 +229,43 @@ def test_parts_without_a_meaning_are_refused(others: dict[str, Any], message: st
         AttentionSpec.model_validate({**LATENT, **others}).by_layer(2)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {},
+            r"attention\.latent\.rotary: 4 components of the keys are rotated, and the positions "
+            r"of layer 2 rotate 6; write `rotary: 6`, or a `rotary_share` of 0\.666667",
+        ),
+        ({"rotations": ["model", "none"]}, None),
+        ({"rotary_share": 0.67}, None),
+        ({"positions": "learned"}, None),
+        ({"positions": "learned", "qk_norm": True}, "qk_norm: the latents of layer 2 have norms"),
+    ],
+    ids=str,
+)
+def test_a_configuration_rotates_at_most_the_rotated_part(
+    changes: dict[str, Any], message: str | None
+) -> None:
+    sizes = {"dim": 24, "depth": 2, "heads": 4, "ffn": None, "positions": "rotary"}
+    choices = {**sizes, "attention": {"layers": ["standard", LATENT]}, **changes}
+    if message is None:
+        GPTConfig.model_validate(choices)
+        return
+    with pytest.raises(ValueError, match=message):
+        GPTConfig.model_validate(choices)
+
+
+def test_a_model_of_timm_is_built_with_a_latent() -> None:
+    model = timm.create_model(
+        "vit_tiny_patch16_224", depth=1, img_size=32, attn_layer=attn_layer(LATENT)
+    )
+    model(torch.randn(2, 3, 32, 32)).square().sum().backward()
+    layer = model.blocks[0].attn
+    assert layer.latent.down.weight.shape == (4 + 8, 192)
+    assert all(parameter.grad.abs().max() > 0 for parameter in layer.parameters())
+
+
 def test_layers_and_models_refuse_what_a_latent_lacks() -> None:
     layer = make_layer(LATENT)
     with pytest.raises(ValueError, match=r"latent\.rotary: the positions rotate 6 components"):
