@@ -211,7 +211,7 @@ class Attention(LayerParts):
                 all_tokens = self._read_latents(compressed, cache, is_absorbed)
         elif self.spec.shares_keys:
             q, z = self._project_queries(x)
-            all_tokens = self._read_keys(keys_values)
+            all_tokens = self._read_keys(keys_values, offset + x.shape[1])
             keys = all_tokens.keys[..., -x.shape[1] :, :]
             v = all_tokens.values[..., -x.shape[1] :, :].transpose(1, 2)
         else:
@@ -274,10 +274,19 @@ class Attention(LayerParts):
                     "call lit_attn.attention.network.number_layers(network) once"
                 )
             first_values = self.first_values.read()
+        if first_values.shape != v.shape:
+            raise RuntimeError(
+                f"values: this layer has values of shape {tuple(v.shape)}, and the first layer of "
+                f"its network {tuple(first_values.shape)}; layers of other tokens need a network "
+                "of their own in `number_layers`, or `values: own`"
+            )
         return self.values(v, first_values)
 
-    def _read_keys(self, keys_values: KeysValues | None) -> KeysValues:
-        """Return the keys and values of the layer before, unless `keys_values` replaces them."""
+    def _read_keys(self, keys_values: KeysValues | None, tokens: int) -> KeysValues:
+        """Return the keys and values of the layer before, unless `keys_values` replaces them.
+
+        Raises RuntimeError if they do not belong to the `tokens` of this call and of its cache.
+        """
         if keys_values is not None:
             return keys_values
         if self.shared_keys is None:
@@ -285,7 +294,14 @@ class Attention(LayerParts):
                 "kv_from: this layer has no connection to the layer before it; "
                 "call lit_attn.attention.network.number_layers(network) once"
             )
-        return self.shared_keys.read()
+        shared = self.shared_keys.read()
+        if shared.keys.shape[-2] != tokens:
+            raise RuntimeError(
+                f"kv_from: this layer attends to {tokens} tokens, and the layer before it has keys "
+                f"of {shared.keys.shape[-2]}; set `kv_from: own` where the tokens of a network "
+                "change"
+            )
+        return shared
 
     def _read_latents(self, compressed: Tensor, cache: Cache, is_absorbed: bool) -> KeysValues:
         """Append compressed tokens to a cache; return the latents, or keys and values, of all."""

@@ -8,8 +8,8 @@ import pytest
 import timm
 import torch
 from helpers.attention_checks import DIM, HEADS, make, tokens
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from helpers.layer_chain import Chain, gradients
+from torch import Tensor
 
 from lit_attn.attention import reference
 from lit_attn.attention.first_values import FirstValues
@@ -35,28 +35,10 @@ def make_later(choices: Any, first: Tensor) -> Attention:
     return layer
 
 
-class Chain(nn.Module):
-    """Layers in turn, each added to its input."""
-
-    def __init__(self, *choices: Any) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        layers = [attn_layer(chosen)(DIM, HEADS).double() for chosen in choices]
-        self.layers = nn.ModuleList(layers)
-        self.is_checkpointed = False
-        number_layers(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            if self.is_checkpointed:
-                x = x + checkpoint(layer, x, use_reentrant=False)
-            else:
-                x = x + layer(x)
-        return x
-
-
-def gradients(chain: Chain, x: Tensor) -> list[Tensor]:
-    return list(torch.autograd.grad(chain(x).square().sum(), list(chain.parameters())))
+def make_chain(*choices: Any) -> Chain:
+    """Return a chain of new layers in float64."""
+    torch.manual_seed(0)
+    return Chain([attn_layer(chosen)(DIM, HEADS).double() for chosen in choices])
 
 
 @pytest.mark.parametrize("choices", [FIXED, LEARNED], ids=["fixed", "learned"])
@@ -111,7 +93,7 @@ def test_gradients_pass_gradcheck() -> None:
 
 
 def test_later_layers_of_a_network_read_the_values_of_the_first() -> None:
-    chain = Chain(FIXED, "standard", FIXED)
+    chain = make_chain(FIXED, "standard", FIXED)
     x = tokens(5)
     first, middle, last = chain.layers
     values = first.qkv(x).chunk(3, -1)[2].unflatten(-1, (HEADS, -1))
@@ -126,14 +108,14 @@ def test_a_network_without_foreign_values_is_the_standard_one(factors: dict[str,
     """With the factors 0 and 1 any network, and with all factors a network of one layer."""
     chosen = {"values": {"kind": "first", **factors}}
     depth = 3 if factors["first"] == 0 else 1
-    chain = Chain(*[chosen] * depth)
-    standard = Chain(*["standard"] * depth)
+    chain = make_chain(*[chosen] * depth)
+    standard = make_chain(*["standard"] * depth)
     standard.load_state_dict(chain.state_dict())
     torch.testing.assert_close(chain(tokens(4)), standard(tokens(4)))
 
 
 def test_the_first_layer_has_no_learned_factors() -> None:
-    chain = Chain(LEARNED, LEARNED)
+    chain = make_chain(LEARNED, LEARNED)
     assert [name for name, _ in chain.named_parameters() if "values" in name] == [
         "layers.1.values.factors"
     ]
@@ -143,7 +125,7 @@ def test_the_first_layer_has_no_learned_factors() -> None:
 
 
 def test_activation_checkpointing_gives_the_same_gradients() -> None:
-    chain = Chain(LEARNED, LEARNED, FIXED)
+    chain = make_chain(LEARNED, LEARNED, FIXED)
     x = tokens(4)
     expected = gradients(chain, x)
     chain.is_checkpointed = True
@@ -153,7 +135,7 @@ def test_activation_checkpointing_gives_the_same_gradients() -> None:
 
 def test_two_passes_before_a_checkpointed_backward_pass_are_refused() -> None:
     """The layers of the first pass would be computed again with the values of the second."""
-    chain = Chain(FIXED, FIXED)
+    chain = make_chain(FIXED, FIXED)
     total = chain(tokens(4)).sum() + chain(tokens(6)).sum()
     total.backward()
     chain.is_checkpointed = True
@@ -163,7 +145,7 @@ def test_two_passes_before_a_checkpointed_backward_pass_are_refused() -> None:
 
 
 def test_copies_share_one_new_channel_without_values() -> None:
-    chain = Chain(FIXED, FIXED)
+    chain = make_chain(FIXED, FIXED)
     x = tokens(4)
     out = chain(x)
     for copied in (copy.deepcopy(chain), pickle.loads(pickle.dumps(chain))):
@@ -178,7 +160,7 @@ def test_copies_share_one_new_channel_without_values() -> None:
 @pytest.mark.slow
 def test_a_compiled_network_computes_the_same() -> None:
     torch.compiler.reset()
-    chain = Chain(LEARNED, LEARNED, FIXED)
+    chain = make_chain(LEARNED, LEARNED, FIXED)
     compiled = torch.compile(chain, backend="aot_eager", fullgraph=True)
     x = tokens(4)
     for _ in range(2):
@@ -219,6 +201,18 @@ def test_first_layers_without_fitting_values_are_refused() -> None:
     narrow = attn_layer("value-residual")(DIM, HEADS, attn_head_dim=3)
     with pytest.raises(ValueError, match="values: a layer has 4 key heads of width 3, and the fir"):
         connect_first_values([make(AttentionSpec()), narrow])
+
+
+def test_a_layer_of_merged_tokens_is_refused() -> None:
+    """A later layer of fewer tokens has no values of the first layer to mix."""
+    chain = make_chain("standard", FIXED)
+    x = tokens(6)
+    chain.layers[0](x)
+    message = (
+        r"values: this layer has values of shape \(2, 3, 4, 6\), and the first .* \(2, 6, 4, 6\)"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        chain.layers[1](x.unflatten(1, (3, 2)).mean(2))
 
 
 def test_cross_attention_has_no_first_layer() -> None:

@@ -7,12 +7,11 @@ import pytest
 import timm
 import torch
 from helpers.attention_checks import DIM, HEADS, tokens
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from helpers.layer_chain import Chain, gradients
+from helpers.training_cells import text_cell
 
 from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.network import number_layers
 from lit_attn.attention.rotary import rotary
 from lit_attn.attention.shared_keys import KeysValues, SharedKeys
 from lit_attn.attention.spec import AttentionSpec
@@ -47,23 +46,9 @@ def make_layer(choices: Any, number: int = 1) -> Attention:
     return layer
 
 
-class Chain(nn.Module):
-    """Layers in turn, each added to its input."""
-
-    def __init__(self, *choices: Any) -> None:
-        super().__init__()
-        layers = [make_layer(chosen, number) for number, chosen in enumerate(choices)]
-        self.layers = nn.ModuleList(layers)
-        self.is_checkpointed = False
-        number_layers(self)
-
-    def forward(self, x: Tensor, **arguments: Any) -> Tensor:
-        for layer in self.layers:
-            if self.is_checkpointed:
-                x = x + checkpoint(layer, x, use_reentrant=False)
-            else:
-                x = x + layer(x, **arguments)
-        return x
+def make_chain(*choices: Any) -> Chain:
+    """Return a chain of `make_layer`'s layers."""
+    return Chain([make_layer(chosen, number) for number, chosen in enumerate(choices)])
 
 
 def test_queries_without_an_effect_are_named_as_unused() -> None:
@@ -115,7 +100,7 @@ def test_a_layer_with_shared_keys_equals_the_reference(
 
 
 def test_layers_share_the_keys_of_the_nearest_layer_before_that_has_its_own() -> None:
-    chain = Chain({}, SHARED, SHARED, {}, SHARED)
+    chain = make_chain({}, SHARED, SHARED, {}, SHARED)
     x = tokens(5)
     turns = rotary(torch.arange(5), DIM // HEADS)
     expected = x
@@ -139,7 +124,7 @@ def test_a_layer_with_shared_keys_projects_queries_alone() -> None:
 @pytest.mark.parametrize("others", PARTS, ids=str)
 def test_decoding_in_pieces_gives_the_output_of_the_sequence(others: dict[str, Any]) -> None:
     """Only layers with keys of their own store keys and values."""
-    chain = Chain(others, {**SHARED, **others}, others, {**SHARED, **others})
+    chain = make_chain(others, {**SHARED, **others}, others, {**SHARED, **others})
     x, n = tokens(12), 12
     turns = rotary(torch.arange(n), DIM // HEADS)
     caches = [layer.new_cache() for layer in chain.layers]
@@ -158,12 +143,8 @@ def test_decoding_in_pieces_gives_the_output_of_the_sequence(others: dict[str, A
         assert stored == (set() if layer.spec.shares_keys else {"keys", "values"})
 
 
-def gradients(chain: Chain, x: Tensor) -> list[Tensor]:
-    return list(torch.autograd.grad(chain(x).square().sum(), list(chain.parameters())))
-
-
 def test_activation_checkpointing_gives_the_same_gradients() -> None:
-    chain = Chain({}, SHARED, {}, SHARED)
+    chain = make_chain({}, SHARED, {}, SHARED)
     x = tokens(4)
     expected = gradients(chain, x)
     chain.is_checkpointed = True
@@ -175,13 +156,13 @@ def test_activation_checkpointing_gives_the_same_gradients() -> None:
 
 
 def test_gradients_pass_gradcheck() -> None:
-    chain = Chain({}, SHARED)
+    chain = make_chain({}, SHARED)
     x = tokens(3, batch=1).requires_grad_()
     assert torch.autograd.gradcheck(chain, (x,), fast_mode=True)
 
 
 def test_copies_have_an_empty_channel_of_their_own() -> None:
-    chain = Chain({}, SHARED)
+    chain = make_chain({}, SHARED)
     x = tokens(4)
     out = chain(x)
     copied = copy.deepcopy(chain)
@@ -196,7 +177,9 @@ def test_copies_have_an_empty_channel_of_their_own() -> None:
 @pytest.mark.slow
 def test_a_compiled_network_computes_the_same_for_two_lengths() -> None:
     torch.compiler.reset()
-    chain = Chain({}, SHARED, {"kv_heads": 2, "zz": True}, {"kv_heads": 2, "zz": True, **SHARED})
+    chain = make_chain(
+        {}, SHARED, {"kv_heads": 2, "zz": True}, {"kv_heads": 2, "zz": True, **SHARED}
+    )
     compiled = torch.compile(chain, backend="aot_eager", fullgraph=True)
     for n in (4, 7, 9):
         x = tokens(n)
@@ -260,6 +243,35 @@ def test_the_flops_of_equal_layers_with_shared_keys_are_counted() -> None:
 def test_a_layer_without_a_connection_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"call lit_attn\.attention\.network\.number_layers"):
         make_layer(SHARED)(tokens(3))
+
+
+def test_a_layer_of_merged_tokens_is_refused() -> None:
+    """Keys of more tokens would be taken for those of cached tokens."""
+    chain = make_chain({}, SHARED)
+    x = tokens(6)
+    chain.layers[0](x)
+    with pytest.raises(
+        RuntimeError, match=r"kv_from: this layer attends to 3 tokens, and .* of 6;"
+    ):
+        chain.layers[1](x[:, :3])
+
+
+def test_the_widths_of_ffns_match_the_parameters_that_shared_keys_save() -> None:
+    """`match: parameters` gives the projections that a layer lacks to its FFN."""
+    data = text_cell().experiment.data
+    sizes: dict[str, Any] = {"dim": 24, "depth": 2, "heads": 4, "ffn": {"width": 32}}
+    standard = GPTConfig.model_validate(sizes)
+    sharing = {"layers": {"every": 2, "use": SHARED}}
+    shared = GPTConfig.model_validate({**sizes, "attention": sharing})
+    counts = {}
+    for name, model in (("standard", standard), ("shared", shared)):
+        counts[name] = factory.count(factory.build(model, data, "meta"))
+    assert counts["standard"] - counts["shared"] == 2 * 24 * 24
+    matched = factory.resolve(shared, standard, data)
+    # Each unit of both FFNs has a row and a column of 24 numbers.
+    assert matched.ffn is not None
+    assert matched.ffn.width == 32 + 24 * 24 // (2 * 24)
+    assert factory.count(factory.build(matched, data, "meta")) == counts["standard"]
 
 
 @pytest.mark.parametrize(
