@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers import studies
 from helpers.commands import run_python
-from helpers.paths import EXPERIMENTS
+from helpers.fla_mixers import DIM, PLUG_IN, WIDTH, attention, fla_layers
 from helpers.recurrences import (
     HEADS,
     convolved,
@@ -43,19 +43,11 @@ from lit_attn.models import factory
 from lit_attn.models.factory import count_flops
 from lit_attn.models.mixer_trial import Trial, Use, try_gpu_mixers
 from lit_attn.schema.errors import ConfigError
-from lit_attn.schema.plugins import load_parts
 from lit_attn.train import run_cell
 from lit_attn.training.build import build
 from lit_attn.training.first_step import Mistake, find_mistake
 
-PLUG_IN = EXPERIMENTS / "token_mixers" / "fla_layers.py"
-
-load_parts([PLUG_IN])
-
-import fla_layers  # noqa: E402
-
-DIM, TOKENS = 64, 150
-WIDTH = DIM // HEADS
+TOKENS = 150
 
 NAMES = ["GatedLinearAttention", "RetNet", "DeltaNet", "GatedDeltaNet", "Mamba2"]
 
@@ -63,10 +55,6 @@ every_layer = pytest.mark.parametrize("name", NAMES)
 
 # fla and Triton warn of the machine and of their own code.
 may_warn = pytest.mark.filterwarnings("default")
-
-
-def attention(name: str, **arguments: Any) -> dict[str, Any]:
-    return {"kind": "module", "import": f"fla_layers:{name}", "arguments": arguments}
 
 
 def cell_of(*names: str, **training: Any) -> Cell:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.paths import EXPERIMENTS
+from helpers.fla_mixers import DIM, WIDTH, attention, fla_layers
 from helpers.recurrences import HEADS, convolved, join_heads, recurrence, rms_normed, split_heads
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -19,14 +19,8 @@ from torch.nn import functional as F
 from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.mixer import TokenMixer
 from lit_attn.models.factory import count_flops
-from lit_attn.schema.plugins import load_parts
 
-load_parts([EXPERIMENTS / "token_mixers" / "fla_layers.py"])
-
-import fla_layers  # noqa: E402
-
-DIM, TOKENS = 64, 20
-WIDTH = DIM // HEADS
+TOKENS = 20
 
 NAMES = ["KDA", "DeltaProduct", "RWKV7", "PaTH", "LogLinearMamba2"]
 
@@ -34,10 +28,6 @@ every_layer = pytest.mark.parametrize("name", NAMES)
 
 # fla and Triton warn of the machine and of their own code.
 pytestmark = pytest.mark.filterwarnings("default")
-
-
-def attention(name: str, **arguments: Any) -> dict[str, Any]:
-    return {"kind": "module", "import": f"fla_layers:{name}", "arguments": arguments}
 
 
 @every_layer
