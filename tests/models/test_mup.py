@@ -1,21 +1,28 @@
 """muP: activations keep their size when the width grows from 64 to 1,024 (docs/modern.md)."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.training_cells import digits_cell, text_cell
+import yaml
+from helpers.paths import ROOT
+from helpers.training_cells import SMALL_TEXT, digits_cell, folder_of, result_of, text_cell
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from lit_attn.ablate.plan import expand
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.spec import AttentionSpec
+from lit_attn.config.study import read_studies
 from lit_attn.models.language import GPTConfig
 from lit_attn.models.vit import ViTConfig
 from lit_attn.optim.schedules import set_constants
 from lit_attn.optim.standard import AdamW
 from lit_attn.schema.errors import ConfigError
 from lit_attn.signatures import CausalTokens, ImageLabels
+from lit_attn.train import run_cell
 
 BASE, WIDE = 64, 1024
 HEADS = 4
@@ -213,3 +220,27 @@ def test_mup_belongs_to_the_identity_of_a_cell() -> None:
     plain = text_cell()
     scaled = text_cell(model={"mup": {"dim": plain.experiment.model.dim}})
     assert plain.fingerprint != scaled.identity
+
+
+@pytest.mark.slow
+def test_the_study_of_the_page_trains_every_variant(tmp_path: Path) -> None:
+    """The page's example: a rate for each width, here with few steps and a short text."""
+    page = (ROOT / "docs" / "modern.md").read_text()
+    section = page.partition("## Rates that follow the width")[2].partition("\n## ")[0]
+    experiment, study = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
+    others = {
+        "task": "language-modelling",
+        "data": {**SMALL_TEXT, "val": SMALL_TEXT["test"], "epoch_steps": 2},
+        "training": {"epochs": 1, "accelerator": "cpu"},
+    }
+    (tmp_path / "gpt.yaml").write_text(experiment + yaml.safe_dump(others))
+    (tmp_path / "ablations.yaml").write_text(study)
+    (source,) = read_studies(tmp_path / "ablations.yaml").values()
+    cells = [job.cell for job in expand(source, tmp_path / "runs").jobs if job.cell.seed == 0]
+    assert [cell.experiment.model.dim for cell in cells] == [64, 64, 256, 256]
+    losses = set()
+    for cell in cells:
+        folder = folder_of(cell, tmp_path / "cells")
+        run_cell(folder)
+        losses.add(result_of(folder).metrics["val/loss"])
+    assert len(losses) == 4

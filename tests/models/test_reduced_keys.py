@@ -33,9 +33,10 @@ def make_timm_pvt() -> nn.Module:
     return model
 
 
-def make_twins() -> nn.Module:
-    options = {"embed_dims": (8, 16, 16, 32), "depths": (2, 2, 2, 2), "num_heads": (1, 2, 2, 4)}
-    model: nn.Module = timm.create_model("twins_svt_small", img_size=64, num_classes=5, **options)
+def make_twins(name: str = "twins_svt_small", depth: int = 2) -> nn.Module:
+    """Return a small Twins with the published reduction ratios 8, 4, 2 and 1."""
+    options = {"embed_dims": (8, 16, 16, 32), "depths": (depth,) * 4, "num_heads": (1, 2, 2, 4)}
+    model: nn.Module = timm.create_model(name, img_size=64, num_classes=5, **options)
     return model
 
 
@@ -53,6 +54,11 @@ MODELS: dict[str, tuple[Any, str, str]] = {
     ),
     "timm pvt_v2": (make_timm_pvt, "stages.[0-2]", "stages.0.blocks.0.attn"),
     "twins": (make_twins, "blocks.[0-2].1", "blocks.0.1.attn"),
+    "twins pcpvt": (
+        lambda: make_twins("twins_pcpvt_small", depth=1),
+        "blocks.[0-2]",
+        "blocks.0.0.attn",
+    ),
 }
 """Each model, the layers that reduce their keys, and the path of the first of them."""
 
