@@ -194,4 +194,27 @@ COMPARED: dict[str, Entry] = {
         "second queries have a projection of their own, so the weights of a standard layer fit.",
         "{preset: differential-2, residual: perpendicular}",
     ),
+    "mla": Entry(
+        "Multi-head latent attention",
+        "MLA",
+        "section 2.1, eq. 9-19",
+        r"k_j = [\,k^R_j;\; W_{UK} c_j\,], \qquad v_j = W_{UV} c_j, \qquad "
+        r"[\,k^R_j;\; \tilde c_j\,] = x_j W_D, \qquad c_j = \mathrm{RMSNorm}(\tilde c_j)",
+        "All heads have their keys and values from one latent of each token, and a cache stores "
+        "the latent and the rotated part of the keys alone. The latent is four heads wide, and the "
+        "rotated part one head ([keys and values from a latent]"
+        "(#keys-and-values-from-a-latent)).",
+        "{preset: mla, latent: {rank: 64, query_rank: 96}}",
+    ),
+    "moba": Entry(
+        "Mixture of block attention",
+        "MoBA",
+        "section 2.2, eq. 2-6",
+        r"s_{ij} \leftarrow -\infty \text{ unless } j \text{ is in the block of } i "
+        r"\text{ or in one of the blocks } B \text{ with the largest } "
+        r"\frac{1}{|B|} \sum_{l \in B} s_{il}",
+        "A query sees its own block of 64 tokens and two others, so the layer is the standard one "
+        "up to 192 tokens. Time is saved on a GPU alone ([blocks of keys](#blocks-of-keys)).",
+        "{preset: moba, filter: {block: 16, blocks: 4}}",
+    ),
 }

@@ -35,6 +35,9 @@ LINKS = {
     "(https://github.com/microsoft/unilm/tree/master/Diff-Transformer/Diff-Transformer-V2)",
     "selective": "[Selective Attention Improves Transformer](https://arxiv.org/abs/2410.02703)",
     "multi-token": "[Multi-Token Attention](https://arxiv.org/abs/2504.00927)",
+    "MLA": "[DeepSeek-V2](https://arxiv.org/abs/2405.04434)",
+    "MoBA": "[MoBA: Mixture of Block Attention for Long-Context LLMs]"
+    "(https://arxiv.org/abs/2502.13189)",
     "value residual": "[Value Residual Learning](https://arxiv.org/abs/2410.17897)",
 }
 

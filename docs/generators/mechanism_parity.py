@@ -100,4 +100,17 @@ PARITY = {
         "Diff-Transformer/Diff-Transformer-V2/multihead_flashdiffv2.py",
         "With PyTorch's attention instead of FlashAttention, without rotation.",
     ),
+    "mla": link(
+        "huggingface/transformers",
+        "v5.23.0",
+        "src/transformers/models/deepseek_v3/modeling_deepseek_v3.py",
+        "Values, with torch's RMSNorm in place of its norm in float32 "
+        "(`tests/attention/test_latent.py`).",
+    ),
+    "moba": link(
+        "MoonshotAI/MoBA",
+        "61e456bc956c5a25fd9c84e5496b661329cb1b72",
+        "moba/moba_naive.py",
+        "Sums, with float64 in place of its float32 (`tests/attention/test_block_choice.py`).",
+    ),
 }

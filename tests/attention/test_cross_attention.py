@@ -125,8 +125,8 @@ def test_presets_that_use_the_own_token_are_refused() -> None:
     own_values = {"belief", "belief-star", "xsa", "attentionx", "belief2", "gated-xsa"}
     positions = {"forgetting", "alibi", "t5"}
     first_values = {"value-residual", "value-residual-learned"}
-    filters = {"selective", "multi-token"}
-    assert set(refused) == own_values | positions | first_values | filters
+    filters = {"selective", "multi-token", "moba"}
+    assert set(refused) == own_values | positions | first_values | filters | {"mla"}
 
 
 @pytest.mark.parametrize(

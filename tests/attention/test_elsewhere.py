@@ -103,7 +103,8 @@ CHOICES = [*PRESETS, IDENTITY]
 
 @pytest.mark.parametrize("chosen", CHOICES, ids=str)
 def test_layers_can_be_pickled_and_copied(chosen: Any) -> None:
-    lsa = AttentionSpec.model_validate(chosen).similarity.has_logits
+    spec = AttentionSpec.model_validate(chosen)
+    lsa = spec.similarity.has_logits and spec.latent is None
     layer_class = attn_layer(chosen, local_self_attention=lsa)
     assert pickle.loads(pickle.dumps(layer_class)) is layer_class
     layer = layer_class(24, 4).eval()

@@ -117,6 +117,7 @@ def test_a_continuation_depends_on_the_last_document_alone() -> None:
         ({"similarity": "linear"}, "attention.similarity: 'linear' adds up all earlier tokens"),
         ("selective", "attention.filter: 'selective' changes the logits of a query"),
         ("multi-token", "attention.filter: 'multi-token' changes the logits of a query"),
+        ("moba", "attention.filter: 'moba' has blocks of tokens that do not start again with"),
         (
             {"similarity": {"kind": "mixture", "prior_scope": "position", "positions": 16}},
             "attention.similarity: 'mixture' has parameters for places of the sequence",
@@ -130,7 +131,7 @@ def test_a_continuation_depends_on_the_last_document_alone() -> None:
             "attention.kind: 'module' mixes the tokens of one sequence",
         ),
     ],
-    ids=["linear", "selective", "multi-token", "position", "layers", "module"],
+    ids=["linear", "selective", "multi-token", "moba", "position", "layers", "module"],
 )
 def test_mechanisms_that_masks_cannot_separate_are_refused(attention: Any, message: str) -> None:
     chosen = AttentionSpec.model_validate(attention)

@@ -18,7 +18,11 @@ def build(preset: str) -> nn.Module:
     spec = PRESETS[preset]
     has_windows = spec.similarity.kind != "linear" and spec.filter.kind == "none"
     windows = (3, None) if has_windows else (None,)
-    network = gpt_cases.network("transformer++", attention=spec, windows=windows, depth=5)
+    # The latents of a layer have norms of their own.
+    has_norms = spec.latent is None
+    network = gpt_cases.network(
+        "transformer++", attention=spec, windows=windows, qk_norm=has_norms, depth=5
+    )
     return network.eval().requires_grad_(False)
 
 
