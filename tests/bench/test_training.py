@@ -10,8 +10,8 @@ import torch
 import yaml
 from torch import Tensor
 
+from lit_attn.bench import step_parts
 from lit_attn.bench.__main__ import main
-from lit_attn.bench.step_parts import MOST_CAUSES
 from lit_attn.bench.training import WARM_UP
 from lit_attn.tasks import base
 from lit_attn.tasks.classification import Classification
@@ -44,6 +44,8 @@ def test_both_loops_make_the_same_steps(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Classification, "loss", note_loss)
     monkeypatch.setattr(base, "find_learners", note_search)
+    # Three steps do not decide which parts are the largest.
+    monkeypatch.setattr(step_parts, "MOST_CAUSES", 100)
     file = tmp_path / "small.yaml"
     file.write_text(yaml.safe_dump(EXPERIMENT))
     arguments = ["training", str(file), "--steps", "3", "--rounds", "2", "--device", "cpu"]
@@ -63,7 +65,6 @@ def test_both_loops_make_the_same_steps(tmp_path: Path, monkeypatch: pytest.Monk
     assert float(row["plain"]) > 0
     with (tmp_path / "training-causes-cpu.csv").open() as table:
         causes = {row["part"]: row for row in csv.DictReader(table)}
-    assert len(causes) == MOST_CAUSES
     # Parts of the plain loop, parts that only a cell has, and callbacks of a cell.
     assert float(causes["step of the optimiser"]["plain"]) > 0
     assert float(causes["Lightning's loop"]["plain"]) == 0
