@@ -18,7 +18,7 @@ from typing import Any
 from lit_attn.ablate.plan import expand
 from lit_attn.ablate.power import find_study_power
 from lit_attn.config.study import read_studies
-from lit_attn.report.statistics.stats import holm_over_studies, paired_interval
+from lit_attn.report.statistics.stats import can_have_star, holm_over_studies, paired_interval
 from lit_attn.report.verdicts.comparison import ALPHA
 
 ROOT = Path(__file__).parents[2]
@@ -60,12 +60,17 @@ def find_row(path: str, **values: str) -> Row:
 
 @cache
 def correct_over_studies() -> dict[tuple[str, str], float]:
-    """Return p by study and variant, corrected over the sealed studies of the same file (Holm)."""
+    """Return p by study and variant, corrected over the sealed studies of the same file (Holm).
+
+    A study with too few seeds for a star is no test and is not counted.
+    """
     families: dict[Path, dict[str, list[Row]]] = {path: {} for path in SHIPPED}
     for study, source in read_studies(ROOT / "ablations.yaml").items():
         is_sealed = (EVIDENCE / study / "seals.json").exists()
-        if is_sealed and source.path in SHIPPED:
-            rows = [row for row in read_table(f"{study}/table.csv") if row["p_adjusted"]]
+        if not is_sealed or source.path not in SHIPPED:
+            continue
+        rows = [row for row in read_table(f"{study}/table.csv") if row["p_adjusted"]]
+        if can_have_star(max(int(row["planned"]) for row in rows)):
             families[source.path][study] = rows
     corrected: dict[tuple[str, str], float] = {}
     for compared in families.values():
@@ -296,35 +301,51 @@ def power(study: str) -> str:
     return f"{strength.power:.2f}"
 
 
-@placeholder
-def probes(*studies: str) -> str:
-    """Return the rows of the probes that each mechanism solved: in how many of its seeds.
+PROBES = (
+    (("recall-mechanisms", "probe-recall-others"), "test"),
+    (("probe-induction", "probe-induction-others"), "test"),
+    (("probe-needle", "probe-needle-others"), "test"),
+    (("probe-needle", "probe-needle-others"), "longer"),
+    (("probe-copying",), "test"),
+    (("probe-parity",), "test"),
+)
+"""The columns of the table of probes: studies that have different mechanisms, and a split."""
 
-    The first column is recall, from the screening of `recall-mechanisms`.
-    """
-    path = EVIDENCE / "recall-mechanisms" / "screening.json"
-    screened = json.loads(path.read_text("utf-8"))["variants"]
-    all_steps = float(read_table("recall-mechanisms/per_seed.csv")[0]["steps"])
+
+@placeholder
+def probes() -> str:
+    """Return the rows of the probes that each mechanism solved: in how many of its seeds."""
+    names = list(read_solved("recall-mechanisms", "test"))
+    names += [name for name in read_solved("probe-recall-others", "test") if name not in names]
     lines = []
-    for screening in screened:
-        name = screening["variant"]
-        # A seed that never solves the probe has all steps.
-        solved = [steps < all_steps for steps in screening["by_seed"].values()]
-        cells = [f"`{name}`", f"{sum(solved)} of {len(solved)}"]
-        for study in studies:
-            for split in ("test", "longer"):
-                values = list_solved(study, name, split)
-                if values:
-                    cells.append(f"{sum(values)} of {len(values)}")
+    for name in names:
+        cells = [f"`{name}`"]
+        for studies, split in PROBES:
+            tried = [read_solved(study, split) for study in studies]
+            solved = next(seeds[name] for seeds in tried if name in seeds)
+            cells.append(f"{sum(solved)} of {len(solved)}")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def list_solved(study: str, variant: str, split: str) -> list[bool]:
-    """Return for each seed whether a variant solved a probe on a split; no split, no values."""
-    rows = [row for row in read_table(f"{study}/per_seed.csv") if row["variant"] == variant]
-    key = f"metric {split}/solved"
-    return [float(row[key]) == 1 for row in rows if row.get(key)]
+def read_solved(study: str, split: str) -> dict[str, list[bool]]:
+    """Return for each variant whether its seeds solved a probe.
+
+    Of a study that screened its variants, all of them count, with the seeds of the screening.
+    """
+    path = EVIDENCE / study / "screening.json"
+    all_steps = float(read_table(f"{study}/per_seed.csv")[0]["steps"])
+    solved: dict[str, list[bool]] = {}
+    if path.exists():
+        for screening in json.loads(path.read_text("utf-8"))["variants"]:
+            # A seed that never solves the probe has all steps.
+            steps = screening["by_seed"].values()
+            solved[screening["variant"]] = [before < all_steps for before in steps]
+        return solved
+    for row in read_table(f"{study}/per_seed.csv"):
+        seeds = solved.setdefault(row["variant"], [])
+        seeds.append(float(row[f"metric {split}/solved"]) == 1)
+    return solved
 
 
 @placeholder

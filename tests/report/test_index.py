@@ -17,9 +17,11 @@ HEADINGS = ["title", "differs", "largest", "baseline", "n", "done", "corrected"]
 LOSS = Metric(name="test/loss", label="loss", goal="min", scale=1.0)
 
 
-def add_study(runs: Path, name: str, file: str = "a.yaml", first_identity: str = "") -> Path:
-    """Write the records of a sealed study of `file`, whose only variant has p = 1/32."""
-    folder = write_study(runs, name=name, seeds=6, variants={"standard": 0.0, "ours": 0.02})
+def add_study(
+    runs: Path, name: str, file: str = "a.yaml", first_identity: str = "", seeds: int = 6
+) -> Path:
+    """Write the records of a sealed study of `file`; with six seeds its variant has p = 1/32."""
+    folder = write_study(runs, name=name, seeds=seeds, variants={"standard": 0.0, "ours": 0.02})
     if first_identity:
         for path in (folder / "plan.json", *folder.glob("*/*/result.json")):
             text = path.read_text()
@@ -30,7 +32,7 @@ def add_study(runs: Path, name: str, file: str = "a.yaml", first_identity: str =
         hash="abc",
         variants={"standard": "000", "ours": "010"},
         baseline="standard",
-        seeds=list(range(6)),
+        seeds=list(range(seeds)),
         metric=LOSS,
         match=["none"],
         tune={},
@@ -73,6 +75,18 @@ def test_a_sealed_study_of_the_file_counts_with_or_without_a_report(
     assert row["corrected"] == "the 2 studies of a.yaml"
     # Holm's p is 2 / 32.
     assert row["differs"] == "none"
+
+
+def test_a_study_with_too_few_seeds_for_a_star_is_no_hypothesis(tmp_path: Path) -> None:
+    """Five seeds have a p of at least 1/16, so they test nothing and cost the others nothing."""
+    add_study(tmp_path / "runs", "one")
+    add_study(tmp_path / "runs", "few", first_identity="1", seeds=5)
+    write_reports(tmp_path / "runs", tmp_path / "reports")
+    index = read_index(tmp_path / "reports")
+    assert index["one"]["corrected"] == "the 1 study of a.yaml"
+    assert index["one"]["differs"].startswith("ours")
+    assert index["few"]["corrected"] == "no verdict: too few seeds for a star"
+    assert index["few"]["differs"] == "—"
 
 
 def test_leftovers_are_no_hypotheses(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """Index of a folder of reports: one row for each study, with its numbers and its verdicts.
 
-A family of hypotheses is the sealed studies of one file in one folder of runs. The p values of a
-family are corrected for its number of studies, whether they have a report or not. A study without
-a seal and a table of another program stand alone. A trial, a second metric of the same cells and a
-report whose records are gone are listed, and no verdict about them is given.
+A family of hypotheses is the sealed studies of one file in one folder of runs that have enough
+seeds for a star. The p values of a family are corrected for its number of studies, whether they
+have a report or not. A study without a seal and a table of another program stand alone. A study
+with fewer seeds, a trial, a second metric of the same cells and a report whose records are gone are
+listed, and no verdict about them is given.
 """
 
 import html
@@ -127,6 +128,8 @@ def _correct(entries: Sequence[Entry]) -> dict[str, Correction]:
             corrections[name] = Correction({}, "no verdict: its seals.json cannot be read")
         elif not _is_sealed(entry.records):
             corrections[name] = Correction(p_values[name], "its own study alone")
+        elif not _has_enough_seeds(entry.records):
+            corrections[name] = Correction({}, "no verdict: too few seeds for a star")
         else:
             family = _read_family(entry.records)
             primary = family.second_metrics.get(entry.records.name)
@@ -161,7 +164,8 @@ def _read_family(folder: Path) -> Family:
     for seal in sorted(folder.parent.glob("*/seals.json")):
         study = seal.parent
         is_of_file = "@" not in study.name and _read_file(study) == file
-        if is_of_file and (study / "plan.json").exists() and _is_sealed(study):
+        is_planned = (study / "plan.json").exists() and _is_sealed(study)
+        if is_of_file and is_planned and _has_enough_seeds(study):
             studies.append(study)
     second_metrics: dict[str, str] = {}
     primary_studies: dict[str, set[str]] = {}
@@ -180,6 +184,12 @@ def _read_family(folder: Path) -> Family:
 
 def _is_sealed(folder: Path) -> bool:
     return Seals.read_valid(folder / "seals.json") is not None
+
+
+def _has_enough_seeds(folder: Path) -> bool:
+    """Return True if the last plan of a sealed study has enough seeds for a star."""
+    seals = Seals.read_valid(folder / "seals.json")
+    return seals is not None and stats.can_have_star(len(seals.entries[-1].seeds))
 
 
 def _has_damaged_seal(folder: Path) -> bool:

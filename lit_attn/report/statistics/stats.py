@@ -217,6 +217,15 @@ def pairs_for_a_star(comparisons: int, alpha: float = ALPHA) -> int:
     return math.ceil(math.log2(2 * comparisons / alpha))
 
 
+def can_have_star(pairs: int, alpha: float = ALPHA) -> bool:
+    """Return True if a comparison of this many pairs can pass the exact test at all.
+
+    One that cannot is no test, whatever comes out, and need not be counted among those for which
+    p is corrected. Source: Tarone, "A modified Bonferroni method for discrete data", 1990.
+    """
+    return pairs >= pairs_for_a_star(1, alpha)
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return the p values after Holm's step-down correction (1979) for several comparisons."""
     return [p for (p,) in holm_over_studies([[p] for p in p_values])]
