@@ -208,11 +208,8 @@ class CellLoop:
         batches = self.attempt.parts.data.accumulate
         last = (WARM_UP + self.steps) * batches
         clock = StepClock(self.read, WARM_UP * batches, last, timer)
-        trainer = self.attempt.make_trainer([])
-        trainer.callbacks.append(clock)
+        trainer = self.attempt.make_trainer([], [clock], timer)
         trainer.limit_val_batches = 0
-        if timer is not None:
-            trainer.profiler = timer
         training = RepeatedBatch(self.batch, last)
         trainer.fit(self.attempt.parts.task, training, RepeatedBatch(self.batch, 0))
         return clock

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.profilers import Profiler
 from torch.utils.tensorboard.summary import hparams
 
 from lit_attn.cells.inputs import collect_modules
@@ -317,8 +318,16 @@ class Attempt:
             "wall_time": seconds - shared_seconds,
         }
 
-    def make_trainer(self, trackers: list[Logger]) -> L.Trainer:
-        """Return Lightning's trainer with all callbacks and loggers."""
+    def make_trainer(
+        self,
+        trackers: list[Logger],
+        further: Sequence[L.Callback] = (),
+        profiler: Profiler | None = None,
+    ) -> L.Trainer:
+        """Return Lightning's trainer with all callbacks, `further` ones after them, and loggers.
+
+        `profiler` replaces the profiler of the configuration.
+        """
         return make_trainer(
             self.cell.experiment.training,
             self.parts.task,
@@ -329,9 +338,9 @@ class Attempt:
             micro_batches=self.parts.data.accumulate,
             limits=self.limits,
             loggers=[self.metrics, *trackers],
-            callbacks=self._list_callbacks(),
+            callbacks=[*self._list_callbacks(), *further],
             log_every=self.log_every,
-            profiler=make_profiler(self.cell.experiment.training.profiler, self.folder),
+            profiler=profiler or make_profiler(self.cell.experiment.training.profiler, self.folder),
         )
 
     def _list_callbacks(self) -> list[L.Callback]:
