@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -70,6 +71,34 @@ def test_both_loops_make_the_same_steps(tmp_path: Path, monkeypatch: pytest.Monk
     assert float(causes["Lightning's loop"]["plain"]) == 0
     assert float(causes["running means of the epoch"]["step"]) > 0
     assert any(part.startswith("callback ") for part in causes)
+
+
+def test_a_language_model_without_test_data_is_measured(tmp_path: Path) -> None:
+    """GPT-2's shards have no split test, and no accuracy."""
+    for split in ("train", "val"):
+        tokens = np.arange(256, dtype=np.uint16) % 50
+        tokens.tofile(tmp_path / f"{split}.bin")
+    experiment = {
+        "task": "language-modelling",
+        "data": {
+            "kind": "shards",
+            "name": "counted",
+            "folder": str(tmp_path),
+            "context": 8,
+            "batch_size": 2,
+            "eval_tokens": 64,
+        },
+        "model": {"kind": "gpt", "dim": 8, "depth": 1, "heads": 2, "ffn": {"width": 8}},
+        "optimizer": {"kind": "adamw", "lr": 0.001},
+        "training": {"epochs": 1},
+    }
+    file = tmp_path / "gpt.yaml"
+    file.write_text(yaml.safe_dump(experiment))
+    arguments = ["training", str(file), "--steps", "2", "--rounds", "2", "--device", "cpu"]
+    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    with (tmp_path / "training-cpu.csv").open() as table:
+        [row] = csv.DictReader(table)
+    assert row["experiment"] == "gpt"
 
 
 def test_a_benchmark_leaves_the_handler_of_sigterm(tmp_path: Path) -> None:
