@@ -247,9 +247,10 @@ class PlainLoop:
 
         Each part of a step runs in a context of `part`, which `forget` makes forget the warm-up.
         """
-        task = self.parts.task
+        # The task with its network and the running means.
+        task = self.parts.task.to(self.device)
         task.train()
-        network = task.network.to(self.device)
+        network = task.network
         optimizer = self.optimizer.build(network, fused=True)
         is_bf16 = self.training.precision == "bf16"
         autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=is_bf16)

@@ -73,6 +73,18 @@ def test_both_loops_make_the_same_steps(tmp_path: Path, monkeypatch: pytest.Monk
     assert any(part.startswith("callback ") for part in causes)
 
 
+@pytest.mark.gpu
+def test_a_classifier_is_measured_on_a_gpu(tmp_path: Path) -> None:
+    """The plain loop moves the running mean of the accuracy to the GPU too."""
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump(EXPERIMENT))
+    arguments = ["training", str(file), "--steps", "3", "--rounds", "2", "--device", "cuda"]
+    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    with (tmp_path / "training-cuda.csv").open() as table:
+        [row] = csv.DictReader(table)
+    assert float(row["ratio"]) > 0
+
+
 def test_a_language_model_without_test_data_is_measured(tmp_path: Path) -> None:
     """GPT-2's shards have no split test, and no accuracy."""
     for split in ("train", "val"):
