@@ -19,12 +19,12 @@ from lit_attn.schema.errors import (
     program,
 )
 from lit_attn.schema.trust import TRUST_HELP
-from lit_attn.signatures import TokenStream
 
 if TYPE_CHECKING:
     from lit_attn.config.cell import Cell
     from lit_attn.data.text.tokenizers import Encoder
     from lit_attn.models.language import GPT
+    from lit_attn.signatures import TokenStream
 
 TOKENS = 200
 """Number of tokens to generate by default."""
@@ -103,8 +103,11 @@ def generate(options: argparse.Namespace) -> Iterator[str]:
     yield from decode_pieces(encoder, prompt, ids)
 
 
-def _read_signature(run: Path, cell: "Cell") -> TokenStream:
+def _read_signature(run: Path, cell: "Cell") -> "TokenStream":
     """Return the signature of the cell's data; ConfigError if the cell has no language model."""
+    # Imported here, because --help imports no PyTorch.
+    from lit_attn.signatures import TokenStream
+
     experiment = cell.experiment
     signature = experiment.data.signature()
     if not isinstance(signature, TokenStream):

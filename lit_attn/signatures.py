@@ -2,7 +2,7 @@
 
 A data configuration returns its signature; a model and a task name the signature types that they
 take. This decides what fits together, so no module lists combinations. A new kind of sample
-is one more class here, or in a file outside the package. Only `sample` imports PyTorch.
+is one more class here, or in a file outside the package.
 """
 
 from abc import ABC, abstractmethod
