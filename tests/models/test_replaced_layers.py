@@ -1,6 +1,7 @@
 """The number of replaced attention layers, from `replace_attention` to the table of a study."""
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -186,8 +187,9 @@ def test_a_dry_run_counts_the_layers(tmp_path: Path, capsys: pytest.CaptureFixtu
     lines = capsys.readouterr().out.splitlines()
     assert any("warning: b: model: 3 of 4 attention layers have the mech" in line for line in lines)
     assert any("warning: c: model: 2 of 4 attention layers have the mech" in line for line in lines)
-    counts = [words[-4:-1] for words in map(str.split, lines) if words[-3:-2] == ["of"]]
-    assert counts == [["4", "of", "4"], ["3", "of", "4"], ["2", "of", "4"]]
+    # The columns of the layers, of the bytes of a cache, and of the FFN's width.
+    counts = re.findall(r"(\d of 4) +none +", "\n".join(lines))
+    assert counts == ["4 of 4", "3 of 4", "2 of 4"]
     assert main(["run", str(path), "--dry-run", "--json", "--out", str(tmp_path / "runs")]) == 0
     (study,) = json.loads(capsys.readouterr().out)["studies"]
     starts = [line[:16] for line in study["warnings"]]

@@ -10,8 +10,8 @@ from PIL import Image
 from torch import nn
 
 from lit_attn import replace_attention
+from lit_attn.checks import comparison, paths
 from lit_attn.data import pictures
-from lit_attn.doctor import layers
 from lit_attn.models import vit
 from lit_attn.models.block_checks import check_blocks
 from lit_attn.models.vit import ViTConfig
@@ -96,10 +96,10 @@ def test_the_doctor_tells_a_mistake_from_a_failure_of_the_machine(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cpu = torch.device("cpu")
-    case = layers.list_cases(cpu, is_short=True)[0]
-    layer = layers.build_layer("standard", case.shape)
-    monkeypatch.delattr(layers, "products_in_tf32")
-    check = layers.check_layer("standard", "ONE_CALL", layer, case, cpu)
+    case = paths.list_cases(cpu, is_short=True)[0]
+    layer = paths.build_layer("standard", case.shape)
+    monkeypatch.delattr(comparison, "products_in_tf32")
+    check = comparison.check_layer("standard", "ONE_CALL", layer, case, cpu)
     assert "this is a mistake of lit_attn (NameError" in check.failure
     try:
         raise RuntimeError("out of resource: shared memory\nand a second line")
