@@ -150,7 +150,9 @@ def build_network(specs: Sequence[AttentionSpec], kind: str) -> tuple[nn.Module,
         network, loss = language.GPT(model, VOCABULARY, context), text
         blocks = network.trunk.blocks
     for block, spec in zip(blocks, specs, strict=True):
-        block.attn = attn_layer(spec)(16, 2, qk_norm=kind == "causal", norm_layer=HeadNorm)
+        # A latent has norms of its own.
+        has_norms = kind == "causal" and spec.latent is None
+        block.attn = attn_layer(spec)(16, 2, qk_norm=has_norms, norm_layer=HeadNorm)
         # Each layer is the first one of its network, because others may have other key heads.
         number_layers(block.attn)
     return network, loss
