@@ -17,6 +17,7 @@ from typing import Any
 
 from lit_attn.ablate.plan import expand
 from lit_attn.ablate.power import find_study_power
+from lit_attn.cells.decisions import Seals
 from lit_attn.config.study import read_studies
 from lit_attn.report.statistics.stats import can_have_star, holm_over_studies, paired_interval
 from lit_attn.report.verdicts.comparison import ALPHA
@@ -66,12 +67,12 @@ def correct_over_studies() -> dict[tuple[str, str], float]:
     """
     families: dict[Path, dict[str, list[Row]]] = {path: {} for path in SHIPPED}
     for study, source in read_studies(ROOT / "ablations.yaml").items():
-        is_sealed = (EVIDENCE / study / "seals.json").exists()
-        if not is_sealed or source.path not in SHIPPED:
+        seals = Seals.read(EVIDENCE / study / "seals.json")
+        if seals is None or source.path not in SHIPPED:
             continue
-        rows = [row for row in read_table(f"{study}/table.csv") if row["p_adjusted"]]
-        if can_have_star(max(int(row["planned"]) for row in rows)):
-            families[source.path][study] = rows
+        if can_have_star(len(seals.seeds)):
+            rows = read_table(f"{study}/table.csv")
+            families[source.path][study] = [row for row in rows if row["p_adjusted"]]
     corrected: dict[tuple[str, str], float] = {}
     for compared in families.values():
         corrected |= correct_family(compared)

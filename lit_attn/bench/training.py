@@ -182,8 +182,9 @@ class CellLoop:
         self.read = make_clock(setup)
         self.attempt = Attempt(lengthen(cell, steps), folder, ProcessGroup(0, 1, device), None)
         data = self.attempt.parts.data
-        read = next(iter(data.finish(data.batch(0))))
-        self.batch = data.on_after_batch_transfer(move_data_to_device(read, device), 0)
+        loaded = data.finish(data.batch(0))
+        first = move_data_to_device(next(iter(loaded)), device)
+        self.batch = data.on_after_batch_transfer(first, 0)
 
     def time(self) -> float:
         """Return the seconds of a step."""

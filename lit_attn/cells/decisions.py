@@ -52,6 +52,11 @@ class Seals(Record):
     entries: list[Seal] = Field(min_length=1)
 
     @property
+    def seeds(self) -> list[int]:
+        """Seeds of the last plan."""
+        return self.entries[-1].seeds
+
+    @property
     def is_before_results(self) -> bool:
         """True if the first plan was sealed before the first result."""
         return self.entries[0].results == 0
@@ -91,7 +96,7 @@ class Seals(Record):
                 if value != new_decisions[key] and change not in changed_decisions:
                     changed_decisions.append(change)
         # A seed that a later plan has again is not removed.
-        removed_seeds -= set(self.entries[-1].seeds)
+        removed_seeds -= set(self.seeds)
         return {
             "added_variants": sorted(added_variants),
             "removed_variants": sorted(removed_variants),

@@ -150,8 +150,8 @@ def check_layer(
         # Another program uses the memory of the GPU.
         raise Unavailable(f"{name}, {case.precision.name}: out of memory") from error
     except Exception as error:
-        text = describe_check_failure(error)
-        return LayerCheck(*parts, math.inf, math.inf, exception=text)
+        reason = describe_check_failure(error)
+        return LayerCheck(*parts, math.inf, math.inf, exception=reason)
     errors = []
     for difference, unit in zip(relative_errors(actual, expected), units, strict=True):
         errors.append(difference / unit)

@@ -173,7 +173,10 @@ def count_cache_bytes(network: nn.Module, signature: Signature) -> int | None:
         return None
     try:
         caches = fill_caches(*signature.sample())
-    except (NotImplementedError, ValueError):
+    except ValueError:
+        return None
+    except NotImplementedError:
+        # A part of a user computes something that tensors without values cannot.
         return None
     return round(count_bytes(caches) / (signature.tokens * signature.sample_count))
 

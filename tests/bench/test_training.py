@@ -27,6 +27,13 @@ EXPERIMENT = {
 }
 
 
+def read_row(path: Path) -> dict[str, str]:
+    """Return the only row of a table."""
+    with path.open() as table:
+        [row] = csv.DictReader(table)
+    return row
+
+
 def test_both_loops_make_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DRIVER_CHECK, "1")
     losses: list[float] = []
@@ -59,8 +66,7 @@ def test_both_loops_make_the_same_steps(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(searches) == 1
     # Lightning's "1" would search the disk for the library of a driver in each step.
     assert os.environ[DRIVER_CHECK] == ("1" if torch.cuda.is_available() else "0")
-    with (tmp_path / "training-cpu.csv").open() as table:
-        [row] = csv.DictReader(table)
+    row = read_row(tmp_path / "training-cpu.csv")
     assert row["experiment"] == "small"
     assert float(row["step"]) > 0
     assert float(row["plain"]) > 0
@@ -80,8 +86,7 @@ def test_a_classifier_is_measured_on_a_gpu(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(EXPERIMENT))
     arguments = ["training", str(file), "--steps", "3", "--rounds", "2", "--device", "cuda"]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
-    with (tmp_path / "training-cuda.csv").open() as table:
-        [row] = csv.DictReader(table)
+    row = read_row(tmp_path / "training-cuda.csv")
     assert float(row["ratio"]) > 0
 
 
@@ -108,8 +113,7 @@ def test_a_language_model_without_test_data_is_measured(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(experiment))
     arguments = ["training", str(file), "--steps", "2", "--rounds", "2", "--device", "cpu"]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
-    with (tmp_path / "training-cpu.csv").open() as table:
-        [row] = csv.DictReader(table)
+    row = read_row(tmp_path / "training-cpu.csv")
     assert row["experiment"] == "gpt"
 
 

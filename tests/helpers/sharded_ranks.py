@@ -7,7 +7,6 @@ Two ranks also train one preset with every optimiser.
 
 import functools
 import json
-import multiprocessing
 import sys
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import functional as F
 
-from helpers.two_ranks import batches, largest_difference, transformer
+from helpers.two_ranks import batches, fork_ranks, largest_difference, transformer
 from lit_attn.attention.spec import PRESETS
 from lit_attn.attention.statistics import end_step, leave_steps_to_loop
 from lit_attn.models.blocks import recompute_blocks
@@ -113,15 +112,5 @@ def train_presets(rank: int, folder: Path) -> None:
     distributed.destroy_process_group()
 
 
-def main(folder: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=train_presets, args=(rank, folder)) for rank in range(WORLD)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    sys.exit(max(abs(process.exitcode or 0) for process in ranks))
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    fork_ranks(train_presets, Path(sys.argv[1]), WORLD)

@@ -168,9 +168,10 @@ def train_everything(rank: int, folder: Path) -> None:
     distributed.destroy_process_group()
 
 
-def main(folder: Path) -> None:
+def fork_ranks(train_rank: Callable[[int, Path], None], folder: Path, world: int) -> None:
+    """Run `train_rank` with each rank and the folder in a process, and exit as the worst one."""
     context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=train_everything, args=(rank, folder)) for rank in range(WORLD)]
+    ranks = [context.Process(target=train_rank, args=(rank, folder)) for rank in range(world)]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -179,4 +180,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    fork_ranks(train_everything, Path(sys.argv[1]), WORLD)

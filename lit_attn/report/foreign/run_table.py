@@ -1,5 +1,6 @@
 """Rows of runs of another program, which every reader of such runs returns."""
 
+import itertools
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +36,8 @@ class RunTable:
     @property
     def columns(self) -> list[str]:
         """Names of all columns, in the order of their first row."""
-        return list(dict.fromkeys(name for row in self.rows for name in row))
+        # A dictionary keeps the order in which its keys were added.
+        return list(dict.fromkeys(itertools.chain(*self.rows)))
 
 
 def read_entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -50,7 +52,8 @@ def read_entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
         if is_list:
             content = json.loads(text)
             listed = content if isinstance(content, list) else [content]
-            entries = [(f"{path}: run {number}", e) for number, e in enumerate(listed, start=1)]
+            for number, entry in enumerate(listed, start=1):
+                entries.append((f"{path}: run {number}", entry))
     except ValueError as error:
         # Lines of JSON often have the ending .json.
         is_list = False

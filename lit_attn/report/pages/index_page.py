@@ -189,7 +189,7 @@ def _is_sealed(folder: Path) -> bool:
 def _has_enough_seeds(folder: Path) -> bool:
     """Return True if the last plan of a sealed study has enough seeds for a star."""
     seals = Seals.read_valid(folder / "seals.json")
-    return seals is not None and stats.can_have_star(len(seals.entries[-1].seeds))
+    return seals is not None and stats.can_have_star(len(seals.seeds))
 
 
 def _has_damaged_seal(folder: Path) -> bool:

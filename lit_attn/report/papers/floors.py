@@ -42,8 +42,8 @@ def write_floors(
         if best is not None:
             value = best.value * column.scale
             digits = choose_digits(column, published, value)
-            text = format_number(value, f".{digits}f") + find_unit(published)
-            texts[study.plan.study] = FloorText(best.rule, text)
+            number = format_number(value, f".{digits}f")
+            texts[study.plan.study] = FloorText(best.rule, f"{number}{find_unit(published)}")
     return texts
 
 

@@ -1,7 +1,7 @@
 """Pages of a paper: every table and figure as printed, with published values and ours."""
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from lit_attn.report.pages.page import Section, render_page
 from lit_attn.report.papers import published as papers
 from lit_attn.report.papers.claims import JUDGEMENTS, judge_claims
 from lit_attn.report.papers.figures import draw_figure, shows_counts
-from lit_attn.report.papers.floors import make_floor_rows, make_floors_table
+from lit_attn.report.papers.floors import FloorText, make_floor_rows, make_floors_table
 from lit_attn.report.papers.published import Entry, Records, make_entries
 from lit_attn.report.records.skipped import LOG, Outcome, describe_failure
 from lit_attn.report.records.study_record import StudyRecord
@@ -242,6 +242,11 @@ def _warn_of_floors(table: Table, grid: list[list[Entry]], records: Records) -> 
     return replace(table, warnings=warn_of_floors(studies))
 
 
+def _list_floors(entries: Iterable[Entry]) -> list[Mapping[str, FloorText]]:
+    """Return the floors of the entries of a column."""
+    return [entry.floors for entry in entries]
+
+
 def _list_notes(source: PaperSource, item: Layout) -> list[str]:
     """Return the notes of an item for this size of models."""
     notes = [item.small_note] if source.size else [item.note, item.lacks]
@@ -296,9 +301,8 @@ def _lay_out(
             rows.append([Cell(heading), *cells])
     floor_rows: list[list[Cell]] = []
     if "o" in content:
-        floor_rows = make_floor_rows(
-            [[entry.floors for entry in column] for column in zip(*grid, strict=True)]
-        )
+        columns = zip(*grid, strict=True)
+        floor_rows = make_floor_rows([_list_floors(column) for column in columns])
     headings = [item.corner, *(entry.column for entry in grid[0])]
     # "po" and "o" share the explanation of our values.
     explanations = [text for key, text in PAPER.items() if key in (content, content[-1])]

@@ -1,5 +1,6 @@
 """The warning of a metric whose values fall in two groups: their shares, with an exact test."""
 
+import itertools
 from collections.abc import Mapping
 
 from lit_attn.report.numbers import write_number
@@ -23,7 +24,7 @@ def warn_of_modes(study: StudyRecord) -> list[str]:
         if by_seed:
             values[variant.name] = by_seed
     metric = study.plan.metric
-    all_values = [value for group in values.values() for value in group]
+    all_values = list(itertools.chain(*values.values()))
     if not all_values or are_two_valued(all_values, metric.scale):
         return []
     groups = find_groups(values)
@@ -82,7 +83,8 @@ def _advise(study: StudyRecord) -> str:
     """Return the advice to compare a recorded metric that is 0 or 1, if the cells have one."""
     split = study.plan.metric.name.partition("/")[0]
     cells = study.finished_cells()
-    names = dict.fromkeys(name for cell in cells for name in cell.measurements)
+    # A dictionary keeps the order in which its keys were added.
+    names = dict.fromkeys(itertools.chain(*(cell.measurements for cell in cells)))
     for name in names:
         if not name.startswith(f"metric {split}/"):
             continue
