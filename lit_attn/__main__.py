@@ -40,7 +40,7 @@ COMMANDS: dict[str, Command] = {
     "report": Program("RUNS", "write the tables again", "lit_attn.report.__main__:main"),
     "train": Program("FOLDER", "train one cell alone", "lit_attn.train:main"),
     "generate": Program("FOLDER", "continue a text", "lit_attn.generate:main"),
-    "export": Program("hub FOLDER", "write weights and a model card", "lit_attn.hub:main"),
+    "export": Program("hub FOLDER", "write weights and a model card", "lit_attn.export:main"),
     "bench": Program("WHAT", "measure time and memory", "lit_attn.bench.__main__:main"),
     "doctor": Program("", "examine this machine", "lit_attn.doctor.__main__:main"),
     "prepare": Program("SOURCE", "download and tokenise text", "lit_attn.data.prepare:main"),

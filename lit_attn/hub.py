@@ -1,7 +1,8 @@
-"""Exchange of trained models in the layout of the Hugging Face hub: `lit-attn export hub CELL`.
+"""Exchange of trained models in the layout of the Hugging Face hub.
 
-A folder has the weights (model.safetensors), the configuration of the cell without the paths of
-this machine (config.json), and a model card (README.md). `load_exported` returns its network.
+`export` writes a folder with the weights (model.safetensors), the configuration of the cell without
+the paths of this machine (config.json), and a model card (README.md). `load_exported` returns the
+network of such a folder. The command is lit_attn.export.
 """
 
 import pickle
@@ -19,27 +20,8 @@ from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.files import write_json
 from lit_attn.models import factory
-from lit_attn.schema.errors import ConfigError, OneLineParser
+from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.publish import hide_in_text, hide_private
-from lit_attn.schema.trust import TRUST_HELP
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Export a finished cell and return exit code 0; ConfigError if it cannot be exported."""
-    parser = OneLineParser(prog="lit-attn export", description=__doc__)
-    parser.add_argument("target", choices=["hub"], help="layout of the Hugging Face hub")
-    parser.add_argument("cell", type=Path, metavar="CELL", help="folder of a finished cell")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="folder to write (default: hub in the folder of the cell)",
-    )
-    parser.add_argument("--trust-code", action="store_true", help=TRUST_HELP)
-    options = parser.parse_args(arguments)
-    out = options.out or options.cell / "hub"
-    print(export(options.cell, out, trust_code=options.trust_code))
-    return 0
 
 
 def export(folder: Path, out: Path, *, trust_code: bool = False) -> Path:

@@ -1,5 +1,6 @@
 """The console command `lit-attn`: its own commands, and the same from an installed wheel."""
 
+import json
 import os
 import re
 import subprocess
@@ -11,8 +12,10 @@ import pytest
 from helpers.paths import ROOT
 
 from lit_attn.__main__ import COMMANDS, find_studies, main
+from lit_attn.bench.__main__ import OPTIONS
 from lit_attn.config.overrides import spell_out_experiment
 from lit_attn.config.source import load
+from lit_attn.data.text.ids import PREPARED
 from lit_attn.schema.errors import ConfigError, program
 from lit_attn.schema.yaml_text import Where
 
@@ -38,6 +41,49 @@ def test_every_command_prints_its_usage(
     text = capsys.readouterr().out
     assert text.startswith(f"usage: lit-attn {name} ")
     assert "python -m lit_attn" not in text
+
+
+def list_programs() -> list[str]:
+    """Return the modules of the package that `python -m` runs as a command with options."""
+    modules = []
+    for path in sorted((ROOT / "lit_attn").rglob("*.py")):
+        text = path.read_text()
+        if '__name__ == "__main__"' in text and "@command\ndef main(" in text:
+            words = path.relative_to(ROOT).with_suffix("").parts
+            modules.append(".".join(words))
+    return modules
+
+
+def test_no_help_imports_torch() -> None:
+    """All run in one process, which stops at the first one that imports a heavy package."""
+    calls = [("lit_attn.__main__", [name]) for name in COMMANDS]
+    calls += [(module, []) for module in list_programs()]
+    calls += [("lit_attn.bench.__main__", [name]) for name in (*OPTIONS, "data", "training")]
+    calls += [("lit_attn.data.prepare", [name]) for name in (*PREPARED, "text")]
+    others = ("rerun", "status", "judge", "seal", "submit", "logs")
+    calls += [("lit_attn.ablate.__main__", [name]) for name in others]
+    code = (
+        "import contextlib, importlib, io, json, sys\n"
+        "for module, words in json.loads(sys.argv[1]):\n"
+        "    main = importlib.import_module(module).main\n"
+        "    output = io.StringIO()\n"
+        "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(output):\n"
+        "        main([*words, '--help'])\n"
+        "    assert output.getvalue().startswith('usage: ')\n"
+        "    heavy = {'torch', 'lightning', 'pandas', 'scipy', 'matplotlib'} & set(sys.modules)\n"
+        "    if heavy: sys.exit(f'{module} {words}: imported {heavy}')\n"
+        "print('tried', module)"
+    )
+    command = [sys.executable, "-c", code, json.dumps(calls)]
+    done = subprocess.run(
+        command,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.stdout == f"tried {calls[-1][0]}\n"
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,6 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
-from lit_attn.attention.spec import PRESETS, attention_spec
 from lit_attn.bench import WINDOWS
 from lit_attn.files import require_writable
 from lit_attn.schema.base import load
@@ -38,18 +35,18 @@ DECODED = [
 class Defaults(NamedTuple):
     """Default options of a benchmark; `rounds` counts the measurements of each row.
 
-    `described` is how the help calls the presets.
+    `presets` is None for all presets. `described` is how the help calls the presets.
     """
 
     dim: int
     heads: int
     rounds: int
-    presets: list[str]
+    presets: list[str] | None
     described: str
 
 
 DEFAULTS = {
-    "attention": Defaults(192, 12, 15, list(PRESETS), "all"),
+    "attention": Defaults(192, 12, 15, None, "all"),
     "memory": Defaults(384, 6, 3, MEASURED_IN_MEMORY, "one a kind"),
     "decoding": Defaults(384, 6, 5, DECODED, "one a kind"),
     "compiling": Defaults(64, 4, 3, ["standard", "belief2"], "standard, belief2"),
@@ -59,6 +56,7 @@ DEFAULTS = {
 @command
 def main(arguments: list[str] | None = None) -> int:
     """Return 0, or 2 for bad arguments or a preset that does not compute what it should."""
+    # Functions below import PyTorch, because --help imports none.
     # torch's profiler, which counts a CPU's memory, would report its own start and end.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     options = _make_parser().parse_args(arguments)
@@ -73,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
         _measure(options)
     else:
         if options.presets is None:
-            options.presets = new_presets or DEFAULTS[options.command].presets
+            options.presets = new_presets or _list_default_presets(options.command)
         _check(options)
         _compare(options)
         if not options.check:
@@ -86,6 +84,7 @@ def _load_parts(files: list[Path]) -> list[str]:
     if not files:
         load_parts(files)
         return []
+    from lit_attn.attention.spec import PRESETS
     from lit_attn.bench.own_parts import add_presets, list_kinds
 
     kinds = list_kinds()
@@ -95,12 +94,21 @@ def _load_parts(files: list[Path]) -> list[str]:
     return [name for name in PRESETS if name not in presets]
 
 
+def _list_default_presets(benchmark: str) -> list[str]:
+    """Return the presets that a benchmark measures without `--presets`."""
+    from lit_attn.attention.spec import PRESETS
+
+    chosen = DEFAULTS[benchmark].presets
+    return list(PRESETS) if chosen is None else chosen
+
+
 def _compare(options: argparse.Namespace) -> None:
     """Compare every layer with the formulas of its parts, in float64.
 
     Raises ConfigError after the last comparison if a layer disagrees.
     """
-    # Imported here, because `bench data` compares nothing.
+    import torch
+
     from lit_attn.checks.comparison import FLOAT64, Case, Shape, build_noisy_layer, check_layer
     from lit_attn.checks.paths import read_case_path
 
@@ -128,6 +136,8 @@ def _compare(options: argparse.Namespace) -> None:
 
 def _measure_data(options: argparse.Namespace) -> None:
     """Print the table of the preparation of batches and write it to `--out`."""
+    import torch
+
     from lit_attn.bench import data, measure
 
     # A worker process has one thread.
@@ -141,6 +151,8 @@ def _measure_data(options: argparse.Namespace) -> None:
 
 def _measure(options: argparse.Namespace) -> None:
     """Print every table and write it to `--out`."""
+    import torch
+
     from lit_attn.bench import measure
 
     if options.threads:
@@ -162,6 +174,10 @@ def _measure(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     """Raise ConfigError for arguments that do not fit together, or not to this machine."""
+    import torch
+
+    from lit_attn.attention.spec import PRESETS, attention_spec
+
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch finds no GPU")
     names = list(PRESETS)
