@@ -88,3 +88,15 @@ def test_a_group_has_the_bits_of_single_images(name: str, shape: tuple[int, int,
                 expected = np.asarray(with_pillow(name, amount, 128, shear)(picture))
                 expected = expected.reshape(height, width, channels).transpose(2, 0, 1)
                 assert np.array_equal(out, expected), (amount, shear)
+
+
+@pytest.mark.parametrize("name", AMOUNTS)
+def test_the_order_of_a_group_in_memory_changes_no_bit(name: str) -> None:
+    """A view of pictures with their channels last, and one of mirrored pictures."""
+    images = make_group((3, 10, 12)).transpose(0, 2, 3, 1).copy()
+    views = [images.transpose(0, 3, 1, 2), make_group((3, 10, 12))[..., ::-1]]
+    for view in views:
+        amount = AMOUNTS[name][-1]
+        changed = operations.operate(name, view, amount, 128, BICUBIC)
+        ordered = np.ascontiguousarray(view)
+        assert np.array_equal(changed, operations.operate(name, ordered, amount, 128, BICUBIC))

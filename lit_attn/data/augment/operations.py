@@ -156,7 +156,8 @@ def _equalize(histograms: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _look_up(group: Pixels, tables: NDArray[np.int64]) -> Pixels:
     """Return a group whose planes are translated by their rows of `tables` (G * C, 256)."""
-    result = np.empty_like(group)
+    # `empty_like` keeps the order of another layout, and `translated` would be a copy.
+    result = np.empty(group.shape, np.uint8)
     planes = group.reshape(len(tables), -1)
     translated = result.reshape(len(tables), -1)
     for plane, table, target in zip(planes, tables.astype(np.uint8), translated, strict=True):
