@@ -177,6 +177,12 @@ NAMES = [
         "lightning.fabric.utilities.logger._sanitize_params", LIGHTNING, "as _flatten_dict"
     ),
     PrivateName(
+        "lightning.pytorch.trainer.connectors.checkpoint_connector._CheckpointConnector"
+        "._restore_modules_and_callbacks",
+        LIGHTNING,
+        "a failure to write a checkpoint would set aside the one from which the cell continues",
+    ),
+    PrivateName(
         "torchmetrics.Metric._update_count",
         "1.9.0",
         "the means of a resumed epoch would warn that they were never updated",

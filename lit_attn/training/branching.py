@@ -22,7 +22,7 @@ from lit_attn.cells.branches import (
 from lit_attn.cells.folder import read_result, set_aside
 from lit_attn.config.cell import Cell
 from lit_attn.files import copy_atomic, rename_written
-from lit_attn.training.checkpoints import require_readable
+from lit_attn.training.checkpoints import is_about_machine, require_readable
 from lit_attn.training.process_group import ProcessGroup
 
 
@@ -112,9 +112,9 @@ def take_branch(cell: Cell, folder: Path, steps_per_epoch: int) -> Path | None:
         return None
     try:
         require_readable(checkpoint)
-    except MemoryError:
-        raise
     except Exception as error:  # torch.load may raise any for a damaged file.
+        if is_about_machine(error):
+            raise
         reason = str(error).splitlines() or [type(error).__name__]
         print(
             f"budgets: {checkpoint} does not load ({reason[0]}); training from the first step",

@@ -1,9 +1,9 @@
 """Checkpoints from which a cell continues exactly as if it had never stopped."""
 
+import errno
 import io
 import signal
 import time
-import traceback
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,10 +13,13 @@ from typing import Any
 
 import lightning as L
 import torch
+from torch import distributed
 
-from lit_attn.cells.failure import Preempted
+from lit_attn.cells.failure import OUT_OF_MEMORY, Preempted
 from lit_attn.cells.folder import set_aside
 from lit_attn.files import write_atomic
+from lit_attn.private_names.of_lightning import is_raised_by_restoring
+from lit_attn.schema.errors import REFUSALS
 from lit_attn.training.process_group import ProcessGroup
 from lit_attn.training.provenance import Provenance, describe_changes, join_provenances
 
@@ -26,6 +29,16 @@ AGREEMENT_SECONDS = 0.5
 """Seconds between two agreements of several ranks on saving a checkpoint or stopping."""
 MOST_STEPS = 100
 """Most steps between two agreements; the time of a step can change."""
+
+MACHINE_ERRORS = (
+    MemoryError,
+    torch.OutOfMemoryError,
+    torch.AcceleratorError,
+    distributed.DistError,
+)
+"""Exceptions about memory, a device or another rank."""
+DAMAGES = {errno.EIO}
+"""Errors of the file system by which a disk answers for a file that it has lost."""
 
 # Urgency of the next checkpoint. All ranks follow the most urgent rank.
 LATER, DUE, STOP = range(3)
@@ -176,22 +189,21 @@ class Checkpoints(L.Callback):
         for path in self.list_newest_first():
             try:
                 require_readable(path)
-            except MemoryError:
-                raise
             except Exception as error:  # torch.load may raise any for a damaged file.
+                if is_about_machine(error):
+                    raise
                 self._set_aside(path, "does not load", error)
             else:
                 return path
         return None
 
     def reject(self, path: Path, error: Exception) -> bool:
-        """Set `path` aside if restoring it raised `error`; return False for any other error.
+        """Set `path` aside if it does not fit the cell, as `error` says, and return True.
 
+        Return False for an error after the checkpoint was restored, and for one about the machine.
         Every rank must call this: all ranks restore the same file.
         """
-        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        is_restoring = any(file.endswith("checkpoint_connector.py") for file in files)
-        if not is_restoring or isinstance(error, torch.OutOfMemoryError):
+        if not is_raised_by_restoring(error) or is_about_machine(error):
             return False
         if self.group.is_rank_zero:
             self._set_aside(path, "does not fit this cell", error)
@@ -234,6 +246,17 @@ class Checkpoints(L.Callback):
         # A second SIGTERM changes nothing: the scheduler, the runner and the cell's first process
         # all pass on the same signal. SIGKILL ends a cell without a checkpoint.
         self.is_stopped = True
+
+
+def is_about_machine(error: Exception) -> bool:
+    """Return True if `error` says nothing about the checkpoint that was read or restored.
+
+    Memory, a device, another rank or the file system failed, and can work in another attempt.
+    """
+    if isinstance(error, OSError):
+        return error.errno in REFUSALS - DAMAGES
+    # PyTorch raises a plain RuntimeError if the memory of the host is too small.
+    return isinstance(error, MACHINE_ERRORS) or OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def require_readable(path: Path) -> None:

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import lightning as L
 import numpy as np
@@ -168,6 +169,17 @@ def test_a_cell_without_a_readable_branch_trains_from_scratch(
     assert "training from the first step" in capsys.readouterr().out
     assert_same(short, runs / "scratch")
     assert result_of(short).branched_from is None
+
+
+def test_a_branch_stays_where_the_memory_is_too_small_to_read_it(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trunk, short = write_pair(runs)
+    error = RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    monkeypatch.setattr("torch.load", Mock(side_effect=error))
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        run_cell(short)
+    assert find_branch(trunk, identity_of(short)) is not None
 
 
 @pytest.mark.process

@@ -1,6 +1,7 @@
 """Cells whose folder contains links, results and checkpoints that training must not trust."""
 
 import contextlib
+import errno
 import os
 import re
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -195,20 +197,61 @@ def test_a_checkpoint_with_other_bits_is_set_aside(
     assert len(list(tmp_path.glob("*.unreadable"))) == 2
 
 
-@pytest.mark.process
-def test_a_bug_of_training_sets_no_checkpoint_aside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+MACHINE_ERRORS = [
+    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 8 bytes"),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+    torch.AcceleratorError("CUDA error: unspecified launch failure"),
+    torch.distributed.DistBackendError("NCCL communicator was aborted"),
+]
+
+
+@pytest.mark.parametrize(
+    "error", [*MACHINE_ERRORS, OSError(errno.EACCES, "Permission denied"), MemoryError()], ids=repr
+)
+def test_a_machine_that_cannot_read_sets_no_checkpoint_aside(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = folder_of(digits_cell(), tmp_path)
+    path = tmp_path / "step-000000001.ckpt"
+    torch.save({"weight": torch.ones(10)}, path)
+    group = ProcessGroup(0, 1, torch.device("cpu"))
+    checkpoints = Checkpoints(tmp_path, 0, 1.0, group, lambda: Provenance("c", "d", {}, {}))
+    monkeypatch.setattr("torch.load", Mock(side_effect=error))
+    with pytest.raises(type(error)):
+        checkpoints.find_newest()
+    assert path.exists()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("method", "errors"),
+    [
+        ("lit_attn.tasks.base.TaskModule.training_step", [KeyError("a bug")]),
+        # A checkpoint is written after others were restored.
+        ("lit_attn.training.checkpoints.Checkpoints.state_dict", [KeyError("a bug")]),
+        # All ranks wait for each other after each has restored the checkpoint.
+        ("lightning.pytorch.strategies.SingleDeviceStrategy.barrier", [RuntimeError("lost peer")]),
+        # Restoring itself fails, for a reason that is not the checkpoint.
+        ("lit_attn.training.checkpoints.Checkpoints.load_state_dict", MACHINE_ERRORS),
+    ],
+    ids=["step", "write", "after", "restore"],
+)
+def test_an_error_of_another_cause_sets_no_checkpoint_aside(
+    method: str, errors: list[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(digits_cell(training={"checkpoint_every": 1e-9}), tmp_path)
     newest = stop_after(6, folder, monkeypatch)
+    kept = sorted(newest.parent.iterdir())
+    for error in errors:
 
-    def fail(*_: object) -> None:
-        raise KeyError("a bug")
+        def fail(_: object, *arguments: object, error: Exception = error) -> None:
+            # The ranks also wait for each other before and after the setup.
+            if arguments[:1] not in [("pre_setup",), ("post_setup",)]:
+                raise error
 
-    monkeypatch.setattr("lit_attn.tasks.base.TaskModule.training_step", fail)
-    with pytest.raises(KeyError, match="a bug"):
-        run_cell(folder)
-    assert newest.exists()
+        monkeypatch.setattr(method, fail)
+        with pytest.raises(type(error), match=re.escape(str(error.args[0]))):
+            run_cell(folder)
+        assert sorted(newest.parent.iterdir()) == kept
 
 
 @pytest.mark.process
