@@ -20,6 +20,7 @@ from lit_attn.data.base import Data
 from lit_attn.models.base import Model
 from lit_attn.replace import LayerCount, count_layers
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.plugins import find_user_line
 from lit_attn.signatures import Signature
 
 
@@ -164,8 +165,8 @@ def count_cache_bytes(network: nn.Module, signature: Signature) -> int | None:
 
     They are those of all caches after the sample, divided by its tokens: windows and sums over
     earlier tokens, which do not grow, count with their share of a token. `network` has a method
-    `fill_caches`, which raises ValueError if it cannot be decoded token by token. The cache of a
-    layer of `kind: module` is known to its own code alone.
+    `fill_caches`, which returns None if it cannot be decoded token by token. The cache of a layer
+    of `kind: module` is known to its own code alone.
     """
     fill_caches = getattr(network, "fill_caches", None)
     has_mixer = any(isinstance(module, TokenMixer) for module in network.modules())
@@ -173,10 +174,12 @@ def count_cache_bytes(network: nn.Module, signature: Signature) -> int | None:
         return None
     try:
         caches = fill_caches(*signature.sample())
-    except ValueError:
+    except (ValueError, NotImplementedError) as error:
+        # A part of a user may have no cache, or compute what tensors without values cannot.
+        if not find_user_line(error):
+            raise
         return None
-    except NotImplementedError:
-        # A part of a user computes something that tensors without values cannot.
+    if caches is None:
         return None
     return round(count_bytes(caches) / (signature.tokens * signature.sample_count))
 

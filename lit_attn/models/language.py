@@ -68,8 +68,10 @@ class GPT(nn.Module):
         """
         return self.logits(self.trunk(tokens, caches=caches))
 
-    def fill_caches(self, tokens: Tensor) -> list[Cache]:
-        """Return caches with `tokens` (B, n); ValueError if the trunk cannot have caches."""
+    def fill_caches(self, tokens: Tensor) -> list[Cache] | None:
+        """Return caches with `tokens` (B, n), or None if the trunk cannot have caches."""
+        if not self.trunk.can_be_cached:
+            return None
         caches = self.trunk.new_caches()
         self.trunk(tokens, caches=caches)
         return caches

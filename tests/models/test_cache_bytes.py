@@ -13,10 +13,12 @@ from helpers.gpt_cases import CONTEXT, VOCABULARY
 from torch import nn
 
 from lit_attn.attention.cache import count_bytes
+from lit_attn.attention.layer import Attention
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.models.factory import count_cache_bytes
 from lit_attn.models.language import GPT, GPTConfig, SequenceClassifierConfig
 from lit_attn.models.translation import EncoderDecoderConfig
+from lit_attn.schema.plugins import FILE_HASHES
 from lit_attn.signatures import LabelledTokens, ParallelTokens, TokenStream
 
 DIM, DEPTH, HEADS = 24, 4, 3
@@ -106,6 +108,23 @@ def test_networks_without_a_cache_have_no_bytes(monkeypatch: pytest.MonkeyPatch)
     network = build()
     monkeypatch.setattr(type(network.trunk), "can_be_cached", False)
     assert count_cache_bytes(network, SIGNATURE) is None
+
+
+@pytest.mark.parametrize("error", [ValueError("no cache"), NotImplementedError("no values")])
+def test_only_code_of_a_user_may_have_no_cache(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of our own code would be told as a network without a cache."""
+
+    def fail(_: Attention) -> None:
+        raise error
+
+    monkeypatch.setattr(Attention, "new_cache", fail)
+    with pytest.raises(type(error), match=str(error)):
+        count()
+    # As if this file, which has raised the error, were a plug-in.
+    monkeypatch.setitem(FILE_HASHES, Path(__file__), b"hash")
+    assert count() is None
 
 
 def read_table(root: Path, cache_bytes: int | None) -> tuple[str, pd.DataFrame]:
