@@ -229,8 +229,13 @@ def test_an_index_without_a_heading_is_no_metric(tmp_path: Path) -> None:
 
 
 def test_lines_of_json_are_rows(tmp_path: Path) -> None:
-    rows = [{"variant": "a", "loss": 1.5}, {"variant": "b", "loss": "NaN"}, {"variant": "b"}]
-    text = "\n".join(json.dumps(row) for row in rows)
+    """A text of JSON may contain line separators of Unicode, as samples of the harness do."""
+    rows = [
+        {"variant": "a", "loss": 1.5, "doc": "one\u2028two\x85three"},
+        {"variant": "b", "loss": "NaN"},
+        {"variant": "b"},
+    ]
+    text = "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
     for name in ("runs.jsonl", "runs.json"):
         study, _ = read(tmp_path, text, name, pairs="none")
         assert [cell.status for cell in study.cells] == ["done", "error", "error"]
@@ -300,6 +305,8 @@ def test_another_table_is_refused_in_one_line(text: str, message: str, tmp_path:
         ("{", "runs.json: cannot be read as JSON"),
         ("[1]", "runs.json: run 1: is no JSON object"),
         ('{"a": 1}\n{"a": \n', "runs.json:2: cannot be read as JSON"),
+        # The line of a list over several lines is that of the mistake.
+        ('[\n{"a": 1},\n{"a": }\n]', "runs.json: cannot be read as JSON: Expecting value: line 3"),
         ("[]", "contains no run"),
     ],
 )

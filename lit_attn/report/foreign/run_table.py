@@ -41,28 +41,17 @@ class RunTable:
 
 
 def read_entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return the objects of a file of JSON with the place of each. Raises ConfigError."""
+    """Return the objects of a file of JSON with the place of each. Raises ConfigError.
+
+    The file is a list of objects, one object, or lines with one object each, which often have the
+    ending .json too.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: cannot be read as JSON in UTF-8: {error}") from error
-    entries: list[tuple[str, Any]] = []
-    is_list = path.suffix == ".json"
-    try:
-        if is_list:
-            content = json.loads(text)
-            listed = content if isinstance(content, list) else [content]
-            for number, entry in enumerate(listed, start=1):
-                entries.append((f"{path}: run {number}", entry))
-    except ValueError as error:
-        # Lines of JSON often have the ending .json.
-        is_list = False
-        if len(text.strip().splitlines()) < 2:
-            raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
-    if not is_list:
-        for number, line in enumerate(text.splitlines(), start=1):
-            if line.strip():
-                entries.append((f"{path}:{number}", _parse_line(path, number, line)))
+    is_whole = path.suffix == ".json" and not _has_lines_of_objects(text)
+    entries = _parse_whole(path, text) if is_whole else _parse_lines(path, text)
     for place, entry in entries:
         if not isinstance(entry, dict):
             raise ConfigError(f"{place}: is no JSON object with the columns of a run")
@@ -71,8 +60,38 @@ def read_entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
     return entries
 
 
-def _parse_line(path: Path, number: int, line: str) -> Any:
+def _has_lines_of_objects(text: str) -> bool:
+    """Return True if the first line is an object of its own, and further lines follow."""
+    first_line, _, further_lines = text.strip().partition("\n")
+    if not further_lines:
+        return False
     try:
-        return json.loads(line)
+        return isinstance(json.loads(first_line), dict)
+    except ValueError:
+        return False
+
+
+def _parse_whole(path: Path, text: str) -> list[tuple[str, Any]]:
+    """Return the members of the list in a file, or its one object, with their places."""
+    content = _parse(str(path), text)
+    listed = content if isinstance(content, list) else [content]
+    return [(f"{path}: run {number}", entry) for number, entry in enumerate(listed, start=1)]
+
+
+def _parse_lines(path: Path, text: str) -> list[tuple[str, Any]]:
+    """Return the objects in the lines of a file with their places."""
+    entries = []
+    # A string of JSON may contain other line separators than this one.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            place = f"{path}:{number}"
+            entries.append((place, _parse(place, line)))
+    return entries
+
+
+def _parse(place: str, text: str) -> Any:
+    """Return the content of a JSON text; ConfigError with its place if it has a mistake."""
+    try:
+        return json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{path}:{number}: cannot be read as JSON: {error}") from error
+        raise ConfigError(f"{place}: cannot be read as JSON: {error}") from error
