@@ -136,7 +136,7 @@ TESTS: dict[str, list[tuple[str, str]]] = {
     ],
     "a cell starts processes of its own": [
         (PROCESS, "test_no_process_outlives_its_cell"),
-        (PROCESS, "test_kill_9_leaves_no_process_in_its_own_session"),
+        (PROCESS, "test_kill_9_of_the_runner_leaves_no_process_in_its_own_session"),
     ],
     "`result.json` is damaged": [
         (FOLDER, "test_an_unreadable_result_is_set_aside"),
