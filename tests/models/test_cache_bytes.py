@@ -122,7 +122,7 @@ def test_only_code_of_a_user_may_have_no_cache(
     monkeypatch.setattr(Attention, "new_cache", fail)
     with pytest.raises(type(error), match=str(error)):
         count()
-    # As if this file, which has raised the error, were a plug-in.
+    # Now this file, which has raised the error, counts as a plug-in.
     monkeypatch.setitem(FILE_HASHES, Path(__file__), b"hash")
     assert count() is None
 
