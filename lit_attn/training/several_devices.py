@@ -1,11 +1,13 @@
 """Strategies of several devices, and what they require of a model."""
 
+import inspect
 import logging
 from typing import Any
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from lit_attn.config.training import Training
 from lit_attn.models.factory import sum_output
@@ -18,6 +20,9 @@ LOG = logging.getLogger(__name__)
 
 KNOWN_PACKAGES = ("lit_attn", "mmseg", "timm", "torch")
 """Packages whose modules have neither a changing graph nor buffers of one device alone."""
+
+SYNC_OPTIONS = ("forward_sync_buffers", "broadcast_buffers")
+"""Name of DDP's option that broadcasts buffers in each step, since PyTorch 2.13 and before."""
 
 SHOWN = 3
 """Parameters that an error names."""
@@ -62,8 +67,14 @@ def choose_ddp_options(network: nn.Module, accumulate: int) -> dict[str, Any]:
         "static_graph": is_known and not has_unused and accumulate == 1,
         # The buffers of known modules are equal on all devices: batch norms share their statistics,
         # and mixtures sum theirs. Other modules may rely on the buffers of the first device.
-        "broadcast_buffers": not is_known,
+        _name_sync_option(): not is_known,
     }
+
+
+def _name_sync_option() -> str:
+    """Return the one of SYNC_OPTIONS that this version of PyTorch takes without a warning."""
+    accepted = inspect.signature(DistributedDataParallel).parameters
+    return next(name for name in SYNC_OPTIONS if name in accepted)
 
 
 def has_known_code(network: nn.Module) -> bool:
