@@ -136,6 +136,16 @@ def test_every_mechanism_learns_in_the_recipe(preset: str) -> None:
     assert 0 < take_step(model) < 3
 
 
+def test_a_layer_of_queries_alone_learns() -> None:
+    """Its joined matrix has no rows of keys and values, and its step is that of one matrix."""
+    shared = {"layers": {"every": 2, "use": {"kv_from": "previous"}}}
+    model = network(attention=shared, value_embeddings=None, windows=[None])
+    weights = [block.attn.qkv.weight for block in model.trunk.blocks]
+    stacked = optimizer_plugin.find_stacked(model)
+    assert [stacked[id(weight)] for weight in weights] == 2 * [[32, 32, 32], [32]]
+    assert take_step(model) > 0
+
+
 def test_layers_can_differ() -> None:
     choice = {"preset": "standard", "layers": [{"last": 2, "use": "xsa"}]}
     model = network(attention=choice)
