@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-import yaml
 
 from lit_attn import find_laws, judge
 from lit_attn.report.answers.judged import CostComparison, Interval, JudgedStudy, JudgedVariant
 from lit_attn.report.numbers import write_number
 from lit_attn.report.statistics.stats import holm
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.yaml_text import parse_plain
 
 ROOT = Path(__file__).parents[2]
 AUDITS = ROOT / "experiments" / "audits"
@@ -67,7 +67,8 @@ class Verdict(NamedTuple):
 
 def make_page(name: str) -> str:
     """Return the page of an audit."""
-    audit = yaml.safe_load((AUDITS / f"{name}.yaml").read_text(encoding="utf-8"))
+    path = AUDITS / f"{name}.yaml"
+    audit = parse_plain(path.read_text(encoding="utf-8"), str(path))
     runs = read_runs(AUDITS / f"{name}.csv")
     (commit,) = set(runs["commit"])
     groups = []

@@ -1,11 +1,13 @@
 """Scalars that two versions of YAML read in two ways, through every door."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from helpers import studies
+from helpers.paths import ROOT
 from helpers.training_cells import digits_cell
 
 from lit_attn.config.cell import Cell
@@ -88,3 +90,12 @@ def test_a_reader_does_not_multiply_depth_by_aliases() -> None:
     lines += [f"a{number}: &a{number} [*a{number - 1}]" for number in range(1, 60)]
     with pytest.raises(ConfigError, match=r"^file:5\d: too large or too deeply nested"):
         parse_record("\n".join(lines), "file")
+
+
+def test_no_other_module_reads_yaml() -> None:
+    """PyYAML alone reads `1e-3` as text, `no` as false, and the last of two equal keys."""
+    reader = ROOT / "lit_attn" / "schema" / "yaml_text.py"
+    for folder in ("lit_attn", "docs", "experiments"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            has_import = re.search(r"^\s*(import|from) yaml\b", path.read_text(), re.MULTILINE)
+            assert path == reader or not has_import, path
