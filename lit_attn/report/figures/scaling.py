@@ -30,7 +30,7 @@ from lit_attn.report.numbers import fill, write_number
 from lit_attn.report.pages.page import Section, render_page
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics import stats
-from lit_attn.report.statistics.stats import Floats
+from lit_attn.report.statistics.power_laws import SIZES_FOR_ASYMPTOTE, fit_asymptote, fit_lines
 from lit_attn.report.tables import formats
 from lit_attn.report.tables.columns import NOTHING, format_number
 from lit_attn.report.tables.formats import Cell, Table, named_table, read_asset
@@ -38,16 +38,6 @@ from lit_attn.report.tables.results import describe_setup
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-SIZES_FOR_ASYMPTOTE = 4
-"""Smallest number of sizes with which an asymptote is fitted: the law has three coefficients."""
-
-ASYMPTOTES = np.arange(200) * 0.995 / 199
-"""Tried asymptotes, relative to the smallest loss.
-
-A minimum between them would depend on the last digits of the processor: the sum of squares is flat
-at its minimum.
-"""
 
 LARGEST_MULTIPLIER = 1e6
 """Largest multiplier, and inverse of the smallest one, that is printed.
@@ -119,41 +109,10 @@ def fit_law(points: list[Point], limit: float | None = None) -> Law:
     asymptote = 0.0
     if limit is not None and len(levels) >= SIZES_FOR_ASYMPTOTE:
         asymptote = fit_asymptote(costs, losses, limit)
-    exponents, intercepts, _ = _fit_lines(costs, losses, np.array([asymptote]))
+    exponents, intercepts, _ = fit_lines(costs, losses, np.array([asymptote]))
     pairs = zip(exponents[0].tolist(), intercepts[0].tolist(), strict=True)
     lines = [Line(exponent, intercept) for exponent, intercept in pairs]
     return Law(asymptote, dict(zip(complete, lines, strict=True)))
-
-
-def fit_asymptote(costs: Floats, losses: Floats, limit: float) -> float:
-    """Return the E below `limit` with which the lines of all seeds fit best.
-
-    `costs` and `losses` are (seeds, sizes). E is one of ASYMPTOTES times `limit`.
-    """
-    asymptotes = limit * ASYMPTOTES
-    _, _, errors = _fit_lines(costs, losses, asymptotes)
-    return float(asymptotes[errors.argmin()])
-
-
-def _fit_lines(costs: Floats, losses: Floats, asymptotes: Floats) -> tuple[Floats, Floats, Floats]:
-    """Fit a line to log(L - E) of every seed, for each of G asymptotes.
-
-    Returns exponents and intercepts (G, seeds), and the sums (G,) of the squared relative errors
-    of L over all seeds. An error of L is (L - E) / L times as large, relative to L, as that of
-    L - E, so its square is the weight.
-    """
-    x = np.log(costs)
-    above = losses - asymptotes[:, None, None]
-    y = np.log(above)
-    weights = (above / losses) ** 2
-    total = weights.sum(axis=-1, keepdims=True)
-    mean_x = (weights * x).sum(axis=-1, keepdims=True) / total
-    mean_y = (weights * y).sum(axis=-1, keepdims=True) / total
-    covariance = (weights * (x - mean_x) * (y - mean_y)).sum(axis=-1, keepdims=True)
-    slope = covariance / (weights * (x - mean_x) ** 2).sum(axis=-1, keepdims=True)
-    intercept = mean_y - slope * mean_x
-    errors = weights * (y - intercept - slope * x) ** 2
-    return -slope[..., 0], intercept[..., 0], errors.sum(axis=(-1, -2))
 
 
 def fit_baseline(points: list[Point], plan: Plan) -> Law:

@@ -29,6 +29,7 @@ from lit_attn.report.foreign.judging import make_table
 from lit_attn.report.foreign.prepare import Choices, find_baseline, read_number, select_rows
 from lit_attn.report.foreign.run_table import RunTable
 from lit_attn.report.foreign.table import read_table
+from lit_attn.report.statistics.power_laws import SIZES_FOR_ASYMPTOTE, fit_asymptote
 from lit_attn.report.statistics.stats import student_quantile
 from lit_attn.schema.errors import ConfigError, require
 
@@ -202,8 +203,6 @@ def _read_runs(
 
 def _fit_asymptote(runs: Sequence[Run], baseline: str) -> float:
     """Return the asymptote of the baseline as studies of sizes fit it, 0 with too few costs."""
-    from lit_attn.report.figures.scaling import SIZES_FOR_ASYMPTOTE, fit_asymptote
-
     chosen = [run for run in runs if run.variant == baseline]
     if len(_group_by_cost(chosen)) < SIZES_FOR_ASYMPTOTE:
         return 0.0
