@@ -137,7 +137,7 @@ def test_every_mechanism_learns_in_the_recipe(preset: str) -> None:
 
 
 def test_a_layer_of_queries_alone_learns() -> None:
-    """Its joined matrix has no rows of keys and values, and its step is that of one matrix."""
+    """The joined matrix of such a layer has no rows of keys and values."""
     shared = {"layers": {"every": 2, "use": {"kv_from": "previous"}}}
     model = network(attention=shared, value_embeddings=None, windows=[None])
     weights = [block.attn.qkv.weight for block in model.trunk.blocks]
