@@ -8,6 +8,7 @@ Shapes: B batch, n queries, m keys (n, and those in the cache), d width, H heads
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -94,6 +95,14 @@ def sees_earlier_keys_only(x: Tensor, masks: Masks) -> bool:
     return masks.is_causal and x.shape[1] > 1 and not x.is_meta
 
 
+def fill(numbers: Sequence[float], like: Tensor) -> Tensor:
+    """Return N numbers as a tensor (N,) with the type and the device of `like`.
+
+    The device writes them: a copy of numbers makes it wait, and a CUDA graph cannot contain one.
+    """
+    return torch.stack([like.new_full((), number) for number in numbers])
+
+
 def list_slopes(heads: int) -> list[float]:
     """Return ALiBi's slope of each head."""
     power = 2 ** math.floor(math.log2(heads))
@@ -155,18 +164,16 @@ class Alibi(Bias):
         self.slopes = list_slopes(shape.heads)
 
     def forward(self, x: Tensor, masks: Masks, cache: Cache | None) -> Tensor:
-        dtype = wide(x).dtype
-        slopes = torch.tensor(self.slopes, dtype=dtype, device=x.device)
-        distance = distances(x.shape[1], masks.offset, x.device).abs().to(dtype)
+        distance = distances(x.shape[1], masks.offset, x.device).abs().to(wide(x).dtype)
+        slopes = fill(self.slopes, distance)
         return -slopes.view(-1, 1, 1) * distance
 
     def add_to(self, masks: Masks, x: Tensor, cache: Cache | None) -> Masks:
         if not sees_earlier_keys_only(x, masks):
             return super().add_to(masks, x, cache)
         # Without |.|, the distance is a difference of positions: -slope i + slope j.
-        dtype = wide(x).dtype
-        slopes = torch.tensor(self.slopes, dtype=dtype, device=x.device).view(1, -1, 1)
-        keys = torch.arange(masks.offset + x.shape[1], device=x.device).to(dtype)
+        keys = torch.arange(masks.offset + x.shape[1], device=x.device).to(wide(x).dtype)
+        slopes = fill(self.slopes, keys).view(1, -1, 1)
         queries = keys[masks.offset :]
         return masks._replace(terms=TokenTerms(-slopes * queries, slopes * keys))
 
@@ -264,7 +271,7 @@ class T5Bias(Bias):
             distance = distance.abs()
         exact = count // 2
         starts = list_bucket_starts(exact, count, self.part.max_distance)
-        borders = torch.tensor(starts, device=distance.device)
+        borders = fill(starts, distance)
         later = torch.bucketize(distance, borders, right=True)
         return first + torch.where(distance < exact, distance, exact - 1 + later)
 

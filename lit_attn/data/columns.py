@@ -22,6 +22,7 @@ from lit_attn.data.labels import (
     require_used_classes,
     warn_of_missing_labels,
 )
+from lit_attn.data.loading import start_copy
 from lit_attn.data.log import LOG
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.sets import digest, require_classes
@@ -159,7 +160,7 @@ class ColumnData(DataModule):
 
     def batch(self, step: int) -> Batch:
         chosen = self.share(self.rows(step, self._draw_order))
-        return tuple(tensor[chosen].to(self.device) for tensor in self.tensors["train"])
+        return tuple(start_copy(tensor[chosen], self.device) for tensor in self.tensors["train"])
 
     def floors(self, split: str, steps: int) -> list[Floor]:
         """Return the floors of standardised numbers and of categories, one column a value."""

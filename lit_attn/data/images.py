@@ -32,6 +32,7 @@ from lit_attn.data.labels import (
     require_used_classes,
     warn_of_missing_labels,
 )
+from lit_attn.data.loading import start_copy
 from lit_attn.data.module import DataModule, EvaluationLoader, torch_generator
 from lit_attn.data.pictures import read_picture
 from lit_attn.data.sets import Split, fingerprint, hold_out, require_classes
@@ -202,7 +203,7 @@ class ImageData(DataModule):
         order = self.rows(step, self.draw_order)
         generator = torch_generator(self.seed, "batch", step)
         plan = self.pipeline.plan(len(order), generator, self.rank, self.world)
-        rows = order[plan.rows].to(images.device)
+        rows = start_copy(order[plan.rows], images.device)
         prepared = self.pipeline.prepare(images[rows], plan)
         return Prepared(prepared, labels[rows], plan._replace(before=[]))
 

@@ -76,6 +76,16 @@ def choose_workers(configured: int | None, is_worthwhile: bool, device: torch.de
     return min(MOST_WORKERS, cores // 4)
 
 
+def start_copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return `tensor` on `device`, without waiting until a GPU has copied it.
+
+    From memory that is not pinned, the copy would start after all work of the GPU so far.
+    """
+    if device.type == "cuda" and not tensor.is_cuda:
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
 class BatchWorkers:
     """Worker processes that make batches ahead of their use, from the first `read` to `close`.
 

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from lit_attn.data.base import Data
-from lit_attn.data.loading import BatchWorkers, choose_workers
+from lit_attn.data.loading import BatchWorkers, choose_workers, start_copy
 from lit_attn.floors.base import FREQUENT_CLASS, Floor
 from lit_attn.schema.base import require_methods
 from lit_attn.schema.errors import ConfigError
@@ -295,7 +295,7 @@ class TokenDataModule(DataModule, ABC):
 
     def tensors(self, *arrays: NDArray[Any]) -> Any:
         """Return `arrays` as tensors on the data's device."""
-        return tuple(torch.from_numpy(array).to(self.device) for array in arrays)
+        return tuple(start_copy(torch.from_numpy(array), self.device) for array in arrays)
 
     def finish(self, batch: tuple[torch.Tensor, ...]) -> Iterable[tuple[torch.Tensor, ...]]:
         """Return the micro-batches of a batch."""

@@ -100,7 +100,10 @@ NOISE = (
 
 @contextlib.contextmanager
 def rehearsal(capability: Capability = H100) -> Iterator[list[str]]:
-    """Simulate a machine with one GPU; yield the list of operations that waited to read a value."""
+    """Simulate a machine with one GPU; yield the list of operations that waited for it.
+
+    They read a value, or copied numbers of the CPU to the GPU.
+    """
     gpu = FakeGPU(capability)
     autocast = torch.amp.autocast_mode.autocast
     enter, leave = autocast.__enter__, autocast.__exit__
@@ -196,6 +199,12 @@ class FakeGPU(TorchDispatchMode):
             with unset_fake_temporarily():
                 return args[0].copy_(_read(fakes[0], args[0].dtype))
         _refuse(func, args, leaves)
+        on_cpu = any(isinstance(x, Tensor) and not isinstance(x, FakeTensor) for x in leaves)
+        is_copy = func is aten.copy_.default and isinstance(args[0], FakeTensor)
+        is_upload = on_cpu and (is_copy or (to is not None and to.type == "cuda"))
+        if is_upload and not (kwargs.get("non_blocking") or args[2:] == (True,)):
+            # Memory that is not pinned is copied once the GPU has done its work so far.
+            self.reads.append(str(func))
         if func is aten._fused_sdp_choice.default:
             query, key, value, mask, dropout, is_causal = (*args, *DEFAULTS[len(args) :])
             needs_gradient = any(fake.requires_grad for fake in fakes)
