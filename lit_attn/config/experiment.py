@@ -191,23 +191,48 @@ class Experiment(Config):
         A graph has fixed shapes, and its outputs, the gradients among them, stay valid until its
         next replay only.
         """
-        if self.training.compile != "cuda-graphs":
+        choice = self.training.compile
+        if not self.training.has_cuda_graphs:
             return
+        refusals = []
         if not self.data.signature().has_fixed_shapes:
-            raise ValueError(
-                "training.compile: cuda-graphs needs training batches of one shape, but those of "
-                f"data.kind '{self.data.kind}' differ in shape. Write auto or true."
+            refusals.append(
+                "needs training batches of one shape, but those of data.kind "
+                f"'{self.data.kind}' differ in shape"
             )
         if self.data.micro_batches > 1:
-            raise ValueError(
-                f"training.compile: cuda-graphs needs steps of one micro-batch, and this data has "
-                f"{self.data.micro_batches}. Write auto or true."
+            refusals.append(
+                f"needs steps of one micro-batch, and this data has {self.data.micro_batches}"
             )
         if self.training.devices > 1:
-            raise ValueError(
-                "training.compile: cuda-graphs needs one device, and training.devices is "
-                f"{self.training.devices}. Write auto or true."
+            refusals.append(f"needs one device, and training.devices is {self.training.devices}")
+        if choice == "step-graph":
+            refusals += self._list_unrecordable()
+        if refusals:
+            raise ValueError(f"training.compile: {choice} {refusals[0]}. Write auto or true.")
+
+    def _list_unrecordable(self) -> list[str]:
+        """Return what a record of whole steps would freeze or leave out, as ends of sentences."""
+        found = []
+        if not self.task.is_recordable:
+            found.append(f"does not record the steps of task '{self.task.kind}'")
+        if not self.optimizer.is_recordable:
+            found.append(
+                f"needs adam or adamw, because a step of '{self.optimizer.kind}' has numbers that "
+                "a record would keep"
             )
+        momentum = self.schedule.momentum(1, 1)
+        decay = self.schedule.weight_decay(1, 1)
+        if momentum is not None or decay is not None:
+            found.append(
+                f"records a constant momentum and weight decay, which schedule "
+                f"'{self.schedule.kind}' changes in each step"
+            )
+        if self.training.precision == "fp16":
+            found.append("does not record the loss scale of precision fp16; bf16 has none")
+        if self.training.callbacks:
+            found.append("does not call the hooks of training.callbacks within a step")
+        return found
 
     @consistency_check
     def _trains_by_blocks(self) -> None:

@@ -217,10 +217,11 @@ class Training(Config):
     evaluate_every: PositiveInt = Field(1, description="epochs between evaluations")
     average: WeightAverage | None = Field(None, description="average of the weights to evaluate")
     stop: Stopping | None = Field(None, description="early stopping; null: never")
-    compile: bool | Literal["auto", "cuda-graphs"] = outside_identity(
+    compile: bool | Literal["auto", "cuda-graphs", "step-graph"] = outside_identity(
         "auto",
-        "compile the model with torch.compile; auto: on a GPU, and not on a CPU; cuda-graphs: also "
-        "record CUDA graphs, for small models on a GPU whose batches have one shape (not measured)",
+        "compile the model with torch.compile; auto: on a GPU, and not on a CPU; for small models "
+        "on a GPU whose batches have one shape, cuda-graphs: also record the network as CUDA "
+        "graphs; step-graph: also record the whole training step as one (has not run on a GPU)",
     )
     accelerator: Literal["auto", "cpu", "cuda"] = outside_identity("auto", "device to train on")
     devices: PositiveInt = outside_identity(1, "devices that share every batch")
@@ -276,9 +277,9 @@ class Training(Config):
 
     @consistency_check
     def _has_graphs_of_the_network(self) -> None:
-        if self.compile == "cuda-graphs" and self.recompute == "blocks":
+        if self.has_cuda_graphs and self.recompute == "blocks":
             raise ValueError(
-                "compile: cuda-graphs records the network, and recompute: blocks computes each "
+                f"compile: {self.compile} records the network, and recompute: blocks computes each "
                 "block again outside of that record; write compile: true or recompute: none"
             )
 
@@ -300,6 +301,11 @@ class Training(Config):
     def is_sharded(self) -> bool:
         """True if the weights are sharded; one device has nothing to share."""
         return self.strategy == "fsdp" and self.devices > 1
+
+    @property
+    def has_cuda_graphs(self) -> bool:
+        """True if CUDA graphs replay the network, or whole training steps."""
+        return self.compile in ("cuda-graphs", "step-graph")
 
     @property
     def is_compiled_by_block(self) -> bool:

@@ -23,6 +23,10 @@ class Optimizer(Kind):
     has_width_rates: ClassVar[bool] = False
     """True if muP's rates by width (`mup` of a model) are rates of this optimiser."""
 
+    is_recordable: ClassVar[bool] = False
+    """True if a CUDA graph can repeat a step: what differs between steps are tensors, and the rate
+    can be one."""
+
     lr: PositiveFloat = Field(description="peak learning rate, which the schedule scales")
     weight_decay: float = Field(0.0, ge=0, description="weight-decay coefficient")
     layer_decay: float | None = Field(

@@ -26,6 +26,9 @@ class JaxAdamW(AdamW, kind="jax-adamw"):
     norm; PyTorch's own clipping adds 1e-6 to the norm.
     """
 
+    # Its constants come from the CPU in each step.
+    is_recordable = False
+
     bfloat16: tuple[str, ...] = Field(
         (), description="patterns of the names of the parameters that are stored in bfloat16"
     )

@@ -61,12 +61,14 @@ class Adam(Adaptive, kind="adam"):
     """Adam (Kingma & Ba 2015); weight decay is coupled (L2)."""
 
     target = torch.optim.Adam
+    is_recordable = True
 
 
 class AdamW(Adaptive, kind="adamw"):
     """AdamW (Loshchilov & Hutter 2019): weight decay is decoupled from the gradient."""
 
     target = torch.optim.AdamW
+    is_recordable = True
     has_width_rates = True
     decay: Literal["all", "matrices", "weights"] = Field(
         "all",

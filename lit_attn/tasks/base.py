@@ -6,12 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import lightning as L
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
-from lit_attn.attention.statistics import Learner, find_learners, leave_steps_to_loop
 from lit_attn.cells.failure import Diverged
 from lit_attn.data.log import LOG
 from lit_attn.data.module import DataModule
@@ -24,11 +22,12 @@ from lit_attn.models.sharding import (
 )
 from lit_attn.optim.averaging import WeightAverage, decay_of_mean
 from lit_attn.optim.base import Optimizer
-from lit_attn.optim.schedules import Rate, set_constants
+from lit_attn.optim.schedules import Rate
 from lit_attn.private_names.of_torchmetrics import mark_updated
 from lit_attn.schema.base import require_methods
 from lit_attn.tasks.exact_metrics import clear_states, compute, update, use_float64
 from lit_attn.tasks.late_losses import LateLosses
+from lit_attn.tasks.optimizing import OptimizedModule
 from lit_attn.tasks.pictures import Pictures
 from lit_attn.tasks.running_mean import RunningMean
 from lit_attn.tasks.tf32 import products_in_tf32
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from timm.utils import ModelEmaV3
 
 
-class TaskModule(L.LightningModule, ABC):
+class TaskModule(OptimizedModule, ABC):
     """Module that trains `network` and evaluates it on the splits of `data`.
 
     A subclass defines `build_metrics`, `loss` and `evaluate`. `__init__` builds the metrics, which
@@ -47,12 +46,6 @@ class TaskModule(L.LightningModule, ABC):
 
     training_values: tuple[str, ...] = ()
     """Names of the values of training samples that `loss` records with `record_training`."""
-
-    momentum: Rate | None = None
-    """Momentum (Adam's beta1) of each step; None if the optimiser's own is kept."""
-
-    decay_factor: Rate | None = None
-    """Factor of the weight decay in each step; None if the optimiser's own is kept."""
 
     evaluates_as_training = False
     """True if evaluation has the precision of training, False if it is in float32."""
@@ -90,13 +83,9 @@ class TaskModule(L.LightningModule, ABC):
     def __init__(
         self, network: nn.Module, data: DataModule, optimizer: Optimizer, rate: Rate
     ) -> None:
-        super().__init__()
-        self.network = network
-        leave_steps_to_loop(network)
+        super().__init__(network, optimizer, rate)
         self.data = data
         self.splits = data.splits
-        self.optimizer = optimizer
-        self.rate = rate
         # Metrics of every split, for the trained weights and then for the averaged weights.
         self.metrics: list[Metric | MetricCollection] = []
         self.added: list[MetricCollection] = []
@@ -109,10 +98,6 @@ class TaskModule(L.LightningModule, ABC):
         self.logged_in_step: dict[str, Any] = {}
         self.average: ModelEmaV3 | None = None
         self.unaveraged_epochs: int | None = None
-        # Parts that learn from statistics, from the first step on.
-        self.learners: list[Learner] | None = None
-        # Parameters whose gradients are clipped, from the first step on.
-        self.clipped: list[nn.Parameter] | None = None
         self.late_losses = LateLosses()
         # Open while the weights of a sharded network are gathered for an evaluation.
         self.gathered = contextlib.ExitStack()
@@ -135,7 +120,9 @@ class TaskModule(L.LightningModule, ABC):
 
     def record_training(self, name: str, values: Tensor) -> None:
         """Add values of training samples, of any shape, to the mean of the epoch `train/NAME`."""
-        self.train_means[name].add(values.detach())
+        values = values.detach()
+        if self.step_graph is None or not self.step_graph.takes(name, values):
+            self.train_means[name].add(values)
 
     def unit_values(self, *arguments: Tensor) -> Tensor | None:
         """Return loss (nats, a sum), targets and correct predictions (NaN if not counted), (B, 3).
@@ -218,9 +205,12 @@ class TaskModule(L.LightningModule, ABC):
 
         Raises ConfigError if it reads a sharded weight outside the network.
         """
-        if self.has_cuda_graphs:
-            torch.compiler.cudagraph_mark_step_begin()
-        loss = self.loss(batch)
+        if self.step_graph is not None:
+            loss = self.step_graph.step(self, batch)
+        else:
+            if self.has_cuda_graphs:
+                torch.compiler.cudagraph_mark_step_begin()
+            loss = self.loss(batch)
         require_complete(loss)
         self.late_losses.check(self.global_step, loss)
         if self.global_step == 0 and batch_index == 0:
@@ -228,18 +218,6 @@ class TaskModule(L.LightningModule, ABC):
             self._first_loss = loss.detach().clone()
         self.record_training("loss", loss)
         return loss
-
-    def optimizer_step(
-        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
-    ) -> None:
-        """Step the optimiser, then the parts that learn from statistics of the whole batch."""
-        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        all_reduce = distributed.all_reduce if self.trainer.world_size > 1 else None
-        if self.learners is None:
-            # A search in each step would be a large part of what a step adds to a plain loop.
-            self.learners = find_learners(self.network)
-        for part in self.learners:
-            part.end_step(all_reduce)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_index: int) -> None:
         is_step_end = (batch_index + 1) % self.trainer.accumulate_grad_batches == 0
@@ -381,32 +359,6 @@ class TaskModule(L.LightningModule, ABC):
             if name not in self.undefined_metrics:
                 self.undefined_metrics.add(name)
                 LOG.warning("%s is not defined, and NaN is recorded: %s", name, reason)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return the optimiser; `on_before_optimizer_step` sets its learning rate."""
-        # A fused optimiser removes the loss scale itself, which is too late for clipping.
-        has_loss_scale = self.trainer.precision == "16-mixed"
-        is_clipping = self.trainer.gradient_clip_val is not None
-        is_fused = not (has_loss_scale and is_clipping)
-        if is_sharded(self.network):
-            # The loss scale is no sharded tensor, as the parameters are.
-            is_fused = self.optimizer.fuses_shards and not has_loss_scale
-        return self.optimizer.build(self.network, fused=is_fused)
-
-    def configure_gradient_clipping(
-        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
-    ) -> None:
-        """Scale the gradients of all parameters to a joint norm of at most `gradient_clip_val`."""
-        # Lightning's own method rejects fused optimisers in bf16 too, where there is no loss scale.
-        if gradient_clip_val is not None:
-            if self.clipped is None:
-                # Python needs longer to go through the modules of a deep network than to clip.
-                self.clipped = list(self.parameters())
-            self.optimizer.clip(self.clipped, gradient_clip_val)
-
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        factors = (self.rate, self.momentum, self.decay_factor)
-        set_constants(optimizer.param_groups, self.global_step, *factors)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the first loss, and the running means of all devices, which Lightning lacks."""

@@ -65,6 +65,10 @@ class Task(Kind):
     predicts: ClassVar[tuple[Form, str] | None] = None
     """Form of the predictions, and the field of the signature with their size."""
 
+    is_recordable: ClassVar[bool] = False
+    """True if the module's `loss` runs the same kernels in each step, and nothing else that counts:
+    `training.compile: step-graph` repeats the kernels alone."""
+
     training_metrics: ClassVar[tuple[MetricInfo, ...]] = ()
     """Metrics of the samples that train, beside `train/loss`; the module's `training_values`."""
 
@@ -124,12 +128,16 @@ class ClassificationConfig(Task):
 class ImageClassificationConfig(ClassificationConfig, kind="image-classification"):
     """Classification of images; the default task."""
 
+    is_recordable = True
+
     takes = (signatures.ImageLabels,)
     module = "lit_attn.tasks.classification:Classification"
 
 
 class TabularClassificationConfig(ClassificationConfig, kind="tabular-classification"):
     """Classification of the rows of a table."""
+
+    is_recordable = True
 
     takes = (signatures.ColumnLabels,)
     module = "lit_attn.tasks.classification:Classification"
@@ -138,6 +146,7 @@ class TabularClassificationConfig(ClassificationConfig, kind="tabular-classifica
 class RegressionConfig(Task, kind="regression"):
     """Prediction of numbers from an image or a row of a table, by the mean squared error."""
 
+    is_recordable = True
     takes = (signatures.ImageTargets, signatures.ColumnTargets)
     module = "lit_attn.tasks.classification:Regression"
     predicts = ("values", "outputs")
@@ -175,6 +184,7 @@ class TokenClassificationConfig(ClassificationConfig, kind="token-classification
 class LanguageModellingConfig(Task, kind="language-modelling"):
     """Prediction of the next token; `bits_per_byte` is measured if the data count bytes."""
 
+    is_recordable = True
     takes = (signatures.TokenStream,)
     module = "lit_attn.tasks.language:LanguageModelling"
     predicts = ("probabilities", "vocabulary")

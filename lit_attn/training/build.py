@@ -19,6 +19,7 @@ from lit_attn.models.mixer_trial import has_gpu_mixers, try_gpu_mixers
 from lit_attn.optim.schedules import stretch
 from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.tasks.base import TaskModule
+from lit_attn.tasks.step_graph import CudaRecorder, StepGraph
 from lit_attn.training.compilation import choose_mode
 from lit_attn.training.several_devices import require_shared_losses
 from lit_attn.training.start_weights import prepare_start
@@ -60,6 +61,8 @@ def build(cell: Cell, device: torch.device, *, may_compile: bool = True) -> Part
             compile_blocks(network, compile_mode)
         else:
             task.compile_network()
+    if training.compile == "step-graph":
+        task.step_graph = StepGraph(CudaRecorder(), training.clip)
     if training.recompute == "blocks":
         recompute_blocks(network)
     inputs = collect_inputs(cell.parts, experiment.input_paths())

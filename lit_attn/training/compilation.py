@@ -31,12 +31,12 @@ def choose_mode(experiment: Experiment, device: torch.device) -> Mode | None:
     Raises ConfigError if the cell cannot have the CUDA graphs that its configuration asks for.
     """
     choice = experiment.training.compile
+    if experiment.training.has_cuda_graphs and device.type != "cuda":
+        raise ConfigError(
+            f"training.compile: {choice} needs a GPU, but this cell trains on '{device}'. "
+            "Write auto, which compiles on a GPU only."
+        )
     if choice == "cuda-graphs":
-        if device.type != "cuda":
-            raise ConfigError(
-                f"training.compile: cuda-graphs needs a GPU, but this cell trains on '{device}'. "
-                "Write auto, which compiles on a GPU only."
-            )
         return "reduce-overhead"
     if choice == "auto":
         return "default" if device.type in COMPILED_DEVICES else None

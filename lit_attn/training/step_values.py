@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lit_attn.models.sharding import to_plain
 from lit_attn.tasks.base import TaskModule
 from lit_attn.tasks.late_losses import copy_from_device
+from lit_attn.tasks.step_graph import measure_gradient_norm
 from lit_attn.training.recording import MetricsFile
 from lit_attn.training.timing import DeviceClock, StepTimer
 
@@ -79,6 +79,9 @@ class StepValuesCallback(L.Callback):
         if step % self.interval == 0:
             # Lightning has divided the loss of each micro-batch by their number.
             self._losses.append(outputs["loss"].detach())
+            if module.step_graph is not None:
+                # Such a step has no hook before the update.
+                self._gradient_norm = module.step_graph.gradient_norm
             if is_step_end:
                 self._record(step, module)
         self._write_arrived(module)
@@ -122,15 +125,6 @@ class StepValuesCallback(L.Callback):
             arrived = self._unwritten.popleft()
             for tag, value in arrived.values.items():
                 self.metrics.events.add_scalar(tag, value.item(), arrived.step)
-
-
-def measure_gradient_norm(module: nn.Module) -> Tensor | None:
-    """Return the joint norm of all gradients on their device; None without any gradient.
-
-    Every rank must call this if the gradients are sharded.
-    """
-    gradients = [p.grad for p in module.parameters() if p.grad is not None]
-    return to_plain(nn.utils.get_total_norm(gradients)) if gradients else None
 
 
 def is_scaled(optimizer: torch.optim.Optimizer) -> bool:

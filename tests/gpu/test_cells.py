@@ -26,6 +26,7 @@ from torch import nn
 from lit_attn.bench.__main__ import main
 from lit_attn.cells.failure import Preempted
 from lit_attn.config.cell import Cell
+from lit_attn.tasks.step_graph import Recorder, StepOutputs, Work
 from lit_attn.train import run_cell
 from lit_attn.training import build
 
@@ -141,3 +142,59 @@ def test_benchmarks_run(arguments: str, capsys: pytest.CaptureFixture[str]) -> N
     with rehearsal():
         assert main([*arguments.split(), *shape.split()]) == 0
     assert NAME in capsys.readouterr().out
+
+
+def count_waits(cell: Cell, root: Path) -> int:
+    """Return how often a training on the simulated GPU waits for it."""
+    folder = folder_of(on_gpu(cell, "bf16"), root)
+    with rehearsal() as reads:
+        run_cell(folder)
+    return len(reads)
+
+
+def test_the_training_loop_does_not_wait_for_the_gpu(tmp_path: Path) -> None:
+    """Twice as many steps between the same evaluations wait no more often."""
+    waits = []
+    for steps in (2, 4):
+        data = {"accumulate": 1, "epoch_steps": steps}
+        training = {"epochs": 2, "clip": 1.0, "average": {"decay": 0.9}}
+        waits.append(count_waits(text_cell(data=data, training=training), tmp_path / str(steps)))
+    assert waits[0] == waits[1] > 0
+
+
+@pytest.mark.parametrize("name", ["looked at", "text"])
+def test_a_recorded_step_contains_nothing_that_waits(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CUDA graph contains neither a value that is read nor numbers that are copied to the GPU."""
+    recorded = []
+    with rehearsal() as reads:
+
+        class Rehearsed(Recorder):
+            """Recorder that computes every step: fake tensors have no numbers to repeat."""
+
+            work: Work
+
+            def warm_up(self, work: Work) -> StepOutputs:
+                return work()
+
+            def record(self, work: Work) -> StepOutputs:
+                self.work = work
+                reads.clear()
+                outputs = work()
+                recorded.append(list(reads))
+                return outputs
+
+            def replay(self) -> None:
+                self.work()
+
+        monkeypatch.setattr(build, "choose_mode", lambda experiment, device: None)
+        monkeypatch.setattr(build, "CudaRecorder", Rehearsed)
+        precision, make = CELLS[name]
+        cell = on_gpu(make(tmp_path), precision)
+        changes = {"compile": "step-graph", "epochs": 2}
+        training = cell.experiment.training.model_copy(update=changes)
+        data = cell.experiment.data.model_copy(update={"accumulate": 1})
+        experiment = cell.experiment.model_copy(update={"training": training, "data": data})
+        run_cell(folder_of(cell.model_copy(update={"experiment": experiment}), tmp_path))
+    assert recorded == [[]]

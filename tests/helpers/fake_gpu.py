@@ -211,8 +211,7 @@ class FakeGPU(TorchDispatchMode):
             return choose_kernel(
                 query, key, value, mask, dropout, is_causal, needs_gradient, self.capability
             ).value
-        if func is aten._fused_sgd_.default:
-            # torch has no fake form of this operation, which returns nothing.
+        if func in UPDATES:
             assert len(fakes) == sum(isinstance(leaf, Tensor) for leaf in leaves)
             return None
         output = func(*args, **kwargs)
@@ -284,6 +283,13 @@ class FakeGPU(TorchDispatchMode):
         # Autocast is disabled while it casts.
         return CUDA if self.casts[-1] and not torch.is_autocast_enabled("cuda") else LAZY
 
+
+# Updates of all parameters, which return nothing, and of which torch has no fake form.
+UPDATES = (
+    aten._fused_sgd_.default,
+    aten._fused_adam_.tensor_lr,
+    aten._fused_adamw_.tensor_lr,
+)
 
 # Arguments 3 to 5 of PyTorch's choice of a kernel: mask, dropout and causal order.
 DEFAULTS = (None, None, None, None, 0.0, False)

@@ -14,7 +14,8 @@ from torch import nn
 from lit_attn.cells.records import read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.tasks.late_losses import LateLosses
-from lit_attn.training.step_values import StepValuesCallback, measure_gradient_norm
+from lit_attn.tasks.step_graph import measure_gradient_norm
+from lit_attn.training.step_values import StepValuesCallback
 from lit_attn.training.timing import DeviceClock
 
 
