@@ -213,26 +213,26 @@ class Experiment(Config):
 
     def _list_unrecordable(self) -> list[str]:
         """Return what a record of whole steps would freeze or leave out, as ends of sentences."""
-        found = []
+        endings = []
         if not self.task.is_recordable:
-            found.append(f"does not record the steps of task '{self.task.kind}'")
+            endings.append(f"does not record the steps of task '{self.task.kind}'")
         if not self.optimizer.is_recordable:
-            found.append(
+            endings.append(
                 f"needs adam or adamw, because a step of '{self.optimizer.kind}' has numbers that "
                 "a record would keep"
             )
         momentum = self.schedule.momentum(1, 1)
         decay = self.schedule.weight_decay(1, 1)
         if momentum is not None or decay is not None:
-            found.append(
+            endings.append(
                 f"records a constant momentum and weight decay, which schedule "
                 f"'{self.schedule.kind}' changes in each step"
             )
         if self.training.precision == "fp16":
-            found.append("does not record the loss scale of precision fp16; bf16 has none")
+            endings.append("does not record the loss scale of precision fp16; bf16 has none")
         if self.training.callbacks:
-            found.append("does not call the hooks of training.callbacks within a step")
-        return found
+            endings.append("does not call the hooks of training.callbacks within a step")
+        return endings
 
     @consistency_check
     def _trains_by_blocks(self) -> None:

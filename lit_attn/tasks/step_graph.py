@@ -29,7 +29,7 @@ WARM_UP_STEPS = 3
 
 
 class StepOutputs(NamedTuple):
-    """What a training step leaves behind; a replay writes to the tensors of its record again.
+    """Results of a training step; a replay writes to the tensors of its record again.
 
     `gradient_norm` is the joint norm of all gradients before they were clipped, and `values` are
     those of training samples, by the name of their mean.
@@ -65,7 +65,7 @@ class CudaRecorder(Recorder):
 
     def __init__(self) -> None:
         self.graph = torch.cuda.CUDAGraph()
-        # What ran on the default stream cannot be recorded on another one.
+        # Work of the default stream cannot be recorded on another one.
         self.stream = torch.cuda.Stream()
 
     def warm_up(self, work: Work) -> StepOutputs:

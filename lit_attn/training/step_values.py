@@ -80,7 +80,7 @@ class StepValuesCallback(L.Callback):
             # Lightning has divided the loss of each micro-batch by their number.
             self._losses.append(outputs["loss"].detach())
             if module.step_graph is not None:
-                # Such a step has no hook before the update.
+                # Recorded steps have no hook before the update.
                 self._gradient_norm = module.step_graph.gradient_norm
             if is_step_end:
                 self._record(step, module)

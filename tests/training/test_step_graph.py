@@ -123,9 +123,9 @@ def test_only_the_rounding_of_the_rate_differs_from_other_trainings(
 def test_a_stopped_cell_resumes_with_the_same_values(
     step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It makes the steps of the warm-up again, also where the first attempt replayed them."""
+    """The second attempt warms up with steps that the first one may have replayed."""
     cell = CELLS["clipped and averaged"]
-    whole = train(cell, tmp_path, monkeypatch)
+    uninterrupted = train(cell, tmp_path, monkeypatch)
     stopped = folder_of(cell, tmp_path / "stopped")
     use(monkeypatch)
     with monkeypatch.context() as patch:
@@ -133,7 +133,7 @@ def test_a_stopped_cell_resumes_with_the_same_values(
         with pytest.raises(Preempted, match=f"saved at step {step}"):
             run_cell(stopped)
     run_cell(stopped)
-    assert_equal_trainings(stopped, whole)
+    assert_equal_trainings(stopped, uninterrupted)
 
 
 def test_the_recorded_norms_are_those_before_clipping(
@@ -171,7 +171,7 @@ def test_a_step_that_cannot_be_recorded_ends_the_cell_in_one_line(
 
 
 class Toy(L.LightningModule):
-    """What a recorded step needs of a task: the mean of a product of weights and a batch."""
+    """Task with the parts that a recorded step needs, and one weight for each of three inputs."""
 
     def __init__(self) -> None:
         super().__init__()
