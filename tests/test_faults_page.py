@@ -148,6 +148,18 @@ TESTS: dict[str, list[tuple[str, str]]] = {
         (DAMAGED, "test_a_side_record_that_cannot_be_read_leaves_the_table"),
         (DAMAGED, "test_torn_arrays_of_a_cell_are_skipped_with_a_warning"),
     ],
+    "the record of a decision cannot be read": [
+        ("ablate/test_screening.py", "test_a_damaged_record_chooses_no_other_variants"),
+        (
+            "ablate/test_study_budget.py",
+            "test_one_record_has_the_budget_and_every_answer_reads_it",
+        ),
+        (
+            "ablate/test_origin.py",
+            "test_a_folder_with_a_damaged_record_belongs_to_no_other_file",
+        ),
+        ("report/test_sequential.py", "test_a_damaged_record_of_looks_is_kept_and_told"),
+    ],
     "the output folder is on a file system without": [
         (LOCK, "test_a_file_system_without_locks_is_one_line"),
         (CLI, "test_a_file_system_without_locks_is_refused_before_anything_is_written"),

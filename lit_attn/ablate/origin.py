@@ -26,9 +26,10 @@ def require_origin(source: "StudySource", folder: Path) -> str:
     """Raise ConfigError if `folder` belongs to a study of the same name in another file.
 
     Returns a line about the change if the folder will belong to another file from now on: the
-    recorded one was moved, or has this study no more. Otherwise returns an empty text.
+    recorded one was moved, or has this study no more. Otherwise returns an empty text. Raises
+    ConfigError also for a record that cannot be read.
     """
-    recorded = Origin.read_valid(folder / NAME)
+    recorded = Origin.read(folder / NAME)
     if recorded is None or recorded.file == _describe(source.path, folder):
         return ""
     before = _locate(recorded.file, folder)

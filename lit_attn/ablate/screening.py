@@ -14,7 +14,7 @@ from pathlib import Path
 from lit_attn.ablate.variants import Variant
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.records import Metric
-from lit_attn.cells.screening import ScreenedVariant, Screening, rank_variants, read_screening
+from lit_attn.cells.screening import FILE, ScreenedVariant, Screening, rank_variants
 from lit_attn.config.study import StudyConfig, StudySource
 from lit_attn.config.study_design import FIRST_FRESH_SEED
 from lit_attn.tasks.metrics import MetricChoice
@@ -208,9 +208,10 @@ def keep_best(compared: list[ScreenedVariant], design: Design) -> list[str]:
 def apply_recorded(screening: Screening, folder: Path) -> Screening:
     """Return `screening` with the values and the kept variants that the folder records.
 
-    A record of other variants, or of a screening that has kept none yet, changes nothing.
+    A record of other variants, or of a screening that has kept none yet, changes nothing. Raises
+    ConfigError for a record that cannot be read: present results could keep other variants.
     """
-    recorded = read_screening(folder)
+    recorded = Screening.read(folder / FILE)
     if recorded is None or not recorded.kept or not recorded.has_same_question(screening):
         return screening
     labels = {entry.variant: entry.label for entry in screening.variants}

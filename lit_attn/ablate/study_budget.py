@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from lit_attn.ablate.variants import Variant
 from lit_attn.cells.budget import (
+    FILE,
     TIMES_FILE,
     Budget,
     ChosenDesign,
     TrainingTime,
     TrainingTimes,
-    read_chosen,
     write_seconds,
 )
 from lit_attn.cells.records import Timing
@@ -40,12 +40,12 @@ def choose_design(
 
     `folder` is that of the study. For an estimate, which measures the seconds of a training, the
     smallest design stands in for an unknown one. Raises ConfigError for a budget that is too small
-    or that needs this measurement.
+    or that needs this measurement, and for a recorded design that cannot be read.
     """
     budget = source.study.budget
     if budget is None:
         return None
-    recorded = read_chosen(folder)
+    recorded = ChosenDesign.read(folder / FILE)
     if recorded is not None and recorded.is_for(budget, len(written)):
         return recorded
     trainings = _count_trainings(source, budget, written, folder)

@@ -124,6 +124,16 @@ def test_a_folder_without_a_record_is_claimed(tmp_path: Path) -> None:
     assert "belongs to" in refused(first, tmp_path / "runs")
 
 
+def test_a_folder_with_a_damaged_record_belongs_to_no_other_file(tmp_path: Path) -> None:
+    first = write(tmp_path, "a.yaml")
+    second = write(tmp_path, "b.yaml", "ok", "ok-2")
+    refused(first, tmp_path / "runs")
+    record = tmp_path / "runs" / "tiny" / "origin.json"
+    record.write_text("{")
+    assert refused(second, tmp_path / "runs").startswith(f"{record}: cannot be read; move it away")
+    assert record.read_text() == "{"
+
+
 @pytest.mark.slow
 def test_the_command_refuses_another_file_before_anything_runs(tmp_path: Path) -> None:
     first = tmp_path / "a"

@@ -176,6 +176,16 @@ def test_a_result_that_is_computed_again_chooses_no_other_variants(tmp_path: Pat
     assert designs.kept(designs.read(tmp_path)) == ["a", "e"]
 
 
+def test_a_damaged_record_chooses_no_other_variants(tmp_path: Path) -> None:
+    designs.write(tmp_path)
+    matrix = designs.finish_screening(tmp_path, VALUES)
+    for job in matrix.screening_jobs:
+        designs.finish(job, 1 - VALUES[job.cell.variant])
+    (tmp_path / "runs/tiny/screening.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"screening\.json: cannot be read; move it away"):
+        designs.read(tmp_path)
+
+
 def test_a_study_that_goes_back_to_seeds_has_no_screening(tmp_path: Path) -> None:
     path = designs.write(tmp_path)
     designs.finish_screening(tmp_path, VALUES)

@@ -214,6 +214,9 @@ def test_one_record_has_the_budget_and_every_answer_reads_it(tmp_path: Path) -> 
     (damaged,) = read_records(tmp_path / "runs")
     warnings = judge_study(damaged).warnings
     assert any("budget.json cannot be read" in warning for warning in warnings)
+    # Another design, after results are known, would be a choice by them.
+    with pytest.raises(ConfigError, match=r"budget\.json: cannot be read; move it away"):
+        designs.read(tmp_path)
 
 
 def test_a_dry_run_prints_the_choice(

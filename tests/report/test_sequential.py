@@ -1,12 +1,14 @@
 """Looks at running studies: levels of alpha spending, held to published bounds and simulations."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from helpers.fake_study import read, report, rows, write_study
 from scipy import stats as scipy_stats
 
 from lit_attn.cells.decisions import Looks
-from lit_attn.report.records.looks import record_look
+from lit_attn.report.records.looks import record_look, record_looks
 from lit_attn.report.records.read import read_studies
 from lit_attn.report.statistics import stats
 from lit_attn.report.statistics.sequential import look_level, spent_alpha
@@ -110,6 +112,19 @@ def test_a_look_that_could_show_a_star_lowers_the_level_of_the_last_one(tmp_path
     assert table.loc["good", "level"] == pytest.approx(look_level(10, 10, ALPHA))
     caption = (tmp_path / "reports" / "fake" / "table.full.md").read_text("utf-8")
     assert "Results were shown before all planned seeds had ended" in caption
+
+
+def test_a_damaged_record_of_looks_is_kept_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new file would forget that the results were shown before."""
+    folder = write_study(tmp_path / "runs", seeds=10, skip=(("belief2", 9),))
+    (folder / "looks.json").write_text('{"entries": [{"seeds": 8, "pl')
+    for _ in range(2):
+        assert len(list(record_looks(read_studies(tmp_path / "runs"), tmp_path / "runs"))) == 1
+        assert "looks.json: cannot be read; move it away" in caplog.text
+        caplog.clear()
+    assert (folder / "looks.json").read_text().endswith('"pl')
 
 
 def test_a_look_without_a_possible_star_and_a_complete_study_are_not_recorded(tmp_path) -> None:

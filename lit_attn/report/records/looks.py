@@ -29,6 +29,7 @@ def record_look(study: StudyRecord, folder: Path) -> None:
 
     A look at a complete study is the last one and is not recorded. A look with too few pairs for a
     star uses no error. A submission, and a folder that cannot be written, is a copy of the records.
+    Raises ConfigError for earlier looks that cannot be read, which a new file would forget.
     """
     if (folder.parent / SUBMISSION).exists():
         return
@@ -39,7 +40,7 @@ def record_look(study: StudyRecord, folder: Path) -> None:
     look = Look(seeds=seeds, planned=planned)
     path = folder / "looks.json"
     with contextlib.suppress(OSError), one_at_a_time(folder, "looks"):
-        before = Looks.read_valid(path)
+        before = Looks.read(path)
         entries = [] if before is None else before.entries
         Looks(entries=[*entries, look]).write(path)
 
