@@ -166,8 +166,9 @@ class Progress(L.Callback):
 
     The file has "step", "total", "step_time" (seconds by the wall clock, median of the last steps,
     absent before the second step) and "memory" (the most bytes of its device that this process has
-    reserved). It is written during evaluations too: the runner kills a cell whose file stops
-    changing (`--stall`). The time of an evaluation covers all splits and the reading of their data.
+    reserved, null before the second step). It is written during evaluations too: the runner kills a
+    cell whose file stops changing (`--stall`). The time of an evaluation covers all splits and the
+    reading of their data.
     """
 
     def __init__(self, path: Path, total: int, console: Console, clock: DeviceClock) -> None:
@@ -227,7 +228,10 @@ class Progress(L.Callback):
             return
         self.written = now
         step_time = self.steps.recent_wall_time()
-        memory = measure_memory(trainer.strategy.root_device, is_reserved=True)
+        # Within the first step the states of the optimiser come after most activations have gone.
+        has_states = step > 1 or step == self.total
+        device = trainer.strategy.root_device
+        memory = measure_memory(device, is_reserved=True) if has_states else None
         progress = {"step": step, "total": self.total, "step_time": step_time, "memory": memory}
         # Without fsync: only the display reads this file.
         write_atomic(self.path, json.dumps(progress) + "\n", fsync=False)
