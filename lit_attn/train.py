@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lit_attn.cells.failure import Diverged, Preempted
 from lit_attn.cells.folder import read_result, require_no_links, set_aside
@@ -37,10 +37,30 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from lit_attn.config.cell import Cell
+    from lit_attn.training.first_step import CellEnd
     from lit_attn.training.process_group import ProcessGroup
 
 NOT_CHECKED = "the models and data were not checked"
 """Beginning of the warnings about a check of cells that could not be made."""
+
+
+class CheckedCell(NamedTuple):
+    """Message of a check about a cell without a mistake, with the warnings since the last message.
+
+    `memory` and `is_crowded` are those of `CellEnd` in lit_attn.training.first_step.
+    """
+
+    number: int
+    warnings: list[str]
+    memory: int | None
+    is_crowded: bool
+
+
+class CheckEnd(NamedTuple):
+    """Last message of a check: a wrong cell (`Mistake`, as a tuple), and the last warnings."""
+
+    mistake: tuple[int, str, str, bool] | None
+    warnings: list[str]
 
 
 @command
@@ -164,11 +184,12 @@ def check_cells(
     has_data: bool,
     untried: list[int],
     free_memory: int | None,
+    is_alone: bool,
 ) -> None:
-    """Send the first of `cells` that cannot run (a `Mistake`, or None), and all warnings.
+    """Check cells in order up to the first that cannot run, and send what is found.
 
-    Before that, the number of each cell is sent when its check starts. `untried` and `free_memory`
-    are those of `find_mistake`.
+    The number of each cell is sent when its check starts, and a `CheckedCell` after it. A
+    `CheckEnd` is sent last. The other arguments are those of `find_mistake`.
     """
     from lit_attn.training.first_step import find_mistake
 
@@ -177,12 +198,24 @@ def check_cells(
     redirect_output(Path(os.devnull))
     mistake = None
     with collect_warnings() as warnings:
+        sent: list[str] = []
+
+        def list_new_warnings() -> list[str]:
+            new = warnings[len(sent) :]
+            sent.extend(new)
+            return new
+
+        def end_cell(number: int, end: "CellEnd") -> None:
+            sender.send(CheckedCell(number, list_new_warnings(), end.memory, end.is_crowded))
+
         try:
-            mistake = find_mistake(cells, has_data, sender.send, untried, free_memory)
+            mistake = find_mistake(
+                cells, has_data, sender.send, untried, free_memory, end_cell, is_alone
+            )
         except Exception as error:
             # This process has no output, so its end would not say that nothing is checked.
             warnings.append(f"{NOT_CHECKED}: {explain_failure(error, 'the check')}")
-    sender.send((None if mistake is None else tuple(mistake), warnings))
+    sender.send(CheckEnd(None if mistake is None else (*mistake,), list_new_warnings()))
 
 
 def write_floors(cell_dir: Path, path: Path, log: Path) -> None:

@@ -6,17 +6,18 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from multiprocessing import forkserver, resource_tracker, util
+from collections.abc import Callable
+from multiprocessing import forkserver, util
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, NamedTuple
 
 from lit_attn import train
-from lit_attn.ablate.display import format_seconds, write_line
+from lit_attn.ablate.display import write_line
 from lit_attn.ablate.input_files import find_variants
+from lit_attn.ablate.model_check import ModelCheck, count_processes, describe_step, list_untried
 from lit_attn.ablate.plan import Job, Matrix
-from lit_attn.ablate.slots import Slot, available_memory, count_cores, make_slots
+from lit_attn.ablate.signals import block_interrupts
+from lit_attn.ablate.slots import Slot, count_cores, make_slots
 from lit_attn.cells import folder, lock, ranks
 from lit_attn.cells.inputs import change_finder
 from lit_attn.config.cell import Cell
@@ -24,9 +25,6 @@ from lit_attn.files import write_atomic
 from lit_attn.schema import mistakes
 from lit_attn.schema.errors import plural
 from lit_attn.schema.sources import PACKAGE
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
 
 # Modules that the fork server imports once for all cells. mmsegmentation is not one of them: it is
 # optional, and would cost the server of every run 0.4 s of CPU and 60 MB (2026-11-21).
@@ -44,9 +42,6 @@ TRAINING = [
 SOCKET_FOLDER = "/dev/shm"
 """Folder of the fork server's socket, if it exists. The path of a socket has at most 107
 characters, and TMPDIR may be longer or may be cleaned while cells run."""
-
-CHECK_LIMIT = 1800.0  # Seconds of a check after which cells start without it.
-PROGRESS_SECONDS = 10.0  # Seconds between two lines about how far a check is.
 
 
 class CellProcess:
@@ -148,6 +143,8 @@ class Launcher:
         self.context = multiprocessing.get_context("forkserver")
         self.module = target.partition(":")[0]
         self.checked: set[tuple[str, str]] = set()
+        # Bytes of a GPU that a training is expected to hold, by `describe_step` of its cell.
+        self.expected_memory: dict[str, int] = {}
         self.context.set_forkserver_preload(list_preloads(self.module))
 
     def share_cores(self, slots: int) -> None:
@@ -156,6 +153,12 @@ class Launcher:
         OpenMP libraries read the number when they are loaded, so this comes before the first cell.
         """
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() // slots)))
+
+    def find_expected_memory(self, cell: Cell) -> int | None:
+        """Return the bytes of a GPU that a step of the check expects for `cell`, or None."""
+        if not self.expected_memory:
+            return None
+        return self.expected_memory.get(describe_step(cell))
 
     def start(self, job: Job, slot: Slot, known_attempts: int) -> CellProcess:
         """Fork the process of a cell. The first call waits for the imports of the server.
@@ -188,10 +191,10 @@ class Launcher:
     ) -> None:
         """Raise ConfigError with the responsible line if the model or data of a job cannot be used.
 
-        Another process checks one cell of each new variant (see `train.check_cells`) and sends the
-        warnings of the data, which are written here. If it dies, a warning says so, and the logs of
-        the cells will show why. A variant with a result of the present code makes no step. Cells
-        that are not `is_local` need no server here.
+        Other processes check one cell of each new variant (see lit_attn.ablate.model_check) and
+        send the warnings of the data, which are written here. If one dies, a warning says so, and
+        the logs of the cells will show why. A variant with a result of the present code makes no
+        step. Cells that are not `is_local` need no server here.
         """
         variants = []
         for study, variant, cell in find_variants(matrices, jobs):
@@ -201,19 +204,25 @@ class Launcher:
         if self.module != train.__name__ or not variants:
             return
         write_line(f"checking the models and data of {plural(len(variants), 'variant')}")
-        create_process: Callable[..., BaseProcess] = multiprocessing.get_context("spawn").Process
-        if is_local:
-            self.share_cores(make_slots(limit).at_once(job.cell for job in jobs))
-            _start_server()
-            create_process = self.context.Process
         cells = [cell for _, _, cell in variants]
         names = [variant.name for _, variant, _ in variants]
         proven = find_proven(matrices)
-        untried = []
-        for number, (study, variant, _) in enumerate(variants):
-            if (study, variant.name) not in proven:
-                untried.append(number)
-        check = _check_cells(create_process, cells, names, is_local, untried)
+        is_proven = [(study, variant.name) in proven for study, variant, _ in variants]
+        untried = list_untried(cells, is_proven)
+        create_process: Callable[..., BaseProcess] = multiprocessing.get_context("spawn").Process
+        processes = 1
+        if is_local:
+            slots = make_slots(limit)
+            cells_at_once = slots.at_once(job.cell for job in jobs)
+            self.share_cores(cells_at_once)
+            _start_server()
+            create_process = self.context.Process
+            wants_gpu = any(cells[n].experiment.training.accelerator != "cpu" for n in untried)
+            has_gpu = wants_gpu and slots.unit == "GPU"
+            processes = count_processes(len(untried), cells_at_once, has_gpu)
+        check = ModelCheck(create_process, cells, names, is_local, untried).run(processes)
+        for number, memory in check.memory.items():
+            self.expected_memory[describe_step(cells[number])] = memory
         for warning in check.warnings:
             write_line(f"warning: {warning}")
         if check.mistake is not None:
@@ -245,67 +254,6 @@ def find_proven(matrices: list[Matrix]) -> set[tuple[str, str]]:
     return proven
 
 
-class Check(NamedTuple):
-    """Result of a check of cells: a wrong cell (`first_step.Mistake`), and all warnings."""
-
-    mistake: tuple[int, str, str, bool] | None
-    warnings: list[str]
-
-
-def _check_cells(
-    create_process: Callable[..., BaseProcess],
-    cells: list[Cell],
-    names: list[str],
-    is_local: bool,
-    untried: list[int],
-) -> Check:
-    """Check cells in another process; return only a warning if it dies or needs too long.
-
-    `names` are those of the variants of the cells. `is_local`: the data of the cells are on this
-    machine. `untried` are the numbers of the cells that make a step.
-    """
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    # Not in files, which a killed runner could not remove.
-    contents = [cell.model_dump(mode="json") for cell in cells]
-    try:
-        arguments = (contents, sender, is_local, untried, available_memory())
-        process = create_process(target=train.check_cells, args=arguments)
-        with _block_interrupts():
-            process.start()
-        sender.close()
-        try:
-            check = _await_check(receiver, names)
-            # A killed process would leave the semaphores of its libraries behind.
-            process.join(10)
-        finally:
-            process.kill()
-            process.join()
-    except (EOFError, OSError):
-        check = Check(None, [f"{train.NOT_CHECKED}: the process of the check has ended"])
-    return check
-
-
-def _await_check(receiver: "Connection", names: list[str]) -> Check:
-    """Return what the process of the check sends last, or a warning after CHECK_LIMIT seconds.
-
-    Every PROGRESS_SECONDS a line says which variant the check has reached.
-    """
-    start = time.monotonic()
-    next_line = start + PROGRESS_SECONDS
-    reached = 0
-    while time.monotonic() - start < CHECK_LIMIT:
-        if receiver.poll(max(0.0, next_line - time.monotonic())):
-            message = receiver.recv()
-            if not isinstance(message, int):
-                return Check(*message)
-            reached = message
-        if time.monotonic() >= next_line:
-            seconds = format_seconds(time.monotonic() - start)
-            write_line(f"  {reached + 1} of {len(names)}: {names[reached]} ({seconds})")
-            next_line = time.monotonic() + PROGRESS_SECONDS
-    return Check(None, [f"{train.NOT_CHECKED}: no answer within {CHECK_LIMIT:,.0f} s"])
-
-
 def _start_server() -> None:
     """Start the fork server if needed."""
     if os.access(SOCKET_FOLDER, os.W_OK | os.X_OK):
@@ -316,17 +264,5 @@ def _start_server() -> None:
                 util.get_temp_dir()
         finally:
             tempfile.tempdir = previous
-    with _block_interrupts():
+    with block_interrupts():
         forkserver.ensure_running()
-
-
-@contextlib.contextmanager
-def _block_interrupts() -> Iterator[None]:
-    """Block SIGINT for processes that start meanwhile: Ctrl-C must reach only the runner."""
-    # Started first, because its start unblocks interrupts.
-    resource_tracker.ensure_running()
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

@@ -2,11 +2,10 @@
 
 The step needs the network in memory, the first training batch, and a batch of each evaluated split.
 Its learning rate is zero, so only a mistake makes the loss or an evaluation not finite. Cells that
-differ in nothing that a step computes share one.
+differ in nothing that a step computes share one (`describe_step` of lit_attn.ablate.model_check).
 """
 
 import contextlib
-import json
 import logging
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -19,9 +18,11 @@ from torch import Tensor, nn
 
 from lit_attn.cells.failure import NO_SPACE, OUT_OF_MEMORY, Diverged
 from lit_attn.config.cell import Cell
+from lit_attn.config.experiment import Experiment
 from lit_attn.data.base import Data, find_paths
 from lit_attn.data.module import DataModule, EvaluationLoader
 from lit_attn.models import factory
+from lit_attn.models.base import Model
 from lit_attn.models.mixer_trial import has_gpu_mixers, try_gpu_mixers
 from lit_attn.schema.errors import ConfigError, plural
 from lit_attn.schema.mistakes import describe_mistake
@@ -46,6 +47,7 @@ from lit_attn.training.process_group import ProcessGroup, choose_device
 from lit_attn.training.recording import MetricsFile
 from lit_attn.training.result import SMOKE
 from lit_attn.training.several_devices import require_gradients
+from lit_attn.training.step_memory import expect_memory, start_measuring
 from lit_attn.training.trainer import make_trainer
 from lit_attn.training.trainer_data import TrainerData
 
@@ -70,6 +72,33 @@ class Mistake(NamedTuple):
     message: str
     traceback: str = ""
     is_own: bool = False
+
+
+class CellEnd(NamedTuple):
+    """End of the check of a cell without a mistake.
+
+    `memory`: bytes of a GPU that a training of the cell is expected to hold, None if unknown.
+    `is_crowded`: its step was not made, because the machine lacked something that other processes
+    may have used at that moment.
+    """
+
+    memory: int | None = None
+    is_crowded: bool = False
+
+
+class LacksMemory(ConfigError):
+    """A training step needs more memory than is free."""
+
+
+class Machine(NamedTuple):
+    """Machine of a check: whether it has the data of cells, and the free bytes of its CPU.
+
+    Unless the process of the check `is_alone`, others check at the same time.
+    """
+
+    has_data: bool
+    free_memory: int | None
+    is_alone: bool
 
 
 @dataclass
@@ -167,60 +196,72 @@ def find_mistake(
     start_cell: Callable[[int], None] = lambda number: None,
     untried: Collection[int] = (),
     free_memory: int | None = None,
+    end_cell: Callable[[int, CellEnd], None] = lambda number, end: None,
+    is_alone: bool = True,
 ) -> Mistake | None:
     """Return the first of `cells` that cannot run, or None.
 
     `cells` has the content of each config.yaml. Unless this machine `has_data`, only the model of a
     cell whose files are missing is checked. `start_cell` is called with the number of each cell
-    before its check. The cells with the numbers `untried` make a training step; `free_memory` are
-    the free bytes of a CPU. Any other exception than a ConfigError ends the check of a cell with a
+    before its check, and `end_cell` after it if there is no mistake. The cells with the numbers
+    `untried` make a training step; `free_memory` are the free bytes of a CPU. Unless the process
+    `is_alone`, others use the machine at the same time, and a step for which it lacks something is
+    left out as crowded. Any other exception than a ConfigError ends the check of a cell with a
     warning: if foreign code raises it, the log of the cell will show it.
     """
+    machine = Machine(has_data, free_memory, is_alone)
     loaded = LoadedData()
-    tried: set[str] = set()
     for number, written in enumerate(cells):
         start_cell(number)
-        try:
-            cell = Cell.parse(written, "config.yaml")
-            model = cell.experiment.model
-            training = cell.experiment.training
-            if has_data and has_gpu_mixers(model):
-                # Without the data, this machine is not the one that trains the cell.
-                device = choose_device(training.accelerator, 0, 1)
-                signature = cell.experiment.data.signature()
-                try_gpu_mixers(model, signature, training.precision, device)
-            network = _build_without_memory(cell)
-            if not has_data and not _has_all_files(cell.experiment.data):
-                continue
-            data = loaded.find(cell)
-            build_task(cell, data, network)
-            key = _describe_step(cell)
-            if not has_data or number not in untried or key in tried:
-                continue
-            tried.add(key)
-            device = choose_device(training.accelerator, 0, 1)
-            choose_mode(cell.experiment, device)
-            require_memory(cell, network, device, free_memory)
-        except ConfigError as error:
-            return Mistake(number, str(error))
-        except Exception as error:
-            reason = explain_failure(error, "the code of the cell")
-            LOG.warning("the check of a variant ended early: %s", reason)
-            continue
-        mistake = _try_step(number, cell, data, loaded, device)
-        if mistake is not None:
-            return mistake
+        end = _check_cell(number, written, loaded, machine, number in untried)
+        if isinstance(end, Mistake):
+            return end
+        end_cell(number, end)
     return None
 
 
-def _build_without_memory(cell: Cell) -> nn.Module:
-    """Return the network of `cell` on the meta device. Raises ConfigError if it cannot train."""
-    experiment = cell.experiment
-    training = experiment.training
-    model = factory.resolve(experiment.model, cell.match_to, experiment.data)
+def _check_cell(
+    number: int, written: Any, loaded: LoadedData, machine: Machine, is_untried: bool
+) -> Mistake | CellEnd:
+    """Return what is wrong with a cell, or the end of its check; see `find_mistake`."""
+    try:
+        cell = Cell.parse(written, "config.yaml")
+        experiment = cell.experiment
+        training = experiment.training
+        if machine.has_data and has_gpu_mixers(experiment.model):
+            # Without the data, this machine is not the one that trains the cell.
+            device = choose_device(training.accelerator, 0, 1)
+            signature = experiment.data.signature()
+            try_gpu_mixers(experiment.model, signature, training.precision, device)
+        model = factory.resolve(experiment.model, cell.match_to, experiment.data)
+        network = _build_without_memory(model, experiment)
+        if not machine.has_data and not _has_all_files(experiment.data):
+            return CellEnd()
+        data = loaded.find(cell)
+        build_task(cell, data, network)
+        if not machine.has_data or not is_untried:
+            return CellEnd()
+        device = choose_device(training.accelerator, 0, 1)
+        choose_mode(experiment, device)
+        require_memory(cell, network, device, machine.free_memory)
+    except LacksMemory as error:
+        return Mistake(number, str(error)) if machine.is_alone else CellEnd(is_crowded=True)
+    except ConfigError as error:
+        return Mistake(number, str(error))
+    except Exception as error:
+        if is_of_machine(error) and not machine.is_alone:
+            return CellEnd(is_crowded=True)
+        reason = explain_failure(error, "the code of the cell")
+        LOG.warning("the check of a variant ended early: %s", reason)
+        return CellEnd()
+    return _try_step(number, cell, model, data, loaded, device, machine.is_alone)
+
+
+def _build_without_memory(model: Model, experiment: Experiment) -> nn.Module:
+    """Return the network of `model` on the meta device. Raises ConfigError if it cannot train."""
     network = factory.build(model, experiment.data, "meta")
-    prepare_for_devices(network, training)
-    require_gradients(network, experiment.data.signature().sample(), training)
+    prepare_for_devices(network, experiment.training)
+    require_gradients(network, experiment.data.signature().sample(), experiment.training)
     return network
 
 
@@ -229,22 +270,10 @@ def _has_all_files(data: Data) -> bool:
     return all(path.exists() for _, path in find_paths(data.model_dump()))
 
 
-def _describe_step(cell: Cell) -> str:
-    """Return a text that is equal for cells whose first steps compute the same, but for rates."""
-    contents = cell.experiment.model_dump(mode="json", exclude={"schedule"})
-    for key in ("lr", "weight_decay"):
-        contents["optimizer"].pop(key, None)
-    without_effect = ("diagnostics", "histograms", "loggers", "log_every", "profiler")
-    for key in ("epochs", "stretch", "max_steps", "stop", *without_effect):
-        contents["training"].pop(key, None)
-    match_to = None if cell.match_to is None else cell.match_to.model_dump(mode="json")
-    return json.dumps([contents, match_to], sort_keys=True)
-
-
 def require_memory(
     cell: Cell, network: nn.Module, device: torch.device, free_memory: int | None
 ) -> None:
-    """Raise ConfigError if a training step needs more than the free memory of the device.
+    """Raise LacksMemory if a training step needs more than the free memory of the device.
 
     The step of a small model is not estimated: it is made right after this.
     """
@@ -272,7 +301,7 @@ def require_memory(
         parts = memory.weights + memory.gradients + memory.states + memory.averages
         needed = memory.total - parts + parts / devices
     if needed > free_memory:
-        raise ConfigError(
+        raise LacksMemory(
             f"model: a training step needs at least {needed / GIBIBYTE:,.1f} GiB, and"
             f" {free_memory / GIBIBYTE:,.1f} GiB of the {device.type.upper()} are free; make the"
             " model or data.batch_size smaller (`--dry-run --gpu` shows the parts)"
@@ -280,33 +309,44 @@ def require_memory(
 
 
 def _try_step(
-    number: int, cell: Cell, data: DataModule, loaded: LoadedData, device: torch.device
-) -> Mistake | None:
-    """Return what is wrong with a training step and an evaluation of `cell`, or None."""
+    number: int,
+    cell: Cell,
+    model: Model,
+    data: DataModule,
+    loaded: LoadedData,
+    device: torch.device,
+    is_alone: bool,
+) -> Mistake | CellEnd:
+    """Return what is wrong with a training step and an evaluation of `cell`, or their end."""
     if cell.experiment.training.is_sharded:
         # Only all devices together have the memory, and they are started with the cell.
-        return None
+        return CellEnd()
     used = UsedBatch()
     try:
-        make_step(cell, data, loaded, device, used)
+        memory = make_step(cell, model, data, loaded, device, used)
     except ConfigError as error:
         return Mistake(number, str(error))
     except Diverged as error:
-        return Mistake(number, _explain_not_finite(str(error), cell, data, loaded, device))
-    except MACHINE_ERRORS as error:
-        _warn_unchecked(error)
-        return None
+        return Mistake(number, _explain_not_finite(str(error), cell, model, data, loaded, device))
     except Exception as error:
-        if OUT_OF_MEMORY.search(str(error)) or NO_SPACE.search(str(error)):
-            _warn_unchecked(error)
-            return None
+        if is_of_machine(error):
+            if is_alone:
+                _warn_unchecked(error)
+            return CellEnd(is_crowded=not is_alone)
         is_own = is_own_mistake(error)
         message = f"the first step: {describe_mistake(error)}" if is_own else _explain(error)
         if used.name:
             batch = describe_batch(used.batch, data.signature.batch_names)
             message += f"; the {used.name} is {batch}"
         return Mistake(number, message, "" if is_own else traceback.format_exc(), is_own)
-    return None
+    return CellEnd(memory)
+
+
+def is_of_machine(error: Exception) -> bool:
+    """Return True for an exception about the machine at this moment; the cells may not meet it."""
+    text = str(error)
+    lacks_room = OUT_OF_MEMORY.search(text) or NO_SPACE.search(text)
+    return isinstance(error, MACHINE_ERRORS) or bool(lacks_room)
 
 
 def _warn_unchecked(error: Exception) -> None:
@@ -317,22 +357,24 @@ def _warn_unchecked(error: Exception) -> None:
 
 def make_step(
     cell: Cell,
+    model: Model,
     data: DataModule,
     loaded: LoadedData,
     device: torch.device,
     used: UsedBatch,
     prepare: Callable[[nn.Module], object] = lambda network: None,
-) -> None:
+) -> int | None:
     """Make a training step of `cell` with the learning rate zero, and evaluate a batch of a split.
 
-    `used` notes the batches, and `prepare` gets the network before the step. Raises what the code
-    of the cell raises.
+    `model` has the FFN width of the cell. `used` notes the batches, and `prepare` gets the network
+    before the step. Returns the bytes that a training is expected to hold, see `expect_memory`.
+    Raises what the code of the cell raises.
     """
     experiment = cell.experiment
     training = experiment.training
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    start_measuring(device)
     L.seed_everything(cell.seed, verbose=False)
-    model = factory.resolve(experiment.model, cell.match_to, experiment.data)
     network = factory.build(model, experiment.data)
     prepare(network)
     task = build_task(cell, data, network)
@@ -364,10 +406,16 @@ def make_step(
             # A changed loop is the reason of any other error.
             require_same_loop(trainer, loop)
         check_callbacks(training.callbacks, own_callbacks, trainer, parameters)
+    return expect_memory(cell, data, trainer, device)
 
 
 def _explain_not_finite(
-    message: str, cell: Cell, data: DataModule, loaded: LoadedData, device: torch.device
+    message: str,
+    cell: Cell,
+    model: Model,
+    data: DataModule,
+    loaded: LoadedData,
+    device: torch.device,
 ) -> str:
     """Return the error of a loss that is not finite, with the first module that made it so."""
     outputs: list[tuple[str, nn.Module, bool]] = []
@@ -378,7 +426,7 @@ def _explain_not_finite(
 
     # The step fails again, this time with the hooks.
     with contextlib.suppress(Diverged, *MACHINE_ERRORS):
-        make_step(cell, data, loaded, device, UsedBatch(), prepare)
+        make_step(cell, model, data, loaded, device, UsedBatch(), prepare)
     # An infinite number can be meant, as in a mask; a NaN is not.
     first = next((entry for entry in outputs if entry[2]), next(iter(outputs), None))
     if first is None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from lit_attn import train
 from lit_attn.ablate import dry_run, launch, step_times
 from lit_attn.ablate.commands import run
 from lit_attn.ablate.launch import CellProcess
+from lit_attn.ablate.model_check import Check, ModelCheck
 from lit_attn.ablate.plan import expand
 from lit_attn.ablate.slots import make_slots
 from lit_attn.config.study import read_studies
@@ -221,57 +221,13 @@ def test_a_freeze_counts_from_the_start_of_a_cell(
     assert cell.seconds == 1.0
 
 
-def test_a_long_check_names_the_variant_that_it_has_reached(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(launch, "PROGRESS_SECONDS", 0.0)
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    answers = iter([None, 1, (None, ["a warning"])])
-    write = launch.write_line
-
-    def write_and_send(text: str) -> None:
-        """Send nothing, then the number of a variant, then the answer, after each line."""
-        write(text)
-        message = next(answers)
-        if message is not None:
-            sender.send(message)
-
-    monkeypatch.setattr(launch, "write_line", write_and_send)
-    assert launch._await_check(receiver, ["standard", "belief"]) == (None, ["a warning"])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(" (")[0] for line in lines] == [
-        "  1 of 2: standard",
-        "  1 of 2: standard",
-        "  2 of 2: belief",
-    ]
-
-
-def test_a_check_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "CHECK_LIMIT", 0.02)
-    monkeypatch.setattr(launch, "PROGRESS_SECONDS", 0.01)
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    warning = "the models and data were not checked: no answer within 0 s"
-    assert launch._await_check(receiver, ["standard"]) == (None, [warning])
-    sender.close()
-    receiver.close()
-
-
-def test_a_check_whose_process_dies_is_not_silent() -> None:
-    """A process that ends without an answer closes its end of the pipe."""
-    check = launch._check_cells(MagicMock(), [], ["standard"], True, [])
-    assert check == (
-        None,
-        ["the models and data were not checked: the process of the check has ended"],
-    )
-
-
 def test_a_mistake_in_the_check_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process of the check has no output, so nobody would see its traceback."""
     monkeypatch.setattr(train, "die_with_parent", lambda: None)
     monkeypatch.setattr(train, "redirect_output", lambda path: None)
     monkeypatch.delattr(first_step, "LoadedData")
     sender = MagicMock()
-    train.check_cells([], sender, True, [], None)
+    train.check_cells([], sender, True, [], None, is_alone=True)
     (mistake, warnings) = sender.send.call_args.args[0]
     assert mistake is None
     assert warnings[0].startswith("the models and data were not checked: ")
@@ -293,6 +249,6 @@ def test_a_mistake_of_lit_attn_in_a_step_is_no_wrong_configuration(
         return 0
 
     for is_own, code in ((False, 2), (True, EXIT_CODE)):
-        answer = launch.Check((0, "the first step: wrong", "", is_own), [])
-        monkeypatch.setattr(launch, "_check_cells", MagicMock(return_value=answer))
+        answer = Check((0, "the first step: wrong", "", is_own), [], {})
+        monkeypatch.setattr(ModelCheck, "run", MagicMock(return_value=answer))
         assert command(run)() == code

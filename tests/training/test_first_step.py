@@ -20,7 +20,7 @@ from lit_attn.data.log import collect_warnings
 from lit_attn.schema import plugins
 from lit_attn.tasks import classification
 from lit_attn.training import first_step
-from lit_attn.training.first_step import Mistake, find_mistake
+from lit_attn.training.first_step import CellEnd, Mistake, find_mistake
 
 MINE = """
 from typing import ClassVar
@@ -181,21 +181,43 @@ def test_a_step_for_which_the_machine_has_no_memory_is_not_silent(
     assert warnings == ["the first step of a variant was not checked: MemoryError: no room"]
 
 
-def test_variants_that_differ_in_a_rate_share_a_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def find_ends(matrix: Matrix, free_memory: int | None = None) -> dict[str, CellEnd]:
+    """Return the ends of a check beside other processes, by variant; there is no mistake."""
+    jobs = [job for job in matrix.jobs if job.cell.seed == 0]
+    cells = [job.cell.model_dump(mode="json") for job in jobs]
+    ends: dict[str, CellEnd] = {}
+
+    def end_cell(number: int, end: CellEnd) -> None:
+        ends[jobs[number].cell.variant] = end
+
+    mistake = find_mistake(
+        cells,
+        untried=range(len(cells)),
+        free_memory=free_memory,
+        end_cell=end_cell,
+        is_alone=False,
+    )
+    assert mistake is None
+    return ends
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("CUDA out of memory")])
+def test_a_step_beside_others_without_memory_is_crowded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    matrix = expand(studies.study(tmp_path, ALONE), tmp_path / "runs")
-    steps = []
-    make_step = first_step.make_step
+    """Another process of the check may have used the memory, so nothing is told yet."""
+    matrix = write_study(tmp_path, "", ALONE)
+    monkeypatch.setattr(first_step, "make_step", Mock(side_effect=error))
+    with collect_warnings() as warnings:
+        ends = find_ends(matrix)
+    assert ends == dict.fromkeys("abc", CellEnd(is_crowded=True))
+    assert warnings == []
 
-    def count(cell, *arguments) -> None:
-        steps.append(cell.variant)
-        make_step(cell, *arguments)
 
-    monkeypatch.setattr(first_step, "make_step", count)
-    # A rate of 1 would make the evaluation after the step infinite.
-    assert check(matrix) is None
-    assert steps == ["a", "c"]
+def test_a_model_that_does_not_fit_beside_others_is_crowded(tmp_path: Path) -> None:
+    matrix = write_study(tmp_path, "", ALONE)
+    assert find_ends(matrix, free_memory=1000) == dict.fromkeys("abc", CellEnd(is_crowded=True))
+    assert find_ends(matrix, free_memory=2**33) == dict.fromkeys("abc", CellEnd())
 
 
 def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -241,11 +263,13 @@ def test_the_page_has_the_parts_of_every_batch() -> None:
 
 @pytest.mark.process
 def test_a_study_with_a_wrong_task_starts_no_cell(tmp_path: Path) -> None:
-    write_study(tmp_path, "ThreeParts")
+    """On several cores, several processes find the mistake, each in another variant."""
+    cells = ", ".join(f"v{n}: {{training.clip: {1 + n}}}" for n in range(9))
+    write_study(tmp_path, "ThreeParts", f"baseline: v0\nparts: [mine.py]\ncells: {{{cells}}}")
     done = run_python(tmp_path, "-m", "lit_attn.ablate", "ablations.yaml")
     assert done.returncode == 2
     assert re.fullmatch(
-        r"ablations.yaml:\d+: tiny: variant 'a': the first step: \S+/mine.py:24: .*"
+        r"ablations.yaml:\d+: tiny: variant 'v0': the first step: \S+/mine.py:24: .*"
         r"; \S+first-step.log has the traceback\n",
         done.stderr,
     )
