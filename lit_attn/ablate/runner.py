@@ -100,6 +100,10 @@ class Runner:
         self.queue = deque(jobs)
         self.before = {job.folder: len(folder.list_attempts(job.folder)) for job in self.queue}
         self.launcher.share_cores(self.slots.at_once(job.cell for job in self.queue))
+        for job in self.queue:
+            memory = self.launcher.find_expected_memory(job.cell)
+            if memory is not None:
+                self.slots.record_estimate(job.cell, memory)
         with handle_signals(self._interrupt):
             try:
                 while self.running or ((self.queue or self.resting) and not self.urgency):

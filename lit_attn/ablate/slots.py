@@ -1,7 +1,8 @@
 """Slots: which cells run at once on this machine, and on which devices.
 
 If more cells run at once than there are devices, cells share devices by their measured memory: the
-memory of all cells of a device, with a margin, must fit into what was free when the run began.
+memory of all cells of a device, with a margin, must fit into what was free when the run began. A
+step before the first cell can give an estimate, which counts until a cell of the kind is measured.
 """
 
 import contextlib
@@ -90,8 +91,14 @@ def _cgroup_memory() -> Iterator[int]:
 
 MARGIN = 1.1
 """Factor between the largest measured memory of a cell and the memory that is reserved for it."""
+ESTIMATED = 1.5
+"""Factor between the estimate of a cell's memory and the memory that is expected for it.
+
+The step of the estimate is uncompiled, and compiled code may need more work space or less. A later
+batch can be larger than the first one, and longer trainings fragment the memory.
+"""
 UNMEASURED = 2.0
-"""Factor between the largest measured memory and the memory reserved for an unmeasured cell."""
+"""Factor between the largest expected memory and the memory reserved for an unknown cell."""
 
 
 @dataclass(eq=False)
@@ -120,6 +127,7 @@ class Slots:
         self.on_device: list[list[Slot]] = [[] for _ in devices]
         self.isolated: set[str] = set()  # Kinds (see Cell.kind) of cells that share no device.
         self.memory: dict[str, int] = {}  # Largest measured memory of each kind.
+        self.estimates: dict[str, int] = {}  # Estimated memory of kinds.
 
     @property
     def unit(self) -> str:
@@ -180,8 +188,17 @@ class Slots:
         """Record that `cell` held `memory` bytes of a device."""
         self.memory[cell.kind] = max(memory, self.memory.get(cell.kind, 0))
 
+    def record_estimate(self, cell: Cell, memory: int) -> None:
+        """Record that `cell` will hold about `memory` bytes, which counts until it is measured."""
+        self.estimates[cell.kind] = memory
+
+    def _expect_memory(self) -> dict[str, float]:
+        """Return the bytes that a cell of each kind is expected to hold, if they are known."""
+        expected = {kind: ESTIMATED * memory for kind, memory in self.estimates.items()}
+        return expected | self.memory
+
     def _can_fit(self, kind: str, index: int) -> bool:
-        """Return True if a cell of `kind` fits on a device beside at most one unmeasured cell."""
+        """Return True if a cell of `kind` fits on a device beside at most one unknown cell."""
         memory = self.devices[index].memory
         slots = self.on_device[index]
         kinds = [slot.kind for slot in slots]
@@ -190,12 +207,13 @@ class Slots:
             return False
         if not self.isolated.isdisjoint(kinds):
             return False
-        if memory is None or not self.memory:
+        expected = self._expect_memory()
+        if memory is None or not expected:
             return False
-        unmeasured = [other for other in kinds if other not in self.memory]
-        largest = UNMEASURED * max(self.memory.values())
-        total = sum(self.memory.get(other, largest) for other in kinds)
-        return len(unmeasured) <= 1 and MARGIN * total <= memory
+        unknown = [other for other in kinds if other not in expected]
+        largest = UNMEASURED * max(expected.values())
+        total = sum(expected.get(other, largest) for other in kinds)
+        return len(unknown) <= 1 and MARGIN * total <= memory
 
 
 def make_slots(limit: int | None) -> Slots:

@@ -26,6 +26,7 @@ from helpers.runs import (
 from lit_attn.ablate import runner
 from lit_attn.ablate.display import Display, Snapshot
 from lit_attn.ablate.launch import Launcher
+from lit_attn.ablate.model_check import describe_step
 from lit_attn.ablate.plan import Job, expand
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import Device, Slots, make_slots
@@ -79,11 +80,15 @@ def test_a_second_run_only_runs_cells_without_result(tmp_path: Path) -> None:
     assert count_runs(tmp_path) == {**once, "ok-new/0": 1, "ok-new/1": 1}
 
 
+@pytest.mark.parametrize("is_estimated", [False, True], ids=["measured", "estimated"])
 @pytest.mark.parametrize(("memory", "together"), [(100, 4), (2, 1)])
 def test_cells_share_a_device_by_their_measured_memory(
-    memory: int, together: int, tmp_path: Path
+    memory: int, together: int, is_estimated: bool, tmp_path: Path
 ) -> None:
-    """Each cell holds one byte of one core. The first cell runs alone until it is measured."""
+    """Each cell holds one byte of one core. The first cell runs alone until it is measured.
+
+    With an estimate of the check, as many cells as have room start at once.
+    """
     cells = expand(
         studies.study(tmp_path, make_body("gated")), tmp_path / "runs", seeds=(0, 1, 2, 3)
     )
@@ -98,9 +103,13 @@ def test_cells_share_a_device_by_their_measured_memory(
                 (tmp_path / "runs" / "tiny" / "go").touch()
 
     slots = Slots([Device(None, memory)], limit=4)
-    summary = Runner(Launcher(fake_cells.TARGET), slots, Opening(io.StringIO())).run(cells.jobs)
+    launcher = Launcher(fake_cells.TARGET)
+    if is_estimated:
+        # The cells differ in their seeds only.
+        launcher.expected_memory = {describe_step(cells.jobs[-1].cell): 1}
+    summary = Runner(launcher, slots, Opening(io.StringIO())).run(cells.jobs)
     assert summary.failed == []
-    assert started[0] == 1
+    assert started[0] == (together if is_estimated else 1)
     assert max(started) == together
 
 

@@ -15,7 +15,7 @@ from helpers.training_cells import digits_cell
 from lit_attn.ablate.display import Display
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.runner import Runner
-from lit_attn.ablate.slots import MARGIN, Device, Slot, Slots, count_cores, make_slots
+from lit_attn.ablate.slots import ESTIMATED, MARGIN, Device, Slot, Slots, count_cores, make_slots
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
 from lit_attn.training.process_group import choose_device
@@ -108,6 +108,45 @@ def test_an_unmeasured_kind_counts_twice_and_at_most_once_per_device() -> None:
     assert large_slots.reserve(cell(0, lr=3.0)) is None, "two unmeasured kinds"
     large_slots.record_memory(cell(0, lr=2.0), 25)
     assert large_slots.reserve(cell(0, lr=3.0)) is not None
+
+
+def test_cells_with_estimates_start_at_once() -> None:
+    slots = cores_of(100, limit=9)
+    for rate, memory in ((1.0, 10), (2.0, 12), (3.0, 8)):
+        slots.record_estimate(cell(0, lr=rate), memory)
+    taken = [slots.reserve(cell(seed, lr=rate)) for seed in (0, 1) for rate in (1.0, 2.0, 3.0)]
+    # With both factors, three cells of different kinds need 49.5 bytes, and all six 99.
+    assert MARGIN * ESTIMATED * 2 * (10 + 12 + 8) < 100
+    assert None not in taken
+    assert slots.reserve(cell(2, lr=3.0)) is None
+
+
+def test_a_measurement_replaces_an_estimate() -> None:
+    slots = cores_of(100, limit=9)
+    slots.record_estimate(cell(0), 30)
+    taken = [slots.reserve(cell(seed)) for seed in (0, 1, 2)]
+    assert [slot is not None for slot in taken] == [True, True, False]
+    slots.record_memory(cell(0), 30)
+    assert slots.reserve(cell(2)) is not None, "without the factor of an estimate"
+    assert slots.reserve(cell(3)) is None
+    slots = cores_of(100, limit=9)
+    slots.record_estimate(cell(0), 10)
+    assert slots.reserve(cell(0)) is not None
+    slots.record_memory(cell(0), 60)
+    assert slots.reserve(cell(1)) is None, "the estimate was too small"
+
+
+def test_a_cell_without_an_estimate_counts_twice_the_largest() -> None:
+    slots = cores_of(100, limit=9)
+    slots.record_estimate(cell(0), 10)
+    assert slots.reserve(cell(0, lr=2.0)) is not None
+    assert slots.reserve(cell(0)) is not None
+    assert slots.reserve(cell(1, lr=3.0)) is None, "two unknown kinds"
+    assert slots.reserve(cell(1)) is not None
+    # 1.1 * (2 * 15 + 2 * 15) is 66; there is room for two more.
+    assert slots.reserve(cell(2)) is not None
+    assert slots.reserve(cell(3)) is not None
+    assert slots.reserve(cell(4)) is None
 
 
 def test_cells_of_an_isolated_kind_share_no_device() -> None:
