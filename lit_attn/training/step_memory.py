@@ -11,7 +11,6 @@ from torch import Tensor
 from lit_attn.config.cell import Cell
 from lit_attn.data.module import DataModule
 from lit_attn.models.factory import list_tensors
-from lit_attn.training.compilation import choose_mode
 from lit_attn.training.recording import measure_memory
 
 
@@ -38,7 +37,7 @@ def expect_memory(
     experiment = cell.experiment
     if device.type != "cuda" or experiment.training.devices > 1:
         return None
-    has_graphs = choose_mode(experiment, device) == "reduce-overhead"
+    has_graphs = experiment.training.has_cuda_graphs
     if has_graphs or experiment.data.at_final_size() != experiment.data:
         return None
     memory = measure_memory(device, is_reserved=True)

@@ -72,7 +72,7 @@ def test_a_cpu_expects_nothing() -> None:
 
 @pytest.mark.usefixtures("expected")
 @pytest.mark.parametrize(
-    "training", [{"devices": 2}, {"compile": "cuda-graphs"}], ids=["devices", "graphs"]
+    "training", [{"devices": 2}, {"compile": "cuda-graphs"}, {"compile": "step-graph"}]
 )
 def test_nothing_is_expected_of_several_devices_and_cuda_graphs(
     training: dict[str, Any], monkeypatch: pytest.MonkeyPatch
