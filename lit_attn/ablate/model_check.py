@@ -58,7 +58,7 @@ class Share:
 
 
 class Findings:
-    """What the processes of a check have found; numbers are those of all cells."""
+    """Mistake, warnings and memory from the processes of a check, by numbers of all cells."""
 
     def __init__(self) -> None:
         self.mistake: Mistake | None = None

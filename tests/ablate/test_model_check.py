@@ -50,13 +50,13 @@ class FakeProcess:
         self.started.append((names, untried, memory, is_alone))
         for number, name in enumerate(names):
             sender.send(number)
-            found = self.find(name, is_alone)
-            if found is None:
+            end = self.find(name, is_alone)
+            if end is None:
                 return
-            if isinstance(found, str):
-                sender.send(CheckEnd((number, found, "", False), []))
+            if isinstance(end, str):
+                sender.send(CheckEnd((number, end, "", False), []))
                 return
-            sender.send(found)
+            sender.send(end)
         sender.send(CheckEnd(None, []))
 
     def join(self, seconds: float = 0.0) -> None:
@@ -121,8 +121,8 @@ def test_a_crowded_step_is_made_again_alone() -> None:
 
 
 def test_a_crowded_step_after_the_wrong_variant_is_not_made_again() -> None:
-    found = {"a": "wrong", "d": CROWDED}
-    assert make_check(lambda name, _: found.get(name, passing())).run(4).mistake is not None
+    ends = {"a": "wrong", "d": CROWDED}
+    assert make_check(lambda name, _: ends.get(name, passing())).run(4).mistake is not None
     assert all(not is_alone for *_, is_alone in FakeProcess.started)
 
 
