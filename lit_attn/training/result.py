@@ -18,6 +18,7 @@ from lit_attn.cells.inputs import add_changes, collect_data
 from lit_attn.cells.ranks import SHARED_DEVICE
 from lit_attn.cells.records import Metric, MetricRow, Result, Timing, read_metrics, utc_now
 from lit_attn.config.cell import Cell
+from lit_attn.data.loading import start_copy
 from lit_attn.files import write_atomic
 from lit_attn.tasks.base import TaskModule
 from lit_attn.training.build import Parts
@@ -210,10 +211,11 @@ class UnitRecorder(L.Callback):
         loader = trainer.val_dataloaders[split]
         # Padding has the last places, and a task may leave out its rows.
         places = [place for place in loader.units[batch_idx] if place < loader.count]
+        rows = start_copy(torch.tensor(places, dtype=torch.long), module.device)
         for prefix, values in outputs.items():
             name = f"{module.splits[split]}/{prefix}"
             if name in self.values:
-                self.values[name][places] = values[: len(places)].float()
+                self.values[name][rows] = values[: len(places)].float()
 
     def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         arrays: dict[str, Any] = {}

@@ -152,13 +152,14 @@ def count_waits(cell: Cell, root: Path) -> int:
     return len(reads)
 
 
-def test_the_training_loop_does_not_wait_for_the_gpu(tmp_path: Path) -> None:
-    """Twice as many steps between the same evaluations wait no more often."""
+@pytest.mark.parametrize("more", [{"epoch_steps": 4}, {"eval_batch_size": 4}])
+def test_the_loops_do_not_wait_for_the_gpu(more: dict[str, int], tmp_path: Path) -> None:
+    """More steps between the same evaluations, or more batches in each, wait no more often."""
     waits = []
-    for steps in (2, 4):
-        data = {"accumulate": 1, "epoch_steps": steps}
+    for name, further in (("few", {}), ("more", more)):
+        data = {"accumulate": 1, "epoch_steps": 2, "eval_batch_size": 8, **further}
         training = {"epochs": 2, "clip": 1.0, "average": {"decay": 0.9}}
-        waits.append(count_waits(text_cell(data=data, training=training), tmp_path / str(steps)))
+        waits.append(count_waits(text_cell(data=data, training=training), tmp_path / name))
     assert waits[0] == waits[1] > 0
 
 
