@@ -151,6 +151,15 @@ def test_columns_are_mapped(tmp_path: Path) -> None:
         read(tmp_path, text, metric="val_ppl:min")
 
 
+def test_one_column_gives_each_cost(tmp_path: Path) -> None:
+    """Runs without the second column would have the cost of another one."""
+    text = "variant,loss,runtime,gpu_hours\na,1,100,1\nb,2,200,\n"
+    study, notes = read(tmp_path, text, pairs="none")
+    costs = [cell.measurements["wall_time"] for cell in study.cells]
+    assert costs == [100, 200]
+    assert "The column 'gpu_hours' is not used, because 'runtime' is the same cost." in notes
+
+
 def test_everything_odd_is_counted_and_said(tmp_path: Path) -> None:
     text = 'variant;loss;"note"\na ;1;x\na;1;x\na;2;y\n a;nan;y\nb;;z\nb;3;z\nb;1;z\n'
     study, notes = read(tmp_path, text, pairs="none")
@@ -176,6 +185,16 @@ def test_percent_signs_are_read_if_all_values_have_one(tmp_path: Path) -> None:
     assert "All values of 'accuracy' have a percent sign; differences are in points." in notes
     with pytest.raises(ConfigError, match="numbers with and without a percent sign"):
         read(tmp_path, "variant,seed,accuracy\na,0,91.2%\nb,0,0.92\n")
+    # JSON has numbers beside texts.
+    rows = [
+        {"variant": "a", "seed": 0, "accuracy": "91.2%"},
+        {"variant": "b", "seed": 0, "accuracy": 0.92},
+    ]
+    with pytest.raises(ConfigError, match="numbers with and without a percent sign"):
+        read(tmp_path, json.dumps(rows), "runs.json")
+    # A run that has failed has no form.
+    study, _ = read(tmp_path, text + "c,0,nan\n")
+    assert study.values("c") == {}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from lit_attn.cells.records import Metric, Plan, PlannedVariant
-from lit_attn.report.foreign.costs import COUNTS, find_cost
+from lit_attn.report.foreign.costs import COUNTS, Cost, find_cost
 from lit_attn.report.foreign.directions import find_goal, parse_metric
 from lit_attn.report.foreign.run_table import RunTable
 from lit_attn.report.foreign.states import COLUMNS, State, read_states
@@ -209,19 +209,37 @@ def _read_runs(table: RunTable, choices: Choices, metric: str, notes: list[str])
         seeds = [str(_clean(row.get(column))) for row in table.rows]
     states = read_states(table, notes)
     values = _read_values(table, metric, states, notes)
-    cost_columns = {name: find_cost(name) for name in table.columns if name != metric}
+    cost_columns = _choose_cost_columns(table, metric, notes)
     runs = []
     for place, row in enumerate(table.rows):
         costs: dict[str, float | int] = {}
         for name, cost in cost_columns.items():
-            if cost is not None:
-                number = _read_cost(table.places[place], name, row.get(name))
-                if number is not None:
-                    amount = number * cost.factor
-                    is_count = cost.measurement in COUNTS
-                    costs[cost.measurement] = round(amount) if is_count else amount
+            number = _read_cost(table.places[place], name, row.get(name))
+            if number is not None:
+                amount = number * cost.factor
+                is_count = cost.measurement in COUNTS
+                costs[cost.measurement] = round(amount) if is_count else amount
         runs.append(_Run(names[place], seeds[place], table.places[place], values[place], costs))
     return runs
+
+
+def _choose_cost_columns(table: RunTable, metric: str, notes: list[str]) -> dict[str, Cost]:
+    """Return the costs of columns by name: the first column of each measurement.
+
+    Two columns of one measurement, such as runtime and GPU hours, may mean two things.
+    """
+    chosen: dict[str, Cost] = {}
+    by_measurement: dict[str, str] = {}
+    for name in table.columns:
+        cost = None if name == metric else find_cost(name)
+        if cost is None:
+            continue
+        first = by_measurement.setdefault(cost.measurement, name)
+        if first == name:
+            chosen[name] = cost
+        else:
+            notes.append(f"The column '{name}' is not used, because '{first}' is the same cost.")
+    return chosen
 
 
 def _read_names(table: RunTable, column: str, notes: list[str]) -> list[str]:
@@ -306,8 +324,9 @@ def _read_values(
         number = read_number(written)
         if isinstance(number, str):
             raise ConfigError(f"{place}: {metric}: '{number}' is not a number")
+        if number is not None and math.isfinite(number):
+            percent.append(isinstance(written, str) and written.endswith("%"))
         if isinstance(written, str) and written:
-            percent.append(written.endswith("%"))
             texts += table.metrics is not None and written.lower() not in NOT_FINITE
         if number is None:
             empty += 1
