@@ -1,4 +1,4 @@
-"""Floors of the studies of a run, computed once for the data of each baseline."""
+"""Floors of the studies of a run, computed once for the data and steps of each baseline."""
 
 from collections.abc import Iterable
 
@@ -17,18 +17,21 @@ LIMIT = 600.0
 
 
 def write_floors(matrices: Iterable[Matrix], launcher: Launcher) -> None:
-    """Write the floors of each study whose baseline has a result on other data than the record.
+    """Write the floors of each study whose baseline has a result, and no record for its data.
 
-    A study without floors is told in one line, and keeps its tables.
+    A record for other data or another number of steps is removed first. A study without floors is
+    told in one line, and keeps its tables.
     """
     if launcher.module != train.__name__:
         # Cells of another program do not train on the data of their configuration.
         return
     for matrix in matrices:
-        job = _find_new_data(matrix)
+        job = _find_job_without_floors(matrix)
         if job is None:
             continue
         write_line(f"{matrix.name}: computing the floors of its data")
+        # Tables would show these floors if the new ones cannot be computed.
+        (matrix.folder / FILE).unlink(missing_ok=True)
         log = matrix.folder / LOG
         log.unlink(missing_ok=True)
         arguments = (job.folder, matrix.folder / FILE, log)
@@ -50,8 +53,8 @@ def write_floors(matrices: Iterable[Matrix], launcher: Launcher) -> None:
             )
 
 
-def _find_new_data(matrix: Matrix) -> Job | None:
-    """Return a finished cell of the baseline whose data have no floors yet, or None."""
+def _find_job_without_floors(matrix: Matrix) -> Job | None:
+    """Return the first finished cell of the baseline if the record has no floors for it."""
     record = Floors.read_valid(matrix.folder / FILE)
     for job in matrix.jobs:
         if job.cell.variant != matrix.source.study.baseline:
@@ -59,6 +62,7 @@ def _find_new_data(matrix: Matrix) -> Job | None:
         result = read_result(job.folder, job.identity)
         if result is None:
             continue
-        is_known = record is not None and record.data == result.data
-        return None if is_known else job
+        if record is not None and record.data == result.data:
+            return None if record.inputs == job.cell.floor_inputs else job
+        return job
     return None

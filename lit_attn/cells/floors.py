@@ -18,7 +18,12 @@ class FloorValues(Record):
 
 
 class Floors(Record):
-    """Floors of the baseline's data; `data` is the fingerprint of these data."""
+    """Floors of the baseline's data.
+
+    `data` is the fingerprint of these data, and `inputs` the hash of the configuration on which the
+    floors depend (`Cell.floor_inputs`); records of older versions have none.
+    """
 
     data: str
+    inputs: str = ""
     floors: list[FloorValues]

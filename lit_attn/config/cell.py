@@ -97,6 +97,16 @@ class Cell(Config):
         return _hash(json.dumps(values, sort_keys=True))
 
     @property
+    def floor_inputs(self) -> str:
+        """Hash of the configuration on which floors depend: the data and the number of steps.
+
+        A rule for text counts as many tokens, in batches of the same form, as the cell sees.
+        """
+        training = self.experiment.training
+        values = [training.epochs, training.max_steps, training.stretch]
+        return _hash(f"[{self.experiment.data.identity_json()}, {values}]")
+
+    @property
     def folder(self) -> str:
         """Folder of the cell, relative to that of its study."""
         return f"{self.variant}/{self.seed}-{self.fingerprint}"

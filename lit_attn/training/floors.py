@@ -27,4 +27,4 @@ def compute_floors(cell: Cell) -> Floors:
                 )
             )
     data.stop_workers()
-    return Floors(data=data.fingerprint(), floors=floors)
+    return Floors(data=data.fingerprint(), inputs=cell.floor_inputs, floors=floors)

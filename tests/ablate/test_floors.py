@@ -1,12 +1,16 @@
 """Floors of a run: computed once by another process, again for other data, and told if not."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from helpers.commands import run_python
 from helpers.paths import EXPERIMENTS
 from helpers.studies import write
 
+from lit_attn import train
+from lit_attn.ablate import floors
 from lit_attn.cells.floors import Floors
 
 BODY = """
@@ -31,9 +35,10 @@ def test_a_run_computes_the_floors_of_its_data_once(tmp_path: Path) -> None:
     rules = {floor.rule for floor in record.floors if floor.split == "test"}
     assert {"1 nearest neighbour", "logistic regression"} <= rules
     assert "computing the floors" not in run()
-    record.model_copy(update={"data": "others"}).write(path)
-    assert "computing the floors" in run()
-    assert Floors.read(path) == record
+    for changed in ({"data": "others"}, {"inputs": "others"}):
+        record.model_copy(update=changed).write(path)
+        assert "computing the floors" in run()
+        assert Floors.read(path) == record
 
 
 PROBE = f"""
@@ -80,3 +85,16 @@ def test_floors_of_own_data_are_computed_or_the_reason_is_kept(tmp_path: Path) -
     assert record is not None
     assert {floor.rule for floor in record.floors} == {"guessing"}
     assert not log.exists()
+
+
+def test_floors_of_other_data_do_not_stay_when_new_ones_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Floors(data="others", floors=[]).write(tmp_path / "floors.json")
+    job = SimpleNamespace(folder=tmp_path / "cell")
+    monkeypatch.setattr(floors, "_find_job_without_floors", lambda matrix: job)
+    process = Mock(exitcode=1)
+    launcher = Mock(module=train.__name__, context=Mock(Process=Mock(return_value=process)))
+    floors.write_floors([Mock(folder=tmp_path)], launcher)
+    assert "its floors could not be computed" in capsys.readouterr().out
+    assert not (tmp_path / "floors.json").exists()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from helpers import studies
+from helpers.training_cells import text_cell
 
 from lit_attn.ablate.plan import expand
 from lit_attn.config.cell import Cell
@@ -58,3 +59,20 @@ def test_a_cell_without_its_identity_names_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "belief" / "0"
     hint = f"did you mean '{folder}-0123456789'?"
     assert str(caught.value) == f"{folder}: is not the folder of a cell; {hint}"
+
+
+def test_floors_depend_on_the_data_and_on_the_number_of_steps() -> None:
+    cell = text_cell()
+    same = [
+        text_cell(optimizer={"lr": 0.5}),
+        text_cell(model={"depth": 3}),
+        cell.model_copy(update={"seed": 5}),
+    ]
+    others = [
+        text_cell(data={"batch_size": 4}),
+        text_cell(data={"context": 8}),
+        text_cell(training={"max_steps": 3}),
+        text_cell(training={"stretch": 2.0}),
+    ]
+    assert {other.floor_inputs for other in same} == {cell.floor_inputs}
+    assert len({other.floor_inputs for other in [cell, *others]}) == 5
