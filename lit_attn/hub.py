@@ -21,6 +21,7 @@ from lit_attn.config.cell import Cell
 from lit_attn.files import write_json
 from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.mistakes import first_line
 from lit_attn.schema.publish import hide_in_text, hide_private
 
 
@@ -98,9 +99,9 @@ def load_network(path: Path, cell: Cell, device: str) -> nn.Module:
         else:
             network.load_state_dict(torch.load(path, map_location=device, weights_only=True))
     except unfit as error:
-        message = str(error) or type(error).__name__
-        reason = message.splitlines()[0]
-        raise ConfigError(f"{path}: are not the weights of this cell ({reason})") from error
+        raise ConfigError(
+            f"{path}: are not the weights of this cell ({first_line(error)})"
+        ) from error
     return network.eval()
 
 

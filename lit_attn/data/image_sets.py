@@ -17,6 +17,7 @@ from lit_attn.data.sets import Split, stratified
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.base import outside_identity
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.mistakes import first_line
 
 
 class Digits(ClassImages, kind="digits"):
@@ -84,9 +85,9 @@ def read_cifar(data: Cifar) -> dict[str, Split]:
             with one_at_a_time(data.root, data.kind):
                 downloaded = read(data.root, train=name == "train", download=True)
         except (OSError, RuntimeError) as error:
-            reason = str(error).splitlines()[0]
             raise ConfigError(
-                f"data.root: {data.kind} is not in '{data.root}' and cannot be downloaded: {reason}"
+                f"data.root: {data.kind} is not in '{data.root}' and cannot be downloaded: "
+                f"{first_line(error)}"
             ) from error
         images = downloaded.data.transpose(0, 3, 1, 2)
         splits[name] = Split(images, np.asarray(downloaded.targets, dtype=np.int64))

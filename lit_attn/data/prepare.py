@@ -20,6 +20,7 @@ from lit_attn.data.text.streams import read_text
 from lit_attn.data.text.tokenizers import Bytes, Encoder, Gpt2, WordEncoder
 from lit_attn.extras import require
 from lit_attn.schema.errors import ConfigError, OneLineParser, command, program
+from lit_attn.schema.mistakes import first_line
 
 VAL_TOKENS = {"fineweb": 100_000_000}  # Tokens in the first shard of modded-nanogpt.
 
@@ -102,8 +103,7 @@ def stream_hub(
         try:
             rows = library.load_dataset(dataset, configuration, split=hub_split, streaming=True)
         except OSError as error:
-            reason = str(getattr(error, "reason", error)).splitlines()[0]
-            raise ConfigError(f"{dataset}: cannot be loaded ({reason})") from error
+            raise ConfigError(f"{dataset}: cannot be loaded ({first_line(error)})") from error
         for row in rows:
             number += 1
             if number <= skip:

@@ -15,6 +15,7 @@ from lit_attn.extras import require
 from lit_attn.schema import errors
 from lit_attn.schema.base import Config, consistency_check, outside_identity
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.mistakes import first_line
 
 
 class Table(Config):
@@ -153,7 +154,7 @@ def _load_hub(data: Table, hub: str) -> dict[str, Any]:
     try:
         loaded = library.load_dataset(hub, data.subset)
     except (OSError, ValueError, library.exceptions.DatasetsError) as error:
-        reason = str(error.__cause__ or error).splitlines()[0]
+        reason = first_line(error.__cause__ or error)
         raise ConfigError(f"data.hub: {hub} cannot be read: {reason}") from error
     splits: dict[str, Any] = {}
     left_out = []

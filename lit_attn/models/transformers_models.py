@@ -16,6 +16,7 @@ from lit_attn.models.layers import Device
 from lit_attn.private_names.of_transformers import has_model
 from lit_attn.schema import errors
 from lit_attn.schema.base import consistency_check
+from lit_attn.schema.mistakes import first_line
 
 WIDTH_KEYS = ("intermediate_size", "n_inner", "ffn_dim")
 """Names of the FFN width in the configurations of transformers."""
@@ -131,7 +132,7 @@ def read_pretrained_config(transformers: Any, name: str) -> Any:
         # Code in the folder or repository of the weights is never executed.
         return transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise ValueError(f"name: '{name}': {str(error).splitlines()[0]}") from error
+        raise ValueError(f"name: '{name}': {first_line(error)}") from error
 
 
 def make_config(model: TransformersConfig, config_class: Any, values: dict[str, Any]) -> Any:

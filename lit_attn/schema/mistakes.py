@@ -48,8 +48,12 @@ def describe_check_failure(error: BaseException) -> str:
     """
     if is_unexpected(error) and not isinstance(error, RuntimeError):
         return describe_mistake(error)
-    line = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {line}"
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its class without a message."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def is_unexpected(error: BaseException) -> bool:

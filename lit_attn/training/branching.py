@@ -22,6 +22,7 @@ from lit_attn.cells.branches import (
 from lit_attn.cells.folder import read_result, set_aside
 from lit_attn.config.cell import Cell
 from lit_attn.files import copy_atomic, rename_written
+from lit_attn.schema.mistakes import first_line
 from lit_attn.training.checkpoints import is_about_machine, require_readable
 from lit_attn.training.process_group import ProcessGroup
 
@@ -115,9 +116,9 @@ def take_branch(cell: Cell, folder: Path, steps_per_epoch: int) -> Path | None:
     except Exception as error:  # torch.load may raise any for a damaged file.
         if is_about_machine(error):
             raise
-        reason = str(error).splitlines() or [type(error).__name__]
+        reason = first_line(error)
         print(
-            f"budgets: {checkpoint} does not load ({reason[0]}); training from the first step",
+            f"budgets: {checkpoint} does not load ({reason}); training from the first step",
             flush=True,
         )
         set_aside(branch)

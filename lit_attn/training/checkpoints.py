@@ -20,6 +20,7 @@ from lit_attn.cells.folder import set_aside
 from lit_attn.files import write_atomic
 from lit_attn.private_names.of_lightning import is_raised_by_restoring
 from lit_attn.schema.errors import REFUSALS
+from lit_attn.schema.mistakes import first_line
 from lit_attn.training.process_group import ProcessGroup
 from lit_attn.training.provenance import Provenance, describe_changes, join_provenances
 
@@ -212,8 +213,7 @@ class Checkpoints(L.Callback):
     @staticmethod
     def _set_aside(path: Path, problem: str, error: Exception) -> None:
         """Print why a checkpoint cannot be used, and rename it."""
-        message_lines = str(error).splitlines()
-        reason = message_lines[0] if message_lines else type(error).__name__
+        reason = first_line(error)
         print(f"checkpoint {path.name} {problem} ({reason}); trying an earlier one", flush=True)
         set_aside(path)
 

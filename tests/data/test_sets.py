@@ -103,14 +103,21 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
         load_splits(data)
 
 
-def test_cifar_from_torchvisions_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(OSError("Name or service not known\nTry again"), "Name or .*known$"), (TimeoutError(), "T")],
+    ids=["no-network", "no-message"],
+)
+def test_cifar_from_torchvisions_files(
+    error: Exception, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Torchvision's reader raises because the download fails."""
 
     def offline(*args: object, **options: object) -> None:
-        raise OSError("Name or service not known")
+        raise error
 
     monkeypatch.setattr(torchvision.datasets.CIFAR10, "download", offline)
-    with pytest.raises(ConfigError, match=r"cifar10 is not in .* cannot be downloaded: Name"):
+    with pytest.raises(ConfigError, match=rf"cifar10 is not in .* cannot be downloaded: {reason}"):
         load_splits(Cifar10(root=tmp_path))
     assert Cifar100().num_classes == 100
 

@@ -18,6 +18,7 @@ from lit_attn.extras import require
 from lit_attn.files import read_text
 from lit_attn.schema.base import Kind, outside_identity
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.mistakes import first_line
 
 if TYPE_CHECKING:
     import tokenizers
@@ -311,8 +312,7 @@ def load_subwords(hub_name: str, file: Path | None, key: str, vocabulary: int) -
             tokenizer = library.from_str(json.dumps(content))
     except Exception as error:  # The library raises no other class.
         source = f"{hub_name} cannot be downloaded" if file is None else f"{file} cannot be read"
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"data.tokenizer.{key}: {source}: {reason}") from error
+        raise ConfigError(f"data.tokenizer.{key}: {source}: {first_line(error)}") from error
     size = tokenizer.get_vocab_size()
     if size > vocabulary:
         raise ConfigError(f"data.tokenizer.{key}: {file} has {size:,} tokens, not {vocabulary:,}")
