@@ -103,7 +103,10 @@ def stream_hub(
         try:
             rows = library.load_dataset(dataset, configuration, split=hub_split, streaming=True)
         except OSError as error:
-            raise ConfigError(f"{dataset}: cannot be loaded ({first_line(error)})") from error
+            # The reason of an URLError is an exception or a text.
+            reason = getattr(error, "reason", "")
+            words = str(reason).partition("\n")[0] or first_line(error)
+            raise ConfigError(f"{dataset}: cannot be loaded ({words})") from error
         for row in rows:
             number += 1
             if number <= skip:
