@@ -2,7 +2,8 @@
 
 Each process checks a share of the variants (`train.check_cells`). What they find is put together as
 one process would find it: the first wrong variant in the order of the study, and each warning once.
-A step for which the machine had no room beside the other processes is made again alone.
+A step for which the machine had no room beside the other processes is made again alone, and so is
+one with an error: only a process without others refuses a study.
 """
 
 import json
@@ -138,9 +139,12 @@ class ModelCheck:
         numbers = list(range(len(self.contents)))
         shared_numbers = share_numbers(numbers, self.untried, processes)
         self._run_shares(shared_numbers)
-        again = self.findings.list_open(numbers)
-        if again and len(shared_numbers) > 1 and self._remaining_seconds() > 0:
-            self._run_shares([again])
+        if len(shared_numbers) > 1 and self._remaining_seconds() > 0:
+            # Other processes on a device can be the reason of any error.
+            self.findings.mistake = None
+            again = self.findings.list_open(numbers)
+            if again:
+                self._run_shares([again])
         return self.findings.make_check()
 
     def _remaining_seconds(self) -> float:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.fake_gpu import rehearsal
 from helpers.training_cells import digits_cell, text_cell
 
 from lit_attn.config.cell import Cell
@@ -64,6 +65,17 @@ def test_gradients_stay_between_the_micro_batches_of_a_step() -> None:
     network = factory.build(cell.experiment.model, cell.experiment.data, "meta")
     accumulated = expect(text_cell(data={"accumulate": 2}))
     assert accumulated == memory + 4 * factory.count(network)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run on")
+def test_a_step_on_a_gpu_has_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = digits_cell(training={"accelerator": "cuda"})
+    with rehearsal():
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**36, 2**36))
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: RESERVED)
+        memory = expect(cell)
+    assert memory is not None
+    assert memory > RESERVED + CUDA_CONTEXT
 
 
 def test_a_cpu_expects_nothing() -> None:
