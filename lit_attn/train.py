@@ -185,15 +185,19 @@ def check_cells(
     untried: list[int],
     free_memory: int | None,
     is_alone: bool,
+    gpu: str | None,
 ) -> None:
     """Check cells in order up to the first that cannot run, and send what is found.
 
     The number of each cell is sent when its check starts, and a `CheckedCell` after it. A
-    `CheckEnd` is sent last. The other arguments are those of `find_mistake`.
+    `CheckEnd` is sent last. CUDA sees only `gpu`; None changes nothing. The other arguments are
+    those of `find_mistake`.
     """
     from lit_attn.training.first_step import find_mistake
 
     die_with_parent()
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     # The cells write to their logs.
     redirect_output(Path(os.devnull))
     mistake = None

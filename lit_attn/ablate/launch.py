@@ -211,6 +211,7 @@ class Launcher:
         untried = list_untried(cells, is_proven)
         create_process: Callable[..., BaseProcess] = multiprocessing.get_context("spawn").Process
         processes = 1
+        gpus: list[str | None] = [None]
         if is_local:
             slots = make_slots(limit)
             cells_at_once = slots.at_once(job.cell for job in jobs)
@@ -220,7 +221,8 @@ class Launcher:
             wants_gpu = any(cells[n].experiment.training.accelerator != "cpu" for n in untried)
             has_gpu = wants_gpu and slots.unit == "GPU"
             processes = count_processes(len(untried), cells_at_once, has_gpu)
-        check = ModelCheck(create_process, cells, names, is_local, untried).run(processes)
+            gpus = [device.gpu for device in slots.devices]
+        check = ModelCheck(create_process, cells, names, is_local, untried, gpus).run(processes)
         for number, memory in check.memory.items():
             self.expected_memory[describe_step(cells[number])] = memory
         for warning in check.warnings:

@@ -110,7 +110,7 @@ class ModelCheck:
     """Check of one cell of each variant; `names` are those of the variants.
 
     `is_local`: the data of the cells are on this machine. `untried` are the numbers of the cells
-    that make a step.
+    that make a step. The processes use the `gpus` in turn.
     """
 
     def __init__(
@@ -120,6 +120,7 @@ class ModelCheck:
         names: Sequence[str],
         is_local: bool,
         untried: Sequence[int],
+        gpus: Sequence[str | None] = (None,),
     ) -> None:
         self.create_process = create_process
         # Not in files, which a killed runner could not remove.
@@ -127,6 +128,7 @@ class ModelCheck:
         self.names = names
         self.is_local = is_local
         self.untried = set(untried)
+        self.gpus = gpus
         self.findings = Findings()
         self.start = time.monotonic()
         self.next_line = self.start + PROGRESS_SECONDS
@@ -155,8 +157,9 @@ class ModelCheck:
         """Check each list of numbers in a process."""
         shares: list[Share] = []
         try:
-            for numbers in shared_numbers:
-                share = self._start(numbers, len(shared_numbers))
+            for place, numbers in enumerate(shared_numbers):
+                gpu = self.gpus[place % len(self.gpus)]
+                share = self._start(numbers, len(shared_numbers), gpu)
                 shares.append(share)
             for share in self._await_shares(shares):
                 # A killed process would leave the semaphores of its libraries behind.
@@ -168,15 +171,15 @@ class ModelCheck:
                 share.process.kill()
                 share.process.join()
 
-    def _start(self, numbers: list[int], processes: int) -> Share:
-        """Start one of several processes, which have equal parts of the memory."""
+    def _start(self, numbers: list[int], processes: int, gpu: str | None) -> Share:
+        """Start one of several processes, which have equal parts of the memory of the CPU."""
         receiver, sender = multiprocessing.Pipe(duplex=False)
         contents = [self.contents[number] for number in numbers]
         untried = [place for place, number in enumerate(numbers) if number in self.untried]
         memory = available_memory()
         memory = None if memory is None else memory // processes
         is_alone = processes == 1
-        arguments = (contents, sender, self.is_local, untried, memory, is_alone)
+        arguments = (contents, sender, self.is_local, untried, memory, is_alone, gpu)
         process = self.create_process(target=train.check_cells, args=arguments)
         with block_interrupts():
             process.start()

@@ -226,8 +226,12 @@ def test_a_mistake_in_the_check_is_not_silent(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(train, "die_with_parent", lambda: None)
     monkeypatch.setattr(train, "redirect_output", lambda path: None)
     monkeypatch.delattr(first_step, "LoadedData")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     sender = MagicMock()
-    train.check_cells([], sender, True, [], None, is_alone=True)
+    train.check_cells([], sender, True, [], None, is_alone=True, gpu=None)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    train.check_cells([], sender, True, [], None, is_alone=True, gpu="7")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
     (mistake, warnings) = sender.send.call_args.args[0]
     assert mistake is None
     assert warnings[0].startswith("the models and data were not checked: ")

@@ -40,14 +40,16 @@ class FakeProcess:
     """Process that sends all its messages when it starts."""
 
     started: ClassVar[list[tuple[list[str], list[int], int, bool]]] = []
+    gpus: ClassVar[list[str | None]] = []
 
     def __init__(self, find: Find, arguments: tuple[Any, ...]) -> None:
         self.find = find
         self.arguments = arguments
 
     def start(self) -> None:
-        names, sender, _, untried, memory, is_alone = self.arguments
+        names, sender, _, untried, memory, is_alone, gpu = self.arguments
         self.started.append((names, untried, memory, is_alone))
+        self.gpus.append(gpu)
         for number, name in enumerate(names):
             sender.send(number)
             end = self.find(name, is_alone)
@@ -71,6 +73,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(model_check, "available_memory", lambda: 100)
     yield
     FakeProcess.started.clear()
+    FakeProcess.gpus.clear()
 
 
 def make_check(find: Find, names: list[str] = NAMES) -> ModelCheck:
@@ -132,6 +135,13 @@ def test_an_error_beside_other_processes_counts_only_if_it_comes_again_alone() -
     assert {"a", "c"} <= set(names)
     assert untried == list(range(len(names)))
     assert is_alone
+
+
+def test_processes_use_the_gpus_in_turn() -> None:
+    check = make_check(lambda name, _: passing())
+    check.gpus = ["0", "1", "GPU-aa"]
+    check.run(4)
+    assert FakeProcess.gpus == ["0", "1", "GPU-aa", "0"]
 
 
 def test_the_cells_of_a_dead_process_are_checked_again_alone() -> None:
