@@ -192,6 +192,10 @@ def test_percent_signs_are_read_if_all_values_have_one(tmp_path: Path) -> None:
     ]
     with pytest.raises(ConfigError, match="numbers with and without a percent sign"):
         read(tmp_path, json.dumps(rows), "runs.json")
+    rows[1]["accuracy"] = 10**400
+    rows[0]["accuracy"] = 91.2
+    study, notes = read(tmp_path, json.dumps(rows), "runs.json")
+    assert "Failed: 1 run with a value that is not finite." in notes
     # A run that has failed has no form.
     study, _ = read(tmp_path, text + "c,0,nan\n")
     assert study.values("c") == {}

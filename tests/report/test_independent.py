@@ -40,6 +40,43 @@ def test_the_test_of_two_groups_is_that_of_scipy(sizes: tuple[int, int]) -> None
     assert (interval.low, interval.high) == pytest.approx((reference.low, reference.high))
 
 
+@pytest.mark.parametrize(
+    ("factor", "shift"), [(2.0**-27, 0.0), (2.0**100, 0.0), (2.0**600, 0.0), (1.0, 1e5)]
+)
+def test_units_and_a_common_shift_change_no_answer(factor: float, shift: float) -> None:
+    """The corrected test compared a statistic of unscaled values with those of scaled ones."""
+    generator = np.random.default_rng(0)
+    baseline, *groups = (draw(generator, 8, mean, 0.01) for mean in (1.0, 0.98, 0.97))
+    changed, *others = (values * factor + shift for values in (baseline, *groups))
+    assert independent.correct_groups(changed, others) == independent.correct_groups(
+        baseline, groups
+    )
+    for group, other in zip(groups, others, strict=True):
+        expected = independent.welch_interval(baseline, group, 0.95)
+        interval = independent.welch_interval(changed, other, 0.95)
+        assert np.array(interval) / factor == pytest.approx(np.array(expected), rel=1e-5)
+        effect = independent.find_effect(baseline, group)
+        assert independent.find_effect(changed, other) == pytest.approx(effect, rel=1e-5)
+        runs = independent.runs_for_decision(baseline, group, 0.05, 2, 50)
+        assert independent.runs_for_decision(changed, other, 0.05, 2, 50) == runs
+
+
+def test_a_huge_value_of_one_run_changes_no_other_comparison() -> None:
+    """A training that diverges without an infinity has such a value."""
+    import pandas as pd
+
+    runs = {"a": MASTER, "good": [loss - 0.01 for loss in XSA], "bad": [*XSA, 1e100]}
+    rows = []
+    for variant, losses in runs.items():
+        rows += [{"variant": variant, "loss": loss} for loss in losses]
+    every = judge(pd.DataFrame(rows), "loss:min", pairs="none", baseline="a")
+    without_huge = judge(pd.DataFrame(rows[:-1]), "loss:min", pairs="none", baseline="a")
+    good, bad = every.variants
+    alone, _ = without_huge.variants
+    assert (good.verdict, bad.verdict) == ("better", "undecided")
+    assert good.difference == alone.difference
+
+
 def test_the_public_runs_of_xsa_have_one_answer_under_every_numbering() -> None:
     """Pairs of runs with equal numbers gave p from .016 to .36 by the order of the runs."""
     import pandas as pd

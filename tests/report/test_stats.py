@@ -119,6 +119,13 @@ def test_the_resolution_of_accuracies_is_one_image() -> None:
     assert stats.find_resolution([]) == 0
 
 
+def test_a_huge_value_leaves_the_resolution_of_the_others() -> None:
+    """Differences of the others were taken for rounding errors, and the step for the huge gap."""
+    assert stats.find_resolution([20.5, 20.7, 21.1, 20.9, 1e9]) < 1e-3
+    accuracies = [78.61111164, 83.88888836, 90.2777791, 25.55555701]
+    assert stats.find_resolution([*accuracies, 0.0]) == pytest.approx(100 / 360, rel=1e-6)
+
+
 def test_the_resolution_of_a_continuous_metric_is_negligible() -> None:
     losses = np.random.default_rng(0).normal(2.7, 0.02, 30)
     assert stats.find_resolution(losses) < 1e-3

@@ -297,6 +297,9 @@ def read_number(value: Any) -> float | str | None:
         return float(value)
     except (TypeError, ValueError):
         return str(value)
+    except OverflowError:
+        # An integer of JSON may have any number of digits; a text of as many is infinite too.
+        return math.inf if value > 0 else -math.inf
 
 
 def _read_cost(place: str, column: str, value: Any) -> float | None:

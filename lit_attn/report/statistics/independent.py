@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from lit_attn.report.statistics.stats import DRAWS, Floats, Interval, student_quantile
+from lit_attn.report.statistics.stats import DRAWS, Floats, Interval, find_unit, student_quantile
 
 MOST_EXACT = 50_000
 """Largest number of divisions into two groups that a test counts one by one."""
@@ -61,7 +61,7 @@ def _find_group_p(first: tuple[float, ...], second: tuple[float, ...], draws: in
     group = np.array(second)
     values = _scale(np.concatenate([group, baseline]))
     size = len(group)
-    observed = abs(_welch_t(values[:size], values[size:]))
+    observed = _observe(baseline, group)
     threshold = observed * (1 - SAME)
     permutations = count_permutations(len(baseline), size)
     if not permutations.is_exact:
@@ -86,10 +86,14 @@ def welch_interval(
     baseline: Floats, group: Floats, confidence: float, resolution: float = 0.0
 ) -> Interval:
     """Return Welch's interval of the difference of two means, at least `resolution` wide."""
+    # A power of two changes no digit, and no square overflows.
+    unit = find_unit([*group.tolist(), *baseline.tolist()])
+    group = group / unit
+    baseline = baseline / unit
     # Exact sums are the same on every processor.
     first = math.fsum(group) / len(group)
     second = math.fsum(baseline) / len(baseline)
-    mean = first - second
+    mean = (first - second) * unit
     parts = []
     for values, centre in ((group, first), (baseline, second)):
         variance = math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)
@@ -98,7 +102,7 @@ def welch_interval(
     half = 0.0
     if error > 0:
         freedom = error**2 / sum(part**2 / free for part, free in parts)
-        half = student_quantile(freedom, (1 + confidence) / 2) * math.sqrt(error)
+        half = student_quantile(freedom, (1 + confidence) / 2) * math.sqrt(error) * unit
     fewest = min(len(group), len(baseline))
     half = max(half, resolution * max(0.5, 1 / (fewest - 1)))
     return Interval(mean, mean - half, mean + half)
@@ -137,6 +141,9 @@ def find_power(effect: float, runs: int, baseline_runs: int, level: float) -> fl
 
 def find_effect(baseline: Floats, group: Floats) -> float | None:
     """Return the difference in standard deviations of a run, or None without any spread."""
+    unit = find_unit([*group.tolist(), *baseline.tolist()])
+    group = group / unit
+    baseline = baseline / unit
     variance = (np.var(baseline, ddof=1) + np.var(group, ddof=1)) / 2
     size = max(np.abs(baseline).max(), np.abs(group).max())
     if math.sqrt(variance) <= 1e-9 * size:
@@ -181,6 +188,9 @@ def runs_for_decision(
     exclude 0, and a permutation test must be able to reach `alpha`. Returns None if `most` runs do
     not suffice.
     """
+    unit = find_unit([*group.tolist(), *baseline.tolist()])
+    group = group / unit
+    baseline = baseline / unit
     difference = abs(float(group.mean() - baseline.mean()))
     variance = float(np.var(baseline, ddof=1) + np.var(group, ddof=1))
     fewest = max(first, runs_for_a_star(alpha))
@@ -214,9 +224,11 @@ def _scale(values: Floats) -> Floats:
     return centred / width if width > 0 else centred
 
 
-def _welch_t(first: Floats, second: Floats) -> float:
+def _observe(baseline: Floats, group: Floats) -> float:
+    """Return |Welch's t| of two groups, from scaled values as in their permutations."""
+    scaled = _scale(np.concatenate([group, baseline]))
     moments = []
-    for values in (first, second):
+    for values in (scaled[: len(group)], scaled[len(group) :]):
         sums = np.array([values.sum()])
         moments.append(_Moments(len(values), sums, np.array([(values**2).sum()])))
     return float(_studentise(*moments)[0])
@@ -241,7 +253,7 @@ def _step_down(baseline: Floats, groups: Sequence[Floats], draws: int) -> list[f
     with the probability with which both statistics then have the correlation that the common
     baseline causes.
     """
-    observed = np.array([abs(_welch_t(group, baseline)) for group in groups])
+    observed = np.array([_observe(baseline, group) for group in groups])
     largest_first = np.argsort(-observed, kind="stable")
     statistics = _draw_statistics(baseline, groups, draws)
     # Maxima over a group and all groups with smaller statistics.

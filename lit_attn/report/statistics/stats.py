@@ -131,12 +131,13 @@ def find_resolution(values: Iterable[float]) -> float:
     if len(distinct) < 2:
         return 0.0
     gaps = distinct[1:] - distinct[0]
-    # The values are often stored in float32, whose relative error is 6e-8.
-    tolerance = 1e-6 * float(np.abs(distinct).max())
+    # The values are often stored in float32, whose relative error is 6e-8. A huge value of another
+    # run makes the differences of the others no less exact.
+    tolerances = 1e-6 * np.maximum(np.abs(distinct[1:]), abs(distinct[0]))
     # A step is a whole part of the largest gap, and far above the tolerance.
-    most_parts = math.floor(gaps[-1] / (20 * tolerance))
+    most_parts = math.floor(gaps[-1] / (20 * tolerances.max()))
     steps = gaps[-1] / np.arange(1, most_parts + 1)
-    for gap in gaps:
+    for gap, tolerance in zip(gaps, tolerances, strict=True):
         nearest_multiple = np.round(gap / steps) * steps
         steps = steps[np.abs(gap - nearest_multiple) <= tolerance]
     return float(steps.max(initial=0.0))
