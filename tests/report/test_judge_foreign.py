@@ -6,13 +6,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from helpers.answers import read_answer
 from helpers.fake_study import write_study
 
+import lit_attn
 from lit_attn.__main__ import main
 from lit_attn.report.__main__ import main as report
 from lit_attn.schema.error_answer import Place, find_place
+from lit_attn.schema.errors import ConfigError
 
 LOSSES = {"base": [3.1, 3.2, 3.0, 3.3, 3.15], "good": [2.1, 2.2, 2.0, 2.3, 2.15]}
 
@@ -191,6 +194,25 @@ def test_a_folder_of_studies_is_named_with_runs(
     write_study(tmp_path / "runs", variants={"standard": 0.0, "good": 0.05}, seeds=8)
     assert main(["judge", str(tmp_path / "runs"), "--pairs", "none"]) == 2
     assert f"write --runs {tmp_path / 'runs'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("function", [lit_attn.judge, lit_attn.find_laws])
+def test_other_objects_than_frames_of_runs_are_refused(function: Any) -> None:
+    """The last one of two columns with one name was used."""
+    options = {"pairs": "none"} if function is lit_attn.judge else {"cost": "steps"}
+    rows = {"variant": ["a", "b"], "loss": [1.0, 2.0], "steps": [1, 2]}
+    frame = pd.DataFrame(rows)
+    doubled = pd.concat([frame, frame[["loss"]] + 5], axis=1)
+    wrong = [
+        ([rows], r"runs: needs a path or a pandas frame, .* not a list"),
+        (doubled, "frame: has the column 'loss' twice"),
+        (frame[:0], "frame: contains no run"),
+    ]
+    for runs, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            function(runs, "loss:min", baseline="a", **options)
+    with pytest.raises(ConfigError, match="reader: reads a path, and the runs are a frame"):
+        function(frame, "loss:min", baseline="a", reader="mine.py:read", **options)
 
 
 @pytest.mark.process

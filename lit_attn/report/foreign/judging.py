@@ -11,6 +11,7 @@ from lit_attn.report.foreign.table import read_table
 from lit_attn.report.verdicts.budget import plan_within, read_budget
 from lit_attn.report.verdicts.judge import judge_study
 from lit_attn.report.verdicts.stream_verdicts import judge_stream
+from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,8 +53,7 @@ def judge(
         where=where or {},
         stream=stream,
     )
-    table = read_table(Path(runs), reader) if isinstance(runs, str | Path) else make_table(runs)
-    prepared = prepare(table, choices)
+    prepared = prepare(read_runs(runs, reader), choices)
     if stream:
         judged = judge_stream(prepared.study, prepared.notes)
     else:
@@ -63,9 +63,31 @@ def judge(
     return judged
 
 
+def read_runs(runs: "str | Path | pd.DataFrame", reader: str) -> RunTable:
+    """Return the table at a path, read by `reader` if it is given, or the rows of a frame."""
+    if isinstance(runs, str | Path):
+        return read_table(Path(runs), reader)
+    if reader:
+        raise ConfigError("reader: reads a path, and the runs are a frame; leave it out")
+    return make_table(runs)
+
+
 def make_table(frame: "pd.DataFrame") -> RunTable:
-    """Return the rows of a frame as the runs of a table."""
+    """Return the rows of a frame as the runs of a table.
+
+    Raises ConfigError for anything else, for a frame without rows, and for equal columns.
+    """
+    if not hasattr(frame, "columns"):
+        raise ConfigError(
+            f"runs: needs a path or a pandas frame, as pandas.DataFrame(rows), not a"
+            f" {type(frame).__name__}"
+        )
     columns = [str(column) for column in frame.columns]
+    for column in columns:
+        if columns.count(column) > 1:
+            raise ConfigError(f"frame: has the column '{column}' twice")
+    if not len(frame):
+        raise ConfigError("frame: contains no run")
     # A missing value of pandas can be NaN, which would be the name of a variant.
     objects = frame.astype(object)
     tuples = objects.where(objects.notna(), None).itertuples(index=False, name=None)

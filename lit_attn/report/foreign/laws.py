@@ -25,10 +25,9 @@ from scipy import special
 
 from lit_attn.report.answers.judged import CostComparison, Interval, Law, LawsAnswer
 from lit_attn.report.foreign.directions import find_goal, parse_metric
-from lit_attn.report.foreign.judging import make_table
+from lit_attn.report.foreign.judging import read_runs
 from lit_attn.report.foreign.prepare import Choices, find_baseline, read_number, select_rows
 from lit_attn.report.foreign.run_table import RunTable
-from lit_attn.report.foreign.table import read_table
 from lit_attn.report.statistics.power_laws import SIZES_FOR_ASYMPTOTE, fit_asymptote
 from lit_attn.report.statistics.stats import student_quantile
 from lit_attn.schema.errors import ConfigError, require
@@ -107,11 +106,7 @@ def find_laws(
     with four costs or more, and the intervals then take it as known. PyTorch is not needed. Raises
     ConfigError for columns or values that no law can have.
     """
-    is_path = isinstance(runs, str | Path)
-    table = read_table(Path(runs), reader) if isinstance(runs, str | Path) else make_table(runs)
-    if not is_path and reader:
-        raise ConfigError("reader: reads a path, and the runs are a frame; leave it out")
-    table = select_rows(table, where or {})
+    table = select_rows(read_runs(runs, reader), where or {})
     name, goal = parse_metric(metric or table.metric)
     column = variant or table.variant
     for needed in [name, cost, column, *([rate] if rate else [])]:
