@@ -6,10 +6,8 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable
 from multiprocessing import forkserver, util
 from multiprocessing.context import ForkServerProcess
-from multiprocessing.process import BaseProcess
 
 from lit_attn import train
 from lit_attn.ablate.display import write_line
@@ -17,7 +15,7 @@ from lit_attn.ablate.input_files import find_variants
 from lit_attn.ablate.model_check import ModelCheck, count_processes, describe_step, list_untried
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.signals import block_interrupts
-from lit_attn.ablate.slots import Slot, count_cores, make_slots
+from lit_attn.ablate.slots import Slot, Slots, count_cores, make_slots
 from lit_attn.cells import folder, lock, ranks
 from lit_attn.cells.inputs import change_finder
 from lit_attn.config.cell import Cell
@@ -204,25 +202,23 @@ class Launcher:
         if self.module != train.__name__ or not variants:
             return
         write_line(f"checking the models and data of {plural(len(variants), 'variant')}")
+        # The imports of the server go on during the next lines.
+        slots = self._start_server_for(jobs, limit) if is_local else None
         cells = [cell for _, _, cell in variants]
         names = [variant.name for _, variant, _ in variants]
         proven = find_proven(matrices)
         is_proven = [(study, variant.name) in proven for study, variant, _ in variants]
         untried = list_untried(cells, is_proven)
-        create_process: Callable[..., BaseProcess] = multiprocessing.get_context("spawn").Process
-        processes = 1
-        gpus: list[str | None] = [None]
-        if is_local:
-            slots = make_slots(limit)
-            cells_at_once = slots.at_once(job.cell for job in jobs)
-            self.share_cores(cells_at_once)
-            _start_server()
-            create_process = self.context.Process
-            wants_gpu = any(cells[n].experiment.training.accelerator != "cpu" for n in untried)
-            has_gpu = wants_gpu and slots.unit == "GPU"
-            processes = count_processes(len(untried), cells_at_once, has_gpu)
+        if slots is None:
+            create_process = multiprocessing.get_context("spawn").Process
+            check = ModelCheck(create_process, cells, names, is_local, untried).run(1)
+        else:
             gpus = [device.gpu for device in slots.devices]
-        check = ModelCheck(create_process, cells, names, is_local, untried, gpus).run(processes)
+            at_once = slots.at_once(job.cell for job in jobs)
+            processes = count_processes([cells[n] for n in untried], at_once, slots.unit == "GPU")
+            check = ModelCheck(self.context.Process, cells, names, is_local, untried, gpus).run(
+                processes
+            )
         for number, memory in check.memory.items():
             self.expected_memory[describe_step(cells[number])] = memory
         for warning in check.warnings:
@@ -239,6 +235,13 @@ class Launcher:
                 # The process of the check has described it.
                 mistakes.DESCRIBED.append(error)
             raise error
+
+    def _start_server_for(self, jobs: list[Job], limit: int | None) -> Slots:
+        """Start the server with each cell's share of the cores, and return the slots."""
+        slots = make_slots(limit)
+        self.share_cores(slots.at_once(job.cell for job in jobs))
+        _start_server()
+        return slots
 
 
 def find_proven(matrices: list[Matrix]) -> set[tuple[str, str]]:

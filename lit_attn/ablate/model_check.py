@@ -266,11 +266,11 @@ def describe_step(cell: Cell) -> str:
     return json.dumps([contents, match_to], sort_keys=True)
 
 
-def count_processes(steps: int, cells_at_once: int, has_gpu: bool) -> int:
-    """Return how many processes make the first steps of `steps` cells.
+def count_processes(untried: Sequence[Cell], cells_at_once: int, has_gpus: bool) -> int:
+    """Return how many processes make the first steps of the cells `untried`.
 
     On a CPU as many cells will run at once with the same share of the cores and of the memory.
     """
-    if has_gpu:
-        return max(1, min(steps, count_gpu_processes()))
-    return max(1, min(math.ceil(steps / STEPS_OF_PROCESS), cells_at_once))
+    if has_gpus and any(cell.experiment.training.accelerator != "cpu" for cell in untried):
+        return min(len(untried), count_gpu_processes())
+    return max(1, min(math.ceil(len(untried) / STEPS_OF_PROCESS), cells_at_once))

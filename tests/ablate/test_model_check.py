@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 from helpers import studies
+from helpers.training_cells import digits_cell
 
 from lit_attn.ablate import model_check
 from lit_attn.ablate.model_check import (
@@ -237,15 +238,18 @@ def test_a_gpu_has_up_to_four_processes_and_a_cpu_one_for_each_cell_at_once(
 ) -> None:
     cores = 32
     monkeypatch.setattr("os.sched_getaffinity", lambda process: range(cores))
-    assert count_processes(26, cells_at_once=1, has_gpu=True) == 4
-    assert count_processes(3, cells_at_once=1, has_gpu=True) == 3
+    cell = digits_cell(training={"accelerator": "auto"})
+    assert count_processes([cell] * 26, cells_at_once=1, has_gpus=True) == 4
+    assert count_processes([cell] * 3, cells_at_once=1, has_gpus=True) == 3
     cores = 8
-    assert count_processes(26, cells_at_once=1, has_gpu=True) == 2
-    assert count_processes(0, cells_at_once=1, has_gpu=True) == 1
-    assert count_processes(26, cells_at_once=8, has_gpu=False) == 7
-    assert count_processes(26, cells_at_once=2, has_gpu=False) == 2
-    assert count_processes(4, cells_at_once=8, has_gpu=False) == 1
-    assert count_processes(0, cells_at_once=8, has_gpu=False) == 1
+    assert count_processes([cell] * 26, cells_at_once=1, has_gpus=True) == 2
+    assert count_processes([], cells_at_once=1, has_gpus=True) == 1
+    assert count_processes([cell] * 26, cells_at_once=8, has_gpus=False) == 7
+    assert count_processes([cell] * 26, cells_at_once=2, has_gpus=False) == 2
+    assert count_processes([cell] * 4, cells_at_once=8, has_gpus=False) == 1
+    assert count_processes([], cells_at_once=8, has_gpus=False) == 1
+    on_cpu = digits_cell(training={"accelerator": "cpu"})
+    assert count_processes([on_cpu] * 4, cells_at_once=8, has_gpus=True) == 1
 
 
 def test_variants_that_differ_in_a_rate_share_a_step(tmp_path: Path) -> None:
