@@ -208,3 +208,37 @@ def test_a_law_that_is_too_steep_for_floating_point_has_finite_numbers() -> None
     assert answer.laws[0].misfit == pytest.approx(0, abs=1e-6)
     assert answer.comparisons[0].speedup is not None
     json.loads(write_answer(answer), parse_constant=pytest.fail)
+
+
+def test_runs_without_a_final_loss_are_left_out_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The loss of such a run is that of its last logged step."""
+    rows = [("base", cost, exact(cost)) for cost in FOUR] + [("idea", FOUR[1], exact(FOUR[1]))]
+    frame = make_frame([*rows, ("base", FOUR[0], 9.0), ("idea", FOUR[1], 8.0)])
+    frame["state"] = ["finished"] * len(rows) + ["crashed", "running"]
+    options = {"cost": "flops", "baseline": "base", "asymptote": 1.6}
+    answer = find_laws(frame, "loss:min", **options)
+    expected = find_laws(make_frame(rows), "loss:min", **options)
+    assert answer.warnings == [
+        "Failed: 1 run with the state 'crashed', whatever the value.",
+        "Not ended: 1 run with the state 'running'.",
+        "2 runs without a final loss: left out of all laws.",
+    ]
+    assert answer.model_copy(update={"warnings": []}) == expected
+    frame.to_csv(tmp_path / "runs.csv", index=False)
+    words = ["--cost", "flops", "--metric", "loss:min", "--baseline", "base"]
+    assert main(["laws", str(tmp_path / "runs.csv"), *words]) == 0
+    assert "Warning: 2 runs without a final loss" in capsys.readouterr().out
+    frame["state"] = "running"
+    with pytest.raises(ConfigError, match="frame: no run has ended without a failure"):
+        find_laws(frame, "loss:min", **options)
+
+
+def test_a_loss_of_zero_has_a_law_with_a_negative_asymptote() -> None:
+    rows = [("base", 1.0, 1.0), ("base", 2.0, 0.0), ("base", 4.0, -0.5)]
+    (law,) = find(rows, asymptote=-1.0).laws
+    assert law.exponent.mean == pytest.approx(1.0)
+    assert law.misfit == pytest.approx(0.0, abs=1e-12)
+    with pytest.raises(ConfigError, match="asymptote: needs a finite number, not nan"):
+        find(rows, asymptote=math.nan)

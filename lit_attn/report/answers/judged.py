@@ -326,3 +326,4 @@ class LawsAnswer(Entry):
     confidence: float
     laws: list[Law]
     comparisons: list[CostComparison]
+    warnings: list[str]

@@ -28,9 +28,10 @@ from lit_attn.report.foreign.directions import find_goal, parse_metric
 from lit_attn.report.foreign.judging import read_runs
 from lit_attn.report.foreign.prepare import Choices, find_baseline, read_number, select_rows
 from lit_attn.report.foreign.run_table import RunTable
+from lit_attn.report.foreign.states import read_states
 from lit_attn.report.statistics.power_laws import SIZES_FOR_ASYMPTOTE, fit_asymptote
 from lit_attn.report.statistics.stats import student_quantile
-from lit_attn.schema.errors import ConfigError, require
+from lit_attn.schema.errors import ConfigError, plural, require
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,12 +102,15 @@ def find_laws(
     """Return the laws of the runs of any program, and the effective speed-up of every variant.
 
     `runs` is a path that `lit_attn.judge` reads, or a pandas frame with one row for each run.
-    `cost` is the column that the law is about, and `rate` a column with cost per second, such as
+    Runs that have failed or not ended are left out, with a warning in the answer. `cost` is the
+    column that the law is about, and `rate` a column with cost per second, such as
     tokens per second. `asymptote` is E, the loss that no cost reaches; None fits it to a baseline
     with four costs or more, and the intervals then take it as known. PyTorch is not needed. Raises
     ConfigError for columns or values that no law can have.
     """
     table = select_rows(read_runs(runs, reader), where or {})
+    warnings = list(table.notes)
+    table = _leave_out_open_runs(table, warnings)
     name, goal = parse_metric(metric or table.metric)
     column = variant or table.variant
     for needed in [name, cost, column, *([rate] if rate else [])]:
@@ -116,6 +120,8 @@ def find_laws(
             f"{table.source}: {name}: a law is about a loss, which falls with cost; for an"
             " accuracy use a column with the error"
         )
+    if asymptote is not None and not math.isfinite(asymptote):
+        raise ConfigError(f"asymptote: needs a finite number, not {asymptote:g}")
     if not 0 < confidence < 1:
         raise ConfigError(f"confidence: needs a number between 0 and 1, not {confidence:g}")
     read = _read_runs(table, name, cost, column, rate, asymptote or 0.0)
@@ -148,6 +154,7 @@ def find_laws(
         confidence=confidence,
         laws=laws,
         comparisons=comparisons,
+        warnings=warnings,
     )
 
 
@@ -167,6 +174,24 @@ def find_p(mean: Mean) -> float | None:
         return None
     t = abs(mean.value) / math.sqrt(mean.variance)
     return float(2 * special.stdtr(mean.freedom, -t))
+
+
+def _leave_out_open_runs(table: RunTable, warnings: list[str]) -> RunTable:
+    """Return the table without runs that have failed or not ended, whose losses are not final.
+
+    `warnings` gets sentences about them. Raises ConfigError if no run is left.
+    """
+    states = read_states(table, warnings)
+    ended = [number for number, state in enumerate(states) if state == "done"]
+    count = len(states) - len(ended)
+    if not count:
+        return table
+    if not ended:
+        raise ConfigError(f"{table.source}: no run has ended without a failure, so none has a law")
+    warnings.append(f"{plural(count, 'run')} without a final loss: left out of all laws.")
+    rows = [table.rows[number] for number in ended]
+    places = [table.places[number] for number in ended]
+    return RunTable(**{**vars(table), "rows": rows, "places": places})
 
 
 def _read_runs(
@@ -231,7 +256,8 @@ def _describe_law(
     exponent = _make_interval(slope, confidence)
     distances = []
     for run in runs:
-        if run.variant == variant:
+        # No distance is relative to a loss of 0.
+        if run.variant == variant and run.loss:
             predicted = asymptote + math.exp(line.mean_at(math.log(run.cost)).value)
             distances.append(abs(predicted / run.loss - 1))
     return Law(
@@ -240,7 +266,7 @@ def _describe_law(
         asymptote=asymptote,
         exponent=exponent,
         factor=math.exp(min(logarithm, LARGEST_LOGARITHM)),
-        misfit=max(distances),
+        misfit=max(distances, default=0.0),
     )
 
 

@@ -333,6 +333,7 @@ def draw_laws(answer: LawsAnswer) -> str:
         lines.append(draw_table(Table(headings, rows)))
     if any(entry.is_extrapolated for entry in answer.comparisons):
         lines.append(f"+: {answer.baseline} needs more than its largest {answer.cost}.")
+    lines += [f"Warning: {warning}" for warning in answer.warnings]
     return "\n".join(lines)
 
 
