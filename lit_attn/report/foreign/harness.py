@@ -11,7 +11,7 @@ from lit_attn.report.foreign.run_table import Row, RunTable, read_entries
 from lit_attn.schema.errors import ConfigError
 
 SAMPLES = "samples_*.jsonl"
-NAME = re.compile(r"samples_(?P<task>.+?)(?:_\d{4}-\d\d-\d\dT[\d.:-]+)?\.jsonl")
+NAME = re.compile(r"samples_(?P<task>.+?)(?:_(?P<time>\d{4}-\d\d-\d\dT[\d.:-]+))?\.jsonl")
 """Name of a file of samples: task and time."""
 
 
@@ -34,20 +34,33 @@ def read_files(path: Path, files: list[Path]) -> RunTable:
     """Return the samples of files: the model is the folder of a file, the seed is the item.
 
     Of two files with one model and task the newer one, by the time in its name, replaces the older.
+    Raises ConfigError for two of one time or without a time.
     """
-    latest: dict[tuple[str, str], Path] = {}
-    notes = []
+    named = []
     for file in files:
         match = NAME.fullmatch(file.name)
         task = match["task"] if match else file.stem
-        model = file.parent.resolve().name
-        if (model, task) in latest:
-            notes.append(f"{latest[model, task]} is left out, because {file.name} is newer.")
+        time = (match["time"] if match else None) or ""
+        named.append((time, file, file.parent.resolve().name, task))
+    latest: dict[tuple[str, str], Path] = {}
+    times: dict[tuple[str, str], str] = {}
+    notes = []
+    # The folders of models can have any order.
+    for time, file, model, task in sorted(named):
+        older = latest.get((model, task))
+        if older is not None:
+            if times[model, task] == time:
+                raise ConfigError(
+                    f"{file}: has the model '{model}' and the task '{task}' of {older}, and no"
+                    " later time in its name; rename the folder of one model"
+                )
+            notes.append(f"{older} is left out, because {file} is newer.")
         latest[model, task] = file
+        times[model, task] = time
     rows: list[Row] = []
     places = []
     metrics: dict[str, None] = {}
-    for (model, task), file in latest.items():
+    for (model, task), file in sorted(latest.items(), key=lambda entry: entry[1]):
         for place, entry in read_entries(file):
             if "doc_id" not in entry:
                 raise ConfigError(f"{place}: has no doc_id, as samples of lm-evaluation-harness do")
