@@ -155,6 +155,9 @@ def test_a_summary_of_wandb_replaces_its_history(tmp_path: Path) -> None:
     [
         ({"config": "{damaged"}, "runs.json: run 1: config: cannot be read as JSON"),
         ({"history": {"a": 1}}, "runs.json: run 1: history: is no list of logged rows"),
+        ({"history": [{"_step": "last", "accuracy": 1}]}, r"history: _step: 'last' is no number"),
+        ({"config": [1]}, "runs.json: run 1: config: is no mapping of names to values"),
+        ({"summary": "5"}, "runs.json: run 1: summary: is no mapping of names to values"),
         ({"state": "crashed"}, None),
     ],
 )

@@ -26,9 +26,9 @@ def make_table(path: Path, entries: list[tuple[str, dict[str, Any]]]) -> RunTabl
         for key in ("state", "group", "project"):
             if entry.get(key):
                 row[key] = entry[key]
-        row |= _flatten(_parse(place, "config", entry.get("config")))
+        row |= _read_mapping(place, "config", entry)
         values = _read_history(place, entry.get("history"))
-        summary = _flatten(_parse(place, "summary", entry.get("summary"))).items()
+        summary = _read_mapping(place, "summary", entry).items()
         values |= {name: value for name, value in summary if value is not None}
         metrics |= dict.fromkeys(values)
         rows.append(row | values)
@@ -36,11 +36,22 @@ def make_table(path: Path, entries: list[tuple[str, dict[str, Any]]]) -> RunTabl
     return RunTable(str(path), rows, places, metrics=list(metrics), parts=("project",))
 
 
+def _read_mapping(place: str, key: str, entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings or values under a key with dotted names, none without the key."""
+    mapping = _parse(place, key, entry.get(key))
+    if not isinstance(mapping, dict):
+        raise ConfigError(f"{place}: {key}: is no mapping of names to values")
+    return _flatten(mapping)
+
+
 def _read_history(place: str, history: Any) -> dict[str, Any]:
     """Return the last value of each metric. A row has None where nothing was logged."""
     rows = _parse(place, "history", history or [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ConfigError(f"{place}: history: is no list of logged rows")
+    for row in rows:
+        if not isinstance(row.get("_step") or 0, int | float):
+            raise ConfigError(f"{place}: history: _step: '{row['_step']}' is no number")
     values: Row = {}
     # Equal steps keep their order, so the last of them counts.
     for row in sorted(rows, key=lambda row: row.get("_step") or 0):
