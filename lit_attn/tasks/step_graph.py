@@ -95,14 +95,17 @@ class Record(NamedTuple):
 class StepGraph:
     """Training steps of a task, of which those after the warm-up are replays of a record.
 
-    A batch of other shapes than the recorded one is computed without the record.
+    A batch of other shapes than the recorded one is computed without the record. A training with
+    another optimiser starts afresh, because Lightning moves the weights after a training.
     """
 
-    def __init__(self, recorder: Recorder, clip: float | None) -> None:
-        self.recorder = recorder
+    def __init__(self, make_recorder: Callable[[], Recorder], clip: float | None) -> None:
+        self.make_recorder = make_recorder
         self.clip = clip
         self.gradient_norm: Tensor | None = None
         """Joint norm of the gradients of the last step, before they were clipped."""
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._recorder: Recorder | None = None
         self._record: Record | None = None
         self._steps = 0
         self._values: list[tuple[str, Tensor]] | None = None
@@ -114,16 +117,22 @@ class StepGraph:
         """
         optimizer = task.optimizers(use_pl_optimizer=False)
         assert isinstance(optimizer, torch.optim.Optimizer)
+        if self._recorder is None or optimizer is not self._optimizer:
+            self._optimizer = optimizer
+            self._recorder = self.make_recorder()
+            self._record = None
+            self._steps = 0
+        recorder = self._recorder
         rates = set_rates(task, optimizer)
         if self._record is None and self._steps >= WARM_UP_STEPS:
-            self._record = self._make_record(task, optimizer, batch)
+            self._record = self._make_record(recorder, task, optimizer, batch)
         if self._record is not None and describe(batch) == describe(self._record.batch):
             copy_into(self._record.batch, batch)
             copy_rates(rates, self._record.rates)
-            self.recorder.replay()
+            recorder.replay()
             outputs = self._record.outputs
         else:
-            outputs = self.recorder.warm_up(lambda: self._compute(task, optimizer, batch))
+            outputs = recorder.warm_up(lambda: self._compute(task, optimizer, batch))
         self._steps += 1
         self.gradient_norm = outputs.gradient_norm
         for name, values in outputs.values:
@@ -141,7 +150,11 @@ class StepGraph:
         return True
 
     def _make_record(
-        self, task: "TaskModule", optimizer: torch.optim.Optimizer, batch: Any
+        self,
+        recorder: Recorder,
+        task: "TaskModule",
+        optimizer: torch.optim.Optimizer,
+        batch: Any,
     ) -> Record:
         """Record a step with a copy of `batch`, which later batches overwrite."""
         batch = clone(batch)
@@ -151,7 +164,7 @@ class StepGraph:
         for group, rate in zip(groups, rates.unbind(), strict=True):
             group.update(lr=rate, capturable=True)
         try:
-            outputs = self.recorder.record(lambda: self._compute(task, optimizer, batch))
+            outputs = recorder.record(lambda: self._compute(task, optimizer, batch))
         except Exception as error:
             reason = str(error).strip().partition("\n")[0]
             raise ConfigError(

@@ -62,7 +62,7 @@ def build(cell: Cell, device: torch.device, *, may_compile: bool = True) -> Part
         else:
             task.compile_network()
     if training.compile == "step-graph":
-        task.step_graph = StepGraph(CudaRecorder(), training.clip)
+        task.step_graph = StepGraph(CudaRecorder, training.clip)
     if training.recompute == "blocks":
         recompute_blocks(network)
     inputs = collect_inputs(cell.parts, experiment.input_paths())
