@@ -86,8 +86,12 @@ def _bfloat16_terms(x: Tensor, dtype: torch.dtype) -> list[tuple[float, Tensor]]
 
     All columns of the same factor have one gradient, so the first one passes it on alone.
     """
-    high = x.to(torch.bfloat16)
-    rest = x.detach() - high.detach().to(x.dtype)
-    middle = rest.to(torch.bfloat16)
-    low = (rest - middle.to(x.dtype)).to(torch.bfloat16)
-    return [(1.0, term.to(dtype)) for term in (high, middle, low)]
+    rest = x.detach()
+    terms = []
+    for _ in range(3):
+        term = rest.to(torch.bfloat16).to(x.dtype)
+        rest = rest - term
+        terms.append(term)
+    # The gradient of a cast to bfloat16 would be a bfloat16, also where `dtype` is float32.
+    terms[0] = x + (terms[0] - x.detach())
+    return [(1.0, term.to(dtype)) for term in terms]

@@ -18,6 +18,7 @@ from lit_attn.attention.normaliser import Softmax
 from lit_attn.attention.precision import rounded_terms
 from lit_attn.attention.sink import attend_with_sink
 from lit_attn.attention.spec import attention_spec
+from lit_attn.checks.comparison import FLOAT32, Case, Shape, build_noisy_layer, check_layer
 
 CAUSAL: list[Any] = ["alibi", "forgetting", "gaussian", "sink", "off-by-one", "differential"]
 CAUSAL += [{"bias": "alibi", "normaliser": "sink"}, {"bias": "forgetting", "normaliser": "sink"}]
@@ -155,8 +156,23 @@ def test_float32_terms_survive_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(torch.equal(term, term.bfloat16().float()) for _, term in terms)
     total = sum(factor * term.double() for factor, term in terms)
     torch.testing.assert_close(total, x.double(), rtol=2**-23, atol=0)
-    gradient = torch.autograd.grad(sum(factor * term for factor, term in terms).sum(), x)[0]
-    assert torch.equal(gradient, torch.ones(3))
+    direction = torch.tensor([1 / 3, -1e-5, 700.1])
+    combined = sum(factor * term for factor, term in terms)
+    assert torch.equal(torch.autograd.grad(combined, x, direction)[0], direction)
+
+
+@every_case
+def test_float32_on_a_gpu_has_the_gradients_of_float32(
+    chosen: Any, is_causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The terms of a key are rounded to bfloat16 there, and their gradients are not."""
+    monkeypatch.setattr(
+        "lit_attn.attention.precision.multiplies_in_tf32", lambda x: x.dtype == torch.float32
+    )
+    layer = build_noisy_layer(attn_layer(attention_spec(chosen, "test")), 16, 2)
+    case = Case(FLOAT32, is_causal, Shape(2, 17, 16, 2))
+    checked = check_layer(str(chosen), "one call", layer, case, torch.device("cpu"))
+    assert checked.failure == ""
 
 
 def test_a_subclass_with_its_own_weights_is_no_softmax() -> None:
