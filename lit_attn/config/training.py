@@ -221,7 +221,7 @@ class Training(Config):
         "auto",
         "compile the model with torch.compile; auto: on a GPU, and not on a CPU; for small models "
         "on a GPU whose batches have one shape, cuda-graphs: also record the network as CUDA "
-        "graphs; step-graph: also record the whole training step as one (has not run on a GPU)",
+        "graphs; step-graph: also record the whole training step as one",
     )
     accelerator: Literal["auto", "cpu", "cuda"] = outside_identity("auto", "device to train on")
     devices: PositiveInt = outside_identity(1, "devices that share every batch")
