@@ -7,10 +7,12 @@ combination of device, torch and attention code to the user's cache folder
 path is used.
 """
 
+import contextlib
 import functools
 import hashlib
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import NamedTuple
 
@@ -106,6 +108,17 @@ def is_refused(path: str, kind: str) -> bool:
 def set_refused(kind: str, refused: dict[str, str]) -> None:
     """Refuse exactly these paths in this process, whatever the file says."""
     _REFUSED[kind] = refused
+
+
+@contextlib.contextmanager
+def leave_out(path: str, kind: str, reason: str) -> Iterator[None]:
+    """Refuse one more path in this context, which `reason` explains."""
+    refused = refused_paths(kind)
+    set_refused(kind, {**refused, path: reason})
+    try:
+        yield
+    finally:
+        set_refused(kind, refused)
 
 
 def remember(

@@ -7,6 +7,7 @@ import torch
 from helpers.fake_gpu import rehearsal
 from helpers.training_cells import digits_cell, text_cell
 
+from lit_attn.attention import flex, path_record
 from lit_attn.config.cell import Cell
 from lit_attn.models import factory
 from lit_attn.training import first_step, step_memory
@@ -92,3 +93,23 @@ def test_nothing_is_expected_of_several_devices_and_cuda_graphs(
     # The step is made on a CPU, which has no CUDA graphs.
     monkeypatch.setattr(first_step, "choose_mode", lambda experiment, device: None)
     assert expect(digits_cell(training=training)) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run on")
+def test_the_step_of_the_check_compiles_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compilation of flex_attention took half a minute on a GPU, before any cell had begun."""
+    calls: list[str] = []
+    compiled = flex.weighted_sums
+
+    def count(*arguments: Any) -> Any:
+        calls.append("flex")
+        return compiled(*arguments)
+
+    cell = text_cell(model={"attention": "belief2", "dim": 32}, training={"accelerator": "cuda"})
+    with rehearsal():
+        monkeypatch.setattr(flex, "_compiled", lambda: count)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**36, 2**36))
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: RESERVED)
+        assert expect(cell) is not None
+        assert calls == []
+        assert not path_record.is_refused("FLEX", "cuda")
