@@ -33,12 +33,15 @@ from lit_attn.checks.paths import read_case_path, require_device
 from lit_attn.config.cell import Cell
 from lit_attn.files import one_at_a_time
 from lit_attn.models.attention_calls import AttentionCall, find_calls
-from lit_attn.schema.errors import plural
+from lit_attn.schema.errors import ConfigError, plural
 
 LIMIT = 300.0
 """Seconds after which the check of a call counts as a hang."""
 
 BATCH = 2
+
+LAST_PATH = "FORMED"
+"""Path that can replace every other one."""
 
 PRECISIONS = {"fp32": FLOAT32, "tf32": TF32, "bf16": BF16, "fp16": FP16}
 """Arithmetic of each `training.precision`."""
@@ -114,7 +117,9 @@ def check_calls(
 ) -> list[AttentionCall]:
     """Return the `calls` whose check has an outcome, and add the paths that fail to `refused`.
 
-    A call whose path is refused is checked again on the path that replaces it.
+    A call whose path is refused is checked again on the path that replaces it. Raises ConfigError
+    if a call fails on the last path too: then its layer is wrong, and not the paths, which others
+    may use.
     """
     checked = []
     unchecked = list(calls)
@@ -124,6 +129,11 @@ def check_calls(
         with ThreadPoolExecutor(processes) as threads:
             outcomes = list(threads.map(check, unchecked))
         failures = {outcome.path: outcome.failure for outcome in outcomes if outcome.failure}
+        if LAST_PATH in failures:
+            raise ConfigError(
+                "attention: on this machine a layer disagrees with its formula on every path: "
+                f"{failures[LAST_PATH]}. Train on another device, or with another version of torch."
+            )
         # Running sums have no other path, so they can fail although they are refused.
         new_failures = {path: failures[path] for path in failures if path not in refused}
         refused.update(new_failures)

@@ -21,6 +21,7 @@ from lit_attn.checks.first_cell import check_before_first_cell, compare_call
 from lit_attn.checks.paths import list_cases, list_presets
 from lit_attn.config.cell import Cell
 from lit_attn.models.attention_calls import AttentionCall, find_calls, without_foreign_parts
+from lit_attn.schema.errors import ConfigError
 
 GPU = Combination("simulated sm_90", "2.0", "0123456789ab")
 
@@ -125,6 +126,24 @@ def test_a_path_without_another_one_ends_the_check(monkeypatch: pytest.MonkeyPat
     check_before_first_cell(cell_with("linear"))
     assert len(requests) == 2
     assert path_record.is_refused("sums", "cuda")
+
+
+def test_a_layer_that_fails_on_every_path_takes_no_path_from_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A wrong term of mixtures once ended the cells of every layer on a GPU."""
+
+    def answer(request: Request) -> Outcome:
+        path = "FORMED" if "ONE_CALL" in request.refused else "ONE_CALL"
+        is_mixture = request.call.preset == "mgk"
+        return Outcome([path, f"mgk, fp32, {path}: the gradient is off" if is_mixture else ""])
+
+    answer_requests(monkeypatch, answer)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"on every path: mgk, fp32, FORMED: the gradient"):
+            check_before_first_cell(cell_with("mgk"))
+    check_before_first_cell(cell_with("standard"))
+    assert path_record.refused_paths("cuda") == {}
 
 
 def test_a_hang_or_a_crash_refuses_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
