@@ -165,6 +165,8 @@ class StepGraph:
             group.update(lr=rate, capturable=True)
         try:
             outputs = recorder.record(lambda: self._compute(task, optimizer, batch))
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
             reason = str(error).strip().partition("\n")[0]
             raise ConfigError(
