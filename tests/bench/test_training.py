@@ -14,7 +14,7 @@ from torch import Tensor
 from lit_attn.bench import step_parts
 from lit_attn.bench.__main__ import main
 from lit_attn.bench.training import WARM_UP
-from lit_attn.tasks import base
+from lit_attn.tasks import optimizing
 from lit_attn.tasks.classification import Classification
 
 DRIVER_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -39,7 +39,7 @@ def test_both_loops_make_the_same_steps(tmp_path: Path, monkeypatch: pytest.Monk
     losses: list[float] = []
     searches: list[object] = []
     compute = Classification.loss
-    search = base.find_learners
+    search = optimizing.find_learners
 
     def note_loss(task: Classification, batch: Tensor) -> Tensor:
         loss = compute(task, batch)
@@ -51,7 +51,7 @@ def test_both_loops_make_the_same_steps(tmp_path: Path, monkeypatch: pytest.Monk
         return search(network)
 
     monkeypatch.setattr(Classification, "loss", note_loss)
-    monkeypatch.setattr(base, "find_learners", note_search)
+    monkeypatch.setattr(optimizing, "find_learners", note_search)
     # Three steps do not decide which parts are the largest.
     monkeypatch.setattr(step_parts, "MOST_CAUSES", 100)
     file = tmp_path / "small.yaml"

@@ -109,7 +109,10 @@ def test_values_are_written_when_the_device_has_sent_them() -> None:
     metrics: Any = SimpleNamespace(events=events)
     callback = StepValuesCallback(metrics, clock, times, 8, None, 1)  # type: ignore[arg-type]
     module: Any = SimpleNamespace(
-        rate=lambda step: 1.0, logged_in_step={"mine": 2}, late_losses=LateLosses()
+        rate=lambda step: 1.0,
+        logged_in_step={"mine": 2},
+        late_losses=LateLosses(),
+        step_graph=None,
     )
     for step in range(1, 6):
         clock.step = step
