@@ -8,8 +8,8 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterable
-from typing import NoReturn, ParamSpec, TextIO
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, ParamSpec, TextIO
 
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
@@ -261,9 +261,24 @@ def explain(error: ValidationError, where: str) -> ConfigError:
     return ConfigError(f"{where}: {key}: {message}")
 
 
+def _choose_error(errors: Sequence[Any]) -> Any:
+    """Return the first of pydantic's `errors`, or that of the names of a value that has both.
+
+    A value that is a name or something else, such as `true`, has an error of each kind. A text was
+    meant as a name.
+    """
+    first = errors[0]
+    for other in errors:
+        *keys, kind = other["loc"] or ("",)
+        is_of_names = str(kind).startswith("literal[") and tuple(keys) == first["loc"][:-1]
+        if is_of_names and isinstance(other["input"], str):
+            return {**other, "loc": tuple(keys)}
+    return first
+
+
 def find_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
     """Return the first problem that pydantic reports: the keys that lead to it, and a message."""
-    first = error.errors()[0]
+    first = _choose_error(error.errors())
     keys = first["loc"]
     message = first["msg"].removeprefix("Value error, ")
     match first["type"]:

@@ -71,6 +71,24 @@ def test_every_mistake_is_one_line() -> None:
     assert len(long) < 200
 
 
+class Filled(Config):
+    """Configuration with a value that is a truth value, a number or a name."""
+
+    pattern: bool | float | Literal["dots", "lines"] = False
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [("dot", "pattern: 'dot' is not a choice; did you mean 'dots'?"), ([], "true or false")],
+)
+def test_a_text_for_a_name_or_something_else_was_meant_as_the_name(
+    pattern: object, message: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Filled.model_validate({"pattern": pattern})
+    assert message in str(explain(caught.value, "a.yaml"))
+
+
 def test_a_message_with_a_line_separator_is_one_line() -> None:
     assert str(ConfigError("metric: 'test/a\u2028b' is\nnot measured")) == (
         "metric: 'test/a b' is not measured"
