@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_attn.data.augment.base import Batch, BatchStep, ImageFormat, Parameters, Step
+from lit_attn.data.loading import start_copy
 
 if TYPE_CHECKING:
     from lit_attn.data.images import Images
@@ -98,8 +99,8 @@ class Pipeline:
 
     def finish(self, images: Tensor, labels: Tensor, plan: Plan) -> Batch:
         """Return the samples of this process, on `device`, from prepared rows and their labels."""
-        images = images.to(self.device, non_blocking=True)
-        labels = labels.to(self.device, non_blocking=True)
+        images = start_copy(images, self.device)
+        labels = start_copy(labels, self.device)
         for step, parameters in zip(self.after, plan.after, strict=True):
             images = step.apply(images, parameters)
         samples = _to_device(plan.samples, self.device)
@@ -121,4 +122,4 @@ def _choose(parameters: Parameters, rows: Tensor) -> Parameters:
 
 
 def _to_device(rows: Tensor | slice, device: torch.device) -> Tensor | slice:
-    return rows if isinstance(rows, slice) else rows.to(device, non_blocking=True)
+    return rows if isinstance(rows, slice) else start_copy(rows, device)

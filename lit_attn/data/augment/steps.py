@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_attn.data.augment.base import Augmentation, Batch, Configured, ImageFormat, Parameters
+from lit_attn.data.loading import start_copy
 
 Statistics = tuple[float, ...] | None
 
@@ -223,7 +224,7 @@ class Mix(Configured[MixConfig]):
 
     def apply(self, images: Tensor, labels: Tensor, drawn: MixDraw) -> Batch:
         """Return a batch whose images are mixed with each other."""
-        others = drawn.others.to(images.device, non_blocking=True)
+        others = start_copy(drawn.others, images.device)
         return self.mix(images, labels, images[others], labels[others], drawn)
 
 
@@ -246,4 +247,4 @@ def cutmix(
 
 
 def _to_device_of(images: Tensor, tensors: Parameters) -> Parameters:
-    return tuple(tensor.to(images.device, non_blocking=True) for tensor in tensors)
+    return tuple(start_copy(tensor, images.device) for tensor in tensors)
