@@ -264,15 +264,16 @@ def explain(error: ValidationError, where: str) -> ConfigError:
 def _choose_error(errors: Sequence[Any]) -> Any:
     """Return the first of pydantic's `errors`, or that of the names of a value that has both.
 
-    A value that is a name or something else, such as `true`, has an error of each kind. A text was
-    meant as a name.
+    A value that is a name or something else, such as `true`, has an error of each kind, with the
+    kind as the last key. A text was meant as a name.
     """
     first = errors[0]
     for other in errors:
         *keys, kind = other["loc"] or ("",)
-        is_of_names = str(kind).startswith("literal[") and tuple(keys) == first["loc"][:-1]
-        if is_of_names and isinstance(other["input"], str):
-            return {**other, "loc": tuple(keys)}
+        is_of_names = str(kind).startswith("literal[")
+        if is_of_names and tuple(keys) == first["loc"][:-1]:
+            meant = other if isinstance(other["input"], str) else first
+            return {**meant, "loc": tuple(keys)}
     return first
 
 

@@ -79,14 +79,17 @@ class Filled(Config):
 
 @pytest.mark.parametrize(
     ("pattern", "message"),
-    [("dot", "pattern: 'dot' is not a choice; did you mean 'dots'?"), ([], "true or false")],
+    [
+        ("dot", "a.yaml: pattern: 'dot' is not a choice; did you mean 'dots'?"),
+        ([], "a.yaml: pattern: write true or false, not []"),
+    ],
 )
 def test_a_text_for_a_name_or_something_else_was_meant_as_the_name(
     pattern: object, message: str
 ) -> None:
     with pytest.raises(ValidationError) as caught:
         Filled.model_validate({"pattern": pattern})
-    assert message in str(explain(caught.value, "a.yaml"))
+    assert str(explain(caught.value, "a.yaml")) == message
 
 
 def test_a_message_with_a_line_separator_is_one_line() -> None:
