@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lit_attn.data.loading import start_copy
 from lit_attn.models.sharding import to_plain
 from lit_attn.optim.schedules import set_constants
 from lit_attn.schema.errors import ConfigError
@@ -128,7 +129,7 @@ class StepGraph:
             self._record = self._make_record(recorder, task, optimizer, batch)
         if self._record is not None and describe(batch) == describe(self._record.batch):
             copy_into(self._record.batch, batch)
-            copy_rates(rates, self._record.rates)
+            self._record.rates.copy_(start_copy(rates, task.device))
             recorder.replay()
             outputs = self._record.outputs
         else:
@@ -212,13 +213,6 @@ def set_rates(task: "TaskModule", optimizer: torch.optim.Optimizer) -> Tensor:
     for group, rate in zip(optimizer.param_groups, rates.tolist(), strict=True):
         group["lr"] = rate
     return rates
-
-
-def copy_rates(rates: Tensor, recorded: Tensor) -> None:
-    """Copy learning rates to the device of a record, without a wait for the device."""
-    if recorded.is_cuda:
-        rates = rates.pin_memory()
-    recorded.copy_(rates, non_blocking=True)
 
 
 def measure_gradient_norm(module: nn.Module) -> Tensor | None:
