@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from lit_attn.attention import path_record
+from lit_attn.attention.dispatch import Path
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.path_record import Combination, PathRecord, read_combination
 from lit_attn.checks.apart import run_apart
@@ -40,7 +41,7 @@ LIMIT = 300.0
 
 BATCH = 2
 
-LAST_PATH = "FORMED"
+LAST_PATH = Path.FORMED.name
 """Path that can replace every other one."""
 
 PRECISIONS = {"fp32": FLOAT32, "tf32": TF32, "bf16": BF16, "fp16": FP16}
@@ -131,7 +132,7 @@ def check_calls(
         failures = {outcome.path: outcome.failure for outcome in outcomes if outcome.failure}
         if LAST_PATH in failures:
             raise ConfigError(
-                "attention: on this machine a layer disagrees with its formula on every path: "
+                "attention: on this machine a layer fails the check of each path that it can take: "
                 f"{failures[LAST_PATH]}. Train on another device, or with another version of torch."
             )
         # Running sums have no other path, so they can fail although they are refused.

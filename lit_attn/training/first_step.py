@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_attn.attention import path_record
+from lit_attn.attention.dispatch import Path
 from lit_attn.cells.failure import NO_SPACE, OUT_OF_MEMORY, Diverged
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
@@ -386,7 +387,7 @@ def make_step(
     with (
         products_in_tf32(training.precision == "tf32"),
         # Its kernels are compiled for each layer. A cell compares the paths that it takes itself.
-        path_record.leave_out("FLEX", device.type, "not compiled for one step"),
+        path_record.leave_out(Path.FLEX.name, device.type, "not compiled for one step"),
         temporary_folder() as folder,
     ):
         metrics = MetricsFile(folder / "metrics.csv", lambda: 0.0)
