@@ -235,6 +235,15 @@ def test_a_margin_leads_to_a_verdict(
     assert compared.records["v"]["verdict"] == verdict
 
 
+def test_a_margin_makes_no_verdict_that_a_star_does_not_make(tmp_path: Path) -> None:
+    """Five seeds with p = .062 were "better" with any margin below the interval."""
+    baseline = [0.013 * i * i for i in range(5)]
+    ahead = [b + 2 + 0.1 * (-1) ** i for i, b in enumerate(baseline)]
+    compared = compare(tmp_path, {"base": baseline, "v": ahead}, margin=1e-4)
+    assert compared.records["v"]["joint_low"] > 1.8
+    assert compared.records["v"]["verdict"] == "undecided"
+
+
 @pytest.mark.parametrize(
     ("shift", "failed", "verdict"),
     [(0.1, 1, "undecided"), (2.0, 4, "undecided"), (2.0, 1, "better")],

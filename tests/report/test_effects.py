@@ -131,11 +131,15 @@ def test_effects_are_those_under_the_first_criterion(tmp_path: Path) -> None:
     assert list(effects) == ["a=y", "b=y", "a=y and b=y"]
 
 
-def test_equal_effects_have_an_interval_as_wide_as_the_metrics_step(tmp_path: Path) -> None:
+def test_equal_effects_have_an_interval_as_wide_as_the_step_of_their_mean(tmp_path: Path) -> None:
     record = read(tmp_path, variants=factorial(), seeds=4)
     cells = [replace(c, value=float(i % 6 + c.seed)) for i, c in enumerate(record.cells)]
-    for effect in find_effects(StudyRecord(record.plan, cells)):
-        assert effect.high - effect.low >= 1
+    study = StudyRecord(record.plan, cells)
+    effects = find_effects(study)
+    for effect in effects:
+        assert effect.high - effect.low >= 0.999 * study.resolution / effect.combinations
+    assert effects[0].combinations == 3
+    assert effects[0].high - effects[0].low == pytest.approx(study.resolution / 3)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats as scipy_stats
 
-from lit_attn.report.statistics import stats
+from lit_attn.report.statistics import independent, stats
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], NDArray[np.float64]]
 
@@ -90,11 +90,24 @@ def test_the_interval_equals_that_of_scipy() -> None:
 def test_the_interval_is_at_least_as_wide_as_the_metrics_step() -> None:
     assert stats.paired_interval([1.0] * 3, resolution=0.2) == pytest.approx((1.0, 0.9, 1.1))
     assert stats.paired_interval([1.0] * 2, resolution=0.2) == pytest.approx((1.0, 0.8, 1.2))
+    assert stats.paired_interval([1.0] * 8, resolution=0.2) == pytest.approx(
+        (1.0, 0.926, 1.074), abs=1e-3
+    )
     wide = stats.paired_interval([0.0, 1.0, 2.0])
     assert stats.paired_interval([0.0, 1.0, 2.0], resolution=0.2) == wide
 
 
-@pytest.mark.parametrize("n", [2, 3, 5])
+def test_many_rounded_values_have_the_interval_of_student() -> None:
+    """500 ratings from 1 to 5 were 12 times as wide, so no margin below half a step could hold."""
+    ratings = np.random.default_rng(0).integers(1, 6, (2, 500)).astype(float)
+    differences = (ratings[0] - ratings[1]).tolist()
+    expected = stats.paired_interval(differences)
+    assert stats.paired_interval(differences, resolution=1.0) == expected
+    welch = independent.welch_interval(ratings[0], ratings[1], 0.95)
+    assert independent.welch_interval(ratings[0], ratings[1], 0.95, resolution=1.0) == welch
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8])
 def test_intervals_of_rounded_values_cover_93_to_97_percent(n: int) -> None:
     """Values are rounded to steps of one standard deviation; without a floor n = 2 covers 80 %."""
     generator = np.random.default_rng(n)

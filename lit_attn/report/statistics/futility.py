@@ -51,7 +51,7 @@ def predict_verdict(
     mean = np.abs(completed.mean(axis=1))
     quantile = stats.student_quantile(planned - 1, 1 - level / comparisons / 2)
     half = quantile * completed.std(axis=1, ddof=1) / math.sqrt(planned)
-    is_decided = mean > half
+    is_decided = (mean > half) & stats.can_have_star(planned, level)
     if margin is not None:
         is_decided |= mean + half < margin
     return float(is_decided.mean())

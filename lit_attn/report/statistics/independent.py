@@ -14,7 +14,14 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from lit_attn.report.statistics.stats import DRAWS, Floats, Interval, find_unit, student_quantile
+from lit_attn.report.statistics.stats import (
+    DRAWS,
+    Floats,
+    Interval,
+    find_unit,
+    least_half_width,
+    student_quantile,
+)
 
 MOST_EXACT = 50_000
 """Largest number of divisions into two groups that a test counts one by one."""
@@ -85,7 +92,10 @@ def count_permutations(first: int, second: int) -> Permutations:
 def welch_interval(
     baseline: Floats, group: Floats, confidence: float, resolution: float = 0.0
 ) -> Interval:
-    """Return Welch's interval of the difference of two means, at least `resolution` wide."""
+    """Return Welch's interval of the difference of two means.
+
+    Its half is at least `least_half_width` of the smaller group, with `resolution` as the step.
+    """
     # A power of two changes no digit, and no square overflows.
     unit = find_unit([*group.tolist(), *baseline.tolist()])
     group = group / unit
@@ -104,7 +114,7 @@ def welch_interval(
         freedom = error**2 / sum(part**2 / free for part, free in parts)
         half = student_quantile(freedom, (1 + confidence) / 2) * math.sqrt(error) * unit
     fewest = min(len(group), len(baseline))
-    half = max(half, resolution * max(0.5, 1 / (fewest - 1)))
+    half = max(half, least_half_width(fewest, resolution, confidence))
     return Interval(mean, mean - half, mean + half)
 
 

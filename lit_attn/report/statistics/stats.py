@@ -24,6 +24,7 @@ EXACT_UP_TO = 16  # Largest number of pairs for which a sign-flip test counts al
 DRAWS = 20_000
 """Number of random sign patterns for more pairs; it keeps the standard error at 0.05 at 0.0015."""
 
+FEW = 5  # Largest number of values whose interval is as wide as a step of the metric.
 TIE = 1e-4  # Relative distance of sums of differences that are equal up to rounding (float32).
 
 
@@ -40,8 +41,7 @@ def paired_interval(
 ) -> Interval | None:
     """Return Student's t interval of the mean difference, or None with fewer than two pairs.
 
-    The interval is at least `resolution` (a step of the metric) wide, for two pairs twice as wide:
-    equal differences of rounded values do not show that there is no variation.
+    Its half is at least `least_half_width`; `resolution` is the step of the differences.
     """
     count = len(differences)
     if count < 2:
@@ -54,8 +54,22 @@ def paired_interval(
     variance = math.fsum((x - scaled_mean) ** 2 for x in scaled) / (count - 1)
     mean = scaled_mean * unit
     half = student_quantile(count - 1, (1 + confidence) / 2) * math.sqrt(variance / count) * unit
-    half = max(half, resolution * max(0.5, 1 / (count - 1)))
+    half = max(half, least_half_width(count, resolution, confidence))
     return Interval(mean, mean - half, mean + half)
+
+
+def least_half_width(count: int, resolution: float, confidence: float) -> float:
+    """Return the smallest half width of an interval of the mean of `count` rounded values.
+
+    Equal values do not show that there is no variation. For two to FEW values the interval is at
+    least `resolution` (a step of the values) wide, for two of them twice as wide. With more equal
+    values, at most a share 1 - ((1 - confidence) / 2)^(1 / count) of all values lies one step away
+    (Clopper and Pearson's limit), which moves the mean by this share of the step.
+    """
+    if count <= FEW:
+        return resolution * max(0.5, 1 / (count - 1))
+    largest_share: float = 1 - ((1 - confidence) / 2) ** (1 / count)
+    return resolution * min(0.5, largest_share)
 
 
 def find_unit(values: Iterable[float]) -> float:
@@ -130,6 +144,9 @@ def find_resolution(values: Iterable[float]) -> float:
     distinct = np.unique(np.fromiter(values, dtype=float))
     if len(distinct) < 2:
         return 0.0
+    # A division by a power of two changes no digit, and no difference in this unit overflows.
+    unit = find_unit(distinct)
+    distinct = distinct / unit
     gaps = distinct[1:] - distinct[0]
     # The values are often stored in float32, whose relative error is 6e-8. A huge value of another
     # run makes the differences of the others no less exact.
@@ -140,7 +157,7 @@ def find_resolution(values: Iterable[float]) -> float:
     for gap, tolerance in zip(gaps, tolerances, strict=True):
         nearest_multiple = np.round(gap / steps) * steps
         steps = steps[np.abs(gap - nearest_multiple) <= tolerance]
-    return float(steps.max(initial=0.0))
+    return float(steps.max(initial=0.0)) * unit
 
 
 def sign_flip_p(differences: Sequence[float], draws: int = DRAWS) -> float | None:
@@ -304,9 +321,9 @@ def pairs_for_decision(
 ) -> int | None:
     """Return the fewest pairs within `limits` that decide a verdict, None if none of them do.
 
-    Mean and standard deviation of all differences are taken as those of `differences`. With a
-    `margin` the simultaneous interval (Bonferroni) must exclude 0 or lie within the margin. Without
-    one it must exclude 0, and there must be enough pairs for a star at all.
+    Mean and standard deviation of all differences are taken as those of `differences`.
+    The simultaneous interval (Bonferroni) must exclude 0, with enough pairs for a star at all, or
+    lie within the `margin`, if there is one.
     """
     first, last = limits
     first = max(first, 2)
@@ -318,10 +335,8 @@ def pairs_for_decision(
     n = np.arange(first, last + 1)
     quantiles = special.stdtrit(n - 1, 1 - level / comparisons / 2)
     half = quantiles * d.std(ddof=1) / np.sqrt(n)
-    is_decided = mean > half
-    if margin is None:
-        is_decided &= n >= pairs_for_a_star(1, level)
-    else:
+    is_decided = (mean > half) & (n >= pairs_for_a_star(1, level))
+    if margin is not None:
         is_decided |= mean + half < margin / unit
     return int(n[is_decided.argmax()]) if is_decided.any() else None
 

@@ -74,7 +74,8 @@ def find_effects(study: StudyRecord) -> list[Effect]:
     for change, contrast, by_seed, p in zip(
         estimated, contrasts, means.tolist(), p_values, strict=True
     ):
-        mean, low, high = describe_pairs(by_seed, study.resolution)
+        # A mean over combinations has a smaller step than the metric.
+        mean, low, high = describe_pairs(by_seed, study.resolution / len(contrast))
         effect = Effect(
             effect=_name_change(factors, change),
             kind="main effect" if len(change) == 1 else "interaction",

@@ -198,22 +198,23 @@ def describe_verdicts(study: JudgedStudy) -> str:
         if not names:
             continue
         verb = "is" if len(names) == 1 else "are"
-        words = verdict
-        if verdict == "equivalent":
-            words = f"equivalent within ± {study.metric.margin:g}"
         if verdict == "undecided" and len(names) > MOST_UNDECIDED:
             # A long list of names without a verdict says nothing.
             are_all = len(names) == len(study.variants)
             subject = f"all {len(names)} variants" if are_all else f"{len(names)} variants"
         else:
             subject = join_names(names)
-        parts.append(f"{subject} {verb} {words}")
+        parts.append(f"{subject} {verb} {verdict}")
     if not parts:
         return f"{study.study}: there is no variant to compare with {study.baseline_label}."
     name = study.study
     if study.validity == "below-floor":
         name += f" {BELOW_FLOOR}"
-    sentence = f"{name}: against {study.baseline_label}, {'; '.join(parts)}."
+    margin = study.metric.margin
+    against = study.baseline_label
+    if margin is not None:
+        against += f" and with the margin ± {margin:g}"
+    sentence = f"{name}: against {against}, {'; '.join(parts)}."
     if study.is_interim and study.stream is not None:
         open_count = sum(not variant.is_final for variant in study.variants)
         sentence += f" Not final: {plural(open_count, 'idea')}."

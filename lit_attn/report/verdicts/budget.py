@@ -344,10 +344,8 @@ def predict_verdict(
         freedom = 2 * count - 2
         variance = (completed[0].squares + completed[1].squares) / freedom * 2 / count
     half = special.stdtrit(freedom, 1 - share / 2) * np.sqrt(variance)
-    is_decided = np.abs(difference) > half
-    if margin is None:
-        is_decided &= smallest_p <= level
-    else:
+    is_decided = (np.abs(difference) > half) & (smallest_p <= level)
+    if margin is not None:
         is_decided |= np.abs(difference) + half < margin / unit
     return float(is_decided.mean())
 

@@ -386,8 +386,8 @@ def _find_interval(
 def find_verdict(record: dict[str, Any], plan: Plan) -> str | None:
     """Return the verdict of a variant's numbers, None for the baseline and without pairs.
 
-    With a margin it follows from the simultaneous interval. Without one a star decides between
-    better and worse, and every other variant is undecided.
+    A star decides between better and worse. With a margin the simultaneous interval must agree, or
+    shows that a variant is equivalent. Every other variant is undecided.
     """
     difference = record.get("difference")
     if difference is None or pd.isna(difference):
@@ -402,12 +402,13 @@ def find_verdict(record: dict[str, Any], plan: Plan) -> str | None:
 
 
 def _judge(record: dict[str, Any], goal: str, margin: float | None) -> str | None:
-    """Return the verdict of the simultaneous interval, or None without a margin or an interval."""
+    """Return the verdict with a margin, or None without a margin or an interval."""
     if margin is None or "margin" not in record:
         return None
     if record["margin"] < margin:
         return "equivalent"
-    if record["joint_low"] <= 0 <= record["joint_high"]:
+    # A margin asks for more than a star, never for less.
+    if not record["significant"] or record["joint_low"] <= 0 <= record["joint_high"]:
         return "undecided"
     is_larger = record["joint_low"] > 0
     return "better" if is_larger == (goal == "max") else "worse"

@@ -32,9 +32,6 @@ def find_needed(study: StudyRecord, name: str) -> tuple[int, int | None] | None:
         floor = stats.pairs_for_a_star(1, level)
     if needed is None:
         return None
-    if study.plan.metric.margin is not None:
-        # A verdict by a margin needs no star.
-        floor = 0
     low, high = needed
     return max(low, floor), None if high is None else max(high, floor)
 
