@@ -97,8 +97,12 @@ def _regression_values(predicted: NDArray[Any], targets: NDArray[Any]) -> dict[s
         "rmse": loss**0.5,
         "loss": loss,
     }
-    if len(wanted) > 1:
-        values["r2"] = float(r2_score(wanted, predicted))
+    wanted_columns = wanted.reshape(len(wanted), -1)
+    varies = wanted_columns.max(0) > wanted_columns.min(0)
+    if varies.any():
+        # Constant targets have no R squared, as in lit_attn.tasks.square_metrics.
+        predicted_columns = predicted.reshape(len(wanted), -1)
+        values["r2"] = float(r2_score(wanted_columns[:, varies], predicted_columns[:, varies]))
     return values
 
 

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, MetricCollection, R2Score
+from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, MetricCollection
 from torchmetrics import classification as metrics
 
 from lit_attn.data.text.ids import IGNORED
 from lit_attn.tasks.base import TaskModule
 from lit_attn.tasks.exact_metrics import ClassMean
+from lit_attn.tasks.square_metrics import R2Score
 
 
 class Classification(TaskModule):

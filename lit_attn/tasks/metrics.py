@@ -36,7 +36,9 @@ PACKAGES = (
     "torchmetrics.regression",
     "torchmetrics.segmentation",
     "torchmetrics.text",
+    "lit_attn.tasks.square_metrics",
 )
+"""Modules of the metrics; classes of later modules replace those of earlier ones."""
 SHARE = re.compile(
     "Accuracy|AUROC|CalibrationError|Dice|EER|ErrorRate|ExactMatch|F1|FBeta|Hamming|HitRate|IoU|"
     "Jaccard|Precision|PredictiveValue|RankingLoss|Recall|Sensitivity|Specificity"
