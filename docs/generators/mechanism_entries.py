@@ -345,7 +345,9 @@ $$\frac{{q_i}}{{\sqrt D}} \cdot \frac{{1}}{{|B|}} \sum_{{j \in B}} k_j =
 \frac{{1}}{{|B|}} \sum_{{j \in B}} s_{{ij}} .$$
 
 This is the mean of the block's logits, so the choice is defined for every similarity, after a
-composition and a bias; keys that the query does not see do not count. The choice has no gradient.
+composition and a bias; keys that the query does not see do not count. The first block of a query
+starts with the first token that the query sees, so padding and other documents before a sequence
+are in no block, and a sequence has the outputs that it has alone. The choice has no gradient.
 On a GPU, flex_attention computes a layer without further masks and biases: the mean keys make the
 choice, and tiles of 128 queries and 128 keys without a chosen block are skipped. Other calls, and
 those on a CPU, choose from all logits, so their time and memory are those of attention to all keys.

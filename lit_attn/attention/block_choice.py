@@ -21,11 +21,12 @@ class BlockChoiceConfig(ActiveFilterConfig, kind="moba"):
     """Keys of the query's own block and of the blocks with the largest mean logits (MoBA).
 
     Lu et al. 2025, https://arxiv.org/abs/2502.13189, eq. 2-6. The tokens of a sequence stand in
-    blocks of `block` tokens. The product of a query and the mean key of a block is the mean of the
-    block's logits, so any similarity has such a choice; only keys that the query sees count. The
-    choice has no gradient. On a GPU, flex_attention skips the other blocks of calls without further
-    masks and biases. All other calls choose from all logits, so memory and time are those of
-    attention to all keys.
+    blocks of `block` tokens. The first block of a query starts with the first token that the query
+    sees, so padding and other documents before a sequence are in no block. The product of a query
+    and the mean key of a block is the mean of the block's logits, so any similarity has such a
+    choice; only keys that the query sees count. The choice has no gradient. On a GPU,
+    flex_attention skips the other blocks of calls without further masks and biases. All other calls
+    choose from all logits, so memory and time are those of attention to all keys.
     """
 
     needs_row_terms = False
@@ -34,7 +35,7 @@ class BlockChoiceConfig(ActiveFilterConfig, kind="moba"):
     blocks: PositiveInt = Field(3, description="blocks that a query sees, its own one included")
 
     def find_document_problem(self) -> str:
-        return "has blocks of tokens that do not start again with each document"
+        return ""
 
     def build(self, shape: LayerShape) -> Any:
         return BlockChoice(self, shape)
@@ -52,8 +53,12 @@ class BlockChoiceConfig(ActiveFilterConfig, kind="moba"):
         for b in range(batch):
             for h in range(heads):
                 for i in range(n):
-                    for number in self._choose_blocks(logits[b, h, i], visible[b, h, i], i):
-                        start = number * self.block
+                    shown = visible[b, h, i].nonzero().flatten().tolist()
+                    # Blocks start with the first token that the query sees.
+                    first = shown[0] if shown else 0
+                    seen = visible[b, h, i, first:]
+                    for number in self._choose_blocks(logits[b, h, i, first:], seen, i - first):
+                        start = first + number * self.block
                         chosen[b, h, i, start : start + self.block] = True
         return visible & chosen
 
@@ -98,24 +103,41 @@ class BlockChoice(Filter):
         """Return (B, H, n, m), True for the keys of the chosen blocks."""
         m = a.shape[-1]
         size = self.part.block
-        count = -(-m // size)
-        is_visible = torch.ones_like(a, dtype=torch.bool)
-        if visible is not None:
-            is_visible = visible.expand_as(a)
-        missing = count * size - m
-        sums = _sum_blocks(wide(a).masked_fill(~is_visible, 0), size, missing)
-        numbers = _sum_blocks(is_visible.to(sums.dtype), size, missing)
-        means = (sums / numbers.clamp_min(1)).masked_fill(numbers == 0, -torch.inf)
-        return self._choose_largest(means, m).repeat_interleave(size, dim=-1)[..., :m]
+        a = wide(a)
+        if visible is None:
+            means = _average_blocks(a, torch.ones_like(a, dtype=torch.bool), size)
+            return self._choose_largest(means, m).repeat_interleave(size, dim=-1)[..., :m]
+        is_visible = visible.expand_as(a)
+        # Blocks start with the first token that a query sees; 0 for a query that sees none.
+        first = visible.byte().argmax(-1, keepdim=True)
+        keys = torch.arange(m, device=a.device)
+        place = (keys + first).clamp_max(m - 1).expand_as(a)
+        is_after = keys + first < m
+        means = _average_blocks(a.gather(-1, place), is_visible.gather(-1, place) & is_after, size)
+        chosen = self._choose_largest(means, m, first)
+        number = (keys - first).clamp_min(0) // size
+        return chosen.gather(-1, number.expand_as(a))
 
-    def _choose_largest(self, means: Tensor, keys: int) -> Tensor:
-        """Return (B, H, n, blocks), True for the own block and those with the largest `means`."""
+    def _choose_largest(self, means: Tensor, keys: int, first: Tensor | int = 0) -> Tensor:
+        """Return (B, H, n, blocks), True for the own block and those with the largest `means`.
+
+        `first` is the first token of the first block, for each query.
+        """
         n, count = means.shape[-2:]
-        own_blocks = torch.arange(keys - n, keys, device=means.device) // self.part.block
-        is_own = own_blocks.unsqueeze(-1) == torch.arange(count, device=means.device)
+        tokens = torch.arange(keys - n, keys, device=means.device).unsqueeze(-1)
+        own_blocks = (tokens - first).clamp_min(0) // self.part.block
+        is_own = own_blocks == torch.arange(count, device=means.device)
         means = means.masked_fill(is_own, torch.inf)
         best = means.topk(min(self.part.blocks, count), dim=-1).indices
         return torch.zeros_like(means, dtype=torch.bool).scatter(-1, best, True)
+
+
+def _average_blocks(a: Tensor, is_visible: Tensor, size: int) -> Tensor:
+    """Return the mean of the visible logits of each block, -inf for a block without them."""
+    missing = -a.shape[-1] % size
+    sums = _sum_blocks(a.masked_fill(~is_visible, 0), size, missing)
+    numbers = _sum_blocks(is_visible.to(sums.dtype), size, missing)
+    return (sums / numbers.clamp_min(1)).masked_fill(numbers == 0, -torch.inf)
 
 
 def _sum_blocks(a: Tensor, size: int, missing: int) -> Tensor:

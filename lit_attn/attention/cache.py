@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 # Tokens for which a growing buffer has spare memory, so that most new tokens need no copy.
 SPARE = 64
@@ -27,6 +28,18 @@ class Cache(ABC):
         self.length = 0
         # Sums over all earlier tokens by name, with the batch first; they need no window.
         self.totals: dict[str, Tensor] = {}
+
+    def total_of_keys(self, name: str, new_tokens: int, further: int = 0) -> Tensor | None:
+        """Return the total `name`, whose last axis has an entry for each key, for a call.
+
+        Entries of tokens that are not stored any more are left out, but for the last `further` of
+        them, and `new_tokens` zeros follow. None means that there is no such total yet.
+        """
+        total = self.totals.get(name)
+        if total is None:
+            return None
+        first = max(0, total.shape[-1] - self.length - further)
+        return F.pad(total[..., first:], (0, new_tokens))
 
     def advance(self, n: int) -> None:
         """Count `n` tokens, after the layer has processed them."""

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lit_attn.attention.cache import Cache, KeyValues
 from lit_attn.attention.masks import Masks
@@ -19,6 +18,7 @@ from lit_attn.schema.base import Kind
 
 SELECTION = "selection"  # Name in a cache of the votes against each token.
 FIRST = "first"  # Name in a cache of the tokens that no vote counts against.
+STARTED = "started"  # Name in a cache of the sequences that have had such a token.
 
 
 class KeyBlocks(NamedTuple):
@@ -200,14 +200,15 @@ class Selective(Filter):
         voter = torch.arange(m - n, m, device=a.device).unsqueeze(1)
         key = torch.arange(m, device=a.device)
         present = self._find_present(a, masks)
-        is_first = self._find_first(present, m, cache)
+        is_first = self._find_first(present, cache)
         may_vote = (key < voter) & ~is_first.unsqueeze(-2) & present.unsqueeze(-1)
         votes = a[:, 0].relu().masked_fill(~may_vote, 0)
         sums = votes.cumsum(-2)
         if cache is not None:
             assert isinstance(cache, KeyValues)
-            if SELECTION in cache.totals:
-                sums = sums + F.pad(cache.totals[SELECTION], (0, n)).unsqueeze(-2)
+            earlier_sums = cache.total_of_keys(SELECTION, n)
+            if earlier_sums is not None:
+                sums = sums + earlier_sums.unsqueeze(-2)
             cache.totals[SELECTION] = sums[:, -1].clone()
         earlier = sums - votes
         return a - earlier.unsqueeze(1)
@@ -222,18 +223,18 @@ class Selective(Filter):
             present = present.select(-2, 0)
         return present[..., -size[1] :].expand(size)
 
-    def _find_first(self, present: Tensor, m: int, cache: Cache | None) -> Tensor:
+    def _find_first(self, present: Tensor, cache: Cache | None) -> Tensor:
         """Return (B, m), True for the first token of each sequence that is no padding.
 
-        A later call of a cache has masks that may hide it, so the cache stores it.
+        A later call of a cache has masks that may hide it, so the cache stores it. It also stores
+        that there was one, because it may not keep the token itself.
         """
-        b, n = present.shape
-        first_of_call = present & (present.cumsum(-1) == 1)
-        is_first = torch.cat([present.new_zeros(b, m - n), first_of_call], -1)
-        if cache is not None:
-            assert isinstance(cache, KeyValues)
-            if FIRST in cache.totals:
-                known = torch.cat([cache.totals[FIRST], present.new_zeros(b, n)], -1)
-                is_first = torch.where(known.any(-1, keepdim=True), known, is_first)
-            cache.totals[FIRST] = is_first
+        is_first = present & (present.cumsum(-1) == 1)
+        if cache is None:
+            return is_first
+        assert isinstance(cache, KeyValues)
+        has_started = cache.totals.get(STARTED, torch.zeros_like(present[:, :1]))
+        new = (is_first & ~has_started).unsqueeze(1)
+        is_first = cache.extend(FIRST, new, axis=-1).squeeze(1)
+        cache.totals[STARTED] = has_started | present.any(-1, keepdim=True)
         return is_first

@@ -71,12 +71,17 @@ class Attention(LayerParts):
 
         `attn_mask` is a mask of scaled-dot-product attention, broadcastable to (B, H, n, n):
         boolean (True may attend) or additive (-inf and numbers up to `masks.HIDES_FROM` hide a key,
-        others are added to its logit). The heads of a query that sees no key are zero. `rotary`
+        others are added to its logit). The heads of a query that sees no key are zero. Distances
+        are those of places in x (and in the cache): a token that is hidden between visible ones
+        keeps its place for ALiBi, T5's buckets, windows, convolutions and blocks of keys, and
+        padding on either side changes no output. A mask is not read for its order: T5's buckets are
+        those of keys on both sides unless `is_causal` or a cache says otherwise. `rotary`
         rotates every head's q and k (and z if `zz: like-k`) by position. `added_values`
         (B, n, H', D) are added to v, before it is mixed with the values of the first layer.
 
         With a `cache` (from `new_cache`), x follows the tokens in the cache and is appended to it.
-        Then `attn_mask` has a column for each of these tokens, and `is_causal` can be left to it.
+        Then `attn_mask` has a column for each of the `cache.length` stored tokens, those of a
+        window alone, and for each new token, and `is_causal` can be left to it.
         Raises ValueError for a cache without both of them, or in training, and for a part that has
         no meaning in cross-attention.
         """

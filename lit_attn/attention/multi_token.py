@@ -15,7 +15,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.attention.cache import Cache, KeyValues
+from lit_attn.attention.cache import Cache
 from lit_attn.attention.filters import ActiveFilterConfig, Filter
 from lit_attn.attention.masks import Masks
 from lit_attn.attention.parts import LayerShape
@@ -166,19 +166,20 @@ class MultiToken(Filter):
         earlier = self.part.queries - 1
         beside = self.part.keys // 2
         before = a.new_zeros(*a.shape[:2], earlier, a.shape[-1])
+        hidden = 0
         if cache is not None:
-            assert isinstance(cache, KeyValues)
+            # Earlier queries do not see the new keys, but keys that the cache does not keep.
             key = f"multi-token {name}"
-            if key in cache.totals:
-                stored = cache.totals[key]
-                # Earlier queries do not see the new keys.
-                before = F.pad(stored, (0, a.shape[-1] - stored.shape[-1]))
-            rows = torch.cat([before, a], -2)
+            stored = cache.total_of_keys(key, a.shape[-1] - cache.length, beside)
+            if stored is not None:
+                before = stored
+                hidden = stored.shape[-1] - a.shape[-1]
+        rows = torch.cat([before, F.pad(a, (hidden, 0))], -2)
+        if cache is not None:
             cache.totals[key] = rows[..., rows.shape[-2] - earlier :, :].clone()
-        else:
-            rows = torch.cat([before, a], -2)
         padded = F.pad(rows, (beside, beside))
-        return F.conv2d(padded, wide(kernel).unsqueeze(1), groups=len(kernel))
+        convolved = F.conv2d(padded, wide(kernel).unsqueeze(1), groups=len(kernel))
+        return convolved[..., hidden:]
 
     def finish(self, heads: Tensor) -> Tensor:
         """Return the norm of each head with shared weights, times a gate from the norm's result."""

@@ -20,7 +20,7 @@ from lit_attn.replace.adapter import (
     join,
     linear,
 )
-from lit_attn.replace.transformers_layers import Hub, HubCache, join_bias
+from lit_attn.replace.transformers_layers import Hub, join_bias
 
 
 class GPT2(Hub):
@@ -235,7 +235,7 @@ class EncoderDecoder(Hub):
         if past.is_updated.get(self.index):
             # The cache has the keys and values of the memory since the first call.
             memory = memory[:, :0]
-        cache = HubCache(cross_past, self.index, None)
+        cache = self.open_cache(cross_past, None, memory.shape[1])
         out = self.layer(x, mask, cache=cache, memory=memory)
         past.is_updated[self.index] = True
         return out

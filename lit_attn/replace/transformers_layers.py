@@ -216,10 +216,22 @@ class Hub(Adapter):
             return None
         self.check_cache()
         self_past = getattr(past, "self_attention_cache", past)
-        return HubCache(self_past, self.index, self.layer.spec.window)
+        return self.open_cache(self_past, self.layer.spec.window, x.shape[1])
+
+    def open_cache(self, past: Any, window: int | None, new_tokens: int) -> "HubCache":
+        """Return what `past` holds of this layer; raise ValueError if it cannot serve the layer."""
+        try:
+            return HubCache(past, self.index, window, new_tokens)
+        except ValueError as error:
+            raise self.refusal(str(error)) from error
 
     def check_cache(self) -> None:
-        """Raise ValueError for a mechanism without keys and values."""
+        """Raise ValueError for a layer without keys and values."""
+        if self.layer.spec.mixer is not None:
+            raise ValueError(
+                f"{self.layer.target} has no keys and values to cache; "
+                "call the model with use_cache=False"
+            )
         similarity = self.layer.spec.similarity
         if not similarity.has_logits:
             raise ValueError(
@@ -272,28 +284,54 @@ def read_config(original: Any) -> Any:
     return getattr(getattr(original, "self", original), "config", None)
 
 
+GROWING = (
+    "DynamicLayer",
+    "DynamicSlidingWindowLayer",
+    "LinearAttentionAndFullAttentionLayer",
+    "LinearAttentionAndSlidingWindowAttentionLayer",
+)
+"""Classes of the layers of a cache that keep every stored vector as it is."""
+
+
 class HubCache(KeyValues):
     """Cache of transformers, in which one vector has everything that is kept of a token.
 
     The vectors (B, 1, m, F) are stored as the keys of the cache, so that selecting and removing
     samples and tokens works as usual. The values of the cache have a width of 0.
+
+    A layer that also keeps sums over tokens stores them as `lit_attn_totals` of the cache's layer.
+    The values of the cache are then (B, 1, 1, 1): the row of the sums that belongs to each sample.
+    Selecting samples selects these numbers, and removing tokens removes them.
     """
 
-    def __init__(self, past: Any, index: int, window: int | None) -> None:
-        """Raise ValueError for a cache of fixed size."""
+    def __init__(self, past: Any, index: int, window: int | None, new_tokens: int) -> None:
+        """Raise ValueError for a cache that does not keep vectors as they are, or lost the sums."""
         super().__init__(window)
         self.past = past
         self.index = index
-        layer = past.layers[index] if index < len(past.layers) else None
-        if getattr(layer, "is_compileable", False):
-            raise ValueError("replaced attention needs a cache that grows, such as DynamicCache")
-        self.vectors: Tensor | None = getattr(layer, "keys", None)
+        self.vectors: Tensor | None = None
+        self.parts: list[Tensor] = []
+        if index >= len(past.layers):
+            return
+        layer = past.layers[index]
+        name = type(layer).__name__
+        if name not in GROWING:
+            raise ValueError(
+                f"replaced attention needs a cache that grows, such as DynamicCache, not {name}"
+            )
         self.position = past.get_seq_length(index)
-        if self.vectors is not None and self.vectors.ndim == 4:
-            self.length = self.vectors.shape[-2]
+        if self.position == 0:
+            return
+        if past.offloading:
+            # The cache moves a layer to its device for `update`, and the layer reads it before.
+            past.prefetch_stream.synchronize()
+            layer.prefetch()
+        self.vectors = layer.keys
+        self.length = layer.get_mask_sizes(new_tokens)[0] - new_tokens
         if self.limit is not None:
             self.length = min(self.length, self.limit)
-        self.parts: list[Tensor] = []
+        if layer.values.shape[-1] > 0:
+            self.totals = read_totals(layer)
 
     def extend(self, name: str, new: Tensor, axis: int = -2) -> Tensor:
         """Append `new` to its part of the stored vectors along the token axis and return both.
@@ -316,4 +354,26 @@ class HubCache(KeyValues):
             # Cross-attention, whose memory is in the cache since the first call.
             return
         vectors = torch.cat(self.parts, -1).unsqueeze(1)
+        if self.totals and self.vectors is not None:
+            self.past.layers[self.index].values = self.vectors[..., :0]
         self.past.update(vectors, vectors[..., :0], self.index)
+        if self.totals:
+            layer = self.past.layers[self.index]
+            layer.lit_attn_totals = self.totals
+            layer.values = torch.arange(len(vectors), device=vectors.device).view(-1, 1, 1, 1)
+
+
+def read_totals(layer: Any) -> dict[str, Tensor]:
+    """Return the sums of a layer of a cache, with the samples that the cache has now.
+
+    Raises ValueError if tokens were removed from the cache, or if another cache was made from it.
+    """
+    totals = getattr(layer, "lit_attn_totals", None)
+    if totals is None or layer.values.numel() == 0:
+        raise ValueError(
+            "a replaced layer keeps sums over all tokens in this cache, and tokens were removed "
+            "from it or it was made anew; call the model with use_cache=False, or compute the "
+            "remaining tokens again"
+        )
+    rows = layer.values.flatten()
+    return {name: total[rows.to(total.device)] for name, total in totals.items()}
