@@ -79,6 +79,11 @@ class Hub(Adapter):
     def __init__(self, original: Any, spec: AttentionSpec) -> None:
         if getattr(original, "is_cross_attention", False):
             raise ValueError(CROSS_ATTENTION)
+        if getattr(spec.similarity, "prior_scope", "") == "position":
+            raise ValueError(
+                "similarity: `prior_scope: position` has parameters for places of a text, which "
+                "padding on the left moves; write `prior_scope: head`"
+            )
         inner = getattr(original, "self", original)
         # A mask of transformers contains the order, which a layer cannot read from it.
         is_causal = self.read_order(inner)

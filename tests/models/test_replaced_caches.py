@@ -13,6 +13,7 @@ from transformers.cache_utils import Fp8QuantizedLayer
 
 from lit_attn import replace_attention
 from lit_attn.attention.spec import PRESETS
+from lit_attn.schema.errors import ConfigError
 
 TOKENS = 24
 WINDOW = 6
@@ -206,3 +207,9 @@ def test_a_mixer_of_a_user_has_no_cache_of_transformers() -> None:
     assert compute(model).isfinite().all()
     with pytest.raises(ValueError, match="Identity has no keys and values to cache; call the mod"):
         decode(model, transformers.DynamicCache(config=model.config), [9])
+
+
+def test_parameters_for_places_are_refused_because_padding_moves_them() -> None:
+    chosen = {"similarity": {"kind": "mixture", "prior_scope": "position", "positions": 64}}
+    with pytest.raises(ConfigError, match="has parameters for places of a text, which padding on"):
+        make("llama", chosen, **SIZES)
