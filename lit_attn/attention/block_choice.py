@@ -56,8 +56,10 @@ class BlockChoiceConfig(ActiveFilterConfig, kind="moba"):
                     shown = visible[b, h, i].nonzero().flatten().tolist()
                     # Blocks start with the first token that the query sees.
                     first = shown[0] if shown else 0
-                    seen = visible[b, h, i, first:]
-                    for number in self._choose_blocks(logits[b, h, i, first:], seen, i - first):
+                    visible_keys = visible[b, h, i, first:]
+                    for number in self._choose_blocks(
+                        logits[b, h, i, first:], visible_keys, i - first
+                    ):
                         start = first + number * self.block
                         chosen[b, h, i, start : start + self.block] = True
         return visible & chosen

@@ -1,4 +1,4 @@
-"""What counts tokens counts those of the sequence: padding on either side changes no output."""
+"""Padding on either side changes no output of mechanisms that count tokens."""
 
 from typing import Any
 

@@ -154,7 +154,7 @@ def test_samples_of_a_cache_are_repeated_and_chosen_with_their_sums() -> None:
 def test_a_cache_that_is_moved_between_devices_keeps_the_sums(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As in an offloaded cache, whose streams need a GPU."""
+    """An offloaded cache does this with streams of a GPU, which a stand-in replaces here."""
     model = make("qwen2", "selective", **SLIDING)
     expected = compute(model)
     waits: list[str] = []
