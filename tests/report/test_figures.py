@@ -114,7 +114,7 @@ def test_a_far_outlier_is_named_at_the_edge() -> None:
     values = {"base": [1.0, 1.1, 1.2, 1.3], "up": [1.2, 1.3, 1.4, 1.5], "far": [90.0, 91.0, 1.3, 1]}
     left, _ = draw(study(values)).axes
     assert left.get_xlim()[1] < 3
-    assert [text.get_text().strip() for text in left.texts] == ["90 to 91"]
+    assert [text.get_text().strip() for text in left.texts] == ["90 to 91, mean 45.83"]
     # Its other values are still there.
     assert [len(row) for row in dots(left)] == [4, 2, 4]
 
@@ -153,15 +153,61 @@ def test_forty_variants_have_forty_styles() -> None:
     record = study({f"v{i}": [1.0, 2.0] for i in range(40)})
     styles = drawing.assign_styles(record.plan)
     assert len({(style.colour, style.marker) for style in styles.values()}) == 40
-    # The seven curves that a figure shows can be any of them.
+    # The curves that a figure shows can be any of them.
     assert len({(style.colour, style.dash) for style in list(styles.values())[:28]}) == 28
 
 
-def test_points_of_one_cost_stand_side_by_side() -> None:
-    assert drawing.spread_points([5.0, 1.0, 5.0, 5.0]) == [-1.0, 0.0, 0.0, 1.0]
-    assert drawing.spread_points([1.0, 2.0, 3.0]) == [0.0, 0.0, 0.0]
-    assert drawing.spread_points([2.0, 2.0]) == [-0.5, 0.5]
-    assert drawing.spread_points([]) == []
+def test_points_of_one_cost_have_its_place() -> None:
+    record = study({"base": [1.0, 1.2], "low": [0.5, 0.7], "up": [2.0, 2.2]})
+    costs = {"base": 1e6, "low": 2e6, "up": 2e6}
+    cells = [
+        CellRecord(cell.variant, cell.seed, "done", cell.value, {"flops": costs[cell.variant]})
+        for cell in record.cells
+    ]
+    figure = draw_costs(StudyRecord(record.plan, cells))
+    assert figure is not None
+    (axes,) = figure.axes
+    places = {}
+    for line in axes.lines:
+        if line.get_gid():
+            assert line.get_transform() == axes.transData
+            places[json.loads(line.get_gid())[0]] = line.get_xdata().tolist()
+    assert places == {name: [cost] for name, cost in costs.items()}
+
+
+def test_a_mean_outside_the_axis_is_named() -> None:
+    values = {"base": [1.0, 1.1, 1.2, 40.0], "up": [1.2, 1.3, 1.4, 1.5], "low": [0.9, 1, 1.1, 1.2]}
+    left, _ = draw(study(values)).axes
+    assert [text.get_text().strip() for text in left.texts] == ["40, mean 10.82"]
+
+
+def test_criteria_of_a_variant_share_its_colour() -> None:
+    record = study({"base": [1.0, 2.0], "up": [1.0, 2.0], "up@time": [1.0, 2.0], "low": [1.0, 2]})
+    by_name = {"base": "base", "up": "up", "up@time": "up", "low": "low"}
+    entries = [
+        entry.model_copy(update={"variant": by_name[entry.name]}) for entry in record.plan.variants
+    ]
+    styles = drawing.assign_styles(record.plan.model_copy(update={"variants": entries}))
+    assert styles["up"].colour == styles["up@time"].colour
+    assert styles["up"].dash != styles["up@time"].dash
+    assert len({styles[name].colour for name in ("base", "up", "low")}) == 3
+
+
+def test_a_panel_has_at_most_four_bands(tmp_path: Path) -> None:
+    variants = {"standard": 0.0} | {f"v{place}": 0.01 * place for place in range(6)}
+    write_study(tmp_path, variants=variants, seeds=2)
+    record = next(read_studies(tmp_path))
+    figure = draw_progress(record, compare_variants(record))
+    assert figure is not None
+    assert figure.legends[0].get_texts()[0].get_text() == "standard"
+    assert {len(axes.collections) for axes in figure.axes} == {3, 4}
+
+
+@pytest.mark.parametrize(("goal", "arrow"), [("max", "↑"), ("min", "↓")])
+def test_axes_of_a_metric_say_what_is_better(goal: str, arrow: str) -> None:
+    figure = draw_costs(study({"base": [1.0, 1.1], "up": [2.0, 2.2]}, goal, flops=1e6))
+    assert figure is not None
+    assert figure.axes[0].get_ylabel() == f"score, better {arrow}"
 
 
 def test_names_of_a_product_keep_what_differs() -> None:

@@ -38,6 +38,7 @@ LETTER_WIDTH = 0.07  # Inches.
 MOST_ROWS = 120  # Variants in a figure with a row for each variant.
 MOST_PANELS = 24  # Variants in a figure with a panel for each variant.
 MOST_COSTS = 16  # Variants in the figure of costs.
+MOST_BANDS = 4  # Variants with a band in one panel; more bands hide each other.
 
 COORDINATE_DECIMALS = 3
 """Decimals of coordinates in SVG files, in points: 1e-3 is a hundredth of a printer's dot."""
@@ -127,35 +128,31 @@ def new_figure(height: float) -> "Figure":
 def assign_styles(plan: "Plan") -> dict[str, Style]:
     """Return the style of every variant by name: the baseline first, then the order of the plan.
 
+    The criteria of `match` of one variant share its colour and marker, and each has a line style.
     The name of a variant without its criterion has the style of its first criterion.
     """
-    names = [variant.name for variant in plan.variants if variant.name != plan.baseline]
+    baseline = next(variant for variant in plan.variants if variant.name == plan.baseline)
+    others = [variant for variant in plan.variants if variant.name != plan.baseline]
+    # Names of the variants' criteria, by the name without a criterion.
+    criteria: dict[str, list[str]] = {}
+    for variant in [baseline, *others]:
+        criteria.setdefault(variant.variant or variant.name, []).append(variant.name)
     styles = {}
-    for place, name in enumerate([plan.baseline, *names]):
-        dash = DASHES[place // len(COLOURS) % len(DASHES)]
-        styles[name] = Style(COLOURS[place % len(COLOURS)], dash, MARKERS[place % len(MARKERS)])
-    for variant in plan.variants:
-        styles.setdefault(variant.variant or variant.name, styles[variant.name])
+    for place, (base, names) in enumerate(criteria.items()):
+        colour = COLOURS[place % len(COLOURS)]
+        marker = MARKERS[place % len(MARKERS)]
+        for number, name in enumerate(names):
+            dash = DASHES[(place // len(COLOURS) + number) % len(DASHES)]
+            styles[name] = Style(colour, dash, marker)
+        styles.setdefault(base, styles[names[0]])
     return styles
 
 
-def spread_points(values: Sequence[float], distance: float = 0.015) -> list[float]:
-    """Return shifts in points of size 1, so that values nearer than `distance` stand side by side.
-
-    `distance` is a share of the range of the values. The shifts of one place are symmetric.
-    """
-    order = sorted(range(len(values)), key=values.__getitem__)
-    reach = distance * (values[order[-1]] - values[order[0]]) if order else 0.0
-    shifts = [0.0] * len(values)
-    together: list[int] = []
-    for position, place in enumerate(order):
-        together.append(place)
-        is_last = position + 1 == len(order)
-        if is_last or values[order[position + 1]] - values[place] > reach:
-            for number, member in enumerate(together):
-                shifts[member] = number - (len(together) - 1) / 2
-            together = []
-    return shifts
+def name_axis(label: str, goal: str, is_vertical: bool = False) -> str:
+    """Return the label of an axis of a metric with an arrow towards better values."""
+    if is_vertical:
+        return f"{label}, {'better ↑' if goal == 'max' else 'better ↓'}"
+    return f"{label}, {'better →' if goal == 'max' else '← better'}"
 
 
 def draw_panels(curves: dict[str, list[Curve]], x: str, y: str, key: Key) -> "Figure | None":

@@ -11,8 +11,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
-from matplotlib.transforms import ScaledTranslation
 
+from lit_attn.cells.records import Metric
 from lit_attn.report.figures import drawing
 from lit_attn.report.figures.drawing import COLOURS, GREY
 from lit_attn.report.records.study_record import BUSY, StudyRecord
@@ -54,9 +54,9 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
     labels = []
     for row, (name, label) in enumerate(zip(names, drawing.short_names(names, 36), strict=True)):
         values = study.values(name)
-        _draw_dots(left, row, list(values.values()), name)
-        if values:
-            mean = statistics.fmean(values.values())
+        mean = statistics.fmean(values.values()) if values else None
+        _draw_dots(left, row, list(values.values()), name, mean)
+        if mean is not None:
             bars = left.plot(mean, row, "|", color="black", markersize=13)
             drawing.name_values(bars[0], name, [f"mean {drawing.short(mean)}"])
         pairs: list[float] = []
@@ -78,14 +78,14 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
         labels.append(label if len(values) == planned else f"{label} ({len(values)}/{planned})")
     _draw_differences(right, differences, metric.margin or 0.0)
     left.set_yticks(range(len(names)), labels)
-    left.set(xlabel=metric.label, ylim=(len(names) - 0.5, -0.5))
+    label = drawing.name_axis(metric.label, metric.goal)
+    left.set(xlabel=label, ylim=(len(names) - 0.5, -0.5))
     right.locator_params(axis="x", nbins=5)
-    arrow = "better →" if metric.goal == "max" else "← better"
-    right.set_xlabel(f"difference to the first row, {arrow}")
+    right.set_xlabel(drawing.name_axis("difference to the first row", metric.goal))
     return figure
 
 
-def draw_effects(effects: list[Effect], label: str, level: float) -> Figure | None:
+def draw_effects(effects: list[Effect], metric: Metric, level: float) -> Figure | None:
     """Draw the effects of a factorial study as a forest plot, with a star for p <= `level`."""
     effects = effects[: drawing.MOST_ROWS]
     if not effects:
@@ -108,7 +108,7 @@ def draw_effects(effects: list[Effect], label: str, level: float) -> Figure | No
     names = drawing.short_names([effect.effect for effect in effects], 60)
     axes.set_yticks(range(len(effects)), names)
     axes.set_ylim(len(effects) - 0.5, -0.5)
-    axes.set_xlabel(f"effect on {label}")
+    axes.set_xlabel(drawing.name_axis(f"effect on {metric.label}", metric.goal))
     return figure
 
 
@@ -129,7 +129,7 @@ def _draw_differences(axes: Axes, rows: list[Difference], margin: float = 0.0) -
     axes.axvline(0, color=GREY, linewidth=0.8)
     beside = axes.get_yaxis_transform()
     for row, name, by_seed, low, mean, high, is_starred in rows:
-        _draw_dots(axes, row, by_seed, name)
+        _draw_dots(axes, row, by_seed, name, mean)
         if low is not None and high is not None:
             (line,) = axes.plot([low, high], [row + 0.24] * 2, color="black", linewidth=1)
             texts = [f"lower end {drawing.short(low)}", f"upper end {drawing.short(high)}"]
@@ -171,8 +171,11 @@ def _usual_range(values: list[float], decided: Sequence[float] = ()) -> tuple[fl
     return min(inside) - margin, max(inside) + margin
 
 
-def _draw_dots(axes: Axes, row: int, values: list[float], name: str) -> None:
-    """Draw one dot for each value; equal values are stacked, far outliers marked at the edge."""
+def _draw_dots(axes: Axes, row: int, values: list[float], name: str, mean: float | None) -> None:
+    """Draw one dot for each value; equal values are stacked, far outliers marked at the edge.
+
+    A mean outside the axis is printed at its edge.
+    """
     low, high = axes.get_xlim()
     stacks: dict[int, int] = defaultdict(int)
     x: list[float] = []
@@ -186,23 +189,37 @@ def _draw_dots(axes: Axes, row: int, values: list[float], name: str) -> None:
     (line,) = axes.plot(x, y, "o", color=COLOURS[0], markersize=4, alpha=0.55, mew=0)
     drawing.name_values(line, name, map(drawing.short, x))
     below = [value for value in values if value < low]
-    _mark_outliers(axes, row, below, name, edge=low, marker="<", align="left")
+    below_mean = mean if mean is not None and mean < low else None
+    _mark_outliers(axes, row, below, below_mean, name, edge=low, marker="<", align="left")
     above = [value for value in values if value > high]
-    _mark_outliers(axes, row, above, name, edge=high, marker=">", align="right")
+    above_mean = mean if mean is not None and mean > high else None
+    _mark_outliers(axes, row, above, above_mean, name, edge=high, marker=">", align="right")
 
 
 def _mark_outliers(
-    axes: Axes, row: int, outliers: list[float], name: str, edge: float, marker: str, align: str
+    axes: Axes,
+    row: int,
+    outliers: list[float],
+    mean: float | None,
+    name: str,
+    edge: float,
+    marker: str,
+    align: str,
 ) -> None:
-    """Draw a mark at an edge of the axes, with the range of the values beyond it as a text."""
-    if not outliers:
+    """Draw a mark at an edge of the axes, with the range of the values and the mean beyond it."""
+    if not outliers and mean is None:
         return
-    ends = [drawing.short(min(outliers)), drawing.short(max(outliers))]
-    span = " to ".join(dict.fromkeys(ends))
+    parts = []
+    if outliers:
+        ends = [drawing.short(min(outliers)), drawing.short(max(outliers))]
+        parts.append(" to ".join(dict.fromkeys(ends)))
+    if mean is not None:
+        parts.append(f"mean {drawing.short(mean)}")
+    text_of_values = ", ".join(parts)
     (line,) = axes.plot(edge, row, marker, color=COLOURS[1], markersize=5, clip_on=False)
-    drawing.name_values(line, name, [span])
+    drawing.name_values(line, name, [text_of_values])
     style: dict[str, Any] = {"ha": align, "va": "bottom", "fontsize": 6.5}
-    text = axes.text(edge, row - 0.1, f"  {span}  ", color=COLOURS[1], **style)
+    text = axes.text(edge, row - 0.1, f"  {text_of_values}  ", color=COLOURS[1], **style)
     drawing.name_values(text, name)
 
 
@@ -211,7 +228,7 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> Figure | None
 
     The difference is that to the baseline with the same seed at the same (interpolated) cost.
     """
-    names = _order_variants(study, comparisons)[: len(COLOURS)]
+    names = _order_variants(study, comparisons)[: drawing.MOST_BANDS]
     values = study.curves.pivot_table(index="step", columns=["variant", "seed"], values="value")
     shown = [name for name in names if name in values and len(values[name].dropna()) > 2]
     if len(shown) < 2 or shown[0] != study.plan.baseline:
@@ -237,8 +254,13 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> Figure | None
                 drawing.draw_band(bottom, pd.concat(differences), colour, dash, label=name)
         bottom.axhline(0, color=GREY, linewidth=0.8)
         bottom.set_xlabel(label)
-    grid[0][0].set_ylabel(study.plan.metric.label)
-    grid[1][0].set_ylabel(f"difference to {drawing.short_names(shown, 20)[0]}")
+        if label == FLOPS:
+            # An exponent beside the axis would stand in its label.
+            bottom.xaxis.set_major_formatter(EngFormatter(sep=""))
+    metric = study.plan.metric
+    grid[0][0].set_ylabel(drawing.name_axis(metric.label, metric.goal, is_vertical=True))
+    difference = f"difference to {drawing.short_names(shown, 20)[0]}"
+    grid[1][0].set_ylabel(drawing.name_axis(difference, metric.goal, is_vertical=True))
     drawing.add_legend(figure, key)
     return figure
 
@@ -293,7 +315,8 @@ def _step_flops(study: StudyRecord, variant: str) -> float | None:
     return 3.0 * passes[0] * batches[0]
 
 
-STEP_COSTS = {"training FLOPs": _step_flops, "seconds of training": _comparable_step_time}
+FLOPS = "training FLOPs"
+STEP_COSTS = {FLOPS: _step_flops, "seconds of training": _comparable_step_time}
 """Function that returns the cost of one step of a variant, by the label of its axis."""
 
 
@@ -327,13 +350,13 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> Figure | None:
     figure = drawing.new_figure(height)
     panels = figure.subplots(1, len(costs), sharey=True, squeeze=False)[0]
     ends = [frame["mean"] - frame["sd"], frame["mean"] + frame["sd"]]
-    is_starred = frame["significant"].astype(bool)
-    decided = [end for values in ends for end in values[is_starred]]
+    # Every other mean is read against the baseline's, so its interval is never cut off.
+    is_kept = frame["significant"].astype(bool) | (frame["variant"] == study.plan.baseline)
+    decided = [end for values in ends for end in values[is_kept]]
     low, high = _usual_range(pd.concat(ends).tolist(), decided)
     # Artist and label by variant.
     legend: dict[str, tuple[Any, str]] = {}
     styles = drawing.assign_styles(study.plan)
-    shifts = {cost: _shift_points(frame, cost) for cost in costs}
     for label, row in zip(labels, frame.to_dict("records"), strict=True):
         name = row["variant"]
         mean = row["mean"]
@@ -343,6 +366,9 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> Figure | None:
             "fmt": styles[name].marker,
             "color": styles[name].colour,
             "ms": 4.5,
+            "elinewidth": 0.8,
+            # Points of equal cost lie above each other, and none hides another one.
+            "mfc": "none",
             "clip_on": not is_far,
         }
         if is_far:
@@ -354,20 +380,18 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> Figure | None:
             if math.isnan(row[cost]):
                 continue
             at = drawing.short(row[cost])
-            shift = ScaledTranslation(shifts[cost][name] / 72, 0, figure.dpi_scale_trans)
-            moved = {"transform": axes.transData + shift}
             point = (row[cost], height, spread)
-            drawn = drawing.draw_points(axes, point, name, [at], **style, **moved)
+            drawn = drawing.draw_points(axes, point, name, [at], **style)
             drawing.name_values(drawn.lines[0], name, [f"{drawing.short(mean)} at {at}"])
             legend[name] = (drawn, label)
     for axes, cost in zip(panels, costs, strict=True):
         axes.set_ylim(low, high)
-        # The shifts of the points are no part of their costs.
         cheapest, dearest = frame[cost].min(), frame[cost].max()
         margin = 0.1 * (dearest - cheapest)
         axes.set_xlim(cheapest - margin, dearest + margin)
         _label_cost(axes, cost)
-    panels[0].set_ylabel(study.plan.metric.label)
+    metric = study.plan.metric
+    panels[0].set_ylabel(drawing.name_axis(metric.label, metric.goal, is_vertical=True))
     artists = [artist for artist, _ in legend.values()]
     texts = [label for _, label in legend.values()]
     if is_below:
@@ -376,15 +400,6 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> Figure | None:
     else:
         figure.legend(artists, texts, fontsize=6.5, loc="outside right center")
     return figure
-
-
-def _shift_points(frame: pd.DataFrame, cost: str) -> dict[str, float]:
-    """Return the shifts in points with which variants of one cost stand side by side, by name."""
-    known = frame[frame[cost].notna()]
-    shifts = drawing.spread_points(known[cost].tolist())
-    # Many variants of one cost share a width of 40 points.
-    width = min(6.0, 40 / max(1, len(known)))
-    return {name: width * shift for name, shift in zip(known["variant"], shifts, strict=True)}
 
 
 def _has_range(values: "pd.Series[float]") -> bool:

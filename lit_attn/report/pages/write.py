@@ -185,8 +185,8 @@ def _draw_figures(analysis: Analysis) -> Iterator[tuple[str, Figure | None]]:
         yield "seeds", figures.draw_seeds(study, comparisons)
         yield "progress", figures.draw_progress(study, comparisons)
         yield "cost", figures.draw_cost(study, summary)
-        label = study.plan.metric.label
-        yield "effects", figures.draw_effects(estimates, label, comparisons.look_level)
+        metric = study.plan.metric
+        yield "effects", figures.draw_effects(estimates, metric, comparisons.look_level)
         yield "pictures", draw_pictures(study)
         for name, draw in diagnostics.DRAWERS.items():
             yield name, draw(recorded, baseline)
