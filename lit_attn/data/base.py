@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, PositiveInt
 
 from lit_attn.schema.base import Kind, consistency_check, outside_identity
-from lit_attn.schema.errors import ConfigError, suggest
+from lit_attn.schema.errors import ConfigError, suggest, suggest_near
 from lit_attn.signatures import Signature
 
 
@@ -151,16 +151,19 @@ class TokenData(Data):
 def require_path(key: str, path: Path) -> None:
     """Raise ConfigError, which begins with `key`, if `path` does not exist.
 
-    The message suggests the nearest name for the first part of the path that does not exist.
+    The message names the first part of the path that does not exist, or the nearest name beside it.
+    Its folder may be any one, such as a repository, so the message does not list it.
     """
     if path.exists():
         return
     missing = path
     while not missing.parent.exists():
         missing = missing.parent
-    raise ConfigError(
-        f"{key}: no file {path}{suggest(missing.name, list_names(key, missing.parent))}"
-    )
+    names = list_names(key, missing.parent)
+    hint = suggest_near(missing.name, names)
+    if not hint and missing != path:
+        hint = f"; '{missing.parent.resolve()}' has no '{missing.name}'"
+    raise ConfigError(f"{key}: no file {path}{hint}")
 
 
 def require_split_folders(key: str, path: Path) -> None:

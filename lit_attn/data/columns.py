@@ -25,7 +25,7 @@ from lit_attn.data.labels import (
 from lit_attn.data.loading import start_copy
 from lit_attn.data.log import LOG
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
-from lit_attn.data.sets import digest, require_classes
+from lit_attn.data.sets import convert_targets, digest, require_classes
 from lit_attn.data.tables import Table, load_rows
 from lit_attn.floors.base import Floor
 from lit_attn.floors.samples import CLASS_RULES, NUMBER_RULES, Samples, class_floors, number_floors
@@ -348,7 +348,10 @@ def _read_targets(data: Columns, rows: dict[str, Rows]) -> dict[str, NDArray[Any
     targets = [column for key, column in names.items() if key.startswith("targets.")]
     result = {}
     for split, content in rows.items():
-        numbers = [_to_numbers(content, name).astype(np.float32) for name in targets]
+        numbers = []
+        for name in targets:
+            where = f"{content.source}: '{name}'"
+            numbers.append(convert_targets(where, _to_numbers(content, name)))
         result[split] = np.stack(numbers, axis=1)
     return result
 

@@ -16,6 +16,18 @@ from lit_attn.schema.errors import ConfigError, plural
 
 Content = TypeVar("Content")
 
+UNFINISHED = (
+    ".aria2",
+    ".crdownload",
+    ".download",
+    ".incomplete",
+    ".opdownload",
+    ".part",
+    ".partial",
+    ".tmp",
+)
+"""Endings of files that browsers and other programs have not finished."""
+
 MOST_NAMES = 5  # Names of one kind that a message lists.
 
 
@@ -128,6 +140,12 @@ def list_visible(key: str, folder: Path) -> list[os.DirEntry[str]]:
                 f"{key}: {entry.path} has a name that is not UTF-8; rename it"
             ) from error
     return sorted(visible, key=lambda entry: entry.name)
+
+
+def require_finished(key: str, path: Path) -> None:
+    """Raise ConfigError for the name of an unfinished download or copy."""
+    if path.suffix.lower() in UNFINISHED:
+        raise ConfigError(f"{key}: {path} is an unfinished download; finish or delete it")
 
 
 def natural_order(name: str) -> tuple[list[str | int], str]:

@@ -161,7 +161,8 @@ def read_npz(data: Npz | NpzTargets) -> dict[str, Split]:
             )
         labels = arrays[f"y_{name}"]
         _check_labels(labels, f"{where}: y_{name}", data.num_outputs)
-        splits[name] = make_split(images.transpose(0, 3, 1, 2), labels, data)
+        pixels = images.transpose(0, 3, 1, 2)
+        splits[name] = make_split(pixels, labels, data, f"{where}: y_{name}")
     return splits
 
 

@@ -35,7 +35,7 @@ from lit_attn.data.labels import (
 from lit_attn.data.loading import start_copy
 from lit_attn.data.module import DataModule, EvaluationLoader, torch_generator
 from lit_attn.data.pictures import read_picture
-from lit_attn.data.sets import Split, fingerprint, hold_out, require_classes
+from lit_attn.data.sets import Split, convert_targets, fingerprint, hold_out, require_classes
 from lit_attn.floors.base import Floor
 from lit_attn.floors.samples import CLASS_RULES, NUMBER_RULES, Samples, class_floors, number_floors
 from lit_attn.schema.base import consistency_check
@@ -286,10 +286,14 @@ def load_splits(data: Images) -> dict[str, Split]:
     return splits
 
 
-def make_split(images: NDArray[np.uint8], labels: NDArray[Any], data: Images) -> Split:
-    """Return images with classes (N,) int64, or with targets (N, outputs) float32."""
+def make_split(images: NDArray[np.uint8], labels: NDArray[Any], data: Images, where: str) -> Split:
+    """Return images with classes (N,) int64, or with targets (N, outputs) float32.
+
+    An error about the targets begins with `where`.
+    """
     if data.num_outputs:
-        return Split(images, labels.astype(np.float32).reshape(len(labels), data.num_outputs))
+        targets = convert_targets(where, labels.reshape(len(labels), data.num_outputs))
+        return Split(images, targets)
     return Split(images, labels.astype(np.int64).reshape(-1))
 
 

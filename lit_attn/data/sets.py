@@ -75,6 +75,29 @@ def fingerprint(splits: dict[str, Split]) -> str:
     return digest(parts)
 
 
+def convert_targets(where: str, targets: NDArray[Any]) -> NDArray[np.float32]:
+    """Return numbers to predict (N, ...) as float32, in which networks train.
+
+    Raises ConfigError, which begins with `where`, if that changes a number by more than a
+    thousandth of the standard deviation of its column.
+    """
+    exact = targets.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        converted = exact.astype(np.float32)
+        changes = np.abs(converted - exact).max(0)
+        deviations = exact.std(0)
+    is_changed = (changes > deviations / 1000) & (deviations > 0)
+    if is_changed.any():
+        column = int(np.argmax(is_changed)) if is_changed.ndim else ()
+        mean = exact.mean(0)[column]
+        raise ConfigError(
+            f"{where}: float32 changes targets of mean {mean:.10g} and standard deviation"
+            f" {deviations[column]:.3g} by up to {changes[column]:.3g}; subtract the mean from"
+            " them, or divide them"
+        )
+    return converted
+
+
 def require_classes(split: str, labels: NDArray[Any], classes: int) -> None:
     """Raise ConfigError if the labels of `split` are not all from 0 to `classes` - 1."""
     low, high = labels.min(), labels.max()

@@ -89,7 +89,7 @@ def read_images(data: TableImages | TableTargets) -> dict[str, Split]:
             name = f"{where}: {source}" if isinstance(source, Path) else f"{where}: the image"
             images.append(fit_image(name, source, data))
         labels = data.read_labels(tables, split)
-        splits[split] = make_split(np.stack(images), labels, data)
+        splits[split] = make_split(np.stack(images), labels, data, f"data.{split}: {table}")
     return splits
 
 

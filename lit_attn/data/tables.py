@@ -1,20 +1,20 @@
 """Rows of Parquet, CSV and JSON files, or of a data set of the Hugging Face hub."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
 
 from lit_attn.data.base import find_paths
-from lit_attn.data.folders import list_visible
+from lit_attn.data.folders import list_names, list_visible, require_finished
 from lit_attn.data.log import LOG
 from lit_attn.data.rows import read_csv, read_json
 from lit_attn.data.splits import find_split, warn_of_shared_files
 from lit_attn.extras import require
 from lit_attn.schema import errors
 from lit_attn.schema.base import Config, consistency_check, outside_identity
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.errors import ConfigError, plural
 from lit_attn.schema.mistakes import first_line
 
 
@@ -150,8 +150,11 @@ def _load_hub(data: Table, hub: str) -> dict[str, Any]:
     library = _import_datasets()
     if Path(hub).is_dir():
         # The library guesses the splits of a folder from the names of its files.
-        _require_one_split_of_each_file(Path(hub))
+        _check_names(Path(hub))
     try:
+        if Path(hub).is_dir():
+            builder = library.load_dataset_builder(hub, data.subset)
+            _name_files(hub, builder.config.data_files or {})
         loaded = library.load_dataset(hub, data.subset)
     except (OSError, ValueError, library.exceptions.DatasetsError) as error:
         reason = first_line(error.__cause__ or error)
@@ -181,10 +184,25 @@ def _load_hub(data: Table, hub: str) -> dict[str, Any]:
     return splits
 
 
-def _require_one_split_of_each_file(folder: Path) -> None:
-    """Raise ConfigError for a visible file below `folder` whose name states two splits."""
+def _name_files(hub: str, files: Mapping[Any, list[str]]) -> None:
+    """Warn of every split of a local folder that has several files, and name them."""
+    for split, paths in files.items():
+        names = [Path(path).name for path in paths]
+        if len(names) > 1:
+            LOG.warning(
+                "data.hub: %s: %s is read from %s: %s",
+                hub,
+                split,
+                plural(len(names), "file"),
+                list_names(names),
+            )
+
+
+def _check_names(folder: Path) -> None:
+    """Raise ConfigError for a visible file below `folder` that is unfinished or in two splits."""
     for entry in list_visible("data.hub", folder):
         if entry.is_file():
+            require_finished("data.hub", Path(entry.path))
             find_split(Path(entry.name).stem, f"data.hub: {entry.path}")
         elif entry.is_dir(follow_symlinks=False):
-            _require_one_split_of_each_file(Path(entry.path))
+            _check_names(Path(entry.path))

@@ -109,9 +109,16 @@ def _read_sample(
 
 
 def _require_end(archive: tarfile.TarFile, path: Path) -> None:
-    """Raise ValueError unless a block of zeros follows the last member, as in every whole file."""
+    """Raise ValueError unless zeros alone follow the last member, at least a block of them."""
     with path.open("rb") as file:
         file.seek(archive.offset)
         block = file.read(tarfile.BLOCKSIZE)
-    if block != bytes(tarfile.BLOCKSIZE):
-        raise ValueError("it has no end of the archive, so it is torn; copy or write it again")
+        if block != bytes(tarfile.BLOCKSIZE):
+            raise ValueError("it has no end of the archive, so it is torn; copy or write it again")
+        while block:
+            if block.strip(b"\0"):
+                raise ValueError(
+                    "a second archive follows the end of the first one; join tar files with "
+                    "`tar --concatenate`, or keep them apart"
+                )
+            block = file.read(tarfile.RECORDSIZE)

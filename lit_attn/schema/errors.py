@@ -51,24 +51,6 @@ REFUSALS = {
 P = ParamSpec("P")
 
 
-def _list_control_characters() -> dict[int, str]:
-    """Return the visible form of each character that `escape_control` replaces, by its number."""
-    characters = {}
-    # Terminals execute escape sequences.
-    for number in range(160):
-        is_control = number < 32 or number >= 127
-        if is_control and chr(number) not in "\n\t":
-            characters[number] = f"\\x{number:02x}"
-    # Python keeps the bytes of a file name that are not UTF-8 as these characters, which no stream
-    # accepts.
-    for byte in range(128, 256):
-        characters[0xDC00 + byte] = f"\\x{byte:02x}"
-    return characters
-
-
-CONTROL = _list_control_characters()
-
-
 class ConfigError(ValueError):
     """Wrong configuration; the message is one line that names the file, the key and a remedy."""
 
@@ -87,8 +69,27 @@ def plural(count: int, noun: str) -> str:
 
 
 def escape_control(text: str) -> str:
-    """Return `text` with control characters in visible form (`\\x1b`), except tab and newline."""
-    return text.translate(CONTROL)
+    """Return `text` with control and invisible characters in visible form (`\\x1b`, `\\ufeff`).
+
+    Spaces, tabs and newlines stay. Terminals execute control characters, and nobody sees a
+    byte-order mark or tells a no-break space from a space.
+    """
+    if text.isprintable():
+        return text
+    shown = []
+    for character in text:
+        is_shown = character.isprintable() or character in "\n\t"
+        shown.append(character if is_shown else _escape(character))
+    return "".join(shown)
+
+
+def _escape(character: str) -> str:
+    number = ord(character)
+    # Python keeps the bytes of a file name that are not UTF-8 as these characters, which no stream
+    # accepts.
+    if 0xDC80 <= number <= 0xDCFF:
+        return f"\\x{number - 0xDC00:02x}"
+    return f"\\x{number:02x}" if number < 256 else ascii(character)[1:-1]
 
 
 def suggest(word: str, choices: Iterable[str]) -> str:
@@ -98,15 +99,22 @@ def suggest(word: str, choices: Iterable[str]) -> str:
     The nearest choice is one with two neighbouring letters swapped, if there is one.
     """
     options = [str(choice) for choice in choices]
-    swaps = _swap_neighbours(word)
-    swapped = [option for option in options if option in swaps]
-    close = swapped or difflib.get_close_matches(word, options, n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean '{close[0]}'?"
+    near = suggest_near(word, options)
+    if near:
+        return near
     if len(options) > MOST_CHOICES:
         nearest = difflib.get_close_matches(word, options, n=FEW_CHOICES, cutoff=0)
         return f"; of {len(options)} the nearest are {', '.join(nearest)}"
     return f"; choose from {', '.join(options)}" if options else ""
+
+
+def suggest_near(word: str, choices: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for a near choice, or nothing."""
+    options = list(choices)
+    swaps = _swap_neighbours(word)
+    swapped = [option for option in options if option in swaps]
+    close = swapped or difflib.get_close_matches(word, options, n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def _swap_neighbours(word: str) -> list[str]:

@@ -117,6 +117,8 @@ def test_escape_sequences_become_visible() -> None:
     write_line("| device \x1b]0;title\x07 |", stream)
     assert stream.getvalue().endswith("| device \\x1b]0;title\\x07 |\n")
     assert str(ConfigError("plan.json: unknown \x1b[2J")) == "plan.json: unknown \\x1b[2J"
+    # Nobody sees these in a message: a byte-order mark and a no-break space.
+    assert str(ConfigError("no column '\ufeffa\xa0é'")) == "no column '\\ufeffa\\xa0é'"
 
 
 def render(state: Snapshot, width: int) -> list[str]:

@@ -133,6 +133,13 @@ def test_a_missing_folder_is_named_with_the_nearest_name(tmp_path: Path, make: M
         data.check_files()
 
 
+def test_a_missing_path_lists_no_other_names(tmp_path: Path) -> None:
+    (tmp_path / "README.md").touch()
+    data = ListOps(folder=tmp_path / "listops" / "arena")
+    with pytest.raises(ConfigError, match=f"no file .*; '{tmp_path}' has no 'listops'$"):
+        data.check_files()
+
+
 @pytest.mark.parametrize("name", ["dev.bin", "eval.bin", "fineVal.bin", ".val.bin", "._val.bin"])
 def test_the_words_of_a_missing_split_of_shards_are_listed(tmp_path: Path, name: str) -> None:
     data = make_shards(tmp_path)

@@ -285,7 +285,7 @@ def test_r_squared_is_right_for_targets_far_from_zero(tmp_path: Path) -> None:
     for split in ("train", "test"):
         lines = (tmp_path / f"{split}.csv").read_text().splitlines()
         rows = [line.rpartition(",") for line in lines[1:]]
-        far = [f"{cells},{101325 + float(y)}" for cells, _, y in rows]
+        far = [f"{cells},{101325 + 10 * float(y)}" for cells, _, y in rows]
         (tmp_path / f"{split}.csv").write_text("\n".join([lines[0], *far]) + "\n")
     cell = columns_cell(data, "regression", "test/r2")
     added = {"name": "R2Score", "record_as": "by-name"}

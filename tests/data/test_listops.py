@@ -4,6 +4,7 @@ import statistics
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.paths import SHARED
 from pydantic import ValidationError
@@ -87,8 +88,34 @@ def test_default_expressions_have_the_arenas_lengths() -> None:
     assert 500 <= len(ids) <= 2000
 
 
+def test_expressions_are_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = ListOps(**SMALL, batch_size=8, root=tmp_path)
+    drawn = chosen.read_samples()
+    expected = generate(0, (5, 40), 4, 10)
+    for split in SPLITS:
+        for sample in drawn[split]:
+            ids, value = next(expected)
+            assert sample.documents[0].tolist() == ids
+            assert sample.documents[0].dtype == np.uint16
+            assert sample.label == value
+    (kept,) = tmp_path.glob("*.npz")
+    # Other keys draw other expressions.
+    other = chosen.model_copy(update={"lengths": (6, 40)}).read_samples()
+    assert len(list(tmp_path.glob("*.npz"))) == 2
+    assert min(len(sample.documents[0]) for sample in other["train"]) == 6
+    # The second cell draws nothing.
+    monkeypatch.delattr("lit_attn.data.text.listops.generate")
+    again = chosen.read_samples()
+    for split in SPLITS:
+        assert [sample.label for sample in again[split]] == [s.label for s in drawn[split]]
+    assert chosen.input_paths() == []
+    kept.write_bytes(kept.read_bytes()[:50])
+    with pytest.raises(ConfigError, match=r"^data\.root: .*npz is damaged; delete it$"):
+        chosen.read_samples()
+
+
 def test_files_of_the_arena_are_read(tmp_path: Path) -> None:
-    chosen = ListOps(**SMALL, batch_size=8)
+    chosen = ListOps(**SMALL, batch_size=8, root=tmp_path / "drawn")
     for split, samples in chosen.read_samples().items():
         rows = []
         for sample in samples:

@@ -286,6 +286,20 @@ def test_a_file_of_a_local_hub_in_two_splits_is_refused(tmp_path: Path) -> None:
         TableText(name="t", hub=str(tmp_path)).texts()
 
 
+def test_files_of_a_local_hub_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for name in ("train.csv", "train copy.csv", "test.csv"):
+        (folder / name).write_text("text\na\n")
+    TableText(name="t", hub=str(folder)).texts()
+    assert caplog.messages == [
+        f"data.hub: {folder}: train is read from 2 files: train copy.csv, train.csv"
+    ]
+    (folder / "train.csv.crdownload").write_text("text\nqq\n")
+    with pytest.raises(ConfigError, match=r"^data\.hub: .*crdownload is an unfinished download"):
+        TableText(name="t", hub=str(folder)).texts()
+
+
 def test_a_missing_number_is_no_class(tmp_path: Path) -> None:
     """Parquet files of floats mark a missing number with NaN."""
     path = tmp_path / "a.parquet"

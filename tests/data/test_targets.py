@@ -1,14 +1,19 @@
 """Tests of images with numbers to predict."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from pydantic import ValidationError
 
+from lit_attn.data.columns import ColumnNumbers, read_columns
 from lit_attn.data.image_sets import NpzTargets
 from lit_attn.data.images import load_splits
+from lit_attn.data.sets import convert_targets
+from lit_attn.data.table_sets import TableTargets
 from lit_attn.schema.errors import ConfigError
 from lit_attn.signatures import ImageTargets
 
@@ -69,3 +74,31 @@ def test_malformed_targets_are_refused(
 def test_mixing_needs_classes(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="augment: 'mix' mixes classes"):
         NpzTargets(name="n", path=tmp_path, size=4, augment=["normalize", "mix"])
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e5, 1.7e9])
+def test_targets_that_float32_cannot_hold_are_refused(mean: float, tmp_path: Path) -> None:
+    """All readers: of one .npz, of tables of images, and of tables of numbers."""
+    values = mean + np.random.default_rng(0).normal(0, 0.05, 20)
+    images = np.zeros((20, 4, 4, 1), np.uint8)
+    npz = tmp_path / "a.npz"
+    np.savez(npz, x_train=images, y_train=values, x_test=images, y_test=values)
+    Image.fromarray(images[0, :, :, 0]).save(tmp_path / "a.png")
+    table = tmp_path / "a.csv"
+    rows = [f"a.png,1,{value!r}" for value in values.tolist()]
+    table.write_text("\n".join(["image,x,y", *rows]) + "\n")
+    files = {"name": "n", "train": table, "test": table, "targets": ("y",)}
+    size: dict[str, Any] = {"size": 4, "channels": 1, "batch_size": 4}
+    readers = (
+        lambda: NpzTargets(name="n", path=npz, outputs=1, **size).read_splits(),
+        lambda: TableTargets(**files, **size).read_splits(),
+        lambda: read_columns(ColumnNumbers(**files, numbers=("x",), batch_size=4)),
+    )
+    for read in readers:
+        if mean == 0:
+            read()
+            continue
+        with pytest.raises(ConfigError, match=r"^data\..*: float32 changes targets of mean [19]"):
+            read()
+    # Constant targets have no deviation to compare with.
+    assert convert_targets("y", np.full((5, 2), 0.1)).dtype == np.float32

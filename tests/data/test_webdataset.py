@@ -151,6 +151,14 @@ def test_missing_and_torn_shards_are_named(root: Path) -> None:
         make_config(root / "none").list_files()
 
 
+def test_joined_archives_are_refused(root: Path) -> None:
+    first, second = root / "train/a-0.tar", root / "train/a-1.tar"
+    first.write_bytes(first.read_bytes() + second.read_bytes())
+    second.unlink()
+    with pytest.raises(ConfigError, match=r"a-0\.tar: a second archive follows the end of the"):
+        make_config(root).list_files()
+
+
 def test_files_beside_shards_are_counted(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     for split in ("train", "val"):
         (root / split / "inner").mkdir()

@@ -7,14 +7,19 @@ Sources: Nangia & Bowman 2018, arXiv:1804.06028; Tay et al. 2021, arXiv:2011.040
 (github.com/google-research/long-range-arena; docs/setups.md, section 9).
 """
 
+import hashlib
+import io
+import json
 import random
 import statistics
+import zipfile
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
 from lit_attn.data.base import require_path
@@ -22,9 +27,11 @@ from lit_attn.data.splits import warn_of_shared_files
 from lit_attn.data.text.ids import SPLITS
 from lit_attn.data.text.labelled import Labelled, Sample
 from lit_attn.data.text.streams import read_text
+from lit_attn.files import one_at_a_time, write_atomic
 from lit_attn.schema.base import consistency_check, outside_identity
 from lit_attn.schema.errors import ConfigError
 
+VERSION = 1  # Raise it if the generator changes, so that kept expressions are drawn anew.
 GENERATOR_SEED = 0  # Seed of the data of all cells: seeds vary the training, not the data.
 
 # Id 0 is padding.
@@ -45,8 +52,10 @@ NESTED = 0.25  # Share of the arguments that are expressions, as in both generat
 class ListOps(Labelled, kind="listops"):
     """ListOps: nested operations on digits in ten classes, as in the Long Range Arena.
 
-    The samples are generated and equal for all seeds. With `folder` they are read from the arena's
-    basic_train.tsv, basic_val.tsv and basic_test.tsv.
+    The samples are generated on first use, which takes some minutes, and kept in a file below
+    `root`. They are equal for all seeds. Both limits of `lengths` occur; the arena leaves them out.
+    With `folder` the samples are read from the arena's basic_train.tsv, basic_val.tsv and
+    basic_test.tsv.
     """
 
     context: PositiveInt = Field(
@@ -62,11 +71,18 @@ class ListOps(Labelled, kind="listops"):
     train: PositiveInt = Field(96_000, description="training expressions")
     val: PositiveInt = Field(2000, description="validation expressions")
     test: PositiveInt = Field(2000, description="test expressions")
+    root: Path = outside_identity(
+        Path("data/listops"), "folder to which generated expressions are written"
+    )
     folder: Path | None = outside_identity(None, "folder of basic_*.tsv; null: generated data")
     num_classes: ClassVar = 10
 
     def read_samples(self) -> dict[str, list[Sample]]:
         return read_listops(self)
+
+    def input_paths(self) -> list[Path]:
+        """Return the folder of the arena's files; generated expressions follow from the keys."""
+        return [] if self.folder is None else [self.folder]
 
     def check_files(self) -> None:
         super().check_files()
@@ -102,14 +118,51 @@ def read_listops(data: ListOps) -> dict[str, list[Sample]]:
         paths = {split: data.folder / f"basic_{split}.tsv" for split in SPLITS}
         warn_of_shared_files(paths, "data.folder")
         return {split: _read_file(path) for split, path in paths.items()}
+    drawn = _read_drawn(data)
     # The splits follow one another in one sequence of distinct expressions.
-    expressions = generate(GENERATOR_SEED, data.lengths, data.depth, data.arguments)
+    expressions = np.split(drawn["ids"].astype(np.uint16), np.cumsum(drawn["lengths"])[:-1])
+    samples = iter(zip(expressions, drawn["values"].tolist(), strict=True))
     splits: dict[str, list[Sample]] = {}
     for split in SPLITS:
         splits[split] = []
-        for ids, value in islice(expressions, getattr(data, split)):
-            splits[split].append(Sample((np.asarray(ids, dtype=np.uint16),), value))
+        for ids, value in islice(samples, getattr(data, split)):
+            splits[split].append(Sample((ids,), value))
     return splits
+
+
+def _read_drawn(data: ListOps) -> dict[str, NDArray[Any]]:
+    """Return ids, lengths and values of the expressions; draw and write them if no file has them.
+
+    Cells that start at once wait for the first. Raises ConfigError if the folder is not writable.
+    """
+    count = sum(getattr(data, split) for split in SPLITS)
+    recipe = [VERSION, GENERATOR_SEED, data.lengths, data.depth, data.arguments, count]
+    path = data.root / f"{hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:10]}.npz"
+    try:
+        data.root.mkdir(parents=True, exist_ok=True)
+        with one_at_a_time(data.root, "listops"):
+            if not path.is_file():
+                write_atomic(path, _draw(data, count))
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            return {name: file[name] for name in ("ids", "lengths", "values")}
+    except OSError as error:
+        raise ConfigError(f"data.root: {path}: {error.strerror or error}") from error
+    except (ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"data.root: {path} is damaged; delete it") from error
+
+
+def _draw(data: ListOps, count: int) -> bytes:
+    """Return an .npz file of `count` expressions: all ids, and length and value of each one."""
+    ids: list[NDArray[np.uint8]] = []
+    values: list[int] = []
+    expressions = generate(GENERATOR_SEED, data.lengths, data.depth, data.arguments)
+    for expression, value in islice(expressions, count):
+        ids.append(np.asarray(expression, np.uint8))
+        values.append(value)
+    content = io.BytesIO()
+    lengths = np.asarray([len(expression) for expression in ids], np.int64)
+    np.savez(content, ids=np.concatenate(ids), lengths=lengths, values=np.asarray(values, np.uint8))
+    return content.getvalue()
 
 
 def _read_file(path: Path) -> list[Sample]:
