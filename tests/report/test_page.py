@@ -163,13 +163,14 @@ def test_a_phone_shows_the_page_without_sideways_scrolling(page: "sync_api.Page"
 
 def test_a_button_opens_the_other_columns(page: "sync_api.Page") -> None:
     headings = page.locator("table.results thead th:visible")
-    sync_api.expect(headings).to_have_count(6)
+    sync_api.expect(headings).to_have_count(7)
+    assert "verdict" in headings.all_inner_texts()
     button = page.locator("button.columns").first
     button.click()
-    assert headings.count() > 6
+    assert headings.count() > 7
     assert button.inner_text() == "show fewer columns"
     button.click()
-    sync_api.expect(headings).to_have_count(6)
+    sync_api.expect(headings).to_have_count(7)
 
 
 def test_claims_fit_and_their_filter_is_below_the_heading(
@@ -254,7 +255,10 @@ def test_a_variant_outside_the_axes_shows_its_values_and_can_be_switched_off(
     (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
     page.goto((folder / "table.html").as_uri())
     parts = page.locator("""figure g[id^='["far"']""")
-    texts = {"seeds": r"far: [\d.]{4,5} to [\d.]{4,5}", "cost": r"far: 1[\d.]{3,4} at [\de.+]+"}
+    texts = {
+        "seeds": r"far: [\d.]{4,5} to [\d.]{4,5}, mean [\d.]{2,5}",
+        "cost": r"far: 1[\d.]{3,4} at [\de.+]+",
+    }
     for figure, text in texts.items():
         mark = page.locator(f"""figure.{figure} g[id^='["far"'] use""").first
         mark.scroll_into_view_if_needed()

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -281,8 +282,10 @@ def _make_page(
     drawn = [name for name in FIGURES if name in images]
     attention = [name for name in drawn if "section" in FIGURES[name]]
     plain = [name for name in drawn if name not in (FOREST_PLOT, *attention)]
+    # The warnings stand at the top of the page, so the caption does not repeat them.
+    without_warnings = replace(results_table, warnings=[])
     sections = [
-        Section(figures=[name for name in drawn if name == FOREST_PLOT], tables=[results_table]),
+        Section(figures=[name for name in drawn if name == FOREST_PLOT], tables=[without_warnings]),
         Section(figures=plain, tables=further),
         Section("Attention layers", attention),
     ]
