@@ -23,6 +23,8 @@ class Channel:
     tensors: tuple[Tensor, ...] | None = None
     open_passes = 0
     """Forward passes whose gradients have not reached the writing layer yet."""
+    has_graph = True
+    """False if the tensors were computed without gradients."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return no state: tensors of a running pass belong to no copy."""
@@ -31,6 +33,7 @@ class Channel:
     def write(self, *tensors: Tensor) -> None:
         """Store the tensors of a new forward pass."""
         self.tensors = tensors
+        self.has_graph = torch.is_grad_enabled()
         if torch.compiler.is_compiling() or is_in_backward():
             return
         if tensors[-1].requires_grad:
@@ -44,15 +47,23 @@ class Channel:
     def take(self) -> tuple[Tensor, ...]:
         """Return the tensors of the running forward pass.
 
-        Raises RuntimeError if no layer has written them, and if activation checkpointing computes a
-        layer again after a later forward pass, whose tensors are stored now.
+        Raises RuntimeError if no layer has written them, if activation checkpointing computes a
+        layer again after a later forward pass, whose tensors are stored now, and if it is
+        re-entrant, which computes the tensors without gradients at first.
         """
         if self.tensors is None:
             raise RuntimeError(
                 f"{self.key}: the {self.source} of the network has not computed its "
                 f"{self.content}; call the complete network"
             )
-        if not torch.compiler.is_compiling() and is_in_backward() and self.open_passes > 1:
+        if torch.compiler.is_compiling() or not is_in_backward():
+            return self.tensors
+        if not self.has_graph:
+            raise RuntimeError(
+                f"{self.key}: re-entrant activation checkpointing computes the {self.content} of "
+                f"the {self.source} without gradients; use checkpoints with `use_reentrant=False`"
+            )
+        if self.open_passes > 1:
             raise RuntimeError(
                 f"{self.key}: activation checkpointing computes a layer of an earlier forward pass "
                 f"again, and the {self.content} of its {self.source} are replaced; call backward "

@@ -36,8 +36,18 @@ HOOKS = (
     "_forward_hooks",
     "_backward_pre_hooks",
     "_backward_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
 )
-"""Attributes of a module with the hooks that run when it is called."""
+"""Attributes of a module with the hooks of its calls, and of its state dict."""
+
+PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""Attributes of a parameter with the hooks of its gradient."""
+
+LIBRARY_MARKS = frozenset({"_is_hf_initialized"})
+"""Attributes of parameters that libraries set for themselves while they load a model."""
 
 COLLECTOR = "transformers.utils.output_capturing"
 """Module whose hooks collect weights of attention, which calls of a replaced layer refuse."""
@@ -106,7 +116,7 @@ class Adapter(nn.Module, ABC):
         self.check_options(original)
         with torch.no_grad():
             self.layer = build_layer(self.read(original), spec)
-        copy_trainability(self.layer, original, self.moved)
+        copy_marks(self.layer, original, self.moved)
         self.original = original
 
     def check_options(self, original: nn.Module) -> None:
@@ -180,31 +190,40 @@ def check_options(original: nn.Module, known: Collection[str], adapter: str) -> 
 def check_projections(original: nn.Module, names: Iterable[str]) -> None:
     """Raise ValueError if a projection in `names` is more than a product with its weight.
 
-    Examples are low-rank adapters, quantised weights, parametrisations and hooks.
+    Examples are low-rank adapters, quantised weights, parametrisations, hooks and patches.
     """
-    check_hooks(original, "it")
+    check_calls(original, "it")
     for name in names:
         module: Any = original
         for attribute in name.split("."):
             module = getattr(module, attribute, None)
         if not isinstance(module, nn.Module):
             continue
-        check_hooks(module, f"its `{name}`")
         weight = getattr(module, "weight", None)
         # A norm of each head, as in Cohere, has weights of two axes.
         is_projection = isinstance(weight, Tensor) and weight.ndim > 1 and "norm" not in name
+        # The weight of a quantised projection is a method.
+        is_projection = is_projection or callable(weight)
         if is_projection and class_name(module) not in LINEAR_CLASSES:
             raise ValueError(
                 f"its `{name}` is a {class_name(module)}, which may compute more than a product "
-                "with its weight; replace the attention before this class is applied"
+                "with its weight; replace the attention before this class is applied, and before a "
+                "quantisation"
             )
+        # A parametrisation has hooks of its own.
+        check_calls(module, f"its `{name}`")
 
 
-def check_hooks(module: nn.Module, name: str) -> None:
-    """Raise ValueError if `module`, which the error calls `name`, has hooks.
+def check_calls(module: nn.Module, name: str) -> None:
+    """Raise ValueError if `module`, which the error calls `name`, has hooks or a patched `forward`.
 
-    The replaced module is not called any more, so its hooks would stop without a word.
+    The replaced module is not called any more, so both would stop without a word.
     """
+    if has_patched_forward(module):
+        raise ValueError(
+            f"{name} has a `forward` that is not that of its class {class_name(module)}, and it "
+            "would not be called any more; replace the attention before this patch is applied"
+        )
     registered: list[Any] = []
     for attribute in HOOKS:
         registered.extend(getattr(module, attribute).values())
@@ -213,6 +232,17 @@ def check_hooks(module: nn.Module, name: str) -> None:
             f"{name} has hooks, which would not be called any more; remove them before the "
             "replacement and register them on the new layer"
         )
+
+
+def has_patched_forward(module: nn.Module) -> bool:
+    """Return True if `forward` was set on `module`, or on its class by another file."""
+    if "forward" in vars(module):
+        return True
+    for base in type(module).__mro__:
+        if "forward" in vars(base):
+            function = inspect.unwrap(vars(base)["forward"])
+            return getattr(function, "__module__", base.__module__) != base.__module__
+    return False
 
 
 def list_attributes(module: nn.Module) -> dict[str, Any]:
@@ -329,33 +359,53 @@ def scale_queries(qkv: nn.Linear, rows: int, factor: float) -> nn.Linear:
     return scaled
 
 
-def copy_trainability(layer: Attention, original: nn.Module, names: Iterable[str]) -> None:
-    """Freeze the copies in `layer` of the projections `names` of `original` that are frozen.
+def copy_marks(layer: Attention, original: nn.Module, names: Iterable[str]) -> None:
+    """Give the copies in `layer` of the parameters `names` of `original` what these are marked by.
 
-    A layer of a user has no copies. Weights and biases are decided separately. Raises ValueError if
-    only some of them are frozen, because the layer has one matrix for all projections.
+    Marks are the flag of a frozen parameter and attributes, such as tags for an optimiser. Weights
+    and biases are decided separately. A layer of a user has no copies. Raises ValueError if the
+    marks of copied parameters differ, because the layer has one matrix for all projections, and for
+    a hook of a gradient.
     """
     if layer.spec.mixer is not None:
         return
-    weight_flags: set[bool] = set()
-    bias_flags: set[bool] = set()
+    kept = set(layer.parameters())
+    marks: dict[bool, dict[str, Any]] = {}
     for name, parameter in original.named_parameters():
         is_moved = any(name == moved or name.startswith(f"{moved}.") for moved in names)
-        if is_moved:
-            flags = bias_flags if is_bias(name) else weight_flags
-            flags.add(parameter.requires_grad)
-    if len(weight_flags) > 1 or len(bias_flags) > 1:
-        raise ValueError(
-            "some of its projections are frozen and others are not; "
-            "set requires_grad after the replacement"
-        )
+        if not is_moved or parameter in kept:
+            continue
+        if any(getattr(parameter, hooks, None) for hooks in PARAMETER_HOOKS):
+            raise ValueError(
+                f"its `{name}` has a hook of its gradient, which would not be called any more; "
+                "remove it before the replacement and register it on the new layer"
+            )
+        own_marks = read_marks(parameter)
+        first = marks.setdefault(is_bias(name), own_marks)
+        if own_marks["requires_grad"] != first["requires_grad"]:
+            raise ValueError(
+                "some of its projections are frozen and others are not; "
+                "set requires_grad after the replacement"
+            )
+        if own_marks != first:
+            raise ValueError(
+                f"its `{name}` has other attributes ({', '.join(own_marks)}) than the projections "
+                "beside it, with which it becomes one matrix; set them after the replacement"
+            )
     original_parameters = set(original.parameters())
     for child in (layer.qkv, layer.proj, layer.q_norm, layer.k_norm):
         for name, parameter in child.named_parameters():
-            flags = bias_flags if is_bias(name) else weight_flags
-            is_copy = parameter not in original_parameters
-            if is_copy and flags:
-                parameter.requires_grad_(flags == {True})
+            if parameter in original_parameters:
+                continue
+            for mark, value in marks.get(is_bias(name), {}).items():
+                setattr(parameter, mark, value)
+
+
+def read_marks(parameter: nn.Parameter) -> dict[str, Any]:
+    """Return the flag of a frozen parameter and its attributes, without those of libraries."""
+    marks: dict[str, Any] = {"requires_grad": parameter.requires_grad}
+    marks |= {name: value for name, value in vars(parameter).items() if name not in LIBRARY_MARKS}
+    return marks
 
 
 def is_bias(name: str) -> bool:
@@ -373,6 +423,8 @@ def join(*parts: nn.Linear) -> nn.Linear:
 
     Raises ValueError if some parts have a bias, other than the first and the last one of three.
     """
+    if len(parts) == 1:
+        return linear(parts[0].weight, parts[0].bias)
     weight = torch.cat([part.weight for part in parts])
     biases = [part.bias for part in parts]
     if all(bias is None for bias in biases):
@@ -400,12 +452,23 @@ def by_head(qkv: nn.Linear, heads: int, key_heads: int | None = None) -> nn.Line
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """Return a Linear with copies of `weight` (outputs, inputs) and `bias` as parameters."""
+    """Return a Linear with `weight` (outputs, inputs) and `bias`.
+
+    Parameters are used as they are, so that what else holds them stays tied to them; other tensors
+    are copied.
+    """
     new = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    new.weight = nn.Parameter(weight.detach().clone())
+    new.weight = as_parameter(weight)
     if bias is not None:
-        new.bias = nn.Parameter(bias.detach().clone())
+        new.bias = as_parameter(bias)
     return new
+
+
+def as_parameter(tensor: Tensor) -> nn.Parameter:
+    """Return a parameter as it is, or a copy of another tensor as a parameter."""
+    if isinstance(tensor, nn.Parameter):
+        return tensor
+    return nn.Parameter(tensor.detach().clone())
 
 
 class QueryValueLinear(nn.Linear):

@@ -22,12 +22,14 @@ from lit_attn.replace.adapter import Adapter
 from lit_attn.replace.layer_choice import Choice, choose
 from lit_attn.replace.restoring import unchanged_after_an_error
 from lit_attn.replace.search import (
+    NAMES,
     AdapterChoice,
     Layer,
     Replacement,
     check_adapted_classes,
     find_layers,
 )
+from lit_attn.replace.shared_weights import SharedWeights
 from lit_attn.replace.stacks import connect_stacks
 from lit_attn.schema.errors import ConfigError, plural
 from lit_attn.schema.mistakes import describe_mistake, is_unexpected
@@ -120,7 +122,13 @@ def replace_layers(
             check_calls(model, replacements, example, source)
         replaced = {id(replacement.layer) for replacement in replacements}
         kept = [layer for layer in layers if id(layer) not in replaced]
-        return Replaced(insert(model, replacements), kept)
+        weights = SharedWeights(model, replacements)
+        new_model = insert(model, replacements)
+        try:
+            weights.tie()
+        except ValueError as error:
+            raise ConfigError(f"{source}: {error}") from error
+        return Replaced(new_model, kept)
 
 
 def build_replacements(
@@ -171,6 +179,11 @@ def build_each(
             line = find_user_line(error)
             if not line and is_unexpected(error):
                 raise ConfigError(f"{context}: {describe_mistake(error)}") from error
+            if isinstance(error, AttributeError) and layer.adapter in NAMES.values():
+                name = getattr(layer.adapter, "__name__", "")
+                raise ConfigError(
+                    f"{context}: the adapter {name} does not fit this class: {error}"
+                ) from error
             place = f" at {line}" if line else ""
             raise ConfigError(
                 f"{context}: its adapter fails{place} with {type(error).__name__}: {error}"

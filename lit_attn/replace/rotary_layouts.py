@@ -53,14 +53,15 @@ def order_of_head(head_dim: int, width: int) -> Tensor:
 def pair_halves(source: Projections, width: int | None = None) -> Projections:
     """Return `source`, whose model rotates neighbours, with rows for the layer's rotation.
 
-    `width` is D', by default D. `source.qkv` must be a copy, which is changed; norms are copied.
+    `width` is D', by default D. The modules of `source` are copied.
     """
     key_heads = source.key_heads or source.heads
     head_dim = source.qkv.out_features // (source.heads + 2 * key_heads)
     in_head = order_of_head(head_dim, width or head_dim)
     starts = torch.arange(source.heads + key_heads) * head_dim
     rows = (starts.unsqueeze(1) + in_head).flatten()
-    for name, parameter in source.qkv.named_parameters():
+    qkv = copy.deepcopy(source.qkv)
+    for name, parameter in qkv.named_parameters():
         if name != "v_bias":
             # A bias of the queries alone is as long as their rows.
             rows_of_parameter = rows[: len(parameter)].to(parameter.device)
@@ -74,7 +75,7 @@ def pair_halves(source: Projections, width: int | None = None) -> Projections:
                 entries = rows[: parameter.numel()].to(parameter.device)
                 parameter.copy_(parameter.flatten()[entries].view_as(parameter))
         norms.append(norm)
-    return source._replace(q_norm=norms[0], k_norm=norms[1])
+    return source._replace(qkv=qkv, q_norm=norms[0], k_norm=norms[1])
 
 
 def check_rotation(original: nn.Module, layout: Angles, pairs_neighbours: bool) -> None:

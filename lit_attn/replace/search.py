@@ -209,7 +209,7 @@ def classify(module: nn.Module, adapters: dict[str, AdapterChoice]) -> Layer | N
         return Layer(module, load_adapter(adapters[name]), "")
     if name in UNFIT:
         return Layer(module, None, UNFIT[name])
-    if contains_attention(module, adapters):
+    if contains_attention(module, adapters) or wraps_attention(module):
         # A wrapper around the attention itself.
         return None
     if ATTENTION_NAME.search(type(module).__name__):
@@ -233,6 +233,15 @@ def contains_attention(module: nn.Module, adapters: Collection[str]) -> bool:
     for part in module.modules():
         name = class_name(part)
         if name in adapters or name in UNFIT or isinstance(part, Adapter | TokenLayer):
+            return True
+    return False
+
+
+def wraps_attention(module: nn.Module) -> bool:
+    """Return True if a module in `module` has the name and the projections of attention."""
+    for part in module.modules():
+        is_named = part is not module and ATTENTION_NAME.search(type(part).__name__)
+        if is_named and any(has_projections(part, names) for names in PROJECTION_NAMES):
             return True
     return False
 

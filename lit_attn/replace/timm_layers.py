@@ -21,7 +21,7 @@ from lit_attn.replace.adapter import (
     build_layer,
     check_options,
     check_projections,
-    copy_trainability,
+    copy_marks,
     join,
     linear,
 )
@@ -103,7 +103,7 @@ def plain(original: nn.Module, spec: AttentionSpec) -> Attention:
     check_projections(original, names)
     with torch.no_grad():
         layer = build_layer(read(original), spec)
-    copy_trainability(layer, original, names)
+    copy_marks(layer, original, names)
     return layer
 
 

@@ -14,7 +14,7 @@ from lit_attn.attention.spec import AttentionSpec
 from lit_attn.replace.adapter import (
     Projections,
     by_head,
-    check_hooks,
+    check_calls,
     check_options,
     describe_cross_problem,
     join,
@@ -80,7 +80,7 @@ class Bert(Hub):
         check_options(original.self, {"query", "key", "value", *self.inner_known}, adapter)
         check_options(original.output, {"dense", *self.output_known}, adapter)
         for child in (original.self, original.output):
-            check_hooks(child, "it")
+            check_calls(child, "it")
 
     def read(self, original: Any) -> Projections:
         inner = original.self

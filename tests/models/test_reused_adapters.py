@@ -97,3 +97,32 @@ def test_a_mistake_in_adapters_is_one_line(adapters: dict[str, Any], message: st
     with pytest.raises(ConfigError, match=message):
         replace_attention(model, "standard", adapters=adapters)
     assert_unchanged(before, model)
+
+
+def test_an_adapter_of_another_family_does_not_fit() -> None:
+    name = f"{__name__}:Renamed"
+    message = r"1 \(Renamed\): the adapter Starcoder2 does not fit this class: 'Renamed' object has"
+    with pytest.raises(ConfigError, match=message):
+        replace_attention(
+            nn.Sequential(nn.Identity(), Renamed()), "standard", adapters={name: "Starcoder2"}
+        )
+
+
+class BlockWithAttention(nn.Module):
+    """Block whose name matches that of attention, as that of Zamba 2 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own_attention = OwnAttention()
+
+
+class OwnAttention(TokenMixer):
+    """Attention without adapter."""
+
+    def __init__(self) -> None:
+        super().__init__(("q_proj", "k_proj", "v_proj"))
+
+
+def test_the_attention_in_a_block_is_named_and_not_the_block() -> None:
+    with pytest.raises(ConfigError, match=r": 0\.own_attention \(OwnAttention\): its class has no"):
+        replace_attention(nn.Sequential(BlockWithAttention()), "standard")
