@@ -2,11 +2,13 @@
 
 `replace_attention` is the door. An adapter of your own derives from `Adapter`, and stands in
 ADAPTERS under the class of attention module that it replaces (docs/own-models.md). `*_layers.py`
-have the adapters of one library each; `adapter.py` is what they share, `search.py` finds layers.
+have the adapters of one library each; `adapter.py` and `projections.py` are what they share, and
+`search.py` finds layers.
 """
 
-from lit_attn.replace.adapter import Adapter, Projections, build_layer, by_head, join, linear
+from lit_attn.replace.adapter import Adapter, build_layer
 from lit_attn.replace.layer_choice import choose
+from lit_attn.replace.projections import Projections, by_head, join, linear
 from lit_attn.replace.replacement import replace_attention, replace_layers
 from lit_attn.replace.search import (
     ADAPTERS,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_attn.attention.rotary import Rotary, rotate
-from lit_attn.replace.adapter import Projections
+from lit_attn.replace.projections import Projections
 
 Angles: TypeAlias = Literal["halves", "neighbours", "once"]
 """Layout of the angles a, b, ... that a model passes: a b a b, a a b b, or a b."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lit_attn.replace.adapter import Projections, by_head
+from lit_attn.replace.projections import Projections, by_head
 from lit_attn.replace.timm_layers import TimmAdapter, as_linear, read
 
 EPS = 1e-24

@@ -15,16 +15,12 @@ from lit_attn.attention.rotary import Rotary
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.replace.adapter import (
     Adapter,
-    NormedLinear,
-    Projections,
-    QueryValueLinear,
     build_layer,
     check_options,
     check_projections,
     copy_marks,
-    join,
-    linear,
 )
+from lit_attn.replace.projections import NormedLinear, Projections, QueryValueLinear, join, linear
 from lit_attn.replace.rotary_layouts import pair_halves
 
 QKV_NAMES = (

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.private_names.of_torch import storage_id
-from lit_attn.replace.adapter import Adapter, Projections, describe_cross_problem, linear
+from lit_attn.replace.adapter import Adapter, describe_cross_problem
+from lit_attn.replace.projections import Projections, linear
 
 
 class Torch(Adapter):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lit_attn.attention.normaliser import SinkConfig
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.private_names.of_transformers import read_implementation
-from lit_attn.replace.adapter import Projections, by_head
+from lit_attn.replace.projections import Projections, by_head
 from lit_attn.replace.rotary_layouts import Angles
 from lit_attn.replace.transformers_families import Phi
 from lit_attn.replace.transformers_layers import Hub

@@ -11,15 +11,8 @@ from torch import Tensor, nn
 
 from lit_attn.attention.compose import Composer, StaticConfig
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.replace.adapter import (
-    Projections,
-    by_head,
-    check_calls,
-    check_options,
-    describe_cross_problem,
-    join,
-    linear,
-)
+from lit_attn.replace.adapter import check_calls, check_options, describe_cross_problem
+from lit_attn.replace.projections import Projections, by_head, join, linear
 from lit_attn.replace.transformers_layers import Hub, join_bias
 
 

@@ -17,7 +17,8 @@ from lit_attn.attention.cache import KeyValues
 from lit_attn.attention.rotary import Rotary
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.private_names.of_transformers import read_implementation
-from lit_attn.replace.adapter import Adapter, JointNorm, Projections, join
+from lit_attn.replace.adapter import Adapter
+from lit_attn.replace.projections import JointNorm, Projections, join
 from lit_attn.replace.rotary_layouts import Angles, check_rotation, pair_halves, pick_angles
 
 IMPLEMENTATIONS = (None, "eager", "sdpa")

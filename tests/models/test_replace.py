@@ -20,7 +20,8 @@ from lit_attn.attention.layer import Attention
 from lit_attn.attention.residual import Full
 from lit_attn.attention.spec import PRESETS
 from lit_attn.replace import ADAPTERS, Adapter, Projections, build_layer, linear
-from lit_attn.replace.adapter import QueryValueLinear, class_name
+from lit_attn.replace.adapter import class_name
+from lit_attn.replace.projections import QueryValueLinear
 from lit_attn.schema.errors import ConfigError
 
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
