@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from lit_attn.config.paper_sizes import add_size_options, find_size_option
 from lit_attn.config.papers import read_paper
 from lit_attn.files import require_writable
+from lit_attn.report.foreign.arguments import add_foreign_arguments
 from lit_attn.schema.errors import OneLineParser, command, program
 
 if TYPE_CHECKING:
@@ -50,26 +51,20 @@ def _make_parser() -> OneLineParser:
     )
     add("--csv", type=Path, metavar="FILE", help="runs of another program, as in `judge FILE`")
     add(
-        "--pairs",
-        choices=("seed", "none"),
-        help="with --csv: seed (equal seeds are a pair) or none",
-    )
-    add("--baseline", metavar="NAME", help="with --csv: the baseline")
-    add("--variant", metavar="COLUMN", help="with --csv: column of variants (default: variant)")
-    add("--seed", metavar="COLUMN", help="with --csv: column of seeds (default: seed)")
-    add(
-        "--metric",
-        nargs="+",
-        metavar="COLUMN[:min|:max]",
-        help="with --csv: metric columns, and which direction is better unless it is known",
-    )
-    add(
         "--json",
         action="store_true",
         help="print what was written as JSON (lit_attn/report/schemas/report.json)",
     )
     add("--paper", metavar="NAME", help="write the tables and figures of a paper as printed")
     add_size_options(parser, "with --paper: the results of small models on {data}")
+    foreign = parser.add_argument_group("with --csv")
+    add_foreign_arguments(foreign)
+    foreign.add_argument(
+        "--metric",
+        nargs="+",
+        metavar="COLUMN[:min|:max]",
+        help="Columns that are compared, and which direction is better unless it is known.",
+    )
     return parser
 
 
@@ -87,6 +82,10 @@ def _check_options(parser: OneLineParser, options: argparse.Namespace) -> None:
         "pairs": "--csv",
         "variant": "--csv",
         "seed": "--csv",
+        "cut_seed": "--csv",
+        "where": "--csv",
+        "states": "--csv",
+        "reader": "--csv",
         "study": "a folder of runs",
         "across": "a folder of runs",
     }
@@ -94,7 +93,8 @@ def _check_options(parser: OneLineParser, options: argparse.Namespace) -> None:
         parser.error(f"{find_size_option(options.small)} needs --paper")
     for name, source in needed_sources.items():
         if getattr(options, name) and not sources[source]:
-            parser.error(f"--{name} needs {source}")
+            option = "state" if name == "states" else name.replace("_", "-")
+            parser.error(f"--{option} needs {source}")
     if sum(sources.values()) != 1:
         parser.error("give a folder of runs, --csv FILE or --paper NAME")
 
@@ -160,11 +160,15 @@ def _read_tables(options: argparse.Namespace) -> "list[StudyRecord]":
 
     choices = Choices(
         pairs=options.pairs or "",
-        baseline=options.baseline or "",
-        variant=options.variant or "",
-        seed=options.seed or "",
+        baseline=options.baseline,
+        variant=options.variant,
+        seed=options.seed,
+        cut_seed=options.cut_seed,
+        where=options.where,
+        states=options.states,
     )
-    prepared = prepare_metrics(read_table(options.csv), choices, options.metric or [])
+    table = read_table(options.csv, options.reader)
+    prepared = prepare_metrics(table, choices, options.metric or [])
     notes = dict.fromkeys(note for table in prepared for note in table.notes)
     for note in notes:
         print(f"Note: {note}", file=sys.stderr)

@@ -101,7 +101,7 @@ def test_two_experiments_are_not_merged(tmp_path: Path, quiet_mlflow: None) -> N
     choices: dict[str, Any] = {"pairs": "seed", "variant": "attention", "baseline": "a"}
     with pytest.raises(ConfigError, match="2 values of 'experiment'"):
         judge(path, "accuracy", **choices)
-    judged = judge(path, "accuracy", where={"experiment": "long"}, **choices)
+    judged = judge(path, "accuracy", where=["experiment=long"], **choices)
     assert find_values(judged) == EXPECTED
 
 
@@ -282,6 +282,27 @@ def test_samples_of_the_harness_are_paired_over_items(tmp_path: Path) -> None:
     assert variant.difference.mean == pytest.approx(8 / 60)
     assert (variant.verdict, variant.seeds.pairs) == ("better", 60)
     assert re.search("is left out, because .*/samples_arc_easy_2026-01-02", judged.notes[0])
+
+
+def test_items_in_another_order_are_the_same_items(tmp_path: Path) -> None:
+    """A place in a list of items is no item: "undecided, p = .273", right is better, p = .008."""
+    scores = [float(item % 3 == 0) for item in range(60)]
+    better = [float(item % 3 == 0 or item % 7 == 1) for item in range(60)]
+    for name, values, shift in (("base", scores, 0), ("mine", better, 17)):
+        write_samples(tmp_path, name, values[shift:] + values[:shift])
+        path = next((tmp_path / name).iterdir())
+        lines = []
+        for number, line in enumerate(path.read_text().splitlines()):
+            item = (number + shift) % 60
+            hashes = {"doc_hash": f"{item:064d}", "prompt_hash": f"{name} {item % 6}"}
+            lines.append(json.dumps(json.loads(line) | hashes))
+        path.write_text("\n".join(lines))
+    judged = judge(tmp_path, "acc:max", pairs="seed", baseline="base")
+    (variant,) = judged.variants
+    assert variant.difference is not None
+    assert variant.difference.mean == pytest.approx(sum(better) / 60 - sum(scores) / 60)
+    assert (variant.verdict, variant.seeds.pairs) == ("better", 60)
+    assert "The prompts of 60 items differ between models (prompt_hash)" in judged.notes[0]
 
 
 def test_two_tasks_of_the_harness_are_not_merged(tmp_path: Path) -> None:

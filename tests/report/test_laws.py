@@ -129,11 +129,23 @@ def test_an_interval_covers_the_true_speedup(place: float, speedup: float) -> No
     assert covered >= 180
 
 
-def test_an_asymptote_is_fitted_to_four_costs_only() -> None:
+def test_an_asymptote_is_fitted_to_four_costs_only_and_leaves_no_interval() -> None:
+    """An interval that takes the fitted asymptote as known covers the exponent in 18 of 100."""
     rows = [("base", cost, exact(cost)) for cost in FOUR]
-    fitted = find(rows, asymptote=None).laws[0].asymptote
-    assert fitted == pytest.approx(1.6, abs=0.02)
-    assert find(rows[:3], asymptote=None).laws[0].asymptote == 0.0
+    rows += [("idea", FOUR[1], exact(FOUR[1]) - 0.1)]
+    answer = find(rows, asymptote=None)
+    assert answer.laws[0].asymptote == pytest.approx(1.6, abs=0.02)
+    (entry,) = answer.comparisons
+    assert entry.p is None
+    for interval in (answer.laws[0].exponent, entry.speedup, entry.difference):
+        assert (interval.low, interval.high) == (None, None)
+    assert "no number that depends on it has an interval" in answer.warnings[0]
+    with pytest.raises(ConfigError, match="'base' has 3 values of 'flops', and an asymptote is"):
+        find(rows[:3], asymptote=None)
+    # Runs at one cost need no law.
+    twice = [*rows, ("base", FOUR[1], exact(FOUR[1]) + 0.01), ("idea", FOUR[1], 3.1)]
+    (entry,) = find(twice, asymptote=None).comparisons
+    assert entry.difference.low is not None
 
 
 def test_a_baseline_that_does_not_improve_gives_no_speedup() -> None:
@@ -149,7 +161,7 @@ def test_a_baseline_that_does_not_improve_gives_no_speedup() -> None:
         ([("base", 1e18, 3.0)], {}, "at one value of 'flops' only; a law needs two"),
         ([("base", 0.0, 3.0), ("base", 1.0, 2.0)], {}, "row 0: flops: 0 is not above 0"),
         ([("base", 1.0, 1.5)], {"asymptote": 1.6}, "1.5 is not above the asymptote 1.6"),
-        ([("base", 1.0, float("nan"))], {}, "row 0: loss: 'None' is no number"),
+        ([("base", 1.0, float("nan"))], {}, "no run has ended without a failure"),
         ([("base", 1.0, 1.5)], {"confidence": 95}, "a number between 0 and 1, not 95"),
         ([("base", 1.0, 1.5)], {"rate": "rates"}, "has no column 'rates'"),
     ],

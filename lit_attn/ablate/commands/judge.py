@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_attn.cells.records import SUBMISSION
+from lit_attn.report.foreign.arguments import add_foreign_arguments
 from lit_attn.schema.commands import Command
 from lit_attn.schema.errors import ConfigError, require
 
@@ -30,6 +31,7 @@ FOREIGN = {
     "variant": "--variant",
     "seed": "--seed",
     "where": "--where",
+    "states": "--state",
     "margin": "--margin",
     "cut_seed": "--cut-seed",
     "reader": "--reader",
@@ -135,61 +137,6 @@ def _check_budget(options: Namespace, studies: int) -> None:
         raise ConfigError("--budget: is for one study; name it")
 
 
-def add_foreign_arguments(parser: "argparse._ArgumentGroup") -> None:
-    """Add the options that say what the columns of another program's table mean."""
-    add = parser.add_argument
-    add(
-        "--pairs",
-        choices=("seed", "none"),
-        help="seed: runs of two variants with the same seed are a pair. none: all runs are"
-        " independent. Nothing is assumed.",
-    )
-    add(
-        "--seed",
-        metavar="COLUMN",
-        default="",
-        help="Column with the seeds (default: seed).",
-    )
-    add(
-        "--cut-seed",
-        action="store_true",
-        help="Take the seed from the end of the names of runs (belief2-seed3).",
-    )
-    add_table_arguments(parser)
-
-
-def add_table_arguments(parser: "argparse._ActionsContainer") -> None:
-    """Add the options with which a table is read, whatever is computed from it."""
-    add = parser.add_argument
-    add("--baseline", metavar="NAME", default="", help="Variant that all others are compared with.")
-    add(
-        "--variant",
-        metavar="COLUMN",
-        default="",
-        help="Column with the names of variants (default: variant).",
-    )
-    add(
-        "--where",
-        metavar="COLUMN=VALUE",
-        action="append",
-        type=_split_condition,
-        help="Use only the runs with this value. Several conditions must all hold.",
-    )
-    add(
-        "--reader",
-        metavar="FILE.py:FUNCTION",
-        default="",
-        help="Function that gets the path and yields a mapping for each run. FILE.py is executed.",
-    )
-
-
-def _split_condition(text: str) -> tuple[str, str]:
-    column, sign, value = text.partition("=")
-    if not column or not sign:
-        raise argparse.ArgumentTypeError(f"'{text}' is not COLUMN=VALUE")
-    return column.strip(), value.strip()
-
-
 def _above_zero(text: str) -> float:
     try:
         number = float(text)
@@ -257,7 +204,8 @@ def _judge_table(path: Path, options: Namespace) -> "JudgedStudy":
         seed=options.seed,
         margin=options.margin,
         cut_seed=options.cut_seed,
-        where=dict(options.where or ()),
+        where=options.where,
+        states=options.states,
         reader=options.reader,
         stream=options.stream,
         budget=options.budget,

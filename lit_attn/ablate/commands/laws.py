@@ -3,7 +3,7 @@
 import argparse
 from argparse import ArgumentParser, Namespace
 
-from lit_attn.ablate.commands.judge import add_table_arguments
+from lit_attn.report.foreign.arguments import add_table_arguments
 from lit_attn.schema.commands import Command
 
 DESCRIPTION = """\
@@ -78,7 +78,8 @@ class Laws(Command):
             rate=options.rate,
             asymptote=options.asymptote,
             confidence=options.confidence,
-            where=dict(options.where or ()),
+            where=options.where,
+            states=options.states,
             reader=options.reader,
         )
         print(write_answer(answer) if options.json else draw_laws(answer))

@@ -91,7 +91,9 @@ def make_forest_table(effects: dict[str, list[StudyEffect]], labels: dict[str, s
         difference = NOTHING
         spread = NOTHING
         if combined is not None:
-            difference = format_difference(combined.mean, combined.low, combined.high, digits)
+            difference = format_difference(
+                combined.mean, combined.low, combined.high, f".{digits}f"
+            )
             spread = format_number(combined.spread, f".{digits}f")
         texts = [labels.get(variant, variant), str(len(by_study)), difference, spread]
         rows.append([Cell(text) for text in texts])

@@ -80,7 +80,7 @@ def make_tuning_table(tuning: Tuning, baseline: str) -> Table:
         mean = "diverged"
         if not pd.isna(trial["mean"]):
             mean = format_spread(trial["mean"], trial["sd"], digits)
-        lead = format_difference(trial["lead"], trial["low"], trial["high"], digits)
+        lead = format_difference(trial["lead"], trial["low"], trial["high"], f".{digits}f")
         texts = [trial["variant"], trial["values"], mean, lead, trial["choice"]]
         rows.append([Cell(text, is_bold=trial["choice"] != "") for text in texts])
     return named_table(

@@ -3,12 +3,14 @@
 The runs of a model are its answers to the items, so `--pairs seed` pairs models over items.
 """
 
+import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from lit_attn.report.foreign.run_table import Row, RunTable, read_entries
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.errors import ConfigError, plural
 
 SAMPLES = "samples_*.jsonl"
 NAME = re.compile(r"samples_(?P<task>.+?)(?:_(?P<time>\d{4}-\d\d-\d\dT[\d.:-]+))?\.jsonl")
@@ -60,17 +62,20 @@ def read_files(path: Path, files: list[Path]) -> RunTable:
     rows: list[Row] = []
     places = []
     metrics: dict[str, None] = {}
+    items = _Items()
     for (model, task), file in sorted(latest.items(), key=lambda entry: entry[1]):
         for place, entry in read_entries(file):
             if "doc_id" not in entry:
                 raise ConfigError(f"{place}: has no doc_id, as samples of lm-evaluation-harness do")
-            row: Row = {"model": model, "task": task, "item": entry["doc_id"]}
+            row: Row = {"model": model, "task": task}
             row["filter"] = entry.get("filter", "none")
+            row["item"] = items.number(model, task, entry)
             for name in _name_metrics(entry):
                 row[name] = entry[name]
                 metrics[name] = None
             rows.append(row)
             places.append(place)
+    notes += items.describe_prompts()
     return RunTable(
         str(path),
         rows,
@@ -81,6 +86,42 @@ def read_files(path: Path, files: list[Path]) -> RunTable:
         parts=("task", "filter"),
         notes=notes,
     )
+
+
+class _Items:
+    """Numbers of the items that all models answered.
+
+    An item is known by the hash of its document, or by the document itself: `doc_id` is a place in
+    a list, which another model can have in another order.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[str, str, int], int] = {}
+        self._repeats: Counter[tuple[str, str, str, str]] = Counter()
+        self._prompts: dict[int, set[str]] = {}
+
+    def number(self, model: str, task: str, entry: dict[str, Any]) -> int:
+        """Return the number of the item of a sample; equal documents of a model are different."""
+        identity = str(entry.get("doc_hash") or "")
+        if not identity:
+            identity = json.dumps(entry.get("doc", entry["doc_id"]), sort_keys=True)
+        place = (model, task, str(entry.get("filter", "none")), identity)
+        self._repeats[place] += 1
+        key = (task, identity, self._repeats[place])
+        number = self._numbers.setdefault(key, len(self._numbers))
+        if "prompt_hash" in entry:
+            self._prompts.setdefault(number, set()).add(str(entry["prompt_hash"]))
+        return number
+
+    def describe_prompts(self) -> list[str]:
+        """Return a sentence if models have answered different prompts of one item."""
+        different = sum(len(hashes) > 1 for hashes in self._prompts.values())
+        if not different:
+            return []
+        return [
+            f"The prompts of {plural(different, 'item')} differ between models (prompt_hash): other"
+            " examples or another template are a part of the difference."
+        ]
 
 
 def _name_metrics(entry: dict[str, Any]) -> list[str]:

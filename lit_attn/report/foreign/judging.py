@@ -1,6 +1,6 @@
 """Verdicts about the runs of other programs, for the command `judge` and for Python."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,8 @@ def judge(
     seed: str = "",
     margin: float | None = None,
     cut_seed: bool = False,
-    where: Mapping[str, str] | None = None,
+    where: Sequence[str] = (),
+    states: Sequence[str] = (),
     reader: str = "",
     stream: bool = False,
     budget: str = "",
@@ -50,7 +51,8 @@ def judge(
         seed=seed,
         margin=margin,
         cut_seed=cut_seed,
-        where=where or {},
+        where=where,
+        states=states,
         stream=stream,
     )
     prepared = prepare(read_runs(runs, reader), choices)

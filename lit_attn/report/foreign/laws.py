@@ -16,7 +16,7 @@ Satterthwaite. docs/laws.md has their simulated coverage.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,11 +24,13 @@ import numpy as np
 from scipy import special
 
 from lit_attn.report.answers.judged import CostComparison, Interval, Law, LawsAnswer
+from lit_attn.report.foreign.conditions import select_rows
 from lit_attn.report.foreign.directions import find_goal, parse_metric
 from lit_attn.report.foreign.judging import read_runs
-from lit_attn.report.foreign.prepare import Choices, find_baseline, read_number, select_rows
+from lit_attn.report.foreign.prepare import Choices, find_baseline
 from lit_attn.report.foreign.run_table import RunTable
 from lit_attn.report.foreign.states import read_states
+from lit_attn.report.foreign.values import read_number, read_values
 from lit_attn.report.statistics.power_laws import SIZES_FOR_ASYMPTOTE, fit_asymptote
 from lit_attn.report.statistics.stats import student_quantile
 from lit_attn.schema.errors import ConfigError, plural, require
@@ -66,7 +68,10 @@ class Mean(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """Line y = height - exponent (x - centre) through n logarithms, and its residual variance."""
+    """Line y = height - exponent (x - centre) through n logarithms, and its residual variance.
+
+    The variance has `freedom` degrees of freedom, 0 if it is not known.
+    """
 
     centre: float
     height: float
@@ -74,10 +79,7 @@ class _Line(NamedTuple):
     width: float
     variance: float
     runs: int
-
-    @property
-    def freedom(self) -> int:
-        return self.runs - 2
+    freedom: int
 
     def mean_at(self, x: float) -> Mean:
         """Return the height of the line at x."""
@@ -96,7 +98,8 @@ def find_laws(
     rate: str = "",
     asymptote: float | None = 0.0,
     confidence: float = 0.95,
-    where: Mapping[str, str] | None = None,
+    where: Sequence[str] = (),
+    states: Sequence[str] = (),
     reader: str = "",
 ) -> LawsAnswer:
     """Return the laws of the runs of any program, and the effective speed-up of every variant.
@@ -105,12 +108,12 @@ def find_laws(
     Runs that have failed or not ended are left out, with a warning in the answer. `cost` is the
     column that the law is about, and `rate` a column with cost per second, such as
     tokens per second. `asymptote` is E, the loss that no cost reaches; None fits it to a baseline
-    with four costs or more, and the intervals then take it as known. PyTorch is not needed. Raises
+    with four costs or more, and no number that depends on it then has an interval. PyTorch is not
+    needed. Raises
     ConfigError for columns or values that no law can have.
     """
-    table = select_rows(read_runs(runs, reader), where or {})
+    table = select_rows(read_runs(runs, reader), where)
     warnings = list(table.notes)
-    table = _leave_out_open_runs(table, warnings)
     name, goal = parse_metric(metric or table.metric)
     column = variant or table.variant
     for needed in [name, cost, column, *([rate] if rate else [])]:
@@ -120,6 +123,7 @@ def find_laws(
             f"{table.source}: {name}: a law is about a loss, which falls with cost; for an"
             " accuracy use a column with the error"
         )
+    table = _leave_out_open_runs(table, name, states, warnings)
     if asymptote is not None and not math.isfinite(asymptote):
         raise ConfigError(f"asymptote: needs a finite number, not {asymptote:g}")
     if not 0 < confidence < 1:
@@ -127,12 +131,17 @@ def find_laws(
     read = _read_runs(table, name, cost, column, rate, asymptote or 0.0)
     variants = list(dict.fromkeys(run.variant for run in read))
     chosen = find_baseline(table, Choices(baseline=baseline), variants)
+    is_fitted = asymptote is None
     if asymptote is None:
-        asymptote = _fit_asymptote(read, chosen)
+        asymptote = _fit_asymptote(table.source, cost, read, chosen)
+        warnings.append(
+            "The asymptote is fitted, so no number that depends on it has an interval or a p."
+        )
     lines = {}
     laws = []
     for one in variants:
-        line = _fit_line([run for run in read if run.variant == one], asymptote)
+        group = [run for run in read if run.variant == one]
+        line = _fit_line(group, asymptote, is_fitted=is_fitted)
         if line is not None:
             lines[one] = line
             laws.append(_describe_law(one, read, line, asymptote, confidence))
@@ -176,14 +185,20 @@ def find_p(mean: Mean) -> float | None:
     return float(2 * special.stdtr(mean.freedom, -t))
 
 
-def _leave_out_open_runs(table: RunTable, warnings: list[str]) -> RunTable:
+def _leave_out_open_runs(
+    table: RunTable, metric: str, states: Sequence[str], warnings: list[str]
+) -> RunTable:
     """Return the table without runs that have failed or not ended, whose losses are not final.
 
-    `warnings` gets sentences about them. Raises ConfigError if no run is left.
+    They are those that have failed or not ended for `judge`. `warnings` gets sentences about them.
+    Raises ConfigError if no run is left.
     """
-    states = read_states(table, warnings)
-    ended = [number for number, state in enumerate(states) if state == "done"]
-    count = len(states) - len(ended)
+    values = read_values(table, metric, read_states(table, warnings, states), warnings)
+    ended = []
+    for number, value in enumerate(values):
+        if value is not None and math.isfinite(value):
+            ended.append(number)
+    count = len(values) - len(ended)
     if not count:
         return table
     if not ended:
@@ -221,18 +236,29 @@ def _read_runs(
     return runs
 
 
-def _fit_asymptote(runs: Sequence[Run], baseline: str) -> float:
-    """Return the asymptote of the baseline as studies of sizes fit it, 0 with too few costs."""
+def _fit_asymptote(source: str, cost: str, runs: Sequence[Run], baseline: str) -> float:
+    """Return the asymptote of the baseline as studies of sizes fit it.
+
+    Raises ConfigError for a baseline with too few costs.
+    """
     chosen = [run for run in runs if run.variant == baseline]
-    if len(_group_by_cost(chosen)) < SIZES_FOR_ASYMPTOTE:
-        return 0.0
+    count = len(_group_by_cost(chosen))
+    if count < SIZES_FOR_ASYMPTOTE:
+        raise ConfigError(
+            f"{source}: the baseline '{baseline}' has {plural(count, 'value')} of '{cost}', and an"
+            f" asymptote is fitted to {SIZES_FOR_ASYMPTOTE} or more; give it with --asymptote E"
+        )
     costs = np.array([[run.cost for run in chosen]])
     losses = np.array([[run.loss for run in chosen]])
     return fit_asymptote(costs, losses, min(run.loss for run in runs))
 
 
-def _fit_line(runs: Sequence[Run], asymptote: float) -> _Line | None:
-    """Return the line through the logarithms of runs, None if all have one cost."""
+def _fit_line(runs: Sequence[Run], asymptote: float, *, is_fitted: bool) -> _Line | None:
+    """Return the line through the logarithms of runs, None if all have one cost.
+
+    The variance around it is that of a known asymptote. With a fitted one it is not known: an
+    interval that took it as known covered the true exponent in 18 of 100 cases.
+    """
     x = np.log([run.cost for run in runs])
     y = np.log([run.loss - asymptote for run in runs])
     if len(runs) < 2 or float(np.ptp(x)) <= SAME_COST:
@@ -244,7 +270,8 @@ def _fit_line(runs: Sequence[Run], asymptote: float) -> _Line | None:
     residuals = y - height - slope * (x - centre)
     freedom = len(runs) - 2
     variance = math.fsum(residuals**2) / freedom if freedom else 0.0
-    return _Line(centre, height, -slope, width, variance, len(runs))
+    known_freedom = 0 if is_fitted else freedom
+    return _Line(centre, height, -slope, width, variance, len(runs), known_freedom)
 
 
 def _describe_law(

@@ -4,16 +4,19 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from lit_attn.cells.records import Metric, Plan, PlannedVariant
+from lit_attn.report.foreign.conditions import parse_condition, select_rows
 from lit_attn.report.foreign.costs import COUNTS, Cost, find_cost
 from lit_attn.report.foreign.directions import find_goal, parse_metric
+from lit_attn.report.foreign.hints import describe_groups, describe_twins
 from lit_attn.report.foreign.run_table import RunTable
-from lit_attn.report.foreign.states import COLUMNS, State, read_states
+from lit_attn.report.foreign.states import COLUMNS, read_states
+from lit_attn.report.foreign.values import check_units, clean, read_number, read_values
 from lit_attn.report.records.study_record import CellRecord, StudyRecord
 from lit_attn.schema.errors import ConfigError, plural, require
 
@@ -22,17 +25,16 @@ Pairs = Literal["seed", "none"]
 SEED_AT_END = re.compile(r"(?P<name>.+?)[-_/ .=]+(?:seed[-_/ .=]*)?(?P<seed>\d+)", re.IGNORECASE)
 """Name of a run that ends in its seed behind a separator, as in `belief2-seed3` or `belief2/3`."""
 
-NOT_FINITE = {"nan", "inf", "-inf", "+inf", "infinity", "-infinity", "+infinity"}
-
 
 @dataclass(frozen=True)
 class Choices:
     """Choices of the user about a table.
 
     `metric` can end in its direction (`loss:min`). Empty names stand for what the program that
-    wrote the table calls its columns. `where` has the values of columns that a row must have.
-    `cut_seed` takes the seed from the end of the names of runs. `stream` says that the rows stand
-    in the order in which their runs ended, as the ideas of a stream need it.
+    wrote the table calls its columns. `where` has conditions that every row must meet (`size=S`),
+    and `states` the meanings of words for states of runs (`PRUNED=failed`). `cut_seed` takes the
+    seed from the end of the names of runs. `stream` says that the rows stand in the order in which
+    their runs ended, as the ideas of a stream need it.
     """
 
     metric: str = ""
@@ -43,7 +45,8 @@ class Choices:
     margin: float | None = None
     cut_seed: bool = False
     stream: bool = False
-    where: Mapping[str, str] = field(default_factory=dict)
+    where: Sequence[str] = ()
+    states: Sequence[str] = ()
 
 
 class Prepared(NamedTuple):
@@ -68,24 +71,15 @@ def prepare(table: RunTable, choices: Choices, name: str = "") -> Prepared:
 
     Raises ConfigError, in one line, for a choice that the table does not have.
     """
-    if choices.pairs not in ("seed", "none"):
-        raise ConfigError(
-            f"{table.source}: say with --pairs whether runs of two variants belong together:"
-            " --pairs seed (the same seed is one pair) or --pairs none (independent runs)"
-        )
     table = select_rows(table, choices.where)
     _check_parts(table)
-    _check_columns(table, choices)
+    _check_choices(table, choices)
     notes = list(table.notes)
-    metric_name, goal = parse_metric(choices.metric or table.metric)
-    if not metric_name:
-        metric_name = _find_only_metric(table, choices)
-    require(f"{table.source}: has no column", metric_name, table.columns)
-    where = f"{table.source}: {metric_name}"
-    goal = goal or find_goal(metric_name, where)
+    metric_name, goal = find_metric(table, choices)
     runs = _read_runs(table, choices, metric_name, notes)
     variants = list(dict.fromkeys(run.variant for run in runs))
     baseline = find_baseline(table, choices, variants)
+    _check_units(table, metric_name, goal, runs)
     fields = {"name": metric_name, "label": metric_name, "scale": 1, "goal": goal}
     if choices.margin is not None:
         if not choices.margin > 0 or not math.isfinite(choices.margin):
@@ -93,7 +87,10 @@ def prepare(table: RunTable, choices: Choices, name: str = "") -> Prepared:
         fields["margin"] = choices.margin
     metric = Metric.model_validate(fields)
     pairs: Pairs = "seed" if choices.pairs == "seed" else "none"
-    cells = _number_cells(runs, notes) if pairs == "seed" else _list_cells(runs)
+    used = _list_used(table, choices, metric_name)
+    cells = _list_cells(runs)
+    if pairs == "seed":
+        cells = _number_cells(table, runs, used, notes)
     if choices.stream:
         _check_ended(runs)
     elif pairs == "seed":
@@ -102,6 +99,8 @@ def prepare(table: RunTable, choices: Choices, name: str = "") -> Prepared:
     if not choices.stream:
         # Ideas of a stream have different numbers of runs.
         _note_values(runs, variants, baseline, pairs, notes)
+        values = [run.value for run in runs]
+        notes += describe_groups(table, used, [run.variant for run in runs], values)
     title = name or Path(table.source).stem
     plan = Plan(
         study=make_file_name(title),
@@ -123,7 +122,7 @@ def make_file_name(title: str) -> str:
 def list_metrics(table: RunTable, choices: Choices) -> list[str]:
     """Return the columns with numbers that can be the metric: no seed, cost or state."""
     used = {choices.variant or table.variant, choices.seed or table.seed, "Name", *table.parts}
-    used |= set(choices.where)
+    used |= {parse_condition(text).column for text in choices.where}
     listed = []
     for column in table.columns if table.metrics is None else table.metrics:
         if column in used or column.lower() in COLUMNS or find_cost(column) is not None:
@@ -147,31 +146,84 @@ def _find_only_metric(table: RunTable, choices: Choices) -> str:
     )
 
 
-def select_rows(table: RunTable, where: Mapping[str, str]) -> RunTable:
-    """Return the table with the rows that have the given values."""
-    selected = table
-    for column, value in where.items():
-        require(f"{table.source}: has no column", column, table.columns)
-        values = [str(row.get(column, "")).strip() for row in selected.rows]
-        require(f"{table.source}: {column}: no run has the value", value, dict.fromkeys(values))
-        kept = [place for place, written in enumerate(values) if written == value]
-        rows = [selected.rows[place] for place in kept]
-        places = [selected.places[place] for place in kept]
-        baseline = "" if table.rows[0] not in rows else table.baseline
-        selected = RunTable(
-            **{**vars(selected), "rows": rows, "places": places, "baseline": baseline}
+def find_metric(table: RunTable, choices: Choices) -> tuple[str, Literal["max", "min"]]:
+    """Return the column of the metric and its better direction.
+
+    Raises ConfigError for an unknown column, or if one of both is not known.
+    """
+    name, goal = parse_metric(choices.metric or table.metric)
+    if not name:
+        name = _find_only_metric(table, choices)
+    require(f"{table.source}: has no column", name, table.columns)
+    return name, goal or find_goal(name, f"{table.source}: {name}")
+
+
+def _check_choices(table: RunTable, choices: Choices) -> None:
+    """Raise one ConfigError about all options that are missing or wrong."""
+    problems = []
+    for check in (_check_pairs, _check_variant, _check_seed, find_metric, _check_baseline):
+        try:
+            check(table, choices)
+        except ConfigError as error:
+            problems.append(str(error).removeprefix(f"{table.source}: "))
+    if problems:
+        raise ConfigError(f"{table.source}: {'; '.join(problems)}")
+
+
+def _check_pairs(_: RunTable, choices: Choices) -> None:
+    if choices.pairs not in ("seed", "none"):
+        raise ConfigError(
+            "say with --pairs whether runs of two variants belong together: --pairs seed (the same"
+            " seed is one pair) or --pairs none (independent runs)"
         )
-    return selected
 
 
-def _check_columns(table: RunTable, choices: Choices) -> None:
-    """Raise ConfigError, which names the option, unless the table has the columns that it needs."""
-    needed = {"--variant": choices.variant or table.variant}
-    if choices.seed or (choices.pairs == "seed" and not choices.cut_seed):
-        needed["--seed"] = choices.seed or table.seed
-    for option, column in needed.items():
-        where = f"{table.source}: name the column with {option}; there is no column"
-        require(where, column, table.columns)
+def _check_variant(table: RunTable, choices: Choices) -> None:
+    column = choices.variant or table.variant
+    require("name the column with --variant; there is no column", column, table.columns)
+
+
+def _check_seed(table: RunTable, choices: Choices) -> None:
+    """Raise ConfigError without the column of seeds, if there has to be one."""
+    is_needed = choices.pairs == "seed" and not choices.cut_seed
+    column = choices.seed or table.seed
+    if column in table.columns or not (choices.seed or is_needed):
+        return
+    names = [str(row.get(choices.variant or table.variant)) for row in table.rows]
+    if all(SEED_AT_END.fullmatch(name) for name in names):
+        raise ConfigError(
+            f"there is no column '{column}', but all names end in a seed, as '{names[0]}': take it"
+            " from there with --cut-seed, or name the column with --seed"
+        )
+    require("name the column with --seed; there is no column", column, table.columns)
+
+
+def _check_baseline(table: RunTable, choices: Choices) -> None:
+    """Raise ConfigError if the baseline is not known, but its column is."""
+    column = choices.variant or table.variant
+    if column in table.columns:
+        names = _read_names(table, column, [])
+        if choices.cut_seed:
+            names, _ = _cut_seeds(names, table.places)
+        find_baseline(table, choices, list(dict.fromkeys(names)))
+
+
+def _check_units(
+    table: RunTable, metric: str, goal: Literal["max", "min"], runs: Sequence[_Run]
+) -> None:
+    """Raise ConfigError if some variants have shares and others have percentages."""
+    by_variant: dict[str, list[float]] = {}
+    for run, row in zip(runs, table.rows, strict=True):
+        if str(row.get(metric)).strip().endswith("%"):
+            return
+        if run.value is not None and math.isfinite(run.value):
+            by_variant.setdefault(run.variant, []).append(run.value)
+    check_units(f"{table.source}: {metric}", by_variant, goal)
+
+
+def _list_used(table: RunTable, choices: Choices, metric: str) -> list[str]:
+    """Return the columns that have a meaning, so that they are no settings of runs."""
+    return [metric, choices.variant or table.variant, choices.seed or table.seed]
 
 
 def _check_parts(table: RunTable) -> None:
@@ -206,9 +258,9 @@ def _read_runs(table: RunTable, choices: Choices, metric: str, notes: list[str])
         names, seeds = _cut_seeds(names, table.places)
     elif choices.pairs == "seed":
         column = choices.seed or table.seed
-        seeds = [str(_clean(row.get(column))) for row in table.rows]
-    states = read_states(table, notes)
-    values = _read_values(table, metric, states, notes)
+        seeds = [str(clean(row.get(column))) for row in table.rows]
+    states = read_states(table, notes, choices.states)
+    values = read_values(table, metric, states, notes)
     cost_columns = _choose_cost_columns(table, metric, notes)
     runs = []
     for place, row in enumerate(table.rows):
@@ -271,101 +323,31 @@ def _cut_seeds(names: list[str], places: list[str]) -> tuple[list[str], list[str
     return cut, seeds
 
 
-def _clean(value: Any) -> Any:
-    """Return a text without blanks around it, and any other value as it is."""
-    return value.strip() if isinstance(value, str) else value
-
-
-def read_number(value: Any) -> float | str | None:
-    """Return a number, None for an empty value, or the text that is no number.
-
-    The words for values that are not finite are numbers, in any form that programs write.
-    """
-    value = _clean(value)
-    if value is None or value == "":
-        return None
-    if isinstance(value, str):
-        text = value.removesuffix("%").strip()
-        if "_" in text:
-            # Python's numbers can have underscores, those of other programs cannot.
-            return value
-        try:
-            return float(text)
-        except ValueError:
-            return value
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return str(value)
-    except OverflowError:
-        # An integer of JSON may have any number of digits; a text of as many is infinite too.
-        return math.inf if value > 0 else -math.inf
-
-
 def _read_cost(place: str, column: str, value: Any) -> float | None:
     """Return a cost, None for an empty cell. Raises ConfigError for a text."""
     number = read_number(value)
     if isinstance(number, str) or (number is not None and number < 0):
-        raise ConfigError(f"{place}: {column}: '{_clean(value)}' is not a cost, a number from 0 on")
+        raise ConfigError(f"{place}: {column}: '{clean(value)}' is not a cost, a number from 0 on")
     return number if number is None or math.isfinite(number) else None
 
 
-def _read_values(
-    table: RunTable, metric: str, states: list[State], notes: list[str]
-) -> list[float | None]:
-    """Return the value of each run: NaN if it has failed, None if it has not ended."""
-    values: list[float | None] = []
-    percent = []
-    empty = 0
-    not_finite = 0
-    texts = 0
-    for row, place, state in zip(table.rows, table.places, states, strict=True):
-        if state != "done":
-            values.append(math.nan if state == "failed" else None)
-            continue
-        written = _clean(row.get(metric))
-        number = read_number(written)
-        if isinstance(number, str):
-            raise ConfigError(f"{place}: {metric}: '{number}' is not a number")
-        if number is not None and math.isfinite(number):
-            percent.append(isinstance(written, str) and written.endswith("%"))
-        if isinstance(written, str) and written:
-            texts += table.metrics is not None and written.lower() not in NOT_FINITE
-        if number is None:
-            empty += 1
-            number = math.nan
-        elif not math.isfinite(number):
-            not_finite += 1
-            number = math.nan
-        values.append(number)
-    if any(percent) and not all(percent):
-        raise ConfigError(
-            f"{table.source}: {metric}: has numbers with and without a percent sign; use one form"
-        )
-    if percent and all(percent):
-        notes.append(f"All values of '{metric}' have a percent sign; differences are in points.")
-    if empty:
-        notes.append(f"Failed: {plural(empty, 'run')} without a value of '{metric}'.")
-    if not_finite:
-        notes.append(f"Failed: {plural(not_finite, 'run')} with a value that is not finite.")
-    if texts:
-        notes.append(f"'{metric}' is a text in {plural(texts, 'run')}, read as a number.")
-    return values
-
-
-def _number_cells(runs: list[_Run], notes: list[str]) -> list[CellRecord]:
+def _number_cells(
+    table: RunTable, runs: list[_Run], used: Sequence[str], notes: list[str]
+) -> list[CellRecord]:
     """Return a cell for each run with its seed. Raises ConfigError for a seed that is doubled."""
     numbers = _number_seeds(runs, notes)
-    by_place: dict[tuple[str, int], _Run] = {}
+    by_key: dict[tuple[str, int], int] = {}
     cells = []
-    for run in runs:
+    for place, run in enumerate(runs):
         key = (run.variant, numbers[run.seed])
-        if key in by_place:
+        first = by_key.setdefault(key, place)
+        if first != place:
+            difference = describe_twins(table, used, first, place)
+            advice = difference or "with independent runs write --pairs none"
             raise ConfigError(
                 f"{run.place}: variant '{run.variant}' has seed {run.seed} twice (first at"
-                f" {by_place[key].place}); with independent runs write --pairs none"
+                f" {runs[first].place}); {advice}"
             )
-        by_place[key] = run
         cells.append(_make_cell(run, numbers[run.seed]))
     return cells
 

@@ -231,7 +231,7 @@ def _make_row(entry: Entry, correction: Correction) -> list[Cell]:
     baseline = NOTHING
     for place, row in frame.iterrows():
         if not pd.isna(row["difference"]):
-            text = format_difference(row["difference"], row["low"], row["high"], digits)
+            text = format_difference(row["difference"], row["low"], row["high"], f".{digits}f")
             differences[place] = f"{row['variant']} {text}"
         elif baseline == NOTHING and not pd.isna(row["mean"]):
             baseline = f"{row['variant']} {format_spread(row['mean'], row['sd'], digits)}"

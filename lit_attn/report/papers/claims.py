@@ -170,7 +170,7 @@ def _format_comparison(comparison: Comparison, digits: int, is_file: bool) -> st
     if is_file and low == high:
         # Counted values have no interval.
         low = high = None
-    return format_difference(comparison.difference, low, high, decimals)
+    return format_difference(comparison.difference, low, high, f".{decimals}f")
 
 
 def _find_marks(column: config.Column, pair: list[Entry], records: Records) -> list[str]:

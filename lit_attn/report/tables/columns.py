@@ -128,7 +128,8 @@ def _count(record: Record, _: Scale) -> str:
 
 
 def _difference(record: Record, scale: Scale) -> str:
-    text = format_difference(record["difference"], record["low"], record["high"], scale.digits)
+    form = f".{scale.digits}f"
+    text = format_difference(record["difference"], record["low"], record["high"], form)
     if record["pairs"] == record["n"] or pd.isna(record["difference"]):
         return text
     return f"{text} ({plural(record['pairs'], 'pair')})"
@@ -205,19 +206,19 @@ def _published(record: Record, _: Scale) -> str:
     return format_spread(mean, spread, digits)
 
 
-def format_difference(difference: Any, low: Any, high: Any, digits: int) -> str:
-    """Return a difference with its interval, as "+0.31 [+0.12, +0.50]"."""
-    text = format_number(difference, f"+.{digits}f")
+def format_difference(difference: Any, low: Any, high: Any, form: str) -> str:
+    """Return a difference with its interval, as "+0.31 [+0.12, +0.50]" in the form ".2f"."""
+    text = format_number(difference, f"+{form}")
     if pd.isna(low):
         return text
-    return f"{text} {_format_interval(low, high, digits)}"
+    return f"{text} {_format_interval(low, high, form)}"
 
 
-def _format_interval(low: Any, high: Any, digits: int) -> str:
-    """Return the ends of an interval, as "[+0.12, +0.50]"."""
+def _format_interval(low: Any, high: Any, form: str) -> str:
+    """Return the ends of an interval, as "[+0.12, +0.50]" in the form ".2f"."""
     if pd.isna(low):
         return NOTHING
-    return f"[{format_number(low, f'+.{digits}f')}, {format_number(high, f'+.{digits}f')}]"
+    return f"[{format_number(low, f'+{form}')}, {format_number(high, f'+{form}')}]"
 
 
 def format_spread(mean: Any, spread: Any, digits: int) -> str:
@@ -268,7 +269,7 @@ PRINTERS: dict[str, Callable[[Record, Scale], str]] = {
     "n": _count,
     "difference": _difference,
     "test_error": _test_error,
-    "both": lambda r, s: _format_interval(r["both_low"], r["both_high"], s.digits),
+    "both": lambda r, s: _format_interval(r["both_low"], r["both_high"], f".{s.digits}f"),
     "target_steps": lambda r, _: format_number(r["target_steps"], ",d"),
     "target_seconds": lambda r, _: format_number(r["target_seconds"], ",.0f"),
     "steps_run": lambda r, _: format_number(r["steps_run"], ",.0f"),

@@ -177,7 +177,9 @@ def make_effects_table(effects: list[Effect], plan: Plan, digits: int, level: fl
     """Return the effects of a factorial study as a table, with a star for p <= `level`."""
     rows = []
     for effect in effects:
-        difference = columns.format_difference(effect.difference, effect.low, effect.high, digits)
+        difference = columns.format_difference(
+            effect.difference, effect.low, effect.high, f".{digits}f"
+        )
         mark = columns.STAR if effect.p <= level else ""
         row = [
             Cell(effect.effect),
@@ -218,7 +220,7 @@ def make_contrast_table(study: StudyRecord, other: StudyRecord, digits: int) -> 
             variant.name,
             _describe_lead(other_lead, digits),
             _describe_lead(lead, digits),
-            columns.format_difference(change, low, high, digits),
+            columns.format_difference(change, low, high, f".{digits}f"),
         ]
         rows.append([Cell(text) for text in texts])
     return named_table("contrast", rows, other=other.plan.study, study=study.plan.study)
@@ -260,7 +262,7 @@ def make_criteria_table(study: StudyRecord, summary: pd.DataFrame, digits: int) 
             record = records.get(matched, {})
             value = columns.format_spread(record.get("mean"), record.get("sd"), digits)
             difference = columns.format_difference(
-                record.get("difference"), record.get("low"), record.get("high"), digits
+                record.get("difference"), record.get("low"), record.get("high"), f".{digits}f"
             )
             mark = columns.STAR if record.get("significant") else ""
             row += [Cell(value), Cell(difference, mark=mark)]

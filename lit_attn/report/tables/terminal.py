@@ -20,7 +20,7 @@ from lit_attn.report.answers.judged import (
     Values,
 )
 from lit_attn.report.figures.drawing import short_names
-from lit_attn.report.numbers import find_magnitude, write_number
+from lit_attn.report.numbers import DIGITS, find_magnitude, write_number
 from lit_attn.report.tables.columns import NOTHING, STAR, format_difference, format_p
 from lit_attn.report.tables.formats import Cell, Table
 from lit_attn.report.verdicts.floors import BELOW_FLOOR
@@ -31,6 +31,8 @@ FILE_WIDTH = 80
 """Characters of a line of table.txt, which fits every terminal and is the same everywhere."""
 LONGEST = 120  # Most characters of a line of words, however wide the terminal is.
 MOST_UNDECIDED = 6  # Largest number of undecided variants that a sentence names.
+FEW_DIGITS = 4  # Zeros behind the point before which a number has a power of ten.
+MOST_DIGITS = 16  # Digits of a 64-bit floating-point number.
 FEWEST_LETTERS = 16  # Letters of a name that are drawn in any case.
 MOST_ROWS = 12  # Rows up to which a table is drawn with all of them.
 # A rule below the headings, and no other line; terminals of every encoding have this character.
@@ -38,8 +40,11 @@ RULE = Box("    \n    \n----\n    \n    \n    \n    \n    \n", ascii=True)
 
 
 def find_width() -> int:
-    """Return the characters of a line of the terminal, or FILE_WIDTH without a terminal."""
-    return Console().width
+    """Return the characters of a line of the terminal, or FILE_WIDTH without a terminal.
+
+    The variable COLUMNS is 0 in some containers and jobs of CI.
+    """
+    return Console().width or FILE_WIDTH
 
 
 def draw_table(table: Table, width: int = 0) -> str:
@@ -134,14 +139,14 @@ def draw_judgement(study: JudgedStudy, width: int = 0) -> str:
     """
     width = width or find_width()
     baseline = study.baseline_values
-    digits = _choose_digits(study.variants, baseline)
-    rows = [[Cell(study.baseline_label), Cell("baseline"), Cell(_draw_values(baseline, digits))]]
+    form = _choose_form(study.variants, baseline)
+    rows = [[Cell(study.baseline_label), Cell("baseline"), Cell(_draw_values(baseline, form))]]
     rows[0] += [Cell(NOTHING), Cell(NOTHING), Cell(str(baseline.n)), Cell(NOTHING)]
     for variant in study.variants:
         difference = NOTHING
         if variant.difference is not None:
             interval = variant.difference
-            difference = format_difference(interval.mean, interval.low, interval.high, digits)
+            difference = format_difference(interval.mean, interval.low, interval.high, form)
         seeds = f"{variant.seeds.done}/{variant.seeds.planned}"
         needed = NOTHING
         if variant.seeds_missing is not None:
@@ -149,7 +154,7 @@ def draw_judgement(study: JudgedStudy, width: int = 0) -> str:
             needed = f"{missing.low} to {missing.high if missing.high is not None else '> 1000'}"
         if variant.stream is not None:
             needed = _describe_stage(variant.stream)
-        values = _draw_values(variant.values, digits)
+        values = _draw_values(variant.values, form)
         texts = [variant.label, variant.verdict, values, difference, format_p(variant.p)]
         rows.append([Cell(text) for text in [*texts, seeds, needed]])
     unit = "seeds" if study.pairs == "seed" else "runs"
@@ -179,12 +184,14 @@ def _describe_stage(step: StreamStep) -> str:
     return step.stage.replace("-", " ")
 
 
-def _draw_values(values: Values, digits: int) -> str:
+def _draw_values(values: Values, form: str) -> str:
     """Return mean and standard deviation of a variant, as far as there are any."""
     if values.mean is None:
         return NOTHING
-    mean = write_number(values.mean, f".{digits}f")
-    return mean if values.sd is None else f"{mean} ± {write_number(values.sd, f'.{digits}f')}"
+    # A mean of exact sums has all of its digits on every processor.
+    has_many = len(format(values.mean, form).strip("-0.")) > DIGITS
+    mean = format(values.mean, form) if has_many else write_number(values.mean, form)
+    return mean if values.sd is None else f"{mean} ± {write_number(values.sd, form)}"
 
 
 def describe_verdicts(study: JudgedStudy) -> str:
@@ -274,8 +281,11 @@ def _describe_cost(study: JudgedStudy) -> str:
     return f" ({cells}, about {action.seconds / 3600:.2g} hours one after another)"
 
 
-def _choose_digits(variants: Sequence[JudgedVariant], baseline: Values) -> int:
-    """Return the decimals with which the narrowest interval has two digits."""
+def _choose_form(variants: Sequence[JudgedVariant], baseline: Values) -> str:
+    """Return the format of numbers in which the narrowest interval has two digits.
+
+    No number has more digits than a 64-bit floating-point number.
+    """
     halves = []
     for variant in variants:
         interval = variant.difference
@@ -283,11 +293,20 @@ def _choose_digits(variants: Sequence[JudgedVariant], baseline: Values) -> int:
             half = (interval.high - interval.low) / 2
             if half > 0:
                 halves.append(half)
+    groups = [*(variant.values for variant in variants), baseline]
+    sizes = [abs(values.mean) for values in groups if values.mean]
+    first = find_magnitude(max(sizes)) if sizes else 0
+    last = 1 - first
+    if halves:
+        last = find_magnitude(min(halves)) - 1
+    elif sizes:
+        last = find_magnitude(sizes[0]) - 3
+    decimals = max(2, -last)
     if not halves:
-        groups = [*(variant.values for variant in variants), baseline]
-        means = [values.mean for values in groups if values.mean]
-        return min(max(2, 3 - find_magnitude(means[0])), 6) if means else 2
-    return min(max(2, 1 - find_magnitude(min(halves))), 6)
+        decimals = min(decimals, 6)
+    if first < -FEW_DIGITS or first >= MOST_DIGITS:
+        return f".{min(max(1, first - last), MOST_DIGITS - 1)}e"
+    return f".{max(0, min(decimals, MOST_DIGITS - 1 - max(first, 0)))}f"
 
 
 def _wrap(text: str, width: int) -> str:

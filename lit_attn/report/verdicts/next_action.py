@@ -195,7 +195,8 @@ def _repeat_failed(
     cells = [cell for cell in study.cells if cell.status != "done"]
     names = list(dict.fromkeys(cell.variant for cell in cells))
     remedy = "Remove the reason (`lit-attn status` shows it), then train them again"
-    if study.pairs == "none":
+    if not any(cell.path for cell in study.cells):
+        # The runs are those of another program, of which no command knows anything.
         remedy = "Remove the reason, then run their variants again"
     text = (
         f"{plural(len(cells), 'cell')} failed. {remedy}; a failed seed counts as the worst value"
