@@ -15,7 +15,6 @@ import torch
 from probes import FIXED, IGNORED, Ids, Probe
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lit_attn.data.module import numpy_generator
 from lit_attn.models.language import GPT, GPTConfig
@@ -177,16 +176,11 @@ class Compressor(GPT):
         )
         draw_parameters(self.decoder, self._reset_decoder)
 
-    def forward(self, tokens: Tensor, caches: Any = None) -> Tensor:
-        """Return logits (B, n, V) of the tokens (B, n) themselves."""
+    def hidden(self, tokens: Tensor, caches: Any = None) -> Tensor:
+        """Return the decoded vectors (B, n, d) of the tokens (B, n) themselves."""
         last = self.trunk(tokens)[:, -1:]
         places = sinusoids(tokens.shape[1], last.shape[-1], last.device).to(last.dtype)
-        return self.logits(self.decoder(last + places))
-
-    def nll(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Return -log p(target) in nats, (B, n), 0 where a target is IGNORED."""
-        logits = self(tokens).float().transpose(1, 2)
-        return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+        return self.decoder(last + places)
 
     def _reset_decoder(self) -> None:
         """Draw the decoder's weights as PyTorch does."""

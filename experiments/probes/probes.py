@@ -219,26 +219,26 @@ class ProbeTask(LanguageModelling):
         return {"accuracy": self.data.signature.floor}
 
     def evaluate(self, batch: Any) -> tuple[Tensor, ...]:
-        """Return the logits (B, n, V) and the targets (B, n)."""
-        tokens, targets = batch
-        logits: Tensor = self.network(tokens).float()
-        return logits, targets
+        """Return the logits (N, V) of the N targets that count, and the targets (B, n)."""
+        return self.target_logits(batch), batch[-1]
 
     def unit_values(self, *arguments: Tensor) -> Tensor:
         logits, targets = arguments
-        losses = F.cross_entropy(
-            logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none"
-        )
-        counts = (targets != IGNORED).sum(1).float()
-        correct = (logits.argmax(-1) == targets).sum(1).float()
-        return torch.stack([losses.sum(1), counts, correct], dim=1)
+        counted = targets != IGNORED
+        losses = F.cross_entropy(logits, targets[counted], reduction="none")
+        is_correct = (logits.argmax(-1) == targets[counted]).float()
+        sums = [counted.sum(1).float()]
+        for values in (losses, is_correct):
+            by_token = values.new_zeros(targets.shape).masked_scatter(counted, values)
+            sums.append(by_token.sum(1))
+        counts, loss_sums, correct = sums
+        return torch.stack([loss_sums, counts, correct], dim=1)
 
     def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return probabilities (N, vocabulary) and the N targets that count."""
         logits, targets = evaluated
-        counted = targets != IGNORED
         vocabulary = self.data.signature.vocabulary
-        return logits[counted].softmax(-1)[:, :vocabulary], targets[counted]
+        return logits.softmax(-1)[:, :vocabulary], targets[targets != IGNORED]
 
 
 class ProbeMetrics(Metric):
@@ -255,13 +255,12 @@ class ProbeMetrics(Metric):
         self.add_state("targets", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add logits (B, n, V) and targets (B, n)."""
-        losses = F.cross_entropy(
-            logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none"
-        )
+        """Add logits (N, V) of the N targets that count, and targets (B, n)."""
+        counted_targets = targets[targets != IGNORED]
+        losses = F.cross_entropy(logits, counted_targets, reduction="none")
         self.total += losses.sum(dtype=torch.float64)
-        self.correct += (logits.argmax(-1) == targets).sum()
-        self.targets += (targets != IGNORED).sum()
+        self.correct += (logits.argmax(-1) == counted_targets).sum()
+        self.targets += len(counted_targets)
 
     def compute(self) -> dict[str, Tensor]:
         accuracy = self.correct / self.targets

@@ -66,7 +66,16 @@ class GPT(nn.Module):
 
         With `caches` (from `trunk.new_caches`), `tokens` follow the tokens already cached.
         """
-        return self.logits(self.trunk(tokens, caches=caches))
+        return self.logits(self.hidden(tokens, caches))
+
+    def hidden(self, tokens: Tensor, caches: list[Cache] | None = None) -> Tensor:
+        """Return the vectors (B, n, d) from which the head computes the logits."""
+        return self.trunk(tokens, caches=caches)
+
+    def target_logits(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Return the logits (N, V) of the N tokens whose target is not IGNORED."""
+        chosen = self.hidden(tokens)[targets != IGNORED]
+        return self.logits(chosen[:, None]).squeeze(1)
 
     def fill_caches(self, tokens: Tensor) -> list[Cache] | None:
         """Return caches with `tokens` (B, n), or None if the trunk cannot have caches."""
@@ -99,7 +108,7 @@ class GPT(nn.Module):
         In training, `z_loss` adds its term.
         """
         flat_targets = targets.flatten()
-        hidden = self._prepare_head(self.trunk(tokens)).flatten(0, 1)
+        hidden = self._prepare_head(self.hidden(tokens)).flatten(0, 1)
         if not isinstance(self.head, AdaptiveSoftmax):
             weight = self.trunk.tokens.weight if self.head is None else self.head.weight
             assert isinstance(weight, Tensor)

@@ -13,7 +13,8 @@ A cap c replaces z_i by c tanh(z_i / c), whose derivative is 1 - tanh^2 (Gemma 2
 https://arxiv.org/abs/2408.00118). A z-loss adds w lse_i^2, whose derivative is
 2 w lse_i softmax(z_i) (PaLM, https://arxiv.org/abs/2204.02311, section 5).
 
-Up to MAX_LOGITS logits there is one chunk, and PyTorch's own cross-entropy computes it.
+Up to MAX_LOGITS logits there is one chunk, and PyTorch's own cross-entropy computes it. A CPU
+computes the logits of tokens with a target alone.
 
 Shapes: N tokens, d width, V vocabulary, C tokens of a chunk. hidden: (N, d), weight: (V, d),
 targets: (N,) int64; a target that is IGNORED has loss 0 and no gradient.
@@ -55,6 +56,19 @@ def is_chunked(tokens: int, vocabulary: int) -> bool:
     return tokens * vocabulary > MAX_LOGITS
 
 
+def find_targets(targets: Tensor) -> Tensor | None:
+    """Return which of the tokens have a target, (N,) bool; None if all count as having one.
+
+    On a GPU all count: the process would wait for the number of targets, which no recorded step
+    knows. So do fake tensors, which have no values.
+    """
+    has_values = type(targets) is Tensor
+    if not has_values or targets.device.type != "cpu":
+        return None
+    is_target = targets != IGNORED
+    return None if bool(is_target.all()) else is_target
+
+
 def token_losses(
     hidden: Tensor,
     weight: Tensor,
@@ -70,6 +84,10 @@ def token_losses(
     factor of the squared log-sum-exp that is added.
     """
     terms = LossTerms(label_smoothing, logit_cap, z_loss)
+    is_target = find_targets(targets)
+    if is_target is not None:
+        losses = token_losses(hidden[is_target], weight, targets[is_target], *terms)
+        return losses.new_zeros(len(targets)).masked_scatter(is_target, losses)
     if not is_chunked(hidden.shape[0], weight.shape[0]):
         return _unchunked(hidden, weight, targets, terms, "none")
     refuse_forward_mode(hidden, weight)
@@ -84,6 +102,9 @@ def total_loss(
     hidden: Tensor, weight: Tensor, targets: Tensor, label_smoothing: float = 0.0
 ) -> Tensor:
     """Return the sum of `token_losses`."""
+    is_target = find_targets(targets)
+    if is_target is not None:
+        hidden, targets = hidden[is_target], targets[is_target]
     if not is_chunked(hidden.shape[0], weight.shape[0]):
         return _unchunked(hidden, weight, targets, LossTerms(label_smoothing), "sum")
     return token_losses(hidden, weight, targets, label_smoothing).sum()

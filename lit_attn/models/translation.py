@@ -12,13 +12,12 @@ from torch.nn import functional as F
 
 from lit_attn import signatures
 from lit_attn.attention.cache import Cache
-from lit_attn.attention.precision import wide
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.data.text.ids import IGNORED, PADDING
+from lit_attn.data.text.ids import PADDING
 from lit_attn.models.base import require_heads
 from lit_attn.models.layers import Device
 from lit_attn.models.seeded_draws import draw_parameters
-from lit_attn.models.token_loss import is_chunked, token_losses, total_loss
+from lit_attn.models.token_loss import token_losses, total_loss
 from lit_attn.models.token_transformer import TokenTransformer
 from lit_attn.models.trunk import Memory, Trunk, initialise
 from lit_attn.schema.base import consistency_check
@@ -58,11 +57,8 @@ class EncoderDecoder(nn.Module):
     def nll(self, source: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return -log p(target) in nats, (B, n), at least float32; 0 where a target is IGNORED."""
         hidden = self.decode(source, inputs)
-        if is_chunked(targets.numel(), len(self.output_weight)):
-            losses = token_losses(hidden.flatten(0, 1), self.output_weight, targets.flatten())
-            return losses.unflatten(0, targets.shape)
-        logits = wide(self.logits(hidden)).transpose(1, 2)
-        return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+        losses = token_losses(hidden.flatten(0, 1), self.output_weight, targets.flatten())
+        return losses.unflatten(0, targets.shape)
 
     def total_loss(
         self, source: Tensor, inputs: Tensor, targets: Tensor, label_smoothing: float

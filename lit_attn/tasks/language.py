@@ -19,7 +19,7 @@ from lit_attn.tasks.base import TaskModule
 class LanguageModelling(TaskModule):
     """Cross-entropy per token; loss, perplexity and bits per byte over all tokens of a split."""
 
-    network_methods: tuple[str, ...] = ("nll",)
+    network_methods: tuple[str, ...] = ("nll", "target_logits")
     evaluates_in_step = True
 
     def build_metrics(self, split: str) -> Metric:
@@ -60,9 +60,19 @@ class LanguageModelling(TaskModule):
     def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return probabilities (N, vocabulary) and the N targets that are to be predicted."""
         targets = evaluated[1]
-        predicted = targets != IGNORED
-        probabilities = self.network(*self.inputs(batch))[predicted].float().softmax(-1)
-        return probabilities[:, : self.data.signature.vocabulary], targets[predicted]
+        probabilities = self.target_logits(batch).softmax(-1)
+        return probabilities[:, : self.data.signature.vocabulary], targets[targets != IGNORED]
+
+    def target_logits(self, batch: Any) -> Tensor:
+        """Return the logits (N, V), at least float32, of the N targets that are to be predicted.
+
+        A network that has a method `target_logits` computes no others.
+        """
+        *inputs, targets = batch
+        compute_logits = getattr(self.network, "target_logits", None)
+        if compute_logits is not None:
+            return wide(compute_logits(*inputs, targets))
+        return wide(self.network(*self.inputs(batch))[targets != IGNORED])
 
     def nll(self, batch: Any) -> Tensor:
         """Return -log p(target) in nats, (B, n), at least float32, and 0 where a target is IGNORED.

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
+from lit_attn.models.language import GPTConfig
 from lit_attn.schema.plugins import load_parts
 from lit_attn.train import run_cell
 from lit_attn.training import build
@@ -343,7 +344,7 @@ def test_metrics_count_only_targets() -> None:
     logits = torch.zeros(2, 3, 4)
     logits[0, 0, 1] = logits[0, 1, 2] = logits[1, 2, 3] = 5.0
     targets = torch.tensor([[1, IGNORED, IGNORED], [IGNORED, 0, 3]])
-    metrics.update(logits, targets)
+    metrics.update(logits[targets != IGNORED], targets)
     values = metrics.compute()
     # Equal logits count as id 0, so all three targets are right.
     assert values["accuracy"] == 1
@@ -351,6 +352,24 @@ def test_metrics_count_only_targets() -> None:
     chosen = -torch.log_softmax(torch.tensor([5.0, 0, 0, 0]), 0)[0]
     expected = (2 * chosen + torch.log(torch.tensor(4.0))) / 3
     torch.testing.assert_close(values["loss"].float(), expected)
+    sums = probes.ProbeTask.unit_values(SimpleNamespace(), logits[targets != IGNORED], targets)
+    # Loss, targets and right answers of each sequence.
+    assert sums[:, 1:].tolist() == [[1, 1], [2, 2]]
+    torch.testing.assert_close(sums[:, 0].sum() / 3, expected)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "compressor", "adaptive"])
+def test_logits_of_targets_are_those_of_all_tokens(kind: str) -> None:
+    keys: dict[str, Any] = {"dim": 16, "depth": 1, "heads": 2, "ffn": {"width": 16}}
+    configs = {"gpt": GPTConfig, "compressor": memory.CompressorConfig, "adaptive": GPTConfig}
+    if kind == "adaptive":
+        keys |= {"head": "adaptive", "cutoffs": [4]}
+    signature = CONFIGS["compression"](length=8).signature()
+    network = configs[kind].model_validate(keys).build(signature, CPU).eval()
+    tokens = torch.randint(15, (3, 8))
+    targets = tokens.masked_fill(torch.rand(3, 8) < 0.5, IGNORED)
+    expected = network(tokens)[targets != IGNORED]
+    torch.testing.assert_close(network.target_logits(tokens, targets), expected)
 
 
 def test_a_compressor_sees_all_tokens_through_its_last_vector() -> None:

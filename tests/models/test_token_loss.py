@@ -17,8 +17,9 @@ VOCABULARY, WIDTH = 11, 5
 
 @pytest.fixture(params=[1, 3 * VOCABULARY, 4 * VOCABULARY + 2], ids=["one", "three", "four"])
 def _chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most one, three or four tokens in a chunk."""
+    """At most one, three or four tokens in a chunk; all have logits, as on a GPU."""
     monkeypatch.setattr(token_loss, "MAX_LOGITS", request.param)
+    monkeypatch.setattr(token_loss, "find_targets", lambda targets: None)
 
 
 def make_inputs(tokens: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -80,6 +81,33 @@ def test_a_cap_and_a_z_loss_are_those_of_all_logits(cap: float | None, z_loss: f
     gradients = torch.autograd.grad(losses, (hidden, weight), direction)
     expected_gradients = torch.autograd.grad(expected, (hidden, weight), direction)
     torch.testing.assert_close(gradients, expected_gradients, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("limit", [30, 2**26])
+@pytest.mark.parametrize("has_target", [True, False])
+def test_tokens_without_a_target_have_no_logits(
+    limit: int, has_target: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_loss, "MAX_LOGITS", limit)
+    hidden, weight, targets = make_inputs(12)
+    if not has_target:
+        targets.fill_(IGNORED)
+    chosen = {"label_smoothing": 0.3, "logit_cap": 0.7, "z_loss": 0.2}
+    with monkeypatch.context() as patched:
+        patched.setattr(token_loss, "find_targets", lambda targets: None)
+        expected = token_losses(hidden, weight, targets, **chosen)
+        expected_total = total_loss(hidden, weight, targets, 0.3)
+    direction = torch.randn(12, dtype=torch.float64)
+    expected_gradients = torch.autograd.grad(expected, (hidden, weight), direction)
+    # Logits of these numbers would make the gradient of the weights NaN.
+    poisoned = hidden.detach().clone()
+    poisoned[targets == IGNORED] = torch.nan
+    poisoned.requires_grad_()
+    losses = token_losses(poisoned, weight, targets, **chosen)
+    gradients = torch.autograd.grad(losses, (poisoned, weight), direction)
+    torch.testing.assert_close(losses, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradients, expected_gradients, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(total_loss(poisoned, weight, targets, 0.3), expected_total)
 
 
 @pytest.mark.usefixtures("_chunks")
