@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.commands import run_python
 from helpers.paths import ROOT
+from PIL import Image
 
 from lit_attn.ablate.display import BAR_WIDTH
 
@@ -54,6 +55,30 @@ def test_the_commands_of_the_tutorial_run(tmp_path: Path) -> None:
     assert len(list(folder.glob("runs/first/*/*/result.json"))) == 15
     assert "mgk" in finished.stdout
     assert (folder / "reports" / "index.html").exists()
+
+
+@pytest.mark.process
+def test_the_files_of_the_page_about_images_are_a_study(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "images-to-paper.md").read_text()
+    blocks = re.findall(r"```(?:yaml|python)\n(.*?)```", page, re.DOTALL)
+    names = ("vit.yaml", "shrink.py", "paper.yaml")
+    for name, text in zip(names, blocks, strict=True):
+        (tmp_path / name).write_text(text)
+    for split in ("train", "val", "test"):
+        for label in range(10):
+            folder = tmp_path / "images" / split / str(label)
+            folder.mkdir(parents=True)
+            for number in range(8):
+                Image.new("RGB", (32, 32), (20 * label, 30 * number, 0)).save(
+                    folder / f"{number}.png"
+                )
+    finished = run_python(tmp_path, "-m", "lit_attn", "run", "paper.yaml", "--dry-run")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "0 of 3 variants tuned; trials are 18 cells" in finished.stdout
+    assert "after the search: 3 variants x 8 seeds = 24 cells" in finished.stdout
+    check = ("bench", "attention", "--parts", "shrink.py", "--check")
+    finished = run_python(tmp_path, "-m", "lit_attn", *check)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
 @pytest.mark.slow
