@@ -159,11 +159,13 @@ def silence(stream: TextIO) -> None:
 
 
 def command(function: Callable[P, int]) -> Callable[P, int]:
-    """Return `function` with an exit code for each exception that is no mistake in the code.
+    """Return `function` with an exit code for each exception.
 
     It is 2 after a ConfigError or an error of REFUSALS, which is printed, 130 after Ctrl-C, and 141
-    without a reader. After a mistake of lit_attn that was described it is `mistakes.EXIT_CODE`.
-    With --json a mistake of the user is printed on stdout as JSON, too.
+    without a reader. Any other exception becomes one line and a file with the traceback, and the
+    exit code is `mistakes.EXIT_CODE`, as after a mistake of lit_attn that was described, or 1 if
+    code of the user has raised it. With --json a mistake of the user is printed on stdout as JSON,
+    too.
     """
 
     @functools.wraps(function)
@@ -193,12 +195,17 @@ def _run_command(run: Callable[[], int], has_json: bool) -> int:
         # The reader, such as `head`, has closed the pipe.
         silence(sys.stdout)
         return 128 + signal.SIGPIPE
-    except OSError as error:
-        if error.errno not in REFUSALS:
-            raise
-        # The message of a rename is about its target.
-        path = error.filename2 or error.filename or "a file"
-        return _print_mistake(ConfigError(f"{path}: {error.strerror}"), "file", has_json)
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in REFUSALS:
+            # The message of a rename is about its target.
+            path = error.filename2 or error.filename or "a file"
+            return _print_mistake(ConfigError(f"{path}: {error.strerror}"), "file", has_json)
+        if mistakes.is_out_of_memory(error):
+            message = f"not enough memory: {mistakes.first_line(error)}"
+            return _print_mistake(ConfigError(message), "usage", has_json)
+        message, code = mistakes.describe_uncaught(error)
+        print(escape_control(message), file=sys.stderr)
+        return code
 
 
 def _print_mistake(error: ConfigError, kind: Kind, has_json: bool) -> int:

@@ -7,6 +7,7 @@ process a mistake was described ends with EXIT_CODE (`lit_attn.schema.errors.com
 
 import os
 import sys
+import sysconfig
 import tempfile
 import time
 import traceback
@@ -18,6 +19,11 @@ EXIT_CODE = 70
 """Exit code of a command after a mistake of lit_attn (EX_SOFTWARE of sysexits.h)."""
 
 PACKAGE = Path(__file__).parents[1]
+
+LIBRARIES = [
+    Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+]
+"""Folders of Python's own modules and of installed packages."""
 
 DESCRIBED: list[BaseException] = []
 """Mistakes that this process has described."""
@@ -36,6 +42,30 @@ def describe_mistake(error: BaseException) -> str:
     )
 
 
+def describe_uncaught(error: BaseException) -> tuple[str, int]:
+    """Return one line about an exception that a command did not expect, and the exit code.
+
+    It is a mistake of lit_attn unless the innermost line outside of Python and of installed
+    packages is in code of the user, such as the `parts` of a study.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    written = [frame for frame in frames if not _is_of_library(Path(frame.filename))]
+    if not written or Path(written[-1].filename).is_relative_to(PACKAGE):
+        return describe_mistake(error), EXIT_CODE
+    words = " ".join(f"{type(error).__name__}: {error}".split())
+    place = f"{written[-1].filename}:{written[-1].lineno}"
+    return f"{place}: {words}; {_write_traceback(error)}", 1
+
+
+def _is_of_library(file: Path) -> bool:
+    """Return True for a file of Python or of an installed package other than lit_attn."""
+    if file.is_relative_to(PACKAGE):
+        return False
+    # A frozen module has no file, but a name such as <frozen importlib._bootstrap>.
+    is_frozen = file.name.startswith("<")
+    return is_frozen or any(file.is_relative_to(folder) for folder in LIBRARIES)
+
+
 def describe_place(error: BaseException) -> str:
     """Write the traceback of `error` to a file, and return the words that name place and file."""
     return f"{_find_place(error)}; {_write_traceback(error)}"
@@ -49,6 +79,12 @@ def describe_check_failure(error: BaseException) -> str:
     if is_unexpected(error) and not isinstance(error, RuntimeError):
         return describe_mistake(error)
     return f"{type(error).__name__}: {first_line(error)}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if the machine, or a device of PyTorch, had no memory left."""
+    # PyTorch is not imported for the name of its class.
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def first_line(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from lit_attn.models import vit
 from lit_attn.models.block_checks import check_blocks
 from lit_attn.models.vit import ViTConfig
 from lit_attn.replace import torch_layers
-from lit_attn.schema import mistakes, plugins
+from lit_attn.schema import errors, mistakes, plugins
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure
 from lit_attn.signatures import ImageLabels
@@ -113,3 +113,42 @@ def test_an_error_at_the_call_is_no_mistake_of_lit_attn(folder: Path) -> None:
         {}["missing"]
     assert explain_failure(caught.value, "import: m:C") == "import: m:C: KeyError: 'missing'"
     assert list(folder.iterdir()) == []
+
+
+def raise_in_user_code(folder: Path, error: str) -> object:
+    """Run code of a user in a file of `folder` that raises `error`."""
+    path = folder / "mine.py"
+    path.write_text(f"raise {error}\n")
+    return exec(compile(path.read_text(), str(path), "exec"))
+
+
+def test_every_uncaught_exception_of_a_command_is_one_line_and_a_file(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1 of `judge` means an undecided verdict, so a mistake must not end with it."""
+    calls = {
+        # A library raises the exception, called by lit_attn.
+        "this is a mistake of lit_attn (AttributeError: ": (lambda: plugins.locate_copy(1, 2), 70),
+        "not enough memory: ": (lambda: bytearray(2**62), 2),
+        f"{folder}/mine.py:1: KeyError: 'x'; its traceback is in {folder}/lit_attn-mistake-": (
+            lambda: raise_in_user_code(folder, "KeyError('x')"),
+            1,
+        ),
+    }
+    for beginning, (call, code) in calls.items():
+        assert errors.command(call)() == code
+        message = capsys.readouterr().err
+        assert message.startswith(beginning)
+        assert message.count("\n") == 1
+
+
+def test_every_program_describes_its_mistakes() -> None:
+    """`cells.nodes` is the process of a rank, whose log has the traceback."""
+    programs = [
+        path
+        for path in mistakes.PACKAGE.rglob("*.py")
+        if '\nif __name__ == "__main__":' in path.read_text()
+    ]
+    assert len(programs) > 8
+    bare = {path.name for path in programs if "\n@command\ndef main(" not in path.read_text()}
+    assert bare == {"schemas.py", "nodes.py"}
