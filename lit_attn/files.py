@@ -125,22 +125,17 @@ def require_folder(path: Path) -> None:
 def require_writable(folder: Path, option: str) -> None:
     """Raise ConfigError if no file can be written to `folder`; the message names `option`.
 
-    A folder that does not exist is created and removed again.
+    Of a folder that does not exist, the nearest folder that does is asked. None is created: another
+    process may use the same folder.
     """
-    created = [path for path in (folder, *folder.parents) if not path.exists()]
+    existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     try:
-        if created:
-            folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
+        tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
         reason = f"cannot be written: {error.strerror}"
-        if isinstance(error, FileExistsError):  # A link to nothing.
+        if isinstance(error, FileNotFoundError):  # A link to nothing.
             reason = "is not a folder"
         raise ConfigError(f"{option} {folder}: {reason}") from error
-    finally:
-        for path in created:
-            with contextlib.suppress(OSError):
-                path.rmdir()
 
 
 def append(path: Path, content: str) -> None:

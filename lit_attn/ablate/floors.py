@@ -8,6 +8,7 @@ from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.cells.floors import FILE, Floors
 from lit_attn.cells.folder import read_result
+from lit_attn.files import one_at_a_time
 
 LOG = "floors.log"
 """Output of a computation of floors that failed."""
@@ -26,31 +27,38 @@ def write_floors(matrices: Iterable[Matrix], launcher: Launcher) -> None:
         # Cells of another program do not train on the data of their configuration.
         return
     for matrix in matrices:
-        job = _find_job_without_floors(matrix)
-        if job is None:
-            continue
-        write_line(f"{matrix.name}: computing the floors of its data")
-        # Tables would show these floors if the new ones cannot be computed.
-        (matrix.folder / FILE).unlink(missing_ok=True)
-        log = matrix.folder / LOG
+        # Another runner in the same folder may have begun; its floors are used.
+        with one_at_a_time(matrix.folder, "floors"):
+            _write_floors_of(matrix, launcher)
+
+
+def _write_floors_of(matrix: Matrix, launcher: Launcher) -> None:
+    """Write the floors of one study unless its record has them."""
+    job = _find_job_without_floors(matrix)
+    if job is None:
+        return
+    write_line(f"{matrix.name}: computing the floors of its data")
+    # Tables would show these floors if the new ones cannot be computed.
+    (matrix.folder / FILE).unlink(missing_ok=True)
+    log = matrix.folder / LOG
+    log.unlink(missing_ok=True)
+    arguments = (job.folder, matrix.folder / FILE, log)
+    process = launcher.context.Process(target=train.write_floors, args=arguments)
+    process.start()
+    process.join(LIMIT)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+        write_line(
+            f"warning: {matrix.name}: its floors took more than {LIMIT:.0f} s and were stopped"
+        )
+    elif process.exitcode == 0:
+        # The cells have told the warnings of the data.
         log.unlink(missing_ok=True)
-        arguments = (job.folder, matrix.folder / FILE, log)
-        process = launcher.context.Process(target=train.write_floors, args=arguments)
-        process.start()
-        process.join(LIMIT)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-            write_line(
-                f"warning: {matrix.name}: its floors took more than {LIMIT:.0f} s and were stopped"
-            )
-        elif process.exitcode == 0:
-            # The cells have told the warnings of the data.
-            log.unlink()
-        else:
-            write_line(
-                f"warning: {matrix.name}: its floors could not be computed; the reason is in {log}"
-            )
+    else:
+        write_line(
+            f"warning: {matrix.name}: its floors could not be computed; the reason is in {log}"
+        )
 
 
 def _find_job_without_floors(matrix: Matrix) -> Job | None:

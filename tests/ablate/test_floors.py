@@ -1,5 +1,6 @@
 """Floors of a run: computed once by another process, again for other data, and told if not."""
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -98,3 +99,39 @@ def test_floors_of_other_data_do_not_stay_when_new_ones_fail(
     floors.write_floors([Mock(folder=tmp_path)], launcher)
     assert "its floors could not be computed" in capsys.readouterr().out
     assert not (tmp_path / "floors.json").exists()
+
+
+def test_two_runners_in_one_folder_compute_floors_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one waits for the first, whose log both would remove."""
+    (tmp_path / "floors.log").touch()
+    matrix = SimpleNamespace(name="tiny", folder=tmp_path)
+    written = threading.Event()
+    begun: list[str] = []
+
+    def find_job(matrix: object) -> object:
+        return None if written.is_set() else SimpleNamespace(folder=tmp_path)
+
+    class Process:
+        """Process of the first runner, which ends after the second one has asked for floors."""
+
+        exitcode = 0
+
+        def __init__(self, **arguments: object) -> None:
+            begun.append("first")
+
+        def start(self) -> None:
+            second.start()
+
+        def join(self, limit: float) -> None:
+            written.set()
+
+    launcher = Mock(module=train.__name__)
+    launcher.context.Process = Process
+    second = threading.Thread(target=floors.write_floors, args=([matrix], launcher))
+    monkeypatch.setattr(floors, "_find_job_without_floors", find_job)
+    floors.write_floors([matrix], launcher)
+    second.join()
+    assert begun == ["first"]
+    assert not (tmp_path / "floors.log").exists()
