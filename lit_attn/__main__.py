@@ -1,9 +1,9 @@
 """Console command `lit-attn`, also `python -m lit_attn`: every command of the package."""
 
 import sys
-from itertools import takewhile
 from pathlib import Path
 
+from lit_attn.ablate.commands.arguments import split_words
 from lit_attn.ablate.commands.board import Board
 from lit_attn.ablate.commands.judge import Judge
 from lit_attn.ablate.commands.laws import Laws
@@ -59,9 +59,11 @@ def main(arguments: list[str] | None = None) -> int:
         errors.require("lit-attn: unknown command", name, COMMANDS)
     if name in ("run", "seal"):
         rest = find_studies(rest)
-    elif name == "rerun" and rest and not {"-h", "--help"} & set(rest):
-        choice, *names = rest
-        rest = [choice, *find_studies(names)]
+    elif name == "rerun" and not {"-h", "--help"} & set(rest):
+        names, others = split_words(rest)
+        if names:
+            choice, *names = names
+            rest = [choice, *find_studies([*names, *others])]
     return route(make_overview_parser(), COMMANDS, [name, *rest])
 
 
@@ -71,8 +73,7 @@ def find_studies(words: list[str]) -> list[str]:
     The file is the one that is named, else ./ablations.yaml, else the file that comes with the
     package. Raises ConfigError, which suggests the nearest name, for a study in neither file.
     """
-    names = list(takewhile(lambda word: not word.startswith("-"), words))
-    options = words[len(names) :]
+    names, options = split_words(words)
     if any(word.partition("=")[0] in ("-h", "--help", "--paper") for word in options):
         return words
     path = STUDIES

@@ -12,6 +12,7 @@ import pytest
 from helpers.paths import ROOT
 
 from lit_attn.__main__ import COMMANDS, find_studies, main
+from lit_attn.ablate.commands.arguments import split_words
 from lit_attn.bench.__main__ import OPTIONS
 from lit_attn.config.overrides import spell_out_experiment
 from lit_attn.config.source import load
@@ -84,6 +85,24 @@ def test_no_help_imports_torch() -> None:
     )
     assert done.stderr == ""
     assert done.stdout == f"tried {calls[-1][0]}\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "mine.yaml a --dry-run --seeds 2 --see=3",
+        "--dry-run mine.yaml a --seeds 2 --see=3",
+        "mine.yaml --dry-run --seeds 2 a --see=3",
+        "--dry-run --seeds 2 --see=3 mine.yaml a",
+    ],
+)
+def test_a_file_and_its_studies_stand_before_between_or_after_options(words: str) -> None:
+    expected = ["mine.yaml", "--dry-run", "--seeds", "2", "--see=3", "--study", "a"]
+    assert find_studies(words.split()) == expected
+    assert split_words(["--set", "mine.yaml", "--gp", "h100", "b"]) == (
+        ["b"],
+        ["--set", "mine.yaml", "--gp", "h100"],
+    )
 
 
 @pytest.mark.parametrize(

@@ -57,13 +57,14 @@ def _option(text: str, needs: str = "", **settings: Any) -> dict[str, Any]:
     """Describe an option for the metadata of its field.
 
     `settings` are arguments of `add_argument`. `needs` is the option without which this one is an
-    error.
+    error. `has_value` is True if the next word is the value of the option.
     """
 
     def add(parser: argparse.ArgumentParser, name: str) -> None:
         parser.add_argument(option_name(name), help=text, **settings)
 
-    return {"add": add, "needs": needs}
+    has_value = settings.get("action") != "store_true"
+    return {"add": add, "needs": needs, "has_value": has_value}
 
 
 def _flag(text: str, needs: str = "") -> dict[str, Any]:
@@ -110,7 +111,7 @@ class StudyOptions:
     `set` and `seeds`, which needs PyTorch, and chooses the folders `out` and `reports`.
     """
 
-    file: Path | None = field(metadata={"add": _add_file, "needs": ""})
+    file: Path | None = field(metadata={"add": _add_file, "needs": "", "has_value": False})
     study: list[str] = field(
         metadata=_several("NAME", "Run this study (default: studies with `default: true`).")
     )
@@ -124,7 +125,7 @@ class StudyOptions:
             "NUMBER", "With --paper: run this table (2) or figure (figure-2) only.", PAPER
         )
     )
-    small: str = field(metadata={"add": _add_sizes, "needs": PAPER})
+    small: str = field(metadata={"add": _add_sizes, "needs": PAPER, "has_value": False})
     cost: str | None = field(
         metadata=_option(
             "With --paper: print GPU time; run nothing.", PAPER, type=read_gpu, choices=GPUS
@@ -214,3 +215,23 @@ def add_study_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the file of studies and the options of `run` to a parser, in the order of the help."""
     for entry in fields(StudyOptions):
         entry.metadata["add"](parser, entry.name)
+
+
+def split_words(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words that are names, and the options with their values, each in their order."""
+    entries = [entry for entry in fields(StudyOptions) if entry.metadata["has_value"]]
+    value_options = [option_name(entry.name) for entry in entries]
+    names = []
+    options = []
+    is_value = False
+    for word in words:
+        if is_value:
+            options.append(word)
+            is_value = False
+        elif word.startswith("-"):
+            options.append(word)
+            # argparse accepts the beginning of an option.
+            is_value = len(word) > 2 and any(name.startswith(word) for name in value_options)
+        else:
+            names.append(word)
+    return names, options

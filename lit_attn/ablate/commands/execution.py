@@ -173,8 +173,8 @@ def _select(matrices: list[Matrix], chosen: list[Job] | None, limit: int | None)
 def _announce(matrices: list[Matrix], selection: Selection, is_rerun: bool) -> None:
     """Write the number of the cells, and what else a user can do about them."""
     for matrix in matrices:
-        if matrix.name != matrix.source.name:
-            write_line(f"{matrix.folder}: side study; study {matrix.source.name} does not change")
+        for line in matrix.notes:
+            write_line(line)
     cell_count = plural(selection.total, "cell")
     write_line(f"{cell_count}: {len(selection.done)} done, {len(selection.jobs)} to run")
     if not is_rerun:

@@ -3,6 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from lit_attn.ablate.commands.arguments import split_words
 from lit_attn.ablate.commands.run import Run
 from lit_attn.schema.errors import ConfigError
 
@@ -30,13 +31,14 @@ class Rerun(Run):
         parser.add_argument("--choice", help=argparse.SUPPRESS)
 
     def prepare_words(self, words: list[str]) -> list[str]:
-        """Return the words with the first one, the choice, as an option."""
+        """Return the words with the first name, the choice, as an option."""
         if "-h" in words or "--help" in words:
             return words
-        if len(words) < 2:
+        names, options = split_words(words)
+        if not names or len(words) < 2:
             raise ConfigError("rerun: needs stale, failed or STUDY/VARIANT/SEED, and then the file")
-        choice, *rest = words
-        return [f"--choice={choice}", *rest]
+        choice, *rest = names
+        return [f"--choice={choice}", *rest, *options]
 
     def select(self, matrices: "list[Matrix]", options: argparse.Namespace) -> "list[Job]":
         """Return the chosen cells. Raises ConfigError for an unknown cell."""
