@@ -145,6 +145,8 @@ def _print_study(matrix: Matrix) -> list[Job]:
     missing = []
     print(f"{matrix.name}: {matrix.title}")
     print(f"  experiment {matrix.source.experiment_path}, baseline {matrix.baseline.name}")
+    for line in matrix.notes:
+        print(f"  {line}")
     floor_rules = matrix.baseline.experiment.data.floor_rules
     if floor_rules:
         print(f"  floors without attention: {', '.join(floor_rules)}")

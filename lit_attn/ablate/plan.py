@@ -9,7 +9,7 @@ from pathlib import Path
 from lit_attn.ablate.match import apply_criteria, read_ratios
 from lit_attn.ablate.origin import claim_folder
 from lit_attn.ablate.screening import Design, apply_recorded, read_design, screen_variants
-from lit_attn.ablate.side_study import name_side_study
+from lit_attn.ablate.side_study import find_changed, name_side_study
 from lit_attn.ablate.stopping import (
     find_ended_cells,
     require_seeds_for_stop,
@@ -17,7 +17,7 @@ from lit_attn.ablate.stopping import (
 )
 from lit_attn.ablate.study_budget import apply_choice, choose_design
 from lit_attn.ablate.tune import Point, Search, read_search
-from lit_attn.ablate.variants import Variant, resolve
+from lit_attn.ablate.variants import Variant, list_dropped_keys, resolve
 from lit_attn.cells import records
 from lit_attn.cells.budget import FILE as BUDGET_FILE
 from lit_attn.cells.budget import ChosenDesign
@@ -71,8 +71,9 @@ class Matrix:
     `tune` that have ended or can be run now. A study with `design` has the record of its
     `screening` and the `screening_jobs`; its `variants` and `jobs` are those of the confirmation,
     and there are none before the screening has ended. `chosen` is the design of a study with
-    `budget`. `published` are the published mean and
-    deviation of variants.
+    `budget`. `published` are the published mean and deviation of the variants that compute what the
+    file describes, and `parity` is the caption on released code; it is empty if a variant does not.
+    `dropped` are the keys of the study that kinds of `--set` do not have.
     """
 
     source: StudySource
@@ -89,11 +90,24 @@ class Matrix:
     screening_jobs: list[Job]
     chosen: ChosenDesign | None
     published: dict[str, Published]
+    parity: str
+    dropped: list[str]
 
     @property
     def early_jobs(self) -> list[Job]:
         """Cells whose results decide on further cells: trials, then those of the screening."""
         return [*self.trials, *self.screening_jobs]
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines about a side study: its folder, and what it does not take from the study."""
+        if self.name == self.source.name:
+            return []
+        lines = [f"{self.folder}: side study; study {self.source.name} does not change"]
+        if self.dropped:
+            keys = ", ".join(self.dropped)
+            lines.append(f"{self.name}: without {keys}: the kinds of --set have no such keys")
+        return lines
 
     @property
     def baseline(self) -> Variant:
@@ -155,7 +169,7 @@ class Matrix:
             cells=self._plan_cells(seeds),
             trials=[_plan_cell(job.cell, job.cell.variant) for job in self.early_jobs],
             best_test_epoch=study.best_test_epoch,
-            parity=study.parity,
+            parity=self.parity,
             contrast=study.contrast,
             stop=study.stop,
             columns=None if study.columns is None else list(study.columns),
@@ -337,6 +351,9 @@ def expand(
             source, design, written, variants, without_values, name, folder
         )
         variants = _choose_confirmed(variants, screening)
+    published = read_published(source, [variant.name for variant in written])
+    # Numbers of a paper stand beside the experiment that they belong to, and nowhere else.
+    changed = find_changed(source, written, changes)
     count = len(variants) * len(seeds)
     if count > MAX_CELLS:
         raise source.error(
@@ -358,7 +375,9 @@ def expand(
         screening=screening,
         screening_jobs=screening_jobs,
         chosen=chosen,
-        published=read_published(source, [variant.name for variant in written]),
+        published={name: number for name, number in published.items() if name not in changed},
+        parity="" if changed else source.study.parity,
+        dropped=[] if changes is None else list_dropped_keys(source, changes),
     )
 
 

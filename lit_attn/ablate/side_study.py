@@ -53,3 +53,21 @@ def _list_settings(source: StudySource, variants: list[Variant], changes: Mappin
 def _list_identities(variants: list[Variant]) -> list[str]:
     """Return the identity of the cell of each variant with seed 0."""
     return [variant.cell(variant.name, 0).fingerprint for variant in variants]
+
+
+def find_changed(source: StudySource, variants: list[Variant], changes: Mapping | None) -> set[str]:
+    """Return the names of the variants that do not compute what the study's file describes."""
+    if not changes:
+        return set()
+    try:
+        written = resolve(source)
+    except ConfigError:
+        # The file is not complete without `changes`.
+        return {variant.name for variant in variants}
+    names = [variant.name for variant in written]
+    identities = dict(zip(names, _list_identities(written), strict=True))
+    changed = set()
+    for variant, identity in zip(variants, _list_identities(variants), strict=True):
+        if identities.get(variant.name) != identity:
+            changed.add(variant.name)
+    return changed

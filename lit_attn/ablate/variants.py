@@ -21,7 +21,13 @@ from lit_attn.ablate.budgets import Sibling, scale_experiments
 from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.overrides import Change, merge, spell_out, spell_out_experiment
+from lit_attn.config.overrides import (
+    Change,
+    keep_common_keys,
+    merge,
+    spell_out,
+    spell_out_experiment,
+)
 from lit_attn.config.source import locate
 from lit_attn.config.study import StudySource
 from lit_attn.models.base import Model
@@ -204,14 +210,26 @@ def _merge(
         for override in variant.overrides:
             if override not in spelled:
                 spelled[override] = spell_out(override.mapping, override.path)
-        applied = [spelled[override] for override in variant.overrides]
-        applied.append(last)
-        for change in applied:
+        for override in variant.overrides:
+            change = spelled[override]
             tree = merge(tree, change.experiment)
-            if change.match is not None:
-                match = change.match
+            match = change.match or match
+        change_of_sections, _ = keep_common_keys(tree, last.experiment)
+        tree = merge(tree, change_of_sections)
+        match = last.match or match
         merged_variants.append(_MergedVariant(variant.name, variant.where, tree, match))
     return base, merged_variants
+
+
+def list_dropped_keys(source: StudySource, changes: Mapping) -> list[str]:
+    """Return the keys of the study that the kinds which `changes` sets do not have."""
+    _, variants = _merge(source, combine_axes(source), None)
+    change = spell_out(changes, source.name).experiment
+    dropped: dict[str, None] = {}
+    for variant in variants:
+        _, keys = keep_common_keys(variant.tree, change)
+        dropped |= dict.fromkeys(keys)
+    return list(dropped)
 
 
 class _Sections:

@@ -120,6 +120,37 @@ def merge(base: Any, change: Any) -> Any:
     return merged
 
 
+def keep_common_keys(base: Mapping, change: Mapping) -> tuple[Mapping, list[str]]:
+    """Return a change of `--set` that keeps the keys which the old and the new kind both have.
+
+    Whoever sets the kind of the data, the model, the optimizer, the schedule or the task wants the
+    rest of the study. The list has the keys of `base` that the new kind does not have.
+    """
+    kept = change.copy()
+    dropped = []
+    for section, value in change.items():
+        family = getattr(Experiment.model_fields[section].annotation, "family", {})
+        if isinstance(value, str):
+            value = Mapping(change.where[section], {"kind": value})
+        old = base.get(section)
+        if not isinstance(value, Mapping) or not isinstance(old, Mapping):
+            continue
+        kind = value.get("kind")
+        if kind not in family:
+            continue
+        whole = value.copy()
+        for key, old_value in old.items():
+            if key not in family[kind].model_fields:
+                if key != "kind":
+                    dropped.append(f"{section}.{key}")
+            elif key in value:
+                whole.put(key, merge(old_value, value[key]), value.where[key])
+            else:
+                whole.put(key, old_value, old.where[key])
+        kept.put(section, whole, change.where[section])
+    return kept, dropped
+
+
 def _spell_out_words(experiment: Mapping) -> Mapping:
     """Return an experiment with mappings for the name of a preset and the words for the FFN.
 

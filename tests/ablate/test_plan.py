@@ -14,6 +14,7 @@ from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.cells.records import Plan
 from lit_attn.report import write_reports
 from lit_attn.report.records.read import read_studies
+from lit_attn.schema.errors import ConfigError
 
 
 def matrix(folder: Path, *settings: str, body: str = "", **how: bool) -> Matrix:
@@ -179,3 +180,50 @@ def test_a_dry_run_names_the_trial(
     assert main(["ablations.yaml", "--dry-run", "--set", "zz=with"]) == 0
     output = capsys.readouterr().out
     assert output.startswith("tiny@zz=with: A tiny study (with zz=with)\n")
+
+
+PUBLISHED = """
+published: {base: [72.01, 0.2], slow: [70.5, null]}
+parity: losses within 1e-12
+baseline: base
+cells: {base: {}, slow: {optimizer.lr: 1e-4}}
+"""
+
+
+def test_a_kind_of_set_keeps_common_keys_and_names_the_others(tmp_path: Path) -> None:
+    """A user's own data keep the batch and the augmentation of the study; so do other sections."""
+    own = ["data.kind=npz", "data.path=x.npz", "data.size=8", "data.classes=3", "data.name=mine"]
+    augmented = studies.EXPERIMENT.replace(
+        "batch_size: 64", "batch_size: 7, augment: [flip, normalize]"
+    )
+    source = studies.study(tmp_path, PUBLISHED, augmented)
+    expanded = expand(source, tmp_path, parse_settings(own))
+    data = expanded.baseline.experiment.data.model_dump()
+    assert (data["kind"], data["batch_size"], len(data["augment"])) == ("npz", 7, 2)
+    assert expanded.dropped == []
+    for setting in ("optimizer.kind=muon", "optimizer=muon"):
+        changed = matrix(tmp_path, setting, body=PUBLISHED)
+        rates = [variant.experiment.optimizer.lr for variant in changed.written]
+        assert rates == [1e-3, 1e-4]
+    constant = matrix(tmp_path, "schedule.kind=constant", body=PUBLISHED)
+    assert constant.dropped == ["schedule.warmup"]
+    assert constant.notes[1:] == [
+        "tiny@schedule.kind=constant: without schedule.warmup: the kinds of --set have no such keys"
+    ]
+    with pytest.raises(ConfigError, match="'constnat' is not a known schedule"):
+        matrix(tmp_path, "schedule.kind=constnat", body=PUBLISHED)
+
+
+def test_published_numbers_stand_beside_the_experiment_that_they_belong_to(tmp_path: Path) -> None:
+    whole = matrix(tmp_path, body=PUBLISHED)
+    assert whole.published == {"base": (72.01, 0.2), "slow": (70.5, None)}
+    assert whole.plan().parity == "losses within 1e-12"
+    # Settings that compute the same change nothing.
+    assert matrix(tmp_path, "training.devices=2", body=PUBLISHED).published == whole.published
+    # Only `base` has another rate.
+    slow = PUBLISHED.replace("1e-4", "1e-4, training.clip: 0.5")
+    partly = matrix(tmp_path, "optimizer.lr=1e-4", body=slow)
+    assert partly.published == {"slow": (70.5, None)}
+    for setting in ("training.epochs=3", "data.batch_size=7", "schedule.kind=constant"):
+        changed = matrix(tmp_path, setting, body=PUBLISHED)
+        assert (changed.published, changed.plan().parity) == ({}, "")
