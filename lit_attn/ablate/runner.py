@@ -198,7 +198,12 @@ class Runner:
 
     def _launch(self, slot: Slot, job: Job) -> bool:
         """Write the configuration of a cell and start its process. Return True if it started."""
-        job.cell.write(job.folder / "config.yaml")
+        try:
+            job.cell.write(job.folder / "config.yaml")
+        except FileNotFoundError:
+            # The cell has just started for another runner, and removes unfinished files.
+            self.queue.append(job)
+            return False
         # Only this process has watched the heartbeat of a holder on another machine. If the lock
         # cannot be removed, the cell itself reports why.
         with contextlib.suppress(lock.LockError):
@@ -309,6 +314,8 @@ class Runner:
         is_new = bool(attempts) and folder.read_exit(attempts[-1]) is None
         log = folder.read_log_tail(attempts[-1]) if is_new else ""
         end = failure.describe_end(code, log, cell.overdue)
+        if self.urgency >= STOP and end.failure == "killed":
+            end = end.model_copy(update={"is_stopped": True})
         # An error here probably kept the cell from writing its log, too.
         attempt = attempts[-1] if is_new else folder.create_attempt(job.folder)
         end.write(attempt / "exit.json")
@@ -318,7 +325,7 @@ class Runner:
             seconds,
             end.failure,
             end.message,
-            is_stopped=self.urgency >= STOP and end.failure == "killed",
+            is_stopped=end.is_stopped,
             is_lost=code == failure.LOST_SERVER,
             is_crowded=end.failure == "out-of-memory" and cell.slot.is_shared,
         )

@@ -43,7 +43,7 @@ ADVICE: dict[folder.State, str] = {
     "unless a newer lit_attn has written its result",
     "out-of-memory": "run fewer cells at once (--jobs), or increase training.devices",
     "diverged": "change optimizer.lr, schedule.warmup or training.clip, or it would diverge again",
-    "killed": "run the same command again to resume; if nobody stopped it, the memory was full",
+    "killed": "run the same command again to resume; if nobody killed it, the memory was full",
     "timed-out": "run the same command again to resume; --stall sets the limit",
     "no-space": "free disk space, then run the same command again",
     "bad-configuration": "correct the key that the message names",

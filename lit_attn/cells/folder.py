@@ -26,7 +26,7 @@ State = Literal["done", "running", "unreadable", "missing", "interrupted", "stop
 - running: a live process holds its lock.
 - unreadable: its result.json is torn, or belongs to a cell with another identity.
 - missing: no attempt was started.
-- interrupted: the last attempt ended without a record of its end.
+- interrupted: the last attempt ended without a record of its end, or the user stopped the run.
 - stopped: a rule of the plan has ended the variant, and the cell has no result (`endings.json`).
 - a failure class: how the last attempt failed.
 """
@@ -75,8 +75,10 @@ def read_cell(folder: Path, identity: str) -> CellStatus:
         state = "unreadable"
     elif attempt is None:
         return CellStatus("missing")
+    elif last_exit is None or last_exit.is_stopped:
+        state = "interrupted"
     else:
-        state = "interrupted" if last_exit is None else last_exit.failure
+        state = last_exit.failure
     return CellStatus(state, None, attempt, last_exit, read_progress(folder))
 
 

@@ -386,6 +386,7 @@ class Exit(Record):
     returncode: Integer
     message: str = Field(description="one line with the reason")
     rank: Integer = 0
+    is_stopped: bool = Field(False, description="the user or SLURM has stopped the run")
     finished: str = Field(default_factory=utc_now, description="time in UTC, ISO 8601")
 
 

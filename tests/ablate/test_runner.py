@@ -1,5 +1,6 @@
 """The runner on real processes: failures, retries, signals, locks and shared devices."""
 
+import errno
 import io
 import os
 import signal
@@ -32,6 +33,7 @@ from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import Device, Slots, make_slots
 from lit_attn.cells import folder, lock
 from lit_attn.cells.lock import BUSY, hold_lock, read_holder
+from lit_attn.config.cell import Cell
 
 pytestmark = pytest.mark.usefixtures("retry_at_once")
 
@@ -236,8 +238,10 @@ def test_a_second_interrupt_stops_cells_and_a_third_kills_them(
     assert not any(is_alive(pid) for pid in pids)
     ended = folder.read_exit(next((tmp_path / "runs" / "tiny" / "hang").glob("0-*/attempts/1")))
     assert ended is not None
-    assert ended.failure == "killed"
+    assert (ended.failure, ended.is_stopped) == ("killed", True)
     assert ended.message == ("ended by SIGKILL" if stubborn else "stopped by SIGTERM")
+    # A stop by the user is no failure of the cell, in no table.
+    assert jobs(tmp_path, "hang", "ok")[0].state() == "interrupted"
 
 
 @pytest.mark.parametrize(("seconds", "urgency"), [(1e9, 1), (0.0, 2)])
@@ -400,6 +404,26 @@ def test_a_cell_does_not_start_after_a_new_failure(tmp_path: Path) -> None:
     lock.release_lock(job.folder)
     assert launcher.start(job, slot, 1).end() == 1
     assert count_runs(tmp_path) == {"crash/0": 2}
+
+
+def test_a_cell_whose_folder_another_runner_cleans_is_started_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell that begins removes unfinished files, also the config.yaml that a runner writes."""
+    cells = jobs(tmp_path, "ok")[:1]
+    write = Cell.write
+    lost: list[Path] = []
+
+    def lose(cell: Cell, path: Path) -> None:
+        if not lost:
+            lost.append(path)
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+        write(cell, path)
+
+    monkeypatch.setattr(Cell, "write", lose)
+    summary, _ = run(cells)
+    assert summary.failed == []
+    assert count_runs(tmp_path) == {"ok/0": 1}
 
 
 def hold_elsewhere(job: Job, **changes: object) -> None:

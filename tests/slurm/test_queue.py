@@ -149,9 +149,12 @@ def test_a_cell_of_several_nodes_is_retried_as_often_as_on_one(
     tmp_path: Path, failures: list[FailureClass | Literal["stopped"]], expected: bool
 ) -> None:
     for failure in failures:
-        message = "stopped by SIGTERM; saved at step 3" if failure == "stopped" else "gone"
+        is_stopped = failure == "stopped"
         end = Exit(
-            failure="killed" if failure == "stopped" else failure, returncode=1, message=message
+            failure="killed" if failure == "stopped" else failure,
+            returncode=1,
+            message="gone",
+            is_stopped=is_stopped,
         )
         end.write(create_attempt(tmp_path) / "exit.json")
     assert may_retry(tmp_path) == expected

@@ -54,7 +54,7 @@ def may_retry(cell: Path) -> bool:
     were told to stop do not count.
     """
     ends = [folder.read_exit(attempt) for attempt in folder.list_attempts(cell)]
-    failures = [end for end in ends if end is not None and "stopped by SIG" not in end.message]
+    failures = [end for end in ends if end is not None and not end.is_stopped]
     if not failures:
         return False
     last = failures[-1].failure
@@ -145,7 +145,7 @@ class SlurmCell:
         attempts = folder.list_attempts(self.folder)
         end = folder.read_exit(attempts[-1]) if attempts else None
         if end is not None:
-            changes = {"failure": "timed-out", "message": message}
+            changes = {"failure": "timed-out", "message": message, "is_stopped": False}
             end.model_copy(update=changes).write(attempts[-1] / "exit.json")
         return message
 
