@@ -138,16 +138,16 @@ def keep_common_keys(base: Mapping, change: Mapping) -> tuple[Mapping, list[str]
         kind = value.get("kind")
         if kind not in family:
             continue
-        whole = value.copy()
+        section_value = value.copy()
         for key, old_value in old.items():
             if key not in family[kind].model_fields:
                 if key != "kind":
                     dropped.append(f"{section}.{key}")
             elif key in value:
-                whole.put(key, merge(old_value, value[key]), value.where[key])
+                section_value.put(key, merge(old_value, value[key]), value.where[key])
             else:
-                whole.put(key, old_value, old.where[key])
-        kept.put(section, whole, change.where[section])
+                section_value.put(key, old_value, old.where[key])
+        kept.put(section, section_value, change.where[section])
     return kept, dropped
 
 

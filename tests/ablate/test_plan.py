@@ -192,12 +192,18 @@ cells: {base: {}, slow: {optimizer.lr: 1e-4}}
 
 def test_a_kind_of_set_keeps_common_keys_and_names_the_others(tmp_path: Path) -> None:
     """A user's own data keep the batch and the augmentation of the study; so do other sections."""
-    own = ["data.kind=npz", "data.path=x.npz", "data.size=8", "data.classes=3", "data.name=mine"]
+    settings = [
+        "data.kind=npz",
+        "data.path=x.npz",
+        "data.size=8",
+        "data.classes=3",
+        "data.name=mine",
+    ]
     augmented = studies.EXPERIMENT.replace(
         "batch_size: 64", "batch_size: 7, augment: [flip, normalize]"
     )
     source = studies.study(tmp_path, PUBLISHED, augmented)
-    expanded = expand(source, tmp_path, parse_settings(own))
+    expanded = expand(source, tmp_path, parse_settings(settings))
     data = expanded.baseline.experiment.data.model_dump()
     assert (data["kind"], data["batch_size"], len(data["augment"])) == ("npz", 7, 2)
     assert expanded.dropped == []
@@ -215,11 +221,11 @@ def test_a_kind_of_set_keeps_common_keys_and_names_the_others(tmp_path: Path) ->
 
 
 def test_published_numbers_stand_beside_the_experiment_that_they_belong_to(tmp_path: Path) -> None:
-    whole = matrix(tmp_path, body=PUBLISHED)
-    assert whole.published == {"base": (72.01, 0.2), "slow": (70.5, None)}
-    assert whole.plan().parity == "losses within 1e-12"
+    unchanged = matrix(tmp_path, body=PUBLISHED)
+    assert unchanged.published == {"base": (72.01, 0.2), "slow": (70.5, None)}
+    assert unchanged.plan().parity == "losses within 1e-12"
     # Settings that compute the same change nothing.
-    assert matrix(tmp_path, "training.devices=2", body=PUBLISHED).published == whole.published
+    assert matrix(tmp_path, "training.devices=2", body=PUBLISHED).published == unchanged.published
     # Only `base` has another rate.
     slow = PUBLISHED.replace("1e-4", "1e-4, training.clip: 0.5")
     partly = matrix(tmp_path, "optimizer.lr=1e-4", body=slow)
