@@ -17,8 +17,8 @@ from lit_attn.models import (
     block_checks,
     external,
     language,
-    mixer_trial,
     mmseg_models,
+    own_trial,
     segmenter_config,
     timm_models,
     transformers_models,
@@ -164,8 +164,8 @@ class Experiment(Config):
                 raise ValueError(f"training.callbacks: {failure}")
 
     @consistency_check
-    def _token_mixers_work(self) -> None:
-        """Try out the layers of users in the model (docs/mixers.md).
+    def _own_layers_work(self) -> None:
+        """Try out the layers of users, and layers with parts of users (docs/mixers.md).
 
         Layers that need a GPU are tried out later, by the process that may use one.
         """
@@ -173,9 +173,9 @@ class Experiment(Config):
         on_gpu = [mixer.target for mixer in mixers if mixer.needs_gpu]
         if on_gpu and self.training.accelerator == "cpu":
             raise ValueError(f"training.accelerator: {on_gpu[0]} needs a GPU; write auto or cuda")
-        if len(on_gpu) == len(mixers):
+        if not own_trial.has_own_layers(self.model):
             return
-        failure = _try_mixers(
+        failure = _try_layers(
             type(self.model),
             self.model.model_dump_json(),
             self.data.signature(),
@@ -382,10 +382,10 @@ def _try_member(
 
 
 @cache
-def _try_mixers(member: type[Model], text: str, signature: Signature, precision: str) -> str:
+def _try_layers(member: type[Model], text: str, signature: Signature, precision: str) -> str:
     """Return why a layer of a user in the model with the JSON `text` cannot be used, or ""."""
     try:
-        mixer_trial.try_mixers(member.model_validate_json(text), signature, precision)
+        own_trial.try_layers(member.model_validate_json(text), signature, precision)
     except (ConfigError, ValueError) as error:
         return str(error)
     return ""

@@ -15,7 +15,6 @@ from lit_attn.data.module import DataModule
 from lit_attn.models import factory
 from lit_attn.models.batch_norm import synchronise_batch_norms
 from lit_attn.models.blocks import compile_blocks, is_mostly_blocks, recompute_blocks
-from lit_attn.models.mixer_trial import has_gpu_mixers, try_gpu_mixers
 from lit_attn.optim.schedules import stretch
 from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.tasks.base import TaskModule
@@ -41,9 +40,6 @@ def build(cell: Cell, device: torch.device, *, may_compile: bool = True) -> Part
     Raises ConfigError for a configuration that cannot run.
     """
     experiment = cell.experiment
-    if has_gpu_mixers(experiment.model):
-        signature = experiment.data.signature()
-        try_gpu_mixers(experiment.model, signature, experiment.training.precision, device)
     if device.type == "cpu" and experiment.training.precision == "fp16":
         LOG.warning(
             "training.precision: a step in fp16 takes 4 to 14 times as long as in fp32 on a CPU; "

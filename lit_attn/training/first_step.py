@@ -25,7 +25,8 @@ from lit_attn.data.base import Data, find_paths
 from lit_attn.data.module import DataModule, EvaluationLoader
 from lit_attn.models import factory
 from lit_attn.models.base import Model
-from lit_attn.models.mixer_trial import has_gpu_mixers, try_gpu_mixers
+from lit_attn.models.network_trial import try_network
+from lit_attn.models.own_trial import has_gpu_mixers, try_gpu_mixers
 from lit_attn.schema.errors import ConfigError, plural
 from lit_attn.schema.mistakes import describe_mistake
 from lit_attn.schema.plugins import (
@@ -245,6 +246,7 @@ def _check_cell(
             return CellEnd()
         device = choose_device(training.accelerator, 0, 1)
         choose_mode(experiment, device)
+        try_network(model, experiment.data, device)
         require_memory(cell, network, device, machine.free_memory)
     except LacksMemory as error:
         return Mistake(number, str(error)) if machine.is_alone else CellEnd(is_crowded=True)

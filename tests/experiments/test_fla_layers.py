@@ -41,10 +41,9 @@ from lit_attn.config.cell import Cell
 from lit_attn.config.study import read_studies
 from lit_attn.models import factory
 from lit_attn.models.factory import count_flops
-from lit_attn.models.mixer_trial import Trial, Use, try_gpu_mixers
+from lit_attn.models.own_trial import MixerTrial, Use, try_gpu_mixers
 from lit_attn.schema.errors import ConfigError
 from lit_attn.train import run_cell
-from lit_attn.training.build import build
 from lit_attn.training.first_step import Mistake, find_mistake
 
 TOKENS = 150
@@ -181,9 +180,6 @@ def test_a_machine_without_a_gpu_refuses_the_layer_in_one_line() -> None:
     with pytest.raises(ConfigError) as caught:
         try_gpu_mixers(cell.experiment.model, signature, "32-true", torch.device("cpu"))
     assert str(caught.value) == message
-    with pytest.raises(ConfigError) as caught:
-        build(cell, torch.device("cpu"))
-    assert str(caught.value) == message
     if not torch.cuda.is_available():
         written = cell.model_dump(mode="json", by_alias=True)
         assert find_mistake([written]) == Mistake(0, message)
@@ -206,7 +202,7 @@ def test_models_without_causal_order_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"RetNet \(.*\): is causal only, but this model does not use"
     ):
-        Trial(use_of("RetNet", is_causal=False)).run("fp32")
+        MixerTrial(use_of("RetNet", is_causal=False)).run("fp32")
 
 
 def write_study(folder: Path) -> Path:
@@ -361,7 +357,7 @@ def test_layers_compute_the_recurrence_of_the_paper(name: str) -> None:
 def test_layers_pass_the_trial(name: str, tokens: int) -> None:
     """Causal order, samples, gradients, and training in bfloat16."""
     with torch.device("cuda"):
-        Trial(use_of(name)._replace(tokens=tokens)).run("bf16")
+        MixerTrial(use_of(name)._replace(tokens=tokens)).run("bf16")
 
 
 @pytest.mark.gpu

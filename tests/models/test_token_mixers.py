@@ -19,7 +19,7 @@ from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.experiment import Experiment
 from lit_attn.models import factory, translation
 from lit_attn.models.base import FFN
-from lit_attn.models.mixer_trial import Trial, Use
+from lit_attn.models.own_trial import MixerTrial, Use
 from lit_attn.models.translation import EncoderDecoderConfig
 from lit_attn.models.vit import ViTConfig
 from lit_attn.replace import replace_attention
@@ -201,7 +201,7 @@ def test_a_class_is_called_with_width_heads_and_arguments() -> None:
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_a_sound_layer_passes_the_trial(is_causal: bool) -> None:
     for precision in ("fp32", "bf16"):
-        Trial(use("Averages", is_causal, has_padding=True)).run(precision)
+        MixerTrial(use("Averages", is_causal, has_padding=True)).run(precision)
 
 
 @pytest.mark.parametrize(
@@ -229,22 +229,22 @@ def test_a_layer_without_a_needed_property_is_refused(
     name: str, needs: dict[str, bool], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        Trial(use(name, **needs)).run("bf16")
+        MixerTrial(use(name, **needs)).run("bf16")
     assert str(caught.value).startswith(f"attention: {__name__}:{name} ({__file__}:")
     assert "\n" not in str(caught.value)
 
 
 def test_a_property_that_no_task_needs_is_not_required() -> None:
-    Trial(use("Dropped", is_causal=True, has_padding=True)).run("fp32")
-    Trial(use("Fixed")).run("fp32")
-    Trial(use("Relative")).run("fp32")
-    Trial(use("Both")).run("fp32")
-    Trial(use("Float32")).run("fp32")
+    MixerTrial(use("Dropped", is_causal=True, has_padding=True)).run("fp32")
+    MixerTrial(use("Fixed")).run("fp32")
+    MixerTrial(use("Relative")).run("fp32")
+    MixerTrial(use("Both")).run("fp32")
+    MixerTrial(use("Float32")).run("fp32")
 
 
 def test_causal_layers_need_no_mask_for_padding_at_the_end() -> None:
     causal = spec_of(mixer("Averages"))
-    Trial(Use(causal, 8, 2, 12, is_causal=True, has_padding=True)).run("fp32")
+    MixerTrial(Use(causal, 8, 2, 12, is_causal=True, has_padding=True)).run("fp32")
 
 
 @pytest.mark.parametrize(
