@@ -3,13 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from lit_attn import judge
 from lit_attn.report.__main__ import main
+from lit_attn.report.foreign import table
 from lit_attn.report.foreign.prepare import Choices, Prepared, prepare
 from lit_attn.report.foreign.table import read_table
+from lit_attn.report.statistics import stats
 from lit_attn.report.tables.terminal import draw_judgement, find_width
 from lit_attn.schema.errors import ConfigError
 
@@ -205,7 +208,32 @@ def test_all_missing_options_are_one_line(tmp_path: Path) -> None:
 def test_the_report_reads_a_table_as_the_judge_does(tmp_path: Path) -> None:
     (tmp_path / "results.csv").write_text(SIZES)
     words = ("--baseline", "a", "--metric", "loss:min", "--where", "size=S", "--where", "steps>100")
-    table = ["--csv", str(tmp_path / "results.csv"), "--reports", str(tmp_path / "reports")]
-    assert main([*table, "--pairs", "seed", *words]) == 0
+    words_of_table = [
+        "--csv",
+        str(tmp_path / "results.csv"),
+        "--reports",
+        str(tmp_path / "reports"),
+    ]
+    assert main([*words_of_table, "--pairs", "seed", *words]) == 0
     written = pd.read_csv(tmp_path / "reports" / "results" / "table.csv")
     assert written["n"].tolist() == [4, 4]
+
+
+def test_a_file_that_needs_too_much_memory_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CSV of 300 MB took 23.5 GB, and the process was killed without a word."""
+    monkeypatch.setattr(table, "MOST_BYTES", 10_000)
+    with pytest.raises(ConfigError, match=r"results.csv:9: the runs up to here need 0 GB"):
+        read(tmp_path, SIZES, metric="loss")
+    path = tmp_path / "runs.jsonl"
+    path.write_text(f'{{"note": "{1000 * "x"}"}}\n')
+    with pytest.raises(ConfigError, match=r"runs.jsonl: the runs up to here need"):
+        table.read_table(path)
+
+
+def test_many_pairs_need_no_memory_for_all_sign_patterns() -> None:
+    """20,000 patterns of 20,000 pairs took 6 GB; blocks of them are the same patterns."""
+    blocks = list(stats._sign_blocks(150, stats.DRAWS, count=20_000))
+    assert len(blocks) > 100
+    assert np.array_equal(np.concatenate(blocks), stats._signs(150))

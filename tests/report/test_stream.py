@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from lit_attn.report.records.study_record import CellRecord, StudyRecord
 from lit_attn.report.statistics import independent, stats
 from lit_attn.report.verdicts.comparison import compare_variants
 from lit_attn.report.verdicts.stream import count_runs, find_level, follow_ideas
+from lit_attn.schema.errors import ConfigError
 from lit_attn.tasks.metrics import DEFAULT_METRIC
 
 Rows = list[dict[str, Any]]
@@ -235,6 +237,54 @@ def test_the_command_prints_the_stream_as_json(
     printed = capsys.readouterr().out
     assert "screening 1/2" in printed
     assert "Screen: run new 1 more time." in printed
+
+
+def test_a_stream_says_when_judged_rows_are_different(tmp_path: Path) -> None:
+    """Sorting by name changed 46 of 200 verdicts, and removed losers raised the levels."""
+    path = tmp_path / "ideas.csv"
+    header = "variant,loss\n"
+    lines = [f"baseline,{3 + place / 100}\n" for place in range(4)]
+    lines += ["a,3.1\n", "a,3.2\n", "b,2.5\n", "b,2.6\n"]
+
+    def warn(changed: list[str], **choices: Any) -> list[str]:
+        path.write_text(header + "".join(changed))
+        answer = judge(path, "loss:min", pairs="none", stream=True, **choices)
+        return [warning for warning in answer.warnings if "judged before" in warning]
+
+    assert not warn(lines[:5])
+    assert not warn(lines)
+    memory = tmp_path / "ideas.csv.judged.json"
+    remembered = memory.read_text()
+    for changed, words in (
+        ([*lines[:4], *lines[6:]], "(2 rows gone)"),
+        ([*lines[:-1], "b,2.61\n"], "(1 row changed)"),
+        ([*lines[:4], lines[6], lines[7], lines[4], lines[5]], "(4 rows moved)"),
+        (["baseline,9\n", *lines[1:7], "c,1\n", "c,1\n"], "(1 row changed, 1 row gone)"),
+    ):
+        (warning,) = warn(changed)
+        assert words in warning
+        # The warning stays until the rows are as before.
+        assert memory.read_text() == remembered
+    assert not warn([*lines, "c,3\n"])
+    assert not warn(lines[::-1], where=["variant!=c"])
+    memory.write_text("{}")
+    with pytest.raises(ConfigError, match=r"ideas.csv.judged.json: the rows that were judged"):
+        warn(lines)
+
+
+def test_the_spread_of_a_screening_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new computation for every later idea took minutes for 2,000 ideas."""
+    groups = []
+    variance = statistics.variance
+
+    def count(values: list[float]) -> float:
+        groups.append(values)
+        return variance(values)
+
+    monkeypatch.setattr(statistics, "variance", count)
+    order = [*BASE, *((f"idea{place // 2}", 3.1 + place % 2) for place in range(200))]
+    assert set(ideas_of(order).values()) == {"screened-out"}
+    assert len(groups) == 101
 
 
 def test_a_run_that_has_not_ended_is_no_row_of_a_stream(

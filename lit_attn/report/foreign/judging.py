@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from lit_attn.report.answers.judged import JudgedStudy
 from lit_attn.report.foreign.prepare import Choices, Prepared, make_file_name, prepare
 from lit_attn.report.foreign.run_table import RunTable
+from lit_attn.report.foreign.stream_memory import recall_rows
 from lit_attn.report.foreign.table import read_table
 from lit_attn.report.verdicts.budget import plan_within, read_budget
 from lit_attn.report.verdicts.judge import judge_study
@@ -38,10 +39,11 @@ def judge(
     `runs` is a path that `read_table` reads, or a pandas frame with one row for each run. `metric`
     ends in its direction (`val_loss:min`) unless the direction is known. `pairs` is "seed" if runs
     with one seed belong together, and "none" for independent runs. With `stream` the variants are
-    ideas, one after another (`lit_attn.report.verdicts.stream`). `budget` (`2h`, or a number of
-    trainings) limits the next action. The other arguments are those of
-    `Choices`. The result has the keys of `lit-attn judge --json`; `result.model_dump()` is a
-    dictionary. PyTorch is not needed. Raises ConfigError for what the runs do not have.
+    ideas, one after another (`lit_attn.report.verdicts.stream`), and a file beside the path
+    remembers the judged rows. `budget` (`2h`, or a number of trainings) limits the next action. The
+    other arguments are those of `Choices`. The result has the keys of `lit-attn judge --json`;
+    `result.model_dump()` is a dictionary. PyTorch is not needed. Raises ConfigError for what the
+    runs do not have.
     """
     choices = Choices(
         metric=metric,
@@ -58,6 +60,11 @@ def judge(
     prepared = prepare(read_runs(runs, reader), choices)
     if stream:
         judged = judge_stream(prepared.study, prepared.notes)
+        if isinstance(runs, str | Path):
+            recalled = recall_rows(Path(runs), prepared.study, choices)
+            notes = [*judged.notes, *recalled.notes]
+            warnings = [*recalled.warnings, *judged.warnings]
+            judged = judged.model_copy(update={"notes": notes, "warnings": warnings})
     else:
         judged = judge_study(prepared.study, notes=prepared.notes)
     if budget:

@@ -19,6 +19,15 @@ Reader = Callable[[Path], Iterable[Mapping[str, Any]]]
 
 DELIMITERS = ("\t", ",", ";")
 
+MOST_BYTES = 10**9
+"""Memory of the runs of a file from which on it is refused."""
+
+ROW_BYTES, CELL_BYTES = 800, 90
+"""Memory of a run and of each of its cells beside its text."""
+
+JSON_BYTES = 10
+"""Memory of a file of JSON for each of its bytes."""
+
 LEDGER = ("commit", "val_bpb", "memory_gb", "status", "description")
 """Columns of results.tsv of karpathy/autoresearch (program.md at commit 228791f), whose metric is
 minimised and whose first row is the baseline."""
@@ -40,6 +49,8 @@ def read_table(path: Path, reader: str = "") -> RunTable:
     if start.startswith(b"SQLite format 3"):
         return mlflow_runs.read_mlflow(path)
     if path.suffix in (".json", ".jsonl", ".ndjson"):
+        if path.stat().st_size * JSON_BYTES > MOST_BYTES:
+            raise _name_size(str(path))
         return _read_json(path)
     return _read_csv(path)
 
@@ -127,6 +138,7 @@ def _read_csv(path: Path) -> RunTable:
     csv.field_size_limit(sys.maxsize)
     rows: list[Row] = []
     places = []
+    taken = 0
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             heading = file.readline()
@@ -144,6 +156,9 @@ def _read_csv(path: Path) -> RunTable:
                         f"{place}: has {plural(len(cells), 'cell')}, and the heading has"
                         f" {len(columns)}"
                     )
+                taken += ROW_BYTES + sum(CELL_BYTES + len(cell) for cell in cells)
+                if taken > MOST_BYTES:
+                    raise _name_size(place)
                 row = dict(zip(columns, cells, strict=True))
                 # pandas writes an index without a heading.
                 row.pop("", None)
@@ -154,6 +169,14 @@ def _read_csv(path: Path) -> RunTable:
     table = _make_table(path, rows, places)
     _describe_known_table(table, columns)
     return table
+
+
+def _name_size(place: str) -> ConfigError:
+    """Return the error of a file whose runs need too much memory."""
+    return ConfigError(
+        f"{place}: the runs up to here need {MOST_BYTES // 10**9} GB of memory; leave out rows that"
+        " are no runs (a log has a row for each step) and columns with long texts"
+    )
 
 
 def _check_columns(path: Path, columns: list[str]) -> None:

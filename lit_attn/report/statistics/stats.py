@@ -7,7 +7,7 @@ of one variant, (n,). docs/statistics.md has the simulated coverage and power of
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ EXACT_UP_TO = 16  # Largest number of pairs for which a sign-flip test counts al
 DRAWS = 20_000
 """Number of random sign patterns for more pairs; it keeps the standard error at 0.05 at 0.0015."""
 
+MOST_KEPT = 100  # Largest number of pairs whose sign patterns stay in memory.
 FEW = 5  # Largest number of values whose interval is as wide as a step of the metric.
 TIE = 1e-4  # Relative distance of sums of differences that are equal up to rounding (float32).
 
@@ -189,17 +190,15 @@ def joint_sign_flip(differences: Floats, draws: int = DRAWS) -> list[float]:
     order = np.argsort(observed, kind="stable")
     thresholds = (observed - TIE * np.abs(scaled).sum(axis=1))[order]
     exceeding = np.zeros(count, dtype=np.int64)
-    # The cache keeps the usual number of patterns only, because more of them are large.
-    signs = _signs(n) if draws == DRAWS else _signs.__wrapped__(n, draws)
-    # Blocks of patterns keep the memory small when there are thousands of variants.
-    block = max(1, 200_000 // count)
-    for start in range(0, len(signs), block):
-        statistics = np.abs(signs[start : start + block] @ scaled[order].T)
+    patterns = 0
+    for signs in _sign_blocks(n, draws, count):
+        patterns += len(signs)
+        statistics = np.abs(signs @ scaled[order].T)
         np.maximum.accumulate(statistics, axis=1, out=statistics)
         exceeding += (statistics >= thresholds).sum(axis=0)
     # Random patterns lack the observed one.
     lacking = int(n > EXACT_UP_TO)
-    p_values = (exceeding + lacking) / (len(signs) + lacking)
+    p_values = (exceeding + lacking) / (patterns + lacking)
     # From the most to the least significant variant, p never decreases.
     stepped = np.maximum.accumulate(p_values[::-1])[::-1]
     return np.minimum(stepped[np.argsort(order)], 1.0).tolist()
@@ -419,6 +418,23 @@ def _scale(differences: Floats) -> Floats:
     scaled = differences / np.ldexp(1.0, exponents - 1)
     norms = np.sqrt((scaled**2).sum(axis=1, keepdims=True))
     return scaled / np.where(norms > 0, norms, 1.0)
+
+
+def _sign_blocks(n: int, draws: int, count: int) -> Iterator[Floats]:
+    """Yield the sign patterns of `_signs` in blocks.
+
+    Thousands of pairs or of variants (`count`) then take little memory.
+    """
+    if n <= EXACT_UP_TO or (n <= MOST_KEPT and draws == DRAWS):
+        signs = _signs(n)
+        block = max(1, 200_000 // count)
+        for start in range(0, len(signs), block):
+            yield signs[start : start + block]
+        return
+    generator = np.random.default_rng(0)
+    block = max(1, 2_000_000 // max(n, count))
+    for start in range(0, draws, block):
+        yield generator.choice([-1.0, 1.0], size=(min(block, draws - start), n))
 
 
 @lru_cache(maxsize=8)

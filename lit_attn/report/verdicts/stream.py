@@ -115,10 +115,14 @@ def follow_ideas(
             idea.end = max(idea.screening[-1], screening_of_baseline[-1])
     screened = [idea for idea in ideas if idea.end is not None]
     screened.sort(key=lambda idea: (idea.end, idea.screening[-1]))
-    for number, idea in enumerate(screened, start=1):
+    known = _list_values(runs, screening_of_baseline)
+    spread = _Spread()
+    spread.add(known)
+    for idea in screened:
+        values = _list_values(runs, idea.screening)
         # The spread comes from the screenings that ended before this one, and from this one.
-        known = [other.screening for other in screened[:number]]
-        _screen(idea, runs, [screening_of_baseline, *known], goal)
+        spread.add(values)
+        _screen(idea, values, statistics.fmean(known), spread.find(), goal)
     passed = [idea for idea in screened if idea.stage == "confirming"]
     fresh = []
     if is_ready:
@@ -139,27 +143,34 @@ def follow_ideas(
     return ideas
 
 
+class _Spread:
+    """Standard deviation of a run, from all groups of runs that were added."""
+
+    def __init__(self) -> None:
+        self._squares = 0.0
+        self._freedom = 0
+
+    def add(self, values: Sequence[float]) -> None:
+        """Add a group of runs; a single run has no spread."""
+        if len(values) > 1:
+            self._squares += statistics.variance(values) * (len(values) - 1)
+            self._freedom += len(values) - 1
+
+    def find(self) -> float:
+        """Return the standard deviation."""
+        return math.sqrt(self._squares / self._freedom)
+
+
 def _screen(
-    idea: Idea,
-    runs: Sequence[CellRecord],
-    groups: list[list[int]],
-    goal: Literal["max", "min"],
+    idea: Idea, values: list[float], baseline: float, spread: float, goal: Literal["max", "min"]
 ) -> None:
-    """Set whether an idea passes its screening; the first of `groups` is the baseline's."""
-    values = _list_values(runs, idea.screening)
+    """Set whether an idea passes its screening, by the mean and the spread of the baseline."""
     idea.has_failed = len(values) < SCREEN_RUNS
     idea.stage = "screened-out"
     if idea.has_failed:
         return
-    squares = 0.0
-    freedom = 0
-    for group in groups:
-        known = _list_values(runs, group)
-        if len(known) > 1:
-            squares += statistics.variance(known) * (len(known) - 1)
-            freedom += len(known) - 1
-    idea.threshold = THRESHOLD * math.sqrt(squares / freedom)
-    idea.screened = statistics.fmean(values) - statistics.fmean(_list_values(runs, groups[0]))
+    idea.threshold = THRESHOLD * spread
+    idea.screened = statistics.fmean(values) - baseline
     gain = idea.screened if goal == "max" else -idea.screened
     if gain >= idea.threshold and gain > 0:
         idea.stage = "confirming"

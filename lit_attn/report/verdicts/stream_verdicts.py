@@ -45,13 +45,14 @@ def judge_stream(study: StudyRecord, notes: Sequence[str] = ()) -> JudgedStudy:
     plan = study.plan
     runs = study.cells
     ideas = follow_ideas(runs, plan.baseline, plan.metric.goal, study.pairs)
+    by_name = {variant.name: variant for variant in plan.variants}
     variants = []
     warnings: list[str] = []
     unused_runs = []
     for place, idea in enumerate(ideas, start=1):
         chosen = _list_confirmation(idea, runs, study.pairs)
         level = stats.ALPHA if idea.number is None else find_level(idea.number)
-        confirmation = _select(study, idea.name, chosen, level)
+        confirmation = _select(study, by_name, idea.name, chosen, level)
         variants.append(_judge_idea(study, confirmation, idea, place))
         if idea.stage == "judged":
             warnings += [*warn_of_spreads(confirmation), *warn_of_modes(confirmation)]
@@ -105,10 +106,19 @@ def _list_confirmation(idea: Idea, runs: Sequence[CellRecord], pairs: str) -> li
     return cells
 
 
-def _select(study: StudyRecord, name: str, cells: list[CellRecord], alpha: float) -> StudyRecord:
-    """Return the study of an idea and the baseline alone, with these cells and this error."""
+def _select(
+    study: StudyRecord,
+    variants: Mapping[str, PlannedVariant],
+    name: str,
+    cells: list[CellRecord],
+    alpha: float,
+) -> StudyRecord:
+    """Return the study of an idea and the baseline alone, with these cells and this error.
+
+    `variants` are those of the study by name, because a stream has thousands of them.
+    """
     plan = study.plan
-    kept = [variant for variant in plan.variants if variant.name in (plan.baseline, name)]
+    kept = [variants[plan.baseline], variants[name]]
     seeds = sorted({cell.seed for cell in cells})
     changes = {"variants": kept, "seeds": seeds, "cells": []}
     return replace(
@@ -217,6 +227,7 @@ def judge_sealed_stream(
             " without --stream"
         )
     planned = _order_variants(study.seals)
+    by_name = {variant.name: variant for variant in plan.variants}
     labels = find_labels(plan)
     notes = []
     warnings: list[str] = []
@@ -235,7 +246,7 @@ def judge_sealed_stream(
             chosen += [cell for cell in study.variant_cells(name) if cell.seed in seeds]
         # Several criteria of `match` are several tests of one idea.
         alpha = find_level(place) / _count_criteria(plan.variants, written)
-        confirmation = _select(study, variant.name, chosen, alpha)
+        confirmation = _select(study, by_name, variant.name, chosen, alpha)
         judged = judge_variant(
             confirmation,
             variant.name,
