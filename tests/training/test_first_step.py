@@ -139,7 +139,7 @@ def test_the_first_module_that_is_not_finite_is_named(tmp_path: Path) -> None:
     assert mistake is not None
     assert re.fullmatch(
         r"model: loss is nan at step 0; the first module whose output is not finite is"
-        r" 'blocks\.0\.attn\.\w+' \(Broken, \S+/mine.py:39\)",
+        r" 'blocks\.0\.attn\.\w+' \(Broken, \S+/mine.py:38\)",
         mistake.message,
     )
 
