@@ -5,6 +5,11 @@ A run is judged where its logs lie, and the table is made from a checkout:
     lit-attn judge CHECKOUT/records/track_1_short/2026-04-29_XSAGatedLayers --pairs none
         --metric val_loss --baseline baseline-s1410 --reader modded_nanogpt.py:read
     python modded_nanogpt.py CHECKOUT COMMIT > modded-nanogpt.csv
+
+The record book, each record against the target of 3.28, comes from the table:
+
+    lit-attn judge modded-nanogpt.csv --reader modded_nanogpt.py:read_records
+        --metric val_loss:min --target 3.28
 """
 
 import csv
@@ -41,6 +46,15 @@ def read(path: Path) -> Iterator[dict[str, str]]:
             "state": "finished" if run["step"] == run["steps"] else "crashed",
             **run,
         }
+
+
+def read_records(path: Path) -> Iterator[dict[str, str]]:
+    """Yield the runs of the committed table; the variant is the folder of a record's logs."""
+    with path.open(encoding="utf-8", newline="") as file:
+        for run in csv.DictReader(file):
+            folder = Path(run["path"]).relative_to(TRACK).parent
+            state = "finished" if run["step"] == run["steps"] else "crashed"
+            yield {"variant": folder.as_posix(), "state": state, **run}
 
 
 def main(checkout: Path, commit: str) -> None:

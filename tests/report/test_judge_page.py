@@ -41,7 +41,7 @@ def test_every_command_prints_what_the_page_shows(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "110")
     text = PAGE.read_text()
-    assert len(COMMAND.findall(text)) == 8
+    assert len(COMMAND.findall(text)) == 9
     assert run_examples(text, capsys) == text
 
 

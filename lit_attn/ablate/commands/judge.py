@@ -13,7 +13,7 @@ from lit_attn.schema.commands import Command
 from lit_attn.schema.errors import ConfigError, require
 
 if TYPE_CHECKING:
-    from lit_attn.report.answers.judged import JudgedStudy
+    from lit_attn.report.answers.judged import JudgedStudy, JudgedTarget
 
 DESCRIPTION = """\
 Say for each variant whether it is better or worse than the baseline, equivalent to it, or
@@ -33,6 +33,8 @@ FOREIGN = {
     "where": "--where",
     "states": "--state",
     "margin": "--margin",
+    "target": "--target",
+    "level": "--level",
     "cut_seed": "--cut-seed",
     "reader": "--reader",
 }
@@ -91,6 +93,19 @@ class Judge(Command):
             help="Column that is compared, and which direction is better unless it is known.",
         )
         foreign.add_argument(
+            "--target",
+            type=float,
+            metavar="VALUE",
+            help="Compare the mean of each group of runs with this value instead of a baseline, by"
+            " a rule that may be asked after every run.",
+        )
+        foreign.add_argument(
+            "--level",
+            type=_share,
+            metavar="SHARE",
+            help="With --target: largest p of a group that passes (default: 0.01).",
+        )
+        foreign.add_argument(
             "--margin", type=_above_zero, help="Largest difference that does not matter."
         )
 
@@ -99,35 +114,46 @@ class Judge(Command):
         # These modules import pandas, which --help does not need.
         from lit_attn.report.answers.entry import write_answer
         from lit_attn.report.answers.judged import JudgeAnswer
+        from lit_attn.report.tables.target import draw_target
         from lit_attn.report.tables.terminal import draw_judgement
         from lit_attn.report.verdicts.budget import read_budget
         from lit_attn.report.verdicts.judge import is_decided
 
+        _check_target(options)
         if options.budget:
             # A mistake in it is named before anything is read.
             read_budget(options.budget)
         submissions, tables, names = _split_words(options.studies, options.runs)
         for name, option in FOREIGN.items():
-            if getattr(options, name) and not tables:
+            value = getattr(options, name)
+            if value not in (None, "", False, []) and not tables:
                 raise ConfigError(f"{option}: is for the runs of another program; name their file")
         if submissions and (options.stream or options.budget):
             option = "--stream" if options.stream else "--budget"
             raise ConfigError(f"{option}: {submissions[0]} is a submission, judged as it was sent")
         judged = [_judge_submission(path) for path in submissions]
         _check_budget(options, len(tables))
-        judged += [_judge_table(path, options) for path in tables]
+        targets = []
+        if options.target is not None:
+            targets = [_judge_target(path, options) for path in tables]
+        else:
+            judged += [_judge_table(path, options) for path in tables]
         has_skipped = False
-        if names or not judged:
+        if names or not (judged or targets):
             folders = find_folders(names, options.runs)
             _check_budget(options, len(tables) + len(folders))
             verdicts = _judge_folders(folders, options)
             has_skipped = len(verdicts) < len(folders)
             judged += verdicts
         if options.json:
-            print(write_answer(JudgeAnswer(studies=judged)))
+            print(write_answer(JudgeAnswer(studies=judged, targets=targets)))
         else:
-            print("\n\n".join(draw_judgement(study) for study in judged))
+            texts = [draw_judgement(study) for study in judged]
+            texts += [draw_target(answer) for answer in targets]
+            print("\n\n".join(texts))
         are_decided = all(is_decided(study) for study in judged)
+        for answer in targets:
+            are_decided &= all(group.verdict != "undecided" for group in answer.groups)
         return 0 if are_decided and not has_skipped else 1
 
 
@@ -145,6 +171,44 @@ def _above_zero(text: str) -> float:
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
     return number
+
+
+def _share(text: str) -> float:
+    number = _above_zero(text)
+    if number >= 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number between 0 and 1")
+    return number
+
+
+def _check_target(options: Namespace) -> None:
+    """Raise ConfigError for options that a target does not have."""
+    if options.target is None:
+        if options.level is not None:
+            raise ConfigError("--level: needs --target; a verdict against a baseline has .05")
+        return
+    if not math.isfinite(options.target):
+        raise ConfigError(f"--target: needs a finite number, not {options.target:g}")
+    for name in ("pairs", "baseline", "seed", "margin", "cut_seed", "stream", "budget"):
+        if getattr(options, name):
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option}: is for a baseline; leave it out with --target")
+
+
+def _judge_target(path: Path, options: Namespace) -> "JudgedTarget":
+    """Return the verdicts about the groups of a table against a target."""
+    from lit_attn.report.foreign.judging import judge_target
+    from lit_attn.report.verdicts.target import DEFAULT_LEVEL
+
+    return judge_target(
+        path,
+        options.metric,
+        options.target,
+        level=options.level or DEFAULT_LEVEL,
+        variant=options.variant,
+        where=options.where,
+        states=options.states,
+        reader=options.reader,
+    )
 
 
 def _split_words(words: list[str], runs: Path) -> tuple[list[Path], list[Path], list[str]]:

@@ -266,12 +266,50 @@ class JudgedStudy(Entry):
     next: Action
 
 
+class TargetGroup(Entry):
+    """Verdict about a group of runs against a target.
+
+    `passes` means that the mean is beyond the target, and `misses` that it is on the wrong side.
+    `difference` is positive on the right side. `p` is valid also if the group is judged after every
+    run; `p_t_test` is that of the one-sided t test, which is valid at one look. Both are null
+    without a spread. `runs_missing` are the runs with which the group would pass if mean and spread
+    stay as they are (null: decided, failed, or over 1,000).
+    """
+
+    group: str
+    verdict: Literal["passes", "misses", "undecided"]
+    values: Values
+    failed: int
+    difference: float | None
+    p: float | None
+    p_t_test: float | None
+    runs_missing: int | None
+
+
+class JudgedTarget(Entry):
+    """Verdicts about groups of runs against a target, each at the level alone.
+
+    If the groups are numbers, such as steps, `first_passing` is the smallest one from which on all
+    pass, tested from the largest one down (null: none, or other groups).
+    """
+
+    study: str
+    metric: JudgedMetric
+    target: float
+    level: float
+    groups: list[TargetGroup]
+    first_passing: str | None
+    notes: list[str]
+    next: str
+
+
 class JudgeAnswer(Entry):
-    """Answer of `judge --json`."""
+    """Answer of `judge --json`; `targets` has the files that were judged with --target."""
 
     format: int = FORMAT
     command: Literal["judge"] = "judge"
     studies: list[JudgedStudy]
+    targets: list[JudgedTarget] = Field([])
 
 
 class Law(Entry):

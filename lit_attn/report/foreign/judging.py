@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_attn.report.answers.judged import JudgedStudy
+from lit_attn.report.answers.judged import JudgedStudy, JudgedTarget
 from lit_attn.report.foreign.prepare import Choices, Prepared, make_file_name, prepare
 from lit_attn.report.foreign.run_table import RunTable
 from lit_attn.report.foreign.stream_memory import recall_rows
@@ -12,6 +12,7 @@ from lit_attn.report.foreign.table import read_table
 from lit_attn.report.verdicts.budget import plan_within, read_budget
 from lit_attn.report.verdicts.judge import judge_study
 from lit_attn.report.verdicts.stream_verdicts import judge_stream
+from lit_attn.report.verdicts.target import DEFAULT_LEVEL, judge_groups
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -70,6 +71,39 @@ def judge(
     if budget:
         return plan_within(prepared.study, judged, read_budget(budget))
     return judged
+
+
+def judge_target(
+    runs: "str | Path | pd.DataFrame",
+    metric: str,
+    target: float,
+    *,
+    level: float = DEFAULT_LEVEL,
+    variant: str = "",
+    where: Sequence[str] = (),
+    states: Sequence[str] = (),
+    reader: str = "",
+) -> JudgedTarget:
+    """Return whether the mean of each group of runs is beyond a target.
+
+    The runs of one value of the column `variant` are a group. Without such a column all runs are
+    one group. The other arguments are those of `judge`. Raises ConfigError for what the runs do not
+    have.
+    """
+    table = read_runs(runs, reader)
+    if not variant and table.variant not in table.columns:
+        for row in table.rows:
+            row[table.variant] = Path(table.source).stem
+    choices = Choices(
+        metric=metric,
+        pairs="none",
+        variant=variant,
+        where=where,
+        states=states,
+        has_baseline=False,
+    )
+    prepared = prepare(table, choices)
+    return judge_groups(prepared.study, target, level, prepared.notes)
 
 
 def read_runs(runs: "str | Path | pd.DataFrame", reader: str) -> RunTable:

@@ -34,7 +34,8 @@ class Choices:
     wrote the table calls its columns. `where` has conditions that every row must meet (`size=S`),
     and `states` the meanings of words for states of runs (`PRUNED=failed`). `cut_seed` takes the
     seed from the end of the names of runs. `stream` says that the rows stand in the order in which
-    their runs ended, as the ideas of a stream need it.
+    their runs ended, as the ideas of a stream need it. Without `has_baseline` the variants are
+    compared with a target instead of each other, and the first one stands for the baseline.
     """
 
     metric: str = ""
@@ -47,6 +48,7 @@ class Choices:
     stream: bool = False
     where: Sequence[str] = ()
     states: Sequence[str] = ()
+    has_baseline: bool = True
 
 
 class Prepared(NamedTuple):
@@ -96,7 +98,7 @@ def prepare(table: RunTable, choices: Choices, name: str = "") -> Prepared:
     elif pairs == "seed":
         cells = _pair_cells(cells, variants, notes)
     _note_copies(table, notes)
-    if not choices.stream:
+    if not choices.stream and choices.has_baseline:
         # Ideas of a stream have different numbers of runs.
         _note_values(runs, variants, baseline, pairs, notes)
         values = [run.value for run in runs]
@@ -240,6 +242,8 @@ def _check_parts(table: RunTable) -> None:
 
 def find_baseline(table: RunTable, choices: Choices, variants: list[str]) -> str:
     """Return the baseline: the one that is named, that of the program, or `baseline`."""
+    if not choices.has_baseline:
+        return variants[0]
     wanted = choices.baseline or table.baseline
     if wanted:
         require(f"{table.source}: has no variant", wanted, variants)

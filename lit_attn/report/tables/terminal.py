@@ -97,17 +97,17 @@ def draw_results(table: Table, verdicts: str) -> str:
     """
     brief = table.brief()
     shown = choose_rows(brief)
-    parts = [_wrap(table.title.rstrip("."), FILE_WIDTH), draw_table(shown, FILE_WIDTH)]
+    parts = [wrap(table.title.rstrip("."), FILE_WIDTH), draw_table(shown, FILE_WIDTH)]
     screened_out = brief.screened_out - shown.screened_out
     left_out = len(brief.rows) - len(shown.rows) - screened_out
     if left_out:
         rest = plural(left_out, "undecided variant")
-        parts.append(_wrap(f"{rest} more: table.md has all rows.", FILE_WIDTH))
+        parts.append(wrap(f"{rest} more: table.md has all rows.", FILE_WIDTH))
     if screened_out:
         rest = plural(screened_out, "screened-out variant")
-        parts.append(_wrap(f"{rest} more: table.md has all rows.", FILE_WIDTH))
-    parts += [_wrap(f"Warning: {warning}", FILE_WIDTH) for warning in table.warnings]
-    parts.append(_wrap(verdicts, FILE_WIDTH))
+        parts.append(wrap(f"{rest} more: table.md has all rows.", FILE_WIDTH))
+    parts += [wrap(f"Warning: {warning}", FILE_WIDTH) for warning in table.warnings]
+    parts.append(wrap(verdicts, FILE_WIDTH))
     return "\n".join(parts) + "\n"
 
 
@@ -140,7 +140,7 @@ def draw_judgement(study: JudgedStudy, width: int = 0) -> str:
     width = width or find_width()
     baseline = study.baseline_values
     form = _choose_form(study.variants, baseline)
-    rows = [[Cell(study.baseline_label), Cell("baseline"), Cell(_draw_values(baseline, form))]]
+    rows = [[Cell(study.baseline_label), Cell("baseline"), Cell(draw_values(baseline, form))]]
     rows[0] += [Cell(NOTHING), Cell(NOTHING), Cell(str(baseline.n)), Cell(NOTHING)]
     for variant in study.variants:
         difference = NOTHING
@@ -154,7 +154,7 @@ def draw_judgement(study: JudgedStudy, width: int = 0) -> str:
             needed = f"{missing.low} to {missing.high if missing.high is not None else '> 1000'}"
         if variant.stream is not None:
             needed = _describe_stage(variant.stream)
-        values = _draw_values(variant.values, form)
+        values = draw_values(variant.values, form)
         texts = [variant.label, variant.verdict, values, difference, format_p(variant.p)]
         rows.append([Cell(text) for text in [*texts, seeds, needed]])
     unit = "seeds" if study.pairs == "seed" else "runs"
@@ -164,12 +164,12 @@ def draw_judgement(study: JudgedStudy, width: int = 0) -> str:
     last = "stage" if study.stream is not None else f"{unit} missing"
     headings = ["variant", "verdict", value, "difference [95 %]", "p", unit, last]
     parts = [f"{study.study}: {study.title}", draw_table(Table(headings, rows), width)]
-    parts.append(_wrap(describe_verdicts(study), width))
+    parts.append(wrap(describe_verdicts(study), width))
     parts += _describe_screening(study, width)
     parts += _describe_endings(study.variants, width)
-    parts += [_wrap(f"Note: {note}", width) for note in study.notes]
-    parts += [_wrap(f"Warning: {warning}", width) for warning in study.warnings]
-    parts.append(_wrap(f"Next: {study.next.text}{_describe_cost(study)}", width))
+    parts += [wrap(f"Note: {note}", width) for note in study.notes]
+    parts += [wrap(f"Warning: {warning}", width) for warning in study.warnings]
+    parts.append(wrap(f"Next: {study.next.text}{_describe_cost(study)}", width))
     if study.next.command is not None:
         parts.append(f"  {study.next.command}")
     return "\n".join(parts)
@@ -184,7 +184,7 @@ def _describe_stage(step: StreamStep) -> str:
     return step.stage.replace("-", " ")
 
 
-def _draw_values(values: Values, form: str) -> str:
+def draw_values(values: Values, form: str) -> str:
     """Return mean and standard deviation of a variant, as far as there are any."""
     if values.mean is None:
         return NOTHING
@@ -251,12 +251,12 @@ def _describe_screening(study: JudgedStudy, width: int) -> list[str]:
     screen = plural(design.screen, "seed")
     if design.kept is None:
         text = f"The screening ({screen} by {design.metric}) has not ended."
-        return [_wrap(text, width)]
+        return [wrap(text, width)]
     names = [entry.label for entry in design.variants if entry.is_kept is False]
     if not names:
         return []
     text = f"Screened out with {screen} by {design.metric}, nothing claimed: {join_names(names)}."
-    return [_wrap(text, width)]
+    return [wrap(text, width)]
 
 
 def _describe_endings(variants: Sequence[JudgedVariant], width: int) -> list[str]:
@@ -267,7 +267,7 @@ def _describe_endings(variants: Sequence[JudgedVariant], width: int) -> list[str
         is_screened_out = variant.stream is not None and variant.stream.stage == "screened-out"
         if not is_screened_out:
             endings[variant.label] = variant.ended
-    return [_wrap(f"{label}: {ending.text}.", width) for label, ending in endings.items() if ending]
+    return [wrap(f"{label}: {ending.text}.", width) for label, ending in endings.items() if ending]
 
 
 def _describe_cost(study: JudgedStudy) -> str:
@@ -282,10 +282,7 @@ def _describe_cost(study: JudgedStudy) -> str:
 
 
 def _choose_form(variants: Sequence[JudgedVariant], baseline: Values) -> str:
-    """Return the format of numbers in which the narrowest interval has two digits.
-
-    No number has more digits than a 64-bit floating-point number.
-    """
+    """Return the format of numbers in which the narrowest interval has two digits."""
     halves = []
     for variant in variants:
         interval = variant.difference
@@ -294,7 +291,15 @@ def _choose_form(variants: Sequence[JudgedVariant], baseline: Values) -> str:
             if half > 0:
                 halves.append(half)
     groups = [*(variant.values for variant in variants), baseline]
-    sizes = [abs(values.mean) for values in groups if values.mean]
+    return find_form([abs(values.mean) for values in groups if values.mean], halves)
+
+
+def find_form(sizes: Sequence[float], halves: Sequence[float]) -> str:
+    """Return the format in which the smallest of `halves` has two digits, as ".4f" or ".3e".
+
+    `sizes` are those of the means. Without halves a mean has four digits, and six decimals at most.
+    No number has more digits than a 64-bit floating-point number.
+    """
     first = find_magnitude(max(sizes)) if sizes else 0
     last = 1 - first
     if halves:
@@ -309,7 +314,8 @@ def _choose_form(variants: Sequence[JudgedVariant], baseline: Values) -> str:
     return f".{max(0, min(decimals, MOST_DIGITS - 1 - max(first, 0)))}f"
 
 
-def _wrap(text: str, width: int) -> str:
+def wrap(text: str, width: int) -> str:
+    """Return a text in lines of at most `width` characters; further lines are indented."""
     return textwrap.fill(text, min(width, LONGEST), subsequent_indent="  ", break_on_hyphens=False)
 
 
