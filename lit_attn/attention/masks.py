@@ -172,13 +172,15 @@ class Masks(NamedTuple):
         The mask is boolean or additive, (..., c, m). `dtype` is the precision of the queries: on a
         CPU torch accepts an additive mask in this precision and in float32. On a GPU the efficient
         kernel refuses float32 beside half precision, and cuDNN reads it as half precision without a
-        word (https://github.com/pytorch/pytorch/pull/191612).
+        word (https://github.com/pytorch/pytorch/pull/191612). A CPU reads float32 beside float64 as
+        other numbers without a word.
         """
         visible = self.chunk(rows, columns, n, device)
         bias = self.bias_of_chunk(rows, columns, n)
         if bias is None:
             return visible
-        if bias.dtype != torch.float32 or device.type != "cpu":
+        is_accepted = bias.dtype == torch.float32 and device.type == "cpu"
+        if not is_accepted or dtype == torch.float64:
             bias = bias.to(dtype)
         if visible is None:
             return bias

@@ -322,6 +322,14 @@ def test_numbers_above_the_limit_are_biases() -> None:
     assert split_mask(None) == (None, None)
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_float32_bias_is_right_beside_float64(is_causal: bool) -> None:
+    """From 16 tokens on, a CPU reads a mask in float32 beside float64 as other numbers."""
+    layer = make(PRESETS["standard"])
+    bias = torch.randn(16, 16, generator=torch.Generator().manual_seed(3))
+    assert_same(layer, tokens(16), attn_mask=bias, is_causal=is_causal)
+
+
 def test_a_mask_of_integers_is_refused() -> None:
     """The mask of a tokenizer, 1 for a token and 0 for padding, is neither boolean nor additive."""
     with pytest.raises(ValueError, match=r"attn_mask: torch\.int64 is neither boolean nor"):
