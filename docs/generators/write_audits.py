@@ -36,6 +36,9 @@ ANSWERS = {
 }
 """Relation of a project's claim to a verdict."""
 
+SHOWN_AT_TIME = "shown at equal time"
+UNTESTABLE = "cannot be tested"
+
 HEAD = """\
 # Audit of {title}
 
@@ -78,16 +81,22 @@ def make_page(name: str) -> str:
     every = [one for _, judged in groups for one in judged]
     p_values = [one.variant.p for one in every]
     verdicts = correct(p_values, [one.variant.verdict for one in every])
-    by_entry = {id(one): verdict for one, verdict in zip(every, verdicts, strict=True)}
+    timed = [one for one in every if one.at_time is not None]
+    at_time = correct_at_time(timed)
+    answers = []
+    for one, verdict in zip(every, verdicts, strict=True):
+        answers.append(answer_claim(one, verdict, at_time.get(id(one))))
+    by_entry = {}
+    for one, verdict, answer in zip(every, verdicts, answers, strict=True):
+        by_entry[id(one)] = (verdict, answer)
     parts = [HEAD.format(**audit, name=name, commit=commit)]
-    parts.append(summarise(every, verdicts))
+    parts.append(summarise(every, answers))
     for group, judged in groups:
         parts.append(f"## {group['title']}\n\n{group['words'].strip()}\n")
         parts.append(make_table(judged, by_entry, has_steps="steps" in runs))
-    timed = [one for one in every if one.at_time is not None]
     if timed:
-        parts.append(make_time_table(timed))
-    parts.append(list_statements(every, verdicts))
+        parts.append(make_time_table(timed, at_time))
+    parts.append(list_statements(every, by_entry))
     if audit["unjudged"]:
         rows = [[str(entry[key]) for key in UNJUDGED] for entry in audit["unjudged"]]
         parts.append("## What cannot be judged\n")
@@ -160,24 +169,55 @@ def find_smallest_p(judged: Judged) -> float:
     return extremes / math.comb(baseline + variant, variant)
 
 
-def summarise(every: list[Judged], verdicts: list[Verdict]) -> str:
-    """Return the numbers of comparisons and verdicts in words."""
+def correct_at_time(timed: list[Judged]) -> dict[int, Verdict]:
+    """Return the verdict of each comparison at equal time, corrected over these comparisons."""
+    entries = [one.at_time for one in timed if one.at_time is not None]
+    words = []
+    for at_time in entries:
+        is_lower = at_time.difference is not None and at_time.difference.mean < 0
+        words.append("better" if is_lower else "worse")
+    verdicts = correct([at_time.p for at_time in entries], words)
+    return {id(one): verdict for one, verdict in zip(timed, verdicts, strict=True)}
+
+
+def answer_claim(judged: Judged, verdict: Verdict, at_time: Verdict | None) -> str:
+    """Return the relation of a project's claim to the verdicts.
+
+    A claim that the loss is kept in less time is shown if the loss is lower at equal time. If it is
+    only not contradicted, the upper end of the interval is the margin within which it is kept.
+    """
+    if find_smallest_p(judged) > LEVEL:
+        return UNTESTABLE
+    answer = ANSWERS[judged.entry["claim"], verdict.word]
+    if answer != "not contradicted":
+        return answer
+    if at_time is not None and at_time.word == "better":
+        return SHOWN_AT_TIME
+    interval = judged.variant.difference
+    if interval is not None and interval.high is not None:
+        margin = f"{interval.high:.5f}" if interval.high > 0 else "0"
+        answer += f" (worse by at most {margin})"
+    return answer
+
+
+def summarise(every: list[Judged], answers: list[str]) -> str:
+    """Return the numbers of claims by their answers, in words."""
     records = {one.entry["record"] for one in every}
-    counts = dict.fromkeys(("better", "worse", "undecided"), 0)
-    for verdict in verdicts:
-        counts[verdict.word] += 1
+    counts: dict[str, int] = {}
+    for answer in [*ANSWERS.values(), SHOWN_AT_TIME, UNTESTABLE]:
+        counts[answer] = sum(full.partition(" (")[0] == answer for full in answers)
+    listed = ", ".join(f"{count} {answer}" for answer, count in counts.items() if count)
     text = (
-        f"{len(every)} comparisons of {len(records)} records: the loss is lower in"
-        f" {counts['better']}, higher in {counts['worse']}, and {counts['undecided']} are undecided"
-        " after the correction for all of them.\n"
+        f"{len(every)} claims of {len(records)} records, after the correction for all of them:"
+        f" {listed}.\n"
     )
     excluded = [one for one in every if is_away_from_zero(one)]
     text += f"In {len(excluded)} comparisons the interval, which is not corrected, excludes 0.\n"
-    powerless = [one for one in every if find_smallest_p(one) > LEVEL]
-    if powerless:
+    if counts[UNTESTABLE]:
         text += (
-            f"In {len(powerless)} comparisons no result could have decided: with so few runs the"
-            " smallest possible p is above .05 before any correction.\n"
+            f"{counts[UNTESTABLE]} claims cannot be tested: with so few runs the smallest possible"
+            " p is above .05 before any correction, whatever the values. They get no verdict, and"
+            " the correction counts them all the same.\n"
         )
     return text
 
@@ -190,16 +230,15 @@ def is_away_from_zero(judged: Judged) -> bool:
     return not interval.low <= 0 <= interval.high
 
 
-def make_table(judged: list[Judged], verdicts: dict[int, Verdict], has_steps: bool) -> str:
+def make_table(
+    judged: list[Judged], by_entry: dict[int, tuple[Verdict, str]], has_steps: bool
+) -> str:
     """Return the table of comparisons."""
     headings = ["record", "change", "runs", "steps", "difference [95 %]", "p", "corrected p"]
     headings += ["verdict", "claim"]
     rows = []
     for one in judged:
-        verdict = verdicts[id(one)]
-        word = verdict.word
-        if find_smallest_p(one) > LEVEL:
-            word += " (too few runs)"
+        verdict, answer = by_entry[id(one)]
         row = [
             f"{one.entry['number']}: {one.entry['record']}",
             one.entry["change"],
@@ -208,8 +247,8 @@ def make_table(judged: list[Judged], verdicts: dict[int, Verdict], has_steps: bo
             write_interval(one.variant.difference),
             write_p(one.variant.p),
             write_p(verdict.p),
-            word,
-            ANSWERS[one.entry["claim"], verdict.word],
+            NOTHING if answer == UNTESTABLE else verdict.word,
+            answer,
         ]
         if one.variant.seeds.failed:
             row[2] += f", {one.variant.seeds.failed} failed"
@@ -221,7 +260,7 @@ def make_table(judged: list[Judged], verdicts: dict[int, Verdict], has_steps: bo
     return draw(headings, rows)
 
 
-def make_time_table(timed: list[Judged]) -> str:
+def make_time_table(timed: list[Judged], verdicts: dict[int, Verdict]) -> str:
     """Return the section about equal time, with a correction of its own."""
     text = """\
 ## At equal time
@@ -232,14 +271,10 @@ speed-up is the time that the baseline needs for the variant's loss, divided by 
 + needs more time than any run of the baseline took. p is that of the t test, corrected over this
 table. Outside the baseline's times there is no difference.
 """
-    entries = [one.at_time for one in timed if one.at_time is not None]
-    words = []
-    for at_time in entries:
-        is_lower = at_time.difference is not None and at_time.difference.mean < 0
-        words.append("better" if is_lower else "worse")
-    verdicts = correct([at_time.p for at_time in entries], words)
     rows = []
-    for one, at_time, verdict in zip(timed, entries, verdicts, strict=True):
+    for one in timed:
+        at_time, verdict = one.at_time, verdicts[id(one)]
+        assert at_time is not None
         mark = "+" if at_time.is_extrapolated else ""
         rows.append(
             [
@@ -256,27 +291,25 @@ table. Outside the baseline's times there is no difference.
     return f"{text}\n{draw([*headings, 'speed-up [95 %]'], rows)}"
 
 
-def list_statements(every: list[Judged], verdicts: list[Verdict]) -> str:
+def list_statements(every: list[Judged], by_entry: dict[int, tuple[Verdict, str]]) -> str:
     """Return both statements about each comparison, the project's and the judge's."""
     text = """\
 ## Both statements
 
 This page asks whether the two sides differ, after the correction for all comparisons. A claim that
 is "not shown" can be true. A record that claims less time or fewer steps is "not contradicted" if
-its loss is not shown to be higher; the upper end of the interval says how much higher it can be.
+its loss is not shown to be higher; the number behind it is the upper end of the 95 % interval, the
+margin within which its loss is kept. Such a claim is "shown at equal time" if the loss is lower in
+the time of the variant.
 """
     rows = []
-    for one, verdict in zip(every, verdicts, strict=True):
-        relation = ANSWERS[one.entry["claim"], verdict.word]
-        difference = write_interval(one.variant.difference)
-        rows.append(
-            [
-                f"{one.entry['number']}: {one.entry['record']}",
-                one.entry["statement"],
-                f"{difference}, corrected p {write_p(verdict.p)}: {verdict.word}",
-                relation,
-            ]
-        )
+    for one in every:
+        verdict, answer = by_entry[id(one)]
+        judge_says = write_interval(one.variant.difference)
+        if answer != UNTESTABLE:
+            judge_says += f", corrected p {write_p(verdict.p)}: {verdict.word}"
+        number = f"{one.entry['number']}: {one.entry['record']}"
+        rows.append([number, one.entry["statement"], judge_says, answer])
     return f"{text}\n{draw(['record', 'the project', 'the judge', 'claim'], rows)}"
 
 

@@ -11,6 +11,7 @@ import write_audits
 from helpers.answers import read_answer
 from helpers.paths import ROOT
 
+from lit_attn import judge
 from lit_attn.__main__ import main
 from lit_attn.report.foreign.table import load_reader
 
@@ -137,3 +138,31 @@ def test_p_is_corrected_over_all_comparisons() -> None:
     assert [verdict.p for verdict in verdicts] == [0.04, None, 0.002]
     verdicts = write_audits.correct([0.04, 0.04], ["better", "better"])
     assert [verdict.word for verdict in verdicts] == ["undecided", "undecided"]
+
+
+def judge_values(variant: list[float], baseline: list[float], claim: str) -> write_audits.Judged:
+    sides = {"variant": variant, "baseline": baseline}
+    rows = [(side, value) for side, values in sides.items() for value in values]
+    runs = pd.DataFrame(rows, columns=["variant", "val_loss"])
+    study = judge(runs, "val_loss:min", pairs="none", baseline="baseline")
+    (judged,) = study.variants
+    return write_audits.Judged({"claim": claim}, study, judged, "", None)
+
+
+def test_a_claim_gets_the_answer_that_its_runs_allow() -> None:
+    equal = judge_values([3.0, 3.2, 3.4, 3.6], [3.1, 3.2, 3.3, 3.6], "kept")
+    undecided = write_audits.Verdict(1.0, "undecided")
+    answer = write_audits.answer_claim(equal, undecided, None)
+    assert equal.variant.difference is not None
+    margin = f"{equal.variant.difference.high:.5f}"
+    assert answer == f"not contradicted (worse by at most {margin})"
+    better = write_audits.Verdict(0.001, "better")
+    assert write_audits.answer_claim(equal, undecided, better) == "shown at equal time"
+    worse = write_audits.Verdict(0.001, "worse")
+    assert write_audits.answer_claim(equal, worse, better) == "contradicted"
+    # Three runs a side cannot have p below .1, however far apart they are.
+    few = judge_values([1.0, 1.1, 1.2], [9.0, 9.1, 9.2], "better")
+    assert write_audits.answer_claim(few, undecided, None) == "cannot be tested"
+    text = write_audits.summarise([], [answer, "not shown", "not shown", "cannot be tested"])
+    assert "2 not shown, 1 not contradicted, 1 cannot be tested" in text
+    assert "1 claims cannot be tested" in text
