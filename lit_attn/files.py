@@ -5,11 +5,10 @@ import fcntl
 import io
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from lit_attn.schema.errors import ConfigError
 
@@ -50,24 +49,11 @@ def write_atomic(path: Path, content: str | bytes, *, fsync: bool = True) -> Non
     fsynced too, so the name points at the new content after a power cut.
     """
     data = content.encode() if isinstance(content, str) else content
-    with _open_replacement(path, fsync=fsync) as stream:
-        stream.write(data)
-
-
-def copy_atomic(source: Path, target: Path) -> None:
-    """Copy a file of any size to `target` as `write_atomic` writes it."""
-    with source.open("rb") as content, _open_replacement(target, fsync=True) as stream:
-        shutil.copyfileobj(content, stream)
-
-
-@contextlib.contextmanager
-def _open_replacement(path: Path, *, fsync: bool) -> Iterator[BinaryIO]:
-    """Open a temporary file beside `path` that takes its place at the end without an exception."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as stream:
-            yield stream
+            stream.write(data)
             stream.flush()
             if fsync:
                 os.fsync(stream.fileno())
@@ -81,20 +67,6 @@ def _open_replacement(path: Path, *, fsync: bool) -> Iterator[BinaryIO]:
         raise
     if fsync:
         _fsync_folder(path.parent)
-
-
-def rename_written(folder: Path, target: Path) -> None:
-    """Rename a folder of files to `target` after all of them are on the disk.
-
-    So `target` is complete, or is missing, after a power cut.
-    """
-    for path in folder.iterdir():
-        with path.open("rb") as stream:
-            os.fsync(stream.fileno())
-    _fsync_folder(folder)
-    target.parent.mkdir(exist_ok=True)
-    folder.rename(target)
-    _fsync_folder(target.parent)
 
 
 def _read_umask() -> int:

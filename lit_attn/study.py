@@ -73,12 +73,11 @@ class Study:
         reports: str | Path = "reports",
         **keys: Any,
     ) -> None:
-        for key in ("compare_within", "budgets"):
-            if key in keys:
-                raise ConfigError(
-                    f"Study: {key}: makes several studies; write a file, and read each of them"
-                    " with from_yaml"
-                )
+        if "compare_within" in keys:
+            raise ConfigError(
+                "Study: compare_within: makes several studies; write a file, and read each of them"
+                " with from_yaml"
+            )
         path = Path(folder) / f"{name}.yaml"
         # Contents of the files, which are written when the study has no mistake.
         texts: dict[Path, str] = {}

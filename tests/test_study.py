@@ -187,7 +187,7 @@ def test_mistakes_are_errors_of_one_line(tmp_path: Path) -> None:
         ("tiny", {"set": {"model.depth": "x"}}, "Study: tiny: variant 'standard': model.depth: "),
         ("tiny", {"experiment": "x.yaml"}, "Study: studies.tiny.experiment: no file "),
         ("tiny", {"compare_within": ["a"]}, "Study: compare_within: makes several studies; write"),
-        ("tiny", {"budgets": [1, 2]}, "Study: budgets: makes several studies; write"),
+        ("tiny", {"budgets": [1, 2]}, "Study: studies.tiny.budgets: unknown key 'budgets'"),
     ],
 )
 def test_a_refused_study_writes_nothing(

@@ -9,10 +9,8 @@ as there would be cells, so that models slow each other down as cells would.
 import sys
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
-from lit_attn.ablate.budgets import describe_budget, estimate_seconds
 from lit_attn.ablate.display import Display, make_display
 from lit_attn.ablate.input_files import check_files
 from lit_attn.ablate.launch import Launcher
@@ -150,8 +148,6 @@ def _print_study(matrix: Matrix) -> list[Job]:
     floor_rules = matrix.baseline.experiment.data.floor_rules
     if floor_rules:
         print(f"  floors without attention: {', '.join(floor_rules)}")
-    if matrix.source.budget is not None:
-        print(f"  {describe_budget(matrix)}")
     if matrix.chosen is not None:
         print(f"  {matrix.chosen.describe()}")
     if not matrix.is_measured:
@@ -278,8 +274,7 @@ def print_estimate(
     with temporary_folder() as folder:
         samples = {}
         for cell in cells:
-            alone = cell.model_copy(update={"trunk": None, "branches": {}})
-            samples[cell.kind] = Job(alone, folder / cell.kind)
+            samples[cell.kind] = Job(cell, folder / cell.kind)
         display = make_display() if sys.stdout.isatty() else Display(sys.stderr)
         Runner(launcher, slots, display).run(samples.values())
         for kind, job in samples.items():
@@ -291,9 +286,8 @@ def print_estimate(
         store_times(matrix.folder, matrix.name, matrix.written, timings)
     if with_times:
         matrices = expand_studies()
-    planned = {job.folder for matrix in matrices for job in matrix.jobs}
     for matrix in matrices:
-        print(format_hours(matrix, timings, slots, planned))
+        print(format_hours(matrix, timings, slots))
         if matrix.chosen is not None:
             print(f"  {matrix.chosen.describe()}")
     return len(timings) == len(samples)
@@ -305,18 +299,13 @@ def has_time_budget(matrix: Matrix) -> bool:
     return budget is not None and budget.seconds is not None
 
 
-def format_hours(
-    matrix: Matrix, timings: dict[str, Timing], slots: Slots, planned: set[Path]
-) -> str:
-    """Return the hours of one device and of this machine that the missing cells need.
-
-    `planned` are the folders of the cells of all studies, which can train shared steps.
-    """
+def format_hours(matrix: Matrix, timings: dict[str, Timing], slots: Slots) -> str:
+    """Return the hours of one device and of this machine that the missing cells need."""
     jobs = list_missing(matrix)
     missing = [job.cell for job in jobs]
     measured = [cell for cell in missing if cell.kind in timings]
     at_once = slots.at_once(missing)
-    hours = _sum_hours(jobs, timings, planned)
+    hours = _sum_hours(missing, timings)
     line = (
         f"{matrix.name}: {plural(len(missing), 'cell')} to run, {len(measured)} of them measured:"
         f" {hours.device:.2f} {slots.unit} hours, {hours.cell / at_once:.2f} hours with"
@@ -340,15 +329,15 @@ class Hours(NamedTuple):
     device: float
 
 
-def _sum_hours(jobs: list[Job], timings: dict[str, Timing], planned: set[Path]) -> Hours:
-    """Return the hours of the measured cells of `jobs`."""
+def _sum_hours(cells: list[Cell], timings: dict[str, Timing]) -> Hours:
+    """Return the hours of the measured ones of `cells`."""
     hours = []
     device_hours = []
-    for job in jobs:
-        if job.cell.kind in timings:
-            cell_hours = estimate_seconds(job, timings[job.cell.kind], planned) / 3600
+    for cell in cells:
+        if cell.kind in timings:
+            cell_hours = timings[cell.kind].seconds / 3600
             hours.append(cell_hours)
-            device_hours.append(cell_hours * job.cell.experiment.training.devices)
+            device_hours.append(cell_hours * cell.experiment.training.devices)
     return Hours(sum(hours), sum(device_hours))
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lit_attn.ablate.budgets import count_shared_steps
 from lit_attn.ablate.gpus import GPUS, Gpu
 from lit_attn.ablate.memory import count_gpus, estimate
 from lit_attn.ablate.plan import Matrix, expand
@@ -138,8 +137,6 @@ def estimate_costs(
             budget = factory.describe(model, experiment.data)
             sample_flops = 3 * budget.flops
             steps = count_steps(experiment, samples)
-            if variant.trunk is not None:
-                steps -= count_shared_steps(experiment, steps)
             sample_count = steps * experiment.data.batch_size
             is_float32 = experiment.training.precision == "fp32"
             peak = gpu.float32_peak if is_float32 else gpu.half_peak

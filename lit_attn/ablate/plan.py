@@ -163,7 +163,6 @@ class Matrix:
             criteria=list(study.match),
             family=family,
             level=self.source.level,
-            budget=self.source.budget,
             variants=[self._plan_variant(variant) for variant in planned],
             seeds=seeds,
             cells=self._plan_cells(seeds),
@@ -341,9 +340,6 @@ def expand(
     else:
         tuning, tuned, trials, without_values = _run_search(search, written, name, folder)
     variants = apply_criteria(source, written, folder, tuned)
-    if smoke:
-        # A cell of one step has no stable phase that others could share.
-        variants = [replace(variant, trunk=None, branches=()) for variant in variants]
     screening: Screening | None = None
     screening_jobs: list[Job] = []
     if design is not None:

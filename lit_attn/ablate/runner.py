@@ -9,7 +9,6 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
 
-from lit_attn.ablate import budgets
 from lit_attn.ablate.display import Display, Snapshot, StartedCell
 from lit_attn.ablate.hooks import (
     Observer,
@@ -144,7 +143,6 @@ class Runner:
 
         A cell that waits for several devices blocks the cells after it, or it might never start.
         """
-        pending = self._list_pending()
         for _ in range(len(self.queue)):
             if self.urgency or not self.queue:
                 return
@@ -153,25 +151,15 @@ class Runner:
                 return
             job = self.queue.popleft()
             try:
-                is_started = self._start_in(slot, job, pending)
+                is_started = self._start_in(slot, job)
             except OSError as error:
                 self._finish(make_os_failure(job, 0.0, error))
                 is_started = False
             if not is_started:
                 self.slots.release(slot)
 
-    def _list_pending(self) -> set[Path]:
-        """Return the folders of the cells that run here, wait, or will be retried."""
-        pending = {job.folder for job in self.queue}
-        pending.update(job.folder for _, job in self.resting)
-        pending.update(cell.job.folder for cell in self.running.values())
-        return pending
-
-    def _start_in(self, slot: Slot, job: Job, pending: set[Path]) -> bool:
-        """Start a cell unless it has ended, runs elsewhere, or waits for a branch.
-
-        Return True if it started. `pending` are the folders of the cells of this run.
-        """
+    def _start_in(self, slot: Slot, job: Job) -> bool:
+        """Start a cell unless it has ended or runs elsewhere. Return True if it started."""
         state = job.state()
         if state == "running":
             # A lock of this runner is left if it could not be removed after the last attempt.
@@ -188,12 +176,6 @@ class Runner:
         if final is not None:
             self._finish(Outcome(job, 0.0, final.failure, final.message))
             return False
-        if budgets.must_wait(job, pending):
-            self.queue.append(job)
-            return False
-        line = budgets.describe_scratch(job)
-        if line is not None:
-            self.display.add_event(line)
         return self._launch(slot, job)
 
     def _launch(self, slot: Slot, job: Job) -> bool:
@@ -266,7 +248,6 @@ class Runner:
                 continue
             holder = lock.read_holder(job.folder)
             if holder is None:
-                self._report_foreign_trunk(job)
                 continue
             self.announced.add(job.folder)
             if holder.is_alive() is not None:
@@ -277,15 +258,6 @@ class Runner:
                 f"waiting  {job.name}  {holder} holds {job.folder / 'lock'}, and this machine "
                 f"cannot look it up. Without a heartbeat the cell starts after {minutes:.0f} "
                 "minutes. If the folder was copied, or that process has ended, delete the file."
-            )
-
-    def _report_foreign_trunk(self, job: Job) -> None:
-        """Write a line about a cell that waits for a branch of a cell of another process."""
-        holder = budgets.read_trunk_holder(job)
-        if holder is not None:
-            self.announced.add(job.folder)
-            self.display.add_event(
-                f"waiting  {job.name}  {holder} runs {job.cell.trunk}, which keeps a branch for it"
             )
 
     def _enforce(self) -> None:

@@ -17,7 +17,6 @@ from lit_attn.ablate.axes import (
     VariantSource,
     combine_axes,
 )
-from lit_attn.ablate.budgets import Sibling, scale_experiments
 from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
@@ -49,8 +48,7 @@ class Variant:
     `where` is the line that names the variant, and `tree` is the experiment as written, with the
     line of every key. The FFN width is solved so that the parameter count matches `match_to`, or
     stays as written if that is None. `criterion` is the entry of the study's `match` that holds for
-    the variant, and `stretch` the factor on the training steps that follows from it. In a study
-    with `budgets`, the variant has the largest budget and `branches`, or has its `trunk` there.
+    the variant, and `stretch` the factor on the training steps that follows from it.
     """
 
     name: str
@@ -63,8 +61,6 @@ class Variant:
     criterion: str = ""
     stretch: float = 1.0
     step_flops: int | None = None
-    trunk: Sibling | None = None
-    branches: tuple[Sibling, ...] = ()
 
     @property
     def written_name(self) -> str:
@@ -105,18 +101,6 @@ class Variant:
             changes = {"stretch": experiment.training.stretch * self.stretch}
             training = experiment.training.model_copy(update=changes)
             experiment = experiment.model_copy(update={"training": training})
-        cell = self._construct_cell(study, seed, experiment)
-        if self.trunk is None and not self.branches:
-            return cell
-        trunk = None if self.trunk is None else self._sibling_folder(self.trunk, study, seed)
-        branches = {}
-        for sibling in self.branches:
-            folder = self._sibling_folder(sibling, study, seed)
-            branches[folder] = sibling.experiment.training.epochs
-        return cell.model_copy(update={"trunk": trunk, "branches": branches})
-
-    def _construct_cell(self, study: str, seed: int, experiment: Experiment) -> Cell:
-        """Return the cell with this `experiment`, which must be valid."""
         # Validating again would take most of the time of expanding 50,000 cells.
         return Cell.model_construct(
             study=study,
@@ -127,14 +111,6 @@ class Variant:
             metric=self.metric,
             parts=self.parts,
         )
-
-    def _sibling_folder(self, sibling: Sibling, study: str, seed: int) -> str:
-        """Return the folder of a cell of another budget, for a cell of `study` or a side study."""
-        # A cell of a side study is a branch of the same side study.
-        _, separator, settings = study.partition("@")
-        other_study = sibling.study + separator + settings
-        cell = self._construct_cell(other_study, seed, sibling.experiment)
-        return f"{other_study}/{cell.folder}"
 
 
 def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant]:
@@ -167,7 +143,7 @@ def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant
             metric=metric,
             parts=source.parts,
         )
-        variants.append(_apply_budget(source, variant))
+        variants.append(variant)
     _require_names(source, variants)
     variants = _match_parameters(source, merged_variants, variants)
     _require_differences(source, variants)
@@ -303,22 +279,6 @@ def _explain(
         return ConfigError(f"{variant_place}: {message}")
     key = ".".join(str(part) for part in keys)
     return ConfigError(f"{variant_place}: {key}: {message}")
-
-
-def _apply_budget(source: StudySource, variant: Variant) -> Variant:
-    """Return a variant as written with the budget of its study, and with its siblings."""
-    if source.budget is None:
-        return variant
-    try:
-        siblings = scale_experiments(source, variant.experiment)
-    except ConfigError as error:
-        raise variant.error(source.name, error) from error
-    largest = source.study.budgets[-1]
-    experiment = siblings[source.budget].experiment
-    if source.budget < largest:
-        return replace(variant, experiment=experiment, trunk=siblings[largest])
-    branches = tuple(siblings[budget] for budget in source.study.budgets[:-1])
-    return replace(variant, experiment=experiment, branches=branches)
 
 
 def _require_names(source: StudySource, variants: list[Variant]) -> None:

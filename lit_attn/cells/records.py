@@ -174,11 +174,8 @@ class Plan(Record):
     baseline: str
     metric: Metric
     criteria: list[str] = []
-    family: str = Field(
-        "", description="study with `compare_within` or `budgets` that this one is a level of"
-    )
-    level: str = Field("", description="value of the axes of `compare_within`, or the budget")
-    budget: float | None = Field(None, description="factor of `budgets` on the epochs; null: none")
+    family: str = Field("", description="study with `compare_within` that this is a level of")
+    level: str = Field("", description="value of the axes of `compare_within`")
     variants: list[PlannedVariant]
     seeds: list[Integer] = Field(min_length=1)
     cells: list[PlannedCell]
@@ -229,14 +226,6 @@ class Spread(Record):
     count: Integer
 
 
-class Branch(Record):
-    """Steps that a cell shares with another cell, which has trained them (key `budgets`)."""
-
-    cell: str = Field(description="that cell, as STUDY/VARIANT/SEED-IDENTITY")
-    steps: Integer = Field(description="number of the shared steps")
-    seconds: FiniteFloat = Field(description="seconds in which that cell has trained them")
-
-
 class Result(Record):
     """The result of a finished cell. Only its existence marks success. All numbers are finite."""
 
@@ -256,9 +245,8 @@ class Result(Record):
         "unknown",
     )
     selected_epoch: Integer
-    steps: Integer = Field(description="training steps, with those of `branched_from`")
+    steps: Integer = Field(description="training steps")
     epochs: Integer
-    branched_from: Branch | None = Field(None, description="steps of another cell; null: none")
     stopped_early: bool = Field(False, description="True if `training.stop` ended the training")
     devices: Integer = Field(1, description="number of devices that shared every batch")
     nodes: Integer = Field(1, description="number of machines with these devices")

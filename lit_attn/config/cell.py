@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
@@ -14,7 +14,7 @@ from lit_attn.cells.records import Metric
 from lit_attn.config.experiment import Experiment
 from lit_attn.files import read_text, write_atomic
 from lit_attn.models.base import Model
-from lit_attn.schema.base import Config, must_be, outside_identity
+from lit_attn.schema.base import Config, outside_identity
 from lit_attn.schema.errors import ConfigError, explain
 from lit_attn.schema.limits import parse_json
 from lit_attn.schema.plugins import load_parts, refuse_code
@@ -25,24 +25,10 @@ from lit_attn.tasks.metrics import DEFAULT_METRIC, MetricChoice
 LARGEST_SEED = 2**32 - 1  # Largest seed that NumPy and Lightning accept.
 
 
-def _is_cell_folder(path: str) -> bool:
-    """Return True for the folder of a cell below a folder of runs, which `path` cannot leave."""
-    names = path.split("/")
-    has_hidden_name = any(name == "" or name[0] == "." for name in names)
-    return len(names) == 3 and not has_hidden_name and path.isprintable()
-
-
-CellFolder = Annotated[
-    str, must_be(_is_cell_folder, "the folder of a cell, as STUDY/VARIANT/SEED-IDENTITY")
-]
-
-
 class Cell(Config):
     """A cell; `config.yaml` in its folder holds it.
 
-    `match_to` is a complete model, so that a cell can be run again alone. `trunk` and `branches`
-    name folders of cells, STUDY/VARIANT/SEED-IDENTITY, relative to the folder of runs. They save
-    time and are no part of the identity: without them, the cell computes the same.
+    `match_to` is a complete model, so that a cell can be run again alone.
     """
 
     study: str = Field(description="name of the study")
@@ -54,12 +40,6 @@ class Cell(Config):
     )
     metric: Metric = Field(DEFAULT_METRIC, description="value that the study compares")
     parts: tuple[Path, ...] = outside_identity((), "files with parts from outside the package")
-    trunk: CellFolder | None = outside_identity(
-        None, "cell with the largest of `budgets`, which shares its stable phase; null: none"
-    )
-    branches: dict[CellFolder, int] = outside_identity(
-        {}, "epochs of the cells with smaller budgets, to which this cell is the trunk"
-    )
 
     @classmethod
     def name_code(cls, written: dict[Any, Any]) -> dict[str, Any]:

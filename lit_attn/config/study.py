@@ -12,14 +12,13 @@ from typing import ClassVar, Literal
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from lit_attn.config.slurm import Slurm
-from lit_attn.config.source import format_value, load, locate
+from lit_attn.config.source import load, locate
 from lit_attn.config.study_design import (
     DesignConfig,
     require_comparable,
     require_seeds_or_design,
 )
 from lit_attn.config.study_values import (
-    Budgets,
     Criteria,
     Label,
     Name,
@@ -120,11 +119,6 @@ class StudyConfig(Config):
         description="axes of named overrides, such as sizes; each of their values makes a study of "
         "its own, in which variants are matched and compared",
     )
-    budgets: Budgets = Field(
-        (),
-        description="factors on training.epochs; each makes a study of its own, and the trainings "
-        "of a seed share their stable phase, as in [0.5, 1, 2, 4]",
-    )
     match: Criteria = Field(
         ("parameters",),
         description="equal for all variants: `parameters` (the FFN width is solved for), "
@@ -182,8 +176,7 @@ class StudySource:
 
     `path` is the study's file. `tree` and `experiment` contain the line of every key, `parts`
     absolute paths. `family` is the study as written and `level` the value of its axis if
-    `compare_within` has split it, or the budget in words if `budgets` has. `budget` is the factor
-    on the epochs.
+    `compare_within` has split it.
     """
 
     path: Path
@@ -195,7 +188,6 @@ class StudySource:
     parts: tuple[Path, ...] = ()
     family: str = ""
     level: str = ""
-    budget: float | None = None
 
     def error(self, keys: tuple[str | int, ...], message: str) -> ConfigError:
         """Return an error that begins with the line of the deepest of `keys`."""
@@ -347,13 +339,8 @@ def _read_study(path: Path, name: str, studies: Mapping, texts: dict[Path, str])
 
 
 def _split_levels(source: StudySource) -> list[StudySource]:
-    """Return the study, or a study for each combination of the values of `compare_within`.
-
-    A study with `budgets` is split into these.
-    """
+    """Return the study, or a study for each combination of the values of `compare_within`."""
     study = source.study
-    if study.budgets:
-        return split_budgets(source)
     level_keys = study.compare_within
     if not level_keys:
         return [source]
@@ -378,57 +365,6 @@ def _split_levels(source: StudySource) -> list[StudySource]:
             )
         )
     return levels
-
-
-def split_budgets(source: StudySource) -> list[StudySource]:
-    """Return a study for each budget, the smallest first.
-
-    Raises ConfigError for a key that gives the budgets different trainings.
-    """
-    _require_shared_phase(source)
-    levels = []
-    for budget in source.study.budgets:
-        level = name_budget(budget)
-        title = f"{source.study.title}, {level.replace('-', ' ')}"
-        levels.append(
-            replace(
-                source,
-                name=f"{source.name}-{level}",
-                study=source.study.model_copy(update={"title": title}),
-                family=source.name,
-                level=level,
-                budget=budget,
-            )
-        )
-    return levels
-
-
-def name_budget(budget: float) -> str:
-    """Return the end of the name of the study with a budget, as budget-0.5."""
-    return f"budget-{format_value(budget)}"
-
-
-def _require_shared_phase(source: StudySource) -> None:
-    """Raise ConfigError for a key beside `budgets` that gives the budgets different trainings."""
-    study = source.study
-    if study.compare_within:
-        raise source.error(
-            ("compare_within",),
-            "cannot stand beside `budgets`; write a study with `budgets` for each size",
-        )
-    if study.tune:
-        raise source.error(
-            ("tune",),
-            "cannot stand beside `budgets`, because a search could choose other values for each "
-            "budget; tune in a study of its own, and write the values that it chose",
-        )
-    for criterion in ("flops", "time"):
-        if criterion in study.match:
-            raise source.error(
-                ("match",),
-                f"{criterion} stretches the stable phase, which `budgets` shares; write parameters "
-                "or none",
-            )
 
 
 def _require_levels(source: StudySource) -> None:

@@ -86,7 +86,6 @@ def require_comparable(source: "StudySource") -> None:
     key_of_design = "design" if study.budget is None else "budget"
     reasons = {
         "compare_within": "every level would keep other variants",
-        "budgets": "every budget would keep other variants",
         "paper": "a table of a paper has all of its rows",
     }
     for key, reason in reasons.items():

@@ -4,10 +4,8 @@ from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Field,
-    PositiveFloat,
     PositiveInt,
     WithJsonSchema,
 )
@@ -68,16 +66,6 @@ def _add_deviation(value: Any) -> Any:
     return value if isinstance(value, list) else (value, None)
 
 
-def _sort_budgets(budgets: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the budgets in ascending order. Raises ValueError for one or for equal budgets."""
-    if budgets and len(set(budgets)) < 2:
-        raise ValueError("needs at least two different budgets, as [0.5, 1, 2, 4]")
-    twice = [budget for budget, count in Counter(budgets).items() if count > 1]
-    if twice:
-        raise ValueError(f"the budget {twice[0]:g} is written twice; remove one of them")
-    return tuple(sorted(budgets))
-
-
 def _read_budget(value: Any) -> Budget:
     """Return the budget that a number of trainings or a time stands for."""
     try:
@@ -134,4 +122,3 @@ Label = Annotated[
 StudyBudget = Annotated[
     Budget, BeforeValidator(_read_budget, json_schema_input_type=PositiveInt | str)
 ]
-Budgets = Annotated[tuple[PositiveFloat, ...], AfterValidator(_sort_budgets)]

@@ -39,14 +39,6 @@ class Schedule(Kind):
         """Return the factor of the weight decay in each step, or None if it does not change."""
         return None
 
-    def stable_steps(self, steps_per_epoch: int, epochs: int) -> int | None:
-        """Return the number of first steps that a longer training has too, None if there are none.
-
-        Rate and momentum of these steps, and of the step after them, must be equal in every longer
-        training. The key `budgets` of a study needs this.
-        """
-        return None
-
     def try_out(self, signature: Any) -> None:
         ramp_epochs = math.ceil(sum(self.ramps().values()))
         float(self.rate_at(0, 1.0, 10, ramp_epochs + 1))
@@ -213,11 +205,6 @@ class Trapezoid(Schedule, kind="trapezoid"):
         rise = (step + 1) / rising_steps if rising_steps else 1.0
         fall = max(0, total - step) / falling_steps if falling_steps else 1.0
         return peak * min(1.0, rise, fall)
-
-    def stable_steps(self, steps_per_epoch: int, epochs: int) -> int | None:
-        total = epochs * steps_per_epoch
-        falling_steps = round(self.warmdown * steps_per_epoch)
-        return max(0, total - falling_steps)
 
 
 def stretch(rate: Rate, factor: float) -> Rate:

@@ -52,10 +52,7 @@ class Checkpoints(L.Callback):
     It saves just before a step, when the epoch before is evaluated and recorded. (Between an
     epoch's last step and its evaluation, Lightning would resume with the next epoch.) All ranks
     save together. Random generators need no state: each step is seeded with (seed, step, rank).
-    `describe` returns the provenance of this attempt; a checkpoint has that of all attempts. `cell`
-    is the folder of the cell below the folder of runs. The first checkpoint of a cell may be the
-    branch of another cell; then `branched_from` is that cell, and `shared_seconds` are the seconds
-    that it took.
+    `describe` returns the provenance of this attempt; a checkpoint has that of all attempts.
     """
 
     folder: Path
@@ -63,9 +60,6 @@ class Checkpoints(L.Callback):
     interval: float
     group: ProcessGroup
     describe: Callable[[], Provenance]
-    cell: str = ""
-    branched_from: str = field(default="", init=False)
-    shared_seconds: float = field(default=0.0, init=False)
     earlier_attempts: list[Provenance] = field(default_factory=list, init=False)
     started: float = field(default_factory=time.monotonic, init=False)
     saved: float = field(default_factory=time.monotonic, init=False)
@@ -127,7 +121,7 @@ class Checkpoints(L.Callback):
             torch.cuda.manual_seed(seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint stores: the seconds, provenance and origin of all attempts."""
+        """Return what a checkpoint stores: the seconds and the provenance of all attempts."""
         unique: list[Provenance] = []
         for attempt in (*self.earlier_attempts, self.describe()):
             if attempt not in unique:
@@ -135,15 +129,11 @@ class Checkpoints(L.Callback):
         return {
             "elapsed": self.elapsed,
             "attempts": [tuple(attempt) for attempt in unique],
-            "cell": self.cell,
-            "branched_from": self.branched_from,
-            "shared_seconds": self.shared_seconds,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Add the seconds and the provenance of earlier attempts; report what has changed."""
         self.elapsed_before = state_dict["elapsed"]
-        self._read_origin(state_dict)
         self.earlier_attempts = []
         for values in state_dict.get("attempts", ()):
             named = dict(zip(Provenance._fields, values, strict=False))
@@ -154,17 +144,6 @@ class Checkpoints(L.Callback):
             return
         for change in describe_changes(self.earlier_attempts[-1], self.describe()):
             print(change, flush=True)
-
-    def _read_origin(self, state_dict: dict[str, Any]) -> None:
-        """Note the cell that has trained the steps before a branch."""
-        # Checkpoints of older versions name no cell, and study and variant can be renamed.
-        writer: str = state_dict.get("cell", self.cell)
-        if writer.rpartition("-")[2] != self.cell.rpartition("-")[2]:
-            self.branched_from = writer
-            self.shared_seconds = state_dict["elapsed"]
-            return
-        self.branched_from = state_dict.get("branched_from", "")
-        self.shared_seconds = state_dict.get("shared_seconds", 0.0)
 
     @property
     def provenance(self) -> Provenance:

@@ -16,7 +16,7 @@ from lightning.pytorch.profilers import Profiler
 from torch.utils.tensorboard.summary import hparams
 
 from lit_attn.cells.inputs import collect_modules
-from lit_attn.cells.records import Branch, Result
+from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.models.sharding import READ_OUTSIDE, gather, gathered_weights, is_sharded
 from lit_attn.private_names.of_lightning import flatten_settings
@@ -30,13 +30,6 @@ from lit_attn.tasks.pictures import Pictures
 from lit_attn.tasks.task import MOST_PICTURES
 from lit_attn.tasks.tf32 import products_in_tf32, require_tf32
 from lit_attn.training.board_images import BoardImages
-from lit_attn.training.branching import (
-    BranchKeeper,
-    find_branch_step,
-    find_siblings,
-    remove_used_branches,
-    take_branch,
-)
 from lit_attn.training.build import build
 from lit_attn.training.checkpoints import Checkpoints
 from lit_attn.training.compilation import is_compilation_failure, read_reason
@@ -85,8 +78,7 @@ def fit(
             # Half of a checkpoint may have been restored, so everything is built again.
             compile_failure = run.compile_failure
             del run
-            # A branch is in the cell's folder already, or did not fit the cell.
-            run = Attempt(cell, cell_dir, group, limits, compile_failure, may_branch=False)
+            run = Attempt(cell, cell_dir, group, limits, compile_failure)
     result = run.collect_result()
     outputs = run.collect_outputs()
     if result is None:
@@ -94,16 +86,13 @@ def fit(
     run.write_outputs(result, outputs)
     result.write(cell_dir / "result.json")
     run.checkpoints.clear()
-    if limits is None:
-        remove_used_branches(cell, cell_dir)
     return FinishedRun(run.parts, run.total_steps, result, run.diagnostics)
 
 
 class Attempt:
     """Training and records of a cell, from its newest checkpoint on.
 
-    `compile_failure` is why torch.compile failed in an attempt before; then nothing is compiled. A
-    cell without a checkpoint that `may_branch` continues from the branch of its trunk.
+    `compile_failure` is why torch.compile failed in an attempt before; then nothing is compiled.
     """
 
     def __init__(
@@ -113,8 +102,6 @@ class Attempt:
         group: ProcessGroup,
         limits: Limits | None,
         compile_failure: str = "",
-        *,
-        may_branch: bool = True,
     ) -> None:
         self.cell = cell
         self.folder = folder
@@ -136,15 +123,9 @@ class Attempt:
             training.checkpoint_every,
             group,
             self._make_description(),
-            f"{cell.study}/{cell.folder}",
         )
         # A short run starts afresh.
         self.resume_from = self.checkpoints.find_newest() if limits is None else None
-        self.has_copied_branch = False
-        if self.resume_from is None and limits is None and may_branch:
-            branch = take_branch(cell, folder, steps_per_epoch) if group.is_rank_zero else None
-            self.resume_from = group.broadcast(branch)
-            self.has_copied_branch = self.resume_from is not None
         self.console = Console(self.steps, self.epochs, cell.metric.name)
         clock = make_clock(group.device)
         self.progress = Progress(folder / "progress.json", self.steps, self.console, clock)
@@ -213,7 +194,7 @@ class Attempt:
         first_step = 0
         if self.resume_from is not None:
             first_step = int(self.resume_from.stem.removeprefix("step-"))
-        self.metrics.start(first_step, has_events=not self.has_copied_branch)
+        self.metrics.start(first_step)
         settings = format_yaml(_settings(self.cell))
         self.metrics.events.add_text("configuration", f"```yaml\n{settings}```", first_step)
         if self.diagnostics is not None:
@@ -299,24 +280,7 @@ class Attempt:
             "stopped_early": self.has_stopped,
             "compile_failure": self.compile_failure,
         }
-        return result.model_copy(update=changes | self._describe_branch(result.wall_time))
-
-    def _describe_branch(self, seconds: float) -> dict[str, Any]:
-        """Return the fields of a result that differ for a cell that continued from a branch.
-
-        `seconds` are those of all steps, with the shared ones.
-        """
-        trunk = self.checkpoints.branched_from
-        steps_per_epoch = self.parts.data.steps_per_epoch
-        epochs = self.cell.experiment.training.epochs
-        steps = find_branch_step(self.cell, steps_per_epoch, epochs)
-        if not trunk or steps is None:
-            return {}
-        shared_seconds = self.checkpoints.shared_seconds
-        return {
-            "branched_from": Branch(cell=trunk, steps=steps, seconds=shared_seconds),
-            "wall_time": seconds - shared_seconds,
-        }
+        return result.model_copy(update=changes)
 
     def make_trainer(
         self,
@@ -361,9 +325,6 @@ class Attempt:
             self.log_every,
         )
         callbacks: list[L.Callback] = [self.checkpoints]
-        if self.limits is None and self.cell.branches:
-            siblings = find_siblings(self.cell, self.folder, self.parts.data.steps_per_epoch)
-            callbacks.append(BranchKeeper(self.folder, siblings, self.group))
         images = BoardImages(
             self.metrics, self.cell.experiment.training.histograms, first_last_step
         )

@@ -47,11 +47,8 @@ class MetricsFile(Logger):
     # Lightning asks every logger for these, and uses them for loggers with folders only.
     name, version = "metrics", 0
 
-    def start(self, step: int, has_events: bool = True) -> None:
-        """Start the file, or keep its rows up to the checkpoint at `step` that training resumes.
-
-        `has_events`: the event files of earlier attempts have the kept rows.
-        """
+    def start(self, step: int) -> None:
+        """Start the file, or keep its rows up to the checkpoint at `step` that training resumes."""
         rows: list[MetricRow] = []
         times: list[tuple[int, float]] = []
         if step > 0:
@@ -62,9 +59,6 @@ class MetricsFile(Logger):
         # `purge_step` makes TensorBoard drop what a stopped attempt wrote after its checkpoint.
         self.events = SummaryWriter(self.path.parent, purge_step=step + 1)
         _remove_host_name(self.events)
-        if not has_events:
-            for row in rows:
-                self.events.add_scalar(row.name, row.value, row.step)
 
     @property
     def save_dir(self) -> str:

@@ -302,7 +302,6 @@ MISTAKES = [
         "tune: {optimizer.weight_decay: [0, 1], select: val/loss, seeds: [1]}",
         "tune.seeds: {1} are seeds of the final cells",
     ),
-    (designs.DESIGN, "budgets: [0.5, 1]", "design: cannot stand beside `budgets`, because every"),
     (
         designs.DESIGN,
         "metric: {name: train/loss}",

@@ -157,7 +157,6 @@ MISTAKES = [
     ("budgte: 40", "unknown key 'budgte'; did you mean 'budget'?"),
     ("budget: 12", "budget: 12 trainings are too few for a star of one of 10 variants; write at"),
     ("budget: 90\nseeds: 3", "budget: cannot stand beside `seeds`, because it decides the seeds"),
-    ("budget: 90\nbudgets: [0.5, 1]", "budget: cannot stand beside `budgets`, because every"),
     ("budget: 90\nmatch: [parameters, flops]", "budget: needs one criterion of `match`"),
     ("budget: 90\ndesign: {select: test/loss}", "design.select: needs a validation metric"),
 ]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_attn.ablate import adopt
-from lit_attn.ablate.budgets import order_matrices
 from lit_attn.ablate.commands.arguments import StudyOptions
 from lit_attn.ablate.commands.options import expand_studies
 from lit_attn.ablate.display import make_display, write_line
@@ -150,7 +149,7 @@ def measure_times(matrices: list[Matrix], options: StudyOptions) -> None:
 def _select(matrices: list[Matrix], chosen: list[Job] | None, limit: int | None) -> Selection:
     """Return the first `limit` of the chosen cells, or of the cells that have no result."""
     every_job: list[Job] = []
-    for matrix in order_matrices(matrices):
+    for matrix in matrices:
         every_job += matrix.jobs
     cells = [(job, read_cell(job.folder, job.identity)) for job in every_job]
     ended = find_ended(matrices)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from lit_attn.ablate import snapshot as code
-from lit_attn.ablate.budgets import order_matrices
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.slurm import limits
 from lit_attn.ablate.slurm.commands import use_clean_environment
@@ -18,7 +17,6 @@ from lit_attn.ablate.slurm.job import SlurmCell
 from lit_attn.ablate.slurm.limits import Cluster
 from lit_attn.ablate.slurm.queue import BATCH, NAME, find_tasks, list_jobs
 from lit_attn.cells import folder
-from lit_attn.cells.branches import find_trunk
 from lit_attn.config.slurm import WARNING, Slurm
 from lit_attn.extras import require
 from lit_attn.files import one_at_a_time, write_atomic
@@ -64,7 +62,7 @@ def submit_missing(
     not answer or refuses.
     """
     try:
-        tasks = find_tasks(_list_studies(matrices, missing))
+        tasks = find_tasks({matrix.folder for matrix in matrices})
         queued = {folder: task.id for folder, task in tasks.items() if not task.is_over}
         jobs = [job for job in missing if job.folder not in queued and job.state() != "running"]
         if not jobs:
@@ -73,7 +71,7 @@ def submit_missing(
     except OSError as error:
         raise ConfigError(f"--launcher slurm: {error}") from error
     arrays: list[Array] = []
-    for matrix in order_matrices(matrices):
+    for matrix in matrices:
         study_jobs = [job for job in jobs if job.cell.study == matrix.name]
         arrays += _split(matrix, study_jobs, min(MAX_ARRAY, cluster.max_array))
     for array in arrays:
@@ -86,7 +84,7 @@ def submit_missing(
         for matrix in matrices:
             parts += matrix.source.parts
         snapshot = code.take_snapshot(out, parts)
-        _submit_all(arrays, cell, at_once, snapshot, cluster, queued)
+        _submit_all(arrays, cell, at_once, snapshot, cluster)
         # If SLURM or the disk does not answer, the next submission removes them.
         with contextlib.suppress(OSError):
             queue = {job.name.removeprefix(NAME) for job in list_jobs()}
@@ -104,70 +102,43 @@ def _split(matrix: Matrix, jobs: list[Job], most: int) -> Iterator[Array]:
             yield Array(matrix, devices, group[start : start + most])
 
 
-def _list_studies(matrices: list[Matrix], jobs: list[Job]) -> set[Path]:
-    """Return the folders of the studies, and of those that have the trunks of `jobs`."""
-    studies = {matrix.folder for matrix in matrices}
-    for job in jobs:
-        trunk = find_trunk(job.folder, job.cell.trunk)
-        if trunk is not None:
-            studies.add(trunk.parents[1])
-    return studies
-
-
 def _submit_all(
     arrays: list[Array],
     cell: SlurmCell,
     at_once: int | None,
     snapshot: Path,
     cluster: Cluster,
-    queued: dict[Path, str],
 ) -> None:
     """Submit the arrays. With `at_once`, an array of a study waits for the one before it.
 
-    SLURM limits the jobs that run at once within an array only. An array also waits for the ends of
-    the trunks of its cells. `queued` are the ids of jobs that are in the queue, by cell.
+    SLURM limits the jobs that run at once within an array only.
     """
     previous: dict[str, str] = {}
-    ids = dict(queued)
     submitted = 0
     for array in arrays:
         name = array.matrix.name
-        after = _find_trunk_jobs(array, ids)
-        if at_once is not None and name in previous:
-            after.add(previous[name])
+        after = previous.get(name) if at_once is not None else None
         try:
-            array_id = _submit(array, cell, at_once, sorted(after), snapshot, cluster)
+            array_id = _submit(array, cell, at_once, after, snapshot, cluster)
         except ConfigError as error:
             if not submitted:
                 raise
             raise ConfigError(f"{error} (after {submitted} jobs, which are in the queue)") from None
         previous[name] = array_id
-        ids.update(dict.fromkeys((job.folder for job in array.jobs), array_id))
         submitted += len(array.jobs)
-
-
-def _find_trunk_jobs(array: Array, ids: dict[Path, str]) -> set[str]:
-    """Return the ids of the arrays that train trunks of the cells; `ids` are those of jobs."""
-    after = set()
-    for job in array.jobs:
-        trunk = find_trunk(job.folder, job.cell.trunk)
-        if trunk in ids:
-            # All jobs of an array, because a list of single jobs could be too long for sbatch.
-            after.add(ids[trunk].partition("_")[0])
-    return after
 
 
 def _submit(
     array: Array,
     cell: SlurmCell,
     at_once: int | None,
-    after: list[str],
+    after: str | None,
     snapshot: Path,
     cluster: Cluster,
 ) -> str:
     """Submit one array, which runs the code of `snapshot`, and return its id.
 
-    `after` are the ids of arrays that end first.
+    `after` is the id of an array that ends first.
     """
     require("submitit", "--launcher slurm", "slurm")
     from submitit.core.utils import FailedJobError
@@ -184,8 +155,8 @@ def _submit(
     write_atomic(batch / "batch.json", BATCH.dump_json(cells))
     parameters = make_parameters(slurm, array.devices)
     parameters["setup"] = [*slurm.setup, *code.activation_lines(snapshot)]
-    if after:
-        parameters["dependency"] = f"afterany:{':'.join(after)}"
+    if after is not None:
+        parameters["dependency"] = f"afterany:{after}"
     try:
         with use_clean_environment():
             executor = SlurmExecutor(batch, max_num_timeout=slurm.timeouts, python=_python(slurm))

@@ -1,4 +1,4 @@
-"""Scaling of sizes (`compare_within`, `budgets`): power laws, and the compute of a lead.
+"""Scaling of sizes (`compare_within`): power laws, and the compute of a lead.
 
 L is the study's metric and C the training FLOPs: three forward passes for every training sample. A
 variant at one size reaches its L with C; the baseline's law reaches the same L with C'. The compute
@@ -179,8 +179,6 @@ def make_scaling_table(points: list[Point], plan: Plan) -> Table:
     # The brief table has the largest sizes.
     count = len(table.headings)
     table = replace(table, shown=(0, *range(max(1, count - formats.MOST_COLUMNS + 1), count)))
-    if plan.budget is not None:
-        table.notes.append(read_asset("tables.yaml")["scaling"]["budgets"])
     if baseline_law.lines:
         table.notes.append(_describe_asymptote(points, plan, baseline_law, len(levels)))
     return table

@@ -71,8 +71,6 @@ def measure(result: records.Result, metric: records.Metric) -> Row:
         measured["diverged"] = True
     if result.stopped_early:
         measured["stopped_early"] = True
-    if result.branched_from is not None:
-        measured["shared_steps"] = result.branched_from.steps
     if result.replaced_layers != result.attention_layers:
         measured["replaced_layers"] = f"{result.replaced_layers} of {result.attention_layers}"
     if result.cache_bytes is not None:

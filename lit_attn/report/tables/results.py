@@ -118,7 +118,7 @@ def _describe_marks(study: StudyRecord, cells: list[list[Cell]]) -> list[str]:
 
 
 def _describe_rows(study: StudyRecord, summary: pd.DataFrame) -> list[str]:
-    """Return the sentences of the caption about missing seeds, ties, branches and the baseline."""
+    """Return the sentences of the caption about missing seeds, ties and the baseline."""
     notes = []
     if summary["missing"].astype(bool).any() and study.pairs == "seed":
         notes.append(SENTENCES["missing"])
@@ -129,13 +129,6 @@ def _describe_rows(study: StudyRecord, summary: pd.DataFrame) -> list[str]:
     if study.is_two_valued:
         high = f"{study.plan.metric.scale:g}"
         notes.append(fill(SENTENCES["two_valued"], low="0", high=high))
-    shared_steps = study.measurements("shared_steps")
-    if shared_steps:
-        steps = " or ".join(f"{count:,}" for count in sorted(set(shared_steps)))
-        results = plural(len(study.finished_cells()), "result")
-        notes.append(
-            fill(SENTENCES["shared"], shared=len(shared_steps), results=results, steps=steps)
-        )
     baseline = study.plan.baseline
     if not study.values(baseline):
         notes.append(fill(SENTENCES["no_baseline"], baseline=baseline))
