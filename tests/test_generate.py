@@ -119,6 +119,22 @@ def test_word_models_generate_known_words(
     assert message == "--prompt: 'zebra' is not one of the 9 words; write <unk> for it\n"
 
 
+@pytest.mark.process
+def test_models_of_characters_generate_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.txt").write_text("né\n" * 100)
+    characters = {"kind": "characters", "size": 3}
+    data = {"train": str(tmp_path / "train.txt"), "test": None, "tokenizer": characters}
+    fields = text_cell(data=data).model_dump(mode="json")
+    fields["metric"]["name"] = "val/loss"
+    run = train_cell(Cell.model_validate(fields), tmp_path)
+    capsys.readouterr()
+    text = output_of(capsys, run, "--prompt", "né", "--tokens", "8")
+    assert len(text) == 2 + 8 + 1
+    assert set(text) <= set("né\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

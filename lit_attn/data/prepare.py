@@ -17,11 +17,16 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from lit_attn.data.text.ids import PREPARED, SPLITS
 from lit_attn.data.text.shard_writer import Documents, ShardWriter
 from lit_attn.data.text.streams import read_text
-from lit_attn.data.text.tokenizers import Bytes, Encoder, Gpt2, WordEncoder
+from lit_attn.data.text.tokenizers import Bytes, CharacterEncoder, Encoder, Gpt2, WordEncoder
 from lit_attn.extras import require
 from lit_attn.schema.errors import ConfigError, OneLineParser, command, program
 from lit_attn.schema.mistakes import first_line
 
+LEARNED: dict[str, type[WordEncoder] | type[CharacterEncoder]] = {
+    "words": WordEncoder,
+    "characters": CharacterEncoder,
+}
+"""Encoders whose vocabulary comes from the training text."""
 VAL_TOKENS = {"fineweb": 100_000_000}  # Tokens in the first shard of modded-nanogpt.
 
 
@@ -38,9 +43,9 @@ def prepare(options: argparse.Namespace) -> None:
     is_files = options.source == "text"
     source = partial(read_files, vars(options)) if is_files else SOURCES[options.source]
     encoder: Encoder
-    if name == "words":
+    if name in LEARNED:
         training = (text for split, text in source(0) if split == "train")
-        encoder = WordEncoder.learn(training, None)
+        encoder = LEARNED[name].learn(training, None)
     else:
         tokenizer = Gpt2(folder=options.gpt2_folder) if name == "gpt2" else Bytes()
         encoder = tokenizer.encoder(())
@@ -75,7 +80,8 @@ def _parser() -> argparse.ArgumentParser:
         add_path("--out", required=True, help="folder to write")
         source.add_argument("--limit", type=int, help="number of tokens after which to stop")
         default = PREPARED.get(name, "bytes")
-        source.add_argument("--tokenizer", choices=["bytes", "gpt2", "words"], default=default)
+        choices = ["bytes", "gpt2", *LEARNED]
+        source.add_argument("--tokenizer", choices=choices, default=default)
         add_path("--gpt2-folder", help="folder of encoder.json and vocab.bpe; default: the hub")
         for split in SPLITS if name == "text" else ():
             add_path(f"--{split}", required=split != "test", help="text file")

@@ -338,6 +338,32 @@ def test_cut_bytes_leave_out_the_ends_of_documents() -> None:
     assert data.bytes_per_token("test") == (8_001 - ends) / 8_000
 
 
+def test_the_files_of_a_folder_are_documents(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "books"
+    (folder / "2").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"^data\.train: .*books has no \.txt files$"):
+        TextFiles(name="none", train=folder).texts()
+    for name, text in {"10.txt": "ten\n" * 8, "9.txt": "nine\n", "2/a.txt": "two\n" * 8}.items():
+        (folder / name).write_text(text)
+    (folder / "notes.md").touch()
+    texts = TextFiles(name="books", train=folder).texts()
+    names = [str(Path(name).relative_to(folder)) for name, _ in texts["train"]]
+    assert names == ["2/a.txt", "9.txt", "10.txt"]
+    # The last tenth of 69 characters is within the last file, and begins with a line.
+    assert [text for _, text in texts["val"]] == ["ten\n" * 2]
+    assert "".join(text for _, text in texts["train"]) == "two\n" * 8 + "nine\n" + "ten\n" * 6
+    assert caplog.messages == [
+        f"data.train: {folder}: left out 1 file: .md (1); files that are read end in .txt"
+    ]
+    # A cut between two files leaves no empty document.
+    (folder / "10.txt").write_text("ten\n")
+    texts = TextFiles(name="books", train=folder, val=folder / "2", test=folder / "9.txt").texts()
+    assert [text for _, text in texts["val"]] == ["two\n" * 8]
+    assert [text for _, text in texts["test"]] == ["nine\n"]
+
+
 def test_files_that_are_not_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     with pytest.raises(ConfigError, match=r"text.txt: cannot be read: No such file"):

@@ -16,7 +16,7 @@ from lit_attn.data import prepare
 from lit_attn.data.text import shard_writer
 from lit_attn.data.text.shard_writer import ShardWriter
 from lit_attn.data.text.shards import Shards
-from lit_attn.data.text.tokenizers import ByteEncoder, Bytes, WordEncoder, Words
+from lit_attn.data.text.tokenizers import ByteEncoder, Bytes, Characters, WordEncoder, Words
 from lit_attn.schema.errors import ConfigError
 
 RECIPE = {"source": "test", "tokenizer": "bytes"}
@@ -208,3 +208,15 @@ def test_the_held_out_share_is_the_configured_one() -> None:
 def test_help_needs_no_torch() -> None:
     check = "import sys, lit_attn.data.prepare; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_characters_are_kept_beside_the_tokens(tmp_path: Path) -> None:
+    file_options = []
+    for split, text in (("train", "né\n\u2028"), ("val", "én")):
+        (tmp_path / f"{split}.txt").write_text(text)
+        file_options.append(f"--{split}={tmp_path / split}.txt")
+    out = tmp_path / "shards"
+    assert prepare.main(["text", "--tokenizer=characters", f"--out={out}", *file_options]) == 0
+    shards = Shards(name="x", folder=out, tokenizer=Characters(size=4))
+    assert shards.streams()["val"].read(0, 2).tolist() == [2, 1]
+    assert shards.encoder().decode([0, 1, 2, 3]) == "\nné\u2028"

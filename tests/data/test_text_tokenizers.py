@@ -11,6 +11,7 @@ from helpers.paths import SHARED
 
 from lit_attn.data.text.tokenizers import (
     ByteEncoder,
+    Characters,
     Encoder,
     Gpt2,
     GptNeox,
@@ -53,6 +54,18 @@ def test_unknown_words_become_unk_or_errors() -> None:
     assert WordEncoder.learn(["a <unk>"], None).encode(["b"])[0].tolist() == [1, 0]
     with pytest.raises(ConfigError, match="'b' is not in the vocabulary, which has no <unk>"):
         WordEncoder.learn(["a"], None).encode(["b"])
+
+
+def test_characters_have_ids_by_code_point() -> None:
+    tokenizer = Characters(size=5)
+    encoder = tokenizer.encoder(["né\n", "\r\ufeff"])
+    assert encoder.encode(["\né"])[0].tolist() == [0, 3]
+    assert encoder.prompt("n\r") == [2, 1]
+    assert encoder.decode([4, 2, 3, 1]) == "\ufeffné\r"
+    with pytest.raises(ConfigError, match="'x' is not one of the 5 characters of the training"):
+        encoder.prompt("nx")
+    with pytest.raises(ConfigError, match=r"tokenizer\.size: 5, but .* has 2 different .* set 2$"):
+        tokenizer.encoder(["ab"])
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ class Tokens(TokenData):
 
     def encoder(self) -> Encoder:
         """Return the encoder between text and token ids."""
-        if not self.tokenizer.is_word_level:
+        if not self.tokenizer.is_learned:
             return self.tokenizer.encoder([])
         training_texts = [text for _, text in self.texts()["train"]]
         return self.tokenizer.encoder(training_texts)

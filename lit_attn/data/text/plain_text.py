@@ -8,11 +8,14 @@ from pathlib import Path
 
 from pydantic import Field, PositiveInt
 
+from lit_attn.data.class_folders import TEXTS
+from lit_attn.data.folders import FolderReader, natural_order
 from lit_attn.data.splits import warn_of_shared_files
 from lit_attn.data.text.batches import NamedTokens, Tokens
 from lit_attn.data.text.ids import SPLITS
 from lit_attn.data.text.streams import read_text
 from lit_attn.schema.base import consistency_check, outside_identity
+from lit_attn.schema.errors import ConfigError
 
 HELD_OUT = 0.1  # Share of the training text that becomes the split val if no file is.
 
@@ -68,11 +71,14 @@ def split_of(name: str) -> str:
 
 
 class TextFiles(NamedTokens, kind="text"):
-    """UTF-8 text files; without `val`, the last tenth of `train` is that split."""
+    """UTF-8 text files, or folders of them; without `val`, the last tenth of `train` is that split.
 
-    train: Path = outside_identity(..., "text file of the split train")
-    val: Path | None = outside_identity(None, "text file of the split val")
-    test: Path | None = outside_identity(None, "text file of the split test")
+    The documents of a folder are its .txt files at every depth, in the natural order of the paths.
+    """
+
+    train: Path = outside_identity(..., "text file of the split train, or folder of .txt files")
+    val: Path | None = outside_identity(None, "text file or folder of the split val")
+    test: Path | None = outside_identity(None, "text file or folder of the split test")
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -90,12 +96,36 @@ def read_text_files(data: TextFiles) -> dict[str, list[tuple[str, str]]]:
         if path is not None:
             files[split] = path
     warn_of_shared_files(files)
-    texts = {split: [(str(path), read_text(path))] for split, path in files.items()}
+    texts = {split: _read_documents(f"data.{split}", path) for split, path in files.items()}
     if data.val is None:
-        name, text = texts["train"][0]
-        share = round(len(text) * (1 - HELD_OUT))
-        # Cut after a complete line if there is one.
-        cut = text.rfind("\n", 0, share) + 1 or share
-        texts["train"] = [(name, text[:cut])]
-        texts["val"] = [(name, text[cut:])]
+        texts["train"], texts["val"] = _cut(texts["train"])
     return texts
+
+
+def _read_documents(key: str, path: Path) -> list[tuple[str, str]]:
+    """Return (path, text) of a file, or of the .txt files of a folder."""
+    if not path.is_dir():
+        return [(str(path), read_text(path))]
+    reader = FolderReader(key, TEXTS.endings)
+    paths = sorted(reader.walk(path), key=lambda path: natural_order(str(path)))
+    reader.warn_of_left_out(path)
+    if not paths:
+        raise ConfigError(f"{key}: {path} has no .txt files")
+    return [(str(path), read_text(path)) for path in paths]
+
+
+def _cut(documents: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return the documents without the last tenth of their characters, and this tenth.
+
+    The cut is after a complete line of a document if it has one there.
+    """
+    share = round(sum(len(text) for _, text in documents) * (1 - HELD_OUT))
+    number = 0
+    while share > len(documents[number][1]):
+        share -= len(documents[number][1])
+        number += 1
+    name, text = documents[number]
+    cut = text.rfind("\n", 0, share) + 1 or share
+    before = [*documents[:number], (name, text[:cut])]
+    after = [(name, text[cut:]), *documents[number + 1 :]]
+    return before, [(name, text) for name, text in after if text]

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from lit_attn.data.text.ids import VOCABULARY
 from lit_attn.data.text.token_files import META
 from lit_attn.data.text.tokenizers import Encoder
 from lit_attn.files import write_atomic, write_json
@@ -108,8 +107,9 @@ class ShardWriter:
                 partial.replace(final)
             with final.open("rb") as file:
                 counts["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
-        if self.encoder.words:
-            write_atomic(self.folder / VOCABULARY, "\n".join(self.encoder.words) + "\n")
+        if self.encoder.vocabulary_file is not None:
+            name, content = self.encoder.vocabulary_file
+            write_atomic(self.folder / name, content)
         meta = {
             **self.progress["recipe"],
             "vocabulary": self.encoder.vocabulary,

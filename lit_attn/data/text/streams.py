@@ -98,7 +98,7 @@ def encode_texts(
     tokenizer: Tokenizer, texts: dict[str, list[tuple[str, str]]]
 ) -> dict[str, Stream]:
     """Return the token streams of `texts`, the (name, text) of every document of every split."""
-    training = texts["train"] if tokenizer.is_word_level else []
+    training = texts["train"] if tokenizer.is_learned else []
     encode: Encoder = tokenizer.encoder(text for _, text in training)
     return {split: _stream(documents, encode) for split, documents in texts.items()}
 

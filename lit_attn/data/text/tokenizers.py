@@ -1,10 +1,10 @@
-"""Tokenizers and their encoders between text and token ids: bytes, subwords, words."""
+"""Tokenizers and their encoders between text and token ids: bytes, characters, subwords, words."""
 
 import functools
 import json
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
 from lit_attn.data.log import LOG
-from lit_attn.data.text.ids import VOCABULARY
+from lit_attn.data.text.ids import CHARACTERS, VOCABULARY
 from lit_attn.extras import require
 from lit_attn.files import read_text
 from lit_attn.schema.base import Kind, outside_identity
@@ -29,11 +29,12 @@ UNKNOWN = "<unk>"
 
 
 class Encoder(Protocol):
-    """Encoder between text and ids: the id that ends a document, and words that it has learned."""
+    """Encoder between text and ids: the number of ids, and the id that ends a document."""
 
     vocabulary: int
     end: int | None
-    words: Sequence[str] = ()
+    vocabulary_file: tuple[str, str] | None = None
+    """Name and content of the file beside shards that keeps a learned vocabulary."""
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger]]:
         """Return the ids of each document, its end included."""
@@ -51,8 +52,8 @@ class Tokenizer(Kind):
     is_byte_level: ClassVar[bool] = False
     """True if every token, except the end of a document, is one byte."""
 
-    is_word_level: ClassVar[bool] = False
-    """True if every token is a word, so that the vocabulary comes from the training text."""
+    is_learned: ClassVar[bool] = False
+    """True if the vocabulary comes from the training text."""
 
     @property
     def document_end(self) -> int | None:
@@ -125,7 +126,7 @@ class Words(Tokenizer, kind="words"):
     their number with <eos> (267,735 for WikiText-103, 10,000 for the Penn Treebank).
     """
 
-    is_word_level = True
+    is_learned = True
     size: PositiveInt = Field(description="words in the vocabulary, <eos> included")
 
     @property
@@ -139,6 +140,27 @@ class Words(Tokenizer, kind="words"):
         # Only line feeds end words.
         words = read_text(folder / VOCABULARY).removesuffix("\n").split("\n")
         return WordEncoder(words)
+
+
+class Characters(Tokenizer, kind="characters"):
+    """Unicode characters, as in nanoGPT's Shakespeare; documents have no end.
+
+    The vocabulary is all characters of the training text in the order of their code points; `size`
+    is their number (65 for tinyshakespeare).
+    """
+
+    is_learned = True
+    size: PositiveInt = Field(description="different characters of the training text")
+
+    @property
+    def vocabulary(self) -> int:
+        return self.size
+
+    def encoder(self, training: Iterable[str]) -> Encoder:
+        return CharacterEncoder.learn(training, self.size)
+
+    def encoder_of_shards(self, folder: Path) -> Encoder:
+        return CharacterEncoder(json.loads(read_text(folder / CHARACTERS)))
 
 
 class ByteEncoder(Encoder):
@@ -155,6 +177,49 @@ class ByteEncoder(Encoder):
 
     def decode(self, ids: Iterable[int]) -> str:
         return bytes(ids).decode(errors="replace")
+
+
+class CharacterEncoder(Encoder):
+    """Characters, whose places in `characters` are their ids.
+
+    Raises ConfigError for a character that `characters` lacks.
+    """
+
+    end: int | None = None
+
+    def __init__(self, characters: str) -> None:
+        self.characters = characters
+        self.ids = {character: number for number, character in enumerate(characters)}
+        self.vocabulary = len(characters)
+        self.vocabulary_file = (CHARACTERS, json.dumps(characters) + "\n")
+
+    @classmethod
+    def learn(cls, documents: Iterable[str], size: int | None) -> "CharacterEncoder":
+        """Learn the characters of a training text; ConfigError if they are not `size`."""
+        characters: set[str] = set()
+        for text in documents:
+            characters.update(text)
+        if size is not None and len(characters) != size:
+            raise ConfigError(
+                f"data.tokenizer.size: {size}, but the training text has {len(characters)}"
+                f" different characters; set {len(characters)}"
+            )
+        return cls("".join(sorted(characters)))
+
+    def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger]]:
+        return [np.asarray(self.prompt(text), np.uint32) for text in documents]
+
+    def prompt(self, text: str) -> list[int]:
+        try:
+            return [self.ids[character] for character in text]
+        except KeyError as error:
+            raise ConfigError(
+                f"{error.args[0]!r} is not one of the {self.vocabulary} characters of the training"
+                " text"
+            ) from None
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return "".join(self.characters[number] for number in ids)
 
 
 class SubwordEncoder(Encoder):
@@ -201,6 +266,7 @@ class WordEncoder(Encoder):
         self.words = words
         self.ids = {word: number for number, word in enumerate(words)}
         self.vocabulary = len(words)
+        self.vocabulary_file = (VOCABULARY, "\n".join(words) + "\n")
 
     @classmethod
     def learn(cls, documents: Iterable[str], size: int | None) -> "WordEncoder":
