@@ -44,6 +44,14 @@ def test_proposition_1_split_with_copied_weights_is_the_standard_layer(scope: st
 
 
 @pytest.mark.parametrize("scope", ["global", "head"])
+def test_small_values_are_removed_as_completely_as_large_ones(scope: str) -> None:
+    """The lower bound of <V, V> is for zeros: it must not show at values that a layer can have."""
+    heads, values = heads_and_values()
+    small = projected(heads, 1e-4 * values, scope)
+    torch.testing.assert_close(small, projected(heads, values, scope))
+
+
+@pytest.mark.parametrize("scope", ["global", "head"])
 def test_perpendicular_is_orthogonal_shorter_and_complements_projected(scope: str) -> None:
     heads, values = heads_and_values()
     along = projected(heads, values, scope)

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 
 from lit_attn.data import scenes
 from lit_attn.data.augment.scene_steps import CategoryCrop, Rescale, SceneFlip
-from lit_attn.data.images import load_splits
 from lit_attn.data.label_masks import IGNORED, read_image, read_labels
 from lit_attn.data.mask_sets import Ade20k
 from lit_attn.data.scenes import Scenes
@@ -91,10 +90,22 @@ def test_labels_cover_the_objects_that_they_name() -> None:
     assert set(cells.flat) == {0, 100}
 
 
-def test_training_and_evaluation_share_no_digit() -> None:
-    splits = load_splits(scenes.Digits())
-    training_images = {image.tobytes() for image in splits["train"].images}
-    assert not training_images & {image.tobytes() for image in splits["test"].images}
+def test_training_and_evaluation_scenes_share_no_digit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[int, set[bytes]] = {width: set() for width in scenes.WIDTHS.values()}
+
+    def record(width: int, images: np.ndarray, digits: np.ndarray, generator: object) -> object:
+        drawn[width] |= {image.tobytes() for image in images}
+        return picture, labels
+
+    picture, labels = np.zeros((4, 4, 3), np.uint8), np.zeros((4, 4), np.uint8)
+    monkeypatch.setattr(scenes, "scene", record)
+    scenes.prepare(few(tmp_path))
+    training, evaluation = (drawn[scenes.WIDTHS[name]] for name in ("training", "validation"))
+    assert training
+    assert evaluation
+    assert not training & evaluation
 
 
 def test_zero_becomes_no_class_and_images_are_windows(root: Path) -> None:

@@ -101,3 +101,9 @@ def test_shards_without_a_split_are_named(tmp_path: Path, caplog: pytest.LogCapt
         ConfigError, match=r"no file of the split val; .* there are interval\.bin, tokens\.bin"
     ):
         Shards(name="t", folder=tmp_path).streams()
+
+
+def test_files_of_a_split_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    paths = [tmp_path / f"train-{number}.txt" for number in (10, 9, 100, 1)]
+    groups = group_by_split(paths)
+    assert [path.stem for path in groups["train"]] == [f"train-{n}" for n in (1, 9, 10, 100)]

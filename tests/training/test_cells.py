@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import socket
 import subprocess
@@ -260,6 +261,9 @@ def test_the_selected_epoch_is_the_last_or_the_best_on_validation() -> None:
     best = DEFAULT_METRIC.model_copy(update={"selection": "best-validation"})
     assert {row.epoch for row in select_epoch(rows, DEFAULT_METRIC)} == {1}
     assert {row.epoch for row in select_epoch(rows, best)} == {0}
+    # A cell that was continued has evaluated its last step twice: the later row counts.
+    repeated = [MetricRow(2, 1, "test/accuracy", math.nan), *rows]
+    assert {row.epoch for row in select_epoch(repeated, DEFAULT_METRIC)} == {1}
 
 
 @pytest.mark.process
