@@ -37,7 +37,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pandas as pd
-import yaml
 from helpers import digit_folders, studies
 from helpers.paths import ROOT
 
@@ -49,6 +48,7 @@ from lit_attn.cells.lock import current_process, read_holder
 from lit_attn.cells.records import utc_now
 from lit_attn.config.study import read_studies
 from lit_attn.files import write_json
+from lit_attn.schema.yaml_text import format_yaml
 from lit_attn.temporary import temporary_folder
 from lit_attn.training.provenance import code_hash, package_versions
 
@@ -380,7 +380,7 @@ def write_study(folder: Path, cells: int) -> None:
         settings.append(f"{name}: {{{keys}}}")
     variants = ", ".join(settings)
     body = f"baseline: standard\nmatch: none\ncells: {{{variants}}}"
-    path = studies.write(folder, body, yaml.safe_dump(experiment))
+    path = studies.write(folder, body, format_yaml(experiment))
     path.write_text(path.read_text().replace("seeds: 2", f"seeds: {cells // len(names)}"))
 
 

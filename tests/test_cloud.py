@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from helpers.holding import hold_at
 from helpers.paths import ROOT
 from helpers.runs import wait_until
+
+from lit_attn.schema.yaml_text import parse_plain
 
 STUDY = """\
 studies:
@@ -74,7 +75,7 @@ def start(machine: Path, bucket: Path, node: int) -> subprocess.Popen[bytes]:
     """Run the page's script in the folder of one of two machines that has nothing but the study."""
     write_study(machine)
     (example, _) = examples("yaml")
-    task = yaml.safe_load(example)
+    task = parse_plain(example, "text")
     script = task["run"]
     assert task["num_nodes"] == 2
     assert task["envs"].keys() == {"STUDY", "SEEDS"}
@@ -146,7 +147,7 @@ def test_the_command_of_a_pod_trains_the_cell_of_its_index(tmp_path: Path) -> No
     cells = prepare_cells(tmp_path)
     assert len(cells) == 4
     (_, example) = examples("yaml")
-    specification = yaml.safe_load(example)["spec"]
+    specification = parse_plain(example, "text")["spec"]
     assert specification["completionMode"] == "Indexed"
     assert specification["template"]["spec"]["restartPolicy"] == "Never"
     (container,) = specification["template"]["spec"]["containers"]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from helpers.training_cells import digits_cell, folder_of, text_cell
 from huggingface_hub import ModelCard
 
@@ -17,6 +16,7 @@ from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.hub import load_exported
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.yaml_text import format_yaml, parse_plain
 from lit_attn.train import run_cell
 from lit_attn.training.build import build
 
@@ -108,9 +108,9 @@ def test_the_card_names_the_attention(
 def test_trackers_are_not_exported(runs: dict[str, Path], tmp_path: Path) -> None:
     """The address of a tracker may be private, and `file:mlruns` would look like a class."""
     folder = shutil.copytree(runs["averaged"], tmp_path / "run")
-    fields = yaml.safe_load((folder / "config.yaml").read_text())
+    fields = parse_plain((folder / "config.yaml").read_text(), "text")
     fields["experiment"]["training"]["loggers"] = [{"kind": "mlflow", "uri": "file:mlruns"}]
-    (folder / "config.yaml").write_text(yaml.safe_dump(fields))
+    (folder / "config.yaml").write_text(format_yaml(fields))
     assert main(["export", "hub", str(folder), f"--out={tmp_path / 'out'}"]) == 0
     assert "mlruns" not in (tmp_path / "out" / "config.json").read_text()
     load_exported(tmp_path / "out")
@@ -121,16 +121,8 @@ def test_no_absolute_path_is_exported(runs: dict[str, Path], tmp_path: Path) -> 
     assert main(["export", "hub", str(runs["tied"]), f"--out={out}"]) == 0
     written = (out / "config.json").read_text() + (out / "README.md").read_text()
     assert '"train.txt"' in written
-    assert (
-        str(
-            Path(
-                yaml.safe_load((runs["tied"] / "config.yaml").read_text())["experiment"]["data"][
-                    "train"
-                ]
-            ).parent
-        )
-        not in written
-    )
+    config = parse_plain((runs["tied"] / "config.yaml").read_text(), "config.yaml")
+    assert str(Path(config["experiment"]["data"]["train"]).parent) not in written
 
 
 def test_what_cannot_be_exported_is_one_line(

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from helpers.paths import ROOT
 
 import lit_attn
+from lit_attn.schema.yaml_text import parse_plain
 
 CHECK = ROOT / ".ci" / "check_release.py"
 WORKFLOW = ROOT / ".github" / "workflows" / "release.yml"
@@ -57,7 +57,7 @@ def test_the_changelog_has_the_version_of_the_package() -> None:
 
 
 def test_nothing_is_published_before_every_check() -> None:
-    workflow = yaml.safe_load(WORKFLOW.read_text())
+    workflow = parse_plain(WORKFLOW.read_text(), "text")
     jobs = workflow["jobs"]
     steps = [step.get("run", step.get("uses", "")) for step in jobs["build"]["steps"]]
     checks = [".ci/check_release.py", ".ci/run", "twine check", "mkdocs build --strict"]
@@ -69,7 +69,7 @@ def test_nothing_is_published_before_every_check() -> None:
 
 
 def test_only_the_jobs_that_publish_may_write() -> None:
-    workflow = yaml.safe_load(WORKFLOW.read_text())
+    workflow = parse_plain(WORKFLOW.read_text(), "text")
     assert workflow["permissions"] == {"contents": "read"}
     allowed = {name: job["permissions"] for name, job in workflow["jobs"].items()}
     assert allowed["package"] == {"id-token": "write"}

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from helpers import fake_study, studies
 from helpers.commands import run_python
 from helpers.training_cells import digits_cell, text_cell
@@ -25,6 +24,7 @@ from lit_attn.hub import load_exported
 from lit_attn.schema import own_classes, plugins
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.own_classes import import_class
+from lit_attn.schema.yaml_text import format_yaml
 from lit_attn.study import Study
 
 METRIC = {"name": "test/accuracy", "label": "accuracy", "goal": "max", "scale": 100}
@@ -104,7 +104,7 @@ def executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def write_run(folder: Path, values: Any) -> Path:
     """Write the values as a downloaded run and as an exported folder."""
     folder.mkdir(exist_ok=True)
-    text = yaml.safe_dump(values, allow_unicode=True)
+    text = format_yaml(values)
     (folder / "config.yaml").write_text(text, encoding="utf-8")
     (folder / "config.json").write_text(json.dumps(values), encoding="utf-8")
     return folder
@@ -349,11 +349,11 @@ def test_yaml_cannot_hide_code(
     for key in ("model", "task", "metrics"):
         if f"{key}:" in text:
             del recipe[key]
-    lines = yaml.safe_dump(recipe) + text
+    lines = format_yaml(recipe) + text
     inner = "".join(f"  {line}\n" for line in lines.splitlines())
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "config.yaml").write_text(yaml.safe_dump(values) + "experiment:\n" + inner)
+    (folder / "config.yaml").write_text(format_yaml(values) + "experiment:\n" + inner)
     assert main(["generate", str(folder), "--prompt", "a"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "this run executes the code in" in line
@@ -393,7 +393,7 @@ def test_runs_without_code_are_opened_without_a_question(tmp_path: Path) -> None
     assert Cell.find_code({"experiment": {"data": translation}}) == {}
     timm = {"kind": "timm", "name": "vit_tiny_patch16_224", "arguments": {"import": "a:b"}}
     assert Cell.find_code({"experiment": {"model": timm}}) == {}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    (tmp_path / "config.yaml").write_text(format_yaml(values))
     with Cell.open_foreign(tmp_path / "config.yaml", is_trusted=False) as cell:
         assert cell == Cell.parse(values, "")
 

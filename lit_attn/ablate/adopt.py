@@ -21,7 +21,7 @@ from lit_attn.cells.lock import CellLocked, LockError, hold_lock, read_holder
 from lit_attn.cells.records import Result
 from lit_attn.files import write_atomic
 from lit_attn.schema.errors import ConfigError, plural
-from lit_attn.schema.yaml_text import format_yaml, parse_record
+from lit_attn.schema.yaml_text import format_yaml, parse_plain
 from lit_attn.training.provenance import code_hash
 
 RETIRED = "aside-plan.json"  # Name of the plan of a study whose cells were adopted.
@@ -166,7 +166,7 @@ def _rename_in_records(folder: Path, study: str, variant: str) -> None:
     path = folder / "config.yaml"
     # A cell counts by its result. The report warns of a configuration that cannot be read.
     with contextlib.suppress(OSError, ConfigError):
-        config = parse_record(path.read_text(encoding="utf-8"), str(path))
+        config = parse_plain(path.read_text(encoding="utf-8"), str(path))
         if isinstance(config, dict):
             write_atomic(path, format_yaml(config | names))
 

@@ -19,7 +19,7 @@ from lit_attn.schema.errors import ConfigError, explain
 from lit_attn.schema.limits import parse_json
 from lit_attn.schema.plugins import load_parts, refuse_code
 from lit_attn.schema.trust import confirm_code, find_code
-from lit_attn.schema.yaml_text import format_yaml, parse_record
+from lit_attn.schema.yaml_text import format_yaml, parse_plain
 from lit_attn.tasks.metrics import DEFAULT_METRIC, MetricChoice
 
 LARGEST_SEED = 2**32 - 1  # Largest seed that NumPy and Lightning accept.
@@ -145,7 +145,7 @@ class Cell(Config):
                 raise ConfigError(
                     f"{folder}: is not the folder of a cell; did you mean '{neighbours[0]}'?"
                 )
-        parse = parse_json if path.suffix == ".json" else parse_record
+        parse = parse_json if path.suffix == ".json" else parse_plain
         return parse(read_text(path), str(path))
 
     @classmethod

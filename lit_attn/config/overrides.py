@@ -63,9 +63,28 @@ def spell_out(override: Mapping, context: str) -> Change:
                 f"{override.where[others[0]]}: {context}:"
                 f" '{others[0]}' and '{first}' are the same key"
             )
-        nested = _nest(path, override[first], override.where[first])
-        experiment = merge(experiment, _spell_out_words(nested))
+        nested = _spell_out_words(_nest(path, override[first], override.where[first]))
+        if any(first.startswith(f"{section}.") for section in override):
+            _require_new_values(experiment, nested, first, context)
+        experiment = merge(experiment, nested)
     return Change(_make_paths_absolute(experiment), match)
+
+
+def _require_new_values(written: Any, added: Mapping, key: str, context: str) -> None:
+    """Raise ConfigError if `optimizer.lr`, as `key`, adds what `optimizer: {lr: 1}` has written.
+
+    `residual` beside `attention` is no such case: a part refines the mechanism.
+    """
+    for name, value in added.items():
+        if not isinstance(written, Mapping) or name not in written:
+            continue
+        if isinstance(value, Mapping):
+            _require_new_values(written[name], value, key, context)
+        elif not isinstance(written[name], Mapping):
+            raise ConfigError(
+                f"{added.where[name]}: {context}: '{key}' writes '{name}' again,"
+                f" which '{key.partition('.')[0]}' has written; delete one of the two"
+            )
 
 
 def spell_out_experiment(experiment: Mapping) -> Mapping:

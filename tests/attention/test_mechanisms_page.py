@@ -6,12 +6,12 @@ from itertools import product
 
 import pytest
 import write_mechanisms
-import yaml
 from helpers.paths import ROOT
 from mechanism_entries import ENTRIES
 
 from lit_attn.attention.dispatch import Path, choose_path
 from lit_attn.attention.spec import PRESETS, attention_spec
+from lit_attn.schema.yaml_text import parse_plain
 
 PAGE = (ROOT / "docs" / "mechanisms.md").read_text()
 
@@ -25,10 +25,10 @@ def test_the_page_is_up_to_date() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_has_a_section_whose_example_is_a_new_choice(name: str) -> None:
     entry = ENTRIES[name]
-    chosen = attention_spec(yaml.safe_load(entry.cross), "page")
+    chosen = attention_spec(parse_plain(entry.cross, "text"), "page")
     assert chosen not in PRESETS.values()
     assert f"\n### {name}\n" in PAGE
-    assert yaml.safe_load(entry.cross)["preset"] == name
+    assert parse_plain(entry.cross, "text")["preset"] == name
 
 
 def rows() -> Iterator[list[str]]:

@@ -4,11 +4,11 @@ import csv
 from pathlib import Path
 
 import pytest
-import yaml
 from helpers import noise_images
 
 from lit_attn.bench.__main__ import main
 from lit_attn.bench.data import measure_wait, read_data
+from lit_attn.schema.yaml_text import format_yaml
 
 RECIPE = {
     "kind": "cifar100",
@@ -21,7 +21,7 @@ RECIPE = {
 def files(tmp_path: Path) -> Path:
     """Write an experiment and 40 images of 8 x 8 pixels; return their folder."""
     noise_images.write(tmp_path / "images.npz")
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump({"data": RECIPE}))
+    (tmp_path / "small.yaml").write_text(format_yaml({"data": RECIPE}))
     return tmp_path
 
 

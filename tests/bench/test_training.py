@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from torch import Tensor
 
 from lit_attn.bench import step_parts
 from lit_attn.bench.__main__ import main
 from lit_attn.bench.training import WARM_UP
+from lit_attn.schema.yaml_text import format_yaml
 from lit_attn.tasks import optimizing
 from lit_attn.tasks.classification import Classification
 
@@ -55,7 +55,7 @@ def test_both_loops_make_the_same_steps(tmp_path: Path, monkeypatch: pytest.Monk
     # Three steps do not decide which parts are the largest.
     monkeypatch.setattr(step_parts, "MOST_CAUSES", 100)
     file = tmp_path / "small.yaml"
-    file.write_text(yaml.safe_dump(EXPERIMENT))
+    file.write_text(format_yaml(EXPERIMENT))
     arguments = ["training", str(file), "--steps", "3", "--rounds", "2", "--device", "cpu"]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     forward_passes = WARM_UP + 3
@@ -83,7 +83,7 @@ def test_both_loops_make_the_same_steps(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_classifier_is_measured_on_a_gpu(tmp_path: Path) -> None:
     """The plain loop moves the running mean of the accuracy to the GPU too."""
     file = tmp_path / "small.yaml"
-    file.write_text(yaml.safe_dump(EXPERIMENT))
+    file.write_text(format_yaml(EXPERIMENT))
     arguments = ["training", str(file), "--steps", "3", "--rounds", "2", "--device", "cuda"]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     row = read_row(tmp_path / "training-cuda.csv")
@@ -110,7 +110,7 @@ def test_a_language_model_without_test_data_is_measured(tmp_path: Path) -> None:
         "training": {"epochs": 1},
     }
     file = tmp_path / "gpt.yaml"
-    file.write_text(yaml.safe_dump(experiment))
+    file.write_text(format_yaml(experiment))
     arguments = ["training", str(file), "--steps", "2", "--rounds", "2", "--device", "cpu"]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     row = read_row(tmp_path / "training-cpu.csv")
@@ -119,7 +119,7 @@ def test_a_language_model_without_test_data_is_measured(tmp_path: Path) -> None:
 
 def test_a_benchmark_leaves_the_handler_of_sigterm(tmp_path: Path) -> None:
     file = tmp_path / "small.yaml"
-    file.write_text(yaml.safe_dump(EXPERIMENT))
+    file.write_text(format_yaml(EXPERIMENT))
     handler = signal.getsignal(signal.SIGTERM)
     assert main(["training", str(file), "--steps", "1", "--rounds", "2", "--device", "cpu"]) == 0
     assert signal.getsignal(signal.SIGTERM) is handler
@@ -129,6 +129,6 @@ def test_an_experiment_with_a_mistake_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "wrong.yaml"
-    file.write_text(yaml.safe_dump({**EXPERIMENT, "model": {"kind": "vitt"}}))
+    file.write_text(format_yaml({**EXPERIMENT, "model": {"kind": "vitt"}}))
     assert main(["training", str(file)]) == 2
     assert "vitt" in capsys.readouterr().err

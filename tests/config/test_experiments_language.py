@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from helpers.paths import ROOT
 from helpers.shipped import shipped_matrix, shipped_studies
 from helpers.training_cells import folder_of
@@ -15,6 +14,7 @@ from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.models import factory
 from lit_attn.schema.plugins import load_parts
+from lit_attn.schema.yaml_text import parse_plain
 from lit_attn.train import run_cell
 
 LANGUAGE = [
@@ -42,7 +42,7 @@ def documents(folder: Path, texts: int) -> None:
 
 def tiny(name: str, folder: Path, **changes: dict[str, Any]) -> Cell:
     """Return a cell of `experiments/<name>` with changed sections and a proportional schedule."""
-    experiment = yaml.safe_load((ROOT / "experiments" / name).read_text())
+    experiment = parse_plain((ROOT / "experiments" / name).read_text(), "text")
     experiment["data"] |= {"folder": str(folder)} if "folder" in experiment["data"] else {}
     for section, values in changes.items():
         experiment[section] |= values

@@ -6,13 +6,13 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-import yaml
 from helpers.paths import ROOT
 from helpers.shipped import shipped_matrix
 
 from lit_attn.ablate.plan import expand
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.study import read_studies
+from lit_attn.schema.yaml_text import parse_plain
 
 FILES = ("ablations.yaml", "experiments/papers/small.yaml", "lit_attn/starter/ablations.yaml")
 UNNAMED = {"product", "paper-mgk-small", "paper-mgk-small-data"}
@@ -71,7 +71,7 @@ def test_a_record_with_the_name_of_a_preset_is_of_this_preset(archive: Path) -> 
             checked.add(path.parts[:2])
             file = records.extractfile(member)
             assert file is not None
-            config = yaml.safe_load(file)
+            config = parse_plain(file.read().decode(), "text")
             assert config["variant"].partition("@")[0] == variant
             recorded = AttentionSpec.model_validate(config["experiment"]["model"]["attention"])
             assert recorded == AttentionSpec.model_validate(variant), path

@@ -3,15 +3,15 @@
 from typing import Any
 
 import pytest
-import yaml
 from helpers.paths import ROOT
 
 from lit_attn.config.experiment import Experiment
+from lit_attn.schema.yaml_text import parse_plain
 
 
 def identity(name: str, attention: Any) -> dict[str, Any]:
     """Return the identity of a shipped experiment with another mechanism."""
-    written = yaml.safe_load((ROOT / "experiments" / f"{name}.yaml").read_text())
+    written = parse_plain((ROOT / "experiments" / f"{name}.yaml").read_text(), "text")
     written["model"]["attention"] = attention
     return Experiment.model_validate(written).identity()
 

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-import yaml
 from helpers.commands import run_python
 from helpers.paths import ROOT
 from helpers.training_cells import digits_cell
@@ -24,6 +23,7 @@ from lit_attn.data.images import ClassImages, OwnTargets
 from lit_attn.models.base import Model
 from lit_attn.models.vit import ViTConfig
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.yaml_text import format_yaml, parse_plain
 from lit_attn.training.build import build
 
 # The command `lit_attn.train`, to which SIGTERM is sent after its 100th step.
@@ -70,7 +70,7 @@ def test_the_study_of_the_page_trains(tmp_path: Path) -> None:
     parameters = {result.variant: result.parameters for result in results}
     assert parameters["belief2"] == pytest.approx(parameters["standard"], rel=0.01)
     assert all(result.flops > 0 for result in results)
-    written = yaml.safe_load((paths[0] / "config.yaml").read_text())
+    written = parse_plain((paths[0] / "config.yaml").read_text(), "text")
     assert written["experiment"]["task"] == {"kind": "frequency"}
     assert written["parts"] == [str(tmp_path / "signals.py")]
 
@@ -93,14 +93,14 @@ def test_a_stopped_cell_with_own_members_resumes(tmp_path: Path) -> None:
         "study": "s",
         "variant": "v",
         "seed": 0,
-        "experiment": yaml.safe_load((tmp_path / "signals.yaml").read_text()),
+        "experiment": parse_plain((tmp_path / "signals.yaml").read_text(), "text"),
         "metric": {"name": "test/mae"},
         "parts": [str(tmp_path / "signals.py")],
     }
     uninterrupted, stopped = tmp_path / "whole", tmp_path / "stopped"
     for folder in (uninterrupted, stopped):
         folder.mkdir()
-        (folder / "config.yaml").write_text(yaml.safe_dump(cell))
+        (folder / "config.yaml").write_text(format_yaml(cell))
     assert run_python(tmp_path, "-m", "lit_attn.train", str(uninterrupted)).returncode == 0
     path = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
     interrupted = run_python(tmp_path, "-c", STOP, str(stopped), PYTHONPATH=path)

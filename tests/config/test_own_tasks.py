@@ -9,7 +9,6 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-import yaml
 from helpers.commands import run_python
 from helpers.paths import ROOT
 from helpers.training_cells import digits_cell
@@ -17,6 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
+from lit_attn.schema.yaml_text import format_yaml
 from lit_attn.tasks.base import TaskModule
 from lit_attn.train import main
 from lit_attn.training.first_step import Mistake, find_mistake
@@ -126,7 +126,7 @@ def test_a_module_has_the_results_of_the_same_task(mine: None, tmp_path: Path) -
     results = []
     for name, fields in (("module", module), ("task", task)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(fields))
+        (tmp_path / name / "config.yaml").write_text(format_yaml(fields))
         assert main([str(tmp_path / name)]) == 0
         text = (tmp_path / name / "result.json").read_text()
         results.append(Result.model_validate_json(text).metrics)
@@ -177,7 +177,7 @@ def test_a_logged_metric_is_one_error_line(
     mine: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cell = module_cell("mine:LogsMetric", {"epochs": 1, "accelerator": "cpu"})
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(cell))
+    (tmp_path / "config.yaml").write_text(format_yaml(cell))
     assert main([str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
         "task: 'accuracy' is a metric; log a number, or add the metric to `metrics`\n"

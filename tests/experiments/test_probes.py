@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from helpers.paths import ROOT
 from helpers.training_cells import folder_of
 from pydantic import ValidationError
@@ -18,6 +17,7 @@ from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.models.language import GPTConfig
 from lit_attn.schema.plugins import load_parts
+from lit_attn.schema.yaml_text import parse_plain
 from lit_attn.train import run_cell
 from lit_attn.training import build
 
@@ -398,7 +398,7 @@ def test_a_compressor_trains_on_the_logits_that_it_is_evaluated_on() -> None:
 
 
 def test_a_cell_records_each_split_and_whether_it_is_solved(tmp_path: Path) -> None:
-    experiment = yaml.safe_load((PROBES / "recall.yaml").read_text())
+    experiment = parse_plain((PROBES / "recall.yaml").read_text(), "text")
     experiment["data"] |= {"kind": "needle", "length": 8, "longer": 12, "epoch_steps": 3}
     for key in ("pairs", "ids"):
         del experiment["data"][key]
@@ -427,7 +427,7 @@ def test_a_cell_records_each_split_and_whether_it_is_solved(tmp_path: Path) -> N
 def test_unsolved_steps_end_at_the_first_evaluation_that_solves_and_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experiment = yaml.safe_load((PROBES / "recall.yaml").read_text())
+    experiment = parse_plain((PROBES / "recall.yaml").read_text(), "text")
     cell = Cell.model_validate({"study": "t", "variant": "v", "seed": 0, "experiment": experiment})
 
     def evaluate(task: Any, step: int, solved: float) -> float:

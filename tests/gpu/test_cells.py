@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from helpers.digit_folders import experiment, write
 from helpers.fake_gpu import NAME, rehearsal
 from helpers.paths import EXPERIMENTS
@@ -26,6 +25,7 @@ from torch import nn
 from lit_attn.bench.__main__ import main
 from lit_attn.cells.failure import Preempted
 from lit_attn.config.cell import Cell
+from lit_attn.schema.yaml_text import parse_plain
 from lit_attn.tasks.step_graph import Recorder, StepOutputs, Work
 from lit_attn.train import run_cell
 from lit_attn.training import build
@@ -42,7 +42,7 @@ SET_ADAM = {"kind": "set-adam", "lr": 1e-3}
 
 
 def listops_cell() -> Cell:
-    sections = yaml.safe_load((EXPERIMENTS / "long_range_arena" / "listops.yaml").read_text())
+    sections = parse_plain((EXPERIMENTS / "long_range_arena" / "listops.yaml").read_text(), "text")
     sections["data"] |= {"lengths": (5, 40), "depth": 4, "context": 40}
     sections["data"] |= {"train": 64, "val": 7, "test": 5, "eval_batch_size": 4}
     return Cell(study="t", variant="v", seed=0, experiment=sections)

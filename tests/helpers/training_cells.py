@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from helpers.paths import DOCUMENTS, EXPERIMENTS
 from lit_attn.cells.records import Result, read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.schema.plugins import load_parts
+from lit_attn.schema.yaml_text import parse_plain
 
 COMPOSITION = EXPERIMENTS / "head_composition" / "head_composition.py"
 
@@ -81,7 +80,9 @@ def text_cell(**changes: Any) -> Cell:
 def composition_cell() -> Cell:
     """Return a cell of the shipped head-composition experiment with few questions."""
     load_parts([COMPOSITION])
-    experiment = yaml.safe_load((EXPERIMENTS / "head_composition" / "experiment.yaml").read_text())
+    experiment = parse_plain(
+        (EXPERIMENTS / "head_composition" / "experiment.yaml").read_text(), "text"
+    )
     experiment["data"] |= {"eval_questions": 4, "batch_size": 64}
     metric = {"name": "test/accuracy"}
     return Cell.model_validate(

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import timm
 import torch
-import yaml
 from helpers import gpt_cases, studies
 from helpers.paths import ROOT
 from torch import nn
@@ -25,6 +24,7 @@ from lit_attn.models.translation import EncoderDecoderConfig
 from lit_attn.models.vit import ImageViTConfig, ViTConfig
 from lit_attn.replace import replace_attention
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.yaml_text import parse_plain
 from lit_attn.signatures import ImageMasks
 
 SIZES: dict[str, Any] = {"dim": 16, "depth": 3, "heads": 2, "ffn": FFN(width=24)}
@@ -363,6 +363,6 @@ def test_examples_of_the_page_are_variants(tmp_path: Path) -> None:
 def test_the_example_of_positions_on_the_page_is_a_model() -> None:
     page = (ROOT / "docs" / "mixers.md").read_text(encoding="utf-8")
     section = page.partition("### Positions per layer")[2]
-    example = yaml.safe_load(section.partition("```yaml\n")[2].partition("```")[0])["model"]
+    example = parse_plain(section.partition("```yaml\n")[2].partition("```")[0], "text")["model"]
     model = Model.family[example["kind"]].model_validate(example)
     assert len(model.rotations) == model.depth == 6

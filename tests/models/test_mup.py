@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from helpers.paths import ROOT
 from helpers.training_cells import SMALL_TEXT, digits_cell, folder_of, result_of, text_cell
 from pydantic import ValidationError
@@ -21,6 +20,7 @@ from lit_attn.models.vit import ViTConfig
 from lit_attn.optim.schedules import set_constants
 from lit_attn.optim.standard import AdamW
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.yaml_text import format_yaml
 from lit_attn.signatures import CausalTokens, ImageLabels
 from lit_attn.train import run_cell
 
@@ -233,7 +233,7 @@ def test_the_study_of_the_page_trains_every_variant(tmp_path: Path) -> None:
         "data": {**SMALL_TEXT, "val": SMALL_TEXT["test"], "epoch_steps": 2},
         "training": {"epochs": 1, "accelerator": "cpu"},
     }
-    (tmp_path / "gpt.yaml").write_text(experiment + yaml.safe_dump(others))
+    (tmp_path / "gpt.yaml").write_text(experiment + format_yaml(others))
     (tmp_path / "ablations.yaml").write_text(study)
     (source,) = read_studies(tmp_path / "ablations.yaml").values()
     cells = [job.cell for job in expand(source, tmp_path / "runs").jobs if job.cell.seed == 0]

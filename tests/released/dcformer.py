@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from helpers.paths import EXPERIMENTS
 
+from lit_attn.schema.yaml_text import parse_plain
 from released.record import Clone
 from released.recording import (
     Arrays,
@@ -51,7 +51,7 @@ WIDTH, DEPTH, HEADS, FFN, VOCABULARY = 32, 2, 4, 24, 256
 MAPS = {"gelu": "tanh", "gate_init": "jax"}
 COMPOSED = {"preset": "dcmha", "compose": MAPS}
 NORMS = {"model.qk_norm": True, "model.qk_norm_eps": 1e-5}
-ROUNDED = yaml.safe_load((EXPERIMENTS / "pile_dcmha" / "405m.yaml").read_text())["optimizer"][
+ROUNDED = parse_plain((EXPERIMENTS / "pile_dcmha" / "405m.yaml").read_text(), "text")["optimizer"][
     "bfloat16"
 ]
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -154,7 +154,7 @@ class Absent(ModuleType):
 def configuration(clone: Clone, case: str) -> Any:
     """Return the released configuration of a case, in the recorded size."""
     name, changes, _ = CASES[case]
-    tree = yaml.safe_load(clone.source(f"jax/MaxText/configs/{name}.yml", {})) | changes
+    tree = parse_plain(clone.source(f"jax/MaxText/configs/{name}.yml", {}), "text") | changes
     assert tree["head_dim"] == 64
     return SimpleNamespace(
         **tree

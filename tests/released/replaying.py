@@ -15,7 +15,6 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-import yaml
 from helpers.paths import EXPERIMENTS
 from timm.utils import ModelEmaV3
 
@@ -23,6 +22,7 @@ from lit_attn.attention.spec import attention_spec
 from lit_attn.cells.records import read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.data.module import TrainLoader
+from lit_attn.schema.yaml_text import parse_plain
 from lit_attn.tasks.base import TaskModule
 from lit_attn.train import run_cell
 from released import ranks
@@ -54,7 +54,7 @@ class Replay(NamedTuple):
 
 def shipped_cell(experiment: str, changes: dict[str, Any], seed: int, metric: str = "") -> Cell:
     """Return a cell of a shipped experiment with `changes` (dotted keys) applied."""
-    tree = yaml.safe_load((EXPERIMENTS / experiment).read_text())
+    tree = parse_plain((EXPERIMENTS / experiment).read_text(), "text")
     tree["training"] |= {"accelerator": "cpu", "compile": False}
     for key, value in changes.items():
         *path, last = key.split(".")

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from helpers.commands import run_python
 from helpers.paths import ROOT
 
 from lit_attn.cells.records import Result
+from lit_attn.schema.yaml_text import parse_plain
 
 PARTS = '''
 import torch
@@ -130,7 +130,7 @@ def test_a_study_trains_with_parts_from_a_file(tmp_path: Path) -> None:
     finished = run_python(tmp_path, "-m", "lit_attn.ablate", "study.yaml", "--jobs", "1")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     (cell,) = cells(tmp_path, "mine")
-    config = yaml.safe_load((cell / "config.yaml").read_text())
+    config = parse_plain((cell / "config.yaml").read_text(), "text")
     optimizer = config["experiment"]["optimizer"]
     assert optimizer == {"kind": "plain", "lr": 0.1, "weight_decay": 0.0, "layer_decay": None}
     (cell / "result.json").unlink()

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from helpers import studies
 from helpers.commands import run_python
 from helpers.training_cells import composition_cell, digits_cell, scenes_cell, text_cell
@@ -20,6 +19,7 @@ from torch import Tensor
 from lit_attn.cells.records import Plan, Result
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.yaml_text import format_yaml, parse_plain
 from lit_attn.tasks.metrics import MetricChoice
 from lit_attn.train import main
 from lit_attn.training.build import build
@@ -67,8 +67,8 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def write_study(folder: Path, metrics: list[dict[str, object]], body: str = BODY) -> None:
-    experiment = yaml.safe_load(studies.EXPERIMENT) | {"metrics": metrics}
-    studies.write(folder, body, yaml.safe_dump(experiment))
+    experiment = parse_plain(studies.EXPERIMENT, "text") | {"metrics": metrics}
+    studies.write(folder, body, format_yaml(experiment))
     (folder / "my_hits.py").write_text(HITS)
 
 
@@ -172,9 +172,9 @@ def test_a_metric_that_cannot_be_measured_is_one_error_line(
     exec(HITS, vars(module))
     monkeypatch.setitem(sys.modules, "my_hits", module)
     body = BODY.replace("parts: [my_hits.py]\n", "")
-    experiment = yaml.safe_load(studies.EXPERIMENT) | {"metrics": metrics}
+    experiment = parse_plain(studies.EXPERIMENT, "text") | {"metrics": metrics}
     with pytest.raises(ConfigError) as caught:
-        studies.variants(tmp_path, body, yaml.safe_dump(experiment))
+        studies.variants(tmp_path, body, format_yaml(experiment))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert re.match(r"\S+\.yaml:\d+: ", str(caught.value))

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import yaml
 from helpers import digit_folders, studies
 from helpers.commands import Command, run_python, start_with_pipe
 from helpers.holding import hold_at
@@ -23,6 +22,7 @@ from lit_attn.ablate.plan import expand
 from lit_attn.cells import folder
 from lit_attn.cells.lock import read_holder
 from lit_attn.config.study import StudySource, read_studies
+from lit_attn.schema.yaml_text import format_yaml
 from lit_attn.train import run_cell
 
 EXPERIMENT = studies.EXPERIMENT.replace(
@@ -188,7 +188,7 @@ def test_the_loss_of_a_data_worker_is_retried(tmp_path: Path) -> None:
     """The kernel's out-of-memory killer chooses a worker as often as the process that trains."""
     experiment = digit_folders.experiment(digit_folders.write(tmp_path / "digits"))
     experiment["data"]["workers"] = 2
-    path = studies.write(tmp_path, "baseline: a\ncells: {a: {}}", yaml.safe_dump(experiment))
+    path = studies.write(tmp_path, "baseline: a\ncells: {a: {}}", format_yaml(experiment))
     (job, _) = expand(choose_one(path), tmp_path / "runs").jobs
     hold_at(tmp_path, 2)
     with command(tmp_path, "--seeds", "0,") as process:

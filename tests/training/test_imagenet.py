@@ -11,7 +11,6 @@ import lightning as L
 import pandas as pd
 import pytest
 import torch
-import yaml
 from helpers.commands import run_python, start_python
 from helpers.digit_folders import experiment, write
 from helpers.finished_cells import read_weights
@@ -34,7 +33,7 @@ from lit_attn.models import vit
 from lit_attn.models.vit import ImageViTConfig
 from lit_attn.optim.standard import AdamW
 from lit_attn.schema.plugins import load_parts
-from lit_attn.schema.yaml_text import Mapping, Where
+from lit_attn.schema.yaml_text import Mapping, Where, format_yaml
 from lit_attn.signatures import ImageLabels
 from lit_attn.tasks.base import TaskModule
 from lit_attn.train import run_cell, time_cell
@@ -298,7 +297,7 @@ def test_sizes_need_positions_of_every_size(folders: Path) -> None:
 def test_a_study_trains_through_the_runner(folders: Path, tmp_path: Path) -> None:
     """The study's path is too long for a socket, and its cells have data workers."""
     actual = experiment(folders, data={"workers": 2})
-    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(actual))
+    (tmp_path / "experiment.yaml").write_text(format_yaml(actual))
     study = {
         "title": "Digits in folders",
         "experiment": "experiment.yaml",
@@ -308,7 +307,7 @@ def test_a_study_trains_through_the_runner(folders: Path, tmp_path: Path) -> Non
         "baseline": "standard",
         "match": "none",
     }
-    (tmp_path / "ablations.yaml").write_text(yaml.safe_dump({"studies": {"digits": study}}))
+    (tmp_path / "ablations.yaml").write_text(format_yaml({"studies": {"digits": study}}))
     places = ["--out", str(tmp_path / ("runs" * 25)), "--reports", str(tmp_path / "reports")]
     command = ["lit_attn.ablate", str(tmp_path / "ablations.yaml"), *places, "--jobs", "1"]
     finished = run_python(tmp_path, "-m", *command)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from helpers.finished_cells import read_weights
 from helpers.mmseg_files import make_network, write_file
 from helpers.paths import ADE20K, ROOT
@@ -18,6 +17,7 @@ from lit_attn.config.cell import Cell
 from lit_attn.data.segmentation import SceneryData
 from lit_attn.extras import require_mmseg
 from lit_attn.models import factory
+from lit_attn.schema.yaml_text import parse_plain
 from lit_attn.train import run_cell
 from lit_attn.training.several_devices import require_shared_losses
 
@@ -102,7 +102,7 @@ def test_the_example_of_the_page_trains_on_ade20k(tmp_path: Path) -> None:
     (python,) = re.findall(r"```py\n(.*?)```", example.partition("## What cannot")[0], re.S)
     (tmp_path / "segformer.py").write_text(python)
     (recipe,) = re.findall(r'```yaml title="own-mmseg.yaml"\n(.*?)```', example, re.S)
-    experiment = yaml.safe_load(recipe)
+    experiment = parse_plain(recipe, "text")
     experiment["data"] |= {"root": str(ADE20K), "workers": 0}
     experiment["model"]["config"] = str(tmp_path / experiment["model"]["config"])
     experiment["model"]["attention"] = {"preset": experiment["model"]["attention"]}

@@ -6,7 +6,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-import yaml
 from helpers.commands import run_python
 from helpers.finished_cells import read_weights
 from helpers.own_tasks import Plain, own_cell
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 from lit_attn.cells.failure import Preempted
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.yaml_text import format_yaml
 from lit_attn.tasks.own_hooks import CALLED, REFUSED, check_hooks
 from lit_attn.train import run_cell
 from lit_attn.training.build import build
@@ -370,7 +370,7 @@ def test_numbers_of_an_epoch_are_averaged_over_two_devices(
     fields["experiment"]["data"]["eval_batch_size"] = 37
     folder = tmp_path / "cell"
     folder.mkdir()
-    (folder / "config.yaml").write_text(yaml.safe_dump(fields))
+    (folder / "config.yaml").write_text(format_yaml(fields))
     done = run_python(tmp_path, "-m", "lit_attn.train", str(folder))
     assert done.returncode == 0, done.stdout + done.stderr
     metrics = result_of(folder).metrics

@@ -7,13 +7,13 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-import yaml
 from helpers.own_tasks import Plain, own_cell
 from helpers.training_cells import digits_cell, folder_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torchmetrics.classification import MulticlassAccuracy
 
 from lit_attn.cells.records import read_metrics
+from lit_attn.schema.yaml_text import parse_plain
 from lit_attn.train import run_cell
 from lit_attn.training.first_step import find_mistake
 
@@ -102,7 +102,7 @@ def test_tensorboard_has_the_configuration_as_text(tmp_path: Path) -> None:
     (event,) = events.Tensors("configuration/text_summary")
     text = event.tensor_proto.string_val[0].decode()
     content = text.removeprefix("```yaml\n").removesuffix("```")
-    settings = yaml.safe_load(content)
+    settings = parse_plain(content, "text")
     assert settings["optimizer"]["lr"] == 3e-3
     assert settings["seed"] == 0
     # The profiler has written its report.

@@ -9,7 +9,6 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-import yaml
 from helpers.paths import ROOT
 from helpers.training_cells import folder_of, result_of, scenes_cell
 from PIL import Image
@@ -25,6 +24,7 @@ from lit_attn.data.segmentation import SceneryData
 from lit_attn.extras import require_mmseg
 from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.yaml_text import parse_plain
 from lit_attn.tasks.pictures import choose_colours
 from lit_attn.tasks.segmentation import Overlap
 from lit_attn.train import run_cell, time_cell
@@ -246,8 +246,8 @@ def test_the_published_set_up_trains_on_any_folder_of_ade20ks_layout(tmp_path: P
             image.save(tmp_path / "images" / split / f"{number}.jpg")
             labels = Image.fromarray(np.full(size, 8, dtype=np.uint8))
             labels.save(tmp_path / "annotations" / split / f"{number}.png")
-    written = yaml.safe_load(
-        (ROOT / "experiments" / "ade20k_segmenter" / "experiment.yaml").read_text()
+    written = parse_plain(
+        (ROOT / "experiments" / "ade20k_segmenter" / "experiment.yaml").read_text(), "text"
     )
     written["data"] |= {"root": str(tmp_path), "crop": 32, "short_side": 32, "workers": 1}
     written["data"] |= {

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from helpers.commands import run_python
 from helpers.finished_cells import read_weights
 from helpers.paths import EXPERIMENTS, ROOT
@@ -16,6 +15,7 @@ from helpers.training_cells import digits_cell, folder_of, result_of, text_cell
 
 from lit_attn.cells.failure import Preempted
 from lit_attn.schema.plugins import load_parts
+from lit_attn.schema.yaml_text import parse_plain
 from lit_attn.train import run_cell
 
 MIXERS = EXPERIMENTS / "token_mixers" / "token_mixers.py"
@@ -70,7 +70,7 @@ def test_the_study_of_the_page_trains(tmp_path: Path) -> None:
     finished = run_python(tmp_path, "-m", "lit_attn.ablate", "ablations.yaml", "--jobs", "2")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     results = [json.loads(path.read_text()) for path in tmp_path.rglob("result.json")]
-    names = yaml.safe_load(study)["studies"]["mixers"]["axes"]["model"]
+    names = parse_plain(study, "text")["studies"]["mixers"]["axes"]["model"]
     assert {result["variant"] for result in results} == set(names)
     parameters = [result["parameters"] for result in results]
     assert min(parameters) > 0.98 * max(parameters)

@@ -23,7 +23,7 @@ from lit_attn.report.tables.columns import COLUMNS, NOTHING, Record
 from lit_attn.report.verdicts.comparison import Comparisons
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.publish import hide_private
-from lit_attn.schema.yaml_text import parse_record
+from lit_attn.schema.yaml_text import parse_plain
 
 SIZES = ("parameters", "ffn_width", "flops", "cache_bytes", "peak_memory")
 UNREADABLE = "config.yaml"
@@ -236,7 +236,7 @@ def _read_experiment(study: StudyRecord, variant: str) -> dict[str, str] | None:
 def _read_settings(path: Path) -> dict[str, str]:
     """Return the settings in a config.yaml as texts by dotted key. Raises ConfigError."""
     try:
-        config = parse_record(path.read_text("utf-8"), path.name)
+        config = parse_plain(path.read_text("utf-8"), path.name)
         # The tables of a report are published.
         settings = pd.json_normalize(hide_private(config["experiment"])).to_dict("records")[0]
     except ConfigError:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from helpers.language_models import train_model
 from helpers.paths import EXPERIMENTS
 
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import load_parts
+from lit_attn.schema.yaml_text import format_yaml
 
 load_parts([EXPERIMENTS / "released" / "evaluation_harness.py"])
 harness = importlib.import_module("evaluation_harness")
@@ -97,7 +97,7 @@ def write_task(folder: Path) -> None:
         "doc_to_choice": "{{choices}}",
         "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
     }
-    (folder / "local_choice.yaml").write_text(yaml.safe_dump(task))
+    (folder / "local_choice.yaml").write_text(format_yaml(task))
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_race_middle_asks_the_last_question_of_an_article(
         "dataset_name": None,
         "dataset_kwargs": {"data_files": {"test": str(data)}},
     }
-    (tmp_path / "tasks" / "race_local.yaml").write_text(yaml.safe_dump(task))
+    (tmp_path / "tasks" / "race_local.yaml").write_text(format_yaml(task))
     arguments = [str(model), "--tasks", "race_local", "--include", str(tmp_path / "tasks")]
     assert harness.main([*arguments, f"--out={tmp_path}"]) == 0
     sky = "Article: Sky.\n\nQuestion: It is\nAnswer: blue\nAt night it is"

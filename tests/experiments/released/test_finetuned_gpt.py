@@ -8,12 +8,13 @@ from subprocess import CompletedProcess
 
 import pytest
 import torch
-import yaml
 from helpers.commands import run_python
 from helpers.finished_cells import read_weights
 from helpers.language_models import train_model
 from helpers.paths import EXPERIMENTS
 from helpers.training_cells import SMALL_TEXT
+
+from lit_attn.schema.yaml_text import format_yaml
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def write_study(folder: Path, trained: Path, **model: object) -> Path:
         "schedule": "constant",
         "training": {"epochs": 1, "accelerator": "cpu"},
     }
-    (folder / "experiment.yaml").write_text(yaml.safe_dump(experiment))
+    (folder / "experiment.yaml").write_text(format_yaml(experiment))
     study = {
         "title": "Finetuning",
         "experiment": "experiment.yaml",
@@ -56,7 +57,7 @@ def write_study(folder: Path, trained: Path, **model: object) -> Path:
         "metric": {"name": "test/loss"},
     }
     path = folder / "studies.yaml"
-    path.write_text(yaml.safe_dump({"studies": {"tenth": study}}))
+    path.write_text(format_yaml({"studies": {"tenth": study}}))
     return path
 
 
