@@ -15,11 +15,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lit_attn.ablate.plan import expand
 from lit_attn.ablate.power import find_study_power
 from lit_attn.cells.decisions import Seals
 from lit_attn.config.study import read_studies
-from lit_attn.report.statistics.stats import can_have_star, holm_over_studies, paired_interval
+from lit_attn.report.statistics.stats import (
+    can_have_star,
+    holm_over_studies,
+    joint_sign_flip,
+    paired_interval,
+)
 from lit_attn.report.verdicts.comparison import ALPHA
 
 ROOT = Path(__file__).parents[2]
@@ -136,6 +143,53 @@ def effect_with_star(study: str, name: str, decimals: int = 1) -> str:
     return format_difference(row, decimals) + STAR * (float(row["p"]) <= ALPHA)
 
 
+CEILING = {"recall-product": {"projected", "value"}}
+"""Levels with which no seed of a study solves its probe, so that every value is the ceiling."""
+
+
+@cache
+def read_solvable_effects(study: str) -> dict[str, tuple[Row, float]]:
+    """Return main effects over the variants without a level of CEILING, and their corrected p.
+
+    A value is the mean over all pairs of variants that differ in the one level alone.
+    """
+    values: dict[tuple[str, ...], dict[str, float]] = {}
+    for row in read_table(f"{study}/per_seed.csv"):
+        levels = tuple(row["variant"].split(","))
+        if not CEILING[study].intersection(levels):
+            values.setdefault(levels, {})[row["seed"]] = float(row["value"])
+    baseline = tuple(read_studies(ROOT / "ablations.yaml")[study].study.baseline.split(","))
+    leads: dict[str, list[list[float]]] = {}
+    for levels, by_seed in values.items():
+        for place, level in enumerate(levels):
+            without = (*levels[:place], baseline[place], *levels[place + 1 :])
+            if level != baseline[place]:
+                pair = [by_seed[seed] - values[without][seed] for seed in by_seed]
+                leads.setdefault(level, []).append(pair)
+    means = {level: np.mean(pairs, axis=0) for level, pairs in leads.items()}
+    p_values = joint_sign_flip(np.array(list(means.values())))
+    effects = {}
+    for (level, by_seed), corrected in zip(means.items(), p_values, strict=True):
+        interval = paired_interval(by_seed.tolist())
+        assert interval is not None
+        keys = ("difference", "low", "high")
+        row = {key: str(value) for key, value in zip(keys, interval, strict=True)}
+        effects[level] = (row, corrected)
+    return effects
+
+
+@placeholder
+def solvable(study: str, level: str) -> str:
+    """Return a main effect over the variants that can solve the probe, with its interval."""
+    return format_difference(read_solvable_effects(study)[level][0], 1)
+
+
+@placeholder
+def solvable_p(study: str, level: str) -> str:
+    """Return the p of this effect, corrected for all such effects of the study."""
+    return f"{read_solvable_effects(study)[level][1]:.3f}"
+
+
 @placeholder
 def mean(study: str, variant: str, decimals: int = 3) -> str:
     """Return the mean over seeds."""
@@ -194,6 +248,22 @@ def lost(study: str) -> str:
 
 
 @placeholder
+def lost_of_file(path: str) -> str:
+    """Return how many stars of each table of a file's sealed studies do not stay over studies."""
+    sources = read_studies(ROOT / "ablations.yaml")
+    studies = dict.fromkeys(study for study, _ in correct_over_studies())
+    of_file = [study for study in studies if sources[study].path == ROOT / path]
+    return join_words([f"{lost(s)} of `{s}`" for s in of_file if lost(s) != WORDS[0]])
+
+
+def join_words(words: list[str]) -> str:
+    """Return words as an enumeration, as "a, b and c"."""
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+@placeholder
 def p(study: str, variant: str) -> str:
     """Return the corrected p of a table."""
     return f"{float(find_row(f'{study}/table.csv', variant=variant)['p_adjusted']):.3f}"
@@ -235,6 +305,34 @@ def edge(study: str, end: str) -> str:
         rate, rates = chosen
         at_edge += rate == (min(rates) if end == "smallest" else max(rates))
     return str(at_edge)
+
+
+@placeholder
+def edges(*studies: str) -> str:
+    """Return for each study how many variants have the smallest or largest rate of the search."""
+    lines = []
+    for study in studies:
+        for end in ("smallest", "largest"):
+            at_edge = int(edge(study, end))
+            if at_edge:
+                count = len(read_rates(study))
+                lines.append(f"the {end} rate for {at_edge} of {count} variants in `{study}`")
+    return join_words(lines)
+
+
+@placeholder
+def tied(study: str) -> str:
+    """Return the variants that a screening dropped at the mean of one that it kept."""
+    record = json.loads((EVIDENCE / study / "screening.json").read_text("utf-8"))
+    kept = {row["variant"] for row in read_table(f"{study}/per_seed.csv")}
+    means = {}
+    for screened in record["variants"]:
+        values = screened["by_seed"].values()
+        means[screened["variant"]] = sum(values) / len(values)
+    baseline = read_studies(ROOT / "ablations.yaml")[study].study.baseline
+    last = max(means[name] for name in kept if name != baseline)
+    names = [name for name, value in means.items() if value == last and name not in kept]
+    return join_words([f"`{name}`" for name in names])
 
 
 def read_rates(study: str) -> dict[str, tuple[float, list[float]]]:
@@ -311,6 +409,13 @@ PROBES = (
     (("probe-parity",), "test"),
 )
 """The columns of the table of probes: studies that have different mechanisms, and a split."""
+
+
+@placeholder
+def unsolved(study: str, variant: str) -> str:
+    """Return in how many of its seeds a variant does not solve the probe, as "two of twelve"."""
+    solved = read_solved(study, "test")[variant]
+    return f"{WORDS[solved.count(False)]} of {WORDS[len(solved)]}"
 
 
 @placeholder
