@@ -151,10 +151,6 @@ TESTS: dict[str, list[tuple[str, str]]] = {
     "the record of a decision cannot be read": [
         ("ablate/test_screening.py", "test_a_damaged_record_chooses_no_other_variants"),
         (
-            "ablate/test_study_budget.py",
-            "test_one_record_has_the_budget_and_every_answer_reads_it",
-        ),
-        (
             "ablate/test_origin.py",
             "test_a_folder_with_a_damaged_record_belongs_to_no_other_file",
         ),

@@ -8,7 +8,6 @@ as there would be cells, so that models slow each other down as cells would.
 
 import sys
 from collections import Counter
-from collections.abc import Callable
 from typing import NamedTuple
 
 from lit_attn.ablate.display import Display, make_display
@@ -21,7 +20,6 @@ from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import Slots, make_slots
 from lit_attn.ablate.status import StudyCell, make_cell_answers
 from lit_attn.ablate.stopping import find_endings
-from lit_attn.ablate.study_budget import store_times
 from lit_attn.ablate.variants import Variant
 from lit_attn.cells.folder import State, count_states, mark_stopped, read_cell
 from lit_attn.cells.inputs import change_finder
@@ -35,7 +33,6 @@ from lit_attn.report.answers.runs import (
     DryRunAnswer,
     EndedVariant,
     PlannedStudy,
-    StudyBudget,
     StudyDesign,
 )
 from lit_attn.schema.errors import ConfigError, plural
@@ -95,7 +92,6 @@ def print_answer(matrices: list[Matrix]) -> None:
             baseline=matrix.baseline.name,
             variants=[variant.name for variant in _list_known(matrix)],
             seeds=list(matrix.seeds),
-            budget=StudyBudget.describe(matrix.chosen),
             floors=list(matrix.baseline.experiment.data.floor_rules),
             warnings=find_warnings(matrix),
             counts=dict(Counter(cell.status.state for cell in cells)),
@@ -104,7 +100,7 @@ def print_answer(matrices: list[Matrix]) -> None:
             to_run=len(list_missing(matrix)),
             power=None if study_power is None else study_power.power,
             screening=None if study_power is None else study_power.screening,
-            design=StudyDesign.describe(matrix.screening, matrix.chosen),
+            design=StudyDesign.describe(matrix.screening),
             cells=make_cell_answers(cells),
         )
         studies.append(study)
@@ -148,8 +144,6 @@ def _print_study(matrix: Matrix) -> list[Job]:
     floor_rules = matrix.baseline.experiment.data.floor_rules
     if floor_rules:
         print(f"  floors without attention: {', '.join(floor_rules)}")
-    if matrix.chosen is not None:
-        print(f"  {matrix.chosen.describe()}")
     if not matrix.is_measured:
         print("  match: time: the step times are not measured yet")
     if matrix.tuning is not None:
@@ -253,20 +247,12 @@ def _print_states(matrix: Matrix, jobs: list[Job]) -> list[State]:
     return states
 
 
-def print_estimate(
-    matrices: list[Matrix], jobs: int | None, expand_studies: Callable[[], list[Matrix]]
-) -> bool:
-    """Time every distinct model and write the hours of each study; return False if one failed.
-
-    The seconds of a study with a budget of time are recorded, and `expand_studies` returns the
-    cells that follow from them.
-    """
+def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
+    """Time every distinct model and write the hours of each study; return False if one failed."""
     slots = make_slots(jobs)
     cells: list[Cell] = []
     for matrix in matrices:
         cells += [job.cell for job in (*matrix.early_jobs, *matrix.jobs)]
-        if has_time_budget(matrix):
-            cells += [variant.cell(matrix.name, 0) for variant in matrix.written]
     slots.check(cells)
     launcher = Launcher(TIMING_TARGET)
     launcher.share_cores(slots.at_once(cells))
@@ -281,22 +267,9 @@ def print_estimate(
             timing = Timing.read(job.folder / "timing.json")
             if timing is not None:
                 timings[kind] = timing
-    with_times = [matrix for matrix in matrices if has_time_budget(matrix)]
-    for matrix in with_times:
-        store_times(matrix.folder, matrix.name, matrix.written, timings)
-    if with_times:
-        matrices = expand_studies()
     for matrix in matrices:
         print(format_hours(matrix, timings, slots))
-        if matrix.chosen is not None:
-            print(f"  {matrix.chosen.describe()}")
     return len(timings) == len(samples)
-
-
-def has_time_budget(matrix: Matrix) -> bool:
-    """Return True if the design of a study follows from the seconds of a training."""
-    budget = matrix.source.study.budget
-    return budget is not None and budget.seconds is not None
 
 
 def format_hours(matrix: Matrix, timings: dict[str, Timing], slots: Slots) -> str:

@@ -15,12 +15,9 @@ from lit_attn.ablate.stopping import (
     require_seeds_for_stop,
     update_endings,
 )
-from lit_attn.ablate.study_budget import apply_choice, choose_design
 from lit_attn.ablate.tune import Point, Search, read_search
 from lit_attn.ablate.variants import Variant, list_dropped_keys, resolve
 from lit_attn.cells import records
-from lit_attn.cells.budget import FILE as BUDGET_FILE
-from lit_attn.cells.budget import ChosenDesign
 from lit_attn.cells.decisions import Ending, Seal, Seals
 from lit_attn.cells.folder import CellStatus, State, read_cell
 from lit_attn.cells.screening import FILE as SCREENING_FILE
@@ -70,10 +67,10 @@ class Matrix:
     so a run that stops early still compares all variants. `trials` are the cells of the search of
     `tune` that have ended or can be run now. A study with `design` has the record of its
     `screening` and the `screening_jobs`; its `variants` and `jobs` are those of the confirmation,
-    and there are none before the screening has ended. `chosen` is the design of a study with
-    `budget`. `published` are the published mean and deviation of the variants that compute what the
-    file describes, and `parity` is the caption on released code; it is empty if a variant does not.
-    `dropped` are the keys of the study that kinds of `--set` do not have.
+    and there are none before the screening has ended. `published` are the published mean and
+    deviation of the variants that compute what the file describes, and `parity` is the caption on
+    released code; it is empty if a variant does not. `dropped` are the keys of the study that kinds
+    of `--set` do not have.
     """
 
     source: StudySource
@@ -88,7 +85,6 @@ class Matrix:
     tuning: records.Tuning | None
     screening: Screening | None
     screening_jobs: list[Job]
-    chosen: ChosenDesign | None
     published: dict[str, Published]
     parity: str
     dropped: list[str]
@@ -229,10 +225,6 @@ class Matrix:
         else:
             # The record of an earlier `design` would mark variants that this plan trains.
             (self.folder / SCREENING_FILE).unlink(missing_ok=True)
-        if self.chosen is not None:
-            self.chosen.write(self.folder / BUDGET_FILE)
-        else:
-            (self.folder / BUDGET_FILE).unlink(missing_ok=True)
         self._write_seal(plan.seeds)
         if plan.stop is not None:
             update_endings(self.folder)
@@ -269,7 +261,8 @@ class Matrix:
             decisions["stop"] = study.stop
         if self.screening is not None:
             design = self.screening.model_dump(include={"seeds", "keep", "select"})
-            design["budget"] = None if self.chosen is None else self.chosen.trainings
+            # Seals of earlier versions have this key, and equal decisions keep their hash.
+            design["budget"] = None
             decisions["design"] = design
         text = json.dumps(decisions, sort_keys=True)
         decisions_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -305,21 +298,15 @@ def expand(
     changes: Mapping | None = None,
     seeds: tuple[int, ...] | None = None,
     smoke: bool = False,
-    is_estimate: bool = False,
 ) -> Matrix:
     """Return the cells of a study, or of a side study of it, below the folder `out`.
 
-    `changes` come from `--set`, and `seeds` replace those of the study. `is_estimate` accepts a
-    budget of time before the seconds of a training are known. docs/design.md lists the stages from
-    the study's file to its plan. Raises ConfigError for every mistake in the study.
+    `changes` come from `--set`, and `seeds` replace those of the study. docs/design.md lists the
+    stages from the study's file to its plan. Raises ConfigError for every mistake in the study.
     """
     written = resolve(source, changes)
     name, title = name_side_study(source, written, changes, smoke)
     folder = out / name
-    chosen = choose_design(source, written, folder, is_estimate=is_estimate)
-    if chosen is not None:
-        study = source.study.model_copy(update=apply_choice(source, chosen))
-        source = replace(source, study=study)
     design = read_design(source, seeds, written)
     if design is not None:
         study = source.study.model_copy(update={"seeds": design.fresh_seeds})
@@ -370,7 +357,6 @@ def expand(
         tuning=tuning,
         screening=screening,
         screening_jobs=screening_jobs,
-        chosen=chosen,
         published={name: number for name, number in published.items() if name not in changed},
         parity="" if changed else source.study.parity,
         dropped=[] if changes is None else list_dropped_keys(source, changes),

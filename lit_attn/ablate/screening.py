@@ -60,7 +60,7 @@ def read_design(
         return None
     if seeds is not None:
         raise source.error(
-            _find_key(source),
+            ("design",),
             "decides the seeds, so leave out --seeds; `confirm` of `design` has more or fewer",
         )
     metric = _choose_metric(source, written)
@@ -85,7 +85,7 @@ def _choose_metric(source: StudySource, written: list[Variant]) -> Metric:
     for variant in written:
         if "val" not in variant.experiment.data.splits:
             raise source.error(
-                _find_key(source),
+                ("design",),
                 f"variant '{variant.name}': its data have no validation split, and test results"
                 " choose no variants; set data.validation, or write `seeds`",
             )
@@ -117,12 +117,7 @@ def _name_metric(source: StudySource, compared: Metric) -> tuple[tuple[str, ...]
         scale=compared.scale,
         selection=compared.selection,
     )
-    return _find_key(source), choice
-
-
-def _find_key(source: StudySource) -> tuple[str]:
-    """Return the key of the study that asks for a screening."""
-    return ("design",) if source.study.budget is None else ("budget",)
+    return ("design",), choice
 
 
 def screen_variants(

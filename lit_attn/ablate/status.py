@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lit_attn.ablate.display import Snapshot, StartedCell, format_seconds
 from lit_attn.cells import folder
-from lit_attn.cells.budget import read_chosen
 from lit_attn.cells.decisions import Ending
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.inputs import change_finder
@@ -244,7 +243,7 @@ def make_answer(plans: list[tuple[Plan, Path]]) -> str:
             counts=dict(Counter(states)),
             seconds_left=estimate_seconds(plan.study, cells, at_once),
             ended=[EndedVariant.describe(ending) for ending in endings.values()],
-            design=StudyDesign.describe(read_screening(place), read_chosen(place)),
+            design=StudyDesign.describe(read_screening(place)),
             cells=make_cell_answers(cells),
         )
         studies.append(study)

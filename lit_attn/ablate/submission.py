@@ -25,8 +25,6 @@ from pathlib import Path
 
 import lit_attn
 from lit_attn.cells import decisions, records
-from lit_attn.cells.budget import FILE as BUDGET_FILE
-from lit_attn.cells.budget import ChosenDesign
 from lit_attn.cells.floors import FILE as FLOORS_FILE
 from lit_attn.cells.floors import Floors
 from lit_attn.cells.folder import list_attempts
@@ -59,7 +57,6 @@ STUDY_RECORDS: dict[str, type[records.Record]] = {
     SCREENING_FILE: Screening,
     "step_times.json": records.StepTimes,
     FLOORS_FILE: Floors,
-    BUDGET_FILE: ChosenDesign,
 }
 """Records of a study that a submission has; origin.json names a file of the user."""
 

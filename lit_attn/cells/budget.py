@@ -1,22 +1,12 @@
-"""Budgets of trainings or time, and the record of the design that a study has for its budget."""
+"""Budgets of trainings or time."""
 
 import re
-from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import Field, FiniteFloat
-
-from lit_attn.cells.records import Integer, Record, utc_now
 from lit_attn.schema.errors import plural
 
 UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 """Seconds of a unit of time."""
-
-FILE = "budget.json"
-"""Name of the record of the chosen design in the folder of a study."""
-
-TIMES_FILE = "training_times.json"
-"""Name of the record of the measured seconds in the folder of a study."""
 
 
 class Budget(NamedTuple):
@@ -49,66 +39,3 @@ def parse_budget(text: str) -> Budget:
     if not seconds > 0:
         raise ValueError("write a time (90min, 2h, 1.5d or 8:00:00) or a number of trainings (40)")
     return Budget(seconds, None)
-
-
-class TrainingTime(Record):
-    """Seconds of a whole training of a variant as written; `kind` is that of its cells."""
-
-    variant: str
-    kind: str
-    seconds: FiniteFloat
-
-
-class TrainingTimes(Record):
-    """Seconds of the trainings of all variants, estimated from a few steps of each."""
-
-    finished: str = Field(default_factory=utc_now, description="time in UTC, ISO 8601")
-    variants: list[TrainingTime]
-
-
-class ChosenDesign(Record):
-    """Design that was chosen for a budget, and stays when other seconds are measured.
-
-    Either `seeds` is the number of seeds of all variants, or `screen`, `keep` and `confirm` are the
-    numbers of a screening and its confirmation.
-    """
-
-    trainings: Integer = Field(description="trainings of the budget")
-    budget_seconds: FiniteFloat | None = Field(None, description="seconds of a budget of time")
-    training_seconds: FiniteFloat | None = Field(
-        None, description="mean seconds of a training, with which the time became trainings"
-    )
-    variants: Integer = Field(description="variants of the study, with the baseline")
-    seeds: Integer | None = None
-    screen: Integer | None = None
-    keep: Integer | None = None
-    confirm: Integer | None = None
-
-    def is_for(self, budget: Budget, variants: int) -> bool:
-        """Return True if the design was chosen for this budget and as many variants."""
-        is_same_time = self.budget_seconds == budget.seconds
-        is_same_number = budget.trainings is None or self.trainings == budget.trainings
-        return is_same_time and is_same_number and self.variants == variants
-
-    def describe(self) -> str:
-        """Return the budget and what was chosen for it, in words."""
-        text = f"budget of {plural(self.trainings, 'training')}"
-        if self.budget_seconds is not None:
-            hours = Budget(self.budget_seconds, None).describe()
-            text = (
-                f"budget of {hours}: {plural(self.trainings, 'training')} of"
-                f" {write_seconds(self.training_seconds or 0.0)}, one after another"
-            )
-        if self.seeds is not None:
-            return f"{text}; chosen: {plural(self.seeds, 'seed')} of all variants"
-        return f"{text}; chosen: a screening"
-
-
-def write_seconds(seconds: float) -> str:
-    """Return seconds with three digits or more, as 0.123 s or 2,400 s."""
-    return f"{seconds:,.0f} s" if seconds >= 100 else f"{seconds:.3g} s"
-
-
-def read_chosen(folder: Path) -> ChosenDesign | None:
-    """Return the recorded design of the study in `folder`, None without a readable one."""
-    return ChosenDesign.read_valid(folder / FILE)

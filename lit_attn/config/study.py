@@ -27,7 +27,6 @@ from lit_attn.config.study_values import (
     Points,
     Published,
     Seeds,
-    StudyBudget,
 )
 from lit_attn.schema.base import Config
 from lit_attn.schema.errors import ConfigError, find_problem, require, suggest
@@ -96,18 +95,12 @@ class StudyConfig(Config):
     default: bool = Field(False, description="run the study if no `--study` is given")
     seeds: Seeds = Field(
         (),
-        description="seeds, or their number: 5 is [0, 1, 2, 3, 4]; needed without `design` "
-        "and `budget`",
+        description="seeds, or their number: 5 is [0, 1, 2, 3, 4]; needed without `design`",
     )
     design: DesignConfig | None = Field(
         None,
         description="in place of `seeds`: screen all variants with a few seeds, and confirm the "
         "best with fresh seeds, as in {screen: 2, keep: 5, confirm: 12}",
-    )
-    budget: StudyBudget | None = Field(
-        None,
-        description="in place of `seeds`: trainings (126) or hours of trainings one after another "
-        "(40h), for which the program chooses the seeds, or a screening and its confirmation",
     )
     set: Overrides = Field(EMPTY, description="overrides for every variant")
     cells: Named = Field(EMPTY, description="named variants and their overrides")
@@ -333,7 +326,7 @@ def _read_study(path: Path, name: str, studies: Mapping, texts: dict[Path, str])
         experiment_path=experiment_path,
         parts=tuple(parts),
     )
-    if study.design is not None or study.budget is not None:
+    if study.design is not None:
         require_comparable(source)
     return source
 

@@ -45,45 +45,25 @@ class DesignConfig(Config):
 
     @consistency_check
     def _has_all_numbers(self) -> None:
-        """Refuse a design with some of the three numbers."""
-        numbers = (self.screen, self.keep, self.confirm)
-        if None in numbers and any(number is not None for number in numbers):
+        """Refuse a design without one of the three numbers."""
+        if None in (self.screen, self.keep, self.confirm):
             raise ValueError("needs all of {screen: 2, keep: 5, confirm: 12}")
 
 
 def require_seeds_or_design(tree: Mapping, where: Where, path: str) -> None:
-    """Raise ConfigError unless a study, written as `tree`, has one source of its seeds.
-
-    These are `seeds`, the numbers of `design`, and `budget`, which chooses the others.
-    """
-    for key in ("design", "budget"):
-        if "seeds" in tree and key in tree:
-            raise ConfigError(
-                f"{locate(tree, (key,))}: {path}.{key}: cannot stand beside `seeds`, because it"
-                " decides the seeds; remove one of them"
-            )
-    design = tree.get("design", {})
-    numbers = [key for key in design if key != "select"]
-    if "budget" in tree and numbers:
+    """Raise ConfigError unless a study, written as `tree`, has either `seeds` or `design`."""
+    if "seeds" in tree and "design" in tree:
         raise ConfigError(
-            f"{locate(tree, ('design', numbers[0]))}: {path}.design.{numbers[0]}: `budget` chooses"
-            " it, so remove one of them; beside `budget` a design has `select` alone"
+            f"{locate(tree, ('design',))}: {path}.design: cannot stand beside `seeds`, because it"
+            " decides the seeds; remove one of them"
         )
-    if "budget" not in tree and "design" in tree and not numbers:
-        raise ConfigError(
-            f"{locate(tree, ('design',))}: {path}.design: needs {{screen: 2, keep: 5, confirm:"
-            " 12}, or `budget: 126` beside it"
-        )
-    if not {"seeds", "design", "budget"} & set(tree):
-        raise ConfigError(
-            f"{where}: {path}.seeds: this key is required, or `design` or `budget` in its place"
-        )
+    if not {"seeds", "design"} & set(tree):
+        raise ConfigError(f"{where}: {path}.seeds: this key is required, or `design` in its place")
 
 
 def require_comparable(source: "StudySource") -> None:
-    """Raise ConfigError for a key beside `design` or `budget` that a screening cannot have."""
+    """Raise ConfigError for a key beside `design` that a screening cannot have."""
     study = source.study
-    key_of_design = "design" if study.budget is None else "budget"
     reasons = {
         "compare_within": "every level would keep other variants",
         "paper": "a table of a paper has all of its rows",
@@ -91,9 +71,9 @@ def require_comparable(source: "StudySource") -> None:
     for key, reason in reasons.items():
         if getattr(study, key):
             raise source.error(
-                (key_of_design,), f"cannot stand beside `{key}`, because {reason}; write `seeds`"
+                ("design",), f"cannot stand beside `{key}`, because {reason}; write `seeds`"
             )
-    if len(study.axes) > 1 and study.design is not None and study.budget is None:
+    if len(study.axes) > 1:
         raise source.error(
             ("design",),
             "is not for a product of several axes, because their effects are estimated from all"
@@ -101,7 +81,7 @@ def require_comparable(source: "StudySource") -> None:
         )
     if len(study.match) > 1:
         raise source.error(
-            (key_of_design,),
+            ("design",),
             "needs one criterion of `match`, because the screening could keep other variants under"
             " each of them",
         )

@@ -10,7 +10,6 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from lit_attn.cells.budget import Budget, parse_budget
 from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.source import format_value
 from lit_attn.schema.base import must_be
@@ -66,14 +65,6 @@ def _add_deviation(value: Any) -> Any:
     return value if isinstance(value, list) else (value, None)
 
 
-def _read_budget(value: Any) -> Budget:
-    """Return the budget that a number of trainings or a time stands for."""
-    try:
-        return parse_budget(str(value))
-    except ValueError as error:
-        raise ValueError(f"{format_value(value)} is no budget: {error}") from error
-
-
 def _is_one_line(text: str) -> bool:
     return text != "" and text == text.strip() and text.isprintable()
 
@@ -118,7 +109,4 @@ Label = Annotated[
     str,
     BeforeValidator(format_value, json_schema_input_type=Word),
     must_be(_is_one_line, "a text of one line"),
-]
-StudyBudget = Annotated[
-    Budget, BeforeValidator(_read_budget, json_schema_input_type=PositiveInt | str)
 ]

@@ -44,7 +44,7 @@ def test_hours_follow_from_timings_and_devices(tmp_path: Path) -> None:
     timings = {kinds["a"]: timing(1800), kinds["c"]: timing(3600)}
     cores = Slots([Device(None, None)] * 4)
     # Two seeds each: half an hour on one core, and one hour on two cores. Two run at once.
-    assert format_hours(measured, timings, cores, set()) == (
+    assert format_hours(measured, timings, cores) == (
         "tiny: 6 cells to run, 4 of them measured: 5.00 core hours, 1.50 hours with 2 at once"
     )
 
@@ -58,12 +58,12 @@ def test_the_hours_of_a_screening_name_those_of_the_confirmation(tmp_path: Path)
         timings[kind] = timing(1800 + 900 * place)
     cores = Slots([Device(None, None)] * 4)
     # Ten cells of an hour in the mean, and nine fresh ones.
-    assert format_hours(screened, timings, cores, set()) == (
+    assert format_hours(screened, timings, cores) == (
         "tiny: 10 cells to run, 10 of them measured: 10.00 core hours, 2.50 hours with 4 at once;"
         " after the screening 9 cells: about 9.00 core hours"
     )
     confirmed = designs.finish_screening(tmp_path, dict.fromkeys(designs.NAMES, 0.5))
-    assert "after" not in format_hours(confirmed, timings, cores, set())
+    assert "after" not in format_hours(confirmed, timings, cores)
 
 
 def test_finished_cells_cost_nothing(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_finished_cells_cost_nothing(tmp_path: Path) -> None:
     for job in measured.jobs:
         result(job.cell).write(job.folder / "result.json")
     gpus = Slots([Device("0", None)] * 2)
-    assert format_hours(measured, timings, gpus, set()) == (
+    assert format_hours(measured, timings, gpus) == (
         "tiny: 0 cells to run, 0 of them measured: 0.00 GPU hours, 0.00 hours with 1 at once"
     )
 
@@ -112,7 +112,7 @@ def test_an_estimate_shows_a_live_table_on_a_terminal_and_lines_elsewhere(
     monkeypatch.setattr("lit_attn.ablate.dry_run.Runner", Recorder)
     for is_terminal in (False, True):
         monkeypatch.setattr("sys.stdout.isatty", lambda is_terminal=is_terminal: is_terminal)
-        assert not print_estimate([matrix(tmp_path, BODY)], 1, list)
+        assert not print_estimate([matrix(tmp_path, BODY)], 1)
     assert displays == [Display, LiveDisplay]
 
 

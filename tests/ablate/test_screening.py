@@ -267,12 +267,7 @@ MISTAKES = [
     (
         "{select: val/loss}",
         "",
-        "design: needs {screen: 2, keep: 5, confirm: 12}, or `budget",
-    ),
-    (
-        "{keep: 2, screen: 2, confirm: 3}",
-        "budget: 90",
-        "design.keep: `budget` chooses it, so re",
+        "design: needs all of {screen: 2, keep: 5, confirm: 12}",
     ),
     ("{screne: 2}", "", "design.screne: unknown key 'screne'; did you mean 'screen'?"),
     (

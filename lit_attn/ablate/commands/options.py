@@ -34,8 +34,7 @@ def expand_studies(options: StudyOptions) -> list[Matrix]:
     assert options.file is not None
     studies = choose(read_studies(options.file), options.study, options.file)
     return [
-        expand(study, options.out, options.set, options.seeds, options.smoke, options.estimate)
-        for study in studies
+        expand(study, options.out, options.set, options.seeds, options.smoke) for study in studies
     ]
 
 

@@ -110,10 +110,7 @@ def _print_plan(matrices: list[Matrix], options: StudyOptions, chosen: list[Job]
         print(plural(len(chosen), "cell"))
         return 0
     if options.estimate:
-        is_complete = dry_run.print_estimate(
-            matrices, options.jobs, lambda: expand_studies(options)
-        )
-        return 0 if is_complete else 1
+        return 0 if dry_run.print_estimate(matrices, options.jobs) else 1
     missing = dry_run.print_cells(matrices, with_costs=options.params, gpu=options.gpu)
     for line in adopt.describe(adopt.find_matches(matrices, missing)):
         print(line)

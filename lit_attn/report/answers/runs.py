@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-from lit_attn.cells.budget import ChosenDesign
 from lit_attn.cells.decisions import Ending
 from lit_attn.cells.screening import Screening
 from lit_attn.report.answers.entry import Entry
@@ -72,15 +71,13 @@ class ScreenedEntry(Entry):
 class StudyDesign(Entry):
     """Screening and confirmation of a study with `design`, and the state of the screening.
 
-    `budget` is the number of trainings from which the design was chosen (null: the study names its
-    numbers), `trainings` those of both stages. `metric` ranks the variants. `kept` is null before
-    the screening has ended.
+    `trainings` are those of both stages. `metric` ranks the variants. `kept` is null before the
+    screening has ended.
     """
 
     screen: int
     keep: int
     confirm: int
-    budget: int | None
     trainings: int
     metric: str
     seeds: list[int]
@@ -88,13 +85,8 @@ class StudyDesign(Entry):
     variants: list[ScreenedEntry]
 
     @classmethod
-    def describe(
-        cls, screening: Screening | None, chosen: ChosenDesign | None
-    ) -> "StudyDesign | None":
-        """Return the entry of a recorded screening, None for a study with `seeds`.
-
-        `chosen` is the record of a study with `budget`.
-        """
+    def describe(cls, screening: Screening | None) -> "StudyDesign | None":
+        """Return the entry of a recorded screening, None for a study with `seeds`."""
         if screening is None:
             return None
         entries = []
@@ -111,36 +103,15 @@ class StudyDesign(Entry):
             entries.append(screened)
         return cls.from_record(
             screening,
-            budget=None if chosen is None else chosen.trainings,
             trainings=screening.count_trainings(),
             metric=screening.select.name,
             variants=entries,
         )
 
 
-class StudyBudget(Entry):
-    """Budget of a study, as trainings, and the seeds of all variants (null: a screening).
-
-    `seconds` is the budget and `training_seconds` the mean training if the budget is a time.
-    """
-
-    trainings: int
-    seconds: float | None
-    training_seconds: float | None
-    seeds: int | None
-
-    @classmethod
-    def describe(cls, chosen: ChosenDesign | None) -> "StudyBudget | None":
-        """Return the entry of a chosen design, None for a study without `budget`."""
-        if chosen is None:
-            return None
-        return cls.from_record(chosen, seconds=chosen.budget_seconds)
-
-
 class PlannedStudy(Entry):
     """Study of a dry run; `to_run` is the number of cells that `run` would train.
 
-    `budget` is null for a study with `seeds` or the numbers of `design`.
     `floors` are the rules without attention whose values the table will have the best of.
     `power` is the probability of a star for one variant that is better by two standard deviations.
     It is null for a product of several axes, which estimates their effects from all cells.
@@ -155,7 +126,6 @@ class PlannedStudy(Entry):
     baseline: str
     variants: list[str]
     seeds: list[int]
-    budget: StudyBudget | None
     floors: list[str]
     warnings: list[str]
     counts: dict[str, int]

@@ -11,8 +11,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from lit_attn.cells import decisions, records
-from lit_attn.cells.budget import FILE as BUDGET_FILE
-from lit_attn.cells.budget import ChosenDesign
 from lit_attn.cells.floors import FILE as FLOORS_FILE
 from lit_attn.cells.floors import Floors
 from lit_attn.cells.folder import UNENDED, read_cell, read_result
@@ -77,7 +75,6 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     step_times = read_or_skip(records.StepTimes.read, folder, "step_times.json")
     looks = read_or_skip(decisions.Looks.read, folder, "looks.json")
     floors = read_or_skip(Floors.read, folder, FLOORS_FILE)
-    chosen_design = read_or_skip(ChosenDesign.read, folder, BUDGET_FILE)
     files = {
         "seals.json": seals,
         "tuning.json": tuning,
@@ -85,7 +82,6 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
         "step_times.json": step_times,
         "looks.json": looks,
         FLOORS_FILE: floors,
-        BUDGET_FILE: chosen_design,
         "endings.json": endings,
     }
     unreadable = []
@@ -101,7 +97,6 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
         step_times=step_times,
         looks=looks,
         floors=floors,
-        chosen_design=chosen_design,
         endings=ended,
         unreadable=unreadable,
         folder=folder,

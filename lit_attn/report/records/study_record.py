@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 
 from lit_attn.cells import decisions, records
-from lit_attn.cells.budget import ChosenDesign
 from lit_attn.cells.floors import Floors
 from lit_attn.cells.screening import Screening
 from lit_attn.report.figures.drawing import MOST_PANELS
@@ -91,7 +90,7 @@ class StudyRecord:
     `plan.cells` is empty: `cells` has the same content and more. `contrast` is the study that
     `plan.contrast` names, if it has a plan and the same metric. `endings` are the variants that a
     rule of the plan has ended early, by name. `unreadable` names the files of the study that exist
-    and cannot be read. `chosen_design` is that of a study with `budget`. `names` has the names of
+    and cannot be read. `names` has the names of
     variants by their labels if the labels stand in all other places
     (`lit_attn.report.tables.labels`). `pairs` is "seed" if the cells with one seed belong together,
     and "none" for independent runs, whose seeds are only their places within a variant. `alpha` is
@@ -107,7 +106,6 @@ class StudyRecord:
     step_times: records.StepTimes | None = None
     looks: decisions.Looks | None = None
     floors: Floors | None = None
-    chosen_design: ChosenDesign | None = None
     endings: Mapping[str, decisions.Ending] = field(default_factory=dict)
     unreadable: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)

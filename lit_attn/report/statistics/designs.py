@@ -91,11 +91,6 @@ def choose_screening(variants: int, trainings: int) -> Screening | None:
     return best
 
 
-def find_cheapest(variants: int) -> int:
-    """Return the fewest trainings with which `choose_screening` returns a screening."""
-    return Screening(1, FEWEST_KEPT, FEWEST_PAIRS).trainings(variants)
-
-
 def find_better(variants: int, seeds: int) -> Screening | None:
     """Return a screening that costs at most as much as `seeds` of all variants and finds more.
 

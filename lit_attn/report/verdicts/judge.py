@@ -109,7 +109,7 @@ def describe_study(
         rule="star" if metric.margin is None else "margin",
         level=level,
         interim=interim,
-        design=StudyDesign.describe(study.screening, study.chosen_design),
+        design=StudyDesign.describe(study.screening),
         look=1 + count_added_looks(study),
         is_interim=any(cell.is_waiting for cell in study.cells) or bool(list_unplanned(study)),
         sealed=None if study.seals is None else _describe_seals(study.seals),
