@@ -125,7 +125,6 @@ class Adafactor(Optimizer, kind="adafactor"):
 
     # torch's code changes norms of rows and columns in place, which those of shards do not allow.
     takes_shards = False
-    removed_keys: ClassVar[dict[str, Any]] = {"beta2_decay": -0.8, "clip_threshold": 1.0}
 
     def build(self, module: nn.Module, fused: bool = True) -> torch.optim.Optimizer:
         return torch.optim.Adafactor(

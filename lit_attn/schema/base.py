@@ -52,11 +52,6 @@ class Config(BaseModel):
 
     synonyms: ClassVar[Mapping[str, str]] = {}
     """Keys by words of other programs, for the message about an unknown key."""
-    removed_keys: ClassVar[Mapping[str, Any]] = {}
-    """Keys of earlier versions, with the value that had no effect.
-
-    Records of earlier versions have every key, so this value is read without an error.
-    """
 
     @model_validator(mode="before")
     @classmethod
@@ -64,7 +59,6 @@ class Config(BaseModel):
         """Refuse keys that are not fields, and booleans in place of numbers."""
         if not isinstance(value, dict):
             return value
-        value = cls._leave_out_removed_keys(value)
         keys = [field.alias or name for name, field in cls.model_fields.items()]
         for key, item in value.items():
             is_known = key in cls.model_fields or key in keys
@@ -78,18 +72,6 @@ class Config(BaseModel):
             if any(isinstance(number, bool) for number in items):
                 raise key_error(key, "needs a number, not true or false")
         return value
-
-    @classmethod
-    def _leave_out_removed_keys(cls, value: dict[Any, Any]) -> dict[Any, Any]:
-        """Return `value` without removed keys that had no effect; refuse the others."""
-        removed = [key for key in value if key in cls.removed_keys]
-        for key in removed:
-            if value[key] != cls.removed_keys[key]:
-                always = json.dumps(cls.removed_keys[key])
-                raise key_error(key, f"'{key}' was removed; delete this key, it is always {always}")
-        if not removed:
-            return value
-        return {key: item for key, item in value.items() if key not in removed}
 
     def model_copy(self, *, update: Any = None, deep: bool = False) -> Self:
         """Return a copy without cached properties, which belong to the values before `update`."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from helpers import studies
-from helpers.training_cells import text_cell
+from helpers.training_cells import digits_cell, text_cell
 
 from lit_attn.ablate.plan import expand
 from lit_attn.config.cell import Cell
@@ -21,17 +21,24 @@ def test_a_cell_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert restored.match_to is not None
 
 
-@pytest.mark.parametrize(("value", "is_read"), [(False, True), (True, False)])
-def test_a_cell_with_a_removed_key_is_read_if_the_key_had_no_effect(
-    tmp_path: Path, value: bool, is_read: bool
+@pytest.mark.parametrize(
+    ("section", "word", "key"),
+    [
+        ("training", "grad_clip", "clip"),
+        ("training", "max_iters", "max_steps"),
+        ("training", "block_size", "data.context"),
+        ("training", "min_lr", "schedule.end"),
+        ("training", "warmup_steps", "schedule.warmup"),
+        ("schedule", "min_lr", "end"),
+        ("schedule", "warmup_steps", "warmup"),
+    ],
+)
+def test_a_word_of_another_program_is_answered_with_the_key(
+    section: str, word: str, key: str
 ) -> None:
-    cell = expand(studies.study(tmp_path, "baseline: a\ncells: {a: {}}"), tmp_path).jobs[0].cell
-    written = cell.model_dump(mode="json")
-    written["experiment"]["training"]["composition_kernel"] = value
-    if is_read:
-        assert Cell.parse(written, "config.yaml") == cell
-        return
-    with pytest.raises(ConfigError, match=r"training\.composition_kernel: .* was removed; delete"):
+    written = digits_cell(schedule={"kind": "cosine"}).model_dump(mode="json")
+    written["experiment"][section][word] = 1
+    with pytest.raises(ConfigError, match=rf"unknown key '{word}'; write '{key}'"):
         Cell.parse(written, "config.yaml")
 
 

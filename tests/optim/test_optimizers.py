@@ -142,15 +142,6 @@ def test_optimisers_of_libraries_train(optimizer: Optimizer, expected: str) -> N
     assert network(ids).square().sum().item() < before
 
 
-def test_removed_keys_of_adafactor_are_read_in_records() -> None:
-    """Another value than that of every earlier run is one line."""
-    record = {"kind": "adafactor", "lr": 0.01, "beta2_decay": -0.8, "clip_threshold": 1.0}
-    assert Adafactor.model_validate(record) == Adafactor(lr=0.01)
-    expected = "'clip_threshold' was removed; delete this key, it is always 1.0"
-    with pytest.raises(ValueError, match=expected):
-        Adafactor.model_validate({**record, "clip_threshold": 2.0})
-
-
 def test_arguments_that_an_optimiser_does_not_know_are_refused() -> None:
     unknown = ModuleOptimizer(lr=0.1, target="torch.optim:NAdam", arguments={"nesterovv": True})
     with pytest.raises(ConfigError, match=r"torch.optim:NAdam does not accept lr, nesterovv: "):
