@@ -47,12 +47,11 @@ NOT_CHECKED = "the models and data were not checked"
 class CheckedCell(NamedTuple):
     """Message of a check about a cell without a mistake, with the warnings since the last message.
 
-    `memory` and `is_crowded` are those of `CellEnd` in lit_attn.training.first_step.
+    `is_crowded` is that of `CellEnd` in lit_attn.training.first_step.
     """
 
     number: int
     warnings: list[str]
-    memory: int | None
     is_crowded: bool
 
 
@@ -210,7 +209,7 @@ def check_cells(
             return new
 
         def end_cell(number: int, end: "CellEnd") -> None:
-            sender.send(CheckedCell(number, list_new_warnings(), end.memory, end.is_crowded))
+            sender.send(CheckedCell(number, list_new_warnings(), end.is_crowded))
 
         try:
             mistake = find_mistake(

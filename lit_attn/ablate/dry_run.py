@@ -8,7 +8,6 @@ as there would be cells, so that models slow each other down as cells would.
 
 import sys
 from collections import Counter
-from typing import NamedTuple
 
 from lit_attn.ablate.display import Display, make_display
 from lit_attn.ablate.input_files import check_files
@@ -255,7 +254,7 @@ def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
         cells += [job.cell for job in (*matrix.early_jobs, *matrix.jobs)]
     slots.check(cells)
     launcher = Launcher(TIMING_TARGET)
-    launcher.share_cores(slots.at_once(cells))
+    launcher.share_cores(slots.processes_at_once(cells))
     timings: dict[str, Timing] = {}
     with temporary_folder() as folder:
         samples = {}
@@ -278,40 +277,31 @@ def format_hours(matrix: Matrix, timings: dict[str, Timing], slots: Slots) -> st
     missing = [job.cell for job in jobs]
     measured = [cell for cell in missing if cell.kind in timings]
     at_once = slots.at_once(missing)
+    devices = slots.processes_at_once(missing)
     hours = _sum_hours(missing, timings)
     line = (
         f"{matrix.name}: {plural(len(missing), 'cell')} to run, {len(measured)} of them measured:"
-        f" {hours.device:.2f} {slots.unit} hours, {hours.cell / at_once:.2f} hours with"
+        f" {hours:.2f} {slots.unit} hours, {hours / devices:.2f} hours with"
         f" {at_once} at once"
     )
     if matrix.screening is None or matrix.screening.kept is not None or not measured:
         return line
     # The kept variants are not known yet, so each cell counts as the mean of the measured ones.
     fresh_cells = matrix.screening.confirm * (matrix.screening.keep + 1)
-    fresh_hours = hours.device / len(measured) * fresh_cells
+    fresh_hours = hours / len(measured) * fresh_cells
     return (
         f"{line}; after the screening {plural(fresh_cells, 'cell')}: about {fresh_hours:.2f}"
         f" {slots.unit} hours"
     )
 
 
-class Hours(NamedTuple):
-    """Hours of cells one after another, and the hours of all of their devices."""
-
-    cell: float
-    device: float
-
-
-def _sum_hours(cells: list[Cell], timings: dict[str, Timing]) -> Hours:
-    """Return the hours of the measured ones of `cells`."""
-    hours = []
-    device_hours = []
+def _sum_hours(cells: list[Cell], timings: dict[str, Timing]) -> float:
+    """Return the hours of all devices of the measured ones of `cells`."""
+    hours = 0.0
     for cell in cells:
         if cell.kind in timings:
-            cell_hours = timings[cell.kind].seconds / 3600
-            hours.append(cell_hours)
-            device_hours.append(cell_hours * cell.experiment.training.devices)
-    return Hours(sum(hours), sum(device_hours))
+            hours += timings[cell.kind].seconds / 3600 * cell.experiment.training.devices
+    return hours
 
 
 def _print_costs(matrix: Matrix) -> None:

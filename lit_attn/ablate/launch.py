@@ -12,13 +12,12 @@ from multiprocessing.context import ForkServerProcess
 from lit_attn import train
 from lit_attn.ablate.display import write_line
 from lit_attn.ablate.input_files import find_variants
-from lit_attn.ablate.model_check import ModelCheck, count_processes, describe_step, list_untried
+from lit_attn.ablate.model_check import ModelCheck, count_processes, list_untried
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.signals import block_interrupts
 from lit_attn.ablate.slots import Slot, Slots, count_cores, make_slots
 from lit_attn.cells import folder, lock, ranks
 from lit_attn.cells.inputs import change_finder
-from lit_attn.config.cell import Cell
 from lit_attn.files import write_atomic
 from lit_attn.schema import mistakes
 from lit_attn.schema.errors import plural
@@ -141,22 +140,14 @@ class Launcher:
         self.context = multiprocessing.get_context("forkserver")
         self.module = target.partition(":")[0]
         self.checked: set[tuple[str, str]] = set()
-        # Bytes of a GPU that a training is expected to hold, by `describe_step` of its cell.
-        self.expected_memory: dict[str, int] = {}
         self.context.set_forkserver_preload(list_preloads(self.module))
 
-    def share_cores(self, slots: int) -> None:
-        """Give each of `slots` cells an equal share of the cores, unless the user set a number.
+    def share_cores(self, processes: int) -> None:
+        """Give each of `processes` an equal share of the cores, unless the user set a number.
 
         OpenMP libraries read the number when they are loaded, so this comes before the first cell.
         """
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() // slots)))
-
-    def find_expected_memory(self, cell: Cell) -> int | None:
-        """Return the bytes of a GPU that a step of the check expects for `cell`, or None."""
-        if not self.expected_memory:
-            return None
-        return self.expected_memory.get(describe_step(cell))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() // processes)))
 
     def start(self, job: Job, slot: Slot, known_attempts: int) -> CellProcess:
         """Fork the process of a cell. The first call waits for the imports of the server.
@@ -213,14 +204,12 @@ class Launcher:
             create_process = multiprocessing.get_context("spawn").Process
             check = ModelCheck(create_process, cells, names, is_local, untried).run(1)
         else:
-            gpus = [device.gpu for device in slots.devices]
+            gpus = slots.devices
             at_once = slots.at_once(job.cell for job in jobs)
             processes = count_processes([cells[n] for n in untried], at_once, slots.unit == "GPU")
             check = ModelCheck(self.context.Process, cells, names, is_local, untried, gpus).run(
                 processes
             )
-        for number, memory in check.memory.items():
-            self.expected_memory[describe_step(cells[number])] = memory
         for warning in check.warnings:
             write_line(f"warning: {warning}")
         if check.mistake is not None:
@@ -239,7 +228,7 @@ class Launcher:
     def _start_server_for(self, jobs: list[Job], limit: int | None) -> Slots:
         """Start the server with each cell's share of the cores, and return the slots."""
         slots = make_slots(limit)
-        self.share_cores(slots.at_once(job.cell for job in jobs))
+        self.share_cores(slots.processes_at_once(job.cell for job in jobs))
         _start_server()
         return slots
 

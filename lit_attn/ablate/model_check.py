@@ -37,11 +37,10 @@ Mistake = tuple[int, str, str, bool]
 
 
 class Check(NamedTuple):
-    """Result of a check of cells: a wrong cell, all warnings, and memory by numbers of cells."""
+    """Result of a check of cells: a wrong cell, and all warnings."""
 
     mistake: Mistake | None
     warnings: list[str]
-    memory: dict[int, int]
 
 
 @dataclass(eq=False)
@@ -59,12 +58,11 @@ class Share:
 
 
 class Findings:
-    """Mistake, warnings and memory from the processes of a check, by numbers of all cells."""
+    """Mistake and warnings from the processes of a check, by numbers of all cells."""
 
     def __init__(self) -> None:
         self.mistake: Mistake | None = None
         self.warnings: list[tuple[int, str]] = []
-        self.memory: dict[int, int] = {}
         self.started: set[int] = set()
         self.ended: set[int] = set()
 
@@ -79,8 +77,6 @@ class Findings:
         if isinstance(message, train.CheckedCell):
             if not message.is_crowded:
                 self.ended.add(share.reached)
-            if message.memory is not None:
-                self.memory[share.reached] = message.memory
             return False
         if message.mistake is not None:
             _, *rest = message.mistake
@@ -103,7 +99,7 @@ class Findings:
             is_before = self.mistake is None or number <= self.mistake[0]
             if is_before and warning not in warnings:
                 warnings.append(warning)
-        return Check(self.mistake, warnings, self.memory)
+        return Check(self.mistake, warnings)
 
 
 class ModelCheck:

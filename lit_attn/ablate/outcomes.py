@@ -17,7 +17,7 @@ class Outcome:
     """End of a cell in this run; `failure` is None if the cell has a result.
 
     `is_stopped`: the user stopped the run. `is_lost`: the cell could not be started, or ended with
-    the fork server. `is_crowded`: the cell ran out of memory on a device that it shared.
+    the fork server.
     """
 
     job: Job
@@ -26,7 +26,6 @@ class Outcome:
     message: str = ""
     is_stopped: bool = False
     is_lost: bool = False
-    is_crowded: bool = False
 
     def describe(self) -> str:
         """Return the line of the display about the end of the cell."""
@@ -35,7 +34,10 @@ class Outcome:
         if self.is_stopped:
             return f"stopped  {self.job.name}"
         run_alone = f"run alone: {program('train', self.job.folder)}"
-        return f"FAILED   {self.job.name}  {self.failure}: {self.message}\n         {run_alone}"
+        message = self.message
+        if self.failure == "out-of-memory":
+            message += f"; {failure.MEMORY_ADVICE}"
+        return f"FAILED   {self.job.name}  {self.failure}: {message}\n         {run_alone}"
 
 
 @dataclass

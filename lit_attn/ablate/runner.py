@@ -98,11 +98,7 @@ class Runner:
         """Run `jobs` in order. Cells that another runner holds come last."""
         self.queue = deque(jobs)
         self.before = {job.folder: len(folder.list_attempts(job.folder)) for job in self.queue}
-        self.launcher.share_cores(self.slots.at_once(job.cell for job in self.queue))
-        for job in self.queue:
-            memory = self.launcher.find_expected_memory(job.cell)
-            if memory is not None:
-                self.slots.record_estimate(job.cell, memory)
+        self.launcher.share_cores(self.slots.processes_at_once(job.cell for job in self.queue))
         with handle_signals(self._interrupt):
             try:
                 while self.running or ((self.queue or self.resting) and not self.urgency):
@@ -299,7 +295,6 @@ class Runner:
             end.message,
             is_stopped=end.is_stopped,
             is_lost=code == failure.LOST_SERVER,
-            is_crowded=end.failure == "out-of-memory" and cell.slot.is_shared,
         )
 
     def _warn_of_cpu(self, cell: CellProcess, result: Result) -> None:
@@ -360,11 +355,6 @@ class Runner:
         if outcome.is_lost and self.lost_starts < LOST_STARTS * self.slots.limit:
             # Not a fault of the cell, so its number of retries stays the same.
             self.lost_starts += 1
-            return BACKOFF
-        if outcome.is_crowded:
-            # Other cells may have used the memory. The retry, like all cells of its kind from now
-            # on, shares no device, so it cannot be crowded again.
-            self.slots.isolated.add(outcome.job.cell.kind)
             return BACKOFF
         key = (outcome.job.folder, outcome.failure)
         self.tries[key] += 1
@@ -446,13 +436,11 @@ class Runner:
             self.display.add_event(f"stopping {count} running cells; the same command resumes them")
 
     def _snapshot(self) -> Snapshot:
-        """Return the state of the run, and record the memory of the running cells."""
+        """Return the state of the run."""
         cells = []
         for cell in self.running.values():
             steps = folder.read_progress(cell.job.folder)
             cells.append(StartedCell(cell.job.name, steps, cell.seconds))
-            if steps is not None and steps.memory is not None:
-                self.slots.record_memory(cell.job.cell, steps.memory)
         waiting: list[str] = []
         if not self.urgency:
             waiting += [job.name for job in self.queue]

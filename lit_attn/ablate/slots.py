@@ -1,17 +1,16 @@
 """Slots: which cells run at once on this machine, and on which devices.
 
-If more cells run at once than there are devices, cells share devices by their measured memory: the
-memory of all cells of a device, with a margin, must fit into what was free when the run began. A
-step before the first cell can give an estimate, which counts until a cell of the kind is measured.
+By default each GPU, or each core without a GPU, has one cell. A limit above the number of devices
+lets cells share them, equally many on each.
 """
 
 import contextlib
+import math
 import os
 import subprocess
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
@@ -22,13 +21,6 @@ CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
-class Device(NamedTuple):
-    """A GPU by its name in CUDA_VISIBLE_DEVICES or a core (None), and its free bytes if known."""
-
-    gpu: str | None
-    memory: int | None
-
-
 def count_cores() -> int:
     """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -36,19 +28,19 @@ def count_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _free_gpu_memory() -> dict[str, int]:
-    """Return the free bytes of every GPU by its UUID and, in the order of the bus, its number."""
-    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.free", "--format=csv,noheader,nounits"]
+def _list_gpus() -> list[str]:
+    """Return the UUID of every GPU and, in the order of the bus, its number."""
+    command = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-        gpus = [line.split(", ") for line in done.stdout.splitlines()]
-        free = {uuid: int(memory) * 2**20 for _, uuid, memory in gpus}
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return {}
+    except (OSError, subprocess.SubprocessError):
+        return []
+    gpus = [line.split(", ") for line in done.stdout.splitlines() if line.count(", ") == 1]
+    names = [uuid for _, uuid in gpus]
     # CUDA otherwise numbers different GPUs by their speed.
     if os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID") == "PCI_BUS_ID":
-        free |= {index: free[uuid] for index, uuid, _ in gpus}
-    return free
+        names += [index for index, _ in gpus]
+    return names
 
 
 def available_memory() -> int | None:
@@ -89,50 +81,37 @@ def _cgroup_memory() -> Iterator[int]:
                 yield free + int(statistics.get(cache, 0))
 
 
-MARGIN = 1.1
-"""Factor between the largest measured memory of a cell and the memory that is reserved for it."""
-ESTIMATED = 1.5
-"""Factor between the estimate of a cell's memory and the memory that is expected for it.
-
-The step of the estimate is uncompiled, and compiled code may need more work space or less. A later
-batch can be larger than the first one, and longer trainings fragment the memory.
-"""
-UNMEASURED = 2.0
-"""Factor between the largest expected memory and the memory reserved for an unknown cell."""
-
-
 @dataclass(eq=False)
 class Slot:
-    """Device indices of a cell of `kind`, and its GPUs in CUDA_VISIBLE_DEVICES (None for cores).
+    """Device indices of a cell, and its GPUs in CUDA_VISIBLE_DEVICES (None for cores).
 
     `can_be_shared`: another cell may run on one of the GPUs at the same time, so that times of the
-    cell are not those of the cell alone. `is_shared`: another cell was on one of the devices at
-    some time.
+    cell are not those of the cell alone.
     """
 
     devices: tuple[int, ...]
     gpus: tuple[str, ...] | None
-    kind: str
     can_be_shared: bool = False
-    is_shared: bool = False
 
 
 class Slots:
-    """Devices and the cells on them: at most `limit` cells, by default one on each device."""
+    """Devices and the cells on them: at most `limit` cells, by default one on each device.
 
-    def __init__(self, devices: list[Device], limit: int | None = None) -> None:
+    `devices` are names in CUDA_VISIBLE_DEVICES, or None for each core. At most `per_device` cells
+    share a device. A cell on several devices shares none of them.
+    """
+
+    def __init__(self, devices: Sequence[str | None], limit: int | None = None) -> None:
         self.devices = devices
         self.limit = limit or len(devices)
+        self.per_device = math.ceil(self.limit / len(devices))
         self.count = 0
         self.on_device: list[list[Slot]] = [[] for _ in devices]
-        self.isolated: set[str] = set()  # Kinds (see Cell.kind) of cells that share no device.
-        self.memory: dict[str, int] = {}  # Largest measured memory of each kind.
-        self.estimates: dict[str, int] = {}  # Estimated memory of kinds.
 
     @property
     def unit(self) -> str:
         """Name of one device."""
-        return "core" if self.devices[0].gpu is None else "GPU"
+        return "core" if self.devices[0] is None else "GPU"
 
     def check(self, cells: Iterable[Cell]) -> None:
         """Raise ConfigError if a cell needs more devices than there are."""
@@ -145,38 +124,48 @@ class Slots:
                 )
 
     def at_once(self, cells: Iterable[Cell]) -> int:
-        """Return how many of `cells` may run at once, apart from memory."""
-        counts = [cell.experiment.training.devices for cell in cells]
-        groups = [len(self.devices) // count for count in counts if count > 1]
-        return max(1, min(self.limit, len(counts), *groups))
+        """Return how many of `cells` can run at once at most: those on fewest devices first."""
+        number = 0
+        free = len(self.devices) * self.per_device
+        for wanted in sorted(cell.experiment.training.devices for cell in cells):
+            free -= wanted if wanted == 1 else wanted * self.per_device
+            if free < 0 or number == self.limit:
+                break
+            number += 1
+        return max(1, number)
+
+    def processes_at_once(self, cells: Iterable[Cell]) -> int:
+        """Return how many processes of `cells` can run at once at most: one for each device."""
+        counts = sorted((cell.experiment.training.devices for cell in cells), reverse=True)
+        places = max(len(self.devices), self.limit)
+        return max(1, min(places, sum(counts[: self.limit])))
 
     def reserve(self, cell: Cell) -> Slot | None:
         """Reserve devices for `cell`. Return None if too few are free."""
         if self.count >= self.limit:
             return None
         wanted = cell.experiment.training.devices
-        kind = cell.kind
-        can_share = wanted == 1 and self.limit > len(self.devices)
         # Devices with fewer cells come first.
         order = sorted(range(len(self.devices)), key=lambda index: len(self.on_device[index]))
-        free = [
-            index
-            for index in order
-            if not self.on_device[index] or (can_share and self._can_fit(kind, index))
-        ]
+        free = [index for index in order if self._has_room(index, wanted)]
         if len(free) < wanted:
             return None
         indices = tuple(free[:wanted])
-        names = [self.devices[index].gpu for index in indices]
+        names = [self.devices[index] for index in indices]
         gpus = tuple(name for name in names if name is not None)
-        can_be_shared = can_share and bool(gpus) and kind not in self.isolated
-        slot = Slot(indices, gpus or None, kind, can_be_shared)
+        can_be_shared = wanted == 1 and self.per_device > 1 and bool(gpus)
+        slot = Slot(indices, gpus or None, can_be_shared)
         for index in indices:
             self.on_device[index].append(slot)
-            for neighbour in self.on_device[index]:
-                neighbour.is_shared |= len(self.on_device[index]) > 1
         self.count += 1
         return slot
+
+    def _has_room(self, index: int, wanted: int) -> bool:
+        """Return True if a cell on `wanted` devices may have the device with this index."""
+        cells = self.on_device[index]
+        if wanted > 1 or any(len(slot.devices) > 1 for slot in cells):
+            return not cells
+        return len(cells) < self.per_device
 
     def release(self, slot: Slot) -> None:
         """Release the devices of a cell."""
@@ -184,51 +173,13 @@ class Slots:
         for index in slot.devices:
             self.on_device[index].remove(slot)
 
-    def record_memory(self, cell: Cell, memory: int) -> None:
-        """Record that `cell` held `memory` bytes of a device."""
-        self.memory[cell.kind] = max(memory, self.memory.get(cell.kind, 0))
-
-    def record_estimate(self, cell: Cell, memory: int) -> None:
-        """Record that `cell` will hold about `memory` bytes, which counts until it is measured."""
-        self.estimates[cell.kind] = memory
-
-    def _expect_memory(self) -> dict[str, float]:
-        """Return the bytes that a cell of each kind is expected to hold, if they are known."""
-        expected = {kind: ESTIMATED * memory for kind, memory in self.estimates.items()}
-        return expected | self.memory
-
-    def _can_fit(self, kind: str, index: int) -> bool:
-        """Return True if a cell of `kind` fits on a device beside at most one unknown cell."""
-        memory = self.devices[index].memory
-        slots = self.on_device[index]
-        kinds = [slot.kind for slot in slots]
-        kinds.append(kind)
-        if any(len(slot.devices) > 1 for slot in slots):
-            return False
-        if not self.isolated.isdisjoint(kinds):
-            return False
-        expected = self._expect_memory()
-        if memory is None or not expected:
-            return False
-        unknown = [other for other in kinds if other not in expected]
-        largest = UNMEASURED * max(expected.values())
-        total = sum(expected.get(other, largest) for other in kinds)
-        return len(unknown) <= 1 and MARGIN * total <= memory
-
 
 def make_slots(limit: int | None) -> Slots:
-    """Return the slots of the visible GPUs, or else of the cores, which share the memory.
+    """Return the slots of the visible GPUs, or else of the cores.
 
     Raises ConfigError if CUDA_VISIBLE_DEVICES names no GPU of this machine.
     """
-    free = _free_gpu_memory()
-    gpus = [Device(name, free.get(name)) for name in _visible_gpus(free)]
-    if gpus:
-        return Slots(gpus, limit)
-    count = count_cores()
-    memory = available_memory()
-    core = Device(None, None if memory is None else memory // count)
-    return Slots([core] * count, limit)
+    return Slots(_visible_gpus(_list_gpus()) or [None] * count_cores(), limit)
 
 
 def _visible_gpus(known: Collection[str]) -> list[str]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lit_attn.ablate.display import Snapshot, StartedCell, format_seconds
 from lit_attn.cells import folder
 from lit_attn.cells.decisions import Ending
+from lit_attn.cells.failure import MEMORY_ADVICE
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import Plan, PlannedCell
@@ -40,7 +41,7 @@ CLEAR_SCREEN = "\x1b[H\x1b[2J"  # Escape sequences of a terminal.
 ADVICE: dict[folder.State, str] = {
     "unreadable": "run the same command again; the cell starts again from its last checkpoint, "
     "unless a newer lit_attn has written its result",
-    "out-of-memory": "run fewer cells at once (--jobs), or increase training.devices",
+    "out-of-memory": MEMORY_ADVICE,
     "diverged": "change optimizer.lr, schedule.warmup or training.clip, or it would diverge again",
     "killed": "run the same command again to resume; if nobody killed it, the memory was full",
     "timed-out": "run the same command again to resume; --stall sets the limit",

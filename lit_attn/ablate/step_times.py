@@ -62,7 +62,7 @@ def _run_measurement(matrix: Matrix, variants: list[Variant], slots: Slots) -> S
     cells = []
     for variant in matrix.written:
         cells += [variant.cell("", seed) for seed in matrix.seeds]
-    launcher.share_cores(slots.at_once(cells))
+    launcher.share_cores(slots.processes_at_once(cells))
     with temporary_folder() as folder:
         cell = replace(variants[0], name="step-times").cell(matrix.name, 0)
         job = Job(cell, folder / "cell")

@@ -141,6 +141,13 @@ def _worker_detail(line: str, tail: str) -> str:
     return f" (signal: {signals[-1]})" if signals else ""
 
 
+MEMORY_ADVICE = (
+    "run fewer cells at once (--jobs), make data.batch_size smaller, or write"
+    " training.recompute: blocks"
+)
+"""Advice about a cell that ran out of memory."""
+
+
 def describe_end(returncode: int, tail: str, overdue: str = "") -> Exit:
     """Return the record of an attempt without a result; `overdue` names a limit it exceeded."""
     rank = first_failed_rank(tail)

@@ -6,6 +6,7 @@ differ in nothing that a step computes share one (`describe_step` of lit_attn.ab
 """
 
 import contextlib
+import gc
 import logging
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -50,7 +51,6 @@ from lit_attn.training.process_group import ProcessGroup, choose_device
 from lit_attn.training.recording import MetricsFile
 from lit_attn.training.result import SMOKE
 from lit_attn.training.several_devices import require_gradients
-from lit_attn.training.step_memory import expect_memory, start_measuring
 from lit_attn.training.trainer import make_trainer
 from lit_attn.training.trainer_data import TrainerData
 
@@ -80,12 +80,10 @@ class Mistake(NamedTuple):
 class CellEnd(NamedTuple):
     """End of the check of a cell without a mistake.
 
-    `memory`: bytes of a GPU that a training of the cell is expected to hold, None if unknown.
     `is_crowded`: its step was not made, because the machine lacked something that other processes
     may have used at that moment.
     """
 
-    memory: int | None = None
     is_crowded: bool = False
 
 
@@ -327,7 +325,7 @@ def _try_step(
         return CellEnd()
     used = UsedBatch()
     try:
-        memory = make_step(cell, model, data, loaded, device, used)
+        make_step(cell, model, data, loaded, device, used)
     except ConfigError as error:
         return Mistake(number, str(error))
     except Diverged as error:
@@ -343,7 +341,7 @@ def _try_step(
             batch = describe_batch(used.batch, data.signature.batch_names)
             message += f"; the {used.name} is {batch}"
         return Mistake(number, message, "" if is_own else traceback.format_exc(), is_own)
-    return CellEnd(memory)
+    return CellEnd()
 
 
 def is_of_machine(error: Exception) -> bool:
@@ -367,17 +365,19 @@ def make_step(
     device: torch.device,
     used: UsedBatch,
     prepare: Callable[[nn.Module], object] = lambda network: None,
-) -> int | None:
+) -> None:
     """Make a training step of `cell` with the learning rate zero, and evaluate a batch of a split.
 
     `model` has the FFN width of the cell. `used` notes the batches, and `prepare` gets the network
-    before the step. Returns the bytes that a training is expected to hold, see `expect_memory`.
-    Raises what the code of the cell raises.
+    before the step. Raises what the code of the cell raises.
     """
     experiment = cell.experiment
     training = experiment.training
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    start_measuring(device)
+    if device.type == "cuda":
+        # The network of the last cell is in cycles of references with its trainer.
+        gc.collect()
+        torch.cuda.empty_cache()
     L.seed_everything(cell.seed, verbose=False)
     network = factory.build(model, experiment.data)
     prepare(network)
@@ -415,7 +415,6 @@ def make_step(
             # A changed loop is the reason of any other error.
             require_same_loop(trainer, loop)
         check_callbacks(training.callbacks, own_callbacks, trainer, parameters)
-    return expect_memory(cell, data, trainer, device)
 
 
 def _explain_not_finite(

@@ -10,7 +10,7 @@ from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.display import Display, LiveDisplay
 from lit_attn.ablate.dry_run import format_hours, print_estimate
 from lit_attn.ablate.plan import Matrix, expand
-from lit_attn.ablate.slots import Device, Slots
+from lit_attn.ablate.slots import Slots
 from lit_attn.cells.records import Result, Timing
 
 BODY = """\
@@ -42,10 +42,10 @@ def test_hours_follow_from_timings_and_devices(tmp_path: Path) -> None:
     assert timing(1800).seconds == 1800
     kinds = {job.cell.variant: job.cell.kind for job in measured.jobs}
     timings = {kinds["a"]: timing(1800), kinds["c"]: timing(3600)}
-    cores = Slots([Device(None, None)] * 4)
-    # Two seeds each: half an hour on one core, and one hour on two cores. Two run at once.
+    cores = Slots([None] * 4)
+    # Two seeds each: half an hour on one core, and one hour on two cores. Four cores are busy.
     assert format_hours(measured, timings, cores) == (
-        "tiny: 6 cells to run, 4 of them measured: 5.00 core hours, 1.50 hours with 2 at once"
+        "tiny: 6 cells to run, 4 of them measured: 5.00 core hours, 1.25 hours with 4 at once"
     )
 
 
@@ -56,7 +56,7 @@ def test_the_hours_of_a_screening_name_those_of_the_confirmation(tmp_path: Path)
     for place, variant in enumerate(designs.NAMES):
         (kind,) = {j.cell.kind for j in screened.screening_jobs if j.cell.variant == variant}
         timings[kind] = timing(1800 + 900 * place)
-    cores = Slots([Device(None, None)] * 4)
+    cores = Slots([None] * 4)
     # Ten cells of an hour in the mean, and nine fresh ones.
     assert format_hours(screened, timings, cores) == (
         "tiny: 10 cells to run, 10 of them measured: 10.00 core hours, 2.50 hours with 4 at once;"
@@ -73,7 +73,7 @@ def test_finished_cells_cost_nothing(tmp_path: Path) -> None:
     timings = {job.cell.kind: timing(1800) for job in measured.jobs}
     for job in measured.jobs:
         result(job.cell).write(job.folder / "result.json")
-    gpus = Slots([Device("0", None)] * 2)
+    gpus = Slots(["0"] * 2)
     assert format_hours(measured, timings, gpus) == (
         "tiny: 0 cells to run, 0 of them measured: 0.00 GPU hours, 0.00 hours with 1 at once"
     )

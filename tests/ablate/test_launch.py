@@ -23,7 +23,7 @@ from lit_attn.ablate.commands import run
 from lit_attn.ablate.launch import CellProcess
 from lit_attn.ablate.model_check import Check, ModelCheck
 from lit_attn.ablate.plan import expand
-from lit_attn.ablate.slots import Device, Slots, make_slots
+from lit_attn.ablate.slots import Slots, make_slots
 from lit_attn.config.study import read_studies
 from lit_attn.schema.errors import command
 from lit_attn.schema.mistakes import EXIT_CODE
@@ -253,7 +253,7 @@ def test_a_mistake_of_lit_attn_in_a_step_is_no_wrong_configuration(
         return 0
 
     for is_own, code in ((False, 2), (True, EXIT_CODE)):
-        answer = Check((0, "the first step: wrong", "", is_own), [], {})
+        answer = Check((0, "the first step: wrong", "", is_own), [])
         monkeypatch.setattr(ModelCheck, "run", MagicMock(return_value=answer))
         assert command(run)() == code
 
@@ -261,7 +261,7 @@ def test_a_mistake_of_lit_attn_in_a_step_is_no_wrong_configuration(
 @pytest.mark.parametrize(
     ("gpu", "accelerator", "processes"), [("0", "auto", 3), ("0", "cpu", 1), (None, "auto", 1)]
 )
-def test_a_gpu_is_checked_by_several_processes_which_estimate_memory(
+def test_a_gpu_is_checked_by_several_processes(
     gpu: str | None,
     accelerator: str,
     processes: int,
@@ -273,16 +273,13 @@ def test_a_gpu_is_checked_by_several_processes_which_estimate_memory(
         "cells: {a: {}, b: {attention: belief}, c: {training.clip: 1}, d: {optimizer.lr: 1}}"
     )
     matrix = expand(studies.study(tmp_path, body), tmp_path / "runs")
-    monkeypatch.setattr(launch, "make_slots", lambda limit: Slots([Device(gpu, 100)] * 2, limit))
+    monkeypatch.setattr(launch, "make_slots", lambda limit: Slots([gpu] * 2, limit))
     monkeypatch.setattr(launch, "_start_server", lambda: None)
     monkeypatch.setattr(launch, "write_line", lambda text: None)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: range(64))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    check = MagicMock(return_value=Check(None, [], {0: 7, 2: 9}))
+    check = MagicMock(return_value=Check(None, []))
     monkeypatch.setattr(ModelCheck, "run", check)
     launcher = launch.Launcher("lit_attn.train:run_cell")
     launcher.require_cells([matrix], matrix.jobs, None, is_local=True)
     check.assert_called_once_with(processes)
-    memory = {job.name: launcher.find_expected_memory(job.cell) for job in matrix.jobs}
-    expected = {"a": 7, "b": None, "c": 9, "d": 7}
-    assert memory == {f"tiny/{name}/{seed}": expected[name] for seed in (0, 1) for name in expected}

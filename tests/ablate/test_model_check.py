@@ -30,11 +30,11 @@ Find = Callable[[str, bool], Any]
 a `CheckedCell`, an error's text, or None if the process dies."""
 
 
-def passing(warnings: list[str] | None = None, memory: int | None = None) -> CheckedCell:
-    return CheckedCell(0, warnings or [], memory, is_crowded=False)
+def passing(warnings: list[str] | None = None) -> CheckedCell:
+    return CheckedCell(0, warnings or [], is_crowded=False)
 
 
-CROWDED = CheckedCell(0, [], None, is_crowded=True)
+CROWDED = CheckedCell(0, [], is_crowded=True)
 
 
 class FakeProcess:
@@ -101,7 +101,7 @@ def test_warnings_have_the_order_of_the_variants_and_no_repetition() -> None:
     warnings = {"a": ["x"], "b": ["data", "b"], "c": ["data", "c"]}
     for processes in (1, 2, 4):
         check = make_check(lambda name, _: passing(warnings.get(name))).run(processes)
-        assert check == Check(None, ["x", "data", "b", "c"], {})
+        assert check == Check(None, ["x", "data", "b", "c"])
 
 
 def test_nothing_after_the_first_wrong_variant_is_told() -> None:
@@ -114,9 +114,9 @@ def test_nothing_after_the_first_wrong_variant_is_told() -> None:
 
 def test_a_crowded_step_is_made_again_alone() -> None:
     def find(name: str, is_alone: bool) -> Any:
-        return passing(memory=7) if is_alone or name != "c" else CROWDED
+        return passing() if is_alone or name != "c" else CROWDED
 
-    assert make_check(find).run(2) == Check(None, [], dict.fromkeys(range(4), 7))
+    assert make_check(find).run(2) == Check(None, [])
     assert FakeProcess.started == [
         (["a", "c"], [0, 1], 50, False),
         (["b", "d"], [0, 1], 50, False),
@@ -130,7 +130,7 @@ def test_an_error_beside_other_processes_counts_only_if_it_comes_again_alone() -
     def find(name: str, is_alone: bool) -> Any:
         return passing([name]) if is_alone or name != "a" else "a is wrong"
 
-    assert make_check(find).run(2) == Check(None, NAMES, {})
+    assert make_check(find).run(2) == Check(None, NAMES)
     # The process of a and c has not reached c.
     (*_, (names, untried, _, is_alone)) = FakeProcess.started
     assert {"a", "c"} <= set(names)
@@ -152,7 +152,7 @@ def test_the_cells_of_a_dead_process_are_checked_again_alone() -> None:
         return "d is wrong" if name == "d" else passing([name])
 
     check = make_check(find).run(2)
-    assert check == Check((3, "d is wrong", "", False), ["a", "b", "c"], {})
+    assert check == Check((3, "d is wrong", "", False), ["a", "b", "c"])
     assert FakeProcess.started[-1] == (["b", "d"], [0, 1], 100, True)
 
 

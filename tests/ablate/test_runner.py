@@ -27,10 +27,9 @@ from helpers.runs import (
 from lit_attn.ablate import runner
 from lit_attn.ablate.display import Display, Snapshot
 from lit_attn.ablate.launch import Launcher
-from lit_attn.ablate.model_check import describe_step
-from lit_attn.ablate.plan import Job, expand
+from lit_attn.ablate.plan import Job
 from lit_attn.ablate.runner import Runner
-from lit_attn.ablate.slots import Device, Slots, make_slots
+from lit_attn.ablate.slots import Slots, make_slots
 from lit_attn.cells import folder, lock
 from lit_attn.cells.lock import BUSY, hold_lock, read_holder
 from lit_attn.config.cell import Cell
@@ -82,65 +81,14 @@ def test_a_second_run_only_runs_cells_without_result(tmp_path: Path) -> None:
     assert count_runs(tmp_path) == {**once, "ok-new/0": 1, "ok-new/1": 1}
 
 
-@pytest.mark.parametrize("is_estimated", [False, True], ids=["measured", "estimated"])
-@pytest.mark.parametrize(("memory", "together"), [(100, 4), (2, 1)])
-def test_cells_share_a_device_by_their_measured_memory(
-    memory: int, together: int, is_estimated: bool, tmp_path: Path
-) -> None:
-    """Each cell holds one byte of one core. The first cell runs alone until it is measured.
-
-    With an estimate of the check, as many cells as have room start at once.
-    """
-    cells = expand(
-        studies.study(tmp_path, make_body("gated")), tmp_path / "runs", seeds=(0, 1, 2, 3)
-    )
-    started: list[int] = []
-
-    class Opening(Display):
-        """Display that opens the gate when the expected number of cells runs."""
-
-        def update(self, snapshot: Snapshot) -> None:
-            started.append(len(snapshot.running))
-            if snapshot.done or len(snapshot.running) == together:
-                (tmp_path / "runs" / "tiny" / "go").touch()
-
-    slots = Slots([Device(None, memory)], limit=4)
-    launcher = Launcher(fake_cells.TARGET)
-    if is_estimated:
-        # The cells differ in their seeds only.
-        launcher.expected_memory = {describe_step(cells.jobs[-1].cell): 1}
-    summary = Runner(launcher, slots, Opening(io.StringIO())).run(cells.jobs)
-    assert summary.failed == []
-    assert started[0] == (together if is_estimated else 1)
-    assert max(started) == together
-
-
-def test_a_cell_that_runs_out_of_shared_memory_is_retried_alone(tmp_path: Path) -> None:
-    cells = jobs(tmp_path, "gated", "crowded")[:2]
-    slots = Slots([Device(None, 1000)], limit=2)
-    for job in cells:
-        slots.record_memory(job.cell, 1)
-
-    class Opening(Display):
-        """Display that opens the gate after the first failure of the crowded cell."""
-
-        def add_event(self, text: str) -> None:
-            super().add_event(text)
-            if text.startswith("retry"):
-                (tmp_path / "runs" / "tiny" / "go").touch()
-
-    output = io.StringIO()
-    summary = Runner(Launcher(fake_cells.TARGET), slots, Opening(output)).run(cells)
-    assert summary.failed == []
-    assert "retry    tiny/crowded/0  in 0 s, after out-of-memory: MemoryError" in output.getvalue()
-    assert count_runs(tmp_path) == {"gated/0": 1, "crowded/0": 2}
-
-
-def test_a_cell_that_runs_out_of_memory_alone_is_not_retried(tmp_path: Path) -> None:
+def test_a_cell_that_runs_out_of_memory_names_what_helps(tmp_path: Path) -> None:
     cells = jobs(tmp_path, "memory", "ok")[:2]
-    slots = Slots([Device(None, 1000), Device(None, 1000)], limit=3)
+    slots = Slots([None, None], limit=3)
     summary = Runner(Launcher(fake_cells.TARGET), slots, Display(io.StringIO())).run(cells)
-    assert [outcome.failure for outcome in summary.failed] == ["out-of-memory"]
+    (failed,) = summary.failed
+    assert failed.failure == "out-of-memory"
+    for name in ("--jobs", "data.batch_size", "training.recompute"):
+        assert name in failed.describe().splitlines()[0]
     assert count_runs(tmp_path) == {"memory/0": 1, "ok/0": 1}
 
 

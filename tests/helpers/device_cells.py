@@ -26,7 +26,7 @@ from lit_attn.ablate.display import make_display
 from lit_attn.ablate.launch import TRAINING, Launcher
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.runner import Runner
-from lit_attn.ablate.slots import Device, Slots
+from lit_attn.ablate.slots import Slots
 from lit_attn.config.cell import Cell
 from lit_attn.schema.plugins import load_parts
 from lit_attn.training import checkpoints
@@ -189,7 +189,7 @@ def _main(root: Path) -> None:
     runner.RETRIES.clear()
     launcher = Launcher("device_cells:run_cell")
     for again in (jobs, [job for job in jobs if job.cell.variant == "stopped"]):
-        Runner(launcher, Slots([Device(None, None)] * 6), make_display()).run(again)
+        Runner(launcher, Slots([None] * 6), make_display()).run(again)
 
 
 if __name__ == "__main__":

@@ -62,13 +62,6 @@ def run_cell(folder: Path, *, smoke: bool = False) -> None:
         case "killedonce" if not (folder / "second").exists():
             (folder / "second").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        case "crowded":
-            # The first attempt waits for another cell, which may be slower.
-            while not (folder / "second").exists() and not _is_crowded(folder):
-                time.sleep(0.02)
-            (folder / "second").touch()
-            if _is_crowded(folder):
-                raise MemoryError("other cells use the memory")
         case "memory":
             resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))
             bytearray(2**34)
@@ -176,10 +169,6 @@ def result(cell: Cell, metrics: dict[str, float] | None = None) -> Result:
         versions={},
         finished="2000-01-01T00:00:00+00:00",
     )
-
-
-def _is_crowded(folder: Path) -> bool:
-    return len(list(folder.parents[1].glob("*/*/lock"))) > 1
 
 
 def _wait(path: Path) -> None:

@@ -5,17 +5,22 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 from helpers import studies
 from helpers.commands import run_python
 from helpers.fake_cells import result
+from helpers.fake_gpu import rehearsal
 from helpers.paths import ROOT
+from helpers.training_cells import text_cell
 
 from lit_attn import signatures
 from lit_attn.ablate.launch import find_proven
 from lit_attn.ablate.plan import Matrix, expand
+from lit_attn.attention import flex, path_record
 from lit_attn.data.log import collect_warnings
 from lit_attn.schema import plugins
 from lit_attn.tasks import classification
@@ -276,3 +281,22 @@ def test_a_study_with_a_wrong_task_starts_no_cell(tmp_path: Path) -> None:
     )
     assert "training_step" in (tmp_path / "runs" / "first-step.log").read_text()
     assert list((tmp_path / "runs").glob("*")) == [tmp_path / "runs" / "first-step.log"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run on")
+def test_the_step_of_the_check_compiles_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compilation of flex_attention took half a minute on a GPU, before any cell had begun."""
+    calls: list[str] = []
+    compiled = flex.weighted_sums
+
+    def count(*arguments: Any) -> Any:
+        calls.append("flex")
+        return compiled(*arguments)
+
+    cell = text_cell(model={"attention": "belief2", "dim": 32}, training={"accelerator": "cuda"})
+    with rehearsal():
+        monkeypatch.setattr(flex, "_compiled", lambda: count)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**36, 2**36))
+        assert find_mistake([cell.model_dump(mode="json")], untried=[0]) is None
+        assert calls == []
+        assert not path_record.is_refused("FLEX", "cuda")

@@ -25,7 +25,7 @@ from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.outcomes import Outcome
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.runner import RETRIES, Runner
-from lit_attn.ablate.slots import Device, Slots, make_slots
+from lit_attn.ablate.slots import Slots, make_slots
 from lit_attn.ablate.stopping import update_endings
 from lit_attn.cells import folder
 from lit_attn.cells.nodes import NODES
@@ -129,7 +129,7 @@ class SlurmCell:
         if self.nodes > 1:
             os.environ[NODES] = str(self.nodes)
             # SLURM has reserved the devices, and each process sees those of its node.
-            return Slots([Device(None, None)] * job.cell.experiment.training.devices, 1)
+            return Slots([None] * job.cell.experiment.training.devices, 1)
         slots = make_slots(1)
         slots.check([job.cell])
         return slots
