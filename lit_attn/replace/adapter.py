@@ -3,9 +3,11 @@
 Shapes: B batch, n tokens, d width, H heads, D head width.
 """
 
+import ast
 import inspect
 import math
 import re
+import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from typing import Any, ClassVar
@@ -249,6 +251,25 @@ def read_config_keys(module_class: type) -> list[str]:
         if key not in keys:
             keys.append(key)
     return keys
+
+
+def list_unread(original: nn.Module) -> set[str]:
+    """Return the attributes of `original` that no method of its class reads but the constructor.
+
+    The set is empty for a class without source, which was defined interactively.
+    """
+    read: set[str] = set()
+    for base in type(original).__mro__:
+        if base is nn.Module:
+            break
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+        except (OSError, TypeError):
+            return set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name != "__init__":
+                read.update(re.findall(r"\bself\.(\w+)", ast.unparse(node)))
+    return set(list_attributes(original)) - read
 
 
 def is_neutral(value: Any, name: str) -> bool:

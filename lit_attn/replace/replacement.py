@@ -20,6 +20,7 @@ from lit_attn.attention.layer import TokenLayer
 from lit_attn.attention.spec import AttentionSpec, attention_spec
 from lit_attn.replace.adapter import Adapter
 from lit_attn.replace.layer_choice import Choice, choose
+from lit_attn.replace.layer_trial import prove
 from lit_attn.replace.restoring import unchanged_after_an_error
 from lit_attn.replace.search import (
     NAMES,
@@ -31,6 +32,7 @@ from lit_attn.replace.search import (
 )
 from lit_attn.replace.shared_weights import SharedWeights
 from lit_attn.replace.stacks import connect_stacks
+from lit_attn.replace.transformers_layers import Hub
 from lit_attn.schema.errors import ConfigError, plural
 from lit_attn.schema.mistakes import describe_mistake, is_unexpected
 from lit_attn.schema.plugins import find_user_line
@@ -172,6 +174,8 @@ def build_each(
             for path in layer.paths:
                 _check_place(model, path, layer, spec_of_layer)
             new = layer.adapter(layer.module, spec_of_layer)
+            if isinstance(new, Hub):
+                prove(new, layer.module)
         except ValueError as error:
             raise ConfigError(f"{context}: {error}") from error
         except Exception as error:

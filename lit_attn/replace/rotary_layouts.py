@@ -10,7 +10,8 @@ Shapes: B batch, n tokens, H heads, H' key heads, D head width, D' coordinates t
 import copy
 import inspect
 import sys
-from typing import Literal, TypeAlias
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -78,17 +79,38 @@ def pair_halves(source: Projections, width: int | None = None) -> Projections:
     return source._replace(qkv=qkv, q_norm=norms[0], k_norm=norms[1])
 
 
-def check_rotation(original: nn.Module, layout: Angles, pairs_neighbours: bool) -> None:
-    """Raise ValueError if the code of `original` rotates queries and keys in another way.
+class Rotation(NamedTuple):
+    """Rotation of queries and keys in the code of a model.
 
-    The function of its file is compared with the layer's on a few numbers.
+    `pairs_neighbours`: coordinates 2j and 2j + 1 of a head are rotated together, not its halves.
     """
-    if "position_embeddings" not in inspect.signature(original.forward).parameters:
-        return
+
+    angles: Angles
+    pairs_neighbours: bool
+
+
+def find_rotation(original: nn.Module) -> Rotation | None:
+    """Return how the code of `original` rotates queries and keys, or None if it does not.
+
+    The function of its file is compared with the layer's on a few numbers. Raises ValueError if
+    there is no such function, or if it rotates in another way.
+    """
+    takes_angles = "position_embeddings" in inspect.signature(original.forward).parameters
+    if not takes_angles and getattr(original, "rotary_emb", None) is None:
+        return None
     code = sys.modules[type(original).__module__]
     rotate_theirs = getattr(code, "apply_rotary_pos_emb", None)
     if rotate_theirs is None:
-        raise ValueError("its rotary embedding is computed by code that the adapter does not know")
+        raise ValueError("its rotary embedding is computed by code that no adapter knows")
+    for pairs_neighbours in (False, True):
+        for angles in get_args(Angles):
+            if rotates_as(rotate_theirs, angles, pairs_neighbours):
+                return Rotation(angles, pairs_neighbours)
+    raise ValueError("its rotary embedding pairs other coordinates than Llama's and Cohere's")
+
+
+def rotates_as(rotate_theirs: Callable[..., Any], layout: Angles, pairs_neighbours: bool) -> bool:
+    """Return True if a function of transformers rotates a few numbers in a way that is known."""
     tokens = 3
     width = 8
     # The default device may be meta, where numbers cannot be compared.
@@ -101,10 +123,7 @@ def check_rotation(original: nn.Module, layout: Angles, pairs_neighbours: bool) 
         ours = rotate(q[..., order], Rotary(angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)))
         try:
             theirs = rotate_theirs(q, q, passed.cos(), passed.sin())[0][..., order]
-            is_same = torch.allclose(theirs, ours, atol=1e-6)
-        except (RuntimeError, IndexError):
-            # Its angles have another shape.
-            is_same = False
-    if not is_same:
-        family = "Cohere" if pairs_neighbours else "Llama"
-        raise ValueError(f"its rotary embedding pairs other coordinates than {family}'s")
+            return torch.allclose(theirs, ours, atol=1e-6)
+        except (RuntimeError, IndexError, TypeError):
+            # Its angles have another shape, or it has other arguments.
+            return False

@@ -20,11 +20,10 @@ from lit_attn.replace import (
     timm_biases,
     timm_layers,
     torch_layers,
-    transformers_decoders,
     transformers_families,
-    transformers_layers,
 )
 from lit_attn.replace.adapter import Adapter, class_name
+from lit_attn.replace.transformers_layers import Hub, has_structure
 from lit_attn.schema.base import load
 from lit_attn.schema.errors import require
 from lit_attn.schema.sources import read_package_file
@@ -40,9 +39,7 @@ FILES = {
     "timm_biases": timm_biases,
     "timm_layers": timm_layers,
     "torch_layers": torch_layers,
-    "transformers_decoders": transformers_decoders,
     "transformers_families": transformers_families,
-    "transformers_layers": transformers_layers,
 }
 """Files with adapters by the names that attention_classes.yaml has for them."""
 
@@ -80,7 +77,7 @@ def list_reasons(by_reason: dict[str, list[str]]) -> dict[str, str]:
 ADAPTERS = list_adapters(CLASSES["adapters"])
 """Adapters by class of attention module, which is written as "module:class"."""
 
-NAMES = list_names(CLASSES["adapters"])
+NAMES = list_names(CLASSES["adapters"]) | {"Hub": Hub}
 """Adapters of this package by the names that choose them."""
 
 UNFIT = list_reasons(CLASSES["refused"])
@@ -113,6 +110,9 @@ PROJECTION_NAMES = (
     {"queries", "keys", "values"},
 )
 """Names of the projections by which a module is recognised as attention, whatever its class."""
+
+READ_BY_STRUCTURE = ("transformers.", "transformers_modules.")
+"""Packages whose attention is read by its structure; the second one has code of model folders."""
 
 NO_ADAPTER = "its class has no adapter; docs/own-models.md says how to write one"
 OURS = "it is a layer of lit_attn already; build the model again to choose other parts for it"
@@ -209,6 +209,8 @@ def classify(module: nn.Module, adapters: dict[str, AdapterChoice]) -> Layer | N
         return Layer(module, load_adapter(adapters[name]), "")
     if name in UNFIT:
         return Layer(module, None, UNFIT[name])
+    if name.startswith(READ_BY_STRUCTURE) and has_structure(module):
+        return Layer(module, Hub, "")
     if contains_attention(module, adapters) or wraps_attention(module):
         # A wrapper around the attention itself.
         return None

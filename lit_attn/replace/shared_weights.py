@@ -88,10 +88,7 @@ class SharedWeights:
         copies = dict(self._list_copies(first))
         for name, parameter in list(self._list_copies(second)):
             copy = copies.get(name)
-            is_equal = copy is not None and copy.shape == parameter.shape
-            if is_equal and not parameter.is_meta:
-                is_equal = torch.equal(copy, parameter)
-            if not is_equal:
+            if copy is None or not is_equal(copy, parameter):
                 raise ValueError(
                     f"{second.layer.name}: it shares weights with {first.layer.paths[0]}, and the "
                     "new layers need different ones; name one of them in `skip`"
@@ -117,3 +114,10 @@ def refuse(use: Use, other: str) -> ValueError:
         f"{use.replacement.layer.name}: its `{use.name}` is the weight of {other} too, and the new "
         "layer would have a copy of it; name the layer in `skip`, or give it a weight of its own"
     )
+
+
+def is_equal(first: nn.Parameter, second: nn.Parameter) -> bool:
+    """Return True if two parameters have the same shape and values; meta tensors have no values."""
+    if first.is_meta or second.is_meta:
+        return first.shape == second.shape
+    return torch.equal(first, second)

@@ -6,12 +6,16 @@ Shapes: B batch, n tokens, m tokens of a memory or of a cache, d width, H heads,
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
-from lit_attn.attention.compose import Composer, StaticConfig
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.replace.adapter import check_calls, check_options, describe_cross_problem
+from lit_attn.private_names.of_transformers import read_implementation
+from lit_attn.replace.adapter import (
+    check_calls,
+    check_options,
+    describe_cross_problem,
+    list_unread,
+)
 from lit_attn.replace.projections import Projections, by_head, join, linear
 from lit_attn.replace.transformers_layers import Hub, join_bias
 
@@ -20,14 +24,8 @@ class GPT2(Hub):
     """GPT-2, whose matrices are stored as (inputs, outputs)."""
 
     moved = ("c_attn", "c_proj", "attn_dropout", "resid_dropout")
-    known = (
-        *Hub.known,
-        "embed_dim",
-        "reorder_and_upcast_attn",  # The order of operations in half precision.
-        "scale_attn_by_inverse_layer_idx",
-        "scale_attn_weights",
-        "split_size",
-    )
+    # The order of operations in half precision, and the parts of a joined projection.
+    known = (*Hub.known, "reorder_and_upcast_attn", "split_size")
 
     def read(self, original: Any) -> Projections:
         qkv = original.c_attn
@@ -46,7 +44,7 @@ class GPTNeoX(Hub):
     """GPT-NeoX and Pythia: fused projections, head by head, and partial rotary embedding."""
 
     moved = ("query_key_value", "dense")
-    known = (*Hub.known, "head_size", "rotary_ndims")
+    known = (*Hub.known, "head_size")
 
     def read(self, original: Any) -> Projections:
         heads = original.config.num_attention_heads
@@ -64,15 +62,15 @@ class Bert(Hub):
 
     moved = ("self.query", "self.key", "self.value", "output.dense")
     known = ("self", "output", "is_cross_attention")
-    inner_known = (*Hub.known, "all_head_size", "attention_head_size", "dropout", "is_decoder")
-    output_known = ("LayerNorm", "dropout")
 
     def check_options(self, original: Any) -> None:
         super().check_options(original)
         adapter = type(self).__name__
-        check_options(original.self, {"query", "key", "value", *self.inner_known}, adapter)
-        check_options(original.output, {"dense", *self.output_known}, adapter)
-        for child in (original.self, original.output):
+        for child, names in (
+            (original.self, ("query", "key", "value")),
+            (original.output, ("dense", "LayerNorm")),
+        ):
+            check_options(child, {*names, *Hub.known, *list_unread(child)}, adapter)
             check_calls(child, "it")
 
     def read(self, original: Any) -> Projections:
@@ -95,111 +93,75 @@ class Bert(Hub):
         return self.output.LayerNorm(out + x), weights
 
 
-class Gemma2(Hub):
-    """Gemma 2: logits with a soft cap, cap tanh(logits / cap), before the mask is added.
+class Bloom(Hub):
+    """BLOOM: ALiBi, which the model passes, and the sum with the skip connection."""
 
-    The cap acts on formed logits, as a composition does, so `compose` cannot be chosen.
-    """
+    adds_to_logits = True
+    moved = ("query_key_value", "dense", "attention_dropout")
+    known = (*Hub.known, "beta", "hidden_dropout", "inv_norm_factor", "pretraining_tp")
 
-    known = (*Hub.known, "attn_logit_softcapping", "use_bidirectional_attention")
-
-    def __init__(self, original: Any, spec: AttentionSpec) -> None:
-        cap = original.attn_logit_softcapping
-        if cap is None:
-            super().__init__(original, spec)
-            return
-        if not spec.similarity.has_logits:
-            raise ValueError(
-                f"'{spec.similarity.kind}' attention has no logits, which this module caps"
-            )
-        if spec.compose.places():
-            raise ValueError(f"compose: '{spec.compose.kind}' would mix logits that it caps")
-        capped_spec = spec.model_copy(update={"compose": StaticConfig(place="pre")})
-        super().__init__(original, capped_spec)
-        self.layer.composers = nn.ModuleDict({"pre": SoftCap(capped_spec.compose, cap)})
-
-
-class SoftCap(Composer):
-    """Soft cap of logits: cap tanh(a / cap) for a (B, H, c, m)."""
-
-    def __init__(self, part: Any, cap: float) -> None:
-        nn.Module.__init__(self)
-        self.part = part
-        self.cap = cap
-
-    def forward(self, a: Tensor, query: None, key: None) -> Tensor:
-        return self.cap * torch.tanh(a / self.cap)
-
-
-class Gemma3(Hub):
-    """Gemma 3: norms of queries and keys, and windows in some layers."""
-
-    known = (*Hub.known, "is_sliding", "use_bidirectional_attention")
-
-
-class Phi(Hub):
-    """Phi: output projection `dense`, optional norms, and partial rotary embedding."""
-
-    output_name = "dense"
-    norm_names = ("q_layernorm", "k_layernorm")
-    moved = ("q_proj", "k_proj", "v_proj", "dense", "q_layernorm", "k_layernorm")
-    known = (*Hub.known, "qk_layernorm", "rotary_ndims")
-
-
-class FusedHub(Hub):
-    """Attention with one projection qkv_proj, whose rows are q, k and v: Phi 3."""
-
-    input_names = ("qkv_proj",)
-    moved = ("qkv_proj", "o_proj")
-
-
-class ModernBert(Hub):
-    """ModernBERT: one projection Wqkv, with rows q, k and v, and a window on both sides."""
-
-    input_names = ("Wqkv",)
-    output_name = "Wo"
-    moved = ("Wqkv", "Wo", "out_drop")
-    known = (*Hub.known, "deterministic_flash_attn")
-
-    def read(self, original: Any) -> Projections:
-        drop = getattr(original.out_drop, "p", 0.0)
-        return super().read(original)._replace(proj_drop=drop)
-
-    def read_scale(self, original: Any) -> float:
-        scale: float = original.head_dim**-0.5
-        return scale
-
-
-class DistilBert(Hub):
-    """DistilBERT: the names q_lin, k_lin, v_lin and out_lin."""
-
-    moved = ("q_lin", "k_lin", "v_lin", "out_lin", "dropout")
-    known = (*Hub.known, "attention_head_size", "dim", "n_heads")
+    def read_order(self, original: Any) -> bool:
+        return True
 
     def read(self, original: Any) -> Projections:
         return Projections(
-            heads=original.n_heads,
-            qkv=join(original.q_lin, original.k_lin, original.v_lin),
-            proj=original.out_lin,
-            attn_drop=original.dropout.p,
-            scale=original.scaling,
+            heads=original.num_heads,
+            qkv=by_head(original.query_key_value, original.num_heads),
+            proj=original.dense,
+            attn_drop=original.attention_dropout.p,
+            proj_drop=original.hidden_dropout,
         )
 
+    def forward(self, *values: Any, **named: Any) -> tuple[Any, ...]:
+        arguments = self.name_arguments(values, named)
+        alibi = arguments["alibi"].unflatten(0, (-1, self.num_heads))
+        out = self.attend(arguments, arguments.get("attention_mask"), alibi)
+        return out + arguments["residual"], None
 
-class OutProj(Hub):
-    """Attention with an output projection out_proj and a rate `dropout`: OPT, CLIP, SigLIP."""
 
-    output_name = "out_proj"
-    moved = ("q_proj", "k_proj", "v_proj", "out_proj")
-    known = (*Hub.known, "dropout", "embed_dim", "enable_bias", "scale")
+class Falcon(Hub):
+    """Falcon: fused projections by key head, with rotary embedding or ALiBi.
 
-    def read_dropout(self, original: Any) -> float:
-        rate: float = original.dropout
-        return rate
+    The mask of the model contains ALiBi. Its eager code adds ALiBi to this mask once more.
+    """
 
-    def read_scale(self, original: Any) -> float:
-        scale: float = original.scale if hasattr(original, "scale") else original.scaling
-        return scale
+    moved = ("query_key_value", "dense", "attention_dropout")
+    # The block applies the dropout.
+    known = (*Hub.known, "beta", "hidden_dropout", "inv_norm_factor", "num_kv_heads")
+    known = (*known, "multi_query", "new_decoder_architecture")
+    read_arguments = Hub.read_arguments | {"alibi"}
+
+    def __init__(self, original: Any, spec: AttentionSpec) -> None:
+        if original.config.alibi and not spec.similarity.has_logits:
+            raise ValueError(
+                f"'{spec.similarity.kind}' attention has no logits, to which this module adds ALiBi"
+            )
+        super().__init__(original, spec)
+        self.has_rotary = not original.config.alibi
+
+    def check_options(self, original: Any) -> None:
+        super().check_options(original)
+        config = original.config
+        if config.alibi and read_implementation(config) != "sdpa":
+            raise ValueError(
+                "transformers adds ALiBi twice with attn_implementation='eager'; load the model "
+                "with attn_implementation='sdpa'"
+            )
+
+    def read(self, original: Any) -> Projections:
+        heads = original.num_heads
+        key_heads = heads
+        if original.new_decoder_architecture or original.multi_query:
+            key_heads = original.num_kv_heads
+        # With rotary embedding, the model has no dropout of its weights.
+        attn_drop = original.attention_dropout.p if original.config.alibi else 0.0
+        return Projections(
+            heads=heads,
+            key_heads=key_heads,
+            qkv=by_head(original.query_key_value, heads, key_heads),
+            proj=original.dense,
+            attn_drop=attn_drop,
+        )
 
 
 class EncoderDecoder(Hub):
@@ -234,11 +196,10 @@ class EncoderDecoder(Hub):
         return out
 
 
-class Whisper(EncoderDecoder, OutProj):
+class Whisper(EncoderDecoder):
     """Whisper: encoder, decoder and cross-attention; keys have no bias."""
 
     cross_name = "encoder_attn"
-    known = (*OutProj.known, "is_decoder")
 
     def forward(self, *values: Any, **named: Any) -> tuple[Any, ...]:
         arguments = self.name_arguments(values, named)
@@ -256,14 +217,10 @@ class T5(EncoderDecoder):
     moved = ("q", "k", "v", "o")
     known = (
         *Hub.known,
-        "d_model",
-        "dropout",
         "gradient_checkpointing",
         "has_relative_attention_bias",
         "inner_dim",
-        "is_decoder",
         "key_value_proj_dim",
-        "n_heads",
         "relative_attention_bias",
         "relative_attention_max_distance",
         "relative_attention_num_buckets",

@@ -1,81 +1,138 @@
-"""Adapter of the attention modules of transformers for `replace_attention`, and its cache.
+"""Adapter of the attention modules of transformers for `replace_attention`.
 
-`Hub` fits most classes of decoders and vision transformers; transformers_families.py has the
-classes with other names or further steps.
+`Hub` reads most classes by their structure; transformers_families.py has those that do more.
 
 Shapes: B batch, n tokens, m tokens of a memory or of a cache, d width, H heads, D head width.
 """
 
 import inspect
+import itertools
 import sys
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from lit_attn.attention.cache import KeyValues
+from lit_attn.attention.compose import Composer, StaticConfig
+from lit_attn.attention.normaliser import SinkConfig
 from lit_attn.attention.rotary import Rotary
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.private_names.of_transformers import read_implementation
-from lit_attn.replace.adapter import Adapter
+from lit_attn.replace.adapter import Adapter, check_options, check_projections, list_unread
 from lit_attn.replace.projections import JointNorm, Projections, join
-from lit_attn.replace.rotary_layouts import Angles, check_rotation, pair_halves, pick_angles
+from lit_attn.replace.rotary_layouts import find_rotation, pair_halves, pick_angles
+from lit_attn.replace.transformers_cache import HubCache
 
 IMPLEMENTATIONS = (None, "eager", "sdpa")
 """Values of `attn_implementation` whose masks the layer can apply."""
 
 CROSS_ATTENTION = "it is cross-attention of transformers, which no adapter of its class reads"
 
+INPUT_NAMES = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("qkv_proj",),
+    ("Wqkv",),
+    ("q_lin", "k_lin", "v_lin"),
+)
+"""Names of the projections to q, k and v, or of one projection with the rows of all three."""
+
+OUTPUT_NAMES = (("o_proj",), ("out_proj",), ("dense",), ("Wo",), ("out_lin",))
+"""Names of the projection of the heads to the output."""
+
+NORM_NAMES = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"))
+"""Names of the norms of queries and keys."""
+
+WIDTH_NAMES = ("head_dim", "attention_head_size")
+"""Names of the width of a head."""
+
+HEAD_NAMES = ("num_heads", "n_heads", "num_attention_heads")
+"""Names of the number of heads."""
+
+CAP_NAMES = ("attn_logit_softcapping",)
+"""Names of the soft cap of the logits."""
+
+RATE_NAMES = ("attention_dropout", "dropout")
+"""Names of the dropout of the weights."""
+
+OUTPUT_RATE_NAMES = ("residual_dropout", "out_drop")
+"""Names of the dropout of the output."""
+
+MOVED_NAMES = (
+    *itertools.chain(*INPUT_NAMES, *OUTPUT_NAMES, *NORM_NAMES),
+    "sinks",
+    "out_drop",
+)
+"""Names of what the new layer takes over."""
+
+MEMORY_ARGUMENTS = ("key_value_states", "encoder_hidden_states")
+"""Arguments with the tokens that cross-attention attends to."""
+
+READ_ARGUMENTS = frozenset(
+    (
+        "hidden_states",
+        "attention_mask",
+        "position_embeddings",
+        "past_key_values",
+        "layer_past",
+        "is_causal",
+        # Without effect on the output, or contained in the arguments above.
+        "position_ids",
+        "cache_position",
+        "use_cache",
+        "output_attentions",
+        "kwargs",
+    )
+)
+"""Arguments that `Hub` reads, or that change no output."""
+
 
 class Hub(Adapter):
-    """Attention with separate q_proj, k_proj, v_proj and o_proj: Llama, Mistral, Qwen, ViT, DINOv2.
+    """Attention with projections to q, k and v and to the output: Llama, Mistral, Qwen, ViT, CLIP.
+
+    The layer is read by what it has: separate or joined projections, norms of queries and keys, a
+    cap of the logits, sinks, a scale, rates of dropout, and the layout of its rotary embedding.
+    `lit_attn.replace.layer_trial` then compares it with the standard layer.
 
     Masks, rotary embeddings and key/value caches are those of transformers; a mask contains the
     sliding window. In training, and where FLOPs are counted, nothing is cached. The layer forms no
     weights, so a call with `output_attentions` is refused.
-
-    A subclass for other names of the projections sets `input_names`, `output_name` and `moved`.
     """
 
     keeps_tokens = True
     adds_to_logits = False
-    moved: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
-
-    input_names: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
-    """Projections to q, k and v, or one projection with the rows of all three."""
-
-    output_name: ClassVar[str] = "o_proj"
-    """Projection of the heads to the output."""
-
-    norm_names: ClassVar[tuple[str, str]] = ("q_norm", "k_norm")
-    """Norms of queries and keys, which a class may lack."""
-
-    angles: ClassVar[Angles] = "halves"
-    """Layout of the cosines and sines that the model passes."""
-
-    pairs_neighbours: ClassVar[bool] = False
-    """True if the model rotates coordinates 2j and 2j + 1 of a head together, not its halves."""
+    moved: tuple[str, ...] = MOVED_NAMES
 
     known: ClassVar[tuple[str, ...]] = (
-        "_attn_implementation",
-        "attention_dropout",
+        *CAP_NAMES,
+        *RATE_NAMES,
+        *OUTPUT_RATE_NAMES,
+        *HEAD_NAMES,
+        *WIDTH_NAMES,
         "attention_type",  # The mask of a layer contains its window.
         "config",
-        "head_dim",
-        "hidden_size",
         "is_causal",
         "is_cross_attention",
+        "is_decoder",
+        "is_sliding",
         "layer_idx",
         "layer_type",
-        "layer_types",
-        "num_attention_heads",
-        "num_heads",
         "num_key_value_groups",
         "num_key_value_heads",
+        "rotary_emb",
+        "rotary_ndims",
+        "scale",
         "scaling",
         "sliding_window",
         "use_rope",
+        "_attn_implementation",
+        "layer_types",
+        "hidden_size",
+        "qk_layernorm",
+        "use_qk_norm",
+        "use_bidirectional_attention",
     )
+    read_arguments: ClassVar[frozenset[str]] = READ_ARGUMENTS
 
     def __init__(self, original: Any, spec: AttentionSpec) -> None:
         if getattr(original, "is_cross_attention", False):
@@ -88,11 +145,19 @@ class Hub(Adapter):
         inner = getattr(original, "self", original)
         # A mask of transformers contains the order, which a layer cannot read from it.
         is_causal = self.read_order(inner)
-        super().__init__(original, spec.with_order(is_causal))
+        cap = read_cap(original)
+        sinks = getattr(original, "sinks", None)
+        super().__init__(original, fit_spec(spec.with_order(is_causal), cap, sinks))
+        if spec.mixer is None and cap is not None:
+            part = self.layer.spec.compose
+            self.layer.composers = nn.ModuleDict({"pre": SoftCap(part, cap)})
+        if spec.mixer is None and sinks is not None:
+            self.layer.normaliser.logit = sinks
         self.names = tuple(inspect.signature(original.forward).parameters)
         self.is_causal = is_causal
         self.index = getattr(inner, "layer_idx", 0)
-        self.has_rotary = bool(getattr(original, "use_rope", True))
+        self.rotation = find_rotation(original)
+        self.has_rotary = True
 
     def detach(self) -> None:
         super().detach()
@@ -100,18 +165,19 @@ class Hub(Adapter):
             self.original.config.use_cache = False
 
     def check_options(self, original: Any) -> None:
-        super().check_options(original)
+        known = {*self.moved, *self.known, *list_unread(original)}
+        check_options(original, known, type(self).__name__)
+        check_projections(original, self.moved)
         implementation = read_implementation(read_config(original))
         if implementation not in IMPLEMENTATIONS:
             raise ValueError(
                 f"its attn_implementation is {implementation}, whose masks the layer cannot apply; "
                 "load the model with attn_implementation='sdpa' or 'eager'"
             )
-        check_rotation(original, self.angles, self.pairs_neighbours)
 
     def read(self, original: Any) -> Projections:
-        parts = [getattr(original, name) for name in self.input_names]
-        proj = getattr(original, self.output_name)
+        parts = [read_projection(original, name) for name in find_names(original, INPUT_NAMES)]
+        proj = read_projection(original, find_names(original, OUTPUT_NAMES)[0])
         qkv = join(*parts)
         query_rows = proj.in_features
         key_rows = (qkv.out_features - query_rows) // 2
@@ -123,59 +189,35 @@ class Hub(Adapter):
                     f"outputs, and its output projection has {query_rows} inputs, which do not "
                     "form heads of one width"
                 )
-        q_norm, k_norm = self.norm_names
+        width = read_head_width(original, query_rows)
+        q_norm, k_norm = find_names(original, NORM_NAMES) or ("q_norm", "k_norm")
         source = Projections(
-            heads=query_rows // original.head_dim,
-            key_heads=key_rows // original.head_dim,
+            heads=query_rows // width,
+            key_heads=key_rows // width,
             qkv=qkv,
             proj=proj,
-            q_norm=self.read_norm(original, q_norm, query_rows),
-            k_norm=self.read_norm(original, k_norm, key_rows),
-            attn_drop=self.read_dropout(original),
-            scale=self.read_scale(original),
+            q_norm=read_norm(original, q_norm, query_rows, width),
+            k_norm=read_norm(original, k_norm, key_rows, width),
+            attn_drop=read_rate(original, RATE_NAMES),
+            proj_drop=read_rate(original, OUTPUT_RATE_NAMES),
+            scale=getattr(original, "scaling", getattr(original, "scale", None)),
         )
-        if self.pairs_neighbours:
+        rotation = find_rotation(original)
+        if rotation is not None and rotation.pairs_neighbours:
             return pair_halves(source, self.read_rotated_width(original))
         return source
 
     def read_rotated_width(self, original: Any) -> int:
         """Return the number of coordinates of a head that are rotated."""
+        width: int | None = getattr(original, "rotary_ndims", None)
+        if width is not None:
+            return width
         rotary = getattr(read_config(original), "rope_parameters", None) or {}
         return int(original.head_dim * rotary.get("partial_rotary_factor", 1.0))
 
-    def read_norm(self, original: Any, name: str, rows: int) -> nn.Module | None:
-        """Return the norm `name` for vectors of one head, or None if the module has none.
-
-        `rows` is the width of all heads. Raises ValueError for a norm whose width is not known.
-        """
-        norm: nn.Module | None = getattr(original, name, None)
-        if norm is None or isinstance(norm, nn.Identity):
-            return None
-        shape = tuple(getattr(norm, "weight", torch.empty(0)).shape)
-        if shape == (original.head_dim,) or shape == (rows // original.head_dim, original.head_dim):
-            # One norm for every head, or one of each head.
-            return norm
-        if shape == (rows,):
-            # OLMo 2: the norm of all heads at once.
-            return JointNorm(norm)
-        raise ValueError(
-            f"its `{name}` has weights of shape {shape}, neither of one head nor of all heads"
-        )
-
     def read_order(self, original: Any) -> bool:
         """Return True if no token attends to a later one."""
-        is_causal: bool = original.is_causal
-        return is_causal
-
-    def read_dropout(self, original: Any) -> float:
-        """Return the rate of the weights' dropout."""
-        rate: float = original.attention_dropout
-        return rate
-
-    def read_scale(self, original: Any) -> float:
-        """Return the factor of the logits."""
-        scale: float = original.scaling
-        return scale
+        return bool(getattr(original, "is_causal", False))
 
     def forward(self, *values: Any, **named: Any) -> tuple[Any, ...]:
         """Return the output and None, in place of the weights, for the arguments of the module.
@@ -184,6 +226,9 @@ class Hub(Adapter):
         compute.
         """
         arguments = self.name_arguments(values, named)
+        for name in self.names:
+            if name not in self.read_arguments and arguments.get(name) is not None:
+                raise self.refusal(f"it is called with `{name}`, which its adapter does not read")
         mask = arguments.get("attention_mask")
         return self.attend(arguments, mask), None
 
@@ -248,14 +293,19 @@ class Hub(Adapter):
     def find_rotary(self, arguments: dict[str, Any]) -> Rotary | None:
         """Return the rotation of a call, or None without one.
 
-        transformers passes cosines and sines (B, n, D), with each angle twice, or as in `angles`.
+        transformers passes cosines and sines (B, n, D), with each angle twice, or as in `rotation`.
         """
         positions = arguments.get("position_embeddings")
-        if positions is None or not self.has_rotary:
+        if getattr(self.original, "rotary_emb", None) is not None:
+            # The layer computes the angles itself, in the precision of its values.
+            positions = self.original.rotary_emb(
+                arguments["hidden_states"], arguments["position_ids"]
+            )
+        if positions is None or self.rotation is None or not self.has_rotary:
             return None
         cos, sin = positions
-        cos = pick_angles(cos, self.angles)
-        sin = pick_angles(sin, self.angles)
+        cos = pick_angles(cos, self.rotation.angles)
+        sin = pick_angles(sin, self.rotation.angles)
         return Rotary(cos.unsqueeze(1), sin.unsqueeze(1))
 
 
@@ -290,96 +340,129 @@ def read_config(original: Any) -> Any:
     return getattr(getattr(original, "self", original), "config", None)
 
 
-GROWING = (
-    "DynamicLayer",
-    "DynamicSlidingWindowLayer",
-    "LinearAttentionAndFullAttentionLayer",
-    "LinearAttentionAndSlidingWindowAttentionLayer",
-)
-"""Classes of the layers of a cache that keep every stored vector as it is."""
+def find_names(original: Any, choices: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the first of `choices` whose names `original` has as modules, or an empty tuple."""
+    for names in choices:
+        if all(isinstance(getattr(original, name, None), nn.Module) for name in names):
+            return names
+    return ()
 
 
-class HubCache(KeyValues):
-    """Cache of transformers, in which one vector has everything that is kept of a token.
+def has_structure(original: nn.Module) -> bool:
+    """Return True if a module has projections that Hub reads, and is called with tokens."""
+    has_projections = find_names(original, INPUT_NAMES) and find_names(original, OUTPUT_NAMES)
+    names = inspect.signature(original.forward).parameters
+    reads_memory = any(name in names for name in MEMORY_ARGUMENTS)
+    return bool(has_projections) and "hidden_states" in names and not reads_memory
 
-    The vectors (B, 1, m, F) are stored as the keys of the cache, so that selecting and removing
-    samples and tokens works as usual. The values of the cache have a width of 0.
 
-    A layer that also keeps sums over tokens stores them as `lit_attn_totals` of the cache's layer.
-    The values of the cache are then (B, 1, 1, 1): the row of the sums that belongs to each sample.
-    Selecting samples selects these numbers, and removing tokens removes them.
+def read_projection(original: Any, name: str) -> Any:
+    """Return a projection, which a wrapper may hold as its only child `linear` (Moshi)."""
+    projection = getattr(original, name)
+    children = dict(projection.named_children())
+    return children["linear"] if list(children) == ["linear"] else projection
+
+
+def read_head_width(original: Any, rows: int) -> int:
+    """Return the width of a head; `rows` is that of all heads."""
+    for name in WIDTH_NAMES:
+        width = getattr(original, name, None)
+        if isinstance(width, int):
+            return width
+    for name in HEAD_NAMES:
+        heads = getattr(original, name, None)
+        if isinstance(heads, int):
+            return rows // heads
+    raise ValueError("it has no attribute for the width or the number of its heads")
+
+
+def read_norm(original: Any, name: str, rows: int, width: int) -> nn.Module | None:
+    """Return the norm `name` for vectors of one head, or None if the module has none.
+
+    `rows` is the width of all heads. Raises ValueError for a norm whose width is not known.
     """
+    norm: nn.Module | None = getattr(original, name, None)
+    if norm is None or isinstance(norm, nn.Identity):
+        return None
+    norms = getattr(norm, "norms", None)
+    if isinstance(norms, nn.ModuleList):
+        # StableLM: a module of each head.
+        return HeadNorms(norms)
+    shape = tuple(getattr(norm, "weight", torch.empty(0)).shape)
+    if shape == (width,) or shape == (rows // width, width):
+        # One norm for every head, or one of each head.
+        return norm
+    if shape == (rows,):
+        # OLMo 2: the norm of all heads at once.
+        return JointNorm(norm)
+    raise ValueError(
+        f"its `{name}` has weights of shape {shape}, neither of one head nor of all heads"
+    )
 
-    def __init__(self, past: Any, index: int, window: int | None, new_tokens: int) -> None:
-        """Raise ValueError for a cache that does not keep vectors as they are, or lost the sums."""
-        super().__init__(window)
-        self.past = past
-        self.index = index
-        self.vectors: Tensor | None = None
-        self.parts: list[Tensor] = []
-        if index >= len(past.layers):
-            return
-        layer = past.layers[index]
-        name = type(layer).__name__
-        if name not in GROWING:
+
+def read_rate(original: Any, names: Sequence[str]) -> float:
+    """Return the rate of the first dropout in `names`, which is a module or a number, or 0."""
+    for name in names:
+        rate = getattr(original, name, None)
+        rate = getattr(rate, "p", rate)
+        if isinstance(rate, int | float):
+            return float(rate)
+    return 0.0
+
+
+def read_cap(original: nn.Module) -> float | None:
+    """Return the cap of the logits, or None if the module has none or its code ignores it."""
+    unread = list_unread(original)
+    for name in CAP_NAMES:
+        cap: float | None = getattr(original, name, None)
+        if cap is not None and name not in unread:
+            return cap
+    return None
+
+
+def fit_spec(spec: AttentionSpec, cap: float | None, sinks: Tensor | None) -> AttentionSpec:
+    """Return `spec` with a place for a cap and for sinks; raise ValueError if it has none."""
+    if spec.mixer is not None:
+        return spec
+    if cap is not None:
+        if not spec.similarity.has_logits:
             raise ValueError(
-                f"replaced attention needs a cache that grows, such as DynamicCache, not {name}"
+                f"'{spec.similarity.kind}' attention has no logits, which this module caps"
             )
-        self.position = past.get_seq_length(index)
-        if self.position == 0:
-            return
-        if past.offloading:
-            # The cache moves a layer to its device for `update`, and the layer reads it before.
-            past.prefetch_stream.synchronize()
-            layer.prefetch()
-        self.vectors = layer.keys
-        self.length = layer.get_mask_sizes(new_tokens)[0] - new_tokens
-        if self.limit is not None:
-            self.length = min(self.length, self.limit)
-        if layer.values.shape[-1] > 0:
-            self.totals = read_totals(layer)
-
-    def extend(self, name: str, new: Tensor, axis: int = -2) -> Tensor:
-        """Append `new` to its part of the stored vectors along the token axis and return both.
-
-        The parts of a vector are in the order of the calls, which is the same for all tokens.
-        """
-        tokens = new.movedim(axis, 1)
-        start = sum(part.shape[-1] for part in self.parts)
-        self.parts.append(tokens.flatten(2))
-        if self.vectors is None or self.length == 0:
-            return new
-        stop = start + self.parts[-1].shape[-1]
-        first_token = self.vectors.shape[-2] - self.length
-        stored = self.vectors[:, 0, first_token:, start:stop]
-        stored = stored.unflatten(-1, tokens.shape[2:]).to(new.dtype)
-        return torch.cat([stored, tokens], 1).movedim(1, axis)
-
-    def advance(self, n: int) -> None:
-        if n == 0:
-            # Cross-attention, whose memory is in the cache since the first call.
-            return
-        vectors = torch.cat(self.parts, -1).unsqueeze(1)
-        if self.totals and self.vectors is not None:
-            self.past.layers[self.index].values = self.vectors[..., :0]
-        self.past.update(vectors, vectors[..., :0], self.index)
-        if self.totals:
-            layer = self.past.layers[self.index]
-            layer.lit_attn_totals = self.totals
-            layer.values = torch.arange(len(vectors), device=vectors.device).view(-1, 1, 1, 1)
+        if spec.compose.places():
+            raise ValueError(f"compose: '{spec.compose.kind}' would mix logits that it caps")
+        spec = spec.model_copy(update={"compose": StaticConfig(place="pre")})
+    if sinks is not None:
+        if not spec.similarity.has_logits:
+            raise ValueError(
+                f"'{spec.similarity.kind}' attention has no logits, to which this module adds a "
+                "sink"
+            )
+        if spec.normaliser.kind not in ("softmax", "sink"):
+            raise ValueError(f"normaliser: '{spec.normaliser.kind}' has no place for its sinks")
+        spec = spec.model_copy(update={"normaliser": SinkConfig()})
+    return spec
 
 
-def read_totals(layer: Any) -> dict[str, Tensor]:
-    """Return the sums of a layer of a cache, with the samples that the cache has now.
+class SoftCap(Composer):
+    """Soft cap of logits: cap tanh(a / cap) for a (B, H, c, m)."""
 
-    Raises ValueError if tokens were removed from the cache, or if another cache was made from it.
-    """
-    totals = getattr(layer, "lit_attn_totals", None)
-    if totals is None or layer.values.numel() == 0:
-        raise ValueError(
-            "a replaced layer keeps sums over all tokens in this cache, and tokens were removed "
-            "from it or it was made anew; call the model with use_cache=False, or compute the "
-            "remaining tokens again"
-        )
-    rows = layer.values.flatten()
-    return {name: total[rows.to(total.device)] for name, total in totals.items()}
+    def __init__(self, part: Any, cap: float) -> None:
+        nn.Module.__init__(self)
+        self.part = part
+        self.cap = cap
+
+    def forward(self, a: Tensor, query: None, key: None) -> Tensor:
+        return self.cap * torch.tanh(a / self.cap)
+
+
+class HeadNorms(nn.Module):
+    """A norm of each head, (..., H, D) -> (..., H, D)."""
+
+    def __init__(self, norms: nn.ModuleList) -> None:
+        super().__init__()
+        self.norms = norms
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = [norm(head) for norm, head in zip(self.norms, x.unbind(-2), strict=True)]
+        return torch.stack(heads, -2)

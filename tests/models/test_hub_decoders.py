@@ -141,23 +141,3 @@ def test_dropout_of_the_output_is_kept() -> None:
     bloom = make("bloom", "eager", **BLOOM | {"hidden_dropout": 0.3, "attention_dropout": 0.1})
     layer = first_layer(replace_attention(bloom, "standard"))
     assert (layer.proj_drop.p, layer.attn_drop) == (0.3, 0.1)
-
-
-def test_a_dropout_of_zero_is_no_reason_to_refuse_a_reused_adapter() -> None:
-    module = "transformers.models.starcoder2.modeling_starcoder2:Starcoder2Attention"
-    model = make("starcoder2", **LLAMA)
-    expected = compute(model)
-    replace_attention(model, "standard", adapters={module: "Hub"})
-    torch.testing.assert_close(compute(model), expected, rtol=1e-12, atol=1e-12)
-    model = make("starcoder2", **LLAMA | {"residual_dropout": 0.2})
-    with pytest.raises(ConfigError, match=r"its option `residual_dropout` \(0\.2\) is unknown"):
-        replace_attention(model, "standard", adapters={module: "Hub"})
-
-
-def test_an_adapter_for_neighbouring_coordinates_refuses_halves() -> None:
-    llama = "transformers.models.llama.modeling_llama:LlamaAttention"
-    with pytest.raises(ConfigError, match="its rotary embedding pairs other coordinates than Coh"):
-        replace_attention(make("llama", **LLAMA), "standard", adapters={llama: "Interleaved"})
-    cohere = "transformers.models.cohere.modeling_cohere:CohereAttention"
-    with pytest.raises(ConfigError, match="its rotary embedding pairs other coordinates than Lla"):
-        replace_attention(make("cohere", **LLAMA), "standard", adapters={cohere: "Hub"})

@@ -20,8 +20,8 @@ from lit_attn.attention.layer import Attention
 from lit_attn.attention.residual import Full
 from lit_attn.attention.spec import PRESETS
 from lit_attn.replace import ADAPTERS, Adapter, Projections, build_layer, linear
-from lit_attn.replace.adapter import class_name
 from lit_attn.replace.projections import QueryValueLinear
+from lit_attn.replace.search import classify
 from lit_attn.schema.errors import ConfigError
 
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -119,7 +119,7 @@ def make_decoder(kind: str, implementation: str = "sdpa") -> nn.Module:
 def enlarge(model: nn.Module) -> nn.Module:
     """Multiply the matrices of all attention modules: logits of 100 reveal a cap or a clip."""
     for module in list(model.modules()):
-        if class_name(module) in ADAPTERS:
+        if classify(module, ADAPTERS) is not None:
             for parameter in module.parameters():
                 if parameter.ndim > 1:
                     parameter *= 5

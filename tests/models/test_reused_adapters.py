@@ -39,6 +39,7 @@ class Renamed(nn.Module):
         self.scaling = 0.7
         self.attention_dropout = 0.0
         self.is_causal = True
+        self.clip: float | None = None
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             setattr(self, name, nn.Linear(16, 16))
 
@@ -50,7 +51,14 @@ class Renamed(nn.Module):
         heads = nn.functional.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=self.scaling
         )
-        return self.o_proj(heads.transpose(1, 2).flatten(2)), None
+        if self.clip is not None:
+            heads = heads.clamp(-self.clip, self.clip)
+        return self.o_proj(heads.transpose(1, 2).flatten(2)) * read_factor(self), None
+
+
+def read_factor(module: nn.Module) -> float:
+    """Return a factor that the code of the class does not show."""
+    return getattr(module, "heads_factor", 1.0)
 
 
 @pytest.mark.parametrize("adapter", ["Hub", "lit_attn.replace.transformers_layers:Hub", Hub])
@@ -68,7 +76,8 @@ def test_an_adapter_is_reused_by_its_name(adapter: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"softcap": 30.0}, r"its option `softcap` \(30\.0\)"),
+        ({"clip": 0.1}, r"its option `clip` \(0\.1\) is unknown to the adapter Hub"),
+        ({"heads_factor": 2.0}, "without a mask, it differs from the standard layer by "),
         ({"v_proj": nn.Linear(16, 32)}, "its projections to .* 16, 16 and 32 outputs"),
         ({"q_norm": nn.LayerNorm(4)}, r"its `q_norm` has weights of shape \(4,\), neither"),
         ({"k_norm": nn.Softmax(-1)}, r"its `k_norm` has weights of shape \(0,\), neither"),
@@ -101,10 +110,10 @@ def test_a_mistake_in_adapters_is_one_line(adapters: dict[str, Any], message: st
 
 def test_an_adapter_of_another_family_does_not_fit() -> None:
     name = f"{__name__}:Renamed"
-    message = r"1 \(Renamed\): the adapter Starcoder2 does not fit this class: 'Renamed' object has"
+    message = r"1 \(Renamed\): the adapter Falcon does not fit this class: 'Renamed' object has"
     with pytest.raises(ConfigError, match=message):
         replace_attention(
-            nn.Sequential(nn.Identity(), Renamed()), "standard", adapters={name: "Starcoder2"}
+            nn.Sequential(nn.Identity(), Renamed()), "standard", adapters={name: "Falcon"}
         )
 
 
