@@ -11,7 +11,6 @@ from lit_attn.ablate.commands.rerun import Rerun
 from lit_attn.ablate.commands.run import Run
 from lit_attn.ablate.commands.seal import Seal
 from lit_attn.ablate.commands.status import Logs, Status
-from lit_attn.ablate.commands.submit import Submit
 from lit_attn.commands import (
     STUDIES,
     Completion,
@@ -35,7 +34,6 @@ COMMANDS: dict[str, Command] = {
     "judge": Judge(),
     "laws": Laws(),
     "seal": Seal(),
-    "submit": Submit(),
     "logs": Logs(),
     "report": Program("RUNS", "write the tables again", "lit_attn.report.__main__:main"),
     "train": Program("FOLDER", "train one cell alone", "lit_attn.train:main"),

@@ -61,7 +61,7 @@ def test_no_help_imports_torch() -> None:
     calls += [(module, []) for module in list_programs()]
     calls += [("lit_attn.bench.__main__", [name]) for name in (*OPTIONS, "data", "training")]
     calls += [("lit_attn.data.prepare", [name]) for name in (*PREPARED, "text")]
-    others = ("rerun", "status", "judge", "seal", "submit", "logs")
+    others = ("rerun", "status", "judge", "seal", "logs")
     calls += [("lit_attn.ablate.__main__", [name]) for name in others]
     code = (
         "import contextlib, importlib, io, json, sys\n"

@@ -24,7 +24,6 @@ COMMANDS: dict[str, Callable[[str], list[str]]] = {
     "seal": lambda path: ["seal", f"{path}.yaml"],
     "status": lambda path: ["status", path],
     "judge": lambda path: ["judge", path],
-    "submit": lambda path: ["submit", path],
     "judge --runs": lambda path: ["judge", "--runs", path],
     "logs": lambda path: ["logs", path],
     "report": lambda path: ["report", path],

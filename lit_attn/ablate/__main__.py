@@ -9,7 +9,6 @@ from lit_attn.ablate.commands.rerun import Rerun
 from lit_attn.ablate.commands.run import TARGET, Run
 from lit_attn.ablate.commands.seal import Seal
 from lit_attn.ablate.commands.status import Logs, Status
-from lit_attn.ablate.commands.submit import Submit
 from lit_attn.schema.commands import Command, route
 from lit_attn.schema.errors import command
 
@@ -26,7 +25,6 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
         "status": Status(),
         "judge": Judge(),
         "seal": Seal(),
-        "submit": Submit(),
         "logs": Logs(),
     }
     if not words or words[0] not in others:

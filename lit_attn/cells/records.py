@@ -59,9 +59,6 @@ SMOKE = "smoke"
 VERSION = 1
 """Version of plans and results; a record of a newer version is not read as if it were this one."""
 
-SUBMISSION = "submission.json"
-"""File beside the study in a folder that `submit` has written (lit_attn.ablate.submission)."""
-
 LONGEST_LINE = 100_000
 """Most characters of a line of metrics.csv, clock.csv or diagnostics.csv that is read."""
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from lit_attn.ablate.plan import Matrix
 from lit_attn.ablate.screening import Design, keep_best
-from lit_attn.ablate.submission import judge_copy, read_submission, write_submission
 from lit_attn.cells.records import Plan, PlannedVariant
 from lit_attn.cells.screening import ScreenedVariant, rank_variants
 from lit_attn.report import write_reports
@@ -122,16 +121,6 @@ def test_judge_decides_the_kept_variants_and_names_the_others(tmp_path: Path) ->
     assert judged.next.kind == "none"
     text = draw_judgement(judged, 100)
     assert "Screened out with 2 seeds by val/accuracy, nothing claimed: a and c." in text
-
-
-def test_a_submission_is_judged_as_the_study(tmp_path: Path) -> None:
-    designs.write(tmp_path)
-    confirm(designs.finish_screening(tmp_path, VALUES), VALUES)
-    write_submission(tmp_path / "runs/tiny", tmp_path / "sent")
-    read_submission(tmp_path / "sent")
-    copy = judge_copy(tmp_path / "sent", "tiny")
-    assert copy.design is not None
-    assert copy.design == judge(tmp_path).design
 
 
 def test_a_screening_is_not_judged_as_a_stream_of_ideas(tmp_path: Path) -> None:

@@ -2,12 +2,10 @@
 
 import argparse
 import math
-import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_attn.cells.records import SUBMISSION
 from lit_attn.report.foreign.arguments import add_foreign_arguments
 from lit_attn.schema.commands import Command
 from lit_attn.schema.errors import ConfigError, require
@@ -17,12 +15,11 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Say for each variant whether it is better or worse than the baseline, equivalent to it, or
-undecided, and which action would change a verdict at the lowest cost. A path can be a folder that
-`submit` has written. Any other path that is no study holds the runs of another program: a table
-(CSV, TSV, JSON lines), an export of W&B, a folder or SQLite file of MLflow, a folder of
-TensorBoard, or samples of lm-evaluation-harness. Exit codes: 0: every verdict is final and decided;
-1: a verdict is undecided, or planned seeds are missing; 2: the command line or the records are
-wrong."""
+undecided, and which action would change a verdict at the lowest cost. A path that is no study holds
+the runs of another program: a table (CSV, TSV, JSON lines), an export of W&B, a folder or SQLite
+file of MLflow, a folder of TensorBoard, or samples of lm-evaluation-harness. Exit codes: 0: every
+verdict is final and decided; 1: a verdict is undecided, or planned seeds are missing; 2: the
+command line or the records are wrong. More: docs/judge.md."""
 
 FOREIGN = {
     "metric": "--metric",
@@ -123,15 +120,12 @@ class Judge(Command):
         if options.budget:
             # A mistake in it is named before anything is read.
             read_budget(options.budget)
-        submissions, tables, names = _split_words(options.studies, options.runs)
+        tables, names = _split_words(options.studies, options.runs)
         for name, option in FOREIGN.items():
             value = getattr(options, name)
             if value not in (None, "", False, []) and not tables:
                 raise ConfigError(f"{option}: is for the runs of another program; name their file")
-        if submissions and (options.stream or options.budget):
-            option = "--stream" if options.stream else "--budget"
-            raise ConfigError(f"{option}: {submissions[0]} is a submission, judged as it was sent")
-        judged = [_judge_submission(path) for path in submissions]
+        judged: list[JudgedStudy] = []
         _check_budget(options, len(tables))
         targets = []
         if options.target is not None:
@@ -211,43 +205,20 @@ def _judge_target(path: Path, options: Namespace) -> "JudgedTarget":
     )
 
 
-def _split_words(words: list[str], runs: Path) -> tuple[list[Path], list[Path], list[str]]:
-    """Return submissions, the paths of other programs' runs, and the studies that are named."""
-    submissions = []
+def _split_words(words: list[str], runs: Path) -> tuple[list[Path], list[str]]:
+    """Return the paths of other programs' runs, and the studies that are named."""
     tables = []
     names = []
     for word in words:
         path = Path(word)
         is_study = (path / "plan.json").is_file() or (runs / word / "plan.json").is_file()
-        if (path / SUBMISSION).exists():
-            submissions.append(path)
-        elif path.exists() and not is_study:
+        if path.exists() and not is_study:
             tables.append(path)
         elif path.suffix and not is_study:
             raise ConfigError(f"{path}: no such file or folder")
         else:
             names.append(word)
-    return submissions, tables, names
-
-
-def _judge_submission(path: Path) -> "JudgedStudy":
-    """Return the verdicts about the study in a submission. Raises ConfigError if it was changed.
-
-    A line on stderr has the hash, because stdout has the same bytes on every machine.
-    """
-    from lit_attn.ablate import submission
-
-    sent = submission.read_submission(path)
-    judged = submission.judge_copy(path, sent.study)
-    print(
-        f"{path}: all {len(sent.files)} files have their hashes; the hash of the submission is"
-        f" {sent.hash}",
-        file=sys.stderr,
-    )
-    difference = submission.compare_judgement(path, sent, judged)
-    if difference:
-        print(difference, file=sys.stderr)
-    return judged
+    return tables, names
 
 
 def _judge_table(path: Path, options: Namespace) -> "JudgedStudy":
@@ -256,9 +227,6 @@ def _judge_table(path: Path, options: Namespace) -> "JudgedStudy":
 
     if next(path.glob("*/plan.json"), None) is not None:
         raise ConfigError(f"{path}: is a folder of studies; write --runs {path}")
-    sent = sorted(path.glob(f"*/{SUBMISSION}"))
-    if sent:
-        raise ConfigError(f"{path}: is a folder of submissions; name one, such as {sent[0].parent}")
     return judge(
         path,
         options.metric,

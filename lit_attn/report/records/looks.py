@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lit_attn.cells.decisions import Look, Looks
-from lit_attn.cells.records import SUBMISSION
 from lit_attn.files import one_at_a_time
 from lit_attn.report.records.skipped import LOG, describe_failure
 from lit_attn.report.records.study_record import StudyRecord
@@ -28,11 +27,9 @@ def record_look(study: StudyRecord, folder: Path) -> None:
     """Append a look to `looks.json` in the study's folder if a variant could have had a verdict.
 
     A look at a complete study is the last one and is not recorded. A look with too few pairs for a
-    star uses no error. A submission, and a folder that cannot be written, is a copy of the records.
+    star uses no error. A folder that cannot be written is a copy of the records.
     Raises ConfigError for earlier looks that cannot be read, which a new file would forget.
     """
-    if (folder.parent / SUBMISSION).exists():
-        return
     planned = len(study.plan.seeds)
     seeds = _count_decisive_pairs(study)
     if seeds is None or (study.looks is not None and study.looks.has_any(planned)):
