@@ -25,6 +25,7 @@ from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_genera
 from lit_attn.data.sets import digest
 from lit_attn.data.text.ids import IGNORED
 from lit_attn.floors.base import Floor
+from lit_attn.schema.base import consistency_check
 from lit_attn.signatures import TokenStream
 from lit_attn.tasks.language import LanguageModelling
 from lit_attn.tasks.task import MetricInfo, Task, percent
@@ -37,6 +38,7 @@ FIXED = 0
 GUESSING = "guessing"
 """Name of the floor."""
 
+ROWS_AT_ONCE = 1000  # Fixed rows that are drawn together.
 SOLVED = 0.9
 """Accuracy from which a probe counts as solved."""
 
@@ -55,7 +57,7 @@ class ProbeTokens(TokenStream):
 
 
 class Probe(TokenData):
-    """Base of the probes. An epoch is `epoch_steps` steps of new sequences.
+    """Base of the probes. An epoch is `epoch_steps` steps of new sequences, or of fixed `rows`.
 
     A member defines `vocabulary`, `floor` and `draw`. Evaluated sequences are equal for all seeds.
     """
@@ -70,6 +72,11 @@ class Probe(TokenData):
     )
     batch_size: PositiveInt = Field(64, description="sequences of a step, over all devices")
     epoch_steps: PositiveInt = Field(100, description="training steps of an epoch")
+    rows: PositiveInt | None = Field(
+        None,
+        description="training sequences that are drawn once, equal for all seeds, and read in "
+        "random orders; null: new sequences in each step",
+    )
     eval_batch_size: PositiveInt = Field(256, description="sequences of an evaluation batch")
     eval_sequences: PositiveInt = Field(512, description="evaluated sequences of each split")
 
@@ -88,6 +95,12 @@ class Probe(TokenData):
         self, generator: np.random.Generator, count: int, length: int, is_training: bool
     ) -> tuple[Ids, Ids]:
         """Return tokens and targets (count, length), where a target of -100 does not count."""
+
+    @consistency_check
+    def _rows_fill_a_batch(self) -> None:
+        """Refuse fewer fixed rows than a batch has."""
+        if self.rows is not None and self.rows < self.batch_size:
+            raise ValueError(f"rows: {self.rows} fill no batch of {self.batch_size}; write more")
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -119,6 +132,9 @@ class ProbeData(TokenDataModule):
         self.splits = ["val", "test"]
         if probe.longer is not None:
             self.splits.append(LONGER)
+        self.fixed: tuple[Ids, Ids] | None = None
+        if probe.rows is not None:
+            self.fixed = draw_rows(probe, probe.rows)
         self.sequences: dict[str, tuple[Ids, Ids]] = {}
         for split in self.splits:
             drawn = numpy_generator(FIXED, split, 0)
@@ -126,15 +142,29 @@ class ProbeData(TokenDataModule):
             self.sequences[split] = probe.draw(drawn, probe.eval_sequences, length, False)
 
     def fingerprint(self) -> str:
-        training = self.probe.draw(numpy_generator(FIXED, "train", 0), 8, self.probe.length, True)
+        training = self.fixed
+        if training is None:
+            training = self.probe.draw(
+                numpy_generator(FIXED, "train", 0), 8, self.probe.length, True
+            )
         evaluated = [array for arrays in self.sequences.values() for array in arrays]
         return digest([*training, *evaluated])
 
     def batch(self, step: int) -> tuple[Tensor, ...]:
-        drawn = numpy_generator(self.seed, "batch", step)
-        tokens, targets = self.probe.draw(drawn, self.batch_size, self.probe.length, True)
+        if self.fixed is not None:
+            # A pass has the complete batches of an order of its own.
+            chosen = self.rows(step, self._draw_order, len(self.fixed[0]) // self.batch_size)
+            tokens, targets = (array[chosen] for array in self.fixed)
+        else:
+            drawn = numpy_generator(self.seed, "batch", step)
+            tokens, targets = self.probe.draw(drawn, self.batch_size, self.probe.length, True)
         batch: tuple[Tensor, ...] = self.tensors(self.share(tokens), self.share(targets))
         return batch
+
+    def _draw_order(self, number: int) -> Ids:
+        """Return the order of the fixed rows in a pass."""
+        assert self.fixed is not None
+        return numpy_generator(self.seed, "order", number).permutation(len(self.fixed[0]))
 
     def floors(self, split: str, steps: int) -> list[Floor]:
         # The rule's accuracy stays below SOLVED, however long it is trained.
@@ -153,6 +183,18 @@ class ProbeData(TokenDataModule):
             return batch
 
         return self.padded_loader(range(len(tokens)), collate)
+
+
+def draw_rows(probe: Probe, count: int) -> tuple[Ids, Ids]:
+    """Return the tokens and targets of fixed training rows; some at a time, to save memory."""
+    drawn = numpy_generator(FIXED, "rows", 0)
+    tokens, targets = [], []
+    for start in range(0, count, ROWS_AT_ONCE):
+        size = min(ROWS_AT_ONCE, count - start)
+        part_tokens, part_targets = probe.draw(drawn, size, probe.length, True)
+        tokens.append(part_tokens)
+        targets.append(part_targets)
+    return np.concatenate(tokens), np.concatenate(targets)
 
 
 class ProbeTaskConfig(Task, kind="probe"):

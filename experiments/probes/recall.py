@@ -10,6 +10,8 @@ from the same draws.
 Shapes: B sequences, n tokens, P pairs. Ids are int64.
 """
 
+from typing import Literal
+
 import numpy as np
 from probes import IGNORED, Ids, Probe
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
@@ -21,13 +23,17 @@ class RecallConfig(Probe, kind="recall"):
     """Pairs of key and value, then the keys again in any order; the target is the key's value.
 
     Keys are ids from 1 to below V/2, values ids from V/2 on; both differ within a sequence. Gaps
-    between a pair and its query follow a power law. All other tokens are random.
+    between a pair and its query follow a power law. All other tokens are random, or id 0.
     """
 
     pairs: PositiveInt = Field(4, description="pairs of key and value of a sequence")
     ids: PositiveInt = Field(32, description="token ids, of which about half are keys")
     gap_power: PositiveFloat = Field(
         0.01, description="exponent a of the gaps' distribution p(g) ~ g^(a - 1); 1: uniform"
+    )
+
+    fill: Literal["random", "zeros"] = Field(
+        "random", description="tokens between the queries: random ids, or id 0, which is no key"
     )
 
     @property
@@ -47,7 +53,10 @@ class RecallConfig(Probe, kind="recall"):
         values = draw_distinct(generator, np.ones(self.ids - half), count, self.pairs) + half
         places = np.arange(1, (length - 2 * self.pairs) // 2 + 1)
         gaps = draw_distinct(generator, places ** (self.gap_power - 1.0), count, self.pairs)
-        fillers = generator.integers(self.ids, size=(count, length))
+        if self.fill == "zeros":
+            fillers = np.zeros((count, length), dtype=np.int64)
+        else:
+            fillers = generator.integers(self.ids, size=(count, length))
         return arrange_recall(keys, values, gaps, fillers)
 
     @consistency_check

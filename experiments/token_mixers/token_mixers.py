@@ -138,21 +138,31 @@ class GatedDeltaRule(RecurrentMixer):
     """S_t = a_t S_(t-1) + k_t u_t^T, u_t = b_t (v_t - a_t S_(t-1)^T k_t); output S_t^T q_t.
 
     Yang et al. 2025, "Gated Delta Networks", https://arxiv.org/abs/2412.06464, eq. 10, without its
-    short convolution and output gate. Keys and queries have norm 1.
+    short convolution and output gate. Keys and queries have norm 1. With `most_beta` 2 the factors
+    b_t are below 2 instead of 1, so that a token can turn the state along its key around (Grazzi et
+    al. 2025, "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues",
+    https://arxiv.org/abs/2411.12537). With `decays` False, a_t is 1 (DeltaNet).
     """
 
-    def __init__(self, dim: int, heads: int) -> None:
+    def __init__(self, dim: int, heads: int, most_beta: float = 1.0, decays: bool = True) -> None:
         super().__init__(dim, heads, dim // heads)
+        if most_beta not in (1, 2):
+            raise ValueError(f"most_beta: {most_beta} is neither 1 nor 2")
+        self.most_beta = most_beta
+        self.decays = decays
         self.qkv = nn.Linear(dim, 3 * dim, bias=False)
-        self.gates = nn.Linear(dim, 2 * heads)
-        # Decays a = sigmoid(4) = 0.98 at the start.
-        nn.init.constant_(self.gates.bias[heads:], 4.0)
+        self.gates = nn.Linear(dim, 2 * heads if decays else heads)
+        if decays:
+            # Decays a = sigmoid(4) = 0.98 at the start.
+            nn.init.constant_(self.gates.bias[heads:], 4.0)
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
         q, k, v = (self.split(part) for part in self.qkv(x).chunk(3, dim=-1))
-        beta, decay = (part.transpose(1, 2) for part in self.gates(x).chunk(2, dim=-1))
+        gates = self.gates(x).transpose(1, 2)
+        beta = self.most_beta * gates[:, : self.heads].sigmoid()
+        log_decay = F.logsigmoid(gates[:, self.heads :]) if self.decays else torch.zeros_like(beta)
         normed = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
-        return *normed, v, beta.sigmoid(), F.logsigmoid(decay)
+        return *normed, v, beta, log_decay
 
     def write(
         self, k: Tensor, v: Tensor, beta: Tensor, decays: Tensor, predicted: Tensor
@@ -174,7 +184,7 @@ class GatedDeltaRule(RecurrentMixer):
         dim = self.proj.in_features
         heads = self.heads
         width = self.state
-        projections = 2 * tokens * dim * (4 * dim + 2 * heads)
+        projections = 2 * tokens * dim * (4 * dim + self.gates.out_features)
         # q S, k S and k u^T per token; k k^T, q k^T and weights u, and half as much to solve.
         states = 3 * 2 * tokens * heads * width * width
         chunks = 7 * tokens * min(tokens, CHUNK) * heads * width

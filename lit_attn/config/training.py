@@ -5,7 +5,7 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, FiniteFloat, PositiveFloat, PositiveInt, field_validator
 
 from lit_attn.config.callbacks import CallbackConfig
 from lit_attn.files import one_at_a_time
@@ -146,12 +146,17 @@ class WandbLogger(MetricLogger, kind="wandb"):
 
 
 class Stopping(Config):
-    """Early stopping: training ends after `patience` evaluations without an improvement."""
+    """Early stopping: after `patience` evaluations without an improvement, or past `threshold`."""
 
     metric: Annotated[
         str, must_be(lambda name: name.startswith("val/"), "a metric of validation, as val/loss")
     ] = Field("val/loss", description="metric of the validation split")
     patience: PositiveInt = Field(description="evaluations without an improvement")
+    threshold: FiniteFloat | None = Field(
+        None,
+        description="value beyond which the metric ends the training, as .99 of an accuracy, which "
+        "is logged as a fraction; null: none",
+    )
 
 
 class StartWeights(Config):

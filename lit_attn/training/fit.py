@@ -178,6 +178,7 @@ class Attempt:
         return EarlyStopping(
             stop.metric,
             patience=stop.patience,
+            stopping_threshold=stop.threshold,
             mode=goal,
             check_finite=False,
             check_on_train_epoch_end=False,

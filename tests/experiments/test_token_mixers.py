@@ -1,5 +1,6 @@
 """Tests of the example layers of docs/mixers.md: chunks against the recurrence, and caches."""
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +18,8 @@ from token_mixers import GatedDeltaRule, StateSpace  # noqa: E402
 
 DIM, HEADS, TOKENS = 12, 3, 75
 
-every_layer = pytest.mark.parametrize("layer_class", [GatedDeltaRule, StateSpace])
+DeltaNet = partial(GatedDeltaRule, most_beta=2.0, decays=False)
+every_layer = pytest.mark.parametrize("layer_class", [GatedDeltaRule, DeltaNet, StateSpace])
 
 
 def layer_of(layer_class: Any) -> Any:
@@ -76,6 +78,23 @@ def test_a_delta_rule_replaces_the_value_of_a_repeated_key() -> None:
     empty = torch.zeros(1, 1, DIM // HEADS, DIM // HEADS, dtype=torch.double)
     output, _ = layer.step(empty, key, key, values, ones, zeros)
     torch.testing.assert_close(output, values)
+
+
+def test_a_beta_of_two_tracks_parity() -> None:
+    """S becomes (1 - 2 k k^T) S, so each one among the bits changes the sign of the state."""
+    layer = GatedDeltaRule(DIM, HEADS, most_beta=2.0).double()
+    key = torch.zeros(1, 1, 5, DIM // HEADS, dtype=torch.double)
+    key[..., 0] = 1
+    bits = torch.tensor([[[1.0, 1, 0, 1, 0]]]).double()
+    state = torch.zeros(1, 1, DIM // HEADS, DIM // HEADS, dtype=torch.double)
+    state[..., 0, 0] = 1
+    zeros = torch.zeros_like(bits)
+    output, _ = layer.step(state, key, key, torch.zeros_like(key), 2 * bits, zeros)
+    assert output[0, 0, :, 0].tolist() == [-1, 1, 1, -1, -1]
+    beta = layer.project(100 * torch.randn(1, 50, DIM).double())[3]
+    assert beta.max() > 1.9
+    with pytest.raises(ValueError, match="most_beta: 3 is neither 1 nor 2"):
+        GatedDeltaRule(DIM, HEADS, most_beta=3)
 
 
 def test_declared_flops_are_at_least_those_that_torch_counts() -> None:

@@ -47,6 +47,14 @@ def test_training_that_improves_is_not_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_a_threshold_ends_a_training(tmp_path: Path) -> None:
+    stop = {"metric": "val/accuracy", "patience": 9, "threshold": 0.01}
+    folder = folder_of(digits_cell(training={"epochs": 6, "stop": stop}), tmp_path)
+    run_cell(folder)
+    assert (result_of(folder).stopped_early, result_of(folder).steps) == (True, 4)
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("metric", "data", "message"),
     [
