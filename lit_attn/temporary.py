@@ -14,14 +14,15 @@ NEW = f".{PREFIX}"
 
 
 @contextlib.contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """Yield a new folder in TMPDIR and remove it afterwards.
+def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
+    """Yield a new folder in `parent`, or in TMPDIR, and remove it afterwards.
 
     While its process or one that was forked from it lives, the folder is locked. The folders
     without a lock, whose processes were killed, are removed first. Unlike a pid, a lock is also
     seen by other containers.
     """
-    parent = Path(tempfile.gettempdir())
+    owner = os.getpid()
+    parent = parent or Path(tempfile.gettempdir())
     _remove_abandoned(parent)
     new = Path(tempfile.mkdtemp(prefix=NEW, dir=parent))
     descriptor = os.open(new, os.O_RDONLY)
@@ -33,7 +34,9 @@ def temporary_folder() -> Iterator[Path]:
             folder = new.rename(new.with_name(new.name.removeprefix(".")))
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        # A forked process that drops this context must not remove the folder.
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
 
 

@@ -434,7 +434,7 @@ def main() -> int:
     for folder in folders:
         if not (folder / "ablations.yaml").exists():
             write_study(folder, options.cells)
-    sockets = set(Path("/dev/shm").glob("pymp-*"))
+    sockets = set(Path("/dev/shm").glob("lit_attn-temporary-*"))
     run_alone(folders[0])
     log = options.folder / "faults.txt"
     count = len(log.read_text().splitlines()) if log.exists() else 0
@@ -474,7 +474,7 @@ def main() -> int:
         "remaining files": remaining_files(folders[1]),
         # A runner that is killed cannot remove the folder of its fork server's socket. A test that
         # continues counts these folders and the minutes from its continuation on.
-        "socket folders": len(set(Path("/dev/shm").glob("pymp-*")) - sockets),
+        "socket folders": len(set(Path("/dev/shm").glob("lit_attn-temporary-*")) - sockets),
         "minutes": round((time.monotonic() - started) / 60, 1),
         "code": code_hash(()),
         "versions": package_versions(),

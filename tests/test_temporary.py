@@ -2,6 +2,8 @@
 
 import errno
 import fcntl
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -9,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.commands import run_python
 from helpers.runs import wait_until
 
 from lit_attn.temporary import temporary_folder
@@ -106,4 +109,41 @@ def test_a_file_system_without_locks_has_folders_that_are_not_removed(
     monkeypatch.setattr(fcntl, "flock", refuse)
     with temporary_folder() as used, temporary_folder():
         assert used.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fork_that_drops_the_context_removes_nothing(tmp_path: Path) -> None:
+    """The writer of a report is such a fork, and its parent goes on with the folder."""
+    context = temporary_folder()
+    folder = context.__enter__()
+    pid = os.fork()
+    if pid == 0:
+        context.__exit__(None, None, None)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert folder.is_dir()
+    context.__exit__(None, None, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+SOCKETS = """
+import os, signal, sys
+from multiprocessing import util
+from pathlib import Path
+from lit_attn.ablate import launch
+launch.SOCKET_FOLDER = sys.argv[1]
+launch._choose_socket_folder()
+Path(util.get_temp_dir(), "listener").touch()
+if sys.argv[2] == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.process
+def test_the_sockets_of_a_killed_runner_are_removed_by_the_next_one(tmp_path: Path) -> None:
+    killed = run_python(tmp_path, "-c", SOCKETS, str(tmp_path), "kill")
+    assert killed.returncode == -signal.SIGKILL
+    assert list(tmp_path.glob("*/pymp-*/listener"))
+    ended = run_python(tmp_path, "-c", SOCKETS, str(tmp_path), "end")
+    assert (ended.returncode, ended.stderr) == (0, "")
     assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,7 @@
 """Cells as processes of this machine, forked from a server that has imported torch."""
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -8,6 +9,7 @@ import tempfile
 import time
 from multiprocessing import forkserver, util
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 
 from lit_attn import train
 from lit_attn.ablate.display import write_line
@@ -22,6 +24,7 @@ from lit_attn.files import write_atomic
 from lit_attn.schema import mistakes
 from lit_attn.schema.errors import plural
 from lit_attn.schema.sources import PACKAGE
+from lit_attn.temporary import temporary_folder
 
 # Modules that the fork server imports once for all cells. mmsegmentation is not one of them: it is
 # optional, and would cost the server of every run 0.4 s of CPU and 60 MB (2026-11-21).
@@ -248,15 +251,26 @@ def find_proven(matrices: list[Matrix]) -> set[tuple[str, str]]:
     return proven
 
 
+@functools.cache
+def _choose_socket_folder() -> None:
+    """Let multiprocessing put its sockets into a folder that the next runner removes after a kill.
+
+    multiprocessing keeps its first folder. On a full disk it creates one in TMPDIR later.
+    """
+    if not os.access(SOCKET_FOLDER, os.W_OK | os.X_OK):
+        return
+    previous = tempfile.tempdir
+    folder = contextlib.ExitStack()
+    with contextlib.suppress(OSError):
+        tempfile.tempdir = str(folder.enter_context(temporary_folder(Path(SOCKET_FOLDER))))
+        util.get_temp_dir()
+    tempfile.tempdir = previous
+    # multiprocessing removes its own folder with the priority -100, which comes first.
+    util.Finalize(None, folder.close, exitpriority=-101)
+
+
 def _start_server() -> None:
     """Start the fork server if needed."""
-    if os.access(SOCKET_FOLDER, os.W_OK | os.X_OK):
-        previous, tempfile.tempdir = tempfile.tempdir, SOCKET_FOLDER
-        try:
-            # multiprocessing keeps its first folder. On a full disk it creates one in TMPDIR later.
-            with contextlib.suppress(OSError):
-                util.get_temp_dir()
-        finally:
-            tempfile.tempdir = previous
+    _choose_socket_folder()
     with block_interrupts():
         forkserver.ensure_running()
