@@ -8,16 +8,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from multiprocessing import current_process, util
 from pathlib import Path
 
 import pytest
-from helpers.commands import run_python
 from helpers.runs import wait_until
 
+from lit_attn.ablate import launch
 from lit_attn.temporary import temporary_folder
 
 HOLD = """
 import os, sys
+from lit_attn.ablate import launch
 from lit_attn.temporary import temporary_folder
 with temporary_folder() as folder:
     (folder / "rendezvous").touch()
@@ -126,24 +128,26 @@ def test_a_fork_that_drops_the_context_removes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-SOCKETS = """
-import os, signal, sys
-from multiprocessing import util
-from pathlib import Path
-from lit_attn.ablate import launch
-launch.SOCKET_FOLDER = sys.argv[1]
-launch._choose_socket_folder()
-Path(util.get_temp_dir(), "listener").touch()
-if sys.argv[2] == "kill":
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
+def choose_sockets(folder: Path, *, is_killed: bool) -> None:
+    """Choose the folder of sockets in a new process, as a runner does, and end it."""
+    pid = os.fork()
+    if pid == 0:
+        launch.SOCKET_FOLDER = str(folder)
+        launch._choose_socket_folder.cache_clear()
+        util._finalizer_registry.clear()
+        current_process()._config.pop("tempdir", None)
+        launch._choose_socket_folder()
+        Path(util.get_temp_dir(), "listener").touch()
+        if is_killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        util._run_finalizers()
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == (-signal.SIGKILL if is_killed else 0)
 
 
-@pytest.mark.process
 def test_the_sockets_of_a_killed_runner_are_removed_by_the_next_one(tmp_path: Path) -> None:
-    killed = run_python(tmp_path, "-c", SOCKETS, str(tmp_path), "kill")
-    assert killed.returncode == -signal.SIGKILL
+    choose_sockets(tmp_path, is_killed=True)
     assert list(tmp_path.glob("*/pymp-*/listener"))
-    ended = run_python(tmp_path, "-c", SOCKETS, str(tmp_path), "end")
-    assert (ended.returncode, ended.stderr) == (0, "")
+    choose_sockets(tmp_path, is_killed=False)
     assert list(tmp_path.iterdir()) == []

@@ -39,28 +39,19 @@ def require_origin(source: "StudySource", folder: Path) -> str:
         raise ConfigError(
             f"{folder}: belongs to the study '{source.name}' of {before}, and {source.path} has a "
             "study of the same name. Rename one of them, or choose other folders with --out and "
-            f"--reports. If {source.path} replaces the other file, add --adopt."
+            f"--reports. If {source.path} replaces the other file, delete {folder / NAME}."
         )
     return f"{folder}: {before} no longer has this study; it belongs to {source.path} now"
 
 
-def is_claimed(folder: Path) -> bool:
-    """Return True if `folder` records the file that it belongs to."""
-    return (folder / NAME).exists()
-
-
-def claim_folder(source: "StudySource", folder: Path, *, is_replacing: bool = False) -> None:
-    """Record that `folder` belongs to the file of `source`.
-
-    Raises ConfigError as `require_origin`, unless the file `is_replacing` the recorded one.
-    """
+def claim_folder(source: "StudySource", folder: Path) -> None:
+    """Record that `folder` belongs to the file of `source`; raise as `require_origin`."""
     origin = Origin(file=_describe(source.path, folder))
     path = folder / NAME
     if Origin.read_valid(path) == origin:
         return
     with one_at_a_time(folder, "origin"):
-        if not is_replacing:
-            require_origin(source, folder)
+        require_origin(source, folder)
         origin.write(path)
 
 

@@ -1,7 +1,6 @@
 """First tables of a study, which are written while its other cells run."""
 
 import io
-import os
 from pathlib import Path
 
 import pytest
@@ -34,9 +33,9 @@ def run(cells: list[Job], early: EarlyTables) -> list[str]:
     launcher = Launcher(fake_cells.TARGET)
     runner = Runner(launcher, make_slots(1), Display(output), observe=early.update)
     runner.run(cells)
-    lines = [*output.getvalue().splitlines(), *early.finish()]
     # The state of the run follows each event.
-    return [line.partition("  [")[0] for line in lines if line.startswith("tables")]
+    lines = [line.partition("  [")[0] for line in output.getvalue().splitlines()]
+    return [line for line in lines if line.startswith("tables")]
 
 
 def make_early(matrix: Matrix) -> EarlyTables:
@@ -77,8 +76,7 @@ def test_tables_of_an_earlier_run_are_not_the_first_ones(matrix: Matrix) -> None
 def test_tables_that_cannot_be_written_do_not_stop_the_cells(matrix: Matrix) -> None:
     reports = matrix.folder.parents[1] / "reports"
     reports.write_text("a file in the place of the folder")
-    first, error = run(list(matrix.jobs), make_early(matrix))
-    assert "2 cells to come" in first
+    error = run(list(matrix.jobs), make_early(matrix))[0]
     assert error.startswith("tables   first ones of tiny not written: ")
     assert str(reports) in error
     assert all(job.state() == "done" for job in matrix.jobs)
@@ -133,20 +131,10 @@ def test_an_unexpected_error_is_one_line(matrix: Matrix, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("lit_attn.ablate.early.write_reports", break_report)
     first_seed = [job for job in matrix.jobs if job.cell.seed == 0]
-    begun, error = run(first_seed, make_early(matrix))
-    assert "2 cells to come" in begun
+    (error,) = run(first_seed, make_early(matrix))
     expected = "first ones of tiny not written: this is a mistake of lit_attn (TypeError: a mistake"
     assert error.startswith(f"tables   {expected} in the report, ")
     assert "its traceback is in " in error
-
-
-def test_the_end_of_a_writer_that_was_killed_is_one_line(
-    matrix: Matrix, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lit_attn.ablate.early.write_reports", lambda *_: os.kill(os.getpid(), 9))
-    first_seed = [job for job in matrix.jobs if job.cell.seed == 0]
-    _, error = run(first_seed, make_early(matrix))
-    assert error.endswith("first ones of tiny not written: their process ended with exit code -9")
 
 
 def test_a_run_of_some_seeds_needs_no_first_tables(matrix: Matrix) -> None:

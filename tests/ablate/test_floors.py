@@ -80,7 +80,7 @@ def test_floors_of_own_data_are_computed_or_the_reason_is_kept(tmp_path: Path) -
     assert "no rule for this split" in log.read_text()
 
     part.write_text("")
-    done = run_python(tmp_path, *arguments, "--adopt")
+    done = run_python(tmp_path, *arguments)
     assert done.returncode == 0, done.stderr
     record = Floors.read(tmp_path / "runs" / "probe" / "floors.json")
     assert record is not None

@@ -45,7 +45,7 @@ def test_another_file_with_the_same_study_name_is_refused(tmp_path: Path) -> Non
     message = refused(second, out)
     assert f"{out / 'tiny'}: belongs to the study 'tiny' of {first}, and {second} has" in message
     assert "--out" in message
-    assert "--adopt" in message
+    assert f"delete {out / 'tiny' / 'origin.json'}" in message
     assert (out / "tiny" / "plan.json").read_bytes() == plan
     assert refused(first, out) == ""
     # Another folder of runs is the remedy.
@@ -148,8 +148,8 @@ def test_the_command_refuses_another_file_before_anything_runs(tmp_path: Path) -
         assert code == 2
         assert output.count("\n") == 1
         assert "belongs to the study 'tiny' of" in output
-    # With --adopt the folder belongs to the other file, and the first one is refused.
-    assert run_cli(second, *shared, "--adopt")[0] == 0
+    # Without its record the folder belongs to the other file, and the first one is refused.
+    (tmp_path / "shared" / "tiny" / "origin.json").unlink()
     assert run_cli(second, *shared)[0] == 0
     assert "belongs to the study 'tiny' of" in run_cli(first, *shared)[1]
     log = tmp_path / "shared" / "tiny" / "ran.txt"

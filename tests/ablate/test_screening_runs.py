@@ -15,7 +15,6 @@ from helpers.runs import TIMEOUT, start_cli, wait_until
 from lit_attn import Study
 from lit_attn.__main__ import main
 from lit_attn.cells.records import Plan
-from lit_attn.cells.screening import Screening
 from lit_attn.report.statistics import designs as report_designs
 
 VALUES = {"base": 0.5, "a": 0.4, "b": 0.6, "c": 0.45, "d": 0.7}
@@ -100,20 +99,6 @@ def test_a_failed_cell_that_is_run_again_leaves_the_choice_to_the_next_run(tmp_p
     assert "screening: " not in done.stdout
     assert list_runs(tmp_path) == ["b-good/1"]
     assert designs.kept(designs.read(tmp_path)) == ["a-weak", "b-good"]
-
-
-@pytest.mark.process
-def test_a_renamed_study_adopts_the_cells_of_both_stages(tmp_path: Path) -> None:
-    path = designs.write(tmp_path, names=NAMED)
-    run(tmp_path)
-    path.write_text(path.read_text().replace("tiny:", "small:"))
-    output = run(tmp_path, "--adopt")
-    assert output.count("adopted  ") == 19
-    assert "9 cells: 9 done, 0 to run" in output
-    record = Screening.read(tmp_path / "runs/small/screening.json")
-    assert record is not None
-    assert record.kept == ["b-good", "d-good"]
-    assert not (tmp_path / "runs/small/ran.txt").exists()
 
 
 @pytest.mark.process

@@ -169,11 +169,6 @@ class StudyOptions:
         metadata=_value(Path, "DIR", "Write results to DIR (default: runs, or runs/smoke).")
     )
     reports: Path = field(metadata=_value(Path, "DIR", "Write tables to DIR (default: reports)."))
-    adopt: bool = field(
-        metadata=_flag(
-            "Use finished cells of renamed studies and variants, and folders of replaced files."
-        )
-    )
     smoke: bool = field(metadata=_flag("Run one small step of every cell, in a separate folder."))
     stall: float = field(
         metadata=_value(

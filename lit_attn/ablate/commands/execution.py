@@ -6,11 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_attn.ablate import adopt
 from lit_attn.ablate.commands.arguments import StudyOptions
 from lit_attn.ablate.commands.options import expand_studies
 from lit_attn.ablate.display import make_display, write_line
-from lit_attn.ablate.early import write_early
+from lit_attn.ablate.early import EarlyTables
 from lit_attn.ablate.floors import write_floors
 from lit_attn.ablate.hooks import review_nothing
 from lit_attn.ablate.input_files import require_inputs
@@ -111,7 +110,7 @@ def run_selected(
         matrices, limit = _run_early_stages(matrices, options, launcher, start, limit)
     selection = _select(matrices, chosen, limit)
     _prepare_folders(matrices, options, launcher, selection.jobs, is_rerun=chosen is not None)
-    _announce(matrices, selection, is_rerun=chosen is not None)
+    _announce(matrices, selection)
     summary = start(selection.jobs)
     has_failed = bool(summary.failed) or selection.diverged > 0
     is_cut = chosen is None and limit == 0
@@ -169,16 +168,13 @@ def _select(matrices: list[Matrix], chosen: list[Job] | None, limit: int | None)
     return Selection(jobs, done, missing, diverged, len(cells), stopped)
 
 
-def _announce(matrices: list[Matrix], selection: Selection, is_rerun: bool) -> None:
+def _announce(matrices: list[Matrix], selection: Selection) -> None:
     """Write the number of the cells, and what else a user can do about them."""
     for matrix in matrices:
         for line in matrix.notes:
             write_line(line)
     cell_count = plural(selection.total, "cell")
     write_line(f"{cell_count}: {len(selection.done)} done, {len(selection.jobs)} to run")
-    if not is_rerun:
-        for line in adopt.describe(adopt.find_matches(matrices, selection.missing)):
-            write_line(line)
     rerun = program("rerun")
     find_change = change_finder()
     changes = [find_change(cell.result) for cell in selection.done]
@@ -340,9 +336,8 @@ def _prepare_local(
     def start(missing: list[Job]) -> Summary:
         write_line(f"{slots.at_once(job.cell for job in missing)} at once")
         stall = options.stall_seconds
-        with write_early(options.out, options.reports, missing) as observe:
-            runner = Runner(launcher, slots, make_display(), stall, review, observe)
-            return runner.run(missing)
+        early = EarlyTables(options.out, options.reports, [job.folder for job in missing])
+        return Runner(launcher, slots, make_display(), stall, review, early.update).run(missing)
 
     return start
 
@@ -364,8 +359,7 @@ def _prepare_slurm(
         )
         count = submit_missing(matrices, missing, cell, options.jobs)
         write_line(f"{plural(count, 'job')} submitted, {len(missing) - count} already submitted")
-        with write_early(options.out, options.reports, missing) as observe:
-            follower = Follower(matrices, make_display(), review, observe)
-            return follower.run(missing)
+        early = EarlyTables(options.out, options.reports, [job.folder for job in missing])
+        return Follower(matrices, make_display(), review, early.update).run(missing)
 
     return start

@@ -25,7 +25,7 @@ COMMAND_NAMES = ("status", "judge", "logs", "rerun", "seal")
 def expand_studies(options: StudyOptions) -> list[Matrix]:
     """Return the cells of the chosen studies. Raises ConfigError for a mistake in a study.
 
-    The result changes when adopted cells, step times or trials are new.
+    The result changes when step times or trials are new.
     """
     if options.paper is not None:
         return expand_paper(

@@ -4,12 +4,12 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 
-from lit_attn.ablate import adopt, dry_run, papers
+from lit_attn.ablate import dry_run, papers
 from lit_attn.ablate.commands.arguments import StudyOptions
 from lit_attn.ablate.commands.execution import cancel_jobs, measure_times, run_cells
 from lit_attn.ablate.commands.options import expand_studies, read_options
 from lit_attn.ablate.display import write_line
-from lit_attn.ablate.origin import claim_folder, is_claimed, require_origin
+from lit_attn.ablate.origin import require_origin
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.signals import handle_signals
 from lit_attn.schema.errors import ConfigError, plural
@@ -31,7 +31,6 @@ def run_studies(options: Namespace, target: str, select: Select) -> int:
         papers.print_costs(study_options.paper, items, matrices, study_options.cost)
         return 0
     _require_origins(matrices, study_options)
-    matrices = _adopt_cells(matrices, study_options)
     matrices = _measure_first(matrices, study_options)
     chosen = select(matrices)
     if study_options.dry_run:
@@ -46,34 +45,12 @@ def run_studies(options: Namespace, target: str, select: Select) -> int:
 
 
 def _require_origins(matrices: list[Matrix], options: StudyOptions) -> None:
-    """Raise ConfigError if the folder of a study belongs to another file, unless with --adopt."""
+    """Raise ConfigError if the folder of a study belongs to another file."""
     for matrix in matrices:
-        if options.adopt and not options.dry_run and is_claimed(matrix.folder):
-            claim_folder(matrix.source, matrix.folder, is_replacing=True)
-            continue
         change = require_origin(matrix.source, matrix.folder)
         if change:
             # JSON is the only text on stdout.
             write_line(change, sys.stderr if options.json else None)
-
-
-def _adopt_cells(matrices: list[Matrix], options: StudyOptions) -> list[Matrix]:
-    """Move the cells that --adopt moves, and return the cells of the studies after that."""
-    if not options.adopt or options.dry_run:
-        return matrices
-    while True:
-        missing = []
-        for matrix in matrices:
-            missing += [job for job in (*matrix.jobs, *matrix.early_jobs) if job.state() != "done"]
-        matches = adopt.find_matches(matrices, missing)
-        for line in adopt.adopt(matches):
-            write_line(line)
-        # The results of a search and of a screening decide on further cells, which can be finished
-        # under the old name, too.
-        matrices = expand_studies(options)
-        has_moved = any(match.job.state() == "done" for match in matches)
-        if not has_moved:
-            return matrices
 
 
 def _measure_first(matrices: list[Matrix], options: StudyOptions) -> list[Matrix]:
@@ -111,7 +88,5 @@ def _print_plan(matrices: list[Matrix], options: StudyOptions, chosen: list[Job]
         return 0
     if options.estimate:
         return 0 if dry_run.print_estimate(matrices, options.jobs) else 1
-    missing = dry_run.print_cells(matrices, with_costs=options.params, gpu=options.gpu)
-    for line in adopt.describe(adopt.find_matches(matrices, missing)):
-        print(line)
+    dry_run.print_cells(matrices, with_costs=options.params, gpu=options.gpu)
     return 0
