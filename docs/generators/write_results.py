@@ -466,6 +466,17 @@ def change(study: str, before: str, variant: str, decimals: int = 3) -> str:
     return format_difference(row, decimals)
 
 
+@placeholder
+def between(study: str, variant: str, other: str, decimals: int = 1) -> str:
+    """Return the difference of two variants, paired by seed, with its interval."""
+    leads = [find_leads(study, name) for name in (variant, other)]
+    interval = paired_interval([one - two for one, two in zip(*leads, strict=True)])
+    assert interval is not None
+    keys = ("difference", "low", "high")
+    row = {key: str(value) for key, value in zip(keys, interval, strict=True)}
+    return format_difference(row, decimals)
+
+
 def find_leads(study: str, variant: str) -> list[float]:
     """Return the difference to the baseline by seed."""
     baseline = read_studies(ROOT / "ablations.yaml")[study].study.baseline
