@@ -97,12 +97,16 @@ def require_folder(path: Path) -> None:
 def require_writable(folder: Path, option: str) -> None:
     """Raise ConfigError if no file can be written to `folder`; the message names `option`.
 
-    Of a folder that does not exist, the nearest folder that does is asked. None is created: another
-    process may use the same folder.
+    A folder that does not exist is tried in a hidden folder of the nearest one that does. It is not
+    created itself: another process may use it.
     """
     existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     try:
-        tempfile.TemporaryFile(dir=existing).close()
+        with tempfile.TemporaryDirectory(dir=existing, prefix=".lit_attn.") as trial:
+            # A name can be too long.
+            tried = Path(trial, folder.relative_to(existing))
+            tried.mkdir(parents=True, exist_ok=True)
+            (tried / "file").touch()
     except OSError as error:
         reason = f"cannot be written: {error.strerror}"
         if isinstance(error, FileNotFoundError):  # A link to nothing.
