@@ -113,7 +113,7 @@ def format_yaml(value: Any) -> str:
     """Return a plain value as YAML, with the keys in their order."""
     writer = YAML(typ="safe", pure=True)
     writer.default_flow_style = False
-    writer.sort_base_mapping_type_on_output = False
+    writer.representer.sort_base_mapping_type_on_output = False
     stream = io.StringIO()
     writer.dump(value, stream)
     return stream.getvalue()
@@ -189,8 +189,12 @@ class _TreeBuilder:
         if node.tag not in (f"{TAG}map", f"{TAG}seq"):
             raise ConfigError(f"{where}: the YAML tag '{node.tag}' is not supported")
         self.open.append(node)
-        is_mapping = isinstance(node, MappingNode)
-        value = self.build_mapping(node, where) if is_mapping else self.build_list(node, where)
+        value: Mapping | Sequence
+        if isinstance(node, MappingNode):
+            value = self.build_mapping(node, where)
+        else:
+            assert isinstance(node, SequenceNode)
+            value = self.build_list(node, where)
         self.open.pop()
         return value
 
