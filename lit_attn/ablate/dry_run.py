@@ -13,14 +13,13 @@ from lit_attn.ablate.display import Display, make_display
 from lit_attn.ablate.input_files import check_files
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.memory import print_memory
-from lit_attn.ablate.plan import Job, Matrix, find_ended
+from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.power import find_study_power
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import Slots, make_slots
 from lit_attn.ablate.status import StudyCell, make_cell_answers
-from lit_attn.ablate.stopping import find_endings
 from lit_attn.ablate.variants import Variant
-from lit_attn.cells.folder import State, count_states, mark_stopped, read_cell
+from lit_attn.cells.folder import State, count_states, read_cell
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import PlannedCell, Timing
 from lit_attn.config.cell import Cell
@@ -30,7 +29,6 @@ from lit_attn.optim.decay import describe_decay
 from lit_attn.report.answers.entry import write_answer
 from lit_attn.report.answers.runs import (
     DryRunAnswer,
-    EndedVariant,
     PlannedStudy,
     StudyDesign,
 )
@@ -60,7 +58,7 @@ def print_cells(matrices: list[Matrix], with_costs: bool, gpu: str | None = None
             missing += _print_screening(matrix)
         states = _print_states(matrix, matrix.jobs)
         for job, state in zip(matrix.jobs, states, strict=True):
-            if state not in ("done", "stopped"):
+            if state != "done":
                 missing.append(job)
         variants = {job.cell.variant for job in matrix.jobs}
         seeds = plural(len(matrix.seeds), "seed")
@@ -78,11 +76,8 @@ def print_answer(matrices: list[Matrix]) -> None:
     """Write every study and cell, with its state, as JSON."""
     studies = []
     for matrix in matrices:
-        ended = find_ended([matrix])
-        plan = matrix.plan()
-        endings = find_endings(plan, matrix.folder)
         jobs = [*matrix.screening_jobs, *matrix.jobs]
-        cells = [_read_study_cell(job, job.folder in ended) for job in jobs]
+        cells = [_read_study_cell(job) for job in jobs]
         study_power = find_study_power(matrix)
         study = PlannedStudy(
             study=matrix.name,
@@ -95,7 +90,6 @@ def print_answer(matrices: list[Matrix]) -> None:
             warnings=find_warnings(matrix),
             counts=dict(Counter(cell.status.state for cell in cells)),
             trials=dict(Counter(job.state() for job in matrix.trials)),
-            ended=[EndedVariant.describe(ending) for ending in endings.values()],
             to_run=len(list_missing(matrix)),
             power=None if study_power is None else study_power.power,
             screening=None if study_power is None else study_power.screening,
@@ -113,21 +107,18 @@ def _list_known(matrix: Matrix) -> list[Variant]:
 
 def list_missing(matrix: Matrix) -> list[Job]:
     """Return the cells that `run` would train, those of the search included."""
-    ended = find_ended([matrix])
-    unfinished = [
+    return [
         job for job in (*matrix.early_jobs, *matrix.jobs) if job.state() not in ("done", "diverged")
     ]
-    return [job for job in unfinished if job.folder not in ended]
 
 
-def _read_study_cell(job: Job, is_ended: bool) -> StudyCell:
+def _read_study_cell(job: Job) -> StudyCell:
     """Return a cell of the study as `status` reads it from the plan."""
     cell = job.cell
     planned = PlannedCell(
         variant=cell.variant, seed=cell.seed, identity=job.identity, path=job.folder.name
     )
-    status = mark_stopped(read_cell(job.folder, job.identity), is_ended)
-    return StudyCell(planned, job.folder, status)
+    return StudyCell(planned, job.folder, read_cell(job.folder, job.identity))
 
 
 def _print_study(matrix: Matrix) -> list[Job]:
@@ -230,15 +221,11 @@ def _print_states(matrix: Matrix, jobs: list[Job]) -> list[State]:
     width = max((len(job.cell.variant) for job in jobs), default=0)
     find_change = change_finder()
     states: list[State] = []
-    ended = find_ended([matrix])
     for job in jobs:
-        is_ended = job.folder in ended
-        status = mark_stopped(read_cell(job.folder, job.identity), is_ended)
+        status = read_cell(job.folder, job.identity)
         states.append(status.state)
         description: str = status.state
         change = find_change(status.result)
-        if status.state == "stopped":
-            description = ended[job.folder].describe()
         if change:
             description += f", stale: {change}"
         cell = job.cell

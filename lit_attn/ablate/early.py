@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_attn.ablate.plan import Job
-from lit_attn.cells.records import Plan, PlannedCell
-from lit_attn.cells.rules import read_ended_cells
+from lit_attn.cells.records import Plan
 from lit_attn.report import write_reports
 from lit_attn.schema.errors import ConfigError, plural
 from lit_attn.schema.mistakes import describe_mistake
@@ -57,12 +56,7 @@ class EarlyTables:
         without_result.intersection_update(_list_missing_variants(plan, study))
         if without_result:
             return ""
-        ended_cells = read_ended_cells(plan, study)
-        paths = set()
-        for cell in plan.cells:
-            folder = study / cell.path
-            if folder in self.folders and folder not in ended_cells:
-                paths.add(cell.path)
+        paths = {cell.path for cell in plan.cells if study / cell.path in self.folders}
         missing_count = sum(not _has_result(study, path) for path in paths)
         if not missing_count:
             # The tables after the last cell are about to be written.
@@ -75,24 +69,13 @@ class EarlyTables:
 
 
 def _list_missing_variants(plan: Plan, study: Path, ignored: Path | None = None) -> set[str]:
-    """Return the variants that need a result and have none in a cell other than `ignored`.
-
-    A variant that a rule of the study has ended needs none.
-    """
-    ended_cells = read_ended_cells(plan, study)
-    by_variant: dict[str, list[PlannedCell]] = {}
+    """Return the variants without a result in a cell other than `ignored`."""
+    missing = {cell.variant for cell in plan.cells}
     for cell in plan.cells:
-        by_variant.setdefault(cell.variant, []).append(cell)
-    missing = set()
-    for name, cells in by_variant.items():
-        has_result = False
-        is_needed = False
-        for cell in cells:
-            path = study / cell.path
-            is_needed |= path not in ended_cells
-            has_result |= path != ignored and _has_result(study, cell.path)
-        if is_needed and not has_result:
-            missing.add(name)
+        if cell.variant not in missing or study / cell.path == ignored:
+            continue
+        if _has_result(study, cell.path):
+            missing.remove(cell.variant)
     return missing
 
 

@@ -3,6 +3,7 @@
 import errno
 import re
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lit_attn.ablate.display import Snapshot, StartedCell
@@ -10,6 +11,14 @@ from lit_attn.ablate.plan import Job
 from lit_attn.cells import failure, folder
 from lit_attn.cells.records import FailureClass
 from lit_attn.schema.errors import program
+
+Observer = Callable[[Job], str]
+"""Function that gets every cell that has ended, and returns a line for the display or nothing."""
+
+
+def observe_nothing(ended: Job) -> str:
+    """Return no line."""
+    return ""
 
 
 @dataclass(frozen=True)

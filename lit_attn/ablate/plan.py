@@ -10,15 +10,10 @@ from lit_attn.ablate.match import apply_criteria, read_ratios
 from lit_attn.ablate.origin import claim_folder
 from lit_attn.ablate.screening import Design, apply_recorded, read_design, screen_variants
 from lit_attn.ablate.side_study import find_changed, name_side_study
-from lit_attn.ablate.stopping import (
-    find_ended_cells,
-    require_seeds_for_stop,
-    update_endings,
-)
 from lit_attn.ablate.tune import Point, Search, read_search
 from lit_attn.ablate.variants import Variant, list_dropped_keys, resolve
 from lit_attn.cells import records
-from lit_attn.cells.decisions import Ending, Seal, Seals
+from lit_attn.cells.decisions import Seal, Seals
 from lit_attn.cells.folder import CellStatus, State, read_cell
 from lit_attn.cells.screening import FILE as SCREENING_FILE
 from lit_attn.cells.screening import Screening
@@ -166,7 +161,6 @@ class Matrix:
             best_test_epoch=study.best_test_epoch,
             parity=self.parity,
             contrast=study.contrast,
-            stop=study.stop,
             columns=None if study.columns is None else list(study.columns),
             latex=latex_columns,
         )
@@ -226,8 +220,6 @@ class Matrix:
             # The record of an earlier `design` would mark variants that this plan trains.
             (self.folder / SCREENING_FILE).unlink(missing_ok=True)
         self._write_seal(plan.seeds)
-        if plan.stop is not None:
-            update_endings(self.folder)
 
     def _write_seal(self, seeds: list[int]) -> None:
         """Append the seal to those of the folder if the decisions have changed."""
@@ -256,9 +248,6 @@ class Matrix:
         decisions["variants"] = identities
         decisions["seeds"] = seeds
         decisions["metric"] = self.baseline.metric.model_dump()
-        # Seals of studies without the rule keep their hashes.
-        if study.stop is not None:
-            decisions["stop"] = study.stop
         if self.screening is not None:
             design = self.screening.model_dump(include={"seeds", "keep", "select"})
             # Seals of earlier versions have this key, and equal decisions keep their hash.
@@ -313,11 +302,6 @@ def expand(
         source = replace(source, study=study)
     if seeds is None:
         seeds = source.study.seeds
-    require_seeds_for_stop(source, seeds)
-    if smoke:
-        # Values after one step decide nothing, and a smoke run tries every cell.
-        study = source.study.model_copy(update={"stop": None})
-        source = replace(source, study=study)
     search = read_search(source, seeds if design is None else design.seeds, written, changes)
     tuning: records.Tuning | None = None
     trials: list[Job] = []
@@ -459,12 +443,3 @@ def _make_jobs(
             cell = variant.cell(study, seed)
             jobs[folder / cell.folder] = Job(cell, folder / cell.folder)
     return list(jobs.values())
-
-
-def find_ended(matrices: list[Matrix]) -> dict[Path, Ending]:
-    """Return the cells that need not run by the rule `stop` of their studies."""
-    ended: dict[Path, Ending] = {}
-    for matrix in matrices:
-        if matrix.source.study.stop is not None:
-            ended |= find_ended_cells(matrix.plan(), matrix.folder)
-    return ended

@@ -10,20 +10,15 @@ from pathlib import Path
 from types import FrameType
 
 from lit_attn.ablate.display import Display, Snapshot, StartedCell
-from lit_attn.ablate.hooks import (
-    Observer,
-    Review,
-    describe_dropped,
-    observe_nothing,
-    review_nothing,
-)
 from lit_attn.ablate.launch import CellProcess, Launcher
 from lit_attn.ablate.outcomes import (
+    Observer,
     Outcome,
     Summary,
     describe_exception,
     describe_same_failures,
     make_os_failure,
+    observe_nothing,
 )
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.signals import handle_signals
@@ -55,8 +50,7 @@ class Runner:
 
     A first SIGINT lets the running cells finish. A second SIGINT, SIGTERM or SIGHUP lets them write
     a checkpoint and end. A third kills them. A cell without a step for `stall` seconds is killed.
-    `review` is called after every end of a cell, and the waiting cells that it returns do not run;
-    the lines of `observe` are displayed.
+    `observe` gets every cell that has ended, and its lines are displayed.
     """
 
     def __init__(
@@ -65,14 +59,12 @@ class Runner:
         slots: Slots,
         display: Display,
         stall: float = 1800.0,
-        review: Review = review_nothing,
         observe: Observer = observe_nothing,
     ) -> None:
         self.launcher = launcher
         self.slots = slots
         self.display = display
         self.stall = stall
-        self.review = review
         self.observe = observe
         self.grace = GRACE  # Seconds that a stopped cell has to write its last checkpoint.
         self.queue: deque[Job] = deque()
@@ -163,7 +155,7 @@ class Runner:
             self.queue.append(job)
             return False
         if state == "done":
-            # Another runner has trained it, and its result may be the last that a rule needed.
+            # Another runner has trained it, and its result may be the last that a table needed.
             self.summary.outcomes.append(Outcome(job, 0.0))
             self._note_end(job)
             return False
@@ -342,8 +334,7 @@ class Runner:
         self._note_end(job)
 
     def _note_end(self, job: Job) -> None:
-        """Drop the cells that need not run after the end of `job`, and report it to `observe`."""
-        self._drop_ended(job.folder.parents[1])
+        """Report the end of `job` to `observe`, and display its line."""
         line = self.observe(job)
         if line:
             self.display.add_event(line)
@@ -407,16 +398,6 @@ class Runner:
         self.queue = deque(job for job in self.queue if not is_dropped(job))
         self.resting = [(due, job) for due, job in self.resting if not is_dropped(job)]
         return waiting - len(self.queue) - len(self.resting)
-
-    def _drop_ended(self, study: Path) -> None:
-        """Remove the waiting cells of variants that a rule of the study has ended."""
-        ended = self.review(study)
-        waiting = list(self.queue)
-        waiting += [job for _, job in self.resting]
-        dropped = [job for job in waiting if job.folder in ended]
-        self._drop(lambda job: job.folder in ended)
-        for line in describe_dropped(dropped, ended):
-            self.display.add_event(line)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:

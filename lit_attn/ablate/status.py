@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lit_attn.ablate.display import Snapshot, StartedCell, format_seconds
 from lit_attn.cells import folder
-from lit_attn.cells.decisions import Ending
 from lit_attn.cells.failure import MEMORY_ADVICE
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import Plan, PlannedCell
-from lit_attn.cells.rules import read_ended_cells, read_endings
 from lit_attn.cells.screening import read_screening
 from lit_attn.files import require_folder
-from lit_attn.schema.errors import ConfigError, escape_control, plural, program, require
+from lit_attn.schema.errors import ConfigError, escape_control, program, require
 
 if TYPE_CHECKING:
     from lit_attn.report.answers.runs import Cell
@@ -66,12 +64,11 @@ def find_advice(status: CellStatus) -> str | None:
 
 
 class StudyCell(NamedTuple):
-    """A planned cell with its folder, its status, and how its variant has ended (None: not)."""
+    """A planned cell with its folder and its status."""
 
     planned: PlannedCell
     folder: Path
     status: CellStatus
-    ended: Ending | None = None
 
     @property
     def name(self) -> str:
@@ -101,8 +98,8 @@ def watch(where: Path, ask_queues: AskQueues) -> None:
         cells: list[StudyCell] = []
         for plan, place in plans:
             study_cells = read_cells(plan, place)
-            rules = describe_rules(plan, place, study_cells)
-            studies.append(f"{describe(plan, study_cells, queues.get(place, ()), rules)}\n")
+            screening = describe_screening(place)
+            studies.append(f"{describe(plan, study_cells, queues.get(place, ()), screening)}\n")
             cells += study_cells
         skipped = [f"{error} (skipped)\n" for error in unreadable]
         text = "".join(studies + skipped)
@@ -118,7 +115,7 @@ def watch(where: Path, ask_queues: AskQueues) -> None:
 def has_ended(cell: StudyCell) -> bool:
     """Return True if a cell has a result, or has failed and its runner does not retry it."""
     status = cell.status
-    if status.state in ("done", "stopped"):
+    if status.state == "done":
         return True
     if status.state not in ADVICE:
         return False
@@ -166,25 +163,17 @@ def load_plans(where: Path) -> tuple[list[tuple[Plan, Path]], list[ConfigError]]
 
 def read_cells(plan: Plan, place: Path) -> list[StudyCell]:
     """Return the status of every cell of a plan, in the order of the plan."""
-    ended = read_ended_cells(plan, place)
     cells = []
     for planned in (*plan.trials, *plan.cells):
         path = place / planned.path
-        status = folder.mark_stopped(folder.read_cell(path, planned.identity), path in ended)
-        cells.append(StudyCell(planned, path, status, ended.get(path)))
+        cells.append(StudyCell(planned, path, folder.read_cell(path, planned.identity)))
     return cells
 
 
-def describe_rules(plan: Plan, place: Path, cells: list[StudyCell]) -> Iterator[str]:
-    """Yield a line about the screening, and one for each variant that a rule has ended."""
+def describe_screening(place: Path) -> list[str]:
+    """Return the line about the screening of the study in `place`, if it has one."""
     screening = read_screening(place)
-    if screening is not None:
-        yield f"  screening  {screening.describe_state()}"
-    endings = read_endings(plan, place)
-    stopped = Counter(cell.planned.variant for cell in cells if cell.status.state == "stopped")
-    for variant, ending in endings.items():
-        effect = f"{plural(stopped[variant], 'seed')} not needed"
-        yield f"  ended    {variant}  {effect}: {ending.describe()}"
+    return [] if screening is None else [f"  screening  {screening.describe_state()}"]
 
 
 def measure_share(cells: list[StudyCell]) -> float:
@@ -200,11 +189,11 @@ def measure_share(cells: list[StudyCell]) -> float:
 
 
 def describe(
-    plan: Plan, cells: list[StudyCell], queue: Iterable[str] = (), rules: Iterable[str] = ()
+    plan: Plan, cells: list[StudyCell], queue: Iterable[str] = (), screening: Iterable[str] = ()
 ) -> str:
     """Return counts, the time left, the running cells, and the failed cells with advice.
 
-    `queue` are lines about jobs of the study that wait, and `rules` those of `describe_rules`.
+    `queue` are lines about jobs of the study that wait, and `screening` those of its screening.
     """
     states = [cell.status.state for cell in cells]
     at_once = max(1, states.count("running"))
@@ -221,7 +210,7 @@ def describe(
         lines += _describe_failure(cell)
     if len(failed) > MAX_FAILED:
         lines.append(f"  and {len(failed) - MAX_FAILED} more failed cells")
-    lines += rules
+    lines += screening
     lines += _describe_inputs(cells)
     return escape_control("\n".join(lines) + "\n")
 
@@ -230,20 +219,18 @@ def make_answer(plans: list[tuple[Plan, Path]]) -> str:
     """Return the status of every study and cell as JSON."""
     # Imported here, because the text of the status needs no models of answers.
     from lit_attn.report.answers.entry import write_answer
-    from lit_attn.report.answers.runs import EndedVariant, StatusAnswer, StudyDesign, StudyStatus
+    from lit_attn.report.answers.runs import StatusAnswer, StudyDesign, StudyStatus
 
     studies = []
     for plan, place in plans:
         cells = read_cells(plan, place)
         states = [cell.status.state for cell in cells]
         at_once = max(1, states.count("running"))
-        endings = read_endings(plan, place)
         study = StudyStatus(
             study=plan.study,
             title=plan.title,
             counts=dict(Counter(states)),
             seconds_left=estimate_seconds(plan.study, cells, at_once),
-            ended=[EndedVariant.describe(ending) for ending in endings.values()],
             design=StudyDesign.describe(read_screening(place)),
             cells=make_cell_answers(cells),
         )
@@ -317,7 +304,7 @@ def estimate_seconds(study: str, cells: list[StudyCell], at_once: int) -> float 
         status = cell.status
         if status.result is not None:
             finished.append((name, status.result.wall_time))
-        elif status.state in ("diverged", "stopped"):
+        elif status.state == "diverged":
             continue
         elif status.progress is not None:
             progress = status.progress

@@ -1,4 +1,4 @@
-"""Records of decisions about a study: its sealed plans, looks at its results, and early endings.
+"""Records of decisions about a study: its sealed plans, and looks at its results.
 
 They stand beside the plan in the folder of the study (lit_attn.cells.records).
 """
@@ -7,9 +7,9 @@ import itertools
 import json
 from typing import Any
 
-from pydantic import Field, FiniteFloat, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from lit_attn.cells.records import Integer, Metric, Plan, Record, utc_now
+from lit_attn.cells.records import Integer, Metric, Record, utc_now
 
 
 class Seal(Record):
@@ -25,7 +25,6 @@ class Seal(Record):
     match: list[str]
     tune: dict[str, Any]
     exclude: list[dict[str, Any]]
-    stop: str | None = None
     design: dict[str, Any] | None = Field(
         None, description="screening of a study with `design`, without the values and the choice"
     )
@@ -42,7 +41,7 @@ class Seal(Record):
     def decisions(self) -> dict[str, Any]:
         """Decisions by key, except variants and seeds."""
         metric = {f"metric.{key}": value for key, value in self.metric.model_dump().items()}
-        keys = {"baseline", "match", "tune", "exclude", "stop"}
+        keys = {"baseline", "match", "tune", "exclude"}
         return metric | self.model_dump(include=keys) | {"design": self.design}
 
 
@@ -121,50 +120,3 @@ class Looks(Record):
     def has_any(self, planned: int) -> bool:
         """Return True if there was a look at a plan of `planned` seeds."""
         return any(look.planned == planned for look in self.entries)
-
-
-class Ending(Record):
-    """Variant that a rule of the plan has ended before its last seed.
-
-    `rule` is "futility", and `power` is the probability of a verdict with all `planned` seeds after
-    the first `seeds` of them.
-    """
-
-    variant: str
-    identity: str = Field(description="identity of the variant's first planned cell")
-    rule: str
-    seeds: Integer
-    planned: Integer
-    power: FiniteFloat | None = None
-
-    @property
-    def reason(self) -> str:
-        """The rule in a few words."""
-        return f"stopped for {self.rule}"
-
-    def describe(self) -> str:
-        """Return the rule, the seeds and the probability in words."""
-        return (
-            f"{self.reason} after {self.seeds} of {self.planned} seeds"
-            f" (probability of a verdict {self.power:.2g})"
-        )
-
-
-class Endings(Record):
-    """Variants of a study that have ended early; every run derives them again from the results."""
-
-    entries: list[Ending]
-
-    def of_plan(self, plan: Plan) -> dict[str, Ending]:
-        """Return the endings that hold for the seeds and variants of `plan`, by variant."""
-        identities: dict[str, str] = {}
-        for cell in plan.cells:
-            identities.setdefault(cell.variant, cell.identity)
-        endings = {}
-        for entry in self.entries:
-            is_same = identities.get(entry.variant) == entry.identity
-            # Records of older versions can name another rule, which no longer ends a variant.
-            is_in_force = plan.stop == entry.rule
-            if is_in_force and is_same and entry.planned == len(plan.seeds):
-                endings[entry.variant] = entry
-        return endings

@@ -16,10 +16,7 @@ from lit_attn.schema.errors import ConfigError, plural
 FINAL_FAILURES: set[FailureClass] = {"diverged", "bad-configuration", "error"}
 """Failures after which a runner does not try a cell again if another runner met them meanwhile."""
 
-RETRIED: set[FailureClass] = {"killed", "timed-out", "no-space", "out-of-memory"}
-"""Failures that a run tries again, so that their seeds have not ended."""
-
-State = Literal["done", "running", "unreadable", "missing", "interrupted", "stopped"] | FailureClass
+State = Literal["done", "running", "unreadable", "missing", "interrupted"] | FailureClass
 """State of a cell.
 
 - done: it has a result.
@@ -27,13 +24,8 @@ State = Literal["done", "running", "unreadable", "missing", "interrupted", "stop
 - unreadable: its result.json is torn, or belongs to a cell with another identity.
 - missing: no attempt was started.
 - interrupted: the last attempt ended without a record of its end, or the user stopped the run.
-- stopped: a rule of the plan has ended the variant, and the cell has no result (`endings.json`).
 - a failure class: how the last attempt failed.
 """
-
-
-UNENDED: set[State] = {"missing", "running", "interrupted", "unreadable", *RETRIED}
-"""States of a cell that runs, is still to run or is retried."""
 
 
 class Progress(Record):
@@ -80,16 +72,6 @@ def read_cell(folder: Path, identity: str) -> CellStatus:
     else:
         state = last_exit.failure
     return CellStatus(state, None, attempt, last_exit, read_progress(folder))
-
-
-def mark_stopped(status: CellStatus, is_ended: bool) -> CellStatus:
-    """Return the status "stopped" for a cell that need not run, because its variant has ended.
-
-    A killed cell is not tried again either, and its kill says nothing about the variant.
-    """
-    if is_ended and status.state in UNENDED and status.state != "running":
-        return CellStatus("stopped")
-    return status
 
 
 def count_states(states: Iterable[State]) -> str:

@@ -9,7 +9,6 @@ nothing else. CELL stands for runs/<study>/<variant>/<seed>-<identity>:
     runs/<study>/screening.json    Screening (lit_attn.cells.screening)
     runs/<study>/seals.json        Seals (lit_attn.cells.decisions)
     runs/<study>/looks.json        Looks (lit_attn.cells.decisions)
-    runs/<study>/endings.json      Endings (lit_attn.cells.decisions)
     runs/<study>/origin.json       Origin
     CELL/result.json               Result, written last: it marks success
     CELL/attempts/<k>/exit.json    Exit
@@ -182,7 +181,6 @@ class Plan(Record):
     best_test_epoch: bool = Field(False, description="True to show the best test epoch")
     parity: str = Field("", description="agreement with released code")
     contrast: str | None = Field(None, description="study whose leads are compared with these")
-    stop: str | None = Field(None, description="rule that ends variants early: futility")
     columns: list[str] | None = Field(None, description="columns of the tables, by key")
     latex: list[str] | None = Field(None, description="columns of the LaTeX table, by key")
 

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
@@ -138,11 +138,6 @@ class StudyConfig(Config):
         EMPTY,
         description="keys with the values to try for every variant, and `select`, `seeds`, "
         "`sampler` and `trials` of the search",
-    )
-    stop: Literal["futility"] | None = Field(
-        None,
-        description="`futility` ends a variant after a completed seed if a verdict with all seeds "
-        "has become improbable (docs/statistics.md)",
     )
     contrast: str | None = Field(None, description="another study with which leads are compared")
     columns: tuple[str, ...] | None = Field(

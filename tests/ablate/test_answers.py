@@ -1,18 +1,20 @@
 """Dry run, `status` and `report` with --json: answers for programs."""
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from helpers import fake_cells, futility, studies
+from helpers import fake_cells, studies
 from helpers.answers import read_answer
 from helpers.fake_study import write_study
 from helpers.runs import make_body, run
 
 from lit_attn.__main__ import main
+from lit_attn.ablate.commands.arguments import StudyOptions, add_study_arguments
 from lit_attn.ablate.commands.execution import run_selected
-from lit_attn.ablate.commands.options import expand_studies
+from lit_attn.ablate.commands.options import expand_studies, read_options
 from lit_attn.ablate.dry_run import find_warnings, print_cells
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.outcomes import Summary
@@ -227,9 +229,17 @@ def test_a_dry_run_of_a_search_counts_the_cells_after_it(
     assert "0 variants" not in output
 
 
+def make_options(folder: Path) -> StudyOptions:
+    """Return the options of a run of the study in `folder`."""
+    parser = argparse.ArgumentParser()
+    add_study_arguments(parser)
+    words = [str(folder / "ablations.yaml"), "--out", str(folder / "runs")]
+    return read_options(parser.parse_args(words))
+
+
 def test_a_variant_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok"))
-    options = futility.make_options(tmp_path)
+    options = make_options(tmp_path)
     (matrix,) = expand_studies(options)
     matrix.folder.mkdir(parents=True)
     matrix.jobs[0].folder.parent.touch()

@@ -13,7 +13,6 @@ from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job, Matrix, expand
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import make_slots
-from lit_attn.cells.decisions import Ending, Endings
 
 pytestmark = pytest.mark.process
 
@@ -102,25 +101,6 @@ def test_trials_of_a_search_begin_no_tables(tmp_path: Path) -> None:
     matrix.write_plan()
     assert len(matrix.trials) == 4
     assert run(matrix.trials, make_early(matrix)) == []
-
-
-def test_tables_count_no_cells_of_ended_variants(matrix: Matrix) -> None:
-    plan = matrix.plan()
-    plan.model_copy(update={"stop": "futility"}).write(matrix.folder / "plan.json")
-    last = matrix.jobs[-1]
-    ending = Ending(
-        variant="ok-2",
-        identity=plan.cells[1].identity,
-        rule="futility",
-        seeds=1,
-        planned=2,
-        power=0.01,
-    )
-    Endings(entries=[ending]).write(matrix.folder / "endings.json")
-    cells = [job for job in matrix.jobs if job.folder != last.folder]
-    (line,) = run(cells, make_early(matrix))
-    # The cell of the ended variant is not to come.
-    assert "1 cell to come" in line
 
 
 def test_an_unexpected_error_is_one_line(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:

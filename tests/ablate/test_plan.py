@@ -1,5 +1,6 @@
 """Plans: a trial or a run of some seeds does not change the study's plan and report."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.cells.records import Plan
 from lit_attn.report import write_reports
 from lit_attn.report.records.read import read_studies
+from lit_attn.report.verdicts.judge import judge_study
 from lit_attn.schema.errors import ConfigError
 
 
@@ -124,6 +126,33 @@ def test_a_smoke_run_has_its_own_folder_in_every_out_folder(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+def test_seeds_come_before_variants(tmp_path: Path) -> None:
+    """A run that stops early still compares all variants."""
+    seeds = [job.cell.seed for job in matrix(tmp_path).jobs]
+    assert seeds == [0, 0, 1, 1]
+
+
+def test_records_with_former_rules_stay_readable(tmp_path: Path) -> None:
+    """The rules have left the package: the cells that they had ended are missing."""
+    planned = matrix(tmp_path)
+    planned.write_plan()
+    rules = {"stop": "futility", "gate": {"axis": "size", "level": 0.025}}
+    folder = tmp_path / "runs" / "tiny"
+    content = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps(content | rules))
+    seals = json.loads((folder / "seals.json").read_text())
+    seals["entries"][0] |= rules
+    (folder / "seals.json").write_text(json.dumps(seals))
+    entry = {"variant": "ok-2", "identity": planned.jobs[1].identity, "rule": "futility"}
+    (folder / "endings.json").write_text(json.dumps({"entries": [entry]}))
+    (study,) = read_studies(tmp_path / "runs")
+    assert study.unreadable == []
+    assert judge_study(study).next.cells == 4
+    # The same decisions are not sealed again.
+    planned.write_plan()
+    assert len(json.loads((folder / "seals.json").read_text())["entries"]) == 1
+
+
 def test_the_plan_has_every_started_seed(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok", "crashonce"))
     assert run_cli(tmp_path, "--seeds", "9,4")[0] == 1

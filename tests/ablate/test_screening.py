@@ -250,7 +250,6 @@ def test_a_seal_of_a_study_with_seeds_is_written_as_before(tmp_path: Path) -> No
         "match",
         "tune",
         "exclude",
-        "stop",
     ]
 
 
@@ -282,11 +281,6 @@ MISTAKES = [
     ),
     (designs.DESIGN, "seeds: 3", "design: cannot stand beside `seeds`, because it decides the see"),
     (designs.DESIGN, "match: [parameters, flops]", "design: needs one criterion of `match`, becau"),
-    (
-        designs.DESIGN,
-        "stop: futility",
-        "stop: with 3 planned seeds no variant can have a star",
-    ),
     (
         designs.DESIGN,
         "tune: {optimizer.weight_decay: [0, 1], select: val/loss, seeds: [1001]}",

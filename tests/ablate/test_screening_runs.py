@@ -101,21 +101,6 @@ def test_a_failed_cell_that_is_run_again_leaves_the_choice_to_the_next_run(tmp_p
     assert designs.kept(designs.read(tmp_path)) == ["a-weak", "b-good"]
 
 
-@pytest.mark.process
-def test_futility_ends_a_kept_variant_and_no_screened_one(tmp_path: Path) -> None:
-    designs.write(
-        tmp_path,
-        "{screen: 1, keep: 2, confirm: 8}",
-        names=("base", "a-weak", "b-good", "c-dull"),
-        more="stop: futility",
-    )
-    run(tmp_path, "--jobs", "1")
-    names = list_runs(tmp_path)
-    assert sum(name.startswith("b-good/1") for name in names) == 8
-    assert sum(name.startswith("c-dull/1") for name in names) < 8
-    assert sum(name.startswith("a-weak/") for name in names) == 1
-
-
 def count_results(folder: Path) -> int:
     return len(list(folder.glob("runs/**/result.json")))
 

@@ -15,6 +15,8 @@ from lit_attn.ablate.tune import Point, Search, read_search
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.records import Plan, TunedVariant, Tuning, TuningTrial
 from lit_attn.config.study import read_studies
+from lit_attn.report.records.read import read_studies as read_records
+from lit_attn.report.verdicts.judge import judge_study
 from lit_attn.schema.errors import ConfigError
 
 TUNE = "{optimizer.lr: [1e-3, 2e-3, 4e-3, 8e-3], select: val/loss, seeds: [100, 101]}"
@@ -293,6 +295,17 @@ def read_numbers(folder: Path) -> dict[str, dict[str, float]]:
         del result["metrics"]["evaluation/seconds"]
         metrics[f"{cell.variant}/{cell.seed}"] = result["metrics"]
     return metrics
+
+
+def test_a_study_in_the_middle_of_its_search_is_not_complete(tmp_path: Path) -> None:
+    """Untuned variants have no cells, so none of their cells is missing."""
+    make_matrix(tmp_path).write_plan()
+    (study,) = list(read_records(tmp_path / "runs"))
+    judged = judge_study(study)
+    assert judged.is_interim
+    assert not any(variant.is_final for variant in judged.variants)
+    assert judged.next.kind == "run"
+    assert "The search of 2 variants has not ended" in judged.next.text
 
 
 @pytest.mark.slow

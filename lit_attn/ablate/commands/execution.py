@@ -11,11 +11,10 @@ from lit_attn.ablate.commands.options import expand_studies
 from lit_attn.ablate.display import make_display, write_line
 from lit_attn.ablate.early import EarlyTables
 from lit_attn.ablate.floors import write_floors
-from lit_attn.ablate.hooks import review_nothing
 from lit_attn.ablate.input_files import require_inputs
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.outcomes import Summary
-from lit_attn.ablate.plan import Job, Matrix, find_ended
+from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.rerun import set_aside
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import make_slots
@@ -24,8 +23,6 @@ from lit_attn.ablate.slurm.job import SlurmCell
 from lit_attn.ablate.slurm.queue import cancel
 from lit_attn.ablate.slurm.submit import require_resources, submit_missing
 from lit_attn.ablate.step_times import measure_step_times
-from lit_attn.ablate.stopping import update_endings
-from lit_attn.cells.decisions import Ending
 from lit_attn.cells.folder import CellStatus, read_cell
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.lock import require_locks
@@ -44,8 +41,7 @@ class Selection(NamedTuple):
     """Cells of a command: those to run, and the state of the others.
 
     `missing` are all cells without a result, `total` is the number of all cells, and `diverged` the
-    number of cells that are left out because they have diverged. `ended` are the cells without a
-    result that need not run, because a rule of their study has ended the variant.
+    number of cells that are left out because they have diverged.
     """
 
     jobs: list[Job]
@@ -53,7 +49,6 @@ class Selection(NamedTuple):
     missing: list[Job]
     diverged: int
     total: int
-    ended: list[Ending]
 
 
 class RunEnd(NamedTuple):
@@ -76,7 +71,7 @@ def run_cells(
     """
     launcher = Launcher(target, options.smoke)
     prepare = _prepare_slurm if options.is_slurm else _prepare_local
-    start = prepare(matrices, options, launcher, is_rerun=chosen is not None)
+    start = prepare(matrices, options, launcher)
     require_locks(options.out)
     require_writable(options.reports, "--reports")
     for matrix in matrices:
@@ -151,13 +146,9 @@ def _select(matrices: list[Matrix], chosen: list[Job] | None, limit: int | None)
     for matrix in matrices:
         every_job += matrix.jobs
     cells = [(job, read_cell(job.folder, job.identity)) for job in every_job]
-    ended = find_ended(matrices)
     diverged = 0
-    stopped: list[Ending] = []
     if chosen is None:
-        unfinished = [job for job, cell in cells if cell.state not in ("done", "diverged")]
-        jobs = [job for job in unfinished if job.folder not in ended]
-        stopped = [ended[job.folder] for job in unfinished if job.folder in ended]
+        jobs = [job for job, cell in cells if cell.state not in ("done", "diverged")]
         diverged = sum(cell.state == "diverged" for _, cell in cells)
     else:
         jobs = chosen
@@ -165,7 +156,7 @@ def _select(matrices: list[Matrix], chosen: list[Job] | None, limit: int | None)
     folders = {job.folder for job in jobs}
     done = [cell for job, cell in cells if cell.state == "done" and job.folder not in folders]
     missing = [job for job, cell in cells if cell.result is None]
-    return Selection(jobs, done, missing, diverged, len(cells), stopped)
+    return Selection(jobs, done, missing, diverged, len(cells))
 
 
 def _announce(matrices: list[Matrix], selection: Selection) -> None:
@@ -181,9 +172,6 @@ def _announce(matrices: list[Matrix], selection: Selection) -> None:
     changes = [change for change in changes if change]
     if changes:
         write_line(f"stale: {plural(len(changes), 'done cell')}; {changes[0]}; see `{rerun} stale`")
-    endings = {ending.variant: ending for ending in selection.ended}
-    for variant, ending in endings.items():
-        write_line(f"ended: {variant} {ending.describe()}")
     if selection.diverged:
         cells = plural(selection.diverged, "cell")
         write_line(f"skipped: {cells} that diverged; see `{rerun} failed`")
@@ -320,15 +308,8 @@ def _write_tables(matrices: list[Matrix], options: StudyOptions) -> None:
         write_line(str(write_paper(options.paper, options.out, options.reports)))
 
 
-def _prepare_local(
-    matrices: list[Matrix], options: StudyOptions, launcher: Launcher, is_rerun: bool
-) -> Start:
-    """Return the function that runs cells on this machine. Raises ConfigError if a cell cannot.
-
-    The rule `stop` does not hold for a rerun, whose cells are named by the user.
-    """
-    has_rule = any(matrix.source.study.stop is not None for matrix in matrices)
-    review = update_endings if has_rule and not is_rerun else review_nothing
+def _prepare_local(matrices: list[Matrix], options: StudyOptions, launcher: Launcher) -> Start:
+    """Return the function that runs cells on this machine. Raises ConfigError if a cell cannot."""
     slots = make_slots(options.jobs)
     for matrix in matrices:
         slots.check(job.cell for job in (*matrix.early_jobs, *matrix.jobs))
@@ -337,29 +318,21 @@ def _prepare_local(
         write_line(f"{slots.at_once(job.cell for job in missing)} at once")
         stall = options.stall_seconds
         early = EarlyTables(options.out, options.reports, [job.folder for job in missing])
-        return Runner(launcher, slots, make_display(), stall, review, early.update).run(missing)
+        return Runner(launcher, slots, make_display(), stall, early.update).run(missing)
 
     return start
 
 
-def _prepare_slurm(
-    matrices: list[Matrix], options: StudyOptions, launcher: Launcher, is_rerun: bool
-) -> Start:
-    """Return the function that runs cells as SLURM jobs. Raises ConfigError for wrong resources.
-
-    The rule `stop` does not hold for a rerun, as in `_prepare_local`.
-    """
+def _prepare_slurm(matrices: list[Matrix], options: StudyOptions, launcher: Launcher) -> Start:
+    """Return the function that runs cells as SLURM jobs. Raises ConfigError for wrong resources."""
     for matrix in matrices:
         require_resources(matrix)
-    review = review_nothing if is_rerun else update_endings
 
     def start(missing: list[Job]) -> Summary:
-        cell = SlurmCell(
-            Path(), launcher.target, options.smoke, options.stall_seconds, is_rerun=is_rerun
-        )
+        cell = SlurmCell(Path(), launcher.target, options.smoke, options.stall_seconds)
         count = submit_missing(matrices, missing, cell, options.jobs)
         write_line(f"{plural(count, 'job')} submitted, {len(missing) - count} already submitted")
         early = EarlyTables(options.out, options.reports, [job.folder for job in missing])
-        return Follower(matrices, make_display(), review, early.update).run(missing)
+        return Follower(matrices, make_display(), early.update).run(missing)
 
     return start

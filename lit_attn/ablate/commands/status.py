@@ -6,7 +6,7 @@ from pathlib import Path
 from lit_attn.ablate.slurm.queue import describe_queues
 from lit_attn.ablate.status import (
     describe,
-    describe_rules,
+    describe_screening,
     make_answer,
     print_log,
     read_cells,
@@ -62,8 +62,8 @@ class Status(Command):
         queues = describe_queues([folder for _, folder in plans])
         for plan, folder in plans:
             cells = read_cells(plan, folder)
-            rules = describe_rules(plan, folder, cells)
-            print(describe(plan, cells, queues.get(folder, ()), rules))
+            screening = describe_screening(folder)
+            print(describe(plan, cells, queues.get(folder, ()), screening))
         return 0
 
 

@@ -10,17 +10,12 @@ from pathlib import Path
 from types import FrameType
 
 from lit_attn.ablate.display import Display, Snapshot, StartedCell
-from lit_attn.ablate.hooks import Observer, Review, describe_dropped, observe_nothing
-from lit_attn.ablate.outcomes import Outcome, Summary
+from lit_attn.ablate.outcomes import Observer, Outcome, Summary, observe_nothing
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.runner import TICK
 from lit_attn.ablate.signals import handle_signals
-from lit_attn.ablate.slurm.commands import run_command
-from lit_attn.ablate.slurm.queue import ENDS, OVER, Task, describe_reasons, find_tasks
-from lit_attn.ablate.stopping import update_endings
+from lit_attn.ablate.slurm.queue import ENDS, Task, describe_reasons, find_tasks
 from lit_attn.cells import failure, folder
-from lit_attn.cells.decisions import Ending
-from lit_attn.cells.folder import UNENDED
 from lit_attn.cells.records import Exit, FailureClass
 from lit_attn.schema.errors import plural
 
@@ -40,20 +35,17 @@ REPORTED_END = re.compile(
 class Follower:
     """Waits until every cell has a result or its job is over.
 
-    `review` returns the cells of a study that need not run: their waiting jobs are cancelled. The
-    lines of `observe`, which gets every cell that has ended, are displayed.
+    The lines of `observe`, which gets every cell that has ended, are displayed.
     """
 
     def __init__(
         self,
         matrices: list[Matrix],
         display: Display,
-        review: Review = update_endings,
         observe: Observer = observe_nothing,
     ) -> None:
         self.matrices = matrices
         self.display = display
-        self.review = review
         self.observe = observe
         self.tasks: dict[Path, Task] = {}
         self.unfinished: list[Job] = []
@@ -89,7 +81,6 @@ class Follower:
                 self.display.add_event(f"SLURM does not answer: {error}")
             self.has_answer = False
             return
-        self._drop_ended()
         for job in list(self.unfinished):
             outcome = self._outcome(job, self.tasks.get(job.folder))
             if outcome is not None:
@@ -100,38 +91,6 @@ class Follower:
                 if line:
                     self.display.add_event(line)
         self._report_reasons()
-
-    def _drop_ended(self) -> None:
-        """Stop waiting for cells that the rule of their study has ended, and cancel their jobs.
-
-        A running cell is followed to its end. A job that waits to be queued again, for example at
-        the time limit, is cancelled, too. SLURM may not answer: a job that starts nevertheless
-        finds that its variant has ended.
-        """
-        ended: dict[Path, Ending] = {}
-        for matrix in self.matrices:
-            if matrix.source.study.stop is not None:
-                ended |= self.review(matrix.folder)
-        dropped = []
-        for job in self.unfinished:
-            task = self.tasks.get(job.folder)
-            is_active = task is not None and task.state not in ("PENDING", *OVER)
-            if job.folder not in ended or is_active:
-                continue
-            state = job.state()
-            if state in UNENDED and state != "running":
-                dropped.append(job)
-        for line in describe_dropped(dropped, ended):
-            self.display.add_event(line)
-        pending = []
-        for job in dropped:
-            self.unfinished.remove(job)
-            task = self.tasks.get(job.folder)
-            if task is not None and not task.is_over:
-                pending.append(task.id)
-        if pending:
-            with contextlib.suppress(OSError):
-                run_command("scancel", *pending)
 
     def _report_reasons(self) -> None:
         """Report each reason for which jobs wait once."""

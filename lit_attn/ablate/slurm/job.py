@@ -26,7 +26,6 @@ from lit_attn.ablate.outcomes import Outcome
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.runner import RETRIES, Runner
 from lit_attn.ablate.slots import Slots, make_slots
-from lit_attn.ablate.stopping import update_endings
 from lit_attn.cells import folder
 from lit_attn.cells.nodes import NODES
 from lit_attn.config.cell import Cell
@@ -65,24 +64,17 @@ def may_retry(cell: Path) -> bool:
 
 @dataclass(frozen=True)
 class SlurmCell:
-    """Callable that submitit runs in the job; `folder` contains the config.yaml of the cell.
-
-    `is_rerun`: the user named the cell, so it also trains if its variant has ended.
-    """
+    """Callable that submitit runs in the job; `folder` contains the config.yaml of the cell."""
 
     folder: Path
     target: str
     smoke: bool
     stall: float
     nodes: int = 1
-    is_rerun: bool = False
 
     def __call__(self) -> None:
         """Run the cell. Raises RuntimeError if it has no result, unless the job is requeued."""
         job = Job(Cell.read(self.folder / "config.yaml"), self.folder)
-        if not self.is_rerun and self._has_ended(job):
-            print(f"{job.name}: not run, because a rule of the study has ended its variant")
-            return
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's
         assert callable(requeue)
         is_over_time = False
@@ -119,10 +111,6 @@ class SlurmCell:
         if summary.outcomes:
             reason = summary.outcomes[-1].message
         raise RuntimeError(f"{job.name}: {reason}")
-
-    def _has_ended(self, job: Job) -> bool:
-        """Return True if a rule of the study has ended the variant of a cell without a result."""
-        return job.state() != "done" and self.folder in update_endings(self.folder.parents[1])
 
     def _make_slots(self, job: Job) -> Slots:
         """Return slots with the devices of the cell. Raises ConfigError if there are too few."""

@@ -146,8 +146,8 @@ class JudgedVariant(Entry):
     of each variant) for 80 % power of a t test at 0.05, but at least as many as a star needs, and
     `seeds_missing` what remains of it; both are null for a decided variant. `pairs_for_verdict` is
     the number with which the verdict would be decided at the next look, if mean and spread stay as
-    they are (null: decided already, ended, unknown, or over 1,000). `level` is the variant's
-    largest p with a star. `ended` is null unless a rule of the plan has ended it. `stream` is null
+    they are (null: decided already, unknown, or over 1,000). `level` is the variant's
+    largest p with a star. `ended` is null unless a stream has ended the idea. `stream` is null
     without --stream; with it, all numbers but `cost` are those of the confirmation, and p is not
     corrected, because `level` is.
     """

@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-from lit_attn.cells.decisions import Ending
 from lit_attn.cells.screening import Screening
 from lit_attn.report.answers.entry import Entry
 from lit_attn.schema.error_answer import FORMAT
@@ -24,23 +23,16 @@ class Cell(Entry):
 
 
 class EndedVariant(Entry):
-    """Variant that a rule has ended after `seeds` of `planned` seeds, also in words.
+    """Idea of a stream that is not kept after `seeds` of `planned` runs, also in words.
 
-    `rule` is futility, and `power` is the probability of a verdict at that time. In a stream of
-    ideas it is screening or confirmation, for an idea that is not kept.
+    `rule` is the step that ended it: screening or confirmation.
     """
 
     variant: str
     rule: str
     seeds: int
     planned: int
-    power: float | None
     text: str
-
-    @classmethod
-    def describe(cls, ending: Ending) -> "EndedVariant":
-        """Return the entry of a recorded ending."""
-        return cls.from_record(ending, text=ending.describe())
 
 
 class PlannedScreening(Entry):
@@ -130,7 +122,6 @@ class PlannedStudy(Entry):
     warnings: list[str]
     counts: dict[str, int]
     trials: dict[str, int]
-    ended: list[EndedVariant]
     to_run: int
     power: float | None
     screening: PlannedScreening | None
@@ -156,7 +147,6 @@ class StudyStatus(Entry):
     title: str
     counts: dict[str, int]
     seconds_left: float | None
-    ended: list[EndedVariant]
     design: StudyDesign | None
     cells: list[Cell]
 

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from lit_attn.cells import decisions, records
 from lit_attn.cells.floors import FILE as FLOORS_FILE
 from lit_attn.cells.floors import Floors
-from lit_attn.cells.folder import UNENDED, read_cell, read_result
-from lit_attn.cells.rules import list_ended_cells
+from lit_attn.cells.folder import read_cell, read_result
 from lit_attn.cells.screening import FILE as SCREENING_FILE
 from lit_attn.cells.screening import Screening
 from lit_attn.files import require_folder
@@ -65,10 +64,7 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
         raise ConfigError(f"{path}: is the plan of '{plan.study}', not of '{path.parent.name}'")
     require(f"{path}: baseline: no variant", plan.baseline, (v.name for v in plan.variants))
     folder = path.parent
-    endings = read_or_skip(decisions.Endings.read, folder, "endings.json")
-    ended = {} if endings is None else endings.of_plan(plan)
-    unneeded = {str(path) for path in list_ended_cells(plan, folder, ended)}
-    cells = [_mark_ended(cell, unneeded) for cell in _read_cells(folder, plan)]
+    cells = _read_cells(folder, plan)
     seals = read_or_skip(decisions.Seals.read, folder, "seals.json")
     tuning = read_or_skip(records.Tuning.read, folder, "tuning.json")
     screening = read_or_skip(Screening.read, folder, SCREENING_FILE)
@@ -82,7 +78,6 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
         "step_times.json": step_times,
         "looks.json": looks,
         FLOORS_FILE: floors,
-        "endings.json": endings,
     }
     unreadable = []
     for name, content in files.items():
@@ -97,7 +92,6 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
         step_times=step_times,
         looks=looks,
         floors=floors,
-        endings=ended,
         unreadable=unreadable,
         folder=folder,
     )
@@ -105,17 +99,6 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     if plan.contrast and not is_contrast:
         return replace(study, contrast=_read_contrast(path, plan.contrast, plan.metric))
     return study
-
-
-def _mark_ended(cell: CellRecord, unneeded: Collection[str]) -> CellRecord:
-    """Return a cell that no variant needs as one of an ended variant.
-
-    Its state is "stopped", unless it has a result, runs or has failed for good.
-    """
-    if cell.path not in unneeded:
-        return cell
-    is_stopped = cell.status in UNENDED and cell.status != "running"
-    return replace(cell, status="stopped" if is_stopped else cell.status, has_ended_variant=True)
 
 
 def _read_cells(folder: Path, plan: records.Plan) -> list[CellRecord]:

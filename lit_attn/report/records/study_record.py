@@ -35,8 +35,7 @@ class CellRecord:
     `status` is a state of `lit_attn.cells.folder` or "without <metric>". Only a cell with status
     "done" has a value (the study's metric in printed units) and measurements: the columns of
     per_seed.csv, times in seconds, memory in bytes. A cell of another program's table has no path.
-    `modules` has the hashes of the user's modules by path. `has_ended_variant` is True if a rule
-    has ended the variant.
+    `modules` has the hashes of the user's modules by path.
     """
 
     variant: str
@@ -47,7 +46,6 @@ class CellRecord:
     identity: str = ""
     path: str = ""
     modules: Mapping[str, str] = field(default_factory=dict)
-    has_ended_variant: bool = False
 
     @property
     def folder(self) -> Path | None:
@@ -56,14 +54,11 @@ class CellRecord:
 
     @property
     def is_waiting(self) -> bool:
-        """True if `run` would train the cell: no result, not diverged, variant not ended."""
-        if self.has_ended_variant:
-            # A process trains a cell to its end, also if its variant has ended in the meantime.
-            return self.status == "running"
+        """True if `run` would train the cell: it has no result and has not diverged."""
         if self.status == "error" and not self.path:
             # A failed run of another program is one of its results.
             return False
-        has_ended = self.status in ("done", "diverged", "stopped", NEWER)
+        has_ended = self.status in ("done", "diverged", NEWER)
         return not has_ended and not self.status.startswith("without ")
 
     @property
@@ -88,10 +83,9 @@ class StudyRecord:
     """A plan and all of its cells, in the order of the plan.
 
     `plan.cells` is empty: `cells` has the same content and more. `contrast` is the study that
-    `plan.contrast` names, if it has a plan and the same metric. `endings` are the variants that a
-    rule of the plan has ended early, by name. `unreadable` names the files of the study that exist
-    and cannot be read. `names` has the names of
-    variants by their labels if the labels stand in all other places
+    `plan.contrast` names, if it has a plan and the same metric. `unreadable` names the files of the
+    study that exist and cannot be read. `names` has the names of variants by their labels if the
+    labels stand in all other places
     (`lit_attn.report.tables.labels`). `pairs` is "seed" if the cells with one seed belong together,
     and "none" for independent runs, whose seeds are only their places within a variant. `alpha` is
     the error that all tests of the study may use together.
@@ -106,7 +100,6 @@ class StudyRecord:
     step_times: records.StepTimes | None = None
     looks: decisions.Looks | None = None
     floors: Floors | None = None
-    endings: Mapping[str, decisions.Ending] = field(default_factory=dict)
     unreadable: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     folder: Path | None = None

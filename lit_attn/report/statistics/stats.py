@@ -360,29 +360,14 @@ def star_power(effect: float, n: int, comparisons: int, level: float) -> float:
     m comparisons. More than 100 pairs are simulated as 100 pairs with an effect that is larger by
     sqrt(n / 100).
     """
-    _, noise, _ = _simulate_noise(min(n, 100), comparisons, level)
+    signs, noise, others = _simulate_noise(min(n, 100), comparisons, level)
     # A difference of two values with variance 1 has the standard deviation sqrt(2).
     differences = noise + effect * math.sqrt(2 * max(1.0, n / 100))
-    return share_of_stars(differences, comparisons, level)
-
-
-def share_of_stars(differences: Floats, comparisons: int, level: float) -> float:
-    """Return the share of simulated studies in which the joint test gives a variant p <= `level`.
-
-    `differences` (S, n) are those of the variant in S studies (`count_studies`) with n pairs, at
-    most 100. The other `comparisons` - 1 variants are those of `star_power`.
-    """
-    signs, _, others = _simulate_noise(differences.shape[1], comparisons, level)
     scaled = _scale(differences)
     largest = np.maximum(others, np.abs(scaled @ signs.T))
     thresholds = np.abs(scaled.sum(axis=1)) - TIE * np.abs(scaled).sum(axis=1)
     p_values = (largest >= thresholds[:, None]).mean(axis=1)
     return float((p_values <= level).mean())
-
-
-def count_studies(comparisons: int) -> int:
-    """Return the number of studies that are simulated for the power of a star."""
-    return 1000 if comparisons <= 1000 else 250
 
 
 @lru_cache(maxsize=3)
@@ -399,7 +384,8 @@ def _simulate_noise(n: int, comparisons: int, level: float) -> tuple[Floats, Flo
     if len(signs) > count:
         signs = generator.choice(signs, count, replace=False)
     # Each study draws values for every comparison.
-    baseline, variant = generator.normal(size=(2, count_studies(comparisons), n))
+    studies = 1000 if comparisons <= 1000 else 250
+    baseline, variant = generator.normal(size=(2, studies, n))
     others = np.zeros((len(baseline), len(signs)))
     # One array for all variants: a new one for each takes four times as long (2026-11-24).
     sums = np.empty_like(others)

@@ -59,7 +59,6 @@ def _find_flags(
     applying = {
         "no_baseline": not study.values(study.plan.baseline),
         "interim": any(cell.is_open for cell in study.cells),
-        "stopped": bool(study.endings),
         "design": study.screening is not None and bool(study.screening.kept),
         "screening_open": study.screening is not None and study.screening.kept is None,
         "watched": study.looks is not None and study.looks.has_any(len(study.plan.seeds)),

@@ -38,7 +38,6 @@ def label_study(study: StudyRecord) -> StudyRecord:
         study,
         plan=renamed,
         cells=cells,
-        endings={labels.get(name, name): ending for name, ending in study.endings.items()},
         names={label: name for name, label in labels.items()},
     )
     if study.tuning is not None:

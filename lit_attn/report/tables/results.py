@@ -136,7 +136,7 @@ def _describe_rows(study: StudyRecord, summary: pd.DataFrame) -> list[str]:
 
 
 def _describe_rules(study: StudyRecord, comparisons: Comparisons) -> list[str]:
-    """Return the sentences about the screening, looks at a running study and ended variants."""
+    """Return the sentences about the screening and about looks at a running study."""
     notes = []
     screening = study.screening
     if screening is not None and screening.kept is None:
@@ -156,9 +156,6 @@ def _describe_rules(study: StudyRecord, comparisons: Comparisons) -> list[str]:
         notes.append(fill(SENTENCES["interim"], bounds=words))
     elif study.looks is not None and study.looks.has_any(planned):
         notes.append(fill(SENTENCES["watched"], level=comparisons.level))
-    if study.endings:
-        stopped = [f"{name} {ending.describe()}" for name, ending in study.endings.items()]
-        notes.append(fill(SENTENCES["stopped"], variants="; ".join(stopped)))
     return notes
 
 

@@ -260,7 +260,7 @@ def _describe_screening(study: JudgedStudy, width: int) -> list[str]:
 
 
 def _describe_endings(variants: Sequence[JudgedVariant], width: int) -> list[str]:
-    """Return a line for each variant that a rule of the plan has ended."""
+    """Return a line for each idea that its confirmation has ended."""
     endings = {}
     for variant in variants:
         # Most ideas of a stream are screened out, and the table says so.

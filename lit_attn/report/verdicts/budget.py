@@ -2,9 +2,11 @@
 
 Two plans are considered: further runs of what is there, and a confirmation, in which the best
 variants and the baseline get fresh runs that are judged alone. The probability of a verdict is
-predicted from the effects and spreads that the measured values leave possible (as in
-`lit_attn.report.statistics.futility`), by a t test at the level of the plan. Where a variant has
-too few runs for a spread, it is the power for an idea that is better by EFFECT, as in a dry run.
+predicted from the effects and spreads that the measured values leave possible (predictive power;
+Spiegelhalter, Freedman and Blackburn, "Monitoring clinical trials: conditional or predictive
+power?", Controlled Clinical Trials 7, 1986), by a t test at the level of the plan. Where a variant
+has too few runs for a spread, it is the power for an idea that is better by EFFECT, as in a dry
+run.
 """
 
 import math
@@ -18,7 +20,6 @@ from lit_attn.report.answers.judged import Action, BudgetPlan, JudgedStudy, Judg
 from lit_attn.report.numbers import write_number
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics import designs, independent, stats
-from lit_attn.report.statistics.futility import FUTILITY
 from lit_attn.report.verdicts.evidence import list_values, pair_differences
 from lit_attn.report.verdicts.needs import count_added_looks
 from lit_attn.report.verdicts.next_action import (
@@ -35,6 +36,7 @@ from lit_attn.schema.errors import ConfigError, plural
 ENOUGH = 0.9
 """Probability of a verdict of each variant above which no more runs are planned."""
 
+FUTILITY = 0.05  # Expected verdicts of the best plan below which no run is suggested.
 MOST_RUNS = 200  # Most further runs of a variant in a plan.
 DRAWS = 2000  # Simulated continuations of a plan.
 

@@ -11,7 +11,6 @@ import pandas as pd
 from lit_attn.cells.records import FailureClass, Plan
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics import independent, stats
-from lit_attn.report.statistics.futility import fill_ended
 from lit_attn.report.statistics.sequential import look_level
 from lit_attn.report.statistics.shares import difference_interval
 from lit_attn.report.statistics.stats import ALPHA
@@ -62,7 +61,7 @@ def compare_variants(study: StudyRecord, with_power: bool = True) -> Comparisons
     differences = _pair_values(values, plan.baseline)
     compared = {name: pairs for name, pairs in differences.items() if pairs}
     draws = _count_draws(study)
-    adjusted = _adjust(compared, study, draws)
+    adjusted = _adjust(compared, draws)
     ranked: dict[str, tuple[float, float]] = {}
     failure_p: dict[str, float] = {}
     if any(failed.values()):
@@ -74,7 +73,7 @@ def compare_variants(study: StudyRecord, with_power: bool = True) -> Comparisons
     records: dict[str, dict[str, Any]] = {plan.baseline: {"failed": len(failed[plan.baseline])}}
     for name, pairs in differences.items():
         level = final_level
-        if name in running or name in study.endings:
+        if name in running:
             level = look_level(len(pairs), len(plan.seeds), find_alpha(study))
         if name in running and pairs:
             interim[len(pairs)] = level
@@ -228,7 +227,7 @@ def _find_running(study: StudyRecord) -> set[str]:
         for cell in study.variant_cells(variant.name):
             if cell.is_open or cell.seed in open_seeds:
                 running.add(variant.name)
-    return running - study.endings.keys()
+    return running
 
 
 def _pair_values(values: Values, baseline: str) -> Values:
@@ -287,26 +286,16 @@ def _confirm(record: dict[str, Any], p: float, favour: float, goal: str) -> None
         record["verdict"] = "undecided"
 
 
-def _adjust(
-    pairs: Values, study: StudyRecord | None = None, draws: int = stats.DRAWS
-) -> dict[str, float]:
+def _adjust(pairs: Values, draws: int) -> dict[str, float]:
     """Return each variant's p of the joint sign-flip test, corrected for all variants.
 
     A sign pattern flips a seed in all variants that have it. A seed that a variant lacks adds
     nothing to its statistic, whichever sign it has, so the test stays exact, and a variant with all
-    seeds keeps its own number of patterns. Variants that a rule of the plan has ended count for the
-    other variants as if they had all seeds (`fill_ended`), and for themselves with their own seeds.
+    seeds keeps its own number of patterns.
     """
     frame = pd.DataFrame.from_dict(pairs, orient="index", dtype=float).sort_index(axis=1)
     p_values = stats.joint_sign_flip(frame.fillna(0.0).to_numpy(), draws)
-    adjusted = dict(zip(pairs, p_values, strict=True))
-    ended = set() if study is None else pairs.keys() & study.endings.keys()
-    if ended:
-        is_ended = np.array([name in ended for name in pairs])
-        filled = fill_ended(frame.to_numpy(), is_ended)
-        corrected = dict(zip(pairs, stats.joint_sign_flip(filled, draws), strict=True))
-        adjusted.update({name: p for name, p in corrected.items() if name not in ended})
-    return adjusted
+    return dict(zip(pairs, p_values, strict=True))
 
 
 def _rank_test(study: StudyRecord, values: Values, failed: Seeds) -> dict[str, tuple[float, float]]:
@@ -325,7 +314,7 @@ def _rank_test(study: StudyRecord, values: Values, failed: Seeds) -> dict[str, t
             theirs = [baseline.get(seed) for seed in seeds]
             signed = stats.rank_with_failures(ours, theirs, plan.metric.goal == "max")
             ranks[name] = dict(zip(seeds, signed, strict=True))
-    adjusted = _adjust(ranks, draws=_count_draws(study))
+    adjusted = _adjust(ranks, _count_draws(study))
     return {name: (adjusted[name], sum(by_seed.values())) for name, by_seed in ranks.items()}
 
 

@@ -23,7 +23,7 @@ from lit_attn.report.answers.judged import (
     Stream,
     Verdict,
 )
-from lit_attn.report.answers.runs import EndedVariant, StudyDesign
+from lit_attn.report.answers.runs import StudyDesign
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics import independent, stats
 from lit_attn.report.tables.labels import find_labels
@@ -121,7 +121,7 @@ def describe_study(
 
 
 def is_decided(study: JudgedStudy) -> bool:
-    """Return True if every verdict is final, and none but those of ended variants is undecided."""
+    """Return True if every verdict is final, and none but those of ended ideas is undecided."""
     is_open = any(is_undecided(variant) for variant in study.variants)
     return not study.is_interim and not is_open
 
@@ -155,19 +155,18 @@ def judge_variant(
     pairs = record["pairs"]
     # A variant without pairs is undecided.
     verdict = cast("Verdict", find_verdict(record, study.plan) or "undecided")
-    ending = study.endings.get(name)
     needed = None
     forecast = None
     if verdict == "undecided":
         needed = find_needed(study, name)
-    if verdict == "undecided" and not record["failed"] and ending is None:
+    if verdict == "undecided" and not record["failed"]:
         forecast = find_forecast(study, name, comparisons)
     return JudgedVariant(
         variant=name,
         label=label,
         verdict=verdict,
         is_final=not any(cell.is_waiting for cell in cells) and name not in list_unplanned(study),
-        ended=None if ending is None else EndedVariant.describe(ending),
+        ended=None,
         level=record["level"],
         values=describe_values(study, name),
         difference=_find_interval(record),

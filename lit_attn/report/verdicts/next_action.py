@@ -19,7 +19,7 @@ MakeCommand = Callable[..., str | None]
 
 
 def is_undecided(variant: JudgedVariant) -> bool:
-    """Return True if a variant has no verdict, and no rule of the plan has ended it."""
+    """Return True if a variant has no verdict, and no stream has ended it."""
     return variant.verdict == "undecided" and variant.ended is None
 
 
@@ -31,9 +31,6 @@ def find_action(
     if waiting or list_unplanned(study):
         return complete_plan(study, waiting, make_command)
     undecided = [variant for variant in variants if is_undecided(variant)]
-    if not undecided and any(variant.ended for variant in variants):
-        text = "Every other verdict is decided, and the plan has ended the variants without one."
-        return make_action("none", text)
     if not undecided:
         return make_action("none", "Every verdict is decided; nothing remains to run.")
     if study.pairs == "none":

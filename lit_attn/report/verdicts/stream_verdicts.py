@@ -204,7 +204,7 @@ def _end_by_confirmation(judged: JudgedVariant, runs: int) -> EndedVariant | Non
 
 
 def _end(name: str, rule: str, runs: int, text: str) -> EndedVariant:
-    return EndedVariant(variant=name, rule=rule, seeds=runs, planned=runs, power=None, text=text)
+    return EndedVariant(variant=name, rule=rule, seeds=runs, planned=runs, text=text)
 
 
 def judge_sealed_stream(
@@ -257,9 +257,7 @@ def judge_sealed_stream(
             cell.is_waiting for cell in confirmation.variant_cells(plan.baseline)
         )
         stage: Stage = "confirming" if is_open else "judged"
-        ended = judged.ended
-        if not is_open and ended is None:
-            ended = _end_by_confirmation(judged, len(seeds))
+        ended = None if is_open else _end_by_confirmation(judged, len(seeds))
         step = StreamStep(
             place=place,
             stage=stage,
