@@ -133,6 +133,7 @@ def _describe_problem(error: YAMLError, text: str) -> tuple[int, str]:
     if not isinstance(error, MarkedYAMLError):
         return 0, " ".join(str(error).split())
     problem = " ".join(str(error.problem or error.context).split())
+    problem = problem.replace("'<stream end>'", "the end of the text")
     mark = error.problem_mark
     lines = text.splitlines()
     if error.context == "while scanning a quoted scalar" and error.context_mark is not None:

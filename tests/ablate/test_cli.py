@@ -220,7 +220,7 @@ def test_set_changes_every_variant(
          " than 0, not 0"),
         (["--set", "zz"], "--set zz: write KEY=VALUE"),
         (["--set", "zz=["],
-         "--set zz=[: not YAML: did not find expected node content"),
+         "--set zz=[: not YAML: expected the node content, but found the end of the text"),
         (["--set", "zz=with", "--set", "zz=without"], "--set zz=without: 'zz' is set twice"),
         (["--study", "tin"], "ablations.yaml: no study 'tin'; did you mean 'tiny'?"),
         *(
