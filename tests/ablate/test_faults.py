@@ -396,7 +396,7 @@ def test_an_unforeseen_error_lets_cells_write_their_checkpoints(tmp_path: Path) 
     (attempt,) = folder.list_attempts(hang.folder)
     assert "Preempted: stopped by SIGTERM" in folder.read_log_tail(attempt)
     assert failures(hang) == ["killed"]
-    assert hang.state() == "killed"
+    assert hang.state() == "interrupted"
 
 
 def test_a_lock_that_could_not_be_removed_stops_no_retry(
