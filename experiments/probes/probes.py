@@ -90,6 +90,11 @@ class Probe(TokenData):
     def floor(self) -> float:
         """Expected accuracy of the best rule that lacks the ability that the probe needs."""
 
+    @property
+    def floor_loss(self) -> float | None:
+        """Loss of this rule in nats per target, or None if it is not known."""
+        return None
+
     @abstractmethod
     def draw(
         self, generator: np.random.Generator, count: int, length: int, is_training: bool
@@ -169,6 +174,8 @@ class ProbeData(TokenDataModule):
     def floors(self, split: str, steps: int) -> list[Floor]:
         # The rule's accuracy stays below SOLVED, however long it is trained.
         values = {"accuracy": self.probe.floor, "unsolved_steps": float(steps)}
+        if self.probe.floor_loss is not None:
+            values["loss"] = self.probe.floor_loss
         return [Floor(GUESSING, values, "computed, not measured")]
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:

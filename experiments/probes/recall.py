@@ -10,6 +10,7 @@ from the same draws.
 Shapes: B sequences, n tokens, P pairs. Ids are int64.
 """
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -44,6 +45,11 @@ class RecallConfig(Probe, kind="recall"):
     def floor(self) -> float:
         """Accuracy of guessing among the values of the sequence."""
         return 1 / self.pairs
+
+    @property
+    def floor_loss(self) -> float:
+        """Loss of giving the values of the sequence equal probabilities."""
+        return math.log(self.pairs)
 
     def draw(
         self, generator: np.random.Generator, count: int, length: int, is_training: bool
