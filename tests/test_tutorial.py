@@ -81,6 +81,20 @@ def test_the_files_of_the_page_about_images_are_a_study(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
+@pytest.mark.process
+def test_the_files_of_the_page_about_text_are_a_study(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "own-text.md").read_text()
+    blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    for name, text in zip(("gpt.yaml", "text.yaml"), blocks, strict=True):
+        (tmp_path / name).write_text(text)
+    characters = "".join(map(chr, range(ord("0"), ord("0") + 65)))
+    (tmp_path / "train.txt").write_text(20 * characters)
+    (tmp_path / "val.txt").write_text(2 * characters)
+    finished = run_python(tmp_path, "-m", "lit_attn", "run", "text.yaml", "--dry-run", "--params")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "2 variants x 6 seeds = 12 cells" in finished.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["first_study", "own_mechanism", "layer_to_study"])
 def test_a_notebook_runs(name: str, tmp_path: Path) -> None:
