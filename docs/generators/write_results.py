@@ -15,8 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lit_attn.ablate.plan import expand
 from lit_attn.ablate.power import find_study_power
 from lit_attn.cells.decisions import Seals
@@ -24,7 +22,6 @@ from lit_attn.config.study import read_studies
 from lit_attn.report.statistics.stats import (
     can_have_star,
     holm_over_studies,
-    joint_sign_flip,
     paired_interval,
 )
 from lit_attn.report.verdicts.comparison import ALPHA
@@ -143,51 +140,18 @@ def effect_with_star(study: str, name: str, decimals: int = 1) -> str:
     return format_difference(row, decimals) + STAR * (float(row["p"]) <= ALPHA)
 
 
-CEILING = {"recall-product": {"projected", "value"}}
-"""Levels with which no seed of a study solves its probe, so that every value is the ceiling."""
-
-
-@cache
-def read_solvable_effects(study: str) -> dict[str, tuple[Row, float]]:
-    """Return main effects over the variants without a level of CEILING, and their corrected p.
-
-    A value is the mean over all pairs of variants that differ in the one level alone.
-    """
-    values: dict[tuple[str, ...], dict[str, float]] = {}
-    for row in read_table(f"{study}/per_seed.csv"):
-        levels = tuple(row["variant"].split(","))
-        if not CEILING[study].intersection(levels):
-            values.setdefault(levels, {})[row["seed"]] = float(row["value"])
-    baseline = tuple(read_studies(ROOT / "ablations.yaml")[study].study.baseline.split(","))
-    leads: dict[str, list[list[float]]] = {}
-    for levels, by_seed in values.items():
-        for place, level in enumerate(levels):
-            without = (*levels[:place], baseline[place], *levels[place + 1 :])
-            if level != baseline[place]:
-                pair = [by_seed[seed] - values[without][seed] for seed in by_seed]
-                leads.setdefault(level, []).append(pair)
-    means = {level: np.mean(pairs, axis=0) for level, pairs in leads.items()}
-    p_values = joint_sign_flip(np.array(list(means.values())))
-    effects = {}
-    for (level, by_seed), corrected in zip(means.items(), p_values, strict=True):
-        interval = paired_interval(by_seed.tolist())
-        assert interval is not None
-        keys = ("difference", "low", "high")
-        row = {key: str(value) for key, value in zip(keys, interval, strict=True)}
-        effects[level] = (row, corrected)
-    return effects
+@placeholder
+def effect_p(study: str, name: str) -> str:
+    """Return the p of an effect, corrected for all effects of the study."""
+    return f"{float(find_row(f'{study}/effects.csv', effect=name)['p']):.3f}"
 
 
 @placeholder
-def solvable(study: str, level: str) -> str:
-    """Return a main effect over the variants that can solve the probe, with its interval."""
-    return format_difference(read_solvable_effects(study)[level][0], 1)
-
-
-@placeholder
-def solvable_p(study: str, level: str) -> str:
-    """Return the p of this effect, corrected for all such effects of the study."""
-    return f"{read_solvable_effects(study)[level][1]:.3f}"
+def at_ceiling(study: str) -> str:
+    """Return how many cells never solve their probe, of all cells, as "74 of its 156"."""
+    rows = read_table(f"{study}/per_seed.csv")
+    unsolved_count = sum(row["metric test/solved"] == "0.0" for row in rows)
+    return f"{unsolved_count} of its {len(rows)}"
 
 
 @placeholder

@@ -108,9 +108,9 @@ def test_variants_of_the_small_studies_have_equal_parameter_counts(study: str, c
 
 
 def test_the_default_study_has_every_sensible_point_of_the_product() -> None:
-    """Residual signal x zz x FFN x composition: V itself depends on no attention weight."""
+    """A token's own value x zz x FFN x composition."""
     matrix = shipped_matrix("recall-product")
-    assert len(matrix.variants) == 3 * 2 * 2 * 2 + 2
+    assert len(matrix.variants) == 3 * 2 * 2 * 2
     specs = {variant.experiment.model.attention for variant in matrix.variants}
     assert len(specs) == len(matrix.variants) // 2
 
