@@ -16,7 +16,7 @@ from lit_attn.attention.parts import LayerShape
 from lit_attn.attention.precision import wide
 
 HIDDEN = -1e4
-"""What is added to the logit of a token and itself: its weight becomes 0, or stays 1 if it is the
+"""Number added to the logit of a token and itself: its weight becomes 0, or stays 1 if it is the
 only key, as for the first token of a causal layer."""
 
 
