@@ -92,7 +92,7 @@ TESTS: dict[str, list[tuple[str, str]]] = {
     ],
     "no memory on the host or the GPU": [
         (ABLATE, "test_a_memory_error_is_out_of_memory"),
-        (RUNNER, "test_a_cell_that_runs_out_of_shared_memory_is_retried_alone"),
+        (RUNNER, "test_a_cell_that_runs_out_of_memory_names_what_helps"),
     ],
     "the disk is full": [
         (ABLATE, "test_a_full_disk_is_no_space"),

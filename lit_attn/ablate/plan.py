@@ -97,7 +97,7 @@ class Matrix:
         lines = [f"{self.folder}: side study; study {self.source.name} does not change"]
         if self.dropped:
             keys = ", ".join(self.dropped)
-            lines.append(f"{self.name}: without {keys}: the kinds of --set have no such keys")
+            lines.append(f"{self.name}: without {keys}: the kinds of --set do not take these keys")
         return lines
 
     @property

@@ -159,8 +159,10 @@ def keep_common_keys(base: Mapping, change: Mapping) -> tuple[Mapping, list[str]
             continue
         section_value = value.copy()
         for key, old_value in old.items():
-            if key not in family[kind].model_fields:
-                if key != "kind":
+            member = family[kind]
+            has_own_value = key in member.own_keys and kind != old.get("kind")
+            if key not in member.model_fields or has_own_value:
+                if key != "kind" and key not in value:
                     dropped.append(f"{section}.{key}")
             elif key in value:
                 section_value.put(key, merge(old_value, value[key]), value.where[key])

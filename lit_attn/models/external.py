@@ -48,6 +48,8 @@ class ExternalModel(Model):
     """Base of the models from elsewhere (docs/own-models.md)."""
 
     runs_foreign_code = True
+    # They describe one network, with an FFN and attention layers of its own.
+    own_keys = frozenset({"ffn", "arguments", "adapters", "only", "skip"})
 
     ffn: ModelFFN = Field(ModelFFN(), description="FFN of every block, always present")
     arguments: dict[str, Any] = Field({}, description="further arguments of the model")

@@ -179,6 +179,8 @@ class Kind(Config):
 
     A member outside the package that sets False is not tried out.
     """
+    own_keys: ClassVar[frozenset[str]] = frozenset()
+    """Keys whose value in another kind says nothing about this one: `--set` does not keep it."""
     kind: str = ""
 
     @property

@@ -243,7 +243,8 @@ def test_a_kind_of_set_keeps_common_keys_and_names_the_others(tmp_path: Path) ->
     constant = matrix(tmp_path, "schedule.kind=constant", body=PUBLISHED)
     assert constant.dropped == ["schedule.warmup"]
     assert constant.notes[1:] == [
-        "tiny@schedule.kind=constant: without schedule.warmup: the kinds of --set have no such keys"
+        "tiny@schedule.kind=constant: without schedule.warmup: the kinds of --set do not take "
+        "these keys"
     ]
     with pytest.raises(ConfigError, match="'constnat' is not a known schedule"):
         matrix(tmp_path, "schedule.kind=constnat", body=PUBLISHED)
