@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lit_attn.models import token_loss
 from lit_attn.tasks import step_graph
 from lit_attn.tasks.step_graph import Recorder, StepOutputs, Work
 from lit_attn.training import build
@@ -118,6 +119,8 @@ def use(monkeypatch: pytest.MonkeyPatch, recorder: type[Recorder] = RecordingCPU
     """Train cells with `compile: step-graph` on a CPU, uncompiled, with this recorder."""
     monkeypatch.setattr(build, "choose_mode", lambda experiment, device: None)
     monkeypatch.setattr(build, "CudaRecorder", recorder)
+    # A GPU computes the logits of all tokens, as fixed shapes need.
+    monkeypatch.setattr(token_loss, "find_targets", lambda targets: None)
     monkeypatch.setattr(RecordingCPU, "replays", 0)
     if recorder is NoRecord:
         monkeypatch.setattr(step_graph, "WARM_UP_STEPS", 10**9)
