@@ -143,7 +143,8 @@ def keep_common_keys(base: Mapping, change: Mapping) -> tuple[Mapping, list[str]
     """Return a change of `--set` that keeps the keys which the old and the new kind both have.
 
     Whoever sets the kind of the data, the model, the optimizer, the schedule or the task wants the
-    rest of the study. The list has the keys of `base` that the new kind does not have.
+    rest of the study. The list has the keys of `base` that are not kept: those that the new kind
+    does not have, and its `own_keys`.
     """
     kept = change.copy()
     dropped = []
