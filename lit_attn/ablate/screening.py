@@ -14,7 +14,7 @@ from pathlib import Path
 from lit_attn.ablate.variants import Variant
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.records import Metric
-from lit_attn.cells.screening import FILE, ScreenedVariant, Screening, rank_variants
+from lit_attn.cells.screening import FILE, ScreenedVariant, Screening, rank_key, rank_variants
 from lit_attn.config.study import StudyConfig, StudySource
 from lit_attn.config.study_design import FIRST_FRESH_SEED
 from lit_attn.tasks.metrics import MetricChoice
@@ -192,12 +192,17 @@ def _summarize(
 def keep_best(compared: list[ScreenedVariant], design: Design) -> list[str]:
     """Return the names of the best variants, in the order of the study.
 
-    Of variants with equal means the first ones of the study are kept. A variant without a mean is
-    never kept, so fewer variants than `keep` can remain.
+    Variants whose means are equal to that of the last kept one are kept, too, because the order of
+    a file is no reason to drop one. A variant without a mean is never kept. So more variants than
+    `keep` can remain, and fewer.
     """
-    ranked = rank_variants(compared, design.metric)
-    best = [entry.variant for entry in ranked if entry.mean is not None][: design.keep]
-    return [entry.variant for entry in compared if entry.variant in best]
+    ranked = [entry for entry in rank_variants(compared, design.metric) if entry.mean is not None]
+    kept = ranked[: design.keep]
+    if kept:
+        last = rank_key(kept[-1], design.metric)
+        kept += [entry for entry in ranked[design.keep :] if rank_key(entry, design.metric) == last]
+    names = {entry.variant for entry in kept}
+    return [entry.variant for entry in compared if entry.variant in names]
 
 
 def apply_recorded(screening: Screening, folder: Path) -> Screening:

@@ -39,7 +39,9 @@ class Screening(Record):
     """Stage before the confirmation: its seeds, the rule that keeps variants, and its state."""
 
     screen: Integer = Field(description="number of seeds of the screening")
-    keep: Integer = Field(description="variants beside the baseline that are kept")
+    keep: Integer = Field(
+        description="variants beside the baseline that are kept; more if they tie with the last"
+    )
     confirm: Integer = Field(description="fresh seeds of the baseline and the kept variants")
     seeds: list[Integer]
     select: Metric = Field(description="metric that ranks the variants")
@@ -64,7 +66,7 @@ class Screening(Record):
         return rank_variants(out, self.select)
 
     def count_trainings(self) -> int:
-        """Return the trainings of both stages if no cell fails and `keep` variants are kept."""
+        """Return the trainings of both stages without failures and ties."""
         return self.screen * len(self.variants) + self.confirm * (self.keep + 1)
 
     def describe_state(self) -> str:
@@ -89,17 +91,20 @@ class Screening(Record):
 def rank_variants(entries: list[ScreenedVariant], select: Metric) -> list[ScreenedVariant]:
     """Return the variants, the best first and those without a mean last.
 
-    Variants with equal means keep their order. Rounding makes sums of equal values unequal, so
-    means are compared with twelve digits.
+    Variants with equal means keep their order.
     """
+    return sorted(entries, key=lambda entry: rank_key(entry, select))
+
+
+def rank_key(entry: ScreenedVariant, select: Metric) -> tuple[bool, float]:
+    """Return the key by which variants are sorted: smaller is better, and equal keys are a tie.
+
+    Rounding makes sums of equal values unequal, so means are compared with twelve digits.
+    """
+    if entry.mean is None:
+        return True, 0.0
     sign = -1.0 if select.goal == "max" else 1.0
-
-    def find_place(entry: ScreenedVariant) -> tuple[bool, float]:
-        if entry.mean is None:
-            return True, 0.0
-        return False, sign * float(f"{entry.mean:.12g}")
-
-    return sorted(entries, key=find_place)
+    return False, sign * float(f"{entry.mean:.12g}")
 
 
 def read_screening(folder: Path) -> Screening | None:

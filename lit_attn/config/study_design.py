@@ -31,7 +31,9 @@ class DesignConfig(Config):
         None, description="seeds of the screening, which trains every variant: 2 is [0, 1]"
     )
     keep: PositiveInt | None = Field(
-        None, description="variants beside the baseline that the screening keeps"
+        None,
+        description="variants beside the baseline that the screening keeps; those that tie with"
+        " the last of them are kept, too",
     )
     confirm: Annotated[int, Field(ge=1, le=MOST_SEEDS)] | None = Field(
         None,

@@ -85,14 +85,14 @@ def test_no_seed_of_the_screening_confirms_a_variant(
     assert confirmed == set(range(1000, 1000 + confirm))
 
 
-def test_of_equal_variants_the_first_of_the_study_is_kept(tmp_path: Path) -> None:
+def test_variants_that_tie_with_the_last_kept_one_are_kept(tmp_path: Path) -> None:
     designs.write(tmp_path)
     # 0.1 + 0.2 and 0.3 differ in the last digit.
     matrix = designs.read(tmp_path)
     sums = {"base": (0.0, 0.0), "a": (0.1, 0.1), "b": (0.1, 0.2), "c": (0.2, 0.1), "d": (0.3, 0.0)}
     for job in matrix.screening_jobs:
         designs.finish(job, sums[job.cell.variant][job.cell.seed])
-    assert designs.kept(designs.read(tmp_path)) == ["b", "c"]
+    assert designs.kept(designs.read(tmp_path)) == ["b", "c", "d"]
 
 
 def test_a_variant_with_a_diverged_seed_is_screened_out(tmp_path: Path) -> None:

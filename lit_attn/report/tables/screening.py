@@ -62,6 +62,13 @@ def find_words(study: StudyRecord) -> dict[str, str]:
     }
 
 
+def _describe_choice(screening: Screening) -> str:
+    """Return the start of the sentence about the kept variants."""
+    if screening.kept is None:
+        return f"It keeps the {plural(screening.keep, 'variant')}"
+    return f"It kept the {plural(len(screening.kept), 'variant')}"
+
+
 def make_screening_table(screening: Screening) -> Table:
     """Return the value of every variant in the screening; the kept variants are bold."""
     baseline = screening.baseline
@@ -92,5 +99,5 @@ def make_screening_table(screening: Screening) -> Table:
         label=screening.select.label,
         baseline=baseline,
         seeds=format_seeds(screening.seeds),
-        keep=screening.keep,
+        kept=_describe_choice(screening),
     )
