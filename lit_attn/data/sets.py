@@ -50,19 +50,38 @@ def hold_out(count: int, has_val: bool, labels: NDArray[Any]) -> dict[str, NDArr
 def stratified(labels: NDArray[Any], count: int) -> tuple[NDArray[np.int64], ...]:
     """Return the indices of `count` samples, any classes in proportion, and those of the rest.
 
-    The result is a function of the arguments. Raises ConfigError if fewer than two samples would
-    remain or `count` misses a class.
+    The result is a function of the arguments. Raises ConfigError if one of the parts would be empty
+    or miss a class.
     """
     from sklearn.model_selection import train_test_split
 
     strata = labels if labels.dtype.kind == "i" else None
-    try:
-        rest, chosen = train_test_split(
-            np.arange(len(labels)), test_size=count, stratify=strata, random_state=SPLIT_SEED
-        )
-    except ValueError as error:
-        raise ConfigError(f"data.validation: {count} of {len(labels)} samples: {error}") from error
+    _require_parts(len(labels), count, strata)
+    rest, chosen = train_test_split(
+        np.arange(len(labels)), test_size=count, stratify=strata, random_state=SPLIT_SEED
+    )
     return np.sort(chosen), np.sort(rest)
+
+
+def _require_parts(samples: int, count: int, strata: NDArray[Any] | None) -> None:
+    """Raise ConfigError unless `count` of the samples and the rest have every class."""
+    fewest = 1
+    if strata is not None:
+        classes, sizes = np.unique(strata, return_counts=True)
+        if sizes.min() < 2:
+            alone = classes[sizes.argmin()]
+            raise ConfigError(
+                f"data.validation: class {alone} has one training sample, and both parts of the"
+                " split need one; add samples of it, or set data.validation to 0"
+            )
+        fewest = len(classes)
+    most = samples - fewest
+    if not fewest <= count <= most:
+        limit = f"at most {most}" if count > most else f"at least {fewest}"
+        raise ConfigError(
+            f"data.validation: {count} of {samples} training samples; {limit}, so that both parts"
+            " have every class"
+        )
 
 
 def fingerprint(splits: dict[str, Split]) -> str:

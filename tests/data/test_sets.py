@@ -14,6 +14,7 @@ from helpers.paths import SHARED
 from lit_attn.data import sets
 from lit_attn.data.image_sets import Cifar10, Cifar100, Digits, Npz
 from lit_attn.data.images import load_splits
+from lit_attn.data.sets import stratified
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
 
@@ -189,3 +190,20 @@ def test_the_real_cifar100() -> None:
     images = np.concatenate([loaded["train"].images, loaded["val"].images])
     assert images.mean((0, 2, 3)) / 255 == pytest.approx((0.5071, 0.4865, 0.4409), abs=1e-4)
     assert images.std((0, 2, 3)) / 255 == pytest.approx((0.2673, 0.2564, 0.2762), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("count", "labels", "message"),
+    [
+        (12812, [0] * 12 + [1] * 12, "12812 of 24 training samples; at most 22, so that both"),
+        (23, [0] * 12 + [1] * 12, "23 of 24 training samples; at most 22, so that both parts"),
+        (1, [0] * 12 + [1] * 12, "1 of 24 training samples; at least 2, so that both parts have"),
+        (2, [0] * 12 + [7], "class 7 has one training sample, and both parts of the split need"),
+        (6, [0.5] * 6, "6 of 6 training samples; at most 5, so that both parts have every class"),
+    ],
+)
+def test_a_held_out_part_with_missing_classes_is_refused(
+    count: int, labels: list[float], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^data.validation: {message}"):
+        stratified(np.asarray(labels), count)
