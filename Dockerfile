@@ -16,7 +16,7 @@ WORKDIR /opt/lit_attn
 COPY pyproject.toml constraints.txt README.md AGENTS.md LICENSE ablations.yaml ./
 COPY experiments experiments
 COPY lit_attn lit_attn
-RUN pip install --no-cache-dir ".[completion,fla,segmentation,slurm,text,trackers,transformers,tune]" -c constraints.txt
+RUN pip install --no-cache-dir ".[completion,fla,segmentation,slurm,text,trackers,transformers]" -c constraints.txt
 
 # `--user` names a user that the image does not know: caches need a folder, and libraries a name.
 ENV HOME=/tmp USER=lit_attn

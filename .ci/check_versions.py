@@ -35,7 +35,6 @@ EXTRAS = (
     "text",
     "trackers",
     "transformers",
-    "tune",
 )
 """Extras of users. The package of `fla` needs a newer transformers than this one."""
 SECONDS = 120

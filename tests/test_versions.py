@@ -23,7 +23,7 @@ def test_the_oldest_versions_are_those_of_users(check: ModuleType) -> None:
     lowest = check.list_lowest()
     assert set(check.PACKAGES) <= set(lowest)
     assert "pydantic" in lowest
-    assert "optuna" in lowest
+    assert "datasets" in lowest
     assert "pytest" not in lowest
 
 

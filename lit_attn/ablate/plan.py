@@ -356,7 +356,7 @@ def _run_search(
     """
     jobs: dict[Path, Job] = {}
 
-    def evaluate(name: str, point: Point, share: float) -> records.TuningTrial | None:
+    def evaluate(name: str, point: Point) -> records.TuningTrial | None:
         """Return the trial of a variant at a point, or None before its end; note its cells."""
         tuned = {name: search.variant(name, point)}
         variants = apply_criteria(search.source, written, folder, tuned)
@@ -364,14 +364,13 @@ def _run_search(
             # The step time is not measured yet.
             return None
         variant = variants[0]
-        shortened = replace(variant, stretch=variant.stretch * share)
-        trial_name = f"{name}@{search.label(point, share)}"
+        trial_name = f"{name}@{search.label(point)}"
         trial_jobs = []
         for seed in search.options.seeds:
-            cell = shortened.cell(study, seed).model_copy(update={"variant": trial_name})
+            cell = variant.cell(study, seed).model_copy(update={"variant": trial_name})
             trial_jobs.append(Job(cell, folder / cell.folder))
         ends = {job.cell.seed: read_cell(job.folder, job.identity) for job in trial_jobs}
-        trial = search.summarize(point, share, ends)
+        trial = search.summarize(point, ends)
         for job in trial_jobs:
             # The other seeds of a trial with a diverged cell are not needed.
             if trial is None or ends[job.cell.seed].state in ("done", "diverged"):

@@ -1,20 +1,17 @@
-"""Equal tuning: `tune:` of a study gives every variant the same number of trials.
+"""Equal tuning: `tune:` of a study tries the same combinations of values for every variant.
 
 A trial is a variant with one combination of the tuned values. It is trained with the tuning seeds
-and judged on the validation split. The state of the search is the results on disk: the sampler has
-a fixed seed and gets the results in the order of its trials, so a stopped search continues as if it
-had not been stopped, and the speed of the cells changes nothing.
+and judged on the validation split. The state of the search is the results on disk, so a stopped
+search continues as if it had not been stopped, and the speed of the cells changes nothing.
 """
 
 import itertools
 import math
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any
 
-from pydantic import Field, PositiveInt, ValidationError
+from pydantic import Field, ValidationError
 
 from lit_attn.ablate.variants import Variant, make_label, resolve
 from lit_attn.cells.folder import CellStatus
@@ -23,20 +20,13 @@ from lit_attn.config.source import format_value
 from lit_attn.config.study import StudySource
 from lit_attn.config.study_values import Seeds
 from lit_attn.schema.base import Config
-from lit_attn.schema.errors import ConfigError, find_problem
+from lit_attn.schema.errors import find_problem
 from lit_attn.schema.yaml_text import Mapping, Sequence
 from lit_attn.tasks.metrics import MetricChoice
 
-if TYPE_CHECKING:
-    import optuna
-
-MISSING = "tpe needs optuna, which is not installed: pip install 'lit_attn[tune]'"
-BATCH = 4  # Trials that the TPE sampler proposes at once, before it gets their results.
-
 Point = tuple[int, ...]  # Index of the value of every tuned key.
-Evaluate = Callable[[str, Point, float], TuningTrial | None]
-"""Function that returns a trial of a variant with a share of the steps, or None before its end."""
-Trial = tuple[Point, TuningTrial | None]
+Evaluate = Callable[[str, Point], TuningTrial | None]
+"""Function that returns the trial of a variant at a point, or None before its end."""
 
 
 class TuningOptions(Config):
@@ -44,15 +34,6 @@ class TuningOptions(Config):
 
     select: str = Field(description="validation metric that chooses the values, as val/loss")
     seeds: Seeds = Field(description="seeds of the trials; the final cells use other seeds")
-    sampler: Literal["grid", "random", "tpe"] = Field(
-        "grid", description="all combinations, a random choice of them, or Optuna's TPE"
-    )
-    trials: PositiveInt | None = Field(None, description="trials of each variant; null: all points")
-    halving: Annotated[int, Field(ge=2)] | None = Field(
-        None,
-        description="successive halving: 3 trains the best third of the trials for three times the "
-        "steps, until the last round trains in full; null: all trials are trained in full",
-    )
 
 
 @dataclass(frozen=True)
@@ -65,23 +46,6 @@ class Search:
     metric: Metric
     changes: Mapping | None
     resolved: dict[Point, dict[str, Variant]] = field(default_factory=dict)
-
-    @property
-    def trials(self) -> int:
-        """Trials of each variant."""
-        return self.options.trials or math.prod(len(values) for values in self.keys.values())
-
-    @property
-    def shares(self) -> list[float]:
-        """Shares of the training steps in each round; the last round has at least two trials."""
-        factor = self.options.halving
-        if factor is None:
-            return [1.0]
-        last = 0
-        while self.trials // factor ** (last + 1) >= 2:
-            last += 1
-        # The names of the trials' folders print all digits of a share.
-        return [float(f"{factor ** (number - last):.4g}") for number in range(last + 1)]
 
     def values(self, point: Point) -> dict[str, Any]:
         """Return the values of the tuned keys at `point`."""
@@ -101,57 +65,46 @@ class Search:
             self.resolved[point] = {variant.name: variant for variant in variants}
         return self.resolved[point][name]
 
-    def label(self, point: Point, share: float) -> str:
+    def label(self, point: Point) -> str:
         """Return the end of the folder name of a trial, such as `lr=0.001`, or a hash."""
         values = self.values(point)
         terms = [f"{key.split('.')[-1]}={format_value(value)}" for key, value in values.items()]
-        if share < 1:
-            terms.append(f"share={format_value(share)}")
         return make_label(",".join(terms), 60)
 
     def points(self) -> list[Point]:
-        """Return all combinations, or the same random choice of them for every variant."""
+        """Return all combinations of the tuned values."""
         indices = [range(len(values)) for values in self.keys.values()]
-        points = list(itertools.product(*indices))
-        if self.options.sampler == "random":
-            return random.Random(0).sample(points, self.trials)
-        return points
+        return list(itertools.product(*indices))
 
     def run(self, names: list[str], evaluate: Evaluate) -> tuple[Tuning, dict[str, Point | None]]:
         """Return the record so far and the best points; `evaluate` reads a trial's results.
 
         The point of a variant in which every trial has diverged is None.
         """
+        points = self.points()
         best: dict[str, Point | None] = {}
         variants = []
         for name in names:
-            search = self._search_tpe if self.options.sampler == "tpe" else self._search_rounds
-            trials = list(search(name, evaluate))
-            ended = [(point, trial) for point, trial in trials if trial is not None]
-            # The trials of the last round train in full.
-            ranked = self._rank([(point, trial) for point, trial in ended if trial.share == 1])
+            trials: dict[Point, TuningTrial] = {}
+            for point in points:
+                trial = evaluate(name, point)
+                if trial is not None:
+                    trials[point] = trial
             chosen: dict[str, Any] | None = None
             at_edge: list[str] = []
-            has_ended = len(ended) == len(trials)
-            if has_ended and not ranked:
-                best[name] = None
-            if has_ended and ranked:
-                point = ranked[0]
-                best[name] = point
-                chosen = self.values(point)
-                at_edge = [key for key in self.keys if self._is_at_edge(key, point)]
+            if len(trials) == len(points):
+                best_point = self._find_best(trials)
+                best[name] = best_point
+                if best_point is not None:
+                    chosen = self.values(best_point)
+                    at_edge = [key for key in self.keys if self._is_at_edge(key, best_point)]
             variants.append(
                 TunedVariant(
-                    variant=name,
-                    chosen=chosen,
-                    at_edge=at_edge,
-                    trials=[trial for _, trial in ended],
+                    variant=name, chosen=chosen, at_edge=at_edge, trials=list(trials.values())
                 )
             )
         record = Tuning(
-            sampler=self.options.sampler,
-            trials=self.trials,
-            halving=self.options.halving,
+            trials=len(points),
             seeds=list(self.options.seeds),
             select=self.metric,
             keys={key: list(values) for key, values in self.keys.items()},
@@ -159,51 +112,15 @@ class Search:
         )
         return record, best
 
-    def _rank(self, ended: list[Trial]) -> list[Point]:
-        """Return the points whose trials have a mean, the best first."""
-        means = {point: trial.mean for point, trial in ended if trial is not None}
-        valid = {point: mean for point, mean in means.items() if mean is not None}
-        return sorted(valid, key=lambda p: valid[p], reverse=self.metric.goal == "max")
+    def _find_best(self, trials: dict[Point, TuningTrial]) -> Point | None:
+        """Return the point of the best mean, the first of equal ones; None if no trial has one."""
+        means = {point: trial.mean for point, trial in trials.items() if trial.mean is not None}
+        if not means:
+            return None
+        choose = max if self.metric.goal == "max" else min
+        return choose(means, key=lambda point: means[point])
 
-    def _search_rounds(self, name: str, evaluate: Evaluate) -> Iterator[Trial]:
-        """Yield the trials of each round, until the first round with a trial that has not ended."""
-        points = self.points()
-        factor = self.options.halving or 1
-        for number, share in enumerate(self.shares, start=1):
-            trials = [(point, evaluate(name, point, share)) for point in points]
-            yield from trials
-            if any(trial is None for _, trial in trials):
-                return
-            points = self._rank(trials)[: self.trials // factor**number]
-
-    def _search_tpe(self, name: str, evaluate: Evaluate) -> Iterator[Trial]:
-        """Yield the trials that have ended, until the first one that has not."""
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        sampler = optuna.samplers.TPESampler(seed=0)
-        study = optuna.create_study(
-            direction="maximize" if self.metric.goal == "max" else "minimize", sampler=sampler
-        )
-        for start in range(0, self.trials, BATCH):
-            batch = [study.ask() for _ in range(min(BATCH, self.trials - start))]
-            points = [self._suggest(trial) for trial in batch]
-            ended = [evaluate(name, point, 1.0) for point in points]
-            for trial, point, outcome in zip(batch, points, ended, strict=True):
-                yield point, outcome
-                if outcome is None:
-                    return
-                state = optuna.trial.TrialState.FAIL if outcome.mean is None else None
-                study.tell(trial, outcome.mean, state)
-
-    def _suggest(self, trial: "optuna.Trial") -> Point:
-        """Return the point that a sampler proposes for a trial."""
-        last_indices = {key: len(values) - 1 for key, values in self.keys.items()}
-        return tuple(trial.suggest_int(key, 0, last) for key, last in last_indices.items())
-
-    def summarize(
-        self, point: Point, share: float, ends: dict[int, CellStatus]
-    ) -> TuningTrial | None:
+    def summarize(self, point: Point, ends: dict[int, CellStatus]) -> TuningTrial | None:
         """Return a trial from the cell of each seed.
 
         A trial with a diverged cell has no mean, whatever its other cells do; a cell in which the
@@ -224,7 +141,7 @@ class Search:
             return None
         values = [value for value in by_seed.values() if value is not None]
         mean = None if has_diverged else math.fsum(values) / len(values)
-        return TuningTrial(values=self.values(point), mean=mean, by_seed=by_seed, share=share)
+        return TuningTrial(values=self.values(point), mean=mean, by_seed=by_seed)
 
     def _is_at_edge(self, key: str, point: Point) -> bool:
         """Return True if `point` has the smallest or the largest number of `key`."""
@@ -248,7 +165,13 @@ def read_search(
         path, message = find_problem(error)
         raise source.error(("tune", *path), message) from error
     _check_keys(source, keys, changes)
-    _check_options(source, keys, options, seeds)
+    common = set(options.seeds) & set(seeds)
+    if common:
+        raise source.error(
+            ("tune", "seeds"), f"{common} are seeds of the final cells, which need other ones"
+        )
+    if not options.select.startswith("val/"):
+        raise source.error(("tune", "select"), "needs a validation metric: val/loss")
     for variant in written:
         if "val" not in variant.experiment.data.splits:
             raise source.error(
@@ -268,49 +191,11 @@ def _check_keys(source: StudySource, keys: dict[str, Any], changes: Mapping | No
     has_budget = "flops" in source.study.match or "time" in source.study.match
     for key, values in keys.items():
         if not isinstance(values, Sequence) or len(values) < 2:
-            raise source.error(("tune", key), "needs a list of at least two values")
+            raise source.error(
+                ("tune", key), "needs a list of at least two values of a key of the experiment"
+            )
         if changes is not None and key in changes:
             raise source.error(("tune", key), f"is tuned, so --set {key} has no effect")
         is_free = key.split(".")[0] in ("optimizer", "schedule")
         if has_budget and not is_free:
             raise source.error(("tune", key), "may change the cost that `match` holds equal")
-
-
-def _check_options(
-    source: StudySource,
-    keys: dict[str, Sequence],
-    options: TuningOptions,
-    seeds: tuple[int, ...],
-) -> None:
-    """Raise ConfigError if the options do not fit each other, the keys or the final `seeds`."""
-    sampler = options.sampler
-    trials = options.trials
-    halving = options.halving
-
-    def error(option: str, message: str) -> ConfigError:
-        path = ("tune", option) if option in source.study.tune else ("tune",)
-        return source.error(path, message)
-
-    count = math.prod(len(values) for values in keys.values())
-    if trials is None and sampler != "grid":
-        raise error("trials", f"sampler: {sampler} needs their number")
-    is_wrong_grid = sampler == "grid" and trials not in (None, count)
-    is_wrong_choice = sampler == "random" and trials is not None and trials > count
-    if is_wrong_grid or is_wrong_choice:
-        raise error("trials", f"{trials}, but there are {count} points")
-    common = set(options.seeds) & set(seeds)
-    if common:
-        raise error("seeds", f"{common} are seeds of the final cells, which need other ones")
-    if not options.select.startswith("val/"):
-        raise error("select", "needs a validation metric: val/loss")
-    if sampler == "tpe" and find_spec("optuna") is None:
-        raise error("sampler", MISSING)
-    if halving is not None and sampler == "tpe":
-        raise error("halving", "needs sampler: grid or random")
-    first = trials or count
-    second = first // (halving or 1)
-    if second < 2:
-        raise error(
-            "halving",
-            f"leaves {second} of {first} trials for the second round; it needs at least 2",
-        )

@@ -338,7 +338,6 @@ class TuningTrial(Record):
     values: dict[str, Any]
     mean: FiniteFloat | None
     by_seed: dict[str, FiniteFloat | None]
-    share: float = Field(1.0, description="share of the training steps")
 
 
 class TunedVariant(Record):
@@ -353,9 +352,7 @@ class TunedVariant(Record):
 class Tuning(Record):
     """The search of `tune`: `keys` with their values, and `trials` per variant."""
 
-    sampler: str
     trials: Integer
-    halving: Integer | None = None
     seeds: list[Integer]
     select: Metric
     keys: dict[str, list[Any]]

@@ -136,8 +136,8 @@ class StudyConfig(Config):
     parity: str = Field("", description="caption on agreement with released code (docs/parity.md)")
     tune: Overrides = Field(
         EMPTY,
-        description="keys with the values to try for every variant, and `select`, `seeds`, "
-        "`sampler` and `trials` of the search",
+        description="keys with the values to try for every variant, and `select` and `seeds` of "
+        "the search",
     )
     contrast: str | None = Field(None, description="another study with which leads are compared")
     columns: tuple[str, ...] | None = Field(

@@ -38,7 +38,7 @@ def evaluate_all(search: Search, best: Point) -> tuple[TunedVariant, list[Point]
     """Run a search whose metric is the distance to `best`; return it and the points in order."""
     points = []
 
-    def evaluate(name: str, point: Point, share: float) -> TuningTrial:
+    def evaluate(name: str, point: Point) -> TuningTrial:
         points.append(point)
         distance = float(sum(abs(i - j) for i, j in zip(point, best, strict=True)))
         return TuningTrial(values=search.values(point), mean=distance, by_seed={})
@@ -83,104 +83,31 @@ def test_the_grid_chooses_the_best_mean_and_reports_the_edge(tmp_path: Path) -> 
     assert (edge.chosen, edge.at_edge) == ({"optimizer.lr": 8e-3}, ["optimizer.lr"])
 
 
-def test_random_trials_are_equal_for_all_variants_and_do_not_repeat(tmp_path: Path) -> None:
+def test_every_combination_of_several_keys_is_a_trial_of_each_variant(tmp_path: Path) -> None:
     grid = "optimizer.lr: [1, 2, 3, 4], optimizer.weight_decay: [0, 0.1, 0.2]"
-    search = make_search(
-        tmp_path, f"{{{grid}, select: val/loss, seeds: [9], sampler: random, trials: 7}}"
-    )
-    points = search.points()
-    assert len(set(points)) == len(points) == 7
-    assert search.points() == points
+    search = make_search(tmp_path, f"{{{grid}, select: val/loss, seeds: [9]}}")
+    tuned, points = evaluate_all(search, (2, 1))
+    assert points == [(i, j) for i in range(4) for j in range(3)]
+    assert tuned.chosen == {"optimizer.lr": 3, "optimizer.weight_decay": 0.1}
 
 
-def test_tpe_depends_on_results_and_not_on_interruptions(tmp_path: Path) -> None:
-    grid = "optimizer.lr: [1, 2, 3, 4, 5, 6, 7, 8, 9]"
-    search = make_search(
-        tmp_path, f"{{{grid}, select: val/loss, seeds: [9], sampler: tpe, trials: 40}}"
-    )
-    tuned, points = evaluate_all(search, (6,))
-    assert tuned.chosen == {"optimizer.lr": 7}
-    assert evaluate_all(search, (6,))[1] == points
-    assert evaluate_all(search, (1,))[1] != points
-    # The last trials are near the best one.
-    assert sum(abs(point[0] - 6) for point in points[-12:]) < sum(
-        abs(point[0] - 6) for point in points[:12]
-    )
-    ended: set[Point] = set()
-    evaluated: list[Point] = []
-
-    def evaluate(name: str, point: Point, share: float) -> TuningTrial | None:
-        """Return the trials that ended in the run before."""
-        evaluated.append(point)
-        mean = float(abs(point[0] - 6))
-        trial = TuningTrial(values=search.values(point), mean=mean, by_seed={})
-        return trial if point in ended else None
-
-    tuning, _ = search.run(["a"], evaluate)
-    while tuning.variants[0].chosen is None:
-        ended.update(evaluated)
-        evaluated.clear()
-        tuning, _ = search.run(["a"], evaluate)
-    assert tuning.variants[0] == tuned
-    assert evaluated == points
-
-
-def make_halving(folder: Path, values: int = 9, factor: int = 3) -> Search:
-    rates = [float(number) for number in range(1, values + 1)]
-    tune = f"{{optimizer.lr: {rates}, select: val/loss, seeds: [9], halving: {factor}}}"
-    return make_search(folder, tune)
-
-
-def test_halving_trains_the_best_third_for_three_times_the_steps(tmp_path: Path) -> None:
-    search = make_halving(tmp_path, 18)
-    assert search.shares == [0.1111, 0.3333, 1.0]
-    evaluated: dict[float, list[Point]] = {}
-
-    def evaluate(name: str, point: Point, share: float) -> TuningTrial:
-        evaluated.setdefault(share, []).append(point)
-        # After all steps the order of the two best rates is the other way round.
-        mean = float(abs(point[0] - (6.6 if share < 1 else 6.4)))
-        return TuningTrial(values=search.values(point), mean=mean, by_seed={}, share=share)
-
-    tuning, best = search.run(["a"], evaluate)
-    assert [len(points) for points in evaluated.values()] == [18, 6, 2]
-    assert set(evaluated[1.0]) == {(6,), (7,)}
-    assert best == {"a": (6,)}
-    assert [trial.share for trial in tuning.variants[0].trials].count(1.0) == 2
-    assert tuning.halving == 3
-
-
-def test_halving_waits_for_all_trials_of_a_round_and_drops_diverged_ones(tmp_path: Path) -> None:
-    search = make_halving(tmp_path, 18)
+def test_nothing_is_chosen_before_all_trials_have_ended(tmp_path: Path) -> None:
+    search = make_search(tmp_path)
     has_ended = False
 
-    def evaluate(name: str, point: Point, share: float) -> TuningTrial | None:
-        if point == (17,) and not has_ended:
+    def evaluate(name: str, point: Point) -> TuningTrial | None:
+        if point == (3,) and not has_ended:
             return None
-        mean = 1.0 if point == (4,) else None
-        return TuningTrial(values=search.values(point), mean=mean, by_seed={}, share=share)
+        mean = None if point == (0,) else 1.0
+        return TuningTrial(values=search.values(point), mean=mean, by_seed={})
 
     tuning, best = search.run(["a"], evaluate)
     assert best == {}
-    assert len(tuning.variants[0].trials) == 17
+    assert tuning.variants[0].chosen is None
+    assert len(tuning.variants[0].trials) == 3
     has_ended = True
-    tuning, best = search.run(["a"], evaluate)
-    assert best == {"a": (4,)}
-    assert [trial.share for trial in tuning.variants[0].trials][-2:] == [0.3333, 1.0]
-
-
-def test_the_cells_of_a_round_train_for_its_share_of_the_steps(tmp_path: Path) -> None:
-    tune = "{optimizer.lr: [1e-3, 2e-3, 4e-3, 8e-3], select: val/loss, seeds: [9], halving: 2}"
-    matrix = make_matrix(tmp_path, tune)
-    assert {job.cell.experiment.training.stretch for job in matrix.trials} == {0.5}
-    assert {job.cell.variant for job in matrix.trials} > {"a@lr=0.001,share=0.5"}
-    assert len(matrix.trials) == 8
-    for job in matrix.trials:
-        rate = job.cell.experiment.optimizer.lr
-        fake_cells.result(job.cell, {"val/loss": rate}).write(job.folder / "result.json")
-    matrix = make_matrix(tmp_path, tune)
-    full = [job.cell for job in matrix.trials if job.cell.experiment.training.stretch == 1]
-    assert {cell.variant for cell in full} == {f"{v}@lr={r}" for v in "ab" for r in (0.001, 0.002)}
+    # Of equal means, the first counts; a diverged trial is not chosen.
+    assert search.run(["a"], evaluate)[1] == {"a": (1,)}
 
 
 def test_a_trial_with_a_diverged_seed_is_not_chosen(tmp_path: Path) -> None:
@@ -192,13 +119,13 @@ def test_a_trial_with_a_diverged_seed_is_not_chosen(tmp_path: Path) -> None:
         return CellStatus("done", fake_cells.result(matrix.trials[0].cell, metrics))
 
     values = {"optimizer.lr": 2e-3}
-    trial = search.summarize((1,), 1.0, {100: done(0.25), 101: CellStatus("diverged")})
+    trial = search.summarize((1,), {100: done(0.25), 101: CellStatus("diverged")})
     assert trial == TuningTrial(values=values, mean=None, by_seed={"100": 0.25, "101": None})
-    assert search.summarize((1,), 1.0, {100: done(0.25), 101: CellStatus("killed")}) is None
+    assert search.summarize((1,), {100: done(0.25), 101: CellStatus("killed")}) is None
     # The result of a cell leaves out a metric that is not finite.
     undefined = CellStatus("done", fake_cells.result(matrix.trials[0].cell, {"test/loss": 1.0}))
-    assert search.summarize((1,), 1.0, {100: done(0.25), 101: undefined}) == trial
-    complete = search.summarize((1,), 1.0, {100: done(0.25), 101: done(0.75)})
+    assert search.summarize((1,), {100: done(0.25), 101: undefined}) == trial
+    complete = search.summarize((1,), {100: done(0.25), 101: done(0.75)})
     assert complete == TuningTrial(values=values, mean=0.5, by_seed={"100": 0.25, "101": 0.75})
 
 
@@ -218,29 +145,8 @@ def test_a_trial_with_a_diverged_seed_is_not_chosen(tmp_path: Path) -> None:
             "{1} are seeds of the final",
         ),
         (
-            "{optimizer.lr: [1, 2, 3], select: val/loss, seeds: [9], halving: 2}",
-            "tune.halving: leaves 1 of 3 trials for the second round; it needs at least 2",
-        ),
-        (
-            "{optimizer.lr: [1, 2, 3], select: val/loss, seeds: [9], halving: 1}",
-            "tune.halving: input should be greater than or equal to 2, not 1",
-        ),
-        (
-            "{optimizer.lr: [1, 2, 3, 4], select: val/loss, seeds: [9], sampler: tpe, trials: 4, "
-            "halving: 2}",
-            "tune.halving: needs sampler: grid or random",
-        ),
-        (
-            "{optimizer.lr: [1, 2], select: val/loss, seeds: [9], trials: 3}",
-            "tune.trials: 3, but there are 2 points",
-        ),
-        (
             "{optimizer.lr: [1, 2], select: val/loss, seeds: [9], sampler: tpe}",
-            "sampler: tpe needs their number",
-        ),
-        (
-            "{optimizer.lr: [1, 2], select: val/loss, seeds: [9], sampler: best}",
-            "tune.sampler: ",
+            "tune.sampler: needs a list of at least two values of a key of the experiment",
         ),
         ("{optimizer.rl: [1, 2], select: val/loss, seeds: [9]}", "optimizer.rl"),
     ],
@@ -311,7 +217,7 @@ def test_a_study_in_the_middle_of_its_search_is_not_complete(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_a_search_that_is_killed_twice_gives_the_same_table(tmp_path: Path) -> None:
     """The first kill ends a search from its beginning, the second one a search that continues."""
-    tune = "{optimizer.lr: [1e-3, 1e-2], select: val/loss, seeds: [100], sampler: tpe, trials: 6}"
+    tune = "{optimizer.lr: [1e-3, 3e-3, 1e-2], select: val/loss, seeds: [100]}"
     experiment = studies.EXPERIMENT + "  accelerator: cpu\n  checkpoint_every: 0.2\n"
     folders = tmp_path / "undisturbed", tmp_path / "killed"
     for folder in folders:

@@ -122,7 +122,6 @@ def write_tuning(
     ]
     metric = Metric(name="val/accuracy", label="val accuracy", goal="max", scale=100)
     tuning = Tuning(
-        sampler="grid",
         trials=3,
         seeds=list(seeds),
         select=metric,
@@ -166,27 +165,6 @@ def test_the_lead_of_a_trial_is_paired_by_tuning_seed(tmp_path: Path) -> None:
     lead = trials.loc[("belief", 0), ["lead", "low", "high"]].tolist()
     assert lead == pytest.approx([1.0, 1.0, 1.0])
     assert trials.loc[("belief", 1), ["mean", "sd", "lead"]].isna().all()
-
-
-def test_trials_of_halving_name_their_share_and_lead_within_it(tmp_path: Path) -> None:
-    study = write_study(tmp_path / "runs", seeds=2)
-    tuning = write_tuning(study, {"standard": [70.0, 72.0, 71.0], "belief": [71.0, 71.2, 71.5]})
-    for variant in tuning.variants:
-        shorter = [
-            trial.model_copy(update={"share": 0.25, "mean": 9.0, "by_seed": {"9": 9.0}})
-            for trial in variant.trials
-        ]
-        variant.trials[:] = [*shorter, variant.trials[2]]
-    tuning = tuning.model_copy(update={"halving": 3})
-    tuning.write(study / "tuning.json")
-    trials = read_trials(tuning, "standard").set_index(["variant", "values"])
-    assert trials.loc[("belief", "optimizer.lr=0.002, 0.25 of the steps"), "lead"] == 0
-    assert trials.loc[("belief", "optimizer.lr=0.002"), "lead"] == pytest.approx(0.5)
-    assert (trials["choice"] != "").sum() == 2
-    # The figure has a value's longest training, although a shorter one may have a better mean.
-    top, _ = draw_tuning(tuning, "standard", STYLES).axes
-    assert top.containers[1].lines[0].get_ydata().tolist() == [9.0, 9.0, 71.5]
-    assert "Every variant had 3 trials (grid, successive halving by 3)" in read_page(tmp_path)
 
 
 def test_the_figure_of_tuning_marks_the_chosen_value_and_the_best_trial_of_each_value(

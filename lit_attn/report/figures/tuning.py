@@ -6,9 +6,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lit_attn.cells.records import Tuning, TuningTrial
+from lit_attn.cells.records import Tuning
 from lit_attn.report.figures import drawing
-from lit_attn.report.numbers import write_number
 from lit_attn.report.tables.columns import (
     choose_digits,
     format_difference,
@@ -20,55 +19,41 @@ from lit_attn.report.tables.formats import Cell, Table, named_table
 
 
 def read_trials(tuning: Tuning, baseline: str) -> pd.DataFrame:
-    """Return one row for each variant, combination of values and share of the training steps.
+    """Return one row for each variant and combination of values.
 
     The columns are variant, values and choice (texts), the place of each tuned key's value in its
-    list, share, mean and sd over the tuning seeds (missing if a seed has diverged), and lead, low
-    and high: the mean paired difference to the baseline with the same values and the same share,
-    with its 95 % interval. A combination may have been tried twice.
+    list, mean and sd over the tuning seeds (missing if a seed has diverged), and lead, low and
+    high: the mean paired difference to the baseline with the same values, with its 95 % interval.
     """
-    recorded = {}
+    baseline_trials = {}
     for tuned in tuning.variants:
-        # The same values can have been tried twice; the last trial counts.
-        recorded[tuned.variant] = {_name_trial(trial): trial for trial in tuned.trials}
+        if tuned.variant == baseline:
+            baseline_trials = {str(trial.values): trial for trial in tuned.trials}
     rows = []
     for tuned in tuning.variants:
-        for name, trial in recorded[tuned.variant].items():
-            row: dict[str, Any] = {"variant": tuned.variant, "share": trial.share}
-            row["values"] = _describe_values(trial)
+        for trial in tuned.trials:
+            row: dict[str, Any] = {"variant": tuned.variant}
+            row["values"] = ", ".join(f"{key}={value}" for key, value in trial.values.items())
             for key, value in trial.values.items():
                 row[key] = tuning.keys[key].index(value)
             row["choice"] = ""
-            if trial.values == tuned.chosen and trial.share == 1:
+            if trial.values == tuned.chosen:
                 row["choice"] = "chosen"
                 if tuned.at_edge:
                     row["choice"] += f", at the edge of {', '.join(tuned.at_edge)}"
             values = pd.Series(trial.by_seed, dtype=float)
             row["mean"] = trial.mean
             row["sd"] = values.std(skipna=False)
-            other = recorded.get(baseline, {}).get(name)
+            other = baseline_trials.get(str(trial.values))
             if tuned.variant != baseline and other is not None:
                 has_diverged = trial.mean is None or other.mean is None
                 if not has_diverged:
                     lead = values - pd.Series(other.by_seed, dtype=float)
                     row["lead"], row["low"], row["high"] = describe_pairs(lead)
             rows.append(row)
-    numbers = ["share", "mean", "sd", "lead", "low", "high"]
+    numbers = ["mean", "sd", "lead", "low", "high"]
     columns = ["variant", "values", *tuning.keys, "choice", *numbers]
     return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(numbers, float))
-
-
-def _name_trial(trial: TuningTrial) -> str:
-    """Return a name that trials of two variants share if they have equal values and shares."""
-    return f"{trial.values} {trial.share}"
-
-
-def _describe_values(trial: TuningTrial) -> str:
-    """Return the values of a trial, and its share of the training steps unless it has all."""
-    texts = [f"{key}={value}" for key, value in trial.values.items()]
-    if trial.share < 1:
-        texts.append(f"{write_number(trial.share, '.3g')} of the steps")
-    return ", ".join(texts)
 
 
 def make_tuning_table(tuning: Tuning, baseline: str) -> Table:
@@ -91,23 +76,17 @@ def make_tuning_table(tuning: Tuning, baseline: str) -> Table:
         trials=tuning.trials,
         seeds=format_seeds(tuning.seeds),
         keys="; ".join(f"{key} from {values}" for key, values in tuning.keys.items()),
-        halving="" if tuning.halving is None else f", successive halving by {tuning.halving}",
-        sampler=tuning.sampler,
     )
 
 
 def draw_tuning(
     tuning: Tuning, baseline: str, styles: Mapping[str, drawing.Style]
 ) -> Figure | None:
-    """Draw metric and lead of each variant's best trial with each value, a column for each key.
-
-    With successive halving, the best of the trials of a value that were trained longest.
-    """
+    """Draw metric and lead of each variant's best trial with each value, a column for each key."""
     trials = read_trials(tuning, baseline).dropna(subset="mean")
     if trials.empty:
         return None
-    order = [False, tuning.select.goal == "min"]
-    trials = trials.sort_values(["share", "mean"], ascending=order, kind="stable")
+    trials = trials.sort_values("mean", ascending=tuning.select.goal == "min", kind="stable")
     names = [variant.variant for variant in tuning.variants][: len(drawing.COLOURS)]
     key: drawing.Key = {name: (styles[name].colour, styles[name].dash) for name in names}
     figure = drawing.new_figure(4.2)
