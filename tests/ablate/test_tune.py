@@ -106,7 +106,7 @@ def test_nothing_is_chosen_before_all_trials_have_ended(tmp_path: Path) -> None:
     assert tuning.variants[0].chosen is None
     assert len(tuning.variants[0].trials) == 3
     has_ended = True
-    # Of equal means, the first counts; a diverged trial is not chosen.
+    # The first of equal means is chosen, and no diverged trial.
     assert search.run(["a"], evaluate)[1] == {"a": (1,)}
 
 
