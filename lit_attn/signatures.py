@@ -46,16 +46,6 @@ class Signature(ABC):
     def sample(self) -> tuple[Tensor, ...]:
         """Return the network's inputs for a batch of one sample, on the meta device."""
 
-    def training_batch(self, size: int) -> Any:
-        """Return a training batch of `size` samples, whose values mean nothing.
-
-        The estimate of memory trains on it. Raises ConfigError if a class does not define it.
-        """
-        raise ConfigError(
-            f"the signature {type(self).__name__} has no `training_batch`, so the memory of a"
-            " training step is unknown"
-        )
-
     def check_output(self, output: Any) -> None:
         """Raise ConfigError if a network's output for one sample has other sides than `sides`."""
         if not self.sides:
@@ -107,10 +97,6 @@ class ImageLabels(ImageSignature):
     def has_fixed_shapes(self) -> bool:
         return not self.training_sizes
 
-    def training_batch(self, size: int) -> tuple[Tensor, ...]:
-        """Return images of the final size and their labels."""
-        return torch.zeros(size, *self.shape), torch.zeros(size, dtype=torch.long)
-
 
 @dataclass(frozen=True)
 class ImageTargets(ImageSignature):
@@ -128,10 +114,6 @@ class ImageTargets(ImageSignature):
     def has_fixed_shapes(self) -> bool:
         return True
 
-    def training_batch(self, size: int) -> tuple[Tensor, ...]:
-        """Return images and the numbers to predict."""
-        return torch.zeros(size, *self.shape), torch.zeros(size, self.outputs)
-
 
 @dataclass(frozen=True)
 class ImageMasks(ImageSignature):
@@ -145,22 +127,6 @@ class ImageMasks(ImageSignature):
     classes: int
     ignore: int
     names: tuple[str, ...] = ()
-
-    def training_batch(self, size: int) -> "dict[str, list[Any]]":
-        """Return windows and labelled masks as mmsegmentation does."""
-        from mmengine.structures import PixelData
-        from mmseg.structures import SegDataSample
-
-        height, width = self.shape[1:]
-        windows = []
-        samples = []
-        for _ in range(size):
-            windows.append(torch.zeros(self.shape, dtype=torch.uint8))
-            labels = PixelData(data=torch.zeros(1, height, width, dtype=torch.long))
-            sample = SegDataSample(gt_sem_seg=labels)
-            sample.set_metainfo({"img_shape": (height, width), "ori_shape": (height, width)})
-            samples.append(sample)
-        return {"inputs": windows, "data_samples": samples}
 
 
 @dataclass(frozen=True)
@@ -265,11 +231,6 @@ class TokenStream(CausalTokens):
     def has_fixed_shapes(self) -> bool:
         return True
 
-    def training_batch(self, size: int) -> tuple[Tensor, ...]:
-        """Return inputs and targets."""
-        tokens = torch.zeros(size, self.context, dtype=torch.long)
-        return tokens, torch.zeros_like(tokens)
-
 
 @dataclass(frozen=True)
 class ParallelTokens(TokenSignature):
@@ -297,13 +258,6 @@ class ParallelTokens(TokenSignature):
     def sample(self) -> tuple[Tensor, ...]:
         tokens = torch.empty(1, self.sample_count, dtype=torch.long, device="meta")
         return tokens, tokens
-
-    def training_batch(self, size: int) -> tuple[Tensor, ...]:
-        """Return sentences of a typical length with about `size` tokens in each language."""
-        rows = max(1, size // self.sample_count)
-        source = torch.zeros(rows, self.sample_count, dtype=torch.long)
-        targets = torch.zeros_like(source)
-        return source, torch.zeros_like(source), targets, torch.zeros(rows)
 
 
 @dataclass(frozen=True)
@@ -335,12 +289,6 @@ class TaggedTokens(PaddedTokens):
     pairs: ClassVar = False
     are_tagged: ClassVar = True
 
-    def training_batch(self, size: int) -> tuple[Tensor, ...]:
-        """Return sequences without padding, with a class for each token."""
-        tokens = torch.zeros(size, self.context, dtype=torch.long)
-        present = torch.ones(size, self.context, dtype=torch.bool)
-        return tokens, present, torch.zeros_like(tokens), torch.zeros(size)
-
 
 @dataclass(frozen=True)
 class LabelledTokens(PaddedTokens):
@@ -364,10 +312,3 @@ class LabelledTokens(PaddedTokens):
         if not self.pairs:
             return tokens, mask
         return tokens[:, None].repeat(1, 2, 1), mask[:, None].repeat(1, 2, 1)
-
-    def training_batch(self, size: int) -> tuple[Tensor, ...]:
-        """Return sequences without padding and their labels."""
-        shape = (size, 2, self.context) if self.pairs else (size, self.context)
-        tokens = torch.zeros(shape, dtype=torch.long)
-        labels = torch.zeros(size, dtype=torch.long)
-        return tokens, torch.ones(shape, dtype=torch.bool), labels

@@ -182,7 +182,6 @@ def check_cells(
     sender: "Connection",
     has_data: bool,
     untried: list[int],
-    free_memory: int | None,
     is_alone: bool,
     gpu: str | None,
 ) -> None:
@@ -212,9 +211,7 @@ def check_cells(
             sender.send(CheckedCell(number, list_new_warnings(), end.is_crowded))
 
         try:
-            mistake = find_mistake(
-                cells, has_data, sender.send, untried, free_memory, end_cell, is_alone
-            )
+            mistake = find_mistake(cells, has_data, sender.send, untried, end_cell, is_alone)
         except Exception as error:
             # This process has no output, so its end would not say that nothing is checked.
             warnings.append(f"{NOT_CHECKED}: {explain_failure(error, 'the check')}")

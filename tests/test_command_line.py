@@ -99,9 +99,9 @@ def test_no_help_imports_torch() -> None:
 def test_a_file_and_its_studies_stand_before_between_or_after_options(words: str) -> None:
     expected = ["mine.yaml", "--dry-run", "--seeds", "2", "--see=3", "--study", "a"]
     assert find_studies(words.split()) == expected
-    assert split_words(["--set", "mine.yaml", "--gp", "h100", "b"]) == (
+    assert split_words(["--set", "mine.yaml", "--cos", "h100", "b"]) == (
         ["b"],
-        ["--set", "mine.yaml", "--gp", "h100"],
+        ["--set", "mine.yaml", "--cos", "h100"],
     )
 
 

@@ -65,10 +65,6 @@ TESTS: dict[str, list[tuple[str, str]]] = {
         (FIRST_STEP, "test_the_first_module_that_is_not_finite_is_named"),
         (FIRST_STEP, "test_a_study_with_a_wrong_task_starts_no_cell"),
     ],
-    "a training step needs more memory than is free": [
-        (FIRST_STEP, "test_a_model_that_does_not_fit_is_refused"),
-        (FIRST_STEP, "test_a_step_that_does_not_fit_with_its_activations_is_refused"),
-    ],
     "Ctrl-C, also before": [
         (RUNNER, "test_an_interrupt_lets_running_cells_finish"),
         (LAUNCH, "test_an_interrupt_during_the_start_of_the_server_drains"),

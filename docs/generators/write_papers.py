@@ -87,12 +87,10 @@ that grow count with their final size, and small models use far less than {UTILI
 GPU: the times are a lower limit for the Long Range Arena and CIFAR. Tables that share cells share
 their times.
 
-A model whose weights, gradients and states of Adam take more than a quarter of the memory is
-estimated with the standard attention layer, for text with one sequence in a micro-batch
-([running.md](running.md#will-it-fit)). Where one {GPU} is too small, the page has the smallest
-power of 2 of them on which the cell fits with parameters sharded over the GPUs (FSDP), and the
-hours on so many, if they lose no time by exchanging parameters. These are estimates; nothing was
-measured on a GPU.
+These are estimates; nothing was measured on a GPU. They do not say whether a model fits on the GPU.
+Weights, gradients and states of Adam take 16 bytes for each parameter, so a model of 6.9 billion
+parameters needs several GPUs of 80 GB with `training.strategy: fsdp`
+([running.md](running.md#models-that-need-more-memory-than-a-device-has)).
 
 A step of DCMHA's Table 6 has one sequence, which several GPUs cannot share. The first command below
 trains the row that fits one GPU of 80 GB. The second one trains the next row on four of them, with
@@ -164,7 +162,7 @@ def _describe(source: PaperSource) -> str:
         name = re.sub("^figure-", "Figure ", number) if isinstance(item, Figure) else number
         needed = source.references(item)
         command = f"`--paper {source.name} --table {number}`" if needed else ""
-        spent = "" if item.script and not needed else format_item(source, item, costs, GPU)
+        spent = "" if item.script and not needed else format_item(source, item, costs)
         script = f"`{item.script}`" if item.script else ""
         cells = (name, item.caption, " and ".join(filter(None, [command, script])), spent)
         rows.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")

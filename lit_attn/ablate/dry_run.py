@@ -1,7 +1,5 @@
 """`--dry-run`: the cells of a study and their states, with `--params` or `--estimate` their costs.
 
-`--gpu` adds the memory of a training step (lit_attn.ablate.memory).
-
 `--estimate` times a few steps of every distinct model on this machine, with as many models at once
 as there would be cells, so that models slow each other down as cells would.
 """
@@ -12,7 +10,6 @@ from collections import Counter
 from lit_attn.ablate.display import Display, make_display
 from lit_attn.ablate.input_files import check_files
 from lit_attn.ablate.launch import Launcher
-from lit_attn.ablate.memory import print_memory
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.power import find_study_power
 from lit_attn.ablate.runner import Runner
@@ -41,19 +38,16 @@ HIGH_RATE = 1.0
 TIMING_TARGET = "lit_attn.train:time_cell"
 
 
-def print_cells(matrices: list[Matrix], with_costs: bool, gpu: str | None = None) -> list[Job]:
+def print_cells(matrices: list[Matrix], with_costs: bool) -> list[Job]:
     """Write every cell with its identity and state, `with_costs` also what its model costs.
 
-    With the name of a `gpu`, it also writes the memory of a training step. Returns the cells
-    without a result, trials of `tune` included.
+    Returns the cells without a result, trials of `tune` included.
     """
     missing: list[Job] = []
     for matrix in matrices:
         missing += _print_study(matrix)
         if with_costs:
             _print_costs(matrix)
-        if gpu is not None:
-            print_memory(matrix, gpu)
         if matrix.screening is not None:
             missing += _print_screening(matrix)
         states = _print_states(matrix, matrix.jobs)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lit_attn import train
 from lit_attn.ablate.display import format_seconds, write_line
 from lit_attn.ablate.signals import block_interrupts
-from lit_attn.ablate.slots import available_memory
 from lit_attn.checks.apart import count_gpu_processes
 from lit_attn.config.cell import Cell
 
@@ -168,14 +167,12 @@ class ModelCheck:
                 share.process.join()
 
     def _start(self, numbers: list[int], processes: int, gpu: str | None) -> Share:
-        """Start one of several processes, which have equal parts of the memory of the CPU."""
+        """Start one of several processes."""
         receiver, sender = multiprocessing.Pipe(duplex=False)
         contents = [self.contents[number] for number in numbers]
         untried = [place for place, number in enumerate(numbers) if number in self.untried]
-        memory = available_memory()
-        memory = None if memory is None else memory // processes
         is_alone = processes == 1
-        arguments = (contents, sender, self.is_local, untried, memory, is_alone, gpu)
+        arguments = (contents, sender, self.is_local, untried, is_alone, gpu)
         process = self.create_process(target=train.check_cells, args=arguments)
         with block_interrupts():
             process.start()

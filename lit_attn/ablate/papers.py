@@ -5,56 +5,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from lit_attn.ablate.gpus import GPUS, Gpu
-from lit_attn.ablate.memory import count_gpus, estimate
+from lit_attn.ablate.gpus import GPUS
 from lit_attn.ablate.plan import Matrix, expand
-from lit_attn.ablate.variants import Variant
-from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.papers import Layout, PaperSource, Reading, Reference
 from lit_attn.config.study import read_studies
-from lit_attn.data.base import TokenData
 from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.yaml_text import Mapping
 
 UTILISATION = 0.4  # Share of a GPU's peak that is assumed; small models and fp32 cells reach less.
 NO_STUDY = "no study measures it"
-ESTIMATED_SHARE = 0.25
-"""Share of a GPU's memory that weights, gradients and Adam's states of a model must take.
-
-The memory of a smaller model is not estimated here: its activations decide, and smaller
-micro-batches reduce them.
-"""
-
-STATE_BYTES = 16
-"""Bytes of weight, gradient and Adam's two states of a parameter in float32."""
-
-
-RECOMPUTED_SHARE = 4 / 3
-"""Time of a step with `recompute: blocks`, which computes four forward passes instead of three."""
-
-
-class Arrangement(NamedTuple):
-    """Smallest number of GPUs that a cell needs, and whether it then recomputes its blocks."""
-
-    gpus: int
-    recomputes: bool = False
-
-
-ONE_GPU = Arrangement(1)
-
-
-class Cost(NamedTuple):
-    """Cost of all seeds of a variant: hours of one GPU, and the GPUs that a cell needs.
-
-    `arrangement` is None if the activations of one sample do not fit on a GPU.
-    """
-
-    hours: float
-    arrangement: Arrangement | None
 
 
 def expand_paper(
@@ -117,14 +79,15 @@ def _require_reading(
 
 def estimate_costs(
     source: PaperSource, matrices: list[Matrix], gpu_name: str
-) -> dict[Reference, Cost]:
-    """Return the cost of each variant in `matrices` on a GPU.
+) -> dict[Reference, float]:
+    """Return the hours that all seeds of each variant in `matrices` take on one GPU.
 
     The FLOPs are counted on the meta device; a training step counts three forward passes.
-    Evaluations are left out. Raises ConfigError if the paper lacks the size of a data set.
+    Evaluations are left out, and so is the question whether the model fits on the GPU. Raises
+    ConfigError if the paper lacks the size of a data set.
     """
     gpu = GPUS[gpu_name]
-    costs: dict[Reference, Cost] = {}
+    costs: dict[Reference, float] = {}
     for matrix in matrices:
         samples = source.paper.samples.get(matrix.source.name)
         counts = Counter(job.cell.variant for job in matrix.jobs)
@@ -143,38 +106,8 @@ def estimate_costs(
             rate = UTILISATION * peak
             cell_flops = sample_flops * sample_count
             hours = cell_flops * count / rate / 3600
-            arrangement: Arrangement | None = ONE_GPU
-            if STATE_BYTES * budget.parameters > ESTIMATED_SHARE * gpu.usable_bytes:
-                arrangement = arrange_size(variant, gpu)
-            if arrangement is not None and arrangement.recomputes:
-                hours *= RECOMPUTED_SHARE
-            costs[Reference(matrix.source.name, variant.name)] = Cost(hours, arrangement)
+            costs[Reference(matrix.source.name, variant.name)] = hours
     return costs
-
-
-def arrange_size(variant: Variant, gpu: Gpu) -> Arrangement | None:
-    """Return the GPUs that a model of the size of a variant needs; None if too many.
-
-    Blocks are recomputed only if their activations fit on no GPU otherwise.
-
-    Its attention is the standard layer: the weights decide, all variants of a size share one
-    estimate, and the estimate of composed heads takes long. Data whose steps can be cut into
-    micro-batches have one sample in each, which changes no result.
-    """
-    experiment = variant.experiment
-    size = variant.match_to or experiment.model
-    changes: dict[str, Any] = {"model": size.model_copy(update={"attention": AttentionSpec()})}
-    if isinstance(experiment.data, TokenData):
-        accumulate = {"accumulate": experiment.data.batch_size}
-        changes["data"] = experiment.data.model_copy(update=accumulate)
-    for recompute in ("none", "blocks"):
-        changes["training"] = experiment.training.model_copy(update={"recompute": recompute})
-        standard = experiment.model_copy(update=changes)
-        gpus = count_gpus(estimate(standard, None), gpu, standard.device_samples)
-        # Several GPUs share a step, so each needs as many of its samples as the others.
-        if gpus is not None and experiment.data.batch_size % gpus == 0:
-            return Arrangement(gpus, recomputes=recompute == "blocks")
-    return None
 
 
 def count_steps(experiment: Experiment, samples: int | None) -> int:
@@ -202,46 +135,12 @@ def _explain_absence(source: PaperSource, item: Layout) -> str:
     return "no study of small models measures it"
 
 
-def format_item(
-    source: PaperSource, item: Layout, costs: dict[Reference, Cost], gpu_name: str
-) -> str:
+def format_item(source: PaperSource, item: Layout, costs: dict[Reference, float]) -> str:
     """Return the GPU time of one table or figure, or the reason why it has none."""
     needed = source.references(item)
     if not needed:
         return item.absent or item.script or NO_STUDY
-    return format_costs([costs[reference] for reference in needed], gpu_name)
-
-
-def format_costs(costs: Sequence[Cost], gpu_name: str) -> str:
-    """Return the hours of the cells that fit on one GPU, and the GPUs that the others need."""
-    parts = []
-    fitting = [cost.hours for cost in costs if cost.arrangement == ONE_GPU]
-    if fitting:
-        parts.append(format_time(math.fsum(fitting)))
-    for recomputes in (False, True):
-        hours = []
-        numbers = []
-        for cost in costs:
-            arrangement = cost.arrangement
-            if arrangement is None or arrangement == ONE_GPU:
-                continue
-            if arrangement.recomputes != recomputes:
-                continue
-            hours.append(cost.hours)
-            numbers.append(arrangement.gpus)
-        if not hours:
-            continue
-        gpus = max(numbers)
-        settings = "`training.strategy: fsdp`"
-        if recomputes:
-            settings += " and `training.recompute: blocks`"
-        parts.append(
-            f"does not fit on one {gpu_name}: needs {gpus} with {settings} "
-            f"(estimate: {format_time(math.fsum(hours) / gpus)} on {gpus})"
-        )
-    if any(cost.arrangement is None for cost in costs):
-        parts.append("does not fit on any number of GPUs that can share a step")
-    return "; larger models: ".join(parts)
+    return format_time(math.fsum(costs[reference] for reference in needed))
 
 
 def format_time(hours: float) -> str:
@@ -261,5 +160,5 @@ def print_costs(
     print(source.paper.title)
     print(f"training time of all seeds on one {gpu} at {UTILISATION:.0%} of its peak")
     for number, item in items.items():
-        print(f"  {number:<10}  {format_item(source, item, costs, gpu)}")
-    print(f"  {'all':<10}  {format_costs(list(costs.values()), gpu)}")
+        print(f"  {number:<10}  {format_item(source, item, costs)}")
+    print(f"  {'all':<10}  {format_time(math.fsum(costs.values()))}")

@@ -4,11 +4,10 @@ By default each GPU, or each core without a GPU, has one cell. A limit above the
 lets cells share them, equally many on each.
 """
 
-import contextlib
 import math
 import os
 import subprocess
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +16,6 @@ from lit_attn.schema.errors import ConfigError
 
 NO_GPU = ("", "-1", "NoDevFiles")
 """Entries of CUDA_VISIBLE_DEVICES without a GPU; SLURM sets the last one on nodes without GPUs."""
-CGROUPS = Path("/sys/fs/cgroup")
-OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def count_cores() -> int:
@@ -41,44 +38,6 @@ def _list_gpus() -> list[str]:
     if os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID") == "PCI_BUS_ID":
         names += [index for index, _ in gpus]
     return names
-
-
-def available_memory() -> int | None:
-    """Return the bytes free without swapping in all control groups of the process, if known."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        available = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration, ValueError):
-        return None
-    return max(0, min([available * 1024, *_cgroup_memory()]))
-
-
-def _cgroup_memory() -> Iterator[int]:
-    """Yield the free bytes of every memory control group (v1 or v2) that contains the process."""
-    try:
-        lines = OWN_CGROUPS.read_text().splitlines()
-    except OSError:
-        lines = []
-    # Lines are `0::/path` (v2) and `7:memory:/path` (v1). A container may see its own group as the
-    # root, so the root is always checked.
-    for line in {"0::/", "0:memory:/", *lines}:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            root, names = CGROUPS, ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            root = CGROUPS / "memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
-        limit, used, cache = names
-        group = Path(path.lstrip("/"))
-        for folder in (root / group, *(root / parent for parent in group.parents)):
-            # A group does not exist here, or its limit is "max".
-            with contextlib.suppress(OSError, ValueError):
-                free = int((folder / limit).read_text()) - int((folder / used).read_text())
-                text = (folder / "memory.stat").read_text()
-                statistics = dict(line.split() for line in text.splitlines())
-                yield free + int(statistics.get(cache, 0))
 
 
 @dataclass(eq=False)

@@ -98,16 +98,10 @@ NAMES = [
         "a network that cannot be compiled would end the cell instead of training uncompiled",
     ),
     PrivateName(
-        "torch._subclasses.fake_tensor.FakeTensorMode",
+        "torch.UntypedStorage._cdata",
         TORCH,
-        "the memory of a cell could not be estimated without a GPU",
+        "two equal views of one tensor, without values, could not be told from two tensors",
     ),
-    PrivateName(
-        "torch.ops.aten._local_scalar_dense",
-        TORCH,
-        "as FakeTensorMode, where code reads numbers",
-    ),
-    PrivateName("torch.UntypedStorage._cdata", TORCH, "as FakeTensorMode: memory counted twice"),
     PrivateName(
         "torch.utils._python_dispatch.TorchDispatchMode",
         TORCH,

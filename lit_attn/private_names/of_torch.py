@@ -30,8 +30,6 @@ flash_forward = aten._scaled_dot_product_flash_attention
 flash_backward = aten._scaled_dot_product_flash_attention_backward
 efficient_forward = aten._scaled_dot_product_efficient_attention
 efficient_backward = aten._scaled_dot_product_efficient_attention_backward
-read_number = aten._local_scalar_dense
-"""Operation that reads the number of a tensor with one element."""
 
 
 def is_in_backward() -> bool:

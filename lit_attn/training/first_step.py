@@ -46,17 +46,12 @@ from lit_attn.training.callback_checks import (
     require_same_loop,
 )
 from lit_attn.training.compilation import choose_mode
-from lit_attn.training.memory import estimate_memory
 from lit_attn.training.process_group import ProcessGroup, choose_device
 from lit_attn.training.recording import MetricsFile
 from lit_attn.training.result import SMOKE
 from lit_attn.training.several_devices import require_gradients
 from lit_attn.training.trainer import make_trainer
 from lit_attn.training.trainer_data import TrainerData
-
-GIBIBYTE = 2**30
-SMALL_SHARE = 1 / 16
-"""Share of the free memory below which the parameters of a model are no reason for an estimate."""
 
 LOG = logging.getLogger(__name__)
 """Logger of checks that cannot be made, whose warnings the runner shows (`collect_warnings`)."""
@@ -87,18 +82,13 @@ class CellEnd(NamedTuple):
     is_crowded: bool = False
 
 
-class LacksMemory(ConfigError):
-    """A training step needs more memory than is free."""
-
-
 class Machine(NamedTuple):
-    """Machine of a check: whether it has the data of cells, and the free bytes of its CPU.
+    """Machine of a check: whether it has the data of cells.
 
     Unless the process of the check `is_alone`, others check at the same time.
     """
 
     has_data: bool
-    free_memory: int | None
     is_alone: bool
 
 
@@ -196,7 +186,6 @@ def find_mistake(
     has_data: bool = True,
     start_cell: Callable[[int], None] = lambda number: None,
     untried: Collection[int] = (),
-    free_memory: int | None = None,
     end_cell: Callable[[int, CellEnd], None] = lambda number, end: None,
     is_alone: bool = True,
 ) -> Mistake | None:
@@ -205,12 +194,12 @@ def find_mistake(
     `cells` has the content of each config.yaml. Unless this machine `has_data`, only the model of a
     cell whose files are missing is checked. `start_cell` is called with the number of each cell
     before its check, and `end_cell` after it if there is no mistake. The cells with the numbers
-    `untried` make a training step; `free_memory` are the free bytes of a CPU. Unless the process
-    `is_alone`, others use the machine at the same time, and a step for which it lacks something is
-    left out as crowded. Any other exception than a ConfigError ends the check of a cell with a
-    warning: if foreign code raises it, the log of the cell will show it.
+    `untried` make a training step. Unless the process `is_alone`, others use the machine at the
+    same time, and a step for which it lacks something is left out as crowded. Any other exception
+    than a ConfigError ends the check of a cell with a warning: if foreign code raises it, the log
+    of the cell will show it.
     """
-    machine = Machine(has_data, free_memory, is_alone)
+    machine = Machine(has_data, is_alone)
     loaded = LoadedData()
     for number, written in enumerate(cells):
         start_cell(number)
@@ -245,9 +234,6 @@ def _check_cell(
         device = choose_device(training.accelerator, 0, 1)
         choose_mode(experiment, device)
         try_network(model, experiment.data, device)
-        require_memory(cell, network, device, machine.free_memory)
-    except LacksMemory as error:
-        return Mistake(number, str(error)) if machine.is_alone else CellEnd(is_crowded=True)
     except ConfigError as error:
         return Mistake(number, str(error))
     except Exception as error:
@@ -270,44 +256,6 @@ def _build_without_memory(model: Model, experiment: Experiment) -> nn.Module:
 def _has_all_files(data: Data) -> bool:
     """Return True if this machine has every file and folder that `data` names."""
     return all(path.exists() for _, path in find_paths(data.model_dump()))
-
-
-def require_memory(
-    cell: Cell, network: nn.Module, device: torch.device, free_memory: int | None
-) -> None:
-    """Raise LacksMemory if a training step needs more than the free memory of the device.
-
-    The step of a small model is not estimated: it is made right after this.
-    """
-    training = cell.experiment.training
-    if device.type == "cuda":
-        free_memory, _ = torch.cuda.mem_get_info()
-    if free_memory is None:
-        return
-    parameters = list(network.parameters())
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
-    gradients = sum(
-        parameter.numel() * parameter.element_size()
-        for parameter in parameters
-        if parameter.requires_grad
-    )
-    devices = training.devices if training.is_sharded else 1
-    needed = (weights + gradients) / devices
-    if SMALL_SHARE * free_memory < needed <= free_memory:
-        samples = cell.experiment.device_samples
-        try:
-            memory = estimate_memory(cell.experiment, cell.match_to, samples)
-        except ConfigError:
-            # Some data have no batch without values.
-            return
-        parts = memory.weights + memory.gradients + memory.states + memory.averages
-        needed = memory.total - parts + parts / devices
-    if needed > free_memory:
-        raise LacksMemory(
-            f"model: a training step needs at least {needed / GIBIBYTE:,.1f} GiB, and"
-            f" {free_memory / GIBIBYTE:,.1f} GiB of the {device.type.upper()} are free; make the"
-            " model or data.batch_size smaller (`--dry-run --gpu` shows the parts)"
-        )
 
 
 def _try_step(

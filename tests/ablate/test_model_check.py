@@ -40,7 +40,7 @@ CROWDED = CheckedCell(0, [], is_crowded=True)
 class FakeProcess:
     """Process that sends all its messages when it starts."""
 
-    started: ClassVar[list[tuple[list[str], list[int], int, bool]]] = []
+    started: ClassVar[list[tuple[list[str], list[int], bool]]] = []
     gpus: ClassVar[list[str | None]] = []
 
     def __init__(self, find: Find, arguments: tuple[Any, ...]) -> None:
@@ -48,8 +48,8 @@ class FakeProcess:
         self.arguments = arguments
 
     def start(self) -> None:
-        names, sender, _, untried, memory, is_alone, gpu = self.arguments
-        self.started.append((names, untried, memory, is_alone))
+        names, sender, _, untried, is_alone, gpu = self.arguments
+        self.started.append((names, untried, is_alone))
         self.gpus.append(gpu)
         for number, name in enumerate(names):
             sender.send(number)
@@ -70,8 +70,7 @@ class FakeProcess:
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(model_check, "available_memory", lambda: 100)
+def _fresh() -> Iterator[None]:
     yield
     FakeProcess.started.clear()
     FakeProcess.gpus.clear()
@@ -118,9 +117,9 @@ def test_a_crowded_step_is_made_again_alone() -> None:
 
     assert make_check(find).run(2) == Check(None, [])
     assert FakeProcess.started == [
-        (["a", "c"], [0, 1], 50, False),
-        (["b", "d"], [0, 1], 50, False),
-        (["c"], [0], 100, True),
+        (["a", "c"], [0, 1], False),
+        (["b", "d"], [0, 1], False),
+        (["c"], [0], True),
     ]
 
 
@@ -132,7 +131,7 @@ def test_an_error_beside_other_processes_counts_only_if_it_comes_again_alone() -
 
     assert make_check(find).run(2) == Check(None, NAMES)
     # The process of a and c has not reached c.
-    (*_, (names, untried, _, is_alone)) = FakeProcess.started
+    (*_, (names, untried, is_alone)) = FakeProcess.started
     assert {"a", "c"} <= set(names)
     assert untried == list(range(len(names)))
     assert is_alone
@@ -153,7 +152,7 @@ def test_the_cells_of_a_dead_process_are_checked_again_alone() -> None:
 
     check = make_check(find).run(2)
     assert check == Check((3, "d is wrong", "", False), ["a", "b", "c"])
-    assert FakeProcess.started[-1] == (["b", "d"], [0, 1], 100, True)
+    assert FakeProcess.started[-1] == (["b", "d"], [0, 1], True)
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -22,9 +22,10 @@ from lit_attn.ablate.launch import CellProcess, Launcher
 from lit_attn.ablate.outcomes import Summary
 from lit_attn.ablate.plan import Job, expand
 from lit_attn.ablate.runner import Runner
-from lit_attn.ablate.slots import CGROUPS, make_slots
+from lit_attn.ablate.slots import make_slots
 from lit_attn.cells.lock import read_holder
 
+CGROUPS = Path("/sys/fs/cgroup")
 SCRIPT = Path(__file__).parent / "fake_cells.py"
 TIMEOUT = 400.0
 

@@ -266,6 +266,22 @@ def test_costs_of_small_models_are_not_zero(
 
 
 @pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("h100", "; did you mean 'H100'?"),
+        ("RTX", "; choose from H100, H200, A100, A6000"),
+    ],
+)
+def test_costs_of_an_unknown_gpu_are_refused_with_the_nearest_name(
+    name: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--paper", "mgk", "--cost", name]) == 2
+    error = capsys.readouterr().err
+    assert error.endswith(f"argument --cost: unknown GPU '{name}'{hint}\n")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     ("hours", "text"),
     [(1557.26, "1,557.3 h"), (1, "1.0 h"), (0.45, "27 min"), (1 / 60, "1 min"), (3.6e-5, "0.13 s")],
 )

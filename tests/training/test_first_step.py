@@ -100,10 +100,10 @@ def _forget_mine() -> Iterator[None]:
     sys.modules.pop("mine", None)
 
 
-def check(matrix: Matrix, free_memory: int | None = None) -> Mistake | None:
+def check(matrix: Matrix) -> Mistake | None:
     """Check the first cell of each variant with a step."""
     cells = [job.cell.model_dump(mode="json") for job in matrix.jobs if job.cell.seed == 0]
-    return find_mistake(cells, untried=range(len(cells)), free_memory=free_memory)
+    return find_mistake(cells, untried=range(len(cells)))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_step_for_which_the_machine_has_no_memory_is_not_silent(
     assert warnings == ["the first step of a variant was not checked: MemoryError: no room"]
 
 
-def find_ends(matrix: Matrix, free_memory: int | None = None) -> dict[str, CellEnd]:
+def find_ends(matrix: Matrix) -> dict[str, CellEnd]:
     """Return the ends of a check beside other processes, by variant; there is no mistake."""
     jobs = [job for job in matrix.jobs if job.cell.seed == 0]
     cells = [job.cell.model_dump(mode="json") for job in jobs]
@@ -199,7 +199,6 @@ def find_ends(matrix: Matrix, free_memory: int | None = None) -> dict[str, CellE
     mistake = find_mistake(
         cells,
         untried=range(len(cells)),
-        free_memory=free_memory,
         end_cell=end_cell,
         is_alone=False,
     )
@@ -218,29 +217,6 @@ def test_a_step_beside_others_without_memory_is_crowded(
         ends = find_ends(matrix)
     assert ends == dict.fromkeys("abc", CellEnd(is_crowded=True))
     assert warnings == []
-
-
-def test_a_model_that_does_not_fit_beside_others_is_crowded(tmp_path: Path) -> None:
-    matrix = write_study(tmp_path, "", ALONE)
-    assert find_ends(matrix, free_memory=1000) == dict.fromkeys("abc", CellEnd(is_crowded=True))
-    assert find_ends(matrix, free_memory=2**33) == dict.fromkeys("abc", CellEnd())
-
-
-def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    matrix = expand(studies.study(tmp_path, ALONE), tmp_path / "runs")
-    mistake = check(matrix, free_memory=1000)
-    assert mistake is not None
-    assert mistake.message.startswith("model: a training step needs at least 0.0 GiB, and 0.0 GiB")
-    assert check(matrix, free_memory=2**33) is None
-
-
-def test_a_step_that_does_not_fit_with_its_activations_is_refused(tmp_path: Path) -> None:
-    """The parameters alone would fit."""
-    matrix = expand(studies.study(tmp_path, ALONE), tmp_path / "runs")
-    parameters = 2 * 4 * 3658
-    mistake = check(matrix, free_memory=parameters * 3)
-    assert mistake is not None
-    assert "a training step needs at least" in mistake.message
 
 
 def test_a_result_of_the_present_code_proves_its_variant(tmp_path: Path) -> None:

@@ -143,14 +143,6 @@ class StudyOptions:
             "With --dry-run: time a few steps of each model; show the expected hours.", DRY_RUN
         )
     )
-    gpu: str | None = field(
-        metadata=_option(
-            "With --dry-run: estimate memory; show whether it fits.",
-            DRY_RUN,
-            type=read_gpu,
-            choices=GPUS,
-        )
-    )
     jobs: int | None = field(
         metadata=_value(
             int, "N", "Run at most N cells at once (default: one per GPU, or per core)."

@@ -86,9 +86,7 @@ def _require_conditions(arguments: Namespace) -> None:
             if entry.name == "small":
                 option = find_size_option(value)
             raise ConfigError(f"{option}: needs {needed}")
-    if arguments.gpu and arguments.estimate:
-        raise ConfigError("--gpu: lists cells with their memory; leave out --estimate")
-    for name in ("params", "estimate", "gpu", "quiet_timing"):
+    for name in ("params", "estimate", "quiet_timing"):
         if arguments.json and getattr(arguments, name):
             raise ConfigError(f"--json: lists cells only; leave out {option_name(name)}")
 

@@ -88,5 +88,5 @@ def _print_plan(matrices: list[Matrix], options: StudyOptions, chosen: list[Job]
         return 0
     if options.estimate:
         return 0 if dry_run.print_estimate(matrices, options.jobs) else 1
-    dry_run.print_cells(matrices, with_costs=options.params, gpu=options.gpu)
+    dry_run.print_cells(matrices, with_costs=options.params)
     return 0
