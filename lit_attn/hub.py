@@ -1,11 +1,14 @@
 """Exchange of trained models in the layout of the Hugging Face hub.
 
 `export` writes a folder with the weights (model.safetensors), the configuration of the cell without
-the paths of this machine (config.json), and a model card (README.md). `load_exported` returns the
-network of such a folder. The command is lit_attn.export.
+the paths of this machine (config.json), a model card (README.md), and the code in `parts` if the
+network needs it. `load_exported` returns the network of such a folder. The command is
+lit_attn.export.
 """
 
 import pickle
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from torch import nn
 
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.cells.folder import read_result
+from lit_attn.cells.inputs import collect_modules
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.files import write_json
@@ -28,12 +32,11 @@ from lit_attn.schema.publish import hide_in_text, hide_private
 def export(folder: Path, out: Path, *, trust_code: bool = False) -> Path:
     """Write the weights that the study evaluates, the configuration and the card; return `out`.
 
-    Raises ConfigError for a cell without a result, for one with parts from files, and for one that
-    names a class to import unless the class is trusted.
+    With `trust_code`, the files in `parts` and their neighbours that they import are copied too.
+    Raises ConfigError for a cell without a result, and for one whose network or data need code
+    that is not trusted.
     """
-    path = folder / "config.yaml"
-    _require_no_parts(folder, Cell.read_values(path))
-    with Cell.open_foreign(path, is_trusted=trust_code) as cell:
+    with Cell.open_foreign(folder / "config.yaml", is_trusted=trust_code) as cell:
         result = read_result(folder, cell.fingerprint)
         if result is None:
             raise ConfigError(f"{folder}: has no result; finish it with `lit-attn train {folder}`")
@@ -41,27 +44,36 @@ def export(folder: Path, out: Path, *, trust_code: bool = False) -> Path:
             raise ConfigError(f"--out: {out} is not empty")
         name = "averaged.pt" if cell.metric.averaged else "weights.pt"
         network = load_network(folder / "checkpoints" / name, cell, "cpu")
+        modules = _list_part_files(cell.parts) if trust_code else {}
 
     out.mkdir(parents=True, exist_ok=True)
+    for relative, path in modules.items():
+        (out / relative).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, out / relative)
     save_model(network, str(out / "model.safetensors"))
-    _write_card(cell, result, out / "README.md")
+    _write_card(cell, result, out / "README.md", trust_code)
     write_json(out / "config.json", _exported_fields(cell))
     return out
 
 
-def _require_no_parts(folder: Path, values: Any) -> None:
-    """Raise ConfigError if the values of a config.yaml name a plug-in in `parts`."""
-    if not isinstance(values, dict):
-        return
-    parts = values.get("parts")
-    if parts:
-        first = parts[0] if isinstance(parts, list) else parts
-        raise ConfigError(f"{folder}: parts: {first} cannot be exported")
+def _list_part_files(parts: Sequence[Path]) -> dict[str, Path]:
+    """Return the files of parts and their imported neighbours, by path from the part's folder."""
+    files: dict[str, Path] = {}
+    paths = [Path(name) for name in collect_modules(parts)] if parts else []
+    for folder in {part.absolute().parent for part in parts}:
+        for path in paths:
+            if not path.is_relative_to(folder):
+                continue
+            relative = path.relative_to(folder).as_posix()
+            if files.setdefault(relative, path) != path:
+                raise ConfigError(f"parts: {path} and {files[relative]} cannot be in one folder")
+    return files
 
 
 def _exported_fields(cell: Cell) -> dict[str, Any]:
     """Return the cell's configuration without the paths of this machine and published weights."""
     fields = hide_private(cell.model_dump(mode="json"))
+    fields["parts"] = [part.name for part in cell.parts]
     for model in (fields["experiment"]["model"], fields["match_to"]):
         if model is None:
             continue
@@ -74,13 +86,13 @@ def _exported_fields(cell: Cell) -> dict[str, Any]:
 def load_exported(folder: str | Path, *, trust_code: bool = False) -> nn.Module:
     """Return the network of an exported folder in evaluation mode, on the CPU.
 
-    Raises ConfigError for a folder that was not exported, and for a configuration that names code
-    to import (`mine:Net`), unless you trust that code (`trust_code`).
+    Raises ConfigError for a folder that was not exported, and for one whose network or data need
+    code of their own (`mine:Net`, `parts`), unless you trust that code (`trust_code`).
     """
     path = Path(folder) / "config.json"
     weights = path.with_name("model.safetensors")
     remedy = "set trust_code=True"
-    with Cell.open_foreign(path, is_trusted=trust_code, remedy=remedy, asks=False) as cell:
+    with Cell.open_foreign(path, is_trusted=trust_code, remedy=remedy) as cell:
         return load_network(weights, cell, "cpu")
 
 
@@ -105,7 +117,7 @@ def load_network(path: Path, cell: Cell, device: str) -> nn.Module:
     return network.eval()
 
 
-def _write_card(cell: Cell, result: Result, path: Path) -> None:
+def _write_card(cell: Cell, result: Result, path: Path, has_code: bool) -> None:
     """Write the model card: the template model_card.md with the values of a cell and its result."""
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
@@ -127,6 +139,7 @@ def _write_card(cell: Cell, result: Result, path: Path) -> None:
         model=cell.experiment.model,
         result=result,
         data=data,
+        has_code=has_code,
         label=label,
         value=value * metric.scale,
         attention=_describe_attention(cell.experiment.model.attention),

@@ -1,6 +1,5 @@
 """`python -m lit_attn.generate` with tiny trained models; every mistake is one line."""
 
-import io
 import os
 import shutil
 import signal
@@ -19,6 +18,7 @@ from lit_attn.config.cell import Cell
 from lit_attn.data.text.tokenizers import END_OF_LINE, UNKNOWN, ByteEncoder, WordEncoder
 from lit_attn.generate import decode_pieces, load_gpt, main
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.yaml_text import format_yaml, parse_plain
 
 WORDS = "the cat sat on the mat\nthe dog ate the <unk>\n"
 
@@ -246,29 +246,16 @@ def test_help_imports_no_torch() -> None:
     assert "--top-k" in done.stdout
 
 
-def test_code_of_a_run_is_executed_only_if_trusted(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_an_own_optimizer_needs_no_trust_and_no_import(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    """A part that only the training needs is read with --trust-code alone."""
     shutil.copytree(run, tmp_path / "run")
-    part, executed = tmp_path / "downloaded_part.py", tmp_path / "executed"
-    part.write_text(f"open({str(executed)!r}, 'w').close()\n")
     config = tmp_path / "run" / "config.yaml"
-    text = config.read_text().replace("parts: []", f"parts: ['{part}']")
-    assert str(part) in text
-    config.write_text(text)
+    fields = parse_plain(config.read_text(), "text")
+    fields["parts"] = [str(tmp_path / "missing_part.py")]
+    fields["experiment"]["optimizer"] = {"kind": "module", "import": "missing_part:Lion", "lr": 0.1}
+    config.write_text(format_yaml(fields))
     arguments = [tmp_path / "run", "--prompt", "a", "--tokens", "1"]
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-    message = error_of(capsys, *arguments)
-    assert message == (
-        f"{config}: parts: this run executes the code in ['{part}']. If you trust it, add "
-        "--trust-code.\n"
-    )
-    terminal = io.StringIO("n\n")
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
-    monkeypatch.setattr("sys.stdin", terminal)
-    assert "Do you trust it? [y/N] Nothing was executed." in error_of(capsys, *arguments)
-    assert not executed.exists()
-    output_of(capsys, *arguments, "--trust-code")
-    assert executed.exists()
-    monkeypatch.delitem(sys.modules, "downloaded_part")
+    assert output_of(capsys, *arguments)
+    assert error_of(capsys, *arguments, "--trust-code").endswith("missing_part.py: no such file\n")

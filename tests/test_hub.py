@@ -2,11 +2,13 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.commands import run_python
 from helpers.training_cells import digits_cell, folder_of, text_cell
 from huggingface_hub import ModelCard
 
@@ -132,15 +134,9 @@ def test_what_cannot_be_exported_is_one_line(
     torn = tmp_path / "torn"
     shutil.copytree(runs["averaged"], torn, ignore=shutil.ignore_patterns("hub"))
     (torn / "checkpoints" / "averaged.pt").write_bytes(b"x")
-    parts = tmp_path / "mine.py"
-    parts.touch()
-    with_parts = folder_of(
-        digits_cell().model_copy(update={"parts": (parts,)}), tmp_path / "with_parts"
-    )
     cases: list[tuple[list[str], str]] = [
         ([str(unfinished)], "has no result; finish it with `lit-attn train"),
         ([str(torn)], "averaged.pt: are not the weights of this cell"),
-        ([str(with_parts)], "mine.py cannot be exported"),
         ([str(runs["tied"]), f"--out={tmp_path}"], "is not empty"),
         ([str(tmp_path / "none")], "config.yaml: cannot be read"),
     ]
@@ -159,20 +155,9 @@ def change(folder: Path, out: Path, **model: Any) -> Path:
     return out
 
 
-def test_foreign_code_and_torn_folders_are_refused(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_torn_folders_are_refused(runs: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main(["export", "hub", str(runs["averaged"]), f"--out={out}"]) == 0
-    code = change(out, tmp_path / "code")
-    fields = json.loads((code / "config.json").read_text())
-    fields["experiment"]["model"] = {"kind": "module", "target": "os:abort"}
-    (code / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(
-        ConfigError,
-        match=r"config\.json: .*the code in 'os:abort'\. If you trust it, set trust_code",
-    ):
-        load_exported(code)
-    with pytest.raises(ConfigError, match=r"os:abort is not a subclass of torch\.nn"):
-        load_exported(code, trust_code=True)
     with pytest.raises(ConfigError, match=r"model\.safetensors: are not the weights of this cell"):
         load_exported(change(out, tmp_path / "shallow", depth=1))
     with pytest.raises(ConfigError, match=r"config\.json: experiment\.model\.dim: "):
@@ -182,3 +167,46 @@ def test_foreign_code_and_torn_folders_are_refused(runs: dict[str, Path], tmp_pa
         load_exported(out)
     with pytest.raises(ConfigError, match=r"config\.json: cannot be read"):
         load_exported(tmp_path / "none")
+
+
+def test_a_network_with_code_is_exported_with_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line of the card loads the network in another process, without the original files."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "exported_scale.py").write_text("SCALE = 3.0\n")
+    (source / "exported_mixer.py").write_text(MIXER)
+    values = digits_cell(training={"max_steps": 1}).model_dump(mode="json")
+    values["parts"] = [str(source / "exported_mixer.py")]
+    mixer = {"kind": "module", "import": "exported_mixer:Scaled"}
+    values["experiment"]["model"]["attention"] = mixer
+    folder = folder_of(Cell.parse(values, "cell"), tmp_path)
+    run_cell(folder)
+    out = tmp_path / "out"
+    assert main(["export", "hub", str(folder), f"--out={out}", "--trust-code"]) == 0
+    shutil.rmtree(source)
+    with pytest.raises(ConfigError, match=r"this run executes the code in import: exported_mixer"):
+        load_exported(out)
+    _, code, _ = (out / "README.md").read_text().split("```")
+    code = code.removeprefix("python").replace("FOLDER", "out")
+    code += "\nprint(float(network.head.weight.sum()), network.blocks[0].attn)"
+    done = run_python(tmp_path, "-c", code)
+    assert done.returncode == 0, done.stderr
+    weights = torch.load(folder / "checkpoints" / "weights.pt", weights_only=True)
+    assert str(float(weights["head.weight"].sum())) in done.stdout
+    assert "Scaled" in done.stdout
+
+
+MIXER = """\
+import torch
+from exported_scale import SCALE
+
+class Scaled(torch.nn.Linear):
+    def __init__(self, dim, heads):
+        super().__init__(dim, dim)
+
+    def forward(self, x):
+        return SCALE * super().forward(x)
+"""

@@ -118,7 +118,7 @@ def load_model(folder: Path, tokenizer: Path | None = None) -> LanguageModel:
     is_cell = (folder / "config.yaml").exists()
     path = folder / ("config.yaml" if is_cell else "config.json")
     remedy = "export it and load it with load_exported(FOLDER, trust_code=True)"
-    with Cell.open_foreign(path, is_trusted=False, remedy=remedy, asks=False) as cell:
+    with Cell.open_foreign(path, is_trusted=False, remedy=remedy) as cell:
         data = check_data(cell, folder)
         network = load_gpt(folder, cell) if is_cell else read_exported(folder)
     file = tokenizer or (folder / "tokenizer.json")

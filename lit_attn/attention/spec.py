@@ -31,7 +31,6 @@ from lit_attn.schema.errors import (
     plural,
     suggest,
 )
-from lit_attn.schema.trust import find_code
 from lit_attn.schema.yaml_text import parse_plain
 
 MEMBERS = (block_choice, linear, mixture, multi_token)
@@ -90,11 +89,6 @@ class LayerRule(Config):
         if self.use.layers is not None:
             raise ValueError("use: is the mechanism of one layer and cannot have `layers`")
 
-    @classmethod
-    def name_code(cls, written: dict[Any, Any]) -> dict[str, Any]:
-        """Return the code that a mechanism without the key `use` names, in it and in its parts."""
-        return {} if "use" in written else find_code(AttentionSpec, written)
-
 
 def require_layers(key: str, number: int, depth: int) -> None:
     """Raise ValueError, which begins with `key`, if a model of `depth` layers has fewer."""
@@ -120,11 +114,6 @@ class AttentionSpec(LayerSpec):
     def needs_foreign_code(self) -> bool:
         rules = self.layers or ()
         return super().needs_foreign_code or any(rule.needs_foreign_code for rule in rules)
-
-    @classmethod
-    def name_code(cls, written: dict[Any, Any]) -> dict[str, Any]:
-        """Return the class of a layer that is written as `{kind: module, import: CLASS}`."""
-        return MixerConfig.name_code(written)
 
     @property
     def mechanisms(self) -> "tuple[AttentionSpec, ...]":

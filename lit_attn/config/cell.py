@@ -17,8 +17,8 @@ from lit_attn.models.base import Model
 from lit_attn.schema.base import Config, outside_identity
 from lit_attn.schema.errors import ConfigError, explain
 from lit_attn.schema.limits import parse_json
-from lit_attn.schema.plugins import load_parts, refuse_code
-from lit_attn.schema.trust import confirm_code, find_code
+from lit_attn.schema.plugins import load_parts
+from lit_attn.schema.trust import foreign_file, require_trust
 from lit_attn.schema.yaml_text import format_yaml, parse_plain
 from lit_attn.tasks.metrics import DEFAULT_METRIC, MetricChoice
 
@@ -40,11 +40,6 @@ class Cell(Config):
     )
     metric: Metric = Field(DEFAULT_METRIC, description="value that the study compares")
     parts: tuple[Path, ...] = outside_identity((), "files with parts from outside the package")
-
-    @classmethod
-    def name_code(cls, written: dict[Any, Any]) -> dict[str, Any]:
-        files = written.get("parts")
-        return {"parts": files} if files else {}
 
     @field_validator("metric", mode="before")
     @classmethod
@@ -103,33 +98,37 @@ class Cell(Config):
     @classmethod
     @contextlib.contextmanager
     def open_foreign(
-        cls,
-        path: Path,
-        *,
-        is_trusted: bool,
-        remedy: str = "add --trust-code",
-        asks: bool = True,
+        cls, path: Path, *, is_trusted: bool, remedy: str = "add --trust-code"
     ) -> Iterator[Self]:
-        """Yield the cell at `path`, which somebody else may have written.
+        """Yield the cell at `path`, which somebody else may have written, to use its model.
 
-        If the cell names code that is not trusted, the user is asked on a terminal before anything
-        is imported. Code that the search has not found is refused, also when a network is built
-        inside the context. Raises ConfigError, which ends with `remedy`, without `asks` or a
-        terminal, if the answer is no, and as `read` does.
+        Code that the file names is refused, also when a network is built inside the context, unless
+        the file is trusted. Code that reading the file and building the network do not need, such
+        as the class of an optimizer, is neither imported nor refused. Raises ConfigError, which
+        ends with `remedy` for refused code, and as `read` does.
         """
+        # Packages that the user has installed are no part of the file.
+        load_parts([])
         values = cls.read_values(path)
-        if not is_trusted:
-            is_trusted = confirm_code(cls.find_code(values), str(path), remedy, asks)
-        guard = contextlib.nullcontext() if is_trusted else refuse_code(str(path), remedy)
-        with guard:
-            yield cls.parse(values, str(path))
+        with foreign_file(str(path), remedy, is_trusted):
+            yield cls._parse_foreign(values, path, is_trusted)
 
     @classmethod
-    def find_code(cls, values: Any) -> dict[str, Any]:
-        """Return what `parse` would import for the plain `values` of a cell, by its keys."""
-        # Plug-ins of installed packages add kinds, which can name code too.
-        load_parts([])
-        return find_code(cls, values)
+    def _parse_foreign(cls, values: Any, path: Path, is_trusted: bool) -> Self:
+        """Return the cell; import its `parts`, relative to the file, if the file is trusted."""
+        parts = values.get("parts") if isinstance(values, dict) else None
+        if not parts:
+            return cls.parse(values, str(path))
+        if is_trusted:
+            if isinstance(parts, list):
+                values = values | {"parts": [str(path.parent / str(part)) for part in parts]}
+            return cls.parse(values, str(path))
+        try:
+            return cls._validate(values, str(path))
+        except ConfigError:
+            # A part can define what this process does not know.
+            require_trust(f"parts: {parts}")
+            raise
 
     @classmethod
     def read_values(cls, path: Path) -> Any:
@@ -154,13 +153,19 @@ class Cell(Config):
 
         Raises ConfigError naming `place` if a part is missing or `written` is not a cell.
         """
-        try:
-            # Anything but a list of files is an error that validation reports below.
-            if isinstance(written, dict) and isinstance(written.get("parts"), list):
+        # Anything but a list of files is an error of the validation.
+        if isinstance(written, dict) and isinstance(written.get("parts"), list):
+            try:
                 load_parts(Path(str(part)) for part in written["parts"])
+            except ConfigError as error:
+                raise ConfigError(f"{place}: parts: {error}") from error
+        return cls._validate(written, place)
+
+    @classmethod
+    def _validate(cls, written: Any, place: str) -> Self:
+        """Return the cell that is `written`; raise ConfigError naming `place` if it is none."""
+        try:
             return cls.model_validate(written)
-        except ConfigError as error:
-            raise ConfigError(f"{place}: parts: {error}") from error
         except ValidationError as error:
             raise explain(error, place) from error
 

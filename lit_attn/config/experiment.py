@@ -30,9 +30,10 @@ from lit_attn.models.base import Model, find_mixers, find_specs
 from lit_attn.optim import jax_adamw, muon, set_adam, standard
 from lit_attn.optim.base import Optimizer
 from lit_attn.optim.schedules import Constant, Schedule
-from lit_attn.schema.base import Config, Kind, consistency_check
+from lit_attn.schema.base import Config, Kind, consistency_check, trial
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure, find_last_return, find_user_line
+from lit_attn.schema.trust import is_foreign_file_open
 from lit_attn.signatures import Signature
 from lit_attn.tasks.metrics import AddedMetric, MetricChoice
 from lit_attn.tasks.task import CrossEntropyLoss, ImageClassificationConfig, Loss, Task
@@ -139,7 +140,7 @@ class Experiment(Config):
             identity["task"] = self.task.kind
         return identity
 
-    @consistency_check
+    @trial
     def _outside_members_work(self) -> None:
         """Try out every member that needs code from outside the package."""
         for name, value in self:
@@ -154,7 +155,7 @@ class Experiment(Config):
             if failure:
                 raise ValueError(f"{name}: {failure}")
 
-    @consistency_check
+    @trial
     def _callbacks_work(self) -> None:
         """Build every callback, and refuse those that cannot run in a cell."""
         signature = self.data.signature()
@@ -163,7 +164,7 @@ class Experiment(Config):
             if failure:
                 raise ValueError(f"training.callbacks: {failure}")
 
-    @consistency_check
+    @trial
     def _own_layers_work(self) -> None:
         """Try out the layers of users, and layers with parts of users (docs/mixers.md).
 
@@ -234,7 +235,7 @@ class Experiment(Config):
             endings.append("does not call the hooks of training.callbacks within a step")
         return endings
 
-    @consistency_check
+    @trial
     def _trains_by_blocks(self) -> None:
         """Refuse FSDP and recomputation for what they cannot train."""
         training = self.training
@@ -256,7 +257,7 @@ class Experiment(Config):
         if failure:
             raise ValueError(failure)
 
-    @consistency_check
+    @trial
     def _measures_stopping(self) -> None:
         """Refuse early stopping by a metric that is not measured on validation data."""
         stop = self.training.stop
@@ -320,7 +321,7 @@ class Experiment(Config):
         """Refuse metrics that the task cannot measure, and names that occur twice."""
         task: Task | None = info.data.get("task")
         data: Data | None = info.data.get("data")
-        if not metrics or task is None or data is None:
+        if not metrics or task is None or data is None or is_foreign_file_open():
             return metrics
         signature = data.signature()
         names = [metric.name for metric in task.metrics(signature)]

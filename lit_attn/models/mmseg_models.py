@@ -25,7 +25,8 @@ from lit_attn.models.layers import Device
 from lit_attn.schema.base import consistency_check, outside_identity
 from lit_attn.schema.errors import ConfigError, key_error
 from lit_attn.schema.own_classes import import_class
-from lit_attn.schema.plugins import explain_failure, require_trust, run_import
+from lit_attn.schema.plugins import explain_failure, run_import
+from lit_attn.schema.trust import require_trust
 from lit_attn.signatures import ImageMasks
 
 if TYPE_CHECKING:
@@ -51,11 +52,6 @@ class MMSegConfig(ExternalModel, kind="mmseg"):
     resolved: dict[str, Any] = Field(
         {}, description="`model` of the file; read from `config`, and written to a cell"
     )
-
-    @classmethod
-    def name_code(cls, written: dict[Any, Any]) -> dict[str, Any]:
-        # The types in `model` are names that mmsegmentation's registry can import.
-        return {key: written[key] for key in ("config", "resolved") if key in written}
 
     @model_validator(mode="before")
     @classmethod

@@ -16,6 +16,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from lit_attn.schema.errors import ConfigError, key_error, suggest
 from lit_attn.schema.own_classes import import_class
+from lit_attn.schema.trust import is_foreign_file_open
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 """Number from 0 to below 1."""
@@ -43,6 +44,20 @@ def consistency_check(method: Callable[[Any], None]) -> Any:
         return self
 
     return model_validator(mode="after")(check)
+
+
+def trial(method: Callable[[Any], None]) -> Any:
+    """Return a consistency check that may import code of a user.
+
+    It is left out for a file of somebody else, which is read to use its trained model.
+    """
+
+    @wraps(method)
+    def check(self: Any) -> None:
+        if not is_foreign_file_open():
+            method(self)
+
+    return consistency_check(check)
 
 
 class Config(BaseModel):
@@ -80,15 +95,6 @@ class Config(BaseModel):
         for name in cached_names:
             del copy.__dict__[name]
         return copy
-
-    @classmethod
-    def name_code(cls, written: dict[Any, Any]) -> dict[str, Any]:
-        """Return the keys of `written` whose values name code to import, with these values.
-
-        `written` is a mapping before its validation, so its values can have any type. Keys of the
-        configurations in it do not count (lit_attn.schema.trust finds them).
-        """
-        return {}
 
     @property
     def needs_foreign_code(self) -> bool:
@@ -155,10 +161,6 @@ class OwnClass(Config):
         class: a file must not be able to call any function of any package.
         """
         return import_class(self.target, self.base_class, self.takes_functions)
-
-    @classmethod
-    def name_code(cls, written: dict[Any, Any]) -> dict[str, Any]:
-        return {key: written[key] for key in ("import", "target") if key in written}
 
 
 class Kind(Config):

@@ -13,7 +13,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
@@ -26,6 +26,7 @@ from pydantic import ValidationError
 from lit_attn.schema.errors import ConfigError, explain
 from lit_attn.schema.mistakes import describe_mistake, describe_place, is_unexpected
 from lit_attn.schema.sources import FILE_HASHES, hash_imports, hash_source
+from lit_attn.schema.trust import require_trust
 
 GROUP = "lit_attn.parts"  # Entry-point group of installed packages with plug-ins.
 
@@ -38,42 +39,6 @@ PACKAGE_VERSIONS: dict[str, str] = {}
 """Versions of the packages whose plug-ins have been imported."""
 PACKAGE_FOLDERS: set[Path] = set()
 """Folders of the modules of these packages; those of an editable installation can change."""
-
-
-_REFUSED: list[list[str]] = []
-"""Code that each of the open `refuse_code` has refused; the last one is the innermost."""
-
-
-@contextlib.contextmanager
-def refuse_code(place: str, remedy: str) -> Iterator[None]:
-    """Refuse every import of foreign code, wherever its name stands in the file `place`.
-
-    At the end, ConfigError names all code that was refused, also if the refusals were caught.
-    """
-    refused: list[str] = []
-    _REFUSED.append(refused)
-    try:
-        yield
-    except Exception as error:
-        if refused:
-            raise _untrusted(place, refused, remedy) from error
-        raise
-    finally:
-        _REFUSED.pop()
-    if refused:
-        raise _untrusted(place, refused, remedy)
-
-
-def _untrusted(place: str, refused: list[str], remedy: str) -> ConfigError:
-    code = ", ".join(dict.fromkeys(refused))
-    return ConfigError(f"{place}: this run executes the code in {code}. If you trust it, {remedy}.")
-
-
-def require_trust(code: str) -> None:
-    """Raise ConfigError if an untrusted file is open; `code` names what it would execute."""
-    if _REFUSED:
-        _REFUSED[-1].append(code)
-        raise ConfigError(f"{code}: is foreign code, which is not executed without your consent")
 
 
 def load_parts(files: Iterable[Path]) -> None:
@@ -208,7 +173,7 @@ def find_user_line(error: BaseException) -> str:
 def run_import(import_code: Callable[[], T], file: Path | str) -> T:
     """Run an import and return its result; raise ConfigError if anything is wrong.
 
-    All foreign code is imported here, so an untrusted file is refused here (`refuse_code`). The
+    All foreign code is imported here, so an untrusted file is refused here (`require_trust`). The
     working directory is restored. The message begins with `file` and, if it is a path, with the
     line that caused the error.
     """

@@ -1,93 +1,65 @@
-"""Search for code in a file of somebody else, before anything in the file is used.
+"""Guard of files that somebody else may have written: reading them executes no code unasked.
 
-A configuration can name Python code: files in `parts`, a class in `import`, a metric `mine:Metric`.
-Even its validation imports this code. So a downloaded run is read as plain values first, and
-`find_code` looks at the values that the configuration would take as code, for one question about
-all of them. Whatever it overlooks is refused by the import itself (`refuse_code` in plugins.py).
+`load_exported`, `generate` and `export` read such a file to use a trained model. The file can name
+Python code: plug-ins in `parts`, a class in `import`, a metric `mine:Metric`. While the file is
+open, nothing in it is tried out, and every import of such code is refused unless the user trusts
+the file. All imports of foreign code ask `require_trust` (lit_attn.schema.plugins), so the guard
+does not depend on where the name of the code stands.
 """
 
-import sys
+import contextlib
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass, field
 
-from lit_attn.schema.base import Config, Kind, leaf_types
 from lit_attn.schema.errors import ConfigError
 
-TRUST_HELP = "execute the code that the run names (`parts`, `import`, metrics) without asking"
+TRUST_HELP = "execute the code that the run names (`parts`, `import`, metrics)"
 """Help of the option --trust-code."""
 
 
-def find_code(config: type[Config], written: Any) -> dict[str, Any]:
-    """Return the values in `written` that name code to import, by their keys.
+@dataclass
+class ForeignFile:
+    """File of somebody else that is being read; `refused` names the code that it asked for."""
 
-    `written` contains plain values that `config` has not validated. The search follows the fields
-    of the configurations as the validation does; a value without a field is never used. The
-    plug-ins of installed packages must have been imported, because they add kinds.
+    place: str
+    remedy: str
+    is_trusted: bool
+    refused: list[str] = field(default_factory=list)
+
+
+_OPEN: list[ForeignFile] = []
+"""Foreign files that are open; the last one is the innermost."""
+
+
+@contextlib.contextmanager
+def foreign_file(place: str, remedy: str, is_trusted: bool) -> Iterator[None]:
+    """Refuse every import of foreign code inside the context, unless the file is trusted.
+
+    A refused import ends the context with a ConfigError, which names the code and the `remedy`.
     """
-    return dict(_find_code(config, written, ""))
+    opened = ForeignFile(place, remedy, is_trusted)
+    _OPEN.append(opened)
+    try:
+        yield
+    except Exception as error:
+        if not opened.refused:
+            raise
+        code = ", ".join(dict.fromkeys(opened.refused))
+        raise ConfigError(
+            f"{place}: this run executes the code in {code}. If you trust it, {remedy}."
+        ) from error
+    finally:
+        _OPEN.pop()
 
 
-def confirm_code(code: dict[str, Any], place: str, remedy: str, asks: bool) -> bool:
-    """Return True if the user trusts the `code` of a run, and False if the run has no code.
-
-    Raises ConfigError if the answer is no. Without `asks` or a terminal, the error says what to do
-    (`remedy`).
-    """
-    if not code:
-        return False
-    keys = ", ".join(code)
-    values = ", ".join(repr(value) for value in code.values())
-    warning = f"{place}: {keys}: this run executes the code in {values}."
-    if not asks or not sys.stdin.isatty():
-        raise ConfigError(f"{warning} If you trust it, {remedy}.")
-    # A ConfigError shows control characters of foreign values in visible form.
-    question = ConfigError(f"{warning} Do you trust it? [y/N]")
-    print(question, end=" ", file=sys.stderr, flush=True)
-    answer = sys.stdin.readline().strip().lower()
-    if answer not in ("y", "yes"):
-        raise ConfigError("Nothing was executed.")
-    return True
+def is_foreign_file_open() -> bool:
+    """Return True while a foreign file is read, whether or not it is trusted."""
+    return bool(_OPEN)
 
 
-def _find_code(config: type[Config], written: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the keys, which begin with `path`, and values that name code, as `find_code`."""
-    if isinstance(written, list | tuple):
-        for index, item in enumerate(written):
-            yield from _find_code(config, item, f"{path}.{index}")
+def require_trust(code: str) -> None:
+    """Raise ConfigError if an untrusted file is open; `code` names what it would execute."""
+    if not _OPEN or _OPEN[-1].is_trusted:
         return
-    if issubclass(config, Kind) and "family" in vars(config):
-        mapping = config.expand_kind(written)
-        for member in _list_members(config, mapping):
-            yield from _find_in_member(member, mapping, path)
-    else:
-        yield from _find_in_member(config, written, path)
-
-
-def _list_members(family: type[Kind], mapping: Any) -> list[type[Kind]]:
-    """Return the members of a family that a mapping can configure."""
-    if isinstance(mapping, dict) and "kind" in mapping:
-        kind = str(mapping["kind"])
-        # The validation refuses an unknown kind.
-        return [member for name, member in family.family.items() if name == kind]
-    # A mapping without a kind may refine any member.
-    return list(family.family.values())
-
-
-def _find_in_member(member: type[Config], written: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the keys and values in the mapping of a member that name code."""
-    if not isinstance(written, dict):
-        return
-    prefix = f"{path}." if path else ""
-    for key, value in member.name_code(written).items():
-        yield f"{prefix}{key}", value
-    for name, field in member.model_fields.items():
-        names = {name, field.alias or name}
-        for key in names & written.keys():
-            yield from _find_in_field(field.annotation, written[key], f"{prefix}{key}")
-
-
-def _find_in_field(annotation: Any, written: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the keys and values that name code in the value of a field."""
-    for part in leaf_types(annotation):
-        if isinstance(part, type) and issubclass(part, Config):
-            yield from _find_code(part, written, path)
+    _OPEN[-1].refused.append(code)
+    raise ConfigError(f"{code}: is foreign code, which is not executed without your consent")

@@ -146,11 +146,6 @@ class TorchMetric(AddedMetric, kind="torchmetrics"):
         None, pattern=r"^[A-Za-z][\w-]*$", description="name in results; null: that of the class"
     )
 
-    @classmethod
-    def name_code(cls, written: dict[Any, Any]) -> dict[str, Any]:
-        name = written.get("name")
-        return {"name": name} if _is_own_class(name) else {}
-
     def build(self, outputs: Outputs | None) -> "torchmetrics.Metric":
         from lit_attn.tasks.exact_metrics import ClassMean
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.spec import PRESETS
-from lit_attn.config.cell import Cell
 from lit_attn.data.base import Data
 from lit_attn.data.label_masks import IGNORED
 from lit_attn.extras import require_mmseg
@@ -23,6 +22,7 @@ from lit_attn.models.base import Model
 from lit_attn.models.mmseg_models import MMSegConfig
 from lit_attn.replace.search import count_layers
 from lit_attn.schema.errors import ConfigError, explain
+from lit_attn.schema.trust import foreign_file
 from lit_attn.signatures import ImageMasks
 
 pytest.importorskip("mmseg")
@@ -172,14 +172,20 @@ def test_a_cell_does_not_need_the_file(tmp_path: Path) -> None:
 
 
 def test_the_file_of_a_foreign_cell_is_code_and_is_not_executed(tmp_path: Path) -> None:
+    model = read(tmp_path, make_network("vit"))
     executed = tmp_path / "executed"
     before = f"from pathlib import Path\nPath({str(executed)!r}).touch()"
     path = write_file(tmp_path / "network.py", make_network("vit"), before)
-    values: dict[str, Any] = {"experiment": {"model": {"kind": "mmseg", "config": str(path)}}}
-    assert Cell.find_code(values) == {"experiment.model.config": str(path)}
-    resolved = {"type": "os.system", "command": f"touch {executed}"}
-    values["experiment"]["model"] = {"kind": "mmseg", "resolved": resolved}
-    assert Cell.find_code(values) == {"experiment.model.resolved": resolved}
+    with (
+        pytest.raises(ConfigError, match="x: this run executes the code in"),
+        foreign_file("x", "add it", is_trusted=False),
+    ):
+        Model.parse({"kind": "mmseg", "config": str(path)})
+    with (
+        pytest.raises(ConfigError, match="x: this run executes the code in resolved"),
+        foreign_file("x", "add it", is_trusted=False),
+    ):
+        model.build(SIGNATURE)
     assert not executed.exists()
 
 

@@ -16,7 +16,6 @@ from lit_attn.ablate import match
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.mixer import InputCache, TokenMixer
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.config.experiment import Experiment
 from lit_attn.models import factory, translation
 from lit_attn.models.base import FFN
 from lit_attn.models.own_trial import MixerTrial, Use
@@ -24,7 +23,6 @@ from lit_attn.models.translation import EncoderDecoderConfig
 from lit_attn.models.vit import ViTConfig
 from lit_attn.replace import replace_attention
 from lit_attn.schema.errors import ConfigError
-from lit_attn.schema.trust import find_code
 
 SIZES: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "ffn": FFN(width=24)}
 
@@ -279,16 +277,6 @@ def test_wrong_keys_are_refused(written: Any, message: str) -> None:
 def test_wrong_classes_are_refused(written: Any, message: str) -> None:
     with pytest.raises((ConfigError, ValueError), match=message):
         attn_layer(written)(8, 2)
-
-
-def test_the_code_of_a_layer_is_named_before_it_is_imported() -> None:
-    rule = {"layers": ["standard", mixer()]}
-    for attention in (mixer(), rule, {"layers": {"last": 1, "use": mixer()}}):
-        model = {"kind": "vit", "attention": attention}
-        code = find_code(Experiment, {"model": model})
-        assert list(code.values()) == [f"{__name__}:Averages"]
-        dumped = spec_of(attention).model_dump(mode="json")
-        assert set(find_code(Experiment, {"model": {"kind": "vit", "attention": dumped}}).values())
 
 
 def test_a_specification_is_dumped_hashed_and_pickled() -> None:

@@ -277,8 +277,3 @@ def test_a_callback_that_observes_cannot_end_a_training(tmp_path: Path) -> None:
     folder = folder_of(with_callbacks({"import": "mine:Stops", "observes": True}), tmp_path)
     with pytest.raises(ConfigError, match="a callback with `observes: true` has ended the trai"):
         run_cell(folder)
-
-
-def test_the_code_of_a_callback_needs_consent() -> None:
-    values = with_callbacks({"import": "mine:Counter"}).model_dump(mode="json")
-    assert Cell.find_code(values) == {"experiment.training.callbacks.0.target": "mine:Counter"}
