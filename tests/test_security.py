@@ -92,17 +92,14 @@ def test_a_plan_cannot_redirect_its_report(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
 
 
-@pytest.mark.parametrize("key", ["family", "contrast"])
 @pytest.mark.parametrize(
     "name", ["../up", "..", ".", "/etc", "a/b", "a\\b", ".hidden", "a\0b", "a\nb", "x" * 300]
 )
-def test_the_names_in_a_plan_cannot_lead_out_of_the_reports(
-    tmp_path: Path, key: str, name: str
-) -> None:
+def test_the_names_in_a_plan_cannot_lead_out_of_the_reports(tmp_path: Path, name: str) -> None:
     folder = fake_study.write_study(tmp_path / "runs")
     plan = json.loads((folder / "plan.json").read_text())
-    (folder / "plan.json").write_text(json.dumps(plan | {key: name}))
-    with pytest.raises(ConfigError, match=f"{key}: .* cannot name a folder"):
+    (folder / "plan.json").write_text(json.dumps(plan | {"family": name}))
+    with pytest.raises(ConfigError, match=r"family: .* cannot name a folder"):
         write_reports(tmp_path / "runs", tmp_path / "reports")
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
 

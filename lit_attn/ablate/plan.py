@@ -160,7 +160,6 @@ class Matrix:
             trials=[_plan_cell(job.cell, job.cell.variant) for job in self.early_jobs],
             best_test_epoch=study.best_test_epoch,
             parity=self.parity,
-            contrast=study.contrast,
             columns=None if study.columns is None else list(study.columns),
             latex=latex_columns,
         )

@@ -180,14 +180,13 @@ class Plan(Record):
     )
     best_test_epoch: bool = Field(False, description="True to show the best test epoch")
     parity: str = Field("", description="agreement with released code")
-    contrast: str | None = Field(None, description="study whose leads are compared with these")
     columns: list[str] | None = Field(None, description="columns of the tables, by key")
     latex: list[str] | None = Field(None, description="columns of the LaTeX table, by key")
 
-    @field_validator("family", "contrast")
+    @field_validator("family")
     @classmethod
-    def _names_a_folder(cls, name: str | None) -> str | None:
-        """Refuse a path: the report writes to the folder of the family, and reads the other's."""
+    def _names_a_folder(cls, name: str) -> str:
+        """Refuse a path: the report writes to the folder of the family."""
         if name and not is_file_name(name):
             raise ValueError(f"'{name}' cannot name a folder")
         return name

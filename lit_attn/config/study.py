@@ -139,7 +139,6 @@ class StudyConfig(Config):
         description="keys with the values to try for every variant, and `select` and `seeds` of "
         "the search",
     )
-    contrast: str | None = Field(None, description="another study with which leads are compared")
     columns: tuple[str, ...] | None = Field(
         None,
         description="keys of the columns of tables in lit_attn/report/assets/columns.yaml; null: "
@@ -201,16 +200,7 @@ def read_studies(path: Path, texts: dict[Path, str] | None = None) -> dict[str, 
                     f"{source.tree.at}: {name}: this study is in {sources[name].tree.at.file}, too"
                 )
             sources[name] = source
-    _require_contrasts(sources)
     return sources
-
-
-def _require_contrasts(sources: dict[str, StudySource]) -> None:
-    """Raise ConfigError if the key `contrast` of a study names no study."""
-    for source in sources.values():
-        other = source.study.contrast
-        if other is not None and other not in sources:
-            raise source.error(("contrast",), f"no study '{other}'{suggest(other, sources)}")
 
 
 def read_titles(path: Path) -> dict[str, str]:

@@ -17,6 +17,8 @@ from helpers.processors import COORDINATE, assert_same_text
 from lit_attn.config.papers import read_paper
 from lit_attn.report import write_reports
 from lit_attn.report.papers.page import write_paper
+from lit_attn.report.records.read import read_studies
+from lit_attn.report.tables.study_ranks import write_across
 
 EVIDENCE = ROOT / "reports" / "evidence"
 
@@ -72,5 +74,5 @@ def test_the_records_of_studies_have_their_values_and_the_change(tmp_path: Path)
     for name in names:
         written, committed = (f / name / "per_seed.csv" for f in (tmp_path, EVIDENCE))
         assert_same_text(written.read_text("utf-8"), committed.read_text("utf-8"))
-    page = (tmp_path / "text-longer-tuned" / "table.html").read_text()
-    assert "Change of each lead from text-tuned." in page
+    write_across(read_studies(tmp_path / "runs", ["text-tuned", "text-longer-tuned"]), tmp_path)
+    assert "+0.058 [+0.043, +0.073]" in (tmp_path / "across.html").read_text()

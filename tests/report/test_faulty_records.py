@@ -73,14 +73,6 @@ def test_a_side_record_that_cannot_be_read_leaves_the_table(
     assert "\n" not in warning
 
 
-def test_a_torn_contrast_leaves_the_study(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_study(tmp_path / "runs", seeds=2, contrast="torn")
-    write_study(tmp_path / "runs", name="torn").joinpath("plan.json").write_text("{")
-    (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports", ["fake"])
-    assert folder.name == "fake"
-    assert "torn/plan.json: unreadable and skipped" in caplog.messages[0]
-
-
 def test_a_path_that_no_file_can_have_is_a_damaged_plan(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

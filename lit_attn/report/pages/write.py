@@ -29,7 +29,7 @@ from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.tables import effects, formats, results
 from lit_attn.report.tables.columns import make_scale
 from lit_attn.report.tables.formats import Cell, Table, named_table, rows_to_csv, to_csv
-from lit_attn.report.tables.labels import find_labels, label_rows, label_study
+from lit_attn.report.tables.labels import label_study
 from lit_attn.report.tables.screening import make_screening_table
 from lit_attn.report.tables.summary import (
     list_cells,
@@ -55,10 +55,9 @@ OPTIONAL_FILES = ("settings.csv", "effects.csv", "classes.csv", "diagnostics.csv
 class Analysis(NamedTuple):
     """Everything that is computed from the records of a study, before it is laid out.
 
-    Variants of `study` have their labels as names, those of `written` their names.
+    Variants of `study` have their labels as names.
     """
 
-    written: StudyRecord
     study: StudyRecord
     comparisons: Comparisons
     estimates: list[effects.Effect]
@@ -108,7 +107,6 @@ def make_study_files(written: StudyRecord, folder: Path) -> Files:
     study = label_study(written)
     comparisons = compare_variants(study)
     analysis = Analysis(
-        written,
         study,
         comparisons,
         # Names state the levels of the axes.
@@ -180,7 +178,7 @@ def _render_figures(analysis: Analysis) -> Images:
 
 def _draw_figures(analysis: Analysis) -> Iterator[tuple[str, Figure | None]]:
     """Yield the study's figures one by one, because each of them takes much memory."""
-    _, study, comparisons, estimates, summary, recorded = analysis
+    study, comparisons, estimates, summary, recorded = analysis
     baseline = study.plan.baseline
     if study.finished_cells():
         yield "seeds", figures.draw_seeds(study, comparisons)
@@ -213,7 +211,7 @@ def _make_tables(
     analysis: Analysis, results_table: Table, settings: pd.DataFrame, classes: pd.DataFrame
 ) -> Files:
     """Return the CSV, Markdown and LaTeX files of a study."""
-    _, study, comparisons, estimates, summary, recorded = analysis
+    study, comparisons, estimates, summary, recorded = analysis
     latex_table = results.make_results_table(study, summary, comparisons, study.plan.latex or ())
     verdicts = describe_verdicts(judge_study(study, comparisons=comparisons))
     files: Files = {
@@ -241,7 +239,7 @@ def _make_further_tables(
     analysis: Analysis, settings: pd.DataFrame, classes: pd.DataFrame
 ) -> list[Table]:
     """Return the tables below the table of results; a table without rows is not shown."""
-    written, study, comparisons, estimates, summary, _ = analysis
+    study, comparisons, estimates, summary, _ = analysis
     baseline = study.plan.baseline
     digits = make_scale(summary).digits
     tables = [
@@ -252,10 +250,6 @@ def _make_further_tables(
         tables.append(make_screening_table(study.screening))
     if study.tuning:
         tables.append(make_tuning_table(study.tuning, baseline))
-    if written.contrast is not None:
-        # Two studies share names of variants, and each of them has labels of its own.
-        contrast = effects.make_contrast_table(written, written.contrast, digits)
-        tables.append(label_rows(contrast, find_labels(written.plan)))
     tables.append(effects.make_effects_table(estimates, study.plan, digits, comparisons.look_level))
     tables.append(results.make_class_table(classes))
     rows = [[Cell(text) for text in row] for row in settings.itertuples(index=False)]

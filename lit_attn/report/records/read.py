@@ -3,8 +3,6 @@
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +54,7 @@ def read_studies(runs: Path, names: list[str] | None = None) -> Iterator[StudyRe
             yield study
 
 
-def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
+def _read_study(path: Path) -> StudyRecord:
     """Read the study of the plan at `path`. Raises ConfigError if that is not possible."""
     plan = records.Plan.load(path)
     # The folder of the report has the study's name, so that name must not lead elsewhere.
@@ -96,8 +94,6 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
         folder=folder,
     )
     _require_metric(path, study)
-    if plan.contrast and not is_contrast:
-        return replace(study, contrast=_read_contrast(path, plan.contrast, plan.metric))
     return study
 
 
@@ -122,20 +118,6 @@ def _require_metric(path: Path, study: StudyRecord) -> None:
     result = read_result(Path(without[0].path), without[0].identity)
     nearest = suggest(name, result.metrics) if result else ""
     raise ConfigError(f"{path}: metric.name: no cell has '{name}'{nearest}")
-
-
-def _read_contrast(path: Path, name: str, metric: records.Metric) -> StudyRecord | None:
-    """Return the study `name` beside the plan at `path`, None if it cannot be compared."""
-    other = path.parents[1] / name / "plan.json"
-    if not other.exists():
-        return None
-    contrast = read_or_skip(partial(_read_study, is_contrast=True), other)
-    if contrast is None:
-        return None
-    if contrast.plan.metric != metric:
-        LOG.warning("%s: contrast: the metric of %r differs", path, name)
-        return None
-    return contrast
 
 
 def _explain_unreadable(path: Path, identity: str) -> str:

@@ -82,18 +82,15 @@ class CellRecord:
 class StudyRecord:
     """A plan and all of its cells, in the order of the plan.
 
-    `plan.cells` is empty: `cells` has the same content and more. `contrast` is the study that
-    `plan.contrast` names, if it has a plan and the same metric. `unreadable` names the files of the
-    study that exist and cannot be read. `names` has the names of variants by their labels if the
-    labels stand in all other places
-    (`lit_attn.report.tables.labels`). `pairs` is "seed" if the cells with one seed belong together,
-    and "none" for independent runs, whose seeds are only their places within a variant. `alpha` is
-    the error that all tests of the study may use together.
+    `plan.cells` is empty: `cells` has the same content and more. `unreadable` names the files of
+    the study that exist and cannot be read. `names` has the names of variants by their labels if
+    the labels stand in all other places (`lit_attn.report.tables.labels`). `pairs` is "seed" if the
+    cells with one seed belong together, and "none" for independent runs, whose seeds are only their
+    places within a variant. `alpha` is the error that all tests of the study may use together.
     """
 
     plan: records.Plan
     cells: list[CellRecord]
-    contrast: "StudyRecord | None" = None
     seals: decisions.Seals | None = None
     tuning: records.Tuning | None = None
     screening: Screening | None = None

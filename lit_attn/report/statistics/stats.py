@@ -88,18 +88,6 @@ def student_quantile(freedom: float, share: float) -> float:
     return round_number(float(special.stdtrit(freedom, share)))
 
 
-def welch_interval(
-    first: Sequence[float], second: Sequence[float]
-) -> tuple[float, float] | tuple[None, None]:
-    """Return Welch's 95 % interval of the difference of two means of independent values."""
-    from scipy.stats import ttest_ind
-
-    if min(len(first), len(second)) < 2:
-        return None, None
-    interval = ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
-    return float(interval.low), float(interval.high)
-
-
 def crossed_interval(sums: Floats, weights: Floats) -> tuple[float, float | None, float | None]:
     """Return the standard error over test samples, and a 95 % interval over seeds and samples.
 

@@ -1,4 +1,4 @@
-"""Comparisons beyond single variants: factorial effects, two studies, equal cost."""
+"""Comparisons beyond single variants: factorial effects and equal cost."""
 
 import itertools
 import statistics
@@ -197,45 +197,6 @@ def make_effects_table(effects: list[Effect], plan: Plan, digits: int, level: fl
         label=plan.metric.label,
         baseline=plan.baseline,
     )
-
-
-def make_contrast_table(study: StudyRecord, other: StudyRecord, digits: int) -> Table:
-    """Return how each variant's lead over the baseline differs from its lead in another study."""
-    rows = []
-    for variant in study.plan.variants:
-        if variant.name == study.plan.baseline:
-            continue
-        lead = _lead(study, variant.name)
-        other_lead = _lead(other, variant.name)
-        if lead.empty or other_lead.empty:
-            continue
-        low: float | None
-        high: float | None
-        if set(lead.index) == set(other_lead.index):
-            change, low, high = describe_pairs(lead - other_lead, study.resolution)
-        else:
-            change = lead.mean() - other_lead.mean()
-            low, high = stats.welch_interval(lead.tolist(), other_lead.tolist())
-        texts = [
-            variant.name,
-            _describe_lead(other_lead, digits),
-            _describe_lead(lead, digits),
-            columns.format_difference(change, low, high, f".{digits}f"),
-        ]
-        rows.append([Cell(text) for text in texts])
-    return named_table("contrast", rows, other=other.plan.study, study=study.plan.study)
-
-
-def _lead(study: StudyRecord, variant: str) -> "pd.Series[float]":
-    """Return the differences of a variant to the baseline, by seed."""
-    values = pd.Series(study.values(variant), dtype=float)
-    baseline = pd.Series(study.values(study.plan.baseline), dtype=float)
-    return (values - baseline).dropna()
-
-
-def _describe_lead(lead: "pd.Series[float]", digits: int) -> str:
-    """Return the mean of a lead and its number of seeds, as "+0.31 (5)"."""
-    return f"{columns.format_number(lead.mean(), f'+.{digits}f')} ({len(lead)})"
 
 
 def make_criteria_table(study: StudyRecord, summary: pd.DataFrame, digits: int) -> Table:

@@ -1,12 +1,10 @@
 """Labels of variants: the texts of tables and figures in place of names, which are folder names."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from lit_attn.cells.records import Plan
 from lit_attn.report.records.study_record import StudyRecord
-from lit_attn.report.tables.formats import Table
 
 
 def find_labels(plan: Plan) -> dict[str, str]:
@@ -65,10 +63,3 @@ def label_study(study: StudyRecord) -> StudyRecord:
         times = study.step_times.model_copy(update={"variants": timed})
         labelled = replace(labelled, step_times=times)
     return labelled
-
-
-def label_rows(table: Table, labels: Mapping[str, str]) -> Table:
-    """Return `table`, whose first column has names of variants, with their labels instead."""
-    for row in table.rows:
-        row[0] = row[0]._replace(text=labels.get(row[0].text, row[0].text))
-    return table

@@ -1,4 +1,4 @@
-"""Table across studies: one row for each variant, one column for each study, and mean ranks."""
+"""Tables across studies: values with mean ranks, and changes of leads from the first study."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +13,16 @@ from lit_attn.report.pages.page import Section, render_page
 from lit_attn.report.records.skipped import LOG, Outcome, describe_failure
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics import stats
-from lit_attn.report.tables.columns import NOTHING, format_p, format_spread, make_scale
+from lit_attn.report.statistics.independent import welch_interval
+from lit_attn.report.tables.columns import (
+    NOTHING,
+    choose_digits,
+    format_difference,
+    format_number,
+    format_p,
+    format_spread,
+    make_scale,
+)
 from lit_attn.report.tables.formats import (
     Cell,
     Table,
@@ -68,7 +77,7 @@ def write_across(studies: Iterable[StudyRecord], reports: Path) -> Outcome:
     table = _make_table(entries, ranks, list(means.index))
     page = reports / "across.html"
     _write_tables(table, means, page)
-    _write_page(table, _combine_studies(entries), page)
+    _write_page(table, entries, page)
     return Outcome([page], skipped)
 
 
@@ -80,15 +89,20 @@ def _write_tables(table: Table, means: pd.DataFrame, page: Path) -> None:
     write_atomic(page.with_suffix(".tex"), to_latex(table, "across", "across.full.md"))
 
 
-def _write_page(table: Table, combined: Forest | None, page: Path) -> None:
+def _write_page(table: Table, entries: list[Entry], page: Path) -> None:
     """Write the page, with the combined differences if there are some, and their plot beside it."""
     tables = [table]
     images: dict[str, dict[str, bytes]] = {}
+    comparable = _select_comparable(entries)
+    combined = _combine_studies(comparable)
     if combined is not None:
         tables.append(combined.table)
         images["across"] = combined.image
         for kind, content in combined.image.items():
             write_atomic(page.with_suffix(f".{kind}"), content)
+    changes = _make_changes_table(comparable)
+    if changes.rows:
+        tables.append(changes)
     html = render_page(
         table.title.rstrip("."),
         [Section(figures=list(images), tables=tables)],
@@ -100,17 +114,76 @@ def _write_page(table: Table, combined: Forest | None, page: Path) -> None:
     write_atomic(page, html)
 
 
-def _combine_studies(entries: list[Entry]) -> Forest | None:
-    """Return table and figure of the variants that studies with the first one's metric share.
-
-    Differences in other metrics have other units. None if no variant is in two studies.
-    """
+def _select_comparable(entries: list[Entry]) -> list[Entry]:
+    """Return the studies with the first one's metric: differences in others have other units."""
     first = entries[0].study.plan.metric
-    frames = {}
-    for study, frame in entries:
-        metric = study.plan.metric
+    comparable = []
+    for entry in entries:
+        metric = entry.study.plan.metric
         if (metric.label, metric.goal, metric.scale) == (first.label, first.goal, first.scale):
-            frames[study.plan.study] = frame
+            comparable.append(entry)
+    return comparable
+
+
+def _make_changes_table(entries: list[Entry]) -> Table:
+    """Return how the lead of each variant over its baseline differs from that in the first study.
+
+    The change is paired by seed if both studies have the same seeds; otherwise its interval is
+    Welch's.
+    """
+    first = entries[0].study
+    labels = _find_labels(entries)
+    changes = []
+    for variant in first.plan.variants:
+        before = _find_lead(first, variant.name)
+        for study, _ in entries[1:]:
+            after = _find_lead(study, variant.name)
+            is_baseline = variant.name in (first.plan.baseline, study.plan.baseline)
+            if is_baseline or before.empty or after.empty:
+                continue
+            interval: stats.Interval | None = None
+            if set(before.index) == set(after.index):
+                differences = (after - before).tolist()
+                interval = stats.paired_interval(differences, resolution=study.resolution)
+            elif min(len(before), len(after)) > 1:
+                interval = welch_interval(
+                    before.to_numpy(), after.to_numpy(), 0.95, study.resolution
+                )
+            changes.append((labels[variant.name], study.plan.study, before, after, interval))
+    leads = [lead for _, _, before, after, _ in changes for lead in (before, after)]
+    spreads = pd.Series([lead.std() for lead in leads], dtype=float)
+    digits = choose_digits(spreads, pd.Series([lead.mean() for lead in leads], dtype=float))
+    rows = []
+    for label, name, before, after, interval in changes:
+        low, high = (None, None) if interval is None else (interval.low, interval.high)
+        change = after.mean() - before.mean()
+        texts = [
+            label,
+            name,
+            _describe_lead(before, digits),
+            _describe_lead(after, digits),
+            format_difference(change, low, high, f".{digits}f"),
+        ]
+        rows.append([Cell(text) for text in texts])
+    return named_table("changes", rows, first=first.plan.study)
+
+
+def _find_lead(study: StudyRecord, variant: str) -> "pd.Series[float]":
+    """Return the differences of a variant to the baseline of its study, by seed."""
+    values = pd.Series(study.values(variant), dtype=float)
+    baseline = pd.Series(study.values(study.plan.baseline), dtype=float)
+    return (values - baseline).dropna()
+
+
+def _describe_lead(lead: "pd.Series[float]", digits: int) -> str:
+    """Return the mean of a lead and its number of seeds, as "+0.31 (5)"."""
+    return f"{format_number(lead.mean(), f'+.{digits}f')} ({len(lead)})"
+
+
+def _combine_studies(entries: list[Entry]) -> Forest | None:
+    """Return table and figure of the variants that two or more studies share, None without one."""
+    first = entries[0].study.plan.metric
+    frames = {study.plan.study: frame for study, frame in entries}
     effects = forest.read_effects(frames)
     if not effects:
         return None

@@ -126,7 +126,6 @@ def _select(
         plan=plan.model_copy(update=changes),
         cells=cells,
         alpha=alpha,
-        contrast=None,
         seals=None,
     )
 
