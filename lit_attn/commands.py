@@ -107,31 +107,41 @@ class List(Command):
 
 
 class Schema(Command):
-    """Command that prints the JSON schema of a file, for an editor."""
+    """Command that prints the JSON schema of a YAML file or of an answer of --json."""
 
-    words = "experiment|study"
-    help = "print a JSON schema for editors"
-    description = "Print the JSON schema of an experiment or of a file of studies, for an editor."
+    words = "experiment|study|ANSWER"
+    help = "print a JSON schema of a YAML file or of an answer of --json"
+    description = (
+        "Print the JSON schema of an experiment or of a file of studies, for an editor, or that of"
+        " an answer of --json, for a program: dry-run, status, report, judge, laws or error."
+    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the name of the schema and the plug-ins."""
-        parser.add_argument("file", metavar="experiment|study", help="Kind of the YAML file.")
+        parser.add_argument("name", help="Kind of the YAML file, or name of the answer.")
         parser.add_argument(
             "--parts",
             type=Path,
             action="append",
             default=[],
             metavar="FILE",
-            help="Plug-in whose members the schema has too; repeat it for several files.",
+            help="Plug-in whose members the schema of a file has too; repeat it for several files.",
         )
 
     def run(self, options: Namespace) -> int:
         """Print the schema. Raises ConfigError for an unknown name."""
-        from lit_attn.config.json_schema import SCHEMAS
+        from lit_attn.report.answers.schemas import ANSWERS, make_schema
 
-        errors.require("lit-attn schema: no file", options.file, SCHEMAS)
-        load_parts(options.parts)
-        print(json.dumps(SCHEMAS[options.file](), indent=2))
+        if options.name in ANSWERS:
+            schema = make_schema(options.name)
+        else:
+            # This module imports PyTorch.
+            from lit_attn.config.json_schema import SCHEMAS
+
+            errors.require("lit-attn schema: no schema", options.name, [*SCHEMAS, *ANSWERS])
+            load_parts(options.parts)
+            schema = SCHEMAS[options.name]()
+        print(json.dumps(schema, indent=2))
         return 0
 
 

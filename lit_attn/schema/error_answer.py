@@ -45,7 +45,7 @@ def find_place(message: str) -> Place:
 
 
 def write_mistake(kind: Kind, message: str) -> str:
-    """Return the answer to a mistake of one line (schema: lit_attn/report/schemas/error.json)."""
+    """Return the answer to a mistake of one line (schema: `lit-attn schema error`)."""
     mistake = {"kind": kind, **find_place(message)._asdict(), "message": message}
     answer = {"format": FORMAT, "command": "error", "error": mistake}
     return json.dumps(answer, indent=2, ensure_ascii=False)

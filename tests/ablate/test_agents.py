@@ -1,6 +1,5 @@
 """The loop of AGENTS.md: a program decides by JSON alone, and its temptations leave traces."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from helpers.paths import ROOT
 
 from lit_attn.__main__ import main
 from lit_attn.ablate.plan import expand
+from lit_attn.report.answers.schemas import make_schema
 
 EFFECTS = {"standard": 0.0, "idea": 0.004, "better-idea": 0.03}
 
@@ -156,8 +156,7 @@ def test_the_loop_trains_the_digits(tmp_path: Path) -> None:
 
 def test_the_instructions_name_keys_that_exist() -> None:
     text = (ROOT / "AGENTS.md").read_text(encoding="utf-8")
-    schema = json.loads((ROOT / "lit_attn/report/schemas/judge.json").read_text("utf-8"))
-    parts = schema["$defs"]
+    parts = make_schema("judge")["$defs"]
     for key in ("added_variants", "removed_variants", "removed_seeds", "changed_decisions"):
         assert f"`{key}`" in text
         assert key in parts["SealedPlan"]["properties"]

@@ -133,9 +133,7 @@ class StudyOptions:
     )
     dry_run: bool = field(metadata=_flag("List the cells and their states; run nothing."))
     json: bool = field(
-        metadata=_flag(
-            "With --dry-run: print JSON (lit_attn/report/schemas/dry-run.json).", DRY_RUN
-        )
+        metadata=_flag("With --dry-run: print JSON (schema: `lit-attn schema dry-run`).", DRY_RUN)
     )
     params: bool = field(metadata=_flag("With --dry-run: show parameters and FLOPs.", DRY_RUN))
     estimate: bool = field(

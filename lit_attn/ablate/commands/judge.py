@@ -65,8 +65,8 @@ class Judge(Command):
         add(
             "--json",
             action="store_true",
-            help="Print JSON (schema: lit_attn/report/schemas/judge.json), also after a mistake"
-            " (error.json).",
+            help="Print JSON (schema: `lit-attn schema judge`), also after a mistake"
+            " (`lit-attn schema error`).",
         )
         add(
             "--stream",

@@ -58,7 +58,7 @@ class Laws(Command):
         add(
             "--json",
             action="store_true",
-            help="Print JSON (schema: lit_attn/report/schemas/laws.json).",
+            help="Print JSON (schema: `lit-attn schema laws`).",
         )
         add_table_arguments(parser)
 

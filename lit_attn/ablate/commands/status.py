@@ -42,7 +42,7 @@ class Status(Command):
         parser.add_argument(
             "--json",
             action="store_true",
-            help="Print JSON (schema: lit_attn/report/schemas/status.json).",
+            help="Print JSON (schema: `lit-attn schema status`).",
         )
 
     def run(self, options: Namespace) -> int:

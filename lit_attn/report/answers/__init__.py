@@ -1,1 +1,1 @@
-"""Answers with --json; the folder `report/schemas` has the JSON schema of each answer."""
+"""Answers with --json, and the JSON schema of each answer."""

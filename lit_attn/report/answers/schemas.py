@@ -1,20 +1,15 @@
-"""JSON schemas of all answers.
+"""JSON schemas of all answers, which `lit-attn schema` prints.
 
 `FORMAT` changes when a key changes its meaning or goes away; a new key leaves it as it is. The
 answer to a mistake is written by `lit_attn.schema.error_answer`.
 """
 
-import json
-from pathlib import Path
 from typing import Any, Literal
 
 from lit_attn.report.answers.entry import Entry
 from lit_attn.report.answers.judged import JudgeAnswer, LawsAnswer
 from lit_attn.report.answers.runs import DryRunAnswer, ReportAnswer, StatusAnswer
 from lit_attn.schema.error_answer import FORMAT, Kind
-
-SCHEMAS = Path(__file__).parents[1] / "schemas"
-"""Folder of the JSON schemas, one for each answer."""
 
 
 class Mistake(Entry):
@@ -53,14 +48,3 @@ ANSWERS: dict[str, type[Entry]] = {
 def make_schema(name: str) -> dict[str, Any]:
     """Return the JSON schema of an answer; every key is required."""
     return ANSWERS[name].model_json_schema(mode="serialization")
-
-
-def write_schemas() -> None:
-    """Write the JSON schema of every answer to the folder `schemas`."""
-    for name in ANSWERS:
-        text = json.dumps(make_schema(name), indent=2) + "\n"
-        (SCHEMAS / f"{name}.json").write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write_schemas()
