@@ -61,7 +61,7 @@ def measure(name: str, shape: Shape, way: str, tokens: int, setup: Setup) -> Row
         network = GPT(configure(name, shape), shape.vocabulary, tokens, setup.device)
         network.to(setup.dtype).train()
         if way == "blocks":
-            compile_blocks(network, "default")
+            compile_blocks(network)
         else:
             network.trunk.compile()
         batch = torch.randint(shape.vocabulary, (shape.batch, tokens), device=setup.device)

@@ -186,35 +186,31 @@ class Experiment(Config):
             raise ValueError(f"model: {failure}")
 
     @consistency_check
-    def _replays_steps(self) -> None:
-        """Refuse CUDA graphs for steps that a graph cannot replay.
+    def _records_steps(self) -> None:
+        """Refuse `compile: step` for steps that a CUDA graph cannot replay.
 
-        A graph has fixed shapes, and its outputs, the gradients among them, stay valid until its
-        next replay only.
+        A graph has fixed shapes, and keeps the numbers that it was recorded with.
         """
-        choice = self.training.compile
-        if not self.training.has_cuda_graphs:
+        if self.training.compile != "step":
             return
-        refusals = []
-        if not self.data.signature().has_fixed_shapes:
-            refusals.append(
-                "needs training batches of one shape, but those of data.kind "
-                f"'{self.data.kind}' differ in shape"
-            )
-        if self.data.micro_batches > 1:
-            refusals.append(
-                f"needs steps of one micro-batch, and this data has {self.data.micro_batches}"
-            )
-        if self.training.devices > 1:
-            refusals.append(f"needs one device, and training.devices is {self.training.devices}")
-        if choice == "step-graph":
-            refusals += self._list_unrecordable()
+        refusals = self._list_unrecordable()
         if refusals:
-            raise ValueError(f"training.compile: {choice} {refusals[0]}. Write auto or true.")
+            raise ValueError(f"training.compile: step {refusals[0]}. Write auto or blocks.")
 
     def _list_unrecordable(self) -> list[str]:
         """Return what a record of whole steps would freeze or leave out, as ends of sentences."""
         endings = []
+        if not self.data.signature().has_fixed_shapes:
+            endings.append(
+                "needs training batches of one shape, but those of data.kind "
+                f"'{self.data.kind}' differ in shape"
+            )
+        if self.data.micro_batches > 1:
+            endings.append(
+                f"needs steps of one micro-batch, and this data has {self.data.micro_batches}"
+            )
+        if self.training.devices > 1:
+            endings.append(f"needs one device, and training.devices is {self.training.devices}")
         if not self.task.is_recordable:
             endings.append(f"does not record the steps of task '{self.task.kind}'")
         if not self.optimizer.is_recordable:

@@ -226,11 +226,11 @@ class Training(Config):
     evaluate_every: PositiveInt = Field(1, description="epochs between evaluations")
     average: WeightAverage | None = Field(None, description="average of the weights to evaluate")
     stop: Stopping | None = Field(None, description="early stopping; null: never")
-    compile: bool | Literal["auto", "cuda-graphs", "step-graph"] = outside_identity(
+    compile: Literal["auto", "blocks", "step", "none"] = outside_identity(
         "auto",
-        "compile the model with torch.compile; auto: on a GPU, and not on a CPU; for small models "
-        "on a GPU whose batches have one shape, cuda-graphs: also record the network as CUDA "
-        "graphs; step-graph: also record the whole training step as one",
+        "use of torch.compile; blocks: each block of the network is compiled; auto: blocks on a "
+        "GPU, none on a CPU; step: blocks, and the whole training step is recorded as one CUDA "
+        "graph, for small models on a GPU whose batches have one shape; none: nothing is compiled",
     )
     accelerator: Literal["auto", "cpu", "cuda"] = outside_identity("auto", "device to train on")
     devices: PositiveInt = outside_identity(1, "devices that share every batch")
@@ -285,11 +285,11 @@ class Training(Config):
             raise ValueError("precision: tf32 needs a GPU, and `accelerator` is cpu; write fp32")
 
     @consistency_check
-    def _has_graphs_of_the_network(self) -> None:
-        if self.has_cuda_graphs and self.recompute == "blocks":
+    def _records_whole_steps(self) -> None:
+        if self.compile == "step" and self.recompute == "blocks":
             raise ValueError(
-                f"compile: {self.compile} records the network, and recompute: blocks computes each "
-                "block again outside of that record; write compile: true or recompute: none"
+                "compile: step records the network, and recompute: blocks computes each block "
+                "again outside of that record; write compile: blocks or recompute: none"
             )
 
     def identity(self) -> dict[str, Any]:
@@ -310,11 +310,6 @@ class Training(Config):
     def is_sharded(self) -> bool:
         """True if the weights are sharded; one device has nothing to share."""
         return self.strategy == "fsdp" and self.devices > 1
-
-    @property
-    def has_cuda_graphs(self) -> bool:
-        """True if CUDA graphs replay the network, or whole training steps."""
-        return self.compile in ("cuda-graphs", "step-graph")
 
     @property
     def is_compiled_by_block(self) -> bool:

@@ -122,8 +122,8 @@ def _count_without_embeddings(network: nn.Module) -> int:
     return sum(p.numel() for p in network.parameters() if p not in tables)
 
 
-def compile_blocks(network: nn.Module, mode: str, key: str = "training.compile") -> None:
-    """Compile the forward pass of each block of `network` alone, with torch.compile in `mode`.
+def compile_blocks(network: nn.Module, key: str = "training.compile") -> None:
+    """Compile the forward pass of each block of `network` alone, with torch.compile.
 
     Blocks that differ only in their tensors share one compiled graph, so a deep network takes as
     long to compile as a block. What surrounds a block is not compiled: the exchange of its weights,
@@ -134,4 +134,4 @@ def compile_blocks(network: nn.Module, mode: str, key: str = "training.compile")
     # word what it could not compile.
     raise_compiler_limit(VARIANTS * len(blocks))
     for block in blocks.values():
-        block.forward = torch.compile(block.forward, mode=mode)
+        block.forward = torch.compile(block.forward)

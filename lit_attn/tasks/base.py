@@ -63,9 +63,6 @@ class TaskModule(OptimizedModule, ABC):
     for each evaluation.
     """
 
-    compile_mode = "default"
-    """Mode of torch.compile in which `compile_network` compiles."""
-
     evaluated_at = -1
     """Step after which the splits were last evaluated."""
 
@@ -176,8 +173,8 @@ class TaskModule(OptimizedModule, ABC):
         self._extend_metrics()
 
     def compile_network(self) -> None:
-        """Compile the network with torch.compile in `compile_mode`."""
-        self.network.compile(mode=self.compile_mode)
+        """Compile the network as a whole with torch.compile."""
+        self.network.compile()
 
     def configure_model(self) -> None:
         """Shard the network and its average if the strategy has a mesh of devices for that."""
@@ -195,11 +192,6 @@ class TaskModule(OptimizedModule, ABC):
         """Loss of the first training batch of this process; None after an old checkpoint."""
         return None if self._first_loss is None else self._first_loss.item()
 
-    @property
-    def has_cuda_graphs(self) -> bool:
-        """True if the training steps of the network are replayed as CUDA graphs."""
-        return self.compile_mode == "reduce-overhead"
-
     def training_step(self, batch: Any, batch_index: int) -> Tensor:
         """Return the loss; raise Diverged if it, or on one GPU an earlier one, is not finite.
 
@@ -208,8 +200,6 @@ class TaskModule(OptimizedModule, ABC):
         if self.step_graph is not None:
             loss = self.step_graph.step(self, batch)
         else:
-            if self.has_cuda_graphs:
-                torch.compiler.cudagraph_mark_step_begin()
             loss = self.loss(batch)
         require_complete(loss)
         self.late_losses.check(self.global_step, loss)
@@ -302,9 +292,6 @@ class TaskModule(OptimizedModule, ABC):
             if not self.evaluates_as_training:
                 stack.enter_context(torch.autocast(self.device.type, enabled=False))
                 stack.enter_context(products_in_tf32(False))
-            if self.has_cuda_graphs:
-                # Metrics keep outputs, which the next replay of a graph would overwrite.
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
             yield
 
     def on_validation_epoch_end(self) -> None:

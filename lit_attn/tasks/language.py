@@ -41,7 +41,7 @@ class LanguageModelling(TaskModule):
         The adaptive head of a GPT selects its computation by the targets, which does not compile.
         """
         compiled = getattr(self.network, "trunk", self.network)
-        compiled.compile(mode=self.compile_mode)
+        compiled.compile()
 
     def loss(self, batch: Any) -> Tensor:
         return self.nll(batch).mean()

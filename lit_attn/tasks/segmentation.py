@@ -55,9 +55,9 @@ class Segmentation(TaskModule):
 
         A head of mmsegmentation without attention has no layers and is not compiled.
         """
-        self.network.backbone.compile(mode=self.compile_mode)
+        self.network.backbone.compile()
         for layer in getattr(self.network.decode_head, "layers", []):
-            layer.compile(mode=self.compile_mode)
+            layer.compile()
 
     def loss(self, batch: Any) -> Tensor:
         """Return the mean over the labelled pixels of the batch on all devices together."""

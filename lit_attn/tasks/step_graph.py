@@ -171,7 +171,7 @@ class StepGraph:
         except Exception as error:
             reason = str(error).strip().partition("\n")[0]
             raise ConfigError(
-                "training.compile: step-graph cannot record a training step of this cell: "
+                "training.compile: step cannot record a training step of this cell: "
                 f"{type(error).__name__}: {reason}. Write auto, which changes no identity."
             ) from error
         finally:

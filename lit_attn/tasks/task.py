@@ -67,7 +67,7 @@ class Task(Kind):
 
     is_recordable: ClassVar[bool] = False
     """True if the module's `loss` runs the same kernels in each step, and nothing else that counts:
-    `training.compile: step-graph` repeats the kernels alone."""
+    `training.compile: step` repeats the kernels alone."""
 
     training_metrics: ClassVar[tuple[MetricInfo, ...]] = ()
     """Metrics of the samples that train, beside `train/loss`; the module's `training_values`."""

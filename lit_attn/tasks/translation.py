@@ -46,8 +46,8 @@ class Translation(LanguageModelling):
 
     def compile_network(self) -> None:
         """Compile the encoder and the decoder; the loss works in chunks, uncompiled."""
-        self.network.encoder.compile(mode=self.compile_mode)
-        self.network.decoder.compile(mode=self.compile_mode)
+        self.network.encoder.compile()
+        self.network.decoder.compile()
 
     def inputs(self, batch: Any) -> tuple[Any, ...]:
         source, inputs, *_ = batch

@@ -19,7 +19,7 @@ from lit_attn.optim.schedules import stretch
 from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.tasks.base import TaskModule
 from lit_attn.tasks.step_graph import CudaRecorder, StepGraph
-from lit_attn.training.compilation import choose_mode
+from lit_attn.training.compilation import should_compile
 from lit_attn.training.several_devices import require_shared_losses
 from lit_attn.training.start_weights import prepare_start
 
@@ -45,7 +45,7 @@ def build(cell: Cell, device: torch.device, *, may_compile: bool = True) -> Part
             "training.precision: a step in fp16 takes 4 to 14 times as long as in fp32 on a CPU; "
             "choose fp32, or bf16 on a CPU that has it"
         )
-    compile_mode = choose_mode(experiment, device) if may_compile else None
+    is_compiled = may_compile and should_compile(experiment, device)
     model = factory.resolve(experiment.model, cell.match_to, experiment.data)
     costs = factory.describe(model, experiment.data)
     L.seed_everything(cell.seed, verbose=False)
@@ -54,20 +54,17 @@ def build(cell: Cell, device: torch.device, *, may_compile: bool = True) -> Part
     training = experiment.training
     prepare_for_devices(network, training)
     task = build_task(cell, data, network)
-    if compile_mode is not None:
-        task.compile_mode = compile_mode
-        # A CUDA graph records the network as a whole.
-        gains_by_block = is_mostly_blocks(network) and not task.has_cuda_graphs
-        if training.is_compiled_by_block or gains_by_block:
-            compile_blocks(network, compile_mode)
+    if is_compiled:
+        if training.is_compiled_by_block or is_mostly_blocks(network):
+            compile_blocks(network)
         else:
             task.compile_network()
-    if training.compile == "step-graph":
+    if training.compile == "step":
         task.step_graph = StepGraph(CudaRecorder, training.clip)
     if training.recompute == "blocks":
         recompute_blocks(network)
     inputs = collect_inputs(cell.parts, experiment.input_paths())
-    return Parts(data, task, costs, inputs, is_compiled=compile_mode is not None)
+    return Parts(data, task, costs, inputs, is_compiled)
 
 
 def build_data(cell: Cell, device: torch.device) -> DataModule:

@@ -1,10 +1,8 @@
-"""Compilation of a cell's network with torch.compile: whether, how, and what follows a failure.
+"""Compilation of a cell's network with torch.compile: whether, and what follows a failure.
 
 `training.compile` is outside the identity of a cell: it changes the order of sums and the speed,
 and not what is computed. `result.json` records whether a cell was compiled.
 """
-
-from typing import Literal
 
 import torch
 
@@ -18,29 +16,24 @@ COMPILED_DEVICES = ("cuda",)
 On a CPU, compiling takes longer than the small trainings that run there.
 """
 
-Mode = Literal["default", "reduce-overhead"]
-"""Mode of torch.compile; reduce-overhead records CUDA graphs."""
-
 REASON_LENGTH = 300
 """Most characters of torch's reason for a failed compilation that are kept."""
 
 
-def choose_mode(experiment: Experiment, device: torch.device) -> Mode | None:
-    """Return the mode in which a cell on `device` is compiled, or None if it is not compiled.
+def should_compile(experiment: Experiment, device: torch.device) -> bool:
+    """Return True if a cell on `device` is compiled.
 
-    Raises ConfigError if the cell cannot have the CUDA graphs that its configuration asks for.
+    Raises ConfigError if the cell cannot have the CUDA graph that its configuration asks for.
     """
     choice = experiment.training.compile
-    if experiment.training.has_cuda_graphs and device.type != "cuda":
+    if choice == "step" and device.type != "cuda":
         raise ConfigError(
-            f"training.compile: {choice} needs a GPU, but this cell trains on '{device}'. "
+            f"training.compile: step needs a GPU, but this cell trains on '{device}'. "
             "Write auto, which compiles on a GPU only."
         )
-    if choice == "cuda-graphs":
-        return "reduce-overhead"
     if choice == "auto":
-        return "default" if device.type in COMPILED_DEVICES else None
-    return "default" if choice else None
+        return device.type in COMPILED_DEVICES
+    return choice != "none"
 
 
 def is_compilation_failure(error: BaseException) -> bool:

@@ -45,7 +45,7 @@ from lit_attn.training.callback_checks import (
     list_parameters,
     require_same_loop,
 )
-from lit_attn.training.compilation import choose_mode
+from lit_attn.training.compilation import should_compile
 from lit_attn.training.process_group import ProcessGroup, choose_device
 from lit_attn.training.recording import MetricsFile
 from lit_attn.training.result import SMOKE
@@ -232,7 +232,7 @@ def _check_cell(
         if not machine.has_data or not is_untried:
             return CellEnd()
         device = choose_device(training.accelerator, 0, 1)
-        choose_mode(experiment, device)
+        should_compile(experiment, device)
         try_network(model, experiment.data, device)
     except ConfigError as error:
         return Mistake(number, str(error))

@@ -252,7 +252,7 @@ class Attempt:
             if training.compile != "auto" or training.devices > 1:
                 raise ConfigError(
                     f"training.compile: torch.compile failed: {reason}. To train uncompiled, write "
-                    "`compile: false`, which changes no identity."
+                    "`compile: none`, which changes no identity."
                 ) from error
             print(
                 f"training.compile: torch.compile failed: {reason}. This cell trains uncompiled, "

@@ -127,8 +127,8 @@ def test_a_dry_run_warns_of_missing_data(tmp_path: Path) -> None:
 
 
 def test_cuda_graphs_are_refused_in_a_dry_run(tmp_path: Path) -> None:
-    body = "baseline: a\nset: {training.compile: cuda-graphs, training.devices: 2}\ncells: {a: {}}"
-    with pytest.raises(ConfigError, match=r"training.compile: cuda-graphs needs one device"):
+    body = "baseline: a\nset: {training.compile: step, training.devices: 2}\ncells: {a: {}}"
+    with pytest.raises(ConfigError, match=r"training.compile: step needs one device"):
         expand(studies.study(tmp_path, body), tmp_path / "runs")
 
 

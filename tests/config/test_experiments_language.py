@@ -50,7 +50,7 @@ def tiny(name: str, folder: Path, **changes: dict[str, Any]) -> Cell:
     for key in ("warmup", "warmdown"):
         if key in experiment.get("schedule", {}):
             experiment["schedule"][key] *= share
-    short = {"epochs": 2, "evaluate_every": 1, "accelerator": "cpu", "compile": False}
+    short = {"epochs": 2, "evaluate_every": 1, "accelerator": "cpu", "compile": "none"}
     experiment["training"] |= short
     metric = {"name": "val/loss", "goal": "min", "scale": 1}
     cell = {"study": "t", "variant": "v", "seed": 0, "experiment": experiment, "metric": metric}

@@ -227,7 +227,7 @@ def identities(folder: Path, body: str, experiment: str = studies.EXPERIMENT) ->
 def test_identity_ignores_order_comments_defaults_paths_and_devices(tmp_path: Path) -> None:
     spelled_out = """\
 # The same experiment with all defaults, in another order.
-training: {epochs: 2, compile: true, accelerator: cpu, precision: fp32, checkpoint_every: 9}
+training: {epochs: 2, compile: blocks, accelerator: cpu, precision: fp32, checkpoint_every: 9}
 schedule: {warmup: 1.0, kind: cosine, end: 0}
 optimizer: {lr: 0.001, kind: adamw, betas: [0.9, 0.999]}
 model:

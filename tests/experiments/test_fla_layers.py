@@ -362,12 +362,12 @@ def test_layers_pass_the_trial(name: str, tokens: int) -> None:
 
 @pytest.mark.gpu
 @may_warn
-@pytest.mark.parametrize(("precision", "is_compiled"), [("fp32", False), ("bf16", True)])
+@pytest.mark.parametrize(("precision", "compiled"), [("fp32", "none"), ("bf16", "blocks")])
 def test_a_cell_trains_on_a_gpu_and_resumes(
-    precision: str, is_compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    precision: str, compiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Triton may choose other kernels in the second attempt, so losses differ in rounding."""
-    training = {"precision": precision, "compile": is_compiled}
+    training = {"precision": precision, "compile": compiled}
     # The check of attention paths before the first cell on a GPU takes minutes.
     monkeypatch.setattr(first_cell, "check_before_first_cell", lambda cell: None)
     folders = []

@@ -77,7 +77,7 @@ CELLS: dict[str, tuple[str, Callable[[Path], Cell]]] = {
 
 def on_gpu(cell: Cell, precision: str) -> Cell:
     # Code cannot be compiled for the simulated GPU.
-    update = {"accelerator": "cuda", "precision": precision, "compile": False}
+    update = {"accelerator": "cuda", "precision": precision, "compile": "none"}
     training = cell.experiment.training.model_copy(update=update)
     # The simulated GPU has no memory to which a thread of a worker could pin batches.
     data = cell.experiment.data.model_copy(update={"workers": 0})
@@ -190,11 +190,11 @@ def test_a_recorded_step_contains_nothing_that_waits(
             def replay(self) -> None:
                 self.work()
 
-        monkeypatch.setattr(build, "choose_mode", lambda experiment, device: None)
+        monkeypatch.setattr(build, "should_compile", lambda experiment, device: False)
         monkeypatch.setattr(build, "CudaRecorder", Rehearsed)
         precision, make = CELLS[name]
         cell = on_gpu(make(tmp_path), precision)
-        changes = {"compile": "step-graph", "epochs": 2}
+        changes = {"compile": "step", "epochs": 2}
         training = cell.experiment.training.model_copy(update=changes)
         data = cell.experiment.data.model_copy(update={"accumulate": 1})
         experiment = cell.experiment.model_copy(update={"training": training, "data": data})

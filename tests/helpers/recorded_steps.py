@@ -116,8 +116,8 @@ class NoRecord(RecordingCPU):
 
 
 def use(monkeypatch: pytest.MonkeyPatch, recorder: type[Recorder] = RecordingCPU) -> None:
-    """Train cells with `compile: step-graph` on a CPU, uncompiled, with this recorder."""
-    monkeypatch.setattr(build, "choose_mode", lambda experiment, device: None)
+    """Train cells with `compile: step` on a CPU, uncompiled, with this recorder."""
+    monkeypatch.setattr(build, "should_compile", lambda experiment, device: False)
     monkeypatch.setattr(build, "CudaRecorder", recorder)
     # A GPU computes the logits of all tokens, as fixed shapes need.
     monkeypatch.setattr(token_loss, "find_targets", lambda targets: None)

@@ -24,7 +24,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[GraphCounter]:
     backend = GraphCounter()
     compile_with = torch.compile
 
-    def compile_forward(forward: Any, mode: str) -> Any:
+    def compile_forward(forward: Any) -> Any:
         return compile_with(forward, backend=backend)
 
     monkeypatch.setattr(blocks.torch, "compile", compile_forward)
@@ -67,7 +67,7 @@ def compute(network: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
 )
 def test_twelve_blocks_compile_one_graph(make: Any, attention: str, compiler: GraphCounter) -> None:
     network, inputs = build(make(12, attention))
-    compile_blocks(network, "default")
+    compile_blocks(network)
     network.train()(*inputs)
     assert compiler.graphs == 1
 
@@ -75,7 +75,7 @@ def test_twelve_blocks_compile_one_graph(make: Any, attention: str, compiler: Gr
 def test_blocks_share_a_graph_and_compute_the_same(compiler: GraphCounter) -> None:
     expected = compute(*build(gpt(3, "standard")))
     network, inputs = build(gpt(3, "standard"))
-    compile_blocks(network, "default")
+    compile_blocks(network)
     torch.testing.assert_close(compute(network, inputs), expected, rtol=1e-5, atol=1e-6)
     assert compiler.graphs == 1
 
@@ -99,7 +99,7 @@ def test_blocks_that_differ_have_their_own_graphs_and_the_same_values(
 ) -> None:
     expected = compute(*build(make(6, attention)))
     network, inputs = build(make(6, attention))
-    compile_blocks(network, "default")
+    compile_blocks(network)
     torch.testing.assert_close(compute(network, inputs), expected, rtol=1e-5, atol=1e-6)
     assert compiler.graphs == graphs
 
@@ -110,7 +110,7 @@ def test_many_kinds_of_blocks_do_not_reach_the_limit_of_the_compiler(
 ) -> None:
     """Rates of stochastic depth are constants, and PyTorch's limit is eight variants."""
     network, inputs = build(vit(10, "standard", drop_path=0.1))
-    compile_blocks(network, "default")
+    compile_blocks(network)
     network.train()(*inputs)
     assert compiler.graphs == 10
     # In evaluation only the first block, whose rate is zero, differs.
@@ -122,7 +122,7 @@ def test_many_kinds_of_blocks_do_not_reach_the_limit_of_the_compiler(
 def test_recomputed_blocks_share_their_graph_too(compiler: GraphCounter) -> None:
     expected = compute(*build(gpt(4, "belief2")))
     network, inputs = build(gpt(4, "belief2"))
-    compile_blocks(network, "default")
+    compile_blocks(network)
     recompute_blocks(network)
     torch.testing.assert_close(compute(network, inputs), expected, rtol=1e-5, atol=1e-6)
     assert compiler.graphs == 1

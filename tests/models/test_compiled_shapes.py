@@ -47,7 +47,7 @@ def test_last_batches_of_any_size_need_one_more_graph(
 ) -> None:
     cell = digits_cell(model={"attention": attention, "drop_path": 0.0})
     expected, network = build(cell).eval(), build(cell)
-    blocks.compile_blocks(network, "default")
+    blocks.compile_blocks(network)
     network.train()(torch.randn(8, 1, 8, 8)).sum().backward()
     network.eval()
     with torch.no_grad():
@@ -64,7 +64,7 @@ def test_texts_that_grow_need_one_more_graph(attention: str, compiler: GraphCoun
     """Without a cache, each token of a generated text is another length."""
     cell = text_cell(model={"attention": attention})
     expected, network = build(cell).eval(), build(cell).eval()
-    blocks.compile_blocks(network, "default")
+    blocks.compile_blocks(network)
     with torch.no_grad():
         for length in range(4, 14):
             tokens = torch.randint(20, (2, length))
@@ -80,7 +80,7 @@ def test_generation_with_caches_compiles_only_for_its_first_tokens(
     """A cache has another length at each token, and its buffers grow now and then."""
     cell = text_cell(model={"attention": attention, "positions": "rotary"})
     expected, network = build(cell).eval(), build(cell).eval()
-    blocks.compile_blocks(network, "default")
+    blocks.compile_blocks(network)
     likeliest = Sampling(temperature=0.0)
     count = 2 * SPARE + 8
     ids = []

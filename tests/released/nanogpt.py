@@ -130,7 +130,7 @@ def replay(run: str, folder: Path) -> Replay:
             "training.epochs": 1,
             "training.max_steps": STEPS + 1,
             "training.precision": "bf16" if is_half else "fp32",
-            "training.compile": case == "compile",
+            "training.compile": "blocks" if case == "compile" else "none",
             "training.devices": world(run),
         },
         seed,

@@ -55,7 +55,7 @@ class Replay(NamedTuple):
 def shipped_cell(experiment: str, changes: dict[str, Any], seed: int, metric: str = "") -> Cell:
     """Return a cell of a shipped experiment with `changes` (dotted keys) applied."""
     tree = parse_plain((EXPERIMENTS / experiment).read_text(), "text")
-    tree["training"] |= {"accelerator": "cpu", "compile": False}
+    tree["training"] |= {"accelerator": "cpu", "compile": "none"}
     for key, value in changes.items():
         *path, last = key.split(".")
         node = tree

@@ -292,9 +292,9 @@ def test_a_compiled_cell_compiles_the_functions_that_mmsegmentation_calls(
         compiled.append(type(self).__name__)
 
     monkeypatch.setattr(torch.nn.Module, "compile", note)
-    monkeypatch.setattr(torch, "compile", lambda forward, mode: note(forward.__self__))
+    monkeypatch.setattr(torch, "compile", lambda forward: note(forward.__self__))
     model = scenes_cell(root).experiment.model.model_copy(update={"depth": 8})
-    cell = scenes_cell(root, training={"compile": True}, model=model.model_dump())
+    cell = scenes_cell(root, training={"compile": "blocks"}, model=model.model_dump())
     task = build.build(cell, torch.device("cpu")).task
     assert compiled == ["Block"] * 9
     compiled.clear()

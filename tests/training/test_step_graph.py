@@ -24,9 +24,9 @@ from lit_attn.schema.errors import ConfigError
 from lit_attn.tasks import step_graph
 from lit_attn.tasks.step_graph import Recorder, StepGraph
 from lit_attn.train import run_cell
-from lit_attn.training.compilation import choose_mode
+from lit_attn.training.compilation import should_compile
 
-GRAPH = {"compile": "step-graph", "accelerator": "auto"}
+GRAPH = {"compile": "step", "accelerator": "auto"}
 ONE_BATCH = {"accumulate": 1, "epoch_steps": 6}
 
 
@@ -110,7 +110,7 @@ def test_only_the_rounding_of_the_rate_differs_from_other_trainings(
 ) -> None:
     cell = CELLS[name]
     recorded = train(cell, tmp_path, monkeypatch)
-    training = cell.experiment.training.model_copy(update={"compile": False})
+    training = cell.experiment.training.model_copy(update={"compile": "none"})
     experiment = cell.experiment.model_copy(update={"training": training})
     plain = folder_of(cell.model_copy(update={"experiment": experiment}), tmp_path / "plain")
     run_cell(plain)
@@ -164,7 +164,7 @@ def test_a_step_that_cannot_be_recorded_ends_the_cell_in_one_line(
     monkeypatch.setattr(nn, "Linear", Counted)
     folder = folder_of(digits(), tmp_path)
     use(monkeypatch)
-    with pytest.raises(ConfigError, match=r"step-graph cannot record .*capturing") as caught:
+    with pytest.raises(ConfigError, match=r"step cannot record .*capturing") as caught:
         run_cell(folder)
     assert "\n" not in str(caught.value)
     assert "Write auto" in str(caught.value)
@@ -254,8 +254,9 @@ REFUSED: dict[str, Callable[[], Cell]] = {
     "which schedule 'one-cycle' changes": lambda: digits(schedule=CYCLE),
     "the loss scale of precision fp16": lambda: digits({"precision": "fp16"}),
     "call the hooks of training.callbacks": lambda: digits({"callbacks": [OBSERVER]}),
-    "step-graph records the network, and recompute": lambda: digits({"recompute": "blocks"}),
+    "step records the network, and recompute": lambda: digits({"recompute": "blocks"}),
     "needs one device": lambda: digits({"devices": 2}),
+    "one micro-batch, and this data has 2": lambda: text_cell(training=GRAPH),
 }
 """Part of the error, and a cell that is refused with it."""
 
@@ -267,9 +268,9 @@ def test_what_a_record_would_freeze_is_refused_in_the_configuration(part: str) -
 
 
 def test_a_cell_without_a_gpu_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^training.compile: step-graph needs a GPU"):
-        choose_mode(digits().experiment, torch.device("cpu"))
-    assert choose_mode(digits().experiment, torch.device("cuda", 0)) == "default"
+    with pytest.raises(ConfigError, match=r"^training.compile: step needs a GPU"):
+        should_compile(digits().experiment, torch.device("cpu"))
+    assert should_compile(digits().experiment, torch.device("cuda", 0))
 
 
 @pytest.mark.gpu

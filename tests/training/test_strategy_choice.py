@@ -80,5 +80,5 @@ def test_the_models_of_the_package_are_accepted() -> None:
 
 
 def test_graphs_of_the_network_exclude_recomputed_blocks() -> None:
-    with pytest.raises(ValueError, match=r"cuda-graphs records the network, and recompute: blocks"):
-        digits_cell(training={"compile": "cuda-graphs", "recompute": "blocks"})
+    with pytest.raises(ValueError, match=r"step records the network, and recompute: blocks"):
+        digits_cell(training={"compile": "step", "recompute": "blocks"})

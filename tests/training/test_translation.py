@@ -143,11 +143,9 @@ def test_translating_compiles_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
         graphs.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(
-        torch, "compile", lambda forward, mode: compile_with(forward, backend=backend)
-    )
+    monkeypatch.setattr(torch, "compile", lambda forward: compile_with(forward, backend=backend))
     torch.compiler.reset()
-    task = make_task(tmp_path, training={"compile": True})
+    task = make_task(tmp_path, training={"compile": "blocks"})
     batch = next(iter(task.data.evaluation_loader("val")))
     translates = [False, True]
     monkeypatch.setattr(Translation, "is_translating", lambda task: translates.pop(0))
