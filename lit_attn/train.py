@@ -37,26 +37,14 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from lit_attn.config.cell import Cell
-    from lit_attn.training.first_step import CellEnd
     from lit_attn.training.process_group import ProcessGroup
 
 NOT_CHECKED = "the models and data were not checked"
 """Beginning of the warnings about a check of cells that could not be made."""
 
 
-class CheckedCell(NamedTuple):
-    """Message of a check about a cell without a mistake, with the warnings since the last message.
-
-    `is_crowded` is that of `CellEnd` in lit_attn.training.first_step.
-    """
-
-    number: int
-    warnings: list[str]
-    is_crowded: bool
-
-
 class CheckEnd(NamedTuple):
-    """Last message of a check: a wrong cell (`Mistake`, as a tuple), and the last warnings."""
+    """Last message of a check: a wrong cell (`Mistake`, as a tuple), and all warnings."""
 
     mistake: tuple[int, str, str, bool] | None
     warnings: list[str]
@@ -182,14 +170,12 @@ def check_cells(
     sender: "Connection",
     has_data: bool,
     untried: list[int],
-    is_alone: bool,
     gpu: str | None,
 ) -> None:
-    """Check cells in order up to the first that cannot run, and send what is found.
+    """Check cells in order up to the first that cannot run, and send a `CheckEnd`.
 
-    The number of each cell is sent when its check starts, and a `CheckedCell` after it. A
-    `CheckEnd` is sent last. CUDA sees only `gpu`; None changes nothing. The other arguments are
-    those of `find_mistake`.
+    The number of each cell is sent before, when its check starts. CUDA sees only `gpu`; None
+    changes nothing. The other arguments are those of `find_mistake`.
     """
     from lit_attn.training.first_step import find_mistake
 
@@ -200,22 +186,12 @@ def check_cells(
     redirect_output(Path(os.devnull))
     mistake = None
     with collect_warnings() as warnings:
-        sent: list[str] = []
-
-        def list_new_warnings() -> list[str]:
-            new = warnings[len(sent) :]
-            sent.extend(new)
-            return new
-
-        def end_cell(number: int, end: "CellEnd") -> None:
-            sender.send(CheckedCell(number, list_new_warnings(), end.is_crowded))
-
         try:
-            mistake = find_mistake(cells, has_data, sender.send, untried, end_cell, is_alone)
+            mistake = find_mistake(cells, has_data, sender.send, untried)
         except Exception as error:
             # This process has no output, so its end would not say that nothing is checked.
             warnings.append(f"{NOT_CHECKED}: {explain_failure(error, 'the check')}")
-    sender.send(CheckEnd(None if mistake is None else (*mistake,), list_new_warnings()))
+    sender.send(CheckEnd(None if mistake is None else (*mistake,), warnings))
 
 
 def write_floors(cell_dir: Path, path: Path, log: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from lit_attn import train
 from lit_attn.ablate.display import write_line
 from lit_attn.ablate.input_files import find_variants
-from lit_attn.ablate.model_check import ModelCheck, count_processes, list_untried
+from lit_attn.ablate.model_check import check_variants, list_untried
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.signals import block_interrupts
 from lit_attn.ablate.slots import Slot, Slots, count_cores, make_slots
@@ -183,8 +183,8 @@ class Launcher:
     ) -> None:
         """Raise ConfigError with the responsible line if the model or data of a job cannot be used.
 
-        Other processes check one cell of each new variant (see lit_attn.ablate.model_check) and
-        send the warnings of the data, which are written here. If one dies, a warning says so, and
+        Another process checks one cell of each new variant (see lit_attn.ablate.model_check) and
+        sends the warnings of the data, which are written here. If it dies, a warning says so, and
         the logs of the cells will show why. A variant with a result of the present code makes no
         step. Cells that are not `is_local` need no server here.
         """
@@ -204,15 +204,11 @@ class Launcher:
         is_proven = [(study, variant.name) in proven for study, variant, _ in variants]
         untried = list_untried(cells, is_proven)
         if slots is None:
-            create_process = multiprocessing.get_context("spawn").Process
-            check = ModelCheck(create_process, cells, names, is_local, untried).run(1)
+            spawn = multiprocessing.get_context("spawn").Process
+            check = check_variants(spawn, cells, names, is_local, untried)
         else:
-            gpus = slots.devices
-            at_once = slots.at_once(job.cell for job in jobs)
-            processes = count_processes([cells[n] for n in untried], at_once, slots.unit == "GPU")
-            check = ModelCheck(self.context.Process, cells, names, is_local, untried, gpus).run(
-                processes
-            )
+            fork = self.context.Process
+            check = check_variants(fork, cells, names, is_local, untried, slots.devices[0])
         for warning in check.warnings:
             write_line(f"warning: {warning}")
         if check.mistake is not None:

@@ -72,26 +72,6 @@ class Mistake(NamedTuple):
     is_own: bool = False
 
 
-class CellEnd(NamedTuple):
-    """End of the check of a cell without a mistake.
-
-    `is_crowded`: its step was not made, because the machine lacked something that other processes
-    may have used at that moment.
-    """
-
-    is_crowded: bool = False
-
-
-class Machine(NamedTuple):
-    """Machine of a check: whether it has the data of cells.
-
-    Unless the process of the check `is_alone`, others check at the same time.
-    """
-
-    has_data: bool
-    is_alone: bool
-
-
 @dataclass
 class FirstBatch:
     """Loader of the first batch of training or of a split, which is read once for all cells."""
@@ -186,63 +166,57 @@ def find_mistake(
     has_data: bool = True,
     start_cell: Callable[[int], None] = lambda number: None,
     untried: Collection[int] = (),
-    end_cell: Callable[[int, CellEnd], None] = lambda number, end: None,
-    is_alone: bool = True,
 ) -> Mistake | None:
     """Return the first of `cells` that cannot run, or None.
 
     `cells` has the content of each config.yaml. Unless this machine `has_data`, only the model of a
     cell whose files are missing is checked. `start_cell` is called with the number of each cell
-    before its check, and `end_cell` after it if there is no mistake. The cells with the numbers
-    `untried` make a training step. Unless the process `is_alone`, others use the machine at the
-    same time, and a step for which it lacks something is left out as crowded. Any other exception
+    before its check. The cells with the numbers `untried` make a training step. Any other exception
     than a ConfigError ends the check of a cell with a warning: if foreign code raises it, the log
     of the cell will show it.
     """
-    machine = Machine(has_data, is_alone)
     loaded = LoadedData()
     for number, written in enumerate(cells):
         start_cell(number)
-        end = _check_cell(number, written, loaded, machine, number in untried)
-        if isinstance(end, Mistake):
-            return end
-        end_cell(number, end)
+        mistake = _check_cell(number, written, loaded, has_data, number in untried)
+        if mistake is not None:
+            return mistake
     return None
 
 
 def _check_cell(
-    number: int, written: Any, loaded: LoadedData, machine: Machine, is_untried: bool
-) -> Mistake | CellEnd:
-    """Return what is wrong with a cell, or the end of its check; see `find_mistake`."""
+    number: int, written: Any, loaded: LoadedData, has_data: bool, is_untried: bool
+) -> Mistake | None:
+    """Return what is wrong with a cell, or None; see `find_mistake`."""
     try:
         cell = Cell.parse(written, "config.yaml")
         experiment = cell.experiment
         training = experiment.training
-        if machine.has_data and has_gpu_mixers(experiment.model):
+        data = None
+        if has_data or _has_all_files(experiment.data):
+            data = loaded.find(cell)
+        if has_data and has_gpu_mixers(experiment.model):
             # Without the data, this machine is not the one that trains the cell.
             device = choose_device(training.accelerator, 0, 1)
             signature = experiment.data.signature()
             try_gpu_mixers(experiment.model, signature, training.precision, device)
         model = factory.resolve(experiment.model, cell.match_to, experiment.data)
         network = _build_without_memory(model, experiment)
-        if not machine.has_data and not _has_all_files(experiment.data):
-            return CellEnd()
-        data = loaded.find(cell)
+        if data is None:
+            return None
         build_task(cell, data, network)
-        if not machine.has_data or not is_untried:
-            return CellEnd()
+        if not has_data or not is_untried:
+            return None
         device = choose_device(training.accelerator, 0, 1)
         should_compile(experiment, device)
         try_network(model, experiment.data, device)
     except ConfigError as error:
         return Mistake(number, str(error))
     except Exception as error:
-        if is_of_machine(error) and not machine.is_alone:
-            return CellEnd(is_crowded=True)
         reason = explain_failure(error, "the code of the cell")
         LOG.warning("the check of a variant ended early: %s", reason)
-        return CellEnd()
-    return _try_step(number, cell, model, data, loaded, device, machine.is_alone)
+        return None
+    return _try_step(number, cell, model, data, loaded, device)
 
 
 def _build_without_memory(model: Model, experiment: Experiment) -> nn.Module:
@@ -265,12 +239,11 @@ def _try_step(
     data: DataModule,
     loaded: LoadedData,
     device: torch.device,
-    is_alone: bool,
-) -> Mistake | CellEnd:
-    """Return what is wrong with a training step and an evaluation of `cell`, or their end."""
+) -> Mistake | None:
+    """Return what is wrong with a training step and an evaluation of `cell`, or None."""
     if cell.experiment.training.is_sharded:
         # Only all devices together have the memory, and they are started with the cell.
-        return CellEnd()
+        return None
     used = UsedBatch()
     try:
         make_step(cell, model, data, loaded, device, used)
@@ -280,16 +253,15 @@ def _try_step(
         return Mistake(number, _explain_not_finite(str(error), cell, model, data, loaded, device))
     except Exception as error:
         if is_of_machine(error):
-            if is_alone:
-                _warn_unchecked(error)
-            return CellEnd(is_crowded=not is_alone)
+            _warn_unchecked(error)
+            return None
         is_own = is_own_mistake(error)
         message = f"the first step: {describe_mistake(error)}" if is_own else _explain(error)
         if used.name:
             batch = describe_batch(used.batch, data.signature.batch_names)
             message += f"; the {used.name} is {batch}"
         return Mistake(number, message, "" if is_own else traceback.format_exc(), is_own)
-    return CellEnd()
+    return None
 
 
 def is_of_machine(error: Exception) -> bool:

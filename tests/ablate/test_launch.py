@@ -21,9 +21,8 @@ from lit_attn import train
 from lit_attn.ablate import dry_run, launch, step_times
 from lit_attn.ablate.commands import run
 from lit_attn.ablate.launch import CellProcess
-from lit_attn.ablate.model_check import Check, ModelCheck
 from lit_attn.ablate.plan import expand
-from lit_attn.ablate.slots import Slots, make_slots
+from lit_attn.ablate.slots import make_slots
 from lit_attn.config.study import read_studies
 from lit_attn.schema.errors import command
 from lit_attn.schema.mistakes import EXIT_CODE
@@ -228,9 +227,9 @@ def test_a_mistake_in_the_check_is_not_silent(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delattr(first_step, "LoadedData")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     sender = MagicMock()
-    train.check_cells([], sender, True, [], None, is_alone=True, gpu=None)
+    train.check_cells([], sender, True, [], gpu=None)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
-    train.check_cells([], sender, True, [], None, is_alone=True, gpu="7")
+    train.check_cells([], sender, True, [], gpu="7")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
     (mistake, warnings) = sender.send.call_args.args[0]
     assert mistake is None
@@ -253,33 +252,6 @@ def test_a_mistake_of_lit_attn_in_a_step_is_no_wrong_configuration(
         return 0
 
     for is_own, code in ((False, 2), (True, EXIT_CODE)):
-        answer = Check((0, "the first step: wrong", "", is_own), [])
-        monkeypatch.setattr(ModelCheck, "run", MagicMock(return_value=answer))
+        end = train.CheckEnd((0, "the first step: wrong", "", is_own), [])
+        monkeypatch.setattr(launch, "check_variants", MagicMock(return_value=end))
         assert command(run)() == code
-
-
-@pytest.mark.parametrize(
-    ("gpu", "accelerator", "processes"), [("0", "auto", 3), ("0", "cpu", 1), (None, "auto", 1)]
-)
-def test_a_gpu_is_checked_by_several_processes(
-    gpu: str | None,
-    accelerator: str,
-    processes: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    body = (
-        f"baseline: a\nset: {{training.accelerator: {accelerator}}}\n"
-        "cells: {a: {}, b: {attention: belief}, c: {training.clip: 1}, d: {optimizer.lr: 1}}"
-    )
-    matrix = expand(studies.study(tmp_path, body), tmp_path / "runs")
-    monkeypatch.setattr(launch, "make_slots", lambda limit: Slots([gpu] * 2, limit))
-    monkeypatch.setattr(launch, "_start_server", lambda: None)
-    monkeypatch.setattr(launch, "write_line", lambda text: None)
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(64))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    check = MagicMock(return_value=Check(None, []))
-    monkeypatch.setattr(ModelCheck, "run", check)
-    launcher = launch.Launcher("lit_attn.train:run_cell")
-    launcher.require_cells([matrix], matrix.jobs, None, is_local=True)
-    check.assert_called_once_with(processes)

@@ -25,7 +25,7 @@ from lit_attn.data.log import collect_warnings
 from lit_attn.schema import plugins
 from lit_attn.tasks import classification
 from lit_attn.training import first_step
-from lit_attn.training.first_step import CellEnd, Mistake, find_mistake
+from lit_attn.training.first_step import Mistake, find_mistake
 
 MINE = """
 from typing import ClassVar
@@ -185,38 +185,6 @@ def test_a_step_for_which_the_machine_has_no_memory_is_not_silent(
     with collect_warnings() as warnings:
         assert check(matrix) is None
     assert warnings == ["the first step of a variant was not checked: MemoryError: no room"]
-
-
-def find_ends(matrix: Matrix) -> dict[str, CellEnd]:
-    """Return the ends of a check beside other processes, by variant; there is no mistake."""
-    jobs = [job for job in matrix.jobs if job.cell.seed == 0]
-    cells = [job.cell.model_dump(mode="json") for job in jobs]
-    ends: dict[str, CellEnd] = {}
-
-    def end_cell(number: int, end: CellEnd) -> None:
-        ends[jobs[number].cell.variant] = end
-
-    mistake = find_mistake(
-        cells,
-        untried=range(len(cells)),
-        end_cell=end_cell,
-        is_alone=False,
-    )
-    assert mistake is None
-    return ends
-
-
-@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("CUDA out of memory")])
-def test_a_step_beside_others_without_memory_is_crowded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    """Another process of the check may have used the memory, so nothing is told yet."""
-    matrix = write_study(tmp_path, "", ALONE)
-    monkeypatch.setattr(first_step, "make_step", Mock(side_effect=error))
-    with collect_warnings() as warnings:
-        ends = find_ends(matrix)
-    assert ends == dict.fromkeys("abc", CellEnd(is_crowded=True))
-    assert warnings == []
 
 
 def test_a_result_of_the_present_code_proves_its_variant(tmp_path: Path) -> None:
