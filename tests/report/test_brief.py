@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from helpers import studies
-from helpers.fake_study import report, write_study
+from helpers.fake_study import EFFECTS, report, write_study
 
 from lit_attn.ablate.plan import expand
 from lit_attn.report.tables.captions import shorten, split_sentences
@@ -17,7 +17,7 @@ from lit_attn.report.tables.formats import (
     read_asset,
     to_latex,
 )
-from lit_attn.report.tables.terminal import FILE_WIDTH, draw_table
+from lit_attn.report.tables.terminal import FILE_SCREEN, Column, draw_table
 from lit_attn.schema.errors import ConfigError
 
 HEADINGS = ["variant", "accuracy (%)", "n", r"difference \[95 %\]", "p", "ms / step"]
@@ -105,40 +105,51 @@ def test_an_unknown_column_is_one_line_with_the_nearest(tmp_path: Path) -> None:
     assert plan.columns == ["value", "verdict"]
 
 
-def test_the_terminal_has_aligned_columns_and_the_verdicts(tmp_path: Path) -> None:
+def test_the_terminal_has_the_answer_and_aligned_columns(tmp_path: Path) -> None:
     write_study(tmp_path / "runs", seeds=6)
     text = (report(tmp_path) / "table.txt").read_text()
-    _, heading, rule, *rows = text.splitlines()
-    assert len(heading) == len(rule)
-    assert all(len(row) == len(rule) for row in rows[:3])
+    assert text.splitlines()[1].startswith("fake: against standard, ")
+    heading, rule, *rows = text.splitlines()[-5:]
+    assert heading.startswith("variant ")
+    assert len(rows) == len(EFFECTS)
+    assert {len(row) for row in (heading, *rows)} == {len(rule)}
     assert "|" not in text
-    assert rows[3].startswith("fake: against standard, ")
 
 
-def test_a_terminal_of_80_columns_shows_no_longer_line(tmp_path: Path) -> None:
+def test_a_table_fits_a_terminal_of_80_columns_and_24_lines(tmp_path: Path) -> None:
     names = [
-        f"residual={a},zz={b},ffn=with,lr={c}"
+        f"residual={a}-of-the-value,zz={b},ffn=with,lr={c}"
         for a in ("full", "no")
         for b in "xy"
-        for c in "12345"
+        for c in range(9)
     ]
     variants = {"standard": 0.0} | dict.fromkeys(names, 0.0) | {names[-1]: 0.05}
     write_study(tmp_path / "runs", seeds=7, variants=variants, title="A long title " * 8)
-    text = (report(tmp_path) / "table.txt").read_text()
-    assert max(map(len, text.splitlines())) <= FILE_WIDTH
+    lines = (report(tmp_path) / "table.txt").read_text().splitlines()
+    assert max(map(len, lines)) <= FILE_SCREEN.width
+    assert len(lines) <= FILE_SCREEN.height
+    rows = [line.split()[0] for line in lines if "decided  " in line or "better  " in line]
+    assert len(set(rows)) == len(rows) >= 7
     # The decided variant is the last one of the plan, and undecided ones are left out.
-    assert "*" in text
-    assert "9 undecided variants more: table.md has all rows." in text
+    assert rows[-1] == "no-of-the-value,y,8"
+    hidden = len(names) - len(rows)
+    assert f"Hidden: {hidden} variants; table.full.md has them" in " ".join(lines)
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
 def test_names_fit_the_width_of_the_terminal(width: int) -> None:
-    rows = [
-        [Cell(f"a={i},{'b' * 30}=1,c={i}"), Cell("1.00 ± 0.10"), Cell("undecided")] for i in "123"
+    names = [f"a={i},{'b' * 30}=1,c={i}" for i in "123"]
+    columns = [
+        Column("variant", [*names, "floor: the most frequent class of all"]),
+        Column("value", ["1.00 ± 0.10"] * 4),
+        Column("verdict", ["undecided"] * 4),
+        Column("rare", ["9" * 30] * 4, 2),
     ]
-    lines = draw_table(Table(["variant", "value", "verdict"], rows), width).splitlines()
+    lines = draw_table(columns, width).splitlines()
     assert max(map(len, lines)) <= width
     assert len(set(lines)) == len(lines)
+    assert ("rare" in lines[0]) == (width > 60)
+    assert " ".join(line[:30].strip() for line in lines[5:]).startswith("floor: the most frequent")
 
 
 def test_a_wide_table_of_another_kind_is_brief_too() -> None:
@@ -163,6 +174,6 @@ def test_long_captions_are_cut_at_a_sentence() -> None:
 
 
 def test_the_first_column_is_on_the_left() -> None:
-    table = Table(["name", "value"], [[Cell("a"), Cell("1.0")], [Cell("long name"), Cell("10.25")]])
-    lines = draw_table(table).splitlines()
+    columns = [Column("name", ["a", "long name"]), Column("value", ["1.0", "10.25"])]
+    lines = draw_table(columns).splitlines()
     assert lines == ["name       value", "-" * 16, "a            1.0", "long name  10.25"]

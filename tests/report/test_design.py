@@ -19,7 +19,8 @@ from lit_attn.report import write_reports
 from lit_attn.report.answers.judged import JudgedStudy
 from lit_attn.report.records.read import read_studies
 from lit_attn.report.records.study_record import CellRecord, StudyRecord
-from lit_attn.report.tables.terminal import draw_judgement
+from lit_attn.report.tables.judgement import draw_judgement
+from lit_attn.report.tables.terminal import Screen
 from lit_attn.report.verdicts.judge import judge_study
 from lit_attn.report.verdicts.next_action import make_study_command
 from lit_attn.report.verdicts.stream_verdicts import judge_sealed_stream
@@ -72,7 +73,7 @@ def test_the_table_shows_screened_out_variants_and_the_design(tmp_path: Path) ->
         " use" in texts["table.full.md"]
     )
     assert "4 variants were screened with 2 seeds, and the best 2" in texts["table.md"]
-    assert "screened out, 40.00" in texts["table.txt"]
+    assert "Screened out with 2 seeds by" in texts["table.txt"]
     assert texts["table.html"].count('<tr class="screened-out">') == 2
     assert "Screening." in texts["table.html"]
     # No row of a CSV file mixes values of the screening with fresh ones.
@@ -94,17 +95,6 @@ def test_a_diverged_variant_is_screened_out_without_a_value(tmp_path: Path) -> N
     assert "| a | screened out, diverged | — |" in read_report(tmp_path)["table.md"]
 
 
-def test_many_screened_out_variants_are_counted_on_a_terminal(tmp_path: Path) -> None:
-    names = ("base", *(f"v{number}" for number in range(14)))
-    designs.write(tmp_path, names=names)
-    values = {name: 0.5 + number / 100 for number, name in enumerate(names)}
-    confirm(designs.finish_screening(tmp_path, values), values)
-    texts = read_report(tmp_path)
-    assert "\n3 screened-out variants more: table.md has all rows." in texts["table.txt"]
-    assert "undecided variant" not in texts["table.txt"].replace("undecided.", "")
-    assert texts["table.md"].count("screened out, ") == 12
-
-
 def test_judge_decides_the_kept_variants_and_names_the_others(tmp_path: Path) -> None:
     designs.write(tmp_path, "{screen: 2, keep: 2, confirm: 8}")
     confirm(designs.finish_screening(tmp_path, VALUES), VALUES)
@@ -119,7 +109,7 @@ def test_judge_decides_the_kept_variants_and_names_the_others(tmp_path: Path) ->
     kept = {entry.variant: entry.is_kept for entry in judged.design.variants}
     assert kept == {"base": None, "a": False, "b": True, "c": False, "d": True}
     assert judged.next.kind == "none"
-    text = draw_judgement(judged, 100)
+    text = draw_judgement(judged, Screen(100, 0))
     assert "Screened out with 2 seeds by val/accuracy, nothing claimed: a and c." in text
 
 
@@ -139,7 +129,8 @@ def test_no_verdict_is_final_before_the_screening_has_ended(tmp_path: Path) -> N
     assert {(v.verdict, v.is_final) for v in judged.variants} == {("undecided", False)}
     assert judged.next.kind == "run"
     assert judged.next.text.endswith("The screening has not ended.")
-    assert "The screening (2 seeds by val/accuracy) has not ended." in draw_judgement(judged, 100)
+    text = draw_judgement(judged, Screen(100, 0))
+    assert "The screening (2 seeds by val/accuracy) has not ended." in text
     assert (
         "The screening (2 seeds by validation accuracy (%)) has not ended"
         in (read_report(tmp_path)["table.full.md"])

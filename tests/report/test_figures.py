@@ -255,15 +255,27 @@ def test_names_are_shortened_in_the_middle() -> None:
     # A short name, as that of a baseline, has none of the terms.
     assert short_names(["standard", *terms], 36) == ["standard", *short]
     # Without the terms of the long names two names would be equal.
-    assert short_names(["a", "a,b-long", "c,b-long"], 6) == ["a", "a,…ong", "c,…ong"]
+    assert short_names(["a", "a,b-long", "c,b-long"], 6) == ["a", "a,b", "c,b"]
     assert shorten("belief2", 10) == "belief2"
     assert shorten("abcdefghijkl", 7) == "abc…jkl"
+    # A floor is never cut in the middle of a word.
+    assert shorten("floor: most frequent class", 22) == "floor: most frequent…"
+
+
+def test_no_two_names_are_shortened_to_one() -> None:
+    """Hashes with equal ends, and names with different numbers of words."""
+    names = [f"{'a' * 20}{place:02}{'b' * 20}" for place in range(30)]
+    names += [f"run-{'long-' * (place + 4)}name" for place in range(9)]
+    for letters in (8, 12, 24):
+        labels = short_names(names, letters)
+        assert len(set(labels)) == len(names)
+        assert max(map(len, labels)) <= letters
 
 
 def test_shortened_names_differ() -> None:
     values = {f"attention-with-{n}-keys-and-a-norm-of-queries": [1.0 + n, 2.0] for n in range(9)}
     names = short_names(values, 28)
-    assert names[:2] == ["…0-keys-and-a-…rm-of-queries", "…1-keys-and-a-…rm-of-queries"]
+    assert names[:2] == ["…with-0-keys-and-a-norm-of", "…with-1-keys-and-a-norm-of"]
     figure = draw_costs(study(values, flops=1e6))
     assert figure is not None
     labels = [text.get_text() for text in figure.legends[0].get_texts()]

@@ -8,7 +8,7 @@ from helpers.fake_study import report, write_study
 from lit_attn.cells.floors import Floors, FloorValues
 from lit_attn.report.__main__ import main
 from lit_attn.report.records.read import read_studies
-from lit_attn.report.tables.terminal import describe_verdicts
+from lit_attn.report.tables.judgement import describe_answer
 from lit_attn.report.verdicts.floors import find_best_floor, find_validity
 from lit_attn.report.verdicts.judge import judge_study
 
@@ -102,11 +102,11 @@ def test_a_verdict_names_a_baseline_below_its_floor(tmp_path: Path) -> None:
     judged = judge_study(study)
     assert judged.validity == "below-floor"
     assert judged.warnings[0].startswith("Below its floor: standard has accuracy")
-    assert describe_verdicts(judged).startswith("fake (below its floor): against standard, ")
+    assert describe_answer(judged).startswith("fake (below its floor): against standard, ")
     write_floors(folder, neighbour=0.1)
     (study,) = read_studies(tmp_path / "runs")
     assert judge_study(study).validity == "above-floor"
-    assert describe_verdicts(judge_study(study)).startswith("fake: against standard, ")
+    assert describe_answer(judge_study(study)).startswith("fake: against standard, ")
 
 
 def test_the_sentence_and_the_index_mark_a_study_below_its_floor(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_the_sentence_and_the_index_mark_a_study_below_its_floor(tmp_path: Path)
     for accuracy in (0.1, 0.99):
         write_floors(study, neighbour=accuracy)
         folder = report(tmp_path)
-        sentence = (folder / "table.txt").read_text().split("\n\n")[-1]
+        sentence = (folder / "table.txt").read_text()
         index = (folder.parent / "index.html").read_text()
         row = index.partition("<tbody")[2].partition("</tbody>")[0]
         marks.append(("(below its floor)" in sentence, row.count("(below its floor)")))

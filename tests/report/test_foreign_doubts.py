@@ -13,7 +13,8 @@ from lit_attn.report.foreign import table
 from lit_attn.report.foreign.prepare import Choices, Prepared, prepare
 from lit_attn.report.foreign.table import read_table
 from lit_attn.report.statistics import stats
-from lit_attn.report.tables.terminal import draw_judgement, find_width
+from lit_attn.report.tables.judgement import draw_judgement
+from lit_attn.report.tables.terminal import Screen, find_screen
 from lit_attn.schema.errors import ConfigError
 
 
@@ -115,21 +116,21 @@ def test_means_have_the_digits_of_small_differences(
         path.write_text("variant,seed,loss\n" + "\n".join(rows))
         choices = {"pairs": "seed", "baseline": "a"}
         judged = judge(path, "loss:min", **choices)
-        printed = draw_judgement(judged, 200)
-        first, second = (
-            float(line.split("better" if name == "b" else "baseline")[1].split("±")[0])
-            for name, line in zip("ab", printed.splitlines()[3:5], strict=True)
-        )
+        printed = draw_judgement(judged, Screen(200, 0))
+        lines = printed.splitlines()
+        (first,) = (line.split("baseline")[1] for line in lines if line.startswith("a "))
+        (second,) = (line.split("better")[1] for line in lines if line.startswith("b "))
         difference = judged.variants[0].difference
         assert difference is not None
-        assert second - first == pytest.approx(difference.mean, rel=0.02)
+        change = float(second.split("±")[0]) - float(first.split("±")[0])
+        assert change == pytest.approx(difference.mean, rel=0.02)
 
 
 def test_a_terminal_without_columns_has_the_width_of_a_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "0")
-    assert find_width() == 80
+    assert find_screen().width == 80
 
 
 SIZES = "\n".join(

@@ -23,7 +23,7 @@ from lit_attn.report.statistics.stats import (
     seeds_needed,
     seeds_needed_range,
 )
-from lit_attn.report.tables.terminal import describe_verdicts, join_names
+from lit_attn.report.tables.judgement import describe_answer, join_names
 from lit_attn.report.verdicts.judge import judge_study
 from lit_attn.tasks.metrics import DEFAULT_METRIC
 
@@ -158,9 +158,14 @@ def test_the_text_has_one_line_for_each_variant_and_the_sentence(
     assert main(["judge", "fake"]) == 1
     by_study = capsys.readouterr().out
     lines = by_study.splitlines()
-    assert len({len(line) for line in lines[1:6]}) == 1
-    assert "fake: against standard, good is better; bad is worse; same is undecided." in by_study
-    assert any(line.startswith("Next: ") for line in lines)
+    assert lines[0] == "fake: A study that never ran; accuracy (%), higher is better; 8 seeds"
+    # The answer has the numbers of the strongest variant, and comes before the table.
+    answer = " ".join(by_study.partition("\nvariant ")[0].split())
+    assert "fake: against standard, good is better (+4.80 [" in answer
+    assert "p 0.008); bad is worse; same is undecided. Next: " in answer
+    table = lines[-6:]
+    assert table[0].startswith("variant ")
+    assert len({len(line) for line in table}) == 1
     assert main(["judge", "runs/fake"]) == 1
     assert capsys.readouterr().out == by_study
 
@@ -173,7 +178,8 @@ def test_many_undecided_variants_are_counted(
     write_study(tmp_path / "runs", variants=variants, seeds=3)
     monkeypatch.chdir(tmp_path)
     assert main(["judge", "fake"]) == 1
-    assert "fake: against standard, all 8 variants are undecided." in capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "fake: against standard, all 8 variants are undecided; the smallest p has" in printed
 
 
 @pytest.mark.parametrize(
@@ -273,4 +279,4 @@ def test_long_lists_of_names_are_cut() -> None:
 
 def test_a_study_of_the_baseline_alone_has_no_verdict(tmp_path: Path) -> None:
     judged = judge_study(read(tmp_path, variants={"standard": 0.0}))
-    assert "no variant to compare" in describe_verdicts(judged)
+    assert "no variant to compare" in describe_answer(judged)

@@ -39,7 +39,7 @@ def test_every_command_prints_what_the_page_shows(
 ) -> None:
     write_files(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "110")
+    monkeypatch.setenv("COLUMNS", "100")
     text = PAGE.read_text()
     assert len(COMMAND.findall(text)) == 9
     assert run_examples(text, capsys) == text

@@ -12,7 +12,7 @@ from lit_attn.report.records.looks import record_look, record_looks
 from lit_attn.report.records.read import read_studies
 from lit_attn.report.statistics import stats
 from lit_attn.report.statistics.sequential import look_level, spent_alpha
-from lit_attn.report.tables.terminal import describe_verdicts
+from lit_attn.report.tables.judgement import describe_answer
 from lit_attn.report.verdicts.judge import judge_study
 
 ALPHA = 0.05
@@ -83,7 +83,7 @@ def test_an_interim_look_has_the_bound_of_its_seeds(tmp_path) -> None:
         "level": look_level(8, 10, ALPHA),
     }
     assert judged.level == judged.variants[0].level == judged.interim.level
-    assert "Interim: 8 of 10 seeds, bound 0.019." in describe_verdicts(judged)
+    assert "Interim: 8 of 10 seeds, bound 0.019." in describe_answer(judged)
     assert judged.variants[0].verdict == "better"
 
 

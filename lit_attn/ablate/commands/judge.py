@@ -12,6 +12,7 @@ from lit_attn.schema.errors import ConfigError, require
 
 if TYPE_CHECKING:
     from lit_attn.report.answers.judged import JudgedStudy, JudgedTarget
+    from lit_attn.report.tables.judgement import Extras
 
 DESCRIPTION = """\
 Say for each variant whether it is better or worse than the baseline, equivalent to it, or
@@ -69,6 +70,12 @@ class Judge(Command):
             " (`lit-attn schema error`).",
         )
         add(
+            "--all",
+            action="store_true",
+            help="Print all rows and, for a product of factors, all variants and interactions, also"
+            " if they do not fit one screen.",
+        )
+        add(
             "--stream",
             action="store_true",
             help="Variants are ideas, one after another; each is confirmed at a level that later"
@@ -111,8 +118,9 @@ class Judge(Command):
         # These modules import pandas, which --help does not need.
         from lit_attn.report.answers.entry import write_answer
         from lit_attn.report.answers.judged import JudgeAnswer
+        from lit_attn.report.tables.judgement import draw_judgement
         from lit_attn.report.tables.target import draw_target
-        from lit_attn.report.tables.terminal import draw_judgement
+        from lit_attn.report.tables.terminal import find_screen
         from lit_attn.report.verdicts.budget import read_budget
         from lit_attn.report.verdicts.judge import is_decided
 
@@ -125,7 +133,7 @@ class Judge(Command):
             value = getattr(options, name)
             if value not in (None, "", False, []) and not tables:
                 raise ConfigError(f"{option}: is for the runs of another program; name their file")
-        judged: list[JudgedStudy] = []
+        judged: list[tuple[JudgedStudy, Extras]] = []
         _check_budget(options, len(tables))
         targets = []
         if options.target is not None:
@@ -140,12 +148,14 @@ class Judge(Command):
             has_skipped = len(verdicts) < len(folders)
             judged += verdicts
         if options.json:
-            print(write_answer(JudgeAnswer(studies=judged, targets=targets)))
+            studies = [study for study, _ in judged]
+            print(write_answer(JudgeAnswer(studies=studies, targets=targets)))
         else:
-            texts = [draw_judgement(study) for study in judged]
-            texts += [draw_target(answer) for answer in targets]
+            screen = find_screen(options.all)
+            texts = [draw_judgement(study, screen, extras) for study, extras in judged]
+            texts += [draw_target(answer, screen) for answer in targets]
             print("\n\n".join(texts))
-        are_decided = all(is_decided(study) for study in judged)
+        are_decided = all(is_decided(study) for study, _ in judged)
         for answer in targets:
             are_decided &= all(group.verdict != "undecided" for group in answer.groups)
         return 0 if are_decided and not has_skipped else 1
@@ -221,13 +231,15 @@ def _split_words(words: list[str], runs: Path) -> tuple[list[Path], list[str]]:
     return tables, names
 
 
-def _judge_table(path: Path, options: Namespace) -> "JudgedStudy":
-    """Return the verdicts about the runs of another program."""
-    from lit_attn.report.foreign.judging import judge
+def _judge_table(path: Path, options: Namespace) -> "tuple[JudgedStudy, Extras]":
+    """Return the verdicts about the runs of another program, and the effects of its factors."""
+    from lit_attn.report.foreign.judging import judge_with_record
+    from lit_attn.report.tables.effects import find_effects
+    from lit_attn.report.tables.judgement import Extras
 
     if next(path.glob("*/plan.json"), None) is not None:
         raise ConfigError(f"{path}: is a folder of studies; write --runs {path}")
-    return judge(
+    record, judged = judge_with_record(
         path,
         options.metric,
         pairs=options.pairs or "",
@@ -242,16 +254,18 @@ def _judge_table(path: Path, options: Namespace) -> "JudgedStudy":
         stream=options.stream,
         budget=options.budget,
     )
+    effects = [] if options.stream else find_effects(record)
+    return judged, Extras(effects)
 
 
-def _judge_folders(folders: list[Path], options: Namespace) -> "list[JudgedStudy]":
+def _judge_folders(folders: list[Path], options: Namespace) -> "list[tuple[JudgedStudy, Extras]]":
     """Return the verdicts of the studies in `folders`.
 
     A study that cannot be judged is skipped with a warning. Raises ConfigError if none can.
     """
     from lit_attn.report.records.skipped import LOG, describe_failure
 
-    judged: list[JudgedStudy] = []
+    judged: list[tuple[JudgedStudy, Extras]] = []
     for folder in folders:
         try:
             judged.append(_judge_folder(folder, options))
@@ -263,12 +277,15 @@ def _judge_folders(folders: list[Path], options: Namespace) -> "list[JudgedStudy
     return judged
 
 
-def _judge_folder(folder: Path, options: Namespace) -> "JudgedStudy":
-    """Return the verdicts of the study in a folder, and record that they were seen."""
+def _judge_folder(folder: Path, options: Namespace) -> "tuple[JudgedStudy, Extras]":
+    """Return the verdicts of the study in a folder, its effects and floor, and record a look."""
     from lit_attn.ablate.origin import find_file
     from lit_attn.report.records.looks import record_look
     from lit_attn.report.records.read import read_studies
+    from lit_attn.report.tables.effects import find_effects
+    from lit_attn.report.tables.judgement import Extras
     from lit_attn.report.verdicts.budget import plan_within, read_budget
+    from lit_attn.report.verdicts.floors import find_best_floor
     from lit_attn.report.verdicts.judge import judge_study
     from lit_attn.report.verdicts.next_action import make_study_command
     from lit_attn.report.verdicts.stream_verdicts import judge_sealed_stream
@@ -280,7 +297,8 @@ def _judge_folder(folder: Path, options: Namespace) -> "JudgedStudy":
     if options.budget:
         judged = plan_within(study, judged, read_budget(options.budget), command)
     record_look(study, folder)
-    return judged
+    effects = [] if options.stream else find_effects(study)
+    return judged, Extras(effects, find_best_floor(study))
 
 
 def find_folders(names: list[str], runs: Path) -> list[Path]:

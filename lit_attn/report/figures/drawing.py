@@ -228,9 +228,15 @@ def name_values(artist: "Artist", label: str, texts: Iterable[str] = ()) -> None
 
 
 def shorten(name: str, letters: int) -> str:
-    """Return `name` with at most `letters` characters; the middle of a longer name is left out."""
+    """Return `name` with at most `letters` characters.
+
+    Words are left out at the end of a longer name, or letters in the middle of a word or setting.
+    """
     if len(name) <= letters:
         return name
+    start, blank, _ = name[:letters].rpartition(" ")
+    if blank and "=" not in name and len(start) >= letters // 2:
+        return f"{start}…"
     head = (letters - 1) // 2
     return f"{name[:head]}…{name[head + 1 - letters :]}"
 
@@ -238,8 +244,8 @@ def shorten(name: str, letters: int) -> str:
 def short_names(names: Iterable[str], letters: int) -> list[str]:
     """Return the names, without what all long names have in common, shortened to `letters`.
 
-    That are terms and, if this is not enough, the keys of terms `key=value`. Names that would look
-    the same start where they differ.
+    That are terms and, if this is not enough, the keys of terms `key=value`, then words between
+    hyphens and the like. No two names look the same.
     """
     names = list(names)
     # Commas in braces belong to a term.
@@ -254,6 +260,8 @@ def short_names(names: Iterable[str], letters: int) -> list[str]:
         names = rests
     if max(map(len, names), default=0) > letters:
         names = _drop_keys(names, letters)
+    if max(map(len, names), default=0) > letters:
+        names = _drop_words(names, letters)
     labels = [shorten(name, letters) for name in names]
     for label in {label for label in labels if labels.count(label) > 1}:
         places = [place for place, other in enumerate(labels) if other == label]
@@ -262,7 +270,50 @@ def short_names(names: Iterable[str], letters: int) -> list[str]:
         start = _shared_length(ordered[0], ordered[-1])
         for place in places:
             labels[place] = f"…{shorten(names[place][start:], letters - 1)}"
-    return labels
+    return _number_equal_labels(labels, names, letters)
+
+
+def _number_equal_labels(labels: list[str], names: list[str], letters: int) -> list[str]:
+    """Return the labels, of which those of different names that are equal end in their place."""
+    owners: dict[str, set[str]] = {}
+    for label, name in zip(labels, names, strict=True):
+        owners.setdefault(label, set()).add(name)
+    numbered = []
+    for place, (label, name) in enumerate(zip(labels, names, strict=True), start=1):
+        if len(owners[label]) > 1:
+            mark = f"#{place}"
+            label = shorten(name, letters - len(mark)) + mark
+        numbered.append(label)
+    return numbered
+
+
+def _drop_words(names: list[str], letters: int) -> list[str]:
+    """Return long names without words that all of them have, with a … in each gap.
+
+    Words stand between hyphens, underscores, slashes or blanks. Shared words stay where there is
+    room, first those that follow a word that differs. Names with different numbers of words, and
+    names that would be equal, stay.
+    """
+    words = {name: re.split(r"(?<=[-_/ ])", name) for name in names if len(name) > letters}
+    if len(words) < 2 or len({len(parts) for parts in words.values()}) > 1:
+        return names
+    columns = list(zip(*words.values(), strict=True))
+    kept = {place for place, column in enumerate(columns) if len(set(column)) > 1}
+    first = min(kept, default=0)
+    shortened = {name: _join_words(parts, kept) for name, parts in words.items()}
+    for place in [*range(first, len(columns)), *range(first)]:
+        longer = {name: _join_words(parts, kept | {place}) for name, parts in words.items()}
+        if max(map(len, longer.values())) <= letters:
+            kept.add(place)
+            shortened = longer
+    labels = [shortened.get(name, name) for name in names]
+    return labels if len(set(labels)) == len(set(names)) else names
+
+
+def _join_words(words: list[str], kept: set[int]) -> str:
+    """Return the words at the `kept` places, with a … in each gap but the last one."""
+    parts = [word if place in kept else "…" for place, word in enumerate(words)]
+    return re.sub(r"[-_/ ]?…+", "…", "".join(parts)).rstrip("…")
 
 
 def _drop_keys(names: list[str], letters: int) -> list[str]:

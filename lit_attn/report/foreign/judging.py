@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lit_attn.report.answers.judged import JudgedStudy, JudgedTarget
 from lit_attn.report.foreign.prepare import Choices, Prepared, make_file_name, prepare
 from lit_attn.report.foreign.run_table import RunTable
 from lit_attn.report.foreign.stream_memory import recall_rows
 from lit_attn.report.foreign.table import read_table
+from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.verdicts.budget import plan_within, read_budget
 from lit_attn.report.verdicts.judge import judge_study
 from lit_attn.report.verdicts.stream_verdicts import judge_stream
@@ -46,8 +47,9 @@ def judge(
     `result.model_dump()` is a dictionary. PyTorch is not needed. Raises ConfigError for what the
     runs do not have.
     """
-    choices = Choices(
-        metric=metric,
+    _, judged = judge_with_record(
+        runs,
+        metric,
         pairs=pairs,
         baseline=baseline,
         variant=variant,
@@ -56,21 +58,37 @@ def judge(
         cut_seed=cut_seed,
         where=where,
         states=states,
+        reader=reader,
         stream=stream,
+        budget=budget,
     )
-    prepared = prepare(read_runs(runs, reader), choices)
+    return judged
+
+
+def judge_with_record(
+    runs: "str | Path | pd.DataFrame",
+    metric: str,
+    *,
+    stream: bool,
+    reader: str,
+    budget: str,
+    **choices: Any,
+) -> tuple[StudyRecord, JudgedStudy]:
+    """Return the runs as a study, and the verdicts; the arguments are those of `judge`."""
+    chosen = Choices(metric=metric, stream=stream, **choices)
+    prepared = prepare(read_runs(runs, reader), chosen)
     if stream:
         judged = judge_stream(prepared.study, prepared.notes)
         if isinstance(runs, str | Path):
-            recalled = recall_rows(Path(runs), prepared.study, choices)
+            recalled = recall_rows(Path(runs), prepared.study, chosen)
             notes = [*judged.notes, *recalled.notes]
             warnings = [*recalled.warnings, *judged.warnings]
             judged = judged.model_copy(update={"notes": notes, "warnings": warnings})
     else:
         judged = judge_study(prepared.study, notes=prepared.notes)
     if budget:
-        return plan_within(prepared.study, judged, read_budget(budget))
-    return judged
+        judged = plan_within(prepared.study, judged, read_budget(budget))
+    return prepared.study, judged
 
 
 def judge_target(

@@ -29,6 +29,7 @@ from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.tables import effects, formats, results
 from lit_attn.report.tables.columns import make_scale
 from lit_attn.report.tables.formats import Cell, Table, named_table, rows_to_csv, to_csv
+from lit_attn.report.tables.judgement import Extras, describe_answer, draw_judgement
 from lit_attn.report.tables.labels import label_study
 from lit_attn.report.tables.screening import make_screening_table
 from lit_attn.report.tables.summary import (
@@ -37,8 +38,9 @@ from lit_attn.report.tables.summary import (
     make_settings_frame,
     make_variant_frame,
 )
-from lit_attn.report.tables.terminal import describe_verdicts, draw_results
+from lit_attn.report.tables.terminal import FILE_SCREEN
 from lit_attn.report.verdicts.comparison import Comparisons, compare_variants
+from lit_attn.report.verdicts.floors import find_best_floor
 from lit_attn.report.verdicts.judge import judge_study
 from lit_attn.schema.errors import ConfigError
 
@@ -213,12 +215,14 @@ def _make_tables(
     """Return the CSV, Markdown and LaTeX files of a study."""
     study, comparisons, estimates, summary, recorded = analysis
     latex_table = results.make_results_table(study, summary, comparisons, study.plan.latex or ())
-    verdicts = describe_verdicts(judge_study(study, comparisons=comparisons))
+    judged = judge_study(study, comparisons=comparisons)
+    remedy = f"table.full.md has them, and `lit-attn judge {study.plan.study} --all`"
+    extras = Extras(estimates, find_best_floor(study), remedy)
     files: Files = {
         "table.csv": to_csv(summary, study.names),
         "per_seed.csv": rows_to_csv(list_cells(study)),
         **formats.make_markdown_files(results_table, "table"),
-        "table.txt": draw_results(results_table, verdicts),
+        "table.txt": draw_judgement(judged, FILE_SCREEN, extras) + "\n",
         "table.tex": formats.to_latex(latex_table, study.plan.study, "table.full.md"),
     }
     effect_frame = pd.DataFrame(estimates, columns=effects.Effect._fields)
@@ -294,5 +298,5 @@ def _make_page(
         links=links,
         warnings=results_table.warnings,
         images=images,
-        verdict=describe_verdicts(judged),
+        verdict=describe_answer(judged, analysis.estimates),
     )

@@ -31,6 +31,11 @@ class Effect(NamedTuple):
     p: float
     by_seed: list[float]
 
+    @property
+    def is_main(self) -> bool:
+        """True for the effect of one level."""
+        return self.kind == "main effect"
+
 
 class Factors(NamedTuple):
     """Axes of a factorial study, and the values of its variants.

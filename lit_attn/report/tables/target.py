@@ -3,22 +3,25 @@
 from lit_attn.report.answers.judged import JudgedTarget
 from lit_attn.report.numbers import write_number
 from lit_attn.report.tables.columns import NOTHING
-from lit_attn.report.tables.formats import Cell, Table
-from lit_attn.report.tables.terminal import (
-    draw_table,
-    draw_values,
-    find_form,
-    find_width,
-    join_names,
-    wrap,
-)
+from lit_attn.report.tables.judgement import draw_values, join_names
+from lit_attn.report.tables.terminal import Column, Screen, draw_rows, find_form, wrap
+from lit_attn.schema.errors import plural
 
-HEADINGS = ["group", "verdict", "mean", "runs", "p", "p (t test)", "runs missing"]
+RANKS = {
+    "group": 0,
+    "verdict": 0,
+    "mean": 1,
+    "runs": 2,
+    "p": 0,
+    "p (t test)": 0,
+    "runs missing": 3,
+}
+"""Columns, of which those with a larger number are left out first."""
 
 
-def draw_target(answer: JudgedTarget, width: int = 0) -> str:
-    """Return the verdicts of all groups as a table and in words, and what to run next."""
-    width = width or find_width()
+def draw_target(answer: JudgedTarget, screen: Screen) -> str:
+    """Return the verdicts of all groups in words, what to run next, and a table that fits."""
+    width = screen.width
     metric = answer.metric
     sizes = [abs(group.values.mean) for group in answer.groups if group.values.mean]
     spreads = sorted(group.values.sd for group in answer.groups if group.values.sd)
@@ -30,18 +33,28 @@ def draw_target(answer: JudgedTarget, width: int = 0) -> str:
             runs += f", {group.failed} failed"
         missing = NOTHING if group.runs_missing is None else str(group.runs_missing)
         texts = [group.group, group.verdict, draw_values(group.values, form), runs]
-        texts += [_write_p(group.p), _write_p(group.p_t_test), missing]
-        rows.append([Cell(text) for text in texts])
+        rows.append([*texts, _write_p(group.p), _write_p(group.p_t_test), missing])
     sign = "≥" if metric.goal == "max" else "≤"
     title = f"{answer.study}: is the mean of {metric.label} {sign} {answer.target:g}?"
-    parts = [wrap(title, width), wrap(_describe_verdicts(answer), width)]
-    parts.append(draw_table(Table(HEADINGS, rows), width))
+    above = [wrap(title, width), wrap(_describe_verdicts(answer), width)]
     if answer.first_passing is not None:
         text = f"The smallest group from which on all pass is {answer.first_passing}."
-        parts.append(wrap(text, width))
-    parts += [wrap(f"Note: {note}", width) for note in answer.notes]
-    parts.append(wrap(f"Next: {answer.next}", width))
-    return "\n".join(parts)
+        above.append(wrap(text, width))
+    above.append(wrap(f"Next: {answer.next}", width))
+    below = [wrap(f"Note: {note}", width) for note in answer.notes]
+    lines = sum(part.count("\n") + 1 for part in [*above, *below])
+    columns = []
+    for (heading, rank), cells in zip(RANKS.items(), zip(*rows, strict=True), strict=True):
+        columns.append(Column(heading, list(cells), rank))
+    # Groups with a verdict matter most, and of these the last ones, which are the newest.
+    places = range(len(rows))
+    order = sorted(places, key=lambda k: (answer.groups[k].verdict == "undecided", -k))
+    height = max(1, screen.height - lines - 1) if screen.height else 0
+    drawing = draw_rows(columns, order, width, height)
+    hidden = []
+    if drawing.hidden:
+        hidden.append(f"Hidden: {plural(drawing.hidden, 'group')}; --all shows them.")
+    return "\n".join([*above, drawing.text, *hidden, *below])
 
 
 def _write_p(p: float | None) -> str:
