@@ -33,7 +33,7 @@ class Judged(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What the table of a study on a terminal has beside its verdicts.
+    """Parts of the table of a study on a terminal beside its verdicts.
 
     `effects` are those of a product of factors, `floor` is the best rule without attention, and
     `remedy` says how to see rows that did not fit.
