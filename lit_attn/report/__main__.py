@@ -53,7 +53,7 @@ def _make_parser() -> OneLineParser:
     add(
         "--json",
         action="store_true",
-        help="print what was written as JSON (schema: `lit-attn schema report`)",
+        help="print what was written as JSON (`schema report` prints its schema)",
     )
     add("--paper", metavar="NAME", help="write the tables and figures of a paper as printed")
     add_size_options(parser, "with --paper: the results of small models on {data}")

@@ -133,7 +133,7 @@ class StudyOptions:
     )
     dry_run: bool = field(metadata=_flag("List the cells and their states; run nothing."))
     json: bool = field(
-        metadata=_flag("With --dry-run: print JSON (schema: `lit-attn schema dry-run`).", DRY_RUN)
+        metadata=_flag("With --dry-run: print JSON (`schema dry-run` prints its schema).", DRY_RUN)
     )
     params: bool = field(metadata=_flag("With --dry-run: show parameters and FLOPs.", DRY_RUN))
     estimate: bool = field(

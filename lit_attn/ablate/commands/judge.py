@@ -66,8 +66,8 @@ class Judge(Command):
         add(
             "--json",
             action="store_true",
-            help="Print JSON (schema: `lit-attn schema judge`), also after a mistake"
-            " (`lit-attn schema error`).",
+            help="Print JSON (`schema judge` prints its schema), also after a mistake"
+            " (`schema error`).",
         )
         add(
             "--all",

@@ -58,7 +58,7 @@ class Laws(Command):
         add(
             "--json",
             action="store_true",
-            help="Print JSON (schema: `lit-attn schema laws`).",
+            help="Print JSON (`schema laws` prints its schema).",
         )
         add_table_arguments(parser)
 

@@ -42,7 +42,7 @@ class Status(Command):
         parser.add_argument(
             "--json",
             action="store_true",
-            help="Print JSON (schema: `lit-attn schema status`).",
+            help="Print JSON (`schema status` prints its schema).",
         )
 
     def run(self, options: Namespace) -> int:
