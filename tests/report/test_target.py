@@ -1,22 +1,20 @@
 """Groups of runs against a fixed target: the rule of a record, at any number of looks."""
 
+import csv
 import math
-import re
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from helpers.answers import read_answer
 from helpers.paths import ROOT
 from scipy import stats as scipy_stats
 
 from lit_attn.__main__ import main
 from lit_attn.report.foreign.judging import judge_target
-from lit_attn.report.statistics.target import e_value, find_t, runs_needed, student_p
+from lit_attn.report.statistics.target import e_value, find_t, runs_needed
 
 AUDITS = ROOT / "experiments" / "audits"
 LOOKS = 40
@@ -70,46 +68,33 @@ def test_an_e_value_is_the_ratio_of_densities_of_t() -> None:
         assert e_value(t, count) == pytest.approx(ratio, rel=1e-3)
 
 
-def list_published() -> Iterator[tuple[str, str, str]]:
-    """Yield the record, its folder and the p that its authors publish for the target of 3.28."""
-    text = yaml.safe_load((AUDITS / "modded-nanogpt.yaml").read_text("utf-8"))
-    entries = [text]
-    while entries:
-        entry = entries.pop()
-        if isinstance(entry, list):
-            entries += entry
-        elif isinstance(entry, dict):
-            entries += entry.values()
-            published = re.search(
-                r"p = ([\d.e-]+\d) for the target", str(entry.get("statement", ""))
-            )
-            if published and "variant" in entry:
-                folder = entry["record"]
-                if entry["variant"] != "*":
-                    folder += "/" + entry["variant"].removesuffix("/*")
-                yield entry["record"], folder, published[1]
-
-
 def test_the_record_book_has_the_p_of_the_authors() -> None:
+    """All p agree whose runs have logs; of eight records the logs are of other runs, or one run."""
     reader = f"{AUDITS / 'modded_nanogpt.py'}:read_records"
     book = judge_target(AUDITS / "modded-nanogpt.csv", "val_loss:min", 3.28, reader=reader)
     groups = {group.group: group for group in book.groups}
-    published = list(list_published())
-    assert len(published) == 13
-    for record, folder, p in published:
-        if record == "2024-12-04_ValueEmbed":
-            # The authors have 40 runs, and the repository has the logs of 38.
-            assert groups[folder].values.n == 38
+    with (AUDITS / "modded-nanogpt-records.csv").open(encoding="utf-8", newline="") as file:
+        published = list(csv.DictReader(file))
+    agreeing = []
+    for entry in published:
+        group = groups[entry["group"]]
+        if group.values.n != int(entry["runs"]):
             continue
-        decimals = -int(Decimal(p).as_tuple().exponent)
-        assert round(groups[folder].p_t_test, decimals) == pytest.approx(float(p)), folder
+        decimals = -int(Decimal(entry["p"]).as_tuple().exponent)
+        assert group.p_t_test is not None
+        assert round(group.p_t_test, decimals) == pytest.approx(float(entry["p"])), entry
+        agreeing.append(entry["group"].partition("/")[0])
+    assert (len(published), len(agreeing), len(set(agreeing))) == (43, 35, 32)
     assert groups["2025-09-03_FA3"].verdict == "passes"
 
 
-def test_a_summary_of_nanochat_has_the_p_of_its_page() -> None:
-    """Record 4: seven runs with the mean .25714 and the deviation .00523, target .256525."""
-    t = (0.25714 - 0.256525) / (0.00523 / math.sqrt(7))
-    assert student_p(t, 7) == pytest.approx(0.38, abs=0.005)
+def test_a_record_of_nanochat_has_the_p_of_its_runs() -> None:
+    """Record 4 has seven runs, and its page names no other record's single runs but one of each."""
+    (group,) = judge_target(AUDITS / "nanochat.csv", "core:max", 0.256525, variant="record").groups
+    assert (group.values.n, group.verdict) == (7, "undecided")
+    assert group.values.mean == pytest.approx(0.25714, abs=5e-6)
+    assert group.values.sd == pytest.approx(0.00523, abs=5e-6)
+    assert group.p_t_test == pytest.approx(0.38, abs=0.005)
 
 
 def write(path: Path, groups: dict[str, list[float | str]], column: str = "variant") -> Path:
@@ -136,8 +121,8 @@ def test_the_command_judges_groups_against_the_target(
     path = write(tmp_path / "runs.csv", groups)
     words = ["judge", str(path), "--metric", "loss:min", "--target", "3.28"]
     assert main(words) == 1
-    printed = capsys.readouterr().out
-    assert "ours passes; far misses the target; near, torn and once are undecided" in printed
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "ours (3.2762 ± 0.0013, p 0.0019) passes; far misses the target; near, torn" in printed
     assert main([*words, "--json"]) == 1
     answer = read_answer(capsys.readouterr().out)
     assert answer["studies"] == []

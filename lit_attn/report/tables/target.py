@@ -3,7 +3,7 @@
 from lit_attn.report.answers.judged import JudgedTarget
 from lit_attn.report.numbers import write_number
 from lit_attn.report.tables.columns import NOTHING
-from lit_attn.report.tables.judgement import draw_values, join_names
+from lit_attn.report.tables.judgement import MOST_UNDECIDED, draw_values, join_names
 from lit_attn.report.tables.terminal import Column, Screen, draw_rows, find_form, wrap
 from lit_attn.schema.errors import plural
 
@@ -36,7 +36,7 @@ def draw_target(answer: JudgedTarget, screen: Screen) -> str:
         rows.append([*texts, _write_p(group.p), _write_p(group.p_t_test), missing])
     sign = "≥" if metric.goal == "max" else "≤"
     title = f"{answer.study}: is the mean of {metric.label} {sign} {answer.target:g}?"
-    above = [wrap(title, width), wrap(_describe_verdicts(answer), width)]
+    above = [wrap(title, width), wrap(_describe_verdicts(answer, form), width)]
     if answer.first_passing is not None:
         text = f"The smallest group from which on all pass is {answer.first_passing}."
         above.append(wrap(text, width))
@@ -62,19 +62,27 @@ def _write_p(p: float | None) -> str:
     return NOTHING if p is None else write_number(p, ".2g")
 
 
-def _describe_verdicts(answer: JudgedTarget) -> str:
-    """Return the verdicts in one sentence, with the rule."""
+def _describe_verdicts(answer: JudgedTarget, form: str) -> str:
+    """Return the verdicts in one sentence, with the values of the strongest group and the rule."""
     parts = []
-    for verdict, words in (
-        ("passes", "passes"),
-        ("misses", "misses the target"),
-        ("undecided", "is undecided"),
+    for verdict, one, several in (
+        ("passes", "passes", "pass"),
+        ("misses", "misses the target", "miss the target"),
+        ("undecided", "is undecided", "are undecided"),
     ):
-        names = [group.group for group in answer.groups if group.verdict == verdict]
-        if len(names) > 1:
-            words = words.replace("passes", "pass").replace("misses", "miss").replace("is ", "are ")
-        if names:
-            parts.append(f"{join_names(names)} {words}")
+        groups = [group for group in answer.groups if group.verdict == verdict]
+        if not groups:
+            continue
+        names = [group.group for group in groups]
+        if verdict == "undecided" and len(groups) > MOST_UNDECIDED:
+            parts.append(f"{len(groups)} groups {several}")
+            continue
+        if verdict == "passes":
+            # The strongest group comes first, so that a shortened list has it.
+            groups.sort(key=lambda group: 1.0 if group.p is None else group.p)
+            names = [group.group for group in groups]
+            names[0] += f" ({draw_values(groups[0].values, form)}, p {_write_p(groups[0].p)})"
+        parts.append(f"{join_names(names)} {one if len(names) == 1 else several}")
     return (
         f"{answer.study}: {'; '.join(parts)} (p ≤ {answer.level:g} after any number of runs; the t"
         " test is valid at one look)."
