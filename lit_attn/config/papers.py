@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import Field, FiniteFloat, PositiveInt, ValidationError
+from pydantic import Field, FiniteFloat, PositiveFloat, PositiveInt, ValidationError
 
 from lit_attn.config.source import load, locate
 from lit_attn.schema.base import Config, consistency_check
@@ -162,6 +162,24 @@ class Claim(Config):
     goal: Literal["min", "max"] | None = Field(None, description="null: the study's")
 
 
+class Replication(Config):
+    """A published number that our mean is compared with: that of `row` in `column` (the first one).
+
+    The margin was chosen for this number alone: means that differ by less are called equal. It is
+    in printed units, as `deviation`, the standard deviation of one published run. Without it the
+    number's own ± is used, or else the deviation of our runs. `runs` counts the published runs.
+    `study` is our study if it is not that of the column; its variants have the same names.
+    """
+
+    row: str
+    column: str | None = None
+    margin: PositiveFloat
+    runs: PositiveInt = 1
+    deviation: PositiveFloat | None = None
+    remains: str = Field("", description="differences between both set-ups that remain")
+    study: str | None = None
+
+
 class Layout(Config):
     """Keys of tables and figures: `absent` is the reason why no study measures them.
 
@@ -178,6 +196,7 @@ class Layout(Config):
     script: str = ""
     absent: str | None = None
     claims: tuple[Claim, ...] = ()
+    replications: tuple[Replication, ...] = ()
     readings: tuple[Reading, ...] = ()
     small: dict[str, str] = Field({})
 
@@ -208,8 +227,11 @@ class Layout(Config):
 
     @consistency_check
     def _check_rows(self) -> None:
-        """Refuse claims and readings that name no row or column."""
+        """Refuse claims, replications and readings that name no row or column."""
         columns, rows = self.grid()
+        for replication in self.replications:
+            require("no row or line", replication.row, rows)
+            require("no column", replication.column or next(iter(columns)), columns)
         for claim in self.claims:
             require("no row or line", claim.row, rows)
             require("no row or line", claim.against, rows)
@@ -416,6 +438,16 @@ class PaperSource:
             if study:
                 located[place] = Reference(study, variant)
         return located
+
+    def find_replicated(self, item: Layout, replication: Replication) -> tuple[str, Reference]:
+        """Return the published cell that is replicated, and our variant."""
+        columns, rows = item.grid()
+        heading = replication.column or next(iter(columns))
+        published = dict(zip(columns, rows[replication.row].cells, strict=True))[heading]
+        reference = self.locate(item)[replication.row, heading]
+        if replication.study is not None:
+            reference = Reference(replication.study, reference.variant)
+        return published, reference
 
     def references(self, item: Layout) -> set[Reference]:
         """Return the variants of studies that a table or figure needs.

@@ -18,6 +18,7 @@ from lit_attn.report.papers.claims import JUDGEMENTS, judge_claims
 from lit_attn.report.papers.figures import draw_figure, shows_counts
 from lit_attn.report.papers.floors import FloorText, make_floor_rows, make_floors_table
 from lit_attn.report.papers.published import Entry, Records, make_entries
+from lit_attn.report.papers.replications import make_replications_table
 from lit_attn.report.records.skipped import LOG, Outcome, describe_failure
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.tables import formats
@@ -73,7 +74,13 @@ def write_parts(source: PaperSource, runs: Path, reports: Path) -> Outcome:
         table = make_claims_table(source, items, records)
         return Part(Section("Claims", [], [table]), {}, {}, {})
 
+    def make_replications() -> Part:
+        table = make_replications_table(source, items, records)
+        return Part(Section("Published numbers", [], [table]), {}, {}, {})
+
     parts = [contain("Claims", make_claims)]
+    if not source.size and any(item.replications for item in items.values()):
+        parts.append(contain("Published numbers", make_replications))
     if any(find_validity(record) for record in records.values()):
         parts.append(contain("Floors", lambda: _make_floors_part(records)))
     for number, item in items.items():

@@ -62,7 +62,10 @@ def read_records(source: config.PaperSource, items: Iterable[config.Layout], run
 
     A study that has only had a smoke run, whose folder ends in SMOKE_SUFFIX, is read from it.
     """
-    needed = {reference.study for item in items for reference in source.references(item)}
+    needed: set[str] = set()
+    for item in items:
+        needed |= {reference.study for reference in source.references(item)}
+        needed |= {other.study for other in item.replications if other.study is not None}
     names: dict[str, str] = {}
     for study in sorted(needed):
         for folder in (study, study + SMOKE_SUFFIX):

@@ -1,0 +1,108 @@
+"""Generator of the page of replications.
+
+`python docs/generators/write_replications.py > docs/replications.md` writes it from the published
+numbers in experiments/papers and the committed records of our trainings in reports/evidence.
+"""
+
+import csv
+from pathlib import Path
+
+from lit_attn.config.papers import FOLDER, SMALL_FILE, Layout, PaperSource, Replication, read_paper
+from lit_attn.report.papers.replications import format_replication, judge_text
+
+ROOT = Path(__file__).parents[2]
+EVIDENCE = ROOT / "reports" / "evidence"
+
+HEAD = """\
+<!-- python docs/generators/write_replications.py > docs/replications.md writes this page. -->
+
+# Published numbers beside ours
+
+A tool that says what others may claim starts with its own numbers. Each row is a number that
+somebody published, the study of ours that trains the same set-up, and what came out. A row that
+fails stays here, and so does one that has not run.
+
+- The difference is our mean over n seeds minus the published number. Its 95 % interval holds the
+  noise of both sides. Where no deviation was published, a published run counts with the deviation
+  of our seeds. A number of one run is therefore known no better than one run of ours, and many
+  seeds of ours do not change that.
+- **reproduced**: the interval lies within the margin on both sides of 0. **not reproduced**: it
+  lies outside. **undecided**: neither.
+- The margin is how far two means may differ and still be called equal. It was chosen for each
+  number alone, before its study ran; that of nanoGPT's set-up for a CPU was written after it.
+- The last column says what still differs between both set-ups.
+- Tests hold the page to the records in `reports/evidence`. `python -m lit_attn.report --paper NAME`
+  judges your own trainings in the same way.
+
+"""
+TABLE = """
+## {title}
+
+[Published here]({link}): {caption}.
+
+| cell | our study | published (runs) | ours | n | difference [95 %] | margin | verdict | differs |
+|---|---|---:|---:|---:|---:|---:|---|---|"""
+STUDIES = "../reports/evidence"
+
+FOOT = """
+## How to run them
+
+Each command trains what its rows need, and continues where it was interrupted:
+
+{commands}
+
+A published number is an entry under `replications` in the file of its paper: the row and column of
+the table that prints it, the margin, and the number of published runs
+(`experiments/papers/nanogpt.yaml` is a short one)."""
+
+
+def main() -> None:
+    """Print the page."""
+    print(HEAD)
+    commands = []
+    for path in sorted((ROOT / FOLDER).glob("*.yaml")):
+        if path.name == SMALL_FILE:
+            continue
+        source = read_paper(path.stem, folder=path.parent)
+        for number, item in source.items(()).items():
+            if not item.replications:
+                continue
+            caption = item.caption[0].lower() + item.caption[1:]
+            title = f"{source.paper.title}, table {number}"
+            print(TABLE.format(title=title, link=source.paper.link, caption=caption))
+            studies = set()
+            for replication in item.replications:
+                print(make_row(source, item, replication))
+                studies.add(source.find_replicated(item, replication)[1].study)
+            file = (path.parent / source.paper.studies).resolve().relative_to(ROOT)
+            command = f"    python -m lit_attn.ablate {file} --study"
+            commands += [f"{command} {study}" for study in sorted(studies)]
+    print(FOOT.format(commands="\n".join(commands)))
+
+
+def make_row(source: PaperSource, item: Layout, replication: Replication) -> str:
+    """Return the row of a published number."""
+    published, reference = source.find_replicated(item, replication)
+    values = read_values(reference.study, reference.variant)
+    equivalence = judge_text(published, replication, list(values.values()))
+    texts = [cell.text for cell in format_replication(published, replication, values, equivalence)]
+    place = f"{replication.row}, {replication.column or next(iter(item.grid()[0]))}"
+    study = (
+        f"[`{reference.study}`]({STUDIES}/{reference.study})" if values else f"`{reference.study}`"
+    )
+    return "| " + " | ".join([place, study, *texts, replication.remains]) + " |"
+
+
+def read_values(study: str, variant: str) -> dict[int, float]:
+    """Return our value of each finished seed, by seed; nothing without a committed record."""
+    path = EVIDENCE / study / "per_seed.csv"
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    chosen = [row for row in rows if row["variant"] == variant and row["status"] == "done"]
+    return {int(row["seed"]): float(row["value"]) for row in chosen}
+
+
+if __name__ == "__main__":
+    main()

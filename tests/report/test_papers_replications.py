@@ -1,0 +1,116 @@
+"""Published numbers beside ours: equivalence with the noise of both sides, and their page."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.invented_papers import FOLDER, run_invented
+from helpers.paths import ROOT
+from scipy import stats
+
+from lit_attn.config.papers import Paper, read_paper
+from lit_attn.report.papers.published import read_records
+from lit_attn.report.papers.replications import judge, judge_text, make_replications_table
+
+OURS = [18.1, 19.4, 18.8, 20.3, 19.0]
+
+
+@pytest.mark.parametrize("runs", [2, 5])
+def test_the_interval_is_that_of_welch_where_both_sides_are_known(runs: int) -> None:
+    """Ours against many published runs: their mean has almost no noise left."""
+    many = 10_000_000
+    equivalence = judge(OURS, 18.0, 0.5, many, 1.0)
+    expected = stats.ttest_1samp(OURS, 18.0).confidence_interval(0.95)
+    assert (equivalence.low, equivalence.high) == pytest.approx(
+        (expected.low - 18.0, expected.high - 18.0), rel=1e-3
+    )
+    # Without a published deviation both sides have ours, as if it was pooled from our seeds.
+    equivalence = judge(OURS, 18.0, None, runs, 1.0)
+    assert equivalence.high is not None
+    half = stats.t.ppf(0.975, 4) * np.std(OURS, ddof=1) * np.sqrt(1 / 5 + 1 / runs)
+    assert equivalence.high == pytest.approx(np.mean(OURS) - 18.0 + half)
+
+
+def test_the_interval_covers_and_keeps_its_level() -> None:
+    """Where the true difference is the margin, 2.5 of 100 numbers are called reproduced."""
+    generator = np.random.default_rng(0)
+    count, reproduced, covered = 4000, 0, 0
+    for _ in range(count):
+        ours = generator.normal(1.0, 0.3, 6)
+        published = generator.normal(0.0, 0.3)
+        equivalence = judge(ours.tolist(), float(published), None, 1, 1.0)
+        reproduced += equivalence.verdict == "reproduced"
+        assert equivalence.low is not None
+        assert equivalence.high is not None
+        covered += equivalence.low <= 1.0 <= equivalence.high
+    assert reproduced / count <= 0.025 + 3 * (0.025 * 0.975 / count) ** 0.5
+    assert covered / count == pytest.approx(0.95, abs=3 * (0.95 * 0.05 / count) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("ours", "published", "margin", "verdict"),
+    [
+        (OURS, 19.0, 2.0, "reproduced"),
+        (OURS, 19.0, 1.0, "undecided"),
+        (OURS, 25.0, 2.0, "not reproduced"),
+        (OURS, 13.0, 2.0, "not reproduced"),
+        ([19.0], 19.0, 2.0, "undecided: one seed"),
+        ([19.0, 19.0], 19.5, 0.5, "reproduced"),
+        ([19.0, 19.0], 19.5, 0.4, "not reproduced"),
+        ([], 19.0, 2.0, "not run"),
+    ],
+)
+def test_the_whole_interval_lies_within_the_margin_or_outside(
+    ours: list[float], published: float, margin: float, verdict: str
+) -> None:
+    assert judge(ours, published, None, 5, margin).verdict == verdict
+
+
+def test_the_printed_deviation_counts_unless_another_one_is_given() -> None:
+    (printed,) = [
+        item
+        for item in read_paper("belief2", "", FOLDER).paper.tables["2"].replications
+        if item.row == "Attention"
+    ]
+    ours = [72.0, 72.1, 71.9]
+    assert judge_text("72.01±0.20", printed, ours) == judge(ours, 72.01, 0.2, 3, 0.5)
+    given = printed.model_copy(update={"deviation": 1.5})
+    assert judge_text("72.01±0.20", given, ours) == judge(ours, 72.01, 1.5, 3, 0.5)
+
+
+def test_the_page_of_a_paper_judges_its_published_numbers(tmp_path: Path) -> None:
+    run_invented(tmp_path, "belief2", ["2"], lambda name, seed: 0.72 + seed / 1e4)
+    source = replace(read_paper("belief2", "", FOLDER), runs=tmp_path)
+    items = source.items(())
+    table = make_replications_table(source, items, read_records(source, items.values(), tmp_path))
+    rows = [[cell.text for cell in row] for row in table.rows]
+    assert [row[0] for row in rows] == [f"{name}, val acc." for name in source_rows(source.paper)]
+    assert rows[0][3:6] == ["72.01±0.20 (3)", "72.020", "5"]
+    assert [row[-1] for row in rows] == ["reproduced", "not reproduced", "not reproduced"]
+    assert "1 reproduced, 2 not reproduced, 0 undecided, 0 not run" in table.title
+
+
+def source_rows(paper: Paper) -> list[str]:
+    return list(paper.tables["2"].rows)
+
+
+def test_a_row_that_no_table_prints_is_refused() -> None:
+    paper = read_paper("nanogpt", "", FOLDER).paper.model_dump()
+    paper["tables"]["1"]["replications"][0]["row"] = "nanoGTP"
+    with pytest.raises(ValueError, match="no row or line 'nanoGTP'; did you mean 'nanoGPT'"):
+        Paper.model_validate(paper)
+
+
+def test_the_page_of_replications_is_up_to_date() -> None:
+    """Committed records are judged again."""
+    generator = ROOT / "docs" / "generators" / "write_replications.py"
+    run = subprocess.run(
+        [sys.executable, str(generator)], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    page = (ROOT / "docs" / "replications.md").read_text(encoding="utf-8")
+    assert run.stdout == page, (
+        "run python docs/generators/write_replications.py > docs/replications.md"
+    )
