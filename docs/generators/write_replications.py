@@ -7,7 +7,8 @@ numbers in experiments/papers and the committed records of our trainings in repo
 import csv
 from pathlib import Path
 
-from lit_attn.config.papers import FOLDER, SMALL_FILE, Layout, PaperSource, Replication, read_paper
+from lit_attn.config.paper_layout import Layout, Replication
+from lit_attn.config.papers import FOLDER, SMALL_FILE, PaperSource, read_paper
 from lit_attn.report.papers.replications import format_replication, judge_text
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,8 @@ from pathlib import Path
 from lit_attn.ablate.gpus import GPUS
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.papers import Layout, PaperSource, Reading, Reference
+from lit_attn.config.paper_layout import Layout, Reading
+from lit_attn.config.papers import PaperSource, Reference
 from lit_attn.config.study import read_studies
 from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError

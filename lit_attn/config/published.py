@@ -4,20 +4,15 @@ A number that a paper publishes is written once, in the paper's file. Its tables
 every row and the study of every column, so a study only names the file.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from lit_attn.config import papers
+from lit_attn.config.paper_layout import parse_cell
 from lit_attn.config.study import StudySource
 from lit_attn.config.study_values import Published
 from lit_attn.schema.errors import ConfigError, suggest
-
-VALUE = re.compile(
-    rf"(?P<mean>{papers.NUMBER.pattern})(?:\s*[±+]\s*(?P<deviation>{papers.NUMBER.pattern}))?"
-)
-"""Number at the start of a cell with its deviation; some copies of papers print + for ±."""
 
 
 class PublishedCell(NamedTuple):
@@ -72,18 +67,6 @@ def list_cells(paper: papers.Paper) -> Iterator[PublishedCell]:
                     is_reading=reading != "*",
                     is_slip=reading == "*" and f"{row} | {heading}" in table.slips,
                 )
-
-
-def parse_cell(text: str) -> Published | None:
-    """Return the mean and the deviation of a published cell, or None if it starts with no number.
-
-    `72.01±0.20` has both. The deviation of `37.93 (1.3%)` is None.
-    """
-    match = VALUE.match(text.replace("\N{MINUS SIGN}", "-"))
-    if match is None:
-        return None
-    deviation = match["deviation"]
-    return float(match["mean"]), None if deviation is None else float(deviation)
 
 
 def read_published(source: StudySource, variants: Sequence[str]) -> dict[str, Published]:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from lit_attn.config.papers import FileError, PaperSource, read_paper
+from lit_attn.config.paper_layout import FileError
+from lit_attn.config.papers import PaperSource, read_paper
 from lit_attn.report.papers.claims import Verdict, judge_claims
 
 ACCURACIES = ("lambada_openai", "piqa", "winogrande", "arc_easy", "arc_challenge", "sciq")

@@ -13,7 +13,8 @@ from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.axes import combine_axes
 from lit_attn.ablate.plan import expand
 from lit_attn.ablate.variants import resolve
-from lit_attn.config.papers import PaperSource, Table, find_numbers, read_paper
+from lit_attn.config.paper_layout import Table, find_numbers
+from lit_attn.config.papers import PaperSource, read_paper
 from lit_attn.config.study import read_studies
 from lit_attn.schema.errors import ConfigError
 

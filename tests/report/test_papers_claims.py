@@ -8,7 +8,8 @@ from helpers.invented_papers import FOLDER, entries, run_invented
 from pydantic import ValidationError
 
 from lit_attn.cells.records import Exit, Result
-from lit_attn.config.papers import Figure, Table, read_paper
+from lit_attn.config.paper_layout import Figure, Table
+from lit_attn.config.papers import read_paper
 from lit_attn.report.papers.claims import judge_claims
 from lit_attn.report.papers.page import make_claims_table
 from lit_attn.report.papers.published import read_records

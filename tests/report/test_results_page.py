@@ -35,6 +35,7 @@ CONSTANTS = {
     "41.02": "published by Wu et al.",
     "1.88": "published by nanoGPT",
     "1.898": "loss of nanoGPT's own code on all windows",
+    "0.02": "margin of nanoGPT's replication",
     "240": "random windows of nanoGPT's loss",
     "2021": "a year",
     "2024": "a year",

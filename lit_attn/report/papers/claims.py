@@ -5,6 +5,7 @@ import math
 from typing import NamedTuple
 
 from lit_attn.cells.records import Plan
+from lit_attn.config import paper_layout as layout
 from lit_attn.config import papers as config
 from lit_attn.report.papers.floors import is_below
 from lit_attn.report.papers.printed import count_decimals
@@ -72,7 +73,7 @@ class Comparison(NamedTuple):
 
 
 def judge_claims(
-    source: config.PaperSource, items: dict[str, config.Layout], records: Records
+    source: config.PaperSource, items: dict[str, layout.Layout], records: Records
 ) -> list[Verdict]:
     """Compare the claims of tables and figures with our differences.
 
@@ -110,9 +111,9 @@ def _merge(first: Verdict, verdict: Verdict, number: str) -> Verdict:
 
 def _identify(
     source: config.PaperSource,
-    item: config.Layout,
-    claim: config.Claim,
-    columns: dict[str, config.Column],
+    item: layout.Layout,
+    claim: layout.Claim,
+    columns: dict[str, layout.Column],
 ) -> tuple[object, ...]:
     """Return what a claim compares: variants, and the values, files and rows of its columns.
 
@@ -134,7 +135,7 @@ def _identify(
 
 
 def _judge_claim(
-    claim: config.Claim, number: str, column: config.Column, pair: list[Entry], records: Records
+    claim: layout.Claim, number: str, column: layout.Column, pair: list[Entry], records: Records
 ) -> Verdict:
     """Compare a claim about a pair of cells with our difference."""
     plans: dict[str, Plan] = {}
@@ -173,7 +174,7 @@ def _format_comparison(comparison: Comparison, digits: int, is_file: bool) -> st
     return format_difference(comparison.difference, low, high, f".{decimals}f")
 
 
-def _find_marks(column: config.Column, pair: list[Entry], records: Records) -> list[str]:
+def _find_marks(column: layout.Column, pair: list[Entry], records: Records) -> list[str]:
     """Return the marks of a floor, of different code or data, and of incomparable times."""
     marks = []
     studies = {reference.study for entry in pair for reference in entry.references}
@@ -189,18 +190,18 @@ def _find_marks(column: config.Column, pair: list[Entry], records: Records) -> l
     return marks
 
 
-def _shows_quality(column: config.Column, pair: list[Entry], records: Records) -> bool:
+def _shows_quality(column: layout.Column, pair: list[Entry], records: Records) -> bool:
     """Return True for a recorded metric; costs, times and diagnostics say nothing about it."""
-    is_cost = column.value in config.COSTS or any(is_time(records, e, column.value) for e in pair)
+    is_cost = column.value in layout.COSTS or any(is_time(records, e, column.value) for e in pair)
     is_diagnostic = column.value.startswith("diagnostics/")
     return not (column.file or is_cost or is_diagnostic)
 
 
 def _read_published(
-    claim: config.Claim, pair: list[Entry], goals: set[str]
+    claim: layout.Claim, pair: list[Entry], goals: set[str]
 ) -> tuple[float, str, int]:
     """Return the published difference (or its sign), its text and its decimals."""
-    numbers = [config.find_numbers(entry.published) for entry in pair]
+    numbers = [layout.find_numbers(entry.published) for entry in pair]
     if not all(numbers):
         # The row of the claim has the better curve.
         aims = {claim.goal} if claim.goal else goals
@@ -245,8 +246,8 @@ def _compare_files(pair: list[Entry]) -> Comparison:
 
 def _find_doubt(
     measured: str,
-    claim: config.Claim,
-    column: config.Column,
+    claim: layout.Claim,
+    column: layout.Column,
     pair: list[Entry],
     records: Records,
     goals: set[str],

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from lit_attn.cells.records import read_clock
-from lit_attn.config.papers import AXES, Figure, Panel, PaperSource, Reading, Reference
+from lit_attn.config.paper_layout import AXES, Figure, Panel, Reading
+from lit_attn.config.papers import PaperSource, Reference
 from lit_attn.report.figures import diagnostics, drawing
 from lit_attn.report.figures.scaling import read_points
 from lit_attn.report.papers import published as papers

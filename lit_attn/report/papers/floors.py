@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from lit_attn.config import papers as config
+from lit_attn.config import paper_layout as layout
 from lit_attn.report.papers.printed import choose_digits, find_unit
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.tables.columns import format_number
@@ -24,7 +24,7 @@ class FloorText(NamedTuple):
 
 
 def write_floors(
-    studies: Iterable[StudyRecord], column: config.Column, published: list[str]
+    studies: Iterable[StudyRecord], column: layout.Column, published: list[str]
 ) -> dict[str, FloorText]:
     """Return the best floor of each study in the values of a column, by the study's name.
 

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lit_attn.config.papers import Figure, Layout, PaperSource, Reading
-from lit_attn.config.papers import Table as PaperTable
+from lit_attn.config.paper_layout import Figure, Layout, Reading
+from lit_attn.config.paper_layout import Table as PaperTable
+from lit_attn.config.papers import PaperSource
 from lit_attn.files import write_atomic
 from lit_attn.report.pages.page import Section, render_page
 from lit_attn.report.papers import published as papers

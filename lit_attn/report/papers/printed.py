@@ -4,13 +4,13 @@ import re
 import statistics
 from collections.abc import Mapping
 
-from lit_attn.config import papers as config
+from lit_attn.config import paper_layout as layout
 from lit_attn.report.numbers import find_magnitude, write_number
 from lit_attn.report.tables.columns import format_number
 
 
 def format_values(
-    column: config.Column,
+    column: layout.Column,
     published: list[str],
     values: Mapping[int, float],
     base: Mapping[int, float],
@@ -41,12 +41,12 @@ def format_values(
     return " ".join(texts)
 
 
-def choose_digits(column: config.Column, published: list[str], mean: float) -> int:
+def choose_digits(column: layout.Column, published: list[str], mean: float) -> int:
     """Return the decimals of a column: its own, those of its published cells, or two."""
     digits = 2
     if column.digits is not None:
         digits = column.digits
-    elif any(config.find_numbers(text) for text in published):
+    elif any(layout.find_numbers(text) for text in published):
         digits = max(count_decimals(text) for text in published)
     if column.value == "parameters" or 0 < abs(mean) < 1:
         # Small models have fewer parameters and shorter times than the paper: two digits remain.

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from lit_attn.cells.records import SMOKE, Metric, read_diagnostics
+from lit_attn.config import paper_layout as layout
 from lit_attn.config import papers as config
 from lit_attn.report.figures import scaling
 from lit_attn.report.papers.floors import FloorText, write_floors
@@ -57,7 +58,7 @@ class Entry(NamedTuple):
     floors: Mapping[str, FloorText] = MappingProxyType({})
 
 
-def read_records(source: config.PaperSource, items: Iterable[config.Layout], runs: Path) -> Records:
+def read_records(source: config.PaperSource, items: Iterable[layout.Layout], runs: Path) -> Records:
     """Read the studies that `items` need, by name; studies that have not started are left out.
 
     A study that has only had a smoke run, whose folder ends in SMOKE_SUFFIX, is read from it.
@@ -95,7 +96,7 @@ def measure(
     return values
 
 
-def read_counts(source: config.PaperSource, reading: config.Reading = "*") -> Counts:
+def read_counts(source: config.PaperSource, reading: layout.Reading = "*") -> Counts:
     """Return the counts of the variants of a paper's rows and lines, from COUNTS_FILE.
 
     Small models and alternative readings have none: their pages show results only.
@@ -109,7 +110,7 @@ def read_counts(source: config.PaperSource, reading: config.Reading = "*") -> Co
         with file.open(encoding="utf-8", newline="") as stream:
             for row in csv.DictReader(stream):
                 reference = config.Reference(row["study"], row["variant"])
-                for name in config.COUNTS:
+                for name in layout.COUNTS:
                     counts[reference, name] = float(row[name])
         return counts
 
@@ -137,12 +138,12 @@ def _read_value(cell: CellRecord, metric: Metric, value: str, epoch: int | None)
         last_step = chosen[-1].step
         # One value for each head.
         return statistics.fmean(row.value for row in chosen if row.step == last_step)
-    recorded_name = value if value in config.COSTS else f"metric {value}"
+    recorded_name = value if value in layout.COSTS else f"metric {value}"
     return numbers.get(recorded_name)
 
 
 def read_file(
-    source: config.PaperSource, line: config.Reference, column: config.Column, *names: str
+    source: config.PaperSource, line: config.Reference, column: layout.Column, *names: str
 ) -> list[tuple[float, ...]]:
     """Return the numbers in the columns `names` of the file of `column`, from its chosen rows.
 
@@ -173,7 +174,7 @@ def read_file(
 
 
 def read_error(
-    source: config.PaperSource, line: config.Reference, column: config.Column, value: float
+    source: config.PaperSource, line: config.Reference, column: layout.Column, value: float
 ) -> float | None:
     """Return the standard error of the value of a file in the file's units, None if unknown."""
     if column.error is None:
@@ -187,14 +188,14 @@ def read_error(
     return column.error.compute(value, *rows[0])
 
 
-def choose_columns(source: config.PaperSource, item: config.Layout) -> dict[str, config.Column]:
+def choose_columns(source: config.PaperSource, item: layout.Layout) -> dict[str, layout.Column]:
     """Return the columns of an item; small models have the metric instead of a script's file."""
     columns, _ = item.grid()
     if not source.size:
         return columns
     chosen = {}
     for name, column in columns.items():
-        chosen[name] = config.Column() if column.file else column
+        chosen[name] = layout.Column() if column.file else column
     return chosen
 
 
@@ -210,7 +211,7 @@ class Measured(NamedTuple):
 
 
 def make_entries(
-    source: config.PaperSource, item: config.Layout, records: Records, reading: config.Reading = "*"
+    source: config.PaperSource, item: layout.Layout, records: Records, reading: layout.Reading = "*"
 ) -> list[list[Entry]]:
     """Return the cells of a table, or the final metric of the lines of a figure, row by row."""
     columns = choose_columns(source, item)
@@ -264,8 +265,8 @@ def _measure_row(
     source: config.PaperSource,
     records: Records,
     counts: Counts,
-    lines: dict[config.Place, config.Reference],
-    columns: dict[str, config.Column],
+    lines: dict[layout.Place, config.Reference],
+    columns: dict[str, layout.Column],
     row: str,
 ) -> dict[str, Measured]:
     """Return the values of the cells of a row, by column."""
@@ -284,7 +285,7 @@ def _measure_row(
 
 
 def _measure_file(
-    source: config.PaperSource, line: config.Reference | None, column: config.Column
+    source: config.PaperSource, line: config.Reference | None, column: layout.Column
 ) -> Measured:
     """Return the values of a script's file, by their place."""
     if line is None:
@@ -304,7 +305,7 @@ def _measure_studies(
     records: Records,
     counts: Counts,
     reference: config.Reference | None,
-    column: config.Column,
+    column: layout.Column,
 ) -> Measured:
     """Return the values of every finished seed, relative to another variant's mean if asked for.
 

@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from lit_attn.config import paper_layout as layout
 from lit_attn.config import papers as config
-from lit_attn.config.published import parse_cell
 from lit_attn.report.papers.printed import count_decimals
 from lit_attn.report.papers.published import Records, measure
 from lit_attn.report.statistics.stats import student_quantile
@@ -74,10 +74,10 @@ def judge(
 
 
 def judge_text(
-    published: str, replication: config.Replication, ours: Sequence[float]
+    published: str, replication: layout.Replication, ours: Sequence[float]
 ) -> Equivalence:
     """Compare the values of our seeds with a published cell as printed: `18.60`, `72.01±0.20`."""
-    number = parse_cell(published)
+    number = layout.parse_cell(published)
     assert number is not None
     mean, printed = number
     deviation = replication.deviation or printed
@@ -85,7 +85,7 @@ def judge_text(
 
 
 def make_replications_table(
-    source: config.PaperSource, items: dict[str, config.Layout], records: Records
+    source: config.PaperSource, items: dict[str, layout.Layout], records: Records
 ) -> Table:
     """Return the published numbers with ours and the verdicts."""
     rows = []
@@ -120,7 +120,7 @@ def make_replications_table(
 
 def format_replication(
     published: str,
-    replication: config.Replication,
+    replication: layout.Replication,
     values: dict[int, float],
     equivalence: Equivalence,
 ) -> list[Cell]:
