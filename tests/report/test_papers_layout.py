@@ -176,7 +176,7 @@ def test_four_panels_stand_in_two_rows(tmp_path: Path) -> None:
 def test_numbers_of_the_text_are_no_numbered_tables(tmp_path: Path) -> None:
     page = write_paper(read_paper("mgk", "", FOLDER), tmp_path / "none", tmp_path)
     headings = re.findall("<h2>(.*?)</h2>", page.read_text())
-    assert headings[4:8] == ["Table 4", "Variances", "Likelihoods", "Table 5"]
+    assert headings[5:9] == ["Table 4", "Variances", "Likelihoods", "Table 5"]
 
 
 @pytest.mark.process
