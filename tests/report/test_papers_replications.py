@@ -20,7 +20,7 @@ OURS = [18.1, 19.4, 18.8, 20.3, 19.0]
 
 @pytest.mark.parametrize("runs", [2, 5])
 def test_the_interval_is_that_of_welch_where_both_sides_are_known(runs: int) -> None:
-    """Ours against many published runs: their mean has almost no noise left."""
+    """The mean of many published runs has almost no noise left."""
     many = 10_000_000
     equivalence = judge(OURS, 18.0, 0.5, many, 1.0)
     expected = stats.ttest_1samp(OURS, 18.0).confidence_interval(0.95)
@@ -35,7 +35,7 @@ def test_the_interval_is_that_of_welch_where_both_sides_are_known(runs: int) -> 
 
 
 def test_the_interval_covers_and_keeps_its_level() -> None:
-    """Where the true difference is the margin, 2.5 of 100 numbers are called reproduced."""
+    """Call 2.5 of 100 numbers reproduced whose true difference is the margin."""
     generator = np.random.default_rng(0)
     count, reproduced, covered = 4000, 0, 0
     for _ in range(count):
@@ -77,8 +77,8 @@ def test_the_printed_deviation_counts_unless_another_one_is_given() -> None:
     ]
     ours = [72.0, 72.1, 71.9]
     assert judge_text("72.01±0.20", printed, ours) == judge(ours, 72.01, 0.2, 3, 0.5)
-    given = printed.model_copy(update={"deviation": 1.5})
-    assert judge_text("72.01±0.20", given, ours) == judge(ours, 72.01, 1.5, 3, 0.5)
+    replaced = printed.model_copy(update={"deviation": 1.5})
+    assert judge_text("72.01±0.20", replaced, ours) == judge(ours, 72.01, 1.5, 3, 0.5)
 
 
 def test_the_page_of_a_paper_judges_its_published_numbers(tmp_path: Path) -> None:
