@@ -177,10 +177,6 @@ class Matrix60:
     def terminate_runner(self) -> bool:
         return self.signal_runner(self.chance.choice([signal.SIGTERM, signal.SIGHUP]))
 
-    def freeze_runner(self) -> bool:
-        process = self.chance.choice(self.commands)
-        return process.poll() is None and freeze(process.pid, self.chance.uniform(0.2, 2))
-
     def exhaust_files(self) -> bool:
         """Let a runner open no file for a second."""
         process = self.chance.choice(self.commands)
@@ -256,7 +252,7 @@ class Matrix60:
         methods = (
             *(self.kill_cell, self.kill_rank, self.terminate_cell, self.freeze_cell),
             *(self.exhaust_memory, self.forbid_writing, self.signal_runner, self.interrupt_runner),
-            *(self.terminate_runner, self.freeze_runner, self.exhaust_files, self.kill_server),
+            *(self.terminate_runner, self.exhaust_files, self.kill_server),
             *(self.tear_checkpoint, self.tear_metrics, self.tear_result, self.tear_progress),
             *(self.tear_plan, self.leave_lock, self.clean_temporary_folder),
             *(self.kill_worker, self.change_package),

@@ -51,7 +51,6 @@ TESTS: dict[str, list[tuple[str, str]]] = {
     "the runner is killed": [(RUNNER, "test_cells_end_with_a_killed_runner")],
     "the fork server": [
         (ABLATE, "test_cells_of_a_killed_fork_server_are_retried"),
-        (ABLATE, "test_a_lost_fork_server_costs_no_cell_a_retry"),
         (LAUNCH, "test_a_server_killed_while_it_imports_is_replaced"),
         (CELLS, "test_a_cell_that_exits_with_the_code_of_a_lost_server_has_failed"),
     ],
@@ -115,13 +114,8 @@ TESTS: dict[str, list[tuple[str, str]]] = {
         (ABLATE, "test_a_cell_that_never_starts_fails_in_the_end"),
         (ABLATE, "test_too_many_open_files_only_delay_a_cell"),
     ],
-    "the runner or its container is frozen": [
-        (ABLATE, "test_a_frozen_runner_does_not_take_its_cells_for_hangs"),
-        (LAUNCH, "test_a_freeze_counts_from_the_start_of_a_cell"),
-    ],
     "the terminal or the reader": [
         (OUTPUT, "test_a_run_goes_on_without_a_reader_of_its_output"),
-        (OUTPUT, "test_closed_standard_streams_change_no_result"),
         (OUTPUT, "test_a_run_goes_on_when_the_disk_of_its_log_is_full"),
     ],
     "TMPDIR is cleaned": [(OUTPUT, "test_tmpdir_may_be_long_and_may_be_cleaned_during_a_run")],

@@ -70,7 +70,6 @@ def test_a_function_counts_if_it_declares_a_module(monkeypatch: pytest.MonkeyPat
     [
         ("raise RuntimeError('broken')", "broken_net.py:1: RuntimeError: broken"),
         ("raise SystemExit(3)", "broken_net.py:1: calls sys.exit when imported"),
-        ("import os; os.chdir('/')", "import: broken_net:Net: changes the working directory"),
         ("def __getattr__(name): raise KeyError(name)", "module 'broken_net' has no 'Net'"),
         ("import nothing_like_it", "import: broken_net:Net: No module named 'nothing_like_it'"),
     ],
@@ -82,10 +81,8 @@ def test_a_module_that_cannot_be_imported_is_one_line(
     load_parts([])
     (tmp_path / "broken_net.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
     for base in BASES:
         with pytest.raises(ConfigError) as caught:
             import_class("broken_net:Net", base)
         assert message in str(caught.value)
-        assert Path.cwd() == tmp_path
         sys.modules.pop("broken_net", None)

@@ -74,14 +74,6 @@ class CellProcess:
             self.last_step = time.monotonic()
         return time.monotonic() - self.last_step
 
-    def extend_limits(self, seconds: float) -> None:
-        """Exclude the last `seconds`, or those since the start, from all limits."""
-        seconds = min(seconds, self.seconds)
-        self.started += seconds
-        self.last_step += seconds
-        if self.kill_at is not None:
-            self.kill_at += seconds
-
     def stop(self, number: signal.Signals, grace: float, overdue: str = "") -> None:
         """Send a signal, and set the time after which the process may be killed."""
         self.kill_at = time.monotonic() + grace

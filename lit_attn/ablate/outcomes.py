@@ -25,8 +25,7 @@ def observe_nothing(ended: Job) -> str:
 class Outcome:
     """End of a cell in this run; `failure` is None if the cell has a result.
 
-    `is_stopped`: the user stopped the run. `is_lost`: the cell could not be started, or ended with
-    the fork server.
+    `is_stopped`: the user stopped the run.
     """
 
     job: Job
@@ -34,7 +33,6 @@ class Outcome:
     failure: FailureClass | None = None
     message: str = ""
     is_stopped: bool = False
-    is_lost: bool = False
 
     def describe(self) -> str:
         """Return the line of the display about the end of the cell."""
@@ -94,5 +92,5 @@ def make_os_failure(job: Job, seconds: float, error: OSError) -> Outcome:
     message = f"{type(error).__name__}: {error}"
     if error.errno in (errno.EMFILE, errno.ENFILE):
         # This process has too many open files, which is not a fault of the cell.
-        return Outcome(job, seconds, "killed", message, is_lost=True)
+        return Outcome(job, seconds, "killed", message)
     return Outcome(job, seconds, failure.classify_failure(1, message), message)

@@ -34,15 +34,10 @@ when this process will be killed."""
 RETRIES: dict[FailureClass, int] = {"killed": 3, "timed-out": 1, "no-space": 2}
 """Retries of a cell within one run by failure class; other classes would fail again."""
 BACKOFF = 10.0  # Seconds before the first retry of a cell; each further retry doubles the delay.
-LOST_STARTS = 5
-"""Failed starts and lost fork servers per slot after which they count as failures of the cell."""
 SAME_FAILURES = 2  # Cells that fail in the same way before the others are skipped.
 STOP = 2
 """Urgency at which running cells are stopped: an interrupt adds 1, SIGTERM and SIGHUP add 2."""
 REPEAT = 1.0  # Seconds in which interrupts count as one: GNU timeout and `Study.run` send two.
-FREEZE = 0.1
-"""Fraction of the stall limit that one pass of the runner's loop may take. A longer pass means that
-the runner was frozen, and probably its cells with it."""
 
 
 class Runner:
@@ -70,7 +65,6 @@ class Runner:
         self.queue: deque[Job] = deque()
         self.before: dict[Path, int] = {}  # Number of attempts of each cell before this run.
         self.tries: Counter[tuple[Path, FailureClass]] = Counter()
-        self.lost_starts = 0
         # Failures of each variant in this run; empty for a result or a passing failure.
         self.ends: defaultdict[str, list[str]] = defaultdict(list)
         # Variants of the cells of each study that have ended with an exception in this run.
@@ -84,7 +78,6 @@ class Runner:
         self.summary = Summary()
         self.urgency = 0
         self.last_interrupt = -REPEAT
-        self.last_pass = time.monotonic()
 
     def run(self, jobs: Iterable[Job]) -> Summary:
         """Run `jobs` in order. Cells that another runner holds come last."""
@@ -98,7 +91,6 @@ class Runner:
                         self._queue_retries()
                         self._start()
                     self._collect()
-                    self._exclude_frozen_time()
                     self._enforce()
                     self.display.update(self._snapshot())
             finally:
@@ -117,14 +109,6 @@ class Runner:
         now = time.monotonic()
         self.queue.extend(job for due, job in self.resting if due <= now)
         self.resting = [(due, job) for due, job in self.resting if due > now]
-
-    def _exclude_frozen_time(self) -> None:
-        """Extend the limits of the cells if this process was frozen, for example by a container."""
-        frozen = time.monotonic() - self.last_pass
-        self.last_pass += frozen
-        if frozen > max(4 * TICK, FREEZE * self.stall):
-            for cell in self.running.values():
-                cell.extend_limits(frozen)
 
     def _start(self) -> None:
         """Start cells in order while slots are free, and skip cells that another runner holds.
@@ -187,7 +171,6 @@ class Runner:
                 "killed",
                 f"could not be started: {error}",
                 is_stopped=self.urgency > 0,
-                is_lost=True,
             )
             self._finish(lost)
             return False
@@ -280,14 +263,7 @@ class Runner:
         attempt = attempts[-1] if is_new else folder.create_attempt(job.folder)
         end.write(attempt / "exit.json")
         self.unrecorded.pop(job.folder, None)
-        return Outcome(
-            job,
-            seconds,
-            end.failure,
-            end.message,
-            is_stopped=end.is_stopped,
-            is_lost=code == failure.LOST_SERVER,
-        )
+        return Outcome(job, seconds, end.failure, end.message, is_stopped=end.is_stopped)
 
     def _warn_of_cpu(self, cell: CellProcess, result: Result) -> None:
         """Warn once if a cell with a GPU has trained on the CPU without being told to."""
@@ -326,8 +302,6 @@ class Runner:
             self.display.add_event(f"retry    {job.name}  in {delay:.0f} s, after {reason}")
             return
         self.summary.outcomes.append(outcome)
-        if outcome.failure is None:
-            self.lost_starts = 0
         self.display.add_event(outcome.describe())
         self._skip_failing_variant(outcome)
         self._stop_failing_study(outcome)
@@ -343,10 +317,6 @@ class Runner:
         """Return the seconds until the cell is retried, or None if it is not retried."""
         if outcome.failure is None or self.urgency:
             return None
-        if outcome.is_lost and self.lost_starts < LOST_STARTS * self.slots.limit:
-            # Not a fault of the cell, so its number of retries stays the same.
-            self.lost_starts += 1
-            return BACKOFF
         key = (outcome.job.folder, outcome.failure)
         self.tries[key] += 1
         if self.tries[key] > RETRIES.get(outcome.failure, 0):

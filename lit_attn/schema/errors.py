@@ -24,10 +24,9 @@ REFUSALS = {
     errno.EACCES,
     errno.EPERM,
     errno.EROFS,
-    # The disk or a limit is full.
+    # The disk or the user's share of it is full.
     errno.ENOSPC,
     errno.EDQUOT,
-    errno.EFBIG,
     # The path is no such file.
     errno.EISDIR,
     errno.ENOTDIR,
@@ -36,16 +35,6 @@ REFUSALS = {
     # The disk or its server fails.
     errno.EIO,
     errno.ESTALE,
-    errno.ENODEV,
-    errno.ENXIO,
-    errno.ENOTCONN,
-    errno.EHOSTDOWN,
-    errno.ETIMEDOUT,
-    errno.EBUSY,
-    errno.ENOLCK,
-    # Too many files are open.
-    errno.EMFILE,
-    errno.ENFILE,
 }
 """Errors of a file that are not mistakes in the code, for example on a full disk."""
 P = ParamSpec("P")
@@ -170,7 +159,6 @@ def command(function: Callable[P, int]) -> Callable[P, int]:
 
     @functools.wraps(function)
     def run(*arguments: P.args, **keywords: P.kwargs) -> int:
-        _open_closed_streams()
         described_before = len(mistakes.DESCRIBED)
         lists = [words for words in arguments if isinstance(words, list)]
         has_json = "--json" in (lists[0] if lists else sys.argv)
@@ -214,18 +202,6 @@ def _print_mistake(error: ConfigError, kind: Kind, has_json: bool) -> int:
         print(write_mistake(kind, str(error)))
     print(error, file=sys.stderr)
     return 2
-
-
-def _open_closed_streams() -> None:
-    """Open the null device for each standard stream that is closed (`>&-`).
-
-    Otherwise the next file would get the number of the stream, and with it the output of cells.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            number = os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(number, True)
-            setattr(sys, name, os.fdopen(number, mode))
 
 
 MODULES = {

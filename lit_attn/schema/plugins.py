@@ -174,13 +174,11 @@ def run_import(import_code: Callable[[], T], file: Path | str) -> T:
     """Run an import and return its result; raise ConfigError if anything is wrong.
 
     All foreign code is imported here, so an untrusted file is refused here (`require_trust`). The
-    working directory is restored. The message begins with `file` and, if it is a path, with the
-    line that caused the error.
+    message begins with `file` and, if it is a path, with the line that caused the error.
     """
     require_trust(str(file))
-    directory = Path.cwd()
     try:
-        imported = import_code()
+        return import_code()
     except SystemExit as error:
         raise ConfigError(
             f"{_place(error, file)}: calls sys.exit when imported;"
@@ -189,16 +187,6 @@ def run_import(import_code: Callable[[], T], file: Path | str) -> T:
     except Exception as error:
         # Foreign code can raise any exception.
         raise ConfigError(explain_failure(error, file)) from error
-    else:
-        directory_after = Path.cwd()
-    finally:
-        os.chdir(directory)
-    if directory_after != directory:
-        raise ConfigError(
-            f"{file}: changes the working directory to {directory_after} when imported;"
-            " remove the call of os.chdir"
-        )
-    return imported
 
 
 @cache

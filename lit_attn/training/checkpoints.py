@@ -19,7 +19,6 @@ from lit_attn.cells.failure import OUT_OF_MEMORY, Preempted
 from lit_attn.cells.folder import set_aside
 from lit_attn.files import write_atomic
 from lit_attn.private_names.of_lightning import is_raised_by_restoring
-from lit_attn.schema.errors import REFUSALS
 from lit_attn.schema.mistakes import first_line
 from lit_attn.training.process_group import ProcessGroup
 from lit_attn.training.provenance import Provenance, describe_changes, join_provenances
@@ -38,8 +37,8 @@ MACHINE_ERRORS = (
     distributed.DistError,
 )
 """Exceptions about memory, a device or another rank."""
-DAMAGES = {errno.EIO}
-"""Errors of the file system by which a disk answers for a file that it has lost."""
+DAMAGES = {errno.EIO, errno.ENOENT}
+"""Errors of a file that a disk has lost."""
 
 # Urgency of the next checkpoint. All ranks follow the most urgent rank.
 LATER, DUE, STOP = range(3)
@@ -233,7 +232,7 @@ def is_about_machine(error: Exception) -> bool:
     Memory, a device, another rank or the file system failed, and can work in another attempt.
     """
     if isinstance(error, OSError):
-        return error.errno in REFUSALS - DAMAGES
+        return error.errno is not None and error.errno not in DAMAGES
     # PyTorch raises a plain RuntimeError if the memory of the host is too small.
     return isinstance(error, MACHINE_ERRORS) or OUT_OF_MEMORY.search(str(error)) is not None
 

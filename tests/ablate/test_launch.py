@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -14,15 +13,13 @@ from unittest.mock import MagicMock
 import pytest
 from helpers import studies
 from helpers.paths import ROOT
-from helpers.runs import TIMEOUT, count_runs, jobs, make_body, wait_until
+from helpers.runs import TIMEOUT, count_runs, make_body, wait_until
 from helpers.training_cells import digits_cell, folder_of, scenes_cell, text_cell
 
 from lit_attn import train
 from lit_attn.ablate import dry_run, launch, step_times
 from lit_attn.ablate.commands import run
-from lit_attn.ablate.launch import CellProcess
 from lit_attn.ablate.plan import expand
-from lit_attn.ablate.slots import make_slots
 from lit_attn.config.study import read_studies
 from lit_attn.schema.errors import command
 from lit_attn.schema.mistakes import EXIT_CODE
@@ -200,24 +197,6 @@ def test_a_server_killed_while_it_imports_is_replaced(tmp_path: Path) -> None:
     assert process.returncode == 0, output
     assert "after killed: could not be started: the fork server has ended" in output
     assert count_runs(tmp_path) == {"ok/0": 1, "ok/1": 1}
-
-
-def test_a_freeze_counts_from_the_start_of_a_cell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A slow machine can start a cell within a pass of the runner that it takes for a freeze."""
-    (job, *_) = jobs(tmp_path, "ok")
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    slot = make_slots(1).reserve(job.cell)
-    assert slot is not None
-    now = 100.0
-    cell = CellProcess(job, slot, MagicMock())
-    now = 107.0
-    cell.extend_limits(30.0)
-    assert cell.seconds == 0.0
-    now = 110.0
-    cell.extend_limits(2.0)
-    assert cell.seconds == 1.0
 
 
 def test_a_mistake_in_the_check_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:

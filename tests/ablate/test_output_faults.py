@@ -2,16 +2,12 @@
 
 import contextlib
 import os
-import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from helpers import studies
 from helpers.runs import (
-    SCRIPT,
     TIMEOUT,
     count_runs,
     list_holders,
@@ -49,21 +45,6 @@ def test_a_run_goes_on_without_a_reader_of_its_output(tmp_path: Path) -> None:
         (tmp_path / "runs" / "tiny" / "go").touch()
         assert process.wait(TIMEOUT) == 0
     assert count_runs(tmp_path) == {"gated/0": 1, "gated/1": 1, "ok/0": 1, "ok/1": 1}
-
-
-@pytest.mark.process
-def test_closed_standard_streams_change_no_result(tmp_path: Path) -> None:
-    """A service or `>&-` can start a command without them; another file would get their number."""
-    studies.write(tmp_path, make_body("ok", "crash"))
-    command = (sys.executable, str(SCRIPT), "ablations.yaml", "--seeds", "0,")
-    shell = ["sh", "-c", f"exec {shlex.join(command)} <&- >&- 2>&-"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(shell, cwd=tmp_path, env=environment, timeout=TIMEOUT, check=False)
-    assert done.returncode == 1
-    assert [path.parts[-3] for path in tmp_path.glob("runs/*/*/*/result.json")] == ["ok"]
-    (log,) = tmp_path.glob("runs/*/crash/*/attempts/1/log.txt")
-    assert "the reactor is on fire" in log.read_text()
-    assert (tmp_path / "reports" / "tiny" / "table.md").exists()
 
 
 @pytest.mark.process

@@ -208,7 +208,7 @@ MACHINE_ERRORS = [
 
 
 @pytest.mark.parametrize(
-    "error", [*MACHINE_ERRORS, OSError(errno.EACCES, "Permission denied"), MemoryError()], ids=repr
+    "error", [*MACHINE_ERRORS, OSError(errno.EACCES, "a"), TimeoutError(110, "b"), MemoryError()]
 )
 def test_a_machine_that_cannot_read_sets_no_checkpoint_aside(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -288,19 +288,6 @@ def test_code_that_exits_is_a_failure(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.endswith(f"{folder}: the cell's code called sys.exit(0)\n")
     assert not (folder / "result.json").exists()
-
-
-@pytest.mark.process
-def test_code_that_forks_does_not_train_twice(tmp_path: Path) -> None:
-    """A part forks the process when it is imported; the copy ends at once."""
-    cell = digits_cell(training={"max_steps": 1}, schedule={"warmup": 0})
-    folder = folder_of(cell, tmp_path)
-    part_of(cell, folder, "pass")
-    part = folder / "part_of_mine.py"
-    part.write_text(f"import os\nos.fork()\n{part.read_text()}")
-    done = train_alone(folder)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("epoch 1/1") == 1
 
 
 def test_a_forked_copy_of_training_writes_nothing(tmp_path: Path) -> None:
