@@ -218,15 +218,12 @@ def _read_cell(cell_dir: Path) -> "Cell":
 def _prepare(cell_dir: Path) -> Iterator[tuple["Cell", "ProcessGroup"]]:
     """Read the cell, clean its folder, and join its process group."""
     cell = _read_cell(cell_dir)
-    from lit_attn.checks.first_cell import check_before_first_cell
     from lit_attn.training.process_group import join_process_group, read_ranks
 
     rank = read_ranks().rank
     require_no_links(cell_dir)
     if rank == 0:
         _clean(cell_dir, cell.fingerprint)
-    # Before this process uses a GPU, which may serve one process only.
-    check_before_first_cell(cell)
     with (
         _keep_temporary_files_inside(cell_dir, rank),
         join_process_group(cell.experiment.training.accelerator) as group,

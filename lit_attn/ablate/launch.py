@@ -31,7 +31,6 @@ from lit_attn.temporary import temporary_folder
 TRAINING = [
     "lit_attn.training.fit",
     "lit_attn.training.first_step",
-    "lit_attn.checks.first_cell",
     # Configurations of tasks load their Lightning modules by name, so nothing else imports them.
     "lit_attn.tasks.classification",
     "lit_attn.tasks.language",

@@ -5,14 +5,13 @@ key heads, M keys for every token, D head width, E width of the features, c quer
 keys that they can see.
 """
 
-from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lit_attn.attention import flex, fused, path_record
+from lit_attn.attention import flex, fused
 from lit_attn.attention.cache import KeyValues
 from lit_attn.attention.call import Inputs
 from lit_attn.attention.formed import Formed, attend_in_pieces, form_weights, multiply_query
@@ -62,10 +61,6 @@ class Path(Enum):
     FORMED = "weights formed in chunks, and formed again in the backward pass"
 
 
-# The compiler of PyTorch 2.11 cannot go through the members of an Enum.
-ALL_PATHS = tuple(Path)
-
-
 def choose_path(
     *,
     keys: int,
@@ -107,21 +102,6 @@ def choose_path(
     return Path.ONE_CALL
 
 
-def first_usable(candidates: Sequence[Path], refused: Sequence[Path]) -> Path:
-    """Return the first of `candidates` that is not refused.
-
-    Raises RuntimeError if all of them are.
-    """
-    for path in candidates:
-        if path not in refused:
-            return path
-    names = ", ".join(path.name for path in candidates)
-    raise RuntimeError(
-        f"attention: every path of this layer is refused on this machine ({names}); "
-        "`lit-attn doctor` shows why: train on another device, or with another version of torch"
-    )
-
-
 def with_cached_tokens(inputs: Inputs) -> Tokens:
     """Return the tokens that a call attends to, and extend its cache, if any, by all but features.
 
@@ -156,8 +136,7 @@ def with_cached_tokens(inputs: Inputs) -> Tokens:
 
 def attend(inputs: Inputs, tokens: Tokens, features: Features) -> Tensor:
     """Return the weighted sums of values (B, H, n, D), and extend the cache by the features."""
-    kind = features.q.device.type
-    path = choose_usable_path(describe_call(inputs, features), kind)
+    path = choose_path(**describe_call(inputs, features))
     joined = features
     # A merged call joins features and z slice by slice; only a cache needs them joined.
     if path is not Path.MERGED and not tokens.caches_features:
@@ -194,18 +173,6 @@ def weights(inputs: Inputs, features: Features) -> Tensor:
     formed = _formed(inputs, joined, inputs.maps())
     all_tokens = slice(0, joined.q.shape[-2])
     return form_weights(formed, all_tokens, all_tokens, inputs.v.dtype)
-
-
-def choose_usable_path(properties: dict[str, Any], kind: str) -> Path:
-    """Return the path for the arguments of `choose_path` that this machine does not refuse.
-
-    `kind` is the type of the device. Without flex_attention the path is that of any device of this
-    type, and formed weights can replace every other path.
-    """
-    without_flex = {**properties, "device": kind}
-    candidates = [choose_path(**properties), choose_path(**without_flex), Path.FORMED]
-    refused = [path for path in ALL_PATHS if path_record.is_refused(path.name, kind)]
-    return first_usable(candidates, refused)
 
 
 def describe_call(inputs: Inputs, features: Features) -> dict[str, Any]:

@@ -275,7 +275,6 @@ class Result(Record):
         None, description="True if torch.compile compiled the model; null in old records"
     )
     compile_failure: str = Field("", description="why compiling failed; trained uncompiled")
-    refused_paths: dict[str, str] = Field({}, description="attention paths that doctor refused")
     peak_memory: Integer = Field(description="bytes on the fullest device (CPU: resident set)")
     wall_time: FiniteFloat = Field(description="seconds of all attempts of this cell alone")
     device: str

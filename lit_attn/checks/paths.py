@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lit_attn.attention import dispatch, path_record
+from lit_attn.attention import dispatch
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import PRESETS
 from lit_attn.checks.apart import Unavailable
@@ -110,16 +110,16 @@ def read_case_properties(
 
 
 def read_path(layer: Attention, device: torch.device, is_causal: bool = False) -> str:
-    """Return the name of the path that the layer takes on the device, without refused ones."""
+    """Return the name of the path that the layer takes on the device."""
     return read_case_path(layer, device, Case(FLOAT32, is_causal, SHAPES[0]))
 
 
 def read_case_path(layer: Attention, device: torch.device, case: Case) -> str:
-    """Return the name of the path that the layer takes in `case`, without refused ones."""
+    """Return the name of the path that the layer takes in `case`."""
     properties = read_case_properties(layer, device, case)
     if properties is None:
         return OWN_SUMS
-    return dispatch.choose_usable_path(properties, device.type).name
+    return dispatch.choose_path(**properties).name
 
 
 def explain_path(layer: Attention, device: torch.device) -> str:
@@ -131,9 +131,6 @@ def explain_path(layer: Attention, device: torch.device) -> str:
     usual = read_properties(standard, device, False)
     assert usual is not None
     reasons = [f"{key}={value}" for key, value in properties.items() if value != usual[key]]
-    path = dispatch.choose_path(**properties).name
-    if path in path_record.refused_paths(device.type):
-        reasons.append(f"{path} refused")
     return ", ".join(reasons) or "softmax of dot products"
 
 
@@ -142,11 +139,9 @@ def check_path(
 ) -> Iterator[LayerCheck]:
     """Yield the comparisons of all presets that take `path` on the device.
 
-    They are those of one of several processes, among which the presets are divided. The record of
-    an earlier doctor has no effect, or a refused path would never be used again.
+    They are those of one of several processes, among which the presets are divided.
     """
     device = torch.device(device_name)
-    path_record.set_refused(device.type, {})
     require_device(device)
     for name in list_presets(is_short, device)[process::processes]:
         # PyTorch compiles one function a limited number of times, and then computes without a word

@@ -1,8 +1,7 @@
 """Examine this machine: layers, compiled layers, trainings and a short benchmark, without data.
 
-The last line says what does not hold. Paths of attention that fail are remembered for this GPU,
-torch and code, and are not used. Exit codes: 0 everything that was checked holds, 1 something does
-not, 2 the command is wrong.
+The last line says what does not hold. Exit codes: 0 everything that was checked holds, 1 something
+does not, 2 the command is wrong.
 """
 
 import argparse

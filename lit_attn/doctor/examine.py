@@ -1,12 +1,10 @@
-"""The examination: every check in its order, printed while it runs, and the memory of its paths."""
+"""The examination: every check in its order, printed while it runs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 
-from lit_attn.attention import path_record
-from lit_attn.attention.path_record import Combination, PathRecord, read_combination
 from lit_attn.attention.spec import PRESETS
 from lit_attn.cells.records import utc_now
 from lit_attn.checks.apart import Outcome, count_processes, run_shares
@@ -22,16 +20,13 @@ from lit_attn.checks.paths import (
     read_path,
 )
 from lit_attn.doctor import benchmark
-from lit_attn.doctor.machine import describe_machine
+from lit_attn.doctor.machine import describe_device, describe_machine, hash_attention_code
 from lit_attn.doctor.trainings import TrainingCheck, check_trainings
 from lit_attn.doctor.verdict import Choice, Examination, PathCheck, make_table
 from lit_attn.temporary import temporary_folder
 
 PATH_LIMITS = {True: 300.0, False: 1800.0}
 """Seconds for all comparisons on one path, in the short form and in the full one."""
-
-NO_PATH = "none"
-"""Path of a preset whose paths are all refused."""
 
 COMPILED_LIMIT = 1800.0  # Seconds for all compiled layers.
 
@@ -47,9 +42,6 @@ def examine(device: torch.device, is_short: bool, runs: Path, show: Print) -> Ex
         show(f"   {name}: {fact}")
     show(f"2. Layers against the float64 reference, on {device.type}")
     paths, layers = check_paths(device, is_short, show)
-    combination, problem = remember(device, paths, is_short)
-    if problem:
-        show(f"   warning: refused paths are not remembered: {problem}")
     show("3. Path of each preset")
     choices = list_choices(device)
     for choice in choices:
@@ -72,13 +64,12 @@ def examine(device: torch.device, is_short: bool, runs: Path, show: Print) -> Ex
         for training in trainings:
             show(f"   {training.describe()}")
         show("6. Blocks, forward and backward, interleaved (never part of the verdict)")
-        usable = [choice.preset for choice in choices if choice.path != NO_PATH]
-        speeds = benchmark.measure_presets(usable, device)
+        speeds = benchmark.measure_presets(list(PRESETS), device)
     examination = Examination(
         checked=utc_now(),
         is_short=is_short,
-        device=combination.device,
-        code=combination.code,
+        device=describe_device(device.type),
+        code=hash_attention_code(),
         machine=machine,
         paths=paths,
         layers=layers,
@@ -139,38 +130,12 @@ def describe_path(path: PathCheck, results: list[LayerCheck]) -> str:
     return f"{path.path}: holds, {len(results)} comparisons, largest error {error:.1f} eps"
 
 
-def remember(
-    device: torch.device, paths: list[PathCheck], is_short: bool
-) -> tuple[Combination, str]:
-    """Write which paths hold on this combination, for all later processes and this one.
-
-    The short form compares few presets, so it keeps earlier refusals; the full form replaces them.
-    Without a failure nothing is written if a path could not be checked. Returns the combination,
-    and why the record cannot be written, or an empty text.
-    """
-    combination = read_combination(device.type)
-    refused = {path.path: path.failure for path in paths if path.failure}
-    before = PathRecord.read_valid(combination.file)
-    if is_short and before is not None:
-        refused = before.refused | refused
-    path_record.set_refused(device.type, refused)
-    is_complete = all(not path.unavailable for path in paths)
-    if not is_complete and not refused:
-        return combination, ""
-    held = [path.path for path in paths if path.comparisons and path.path not in refused]
-    return combination, path_record.remember(combination, held, refused)
-
-
 def list_choices(device: torch.device) -> list[Choice]:
-    """Return the path of every preset, after refused paths have been replaced."""
+    """Return the path of every preset."""
     choices = []
     for name in PRESETS:
         layer = build_layer(name, SHAPES[0]).to(device)
-        try:
-            path = read_path(layer, device)
-        except RuntimeError:
-            path = NO_PATH
-        choices.append(Choice(name, path, explain_path(layer, device)))
+        choices.append(Choice(name, read_path(layer, device), explain_path(layer, device)))
     return choices
 
 

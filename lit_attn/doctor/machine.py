@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import platform
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 import torch
 
 import lit_attn
-from lit_attn.attention import path_record
+from lit_attn.schema.sources import PACKAGE, hash_source, list_modules
 
 GIB = 2**30
 DRIVER_TIMEOUT = 10.0
@@ -32,7 +33,7 @@ def describe_machine(runs: Path) -> dict[str, str]:
     facts["driver"] = _read_driver()
     facts["NCCL"] = _read_nccl()
     facts["Triton"] = _read_version("triton")
-    facts["processor"] = f"{path_record.describe_device('cpu')}, {os.cpu_count()} cores"
+    facts["processor"] = f"{describe_device('cpu')}, {os.cpu_count()} cores"
     for index in range(torch.cuda.device_count()):
         facts[f"GPU {index}"] = _describe_gpu(index)
     if torch.cuda.device_count() == 0:
@@ -42,6 +43,23 @@ def describe_machine(runs: Path) -> dict[str, str]:
     facts["free disk"] = f"{_count_free_bytes(runs) / GIB:,.0f} GiB for {runs}/"
     facts["locks"] = _describe_locks(runs)
     return facts
+
+
+def describe_device(kind: str) -> str:
+    """Return name and capability of the current device of type `kind` ("cpu" or "cuda")."""
+    if kind == "cuda":
+        major, minor = torch.cuda.get_device_capability()
+        return f"{torch.cuda.get_device_name()} sm_{major}{minor}"
+    return f"CPU {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def hash_attention_code() -> str:
+    """Return 12 hexadecimal digits that identify the code of lit_attn.attention."""
+    digest = hashlib.sha256()
+    for name, source in list_modules(PACKAGE / "attention").items():
+        digest.update(name.encode())
+        digest.update(hash_source(source))
+    return digest.hexdigest()[:12]
 
 
 def _describe_gpu(index: int) -> str:

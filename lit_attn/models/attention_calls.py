@@ -1,9 +1,8 @@
 """Calls of the attention layers of a network: which layers it has, and how it calls them.
 
-A first cell on a GPU checks these calls, and no others (lit_attn.checks.first_cell).
+The check before the first cell on a GPU compares these calls (lit_attn.checks.layers).
 """
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -44,14 +43,6 @@ class AttentionCall(NamedTuple):
             if spec == self.spec:
                 return name
         return "own parts"
-
-    def describe(self, precision: str) -> str:
-        """Return a text of one line that no other call and precision has."""
-        digest = hashlib.sha256(self.spec.model_dump_json().encode()).hexdigest()[:12]
-        sizes = f"{self.heads}x{self.head_dim} {self.tokens} tokens"
-        names = ("is_causal", "has_mask", "is_cross", "is_local")
-        properties = [name.partition("_")[2] for name in names if getattr(self, name)]
-        return " ".join([self.preset, digest, sizes, *properties, precision])
 
 
 def find_calls(model: Model, data: Data) -> list[AttentionCall]:

@@ -17,9 +17,9 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from lit_attn.attention import path_record
-from lit_attn.attention.dispatch import Path
+from lit_attn.attention import flex
 from lit_attn.cells.failure import NO_SPACE, OUT_OF_MEMORY, Diverged
+from lit_attn.checks import layers
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
 from lit_attn.data.base import Data, find_paths
@@ -210,6 +210,8 @@ def _check_cell(
         device = choose_device(training.accelerator, 0, 1)
         should_compile(experiment, device)
         try_network(model, experiment.data, device)
+        if layers.needs_comparison(device):
+            layers.require_formulas(model, experiment.data, training.precision, device)
     except ConfigError as error:
         return Mistake(number, str(error))
     except Exception as error:
@@ -308,8 +310,8 @@ def make_step(
     task.has_callbacks = bool(own_callbacks)
     with (
         products_in_tf32(training.precision == "tf32"),
-        # Its kernels are compiled for each layer. A cell compares the paths that it takes itself.
-        path_record.leave_out(Path.FLEX.name, device.type, "not compiled for one step"),
+        # Its kernels are compiled, which takes seconds for each layer.
+        flex.left_out(),
         temporary_folder() as folder,
     ):
         metrics = MetricsFile(folder / "metrics.csv", lambda: 0.0)

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_attn.attention import path_record
 from lit_attn.cells.inputs import add_changes, collect_data
 from lit_attn.cells.ranks import SHARED_DEVICE
 from lit_attn.cells.records import Metric, MetricRow, Result, Timing, read_metrics, utc_now
@@ -117,7 +116,6 @@ def make_result(
         evaluation_time=progress.evaluation_time,
         is_device_shared=SHARED_DEVICE in os.environ,
         is_compiled=parts.is_compiled,
-        refused_paths=path_record.refused_paths(group.device.type),
         peak_memory=peak_memory,
         wall_time=checkpoints.elapsed,
         device=device,

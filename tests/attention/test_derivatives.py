@@ -104,7 +104,7 @@ def layer_of_operator(operator: str, monkeypatch: pytest.MonkeyPatch) -> Attenti
 def path_of(layer: Attention) -> str:
     """Return the name of the path of a layer, or `sums` for a similarity without logits."""
     properties = layer.similarity.describe_call(layer.inputs(tokens(), None, False, None))
-    return "sums" if properties is None else dispatch.choose_usable_path(properties, "cpu").name
+    return "sums" if properties is None else dispatch.choose_path(**properties).name
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -50,14 +50,12 @@ def examination(**changes: Any) -> Examination:
 
 @pytest.fixture
 def checked_paths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> dict[str, tuple[list[PathCheck], list[LayerCheck]]]:
-    """Outcome that replaces the checks of the layers, under "paths"; the record is in a new folder.
+    """Outcome that replaces the checks of the layers, under "paths".
 
     The checks themselves are tested in test_wrong_paths.py, and CI runs all of them.
     """
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(examine.path_record, "_REFUSED", {})
     layer = LayerCheck("standard", "ONE_CALL", "float32", False, 0.5, 1.5)
     outcome = {"paths": ([PathCheck("ONE_CALL", 1)], [layer])}
     monkeypatch.setattr(examine, "check_paths", lambda *_: outcome["paths"])
@@ -94,8 +92,6 @@ def test_the_exit_code_of_a_failure_is_1_and_json_goes_to_the_output(
     assert record["problems"] == [problem]
     assert record["layers"][0]["value_error"] is None
     assert f"VERDICT: does not hold on this machine: {problem}" in printed.err
-    refused = {choice["preset"]: choice["path"] for choice in record["choices"]}
-    assert refused["belief2"] == "FORMED"
 
 
 def test_a_wrong_command_line_is_refused_in_one_line(

@@ -36,7 +36,6 @@ from lit_attn.attention.mixer import TokenMixer
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.cells.failure import Preempted
 from lit_attn.cells.records import read_metrics
-from lit_attn.checks import first_cell
 from lit_attn.config.cell import Cell
 from lit_attn.config.study import read_studies
 from lit_attn.models import factory
@@ -368,8 +367,6 @@ def test_a_cell_trains_on_a_gpu_and_resumes(
 ) -> None:
     """Triton may choose other kernels in the second attempt, so losses differ in rounding."""
     training = {"precision": precision, "compile": compiled}
-    # The check of attention paths before the first cell on a GPU takes minutes.
-    monkeypatch.setattr(first_cell, "check_before_first_cell", lambda cell: None)
     folders = []
     for name, stops in (("complete", ()), ("stopped", (5,))):
         parent = tmp_path / name

@@ -26,8 +26,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from helpers.flex_on_cpu import flex_by_formula
 from lit_attn.attention import flex
-from lit_attn.checks import first_cell
-from lit_attn.checks.apart import Outcome
 
 aten = torch.ops.aten
 
@@ -122,9 +120,6 @@ def rehearsal(capability: Capability = H100) -> Iterator[list[str]]:
             warnings.filterwarnings("ignore", message=message)
         for name, answer in DRIVER.items():
             patch.setattr(torch.cuda, name, answer)
-        # A process of its own would not have this GPU.
-        held = Outcome(["simulated", ""])
-        patch.setattr(first_cell, "run_apart", lambda *request: held)
         patch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
         properties = SimpleNamespace(shared_memory_per_block_optin=SHARED_MEMORY[capability])
         patch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
