@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.experiment import Experiment
-from lit_attn.schema.base import Config
+from lit_attn.schema.base import WORDS, Config
 from lit_attn.schema.errors import ConfigError, require, suggest
 from lit_attn.schema.yaml_text import Mapping, Where
 
@@ -240,6 +240,9 @@ def _suggest_key(key: str) -> str:
     """Return the end of the message about an unknown key of an override."""
     if key in ("set", "overrides"):
         return "; write the key itself, as `optimizer.lr: 1e-4`, beside `attention`"
+    last_word = key.split(".")[-1]
+    if last_word in WORDS:
+        return f"; write '{WORDS[last_word]}'"
     top_keys = (*SHORTHANDS, "match", *Experiment.model_fields)
     # The key for each word that a user may have written: `lr` for optimizer.lr. If two sections
     # have the word, the first section counts, and a top key counts before both.
@@ -247,7 +250,6 @@ def _suggest_key(key: str) -> str:
     for path in _list_second_keys():
         keys_by_word[path[1]] = ".".join(path)
     keys_by_word |= {top_key: top_key for top_key in top_keys}
-    last_word = key.split(".")[-1]
     for word in (last_word, key):
         nearest = difflib.get_close_matches(word, keys_by_word, n=1, cutoff=0.5)
         if nearest:

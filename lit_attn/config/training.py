@@ -183,21 +183,6 @@ class StartWeights(Config):
 class Training(Config):
     """Length, precision and devices of a cell's training."""
 
-    synonyms: ClassVar[dict[str, str]] = {
-        "accumulate_grad_batches": "data.accumulate",
-        "block_size": "data.context",
-        "check_val_every_n_epoch": "evaluate_every",
-        "grad_clip": "clip",
-        "gradient_clip_val": "clip",
-        "log_every_n_steps": "log_every",
-        "logger": "loggers",
-        "max_epochs": "epochs",
-        "max_iters": "max_steps",
-        "min_lr": "schedule.end",
-        "num_nodes": "slurm.nodes",
-        "warmup_steps": "schedule.warmup",
-    }
-
     epochs: PositiveInt = Field(description="passes over data, or multiples of `data.epoch_steps`")
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
         "fp32",

@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -86,12 +86,6 @@ class Constant(Schedule, kind="constant"):
 
 class Cosine(Schedule, kind="cosine"):
     """Per step: linear from `start` to the peak over `warmup` epochs, then cosine to `end`."""
-
-    synonyms: ClassVar[dict[str, str]] = {
-        "min_lr": "end",
-        "warmup_iters": "warmup",
-        "warmup_steps": "warmup",
-    }
 
     warmup: Warmup = 0.0
     start: Start = 0.0

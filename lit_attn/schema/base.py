@@ -18,6 +18,33 @@ from lit_attn.schema.errors import ConfigError, key_error, suggest
 from lit_attn.schema.own_classes import import_class
 from lit_attn.schema.trust import is_foreign_file_open
 
+WORDS = {
+    "accumulate_grad_batches": "data.accumulate",
+    "block_size": "data.context",
+    "check_val_every_n_epoch": "training.evaluate_every",
+    "clip_grad": "training.clip",
+    "embed_dim": "model.dim",
+    "eval_interval": "training.evaluate_every",
+    "grad_clip": "training.clip",
+    "gradient_accumulation_steps": "data.accumulate",
+    "gradient_clip_val": "training.clip",
+    "learning_rate": "optimizer.lr",
+    "log_every_n_steps": "training.log_every",
+    "logger": "training.loggers",
+    "max_epochs": "training.epochs",
+    "max_iters": "training.max_steps",
+    "min_lr": "schedule.end",
+    "n_embd": "model.dim",
+    "n_head": "model.heads",
+    "n_layer": "model.depth",
+    "num_heads": "model.heads",
+    "num_nodes": "slurm.nodes",
+    "warmup_epochs": "schedule.warmup",
+    "warmup_iters": "schedule.warmup",
+    "warmup_steps": "schedule.warmup",
+}
+"""Keys of an experiment by words of nanoGPT, timm and Lightning, which name no section."""
+
 Share = Annotated[float, Field(ge=0, lt=1)]
 """Number from 0 to below 1."""
 
@@ -65,7 +92,7 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    synonyms: ClassVar[Mapping[str, str]] = {}
+    synonyms: ClassVar[Mapping[str, str]] = WORDS
     """Keys by words of other programs, for the message about an unknown key."""
 
     @model_validator(mode="before")

@@ -24,13 +24,13 @@ def test_a_cell_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "word", "key"),
     [
-        ("training", "grad_clip", "clip"),
-        ("training", "max_iters", "max_steps"),
-        ("training", "block_size", "data.context"),
-        ("training", "min_lr", "schedule.end"),
-        ("training", "warmup_steps", "schedule.warmup"),
-        ("schedule", "min_lr", "end"),
-        ("schedule", "warmup_steps", "warmup"),
+        ("training", "grad_clip", "training.clip"),
+        ("training", "log_every_n_steps", "training.log_every"),
+        ("data", "block_size", "data.context"),
+        ("model", "block_size", "data.context"),
+        ("model", "n_layer", "model.depth"),
+        ("optimizer", "min_lr", "schedule.end"),
+        ("schedule", "warmup_steps", "schedule.warmup"),
     ],
 )
 def test_a_word_of_another_program_is_answered_with_the_key(

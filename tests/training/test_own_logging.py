@@ -108,8 +108,3 @@ def test_tensorboard_has_the_configuration_as_text(tmp_path: Path) -> None:
     # The profiler has written its report.
     assert "run_training_epoch" in (folder / "fit-profile.txt").read_text()
     assert digits_cell(training={"profiler": "simple"}).fingerprint == digits_cell().fingerprint
-
-
-def test_lightnings_names_of_keys_are_explained() -> None:
-    with pytest.raises(ValueError, match="unknown key 'log_every_n_steps'; write 'log_every'"):
-        digits_cell(training={"log_every_n_steps": 10})
