@@ -11,7 +11,7 @@ from lit_attn.ablate.origin import claim_folder
 from lit_attn.ablate.screening import Design, apply_recorded, read_design, screen_variants
 from lit_attn.ablate.side_study import find_changed, name_side_study
 from lit_attn.ablate.tune import Point, Search, read_search
-from lit_attn.ablate.variants import Variant, list_dropped_keys, resolve
+from lit_attn.ablate.variants import Variant, list_dropped_keys, list_levels, resolve
 from lit_attn.cells import records
 from lit_attn.cells.decisions import Seal, Seals
 from lit_attn.cells.folder import CellStatus, State, read_cell
@@ -155,6 +155,7 @@ class Matrix:
             family=family,
             level=self.source.level,
             variants=[self._plan_variant(variant) for variant in planned],
+            levels={name: study.labels[name] for name in list_levels(study.labels, planned)},
             seeds=seeds,
             cells=self._plan_cells(seeds),
             trials=[_plan_cell(job.cell, job.cell.variant) for job in self.early_jobs],

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -284,20 +284,32 @@ def _explain(
 def _require_names(source: StudySource, variants: list[Variant]) -> None:
     """Raise ConfigError if a key names a variant or a column that does not exist.
 
-    The keys are `baseline`, `published`, `labels`, `columns` and `latex`. Raises it also for a
-    label that is the label or the name of another variant.
+    The keys are `baseline`, `published`, `labels`, `columns` and `latex`; `labels` also names
+    values of axes. Raises it also for a label that is the label or the name of another variant.
     """
     names = [variant.name for variant in variants]
+    levels = list_levels(source.study.labels, variants)
     # Path of a key in the study, and the variant that it names.
     references: list[tuple[tuple[str, ...], str]] = [(("baseline",), source.study.baseline)]
     references += [(("published", name), name) for name in source.study.published]
-    references += [(("labels", name), name) for name in source.study.labels]
+    labelled = [name for name in source.study.labels if name not in levels]
+    references += [(("labels", name), name) for name in labelled]
     for path, name in references:
         if name not in names:
             raise source.error(path, f"no variant '{name}'{suggest(name, names[:30])}")
     _require_distinct_labels(source, names)
     _require_columns(source, ("columns",), source.study.columns)
     _require_columns(source, ("latex", "columns"), source.study.latex.columns)
+
+
+def list_levels(names: Iterable[str], variants: Sequence[Variant]) -> list[str]:
+    """Return the names of values of axes, which are terms of the names of variants."""
+    terms: set[str] = set()
+    for variant in variants:
+        parts = variant.written_name.split(",")
+        if len(parts) > 1:
+            terms.update(parts)
+    return [name for name in names if name in terms]
 
 
 def _require_columns(

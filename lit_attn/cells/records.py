@@ -173,6 +173,9 @@ class Plan(Record):
     family: str = Field("", description="study with `compare_within` that this is a level of")
     level: str = Field("", description="value of the axes of `compare_within`")
     variants: list[PlannedVariant]
+    levels: dict[str, str] = Field(
+        {}, description="texts of the values of axes, by their term in the names of variants"
+    )
     seeds: list[Integer] = Field(min_length=1)
     cells: list[PlannedCell]
     trials: list[PlannedCell] = Field(

@@ -119,7 +119,8 @@ class StudyConfig(Config):
     )
     labels: dict[str, Label] = Field(
         {},
-        description="texts of variants in tables and figures, by name; names are names of folders",
+        description="texts of variants, and of values of axes, in tables and figures, by name; "
+        "names of variants are names of folders",
     )
     paper: PaperReference | None = Field(
         None, description="paper whose tables publish the numbers of the variants"

@@ -1,5 +1,6 @@
 """Factorial effects, and the tables across studies."""
 
+import dataclasses
 import itertools
 import re
 from dataclasses import replace
@@ -66,6 +67,63 @@ def test_an_axis_of_named_changes_has_effects(tmp_path: Path) -> None:
     assert list(effects) == ["a=y", "short", "a=y and short"]
     assert effects["short"].difference == pytest.approx(3.5, abs=0.5)
     assert effects["a=y and short"].difference == pytest.approx(3, abs=0.5)
+
+
+def test_effects_of_independent_runs_have_no_pairs(tmp_path: Path) -> None:
+    """Runs were paired by their order, so that sorting a file changed intervals and p."""
+    read_back = []
+    for turn in (1, -1):
+        record = dataclasses.replace(
+            read(tmp_path / str(turn), variants=factorial(), seeds=6), pairs="none"
+        )
+        cells = [
+            dataclasses.replace(cell, seed=cell.seed if turn > 0 else 5 - cell.seed)
+            for cell in record.cells
+            if cell.variant != "a=y,b=z" or cell.seed < 5
+        ]
+        read_back.append(find_effects(dataclasses.replace(record, cells=cells)))
+    effects = by_name(read_back[0])
+    assert [replace_p(effect) for effect in read_back[1]] == [
+        replace_p(effect) for effect in read_back[0]
+    ]
+    values = {
+        name: [100 * accuracy_of(effect, seed, name) for seed in range(6)]
+        for name, effect in factorial().items()
+    }
+    values["a=y,b=z"].pop()
+    levels = [[values[f"a={a},b={b}"] for b in "xyz"] for a in "yx"]
+    means = [np.mean([np.mean(group) for group in groups]) for groups in levels]
+    variance = sum(np.var(group, ddof=1) / len(group) for groups in levels for group in groups) / 9
+    main = effects["a=y"]
+    assert main.difference == pytest.approx(means[0] - means[1])
+    assert main.low is not None
+    assert main.high is not None
+    # Student's quantile with many degrees of freedom.
+    assert (main.high - main.low) / 2 == pytest.approx(2.04 * variance**0.5, rel=0.02)
+    assert main.by_seed == []
+    assert effects["a=y and b=y"].p <= 0.05 < effects["a=y and b=z"].p
+
+
+def replace_p(effect: Effect) -> Effect:
+    """Return an effect whose numbers are rounded: a sum depends on its order."""
+    numbers = {name: round(getattr(effect, name), 9) for name in ("difference", "low", "high", "p")}
+    return effect._replace(**numbers)
+
+
+def test_labels_of_levels_are_the_names_of_effects(tmp_path: Path) -> None:
+    labels = {"a=y": "with the second inner product"}
+    write_study(tmp_path / "runs", variants=factorial(), seeds=6, levels=labels)
+    assert main([str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]) == 0
+    folder = tmp_path / "reports" / "fake"
+    assert "a=y" in pd.read_csv(folder / "effects.csv")["effect"].tolist()
+    text = (folder / "table.txt").read_text()
+    assert "fake: main effects against a=x,b=x: " in text
+    assert "\nwith the second inner product  " in text
+    assert "\na=y" not in text
+    hidden = "Hidden: 1 effect and 5 variants; table.full.md has them"
+    assert hidden in text
+    page = (folder / "table.html").read_text()
+    assert "with the second inner product and b=y" in page
 
 
 def test_missing_combinations_and_seeds_are_left_out(tmp_path: Path) -> None:

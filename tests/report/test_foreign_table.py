@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from lit_attn import judge
+from lit_attn.__main__ import main as lit_attn_main
 from lit_attn.report.__main__ import main
 from lit_attn.report.foreign.prepare import Choices, Prepared, prepare
 from lit_attn.report.foreign.table import read_table
@@ -342,3 +343,46 @@ def test_nothing_about_pairs_and_baselines_is_assumed(tmp_path: Path) -> None:
         read(tmp_path, text, baseline="")
     study, _ = read(tmp_path, text.replace("b,", "baseline,"), baseline="")
     assert study.plan.baseline == "baseline"
+
+
+FACTORS = "own,lr,seed,loss\n" + "".join(
+    f"{own},{lr},{seed},{2 - (own == 'xsa') * 0.3 + (lr == '1e-3') * 0.1 + 0.01 * (seed * k % 7)}\n"
+    for k, (own, lr) in enumerate([(own, lr) for own in ("full", "xsa") for lr in ("1e-4", "1e-3")])
+    for seed in range(9)
+)
+
+
+def test_columns_of_factors_are_a_product(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(FACTORS)
+    words = ["judge", str(path), "--pairs", "seed", "--metric", "loss:min"]
+    words += ["--variant", "own, lr", "--baseline", "own=full,lr=1e-4"]
+    lit_attn_main(words)
+    printed = capsys.readouterr().out
+    assert "runs: main effects against own=full,lr=1e-4: own=xsa is better (" in printed
+    assert "\nlr=1e-3 " in printed
+    assert "3 variants; --all shows them." in printed
+    lit_attn_main([*words, "--all"])
+    assert "\nown=xsa,lr=1e-3 " in capsys.readouterr().out
+    lit_attn_main([*words, "--where", "lr=1e-4", "--json"])
+    (study,) = json.loads(capsys.readouterr().out)["studies"]
+    assert [variant["variant"] for variant in study["variants"]] == ["own=xsa,lr=1e-4"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "variant", "message"),
+    [
+        ("", "", "own,rl", "--variant own,rl: there is no column 'rl'; did you mean 'lr'"),
+        ("full,1e-4,0", ",1e-4,0", "own,lr", "runs.csv:2: own: '' names no level"),
+        ("full,1e-4,0", '"a,b",1e-4,0', "own,lr", "runs.csv:2: own: 'a,b' names no level"),
+        ("", "", "", r"those of a product with commas \(residual,zz\); there is no column"),
+    ],
+)
+def test_factors_without_a_clear_name_are_refused(
+    old: str, new: str, variant: str, message: str, tmp_path: Path
+) -> None:
+    choices = {"metric": "loss:min", "variant": variant}
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, FACTORS.replace(old, new, 1), "runs.csv", **choices)

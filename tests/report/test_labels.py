@@ -103,6 +103,17 @@ def test_a_plan_has_the_labels_of_every_criterion(tmp_path: Path) -> None:
     assert matrix.seal([0]).hash == same.seal([0]).hash
 
 
+def test_a_plan_has_the_labels_of_values_of_axes(tmp_path: Path) -> None:
+    body = (
+        "axes: {zz: [without, with], ffn: {f: {}, dry: {model.dropout: 0.1}}}\n"
+        "baseline: zz=without,f\n"
+        'labels: {zz=with: second inner product, dry: dropout, "zz=with,dry": both}'
+    )
+    plan = expand(studies.study(tmp_path, body), tmp_path / "runs").plan()
+    assert plan.levels == {"zz=with": "second inner product", "dry": "dropout"}
+    assert [variant.label for variant in plan.variants] == [None, None, None, "both"]
+
+
 @pytest.mark.parametrize(
     ("labels", "message"),
     [

@@ -96,7 +96,7 @@ def draw_effects(effects: list[Effect], metric: Metric, level: float) -> Figure 
     for place, effect in enumerate(effects):
         row = Difference(
             row=place,
-            name=effect.effect,
+            name=effect.label,
             by_seed=effect.by_seed,
             low=effect.low,
             mean=effect.difference,
@@ -105,7 +105,7 @@ def draw_effects(effects: list[Effect], metric: Metric, level: float) -> Figure 
         )
         rows.append(row)
     _draw_differences(axes, rows)
-    names = drawing.short_names([effect.effect for effect in effects], 60)
+    names = drawing.short_names([effect.label for effect in effects], 60)
     axes.set_yticks(range(len(effects)), names)
     axes.set_ylim(len(effects) - 0.5, -0.5)
     axes.set_xlabel(drawing.name_axis(f"effect on {metric.label}", metric.goal))

@@ -34,7 +34,8 @@ def add_table_arguments(parser: "argparse._ActionsContainer") -> None:
         "--variant",
         metavar="COLUMN",
         default="",
-        help="Column with the names of variants (default: variant).",
+        help="Column with the names of variants (default: variant), or the columns of a product of"
+        " factors (residual,zz).",
     )
     add(
         "--where",

@@ -16,23 +16,22 @@ Satterthwaite. docs/laws.md has their simulated coverage.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy import special
 
 from lit_attn.report.answers.judged import CostComparison, Interval, Law, LawsAnswer
 from lit_attn.report.foreign.conditions import select_rows
 from lit_attn.report.foreign.directions import find_goal, parse_metric
 from lit_attn.report.foreign.judging import read_runs
 from lit_attn.report.foreign.prepare import Choices, find_baseline
-from lit_attn.report.foreign.run_table import RunTable
+from lit_attn.report.foreign.run_table import RunTable, join_factors
 from lit_attn.report.foreign.states import read_states
 from lit_attn.report.foreign.values import read_number, read_values
+from lit_attn.report.statistics.means import Mean, add_means, combine_means, find_ends, find_p
 from lit_attn.report.statistics.power_laws import SIZES_FOR_ASYMPTOTE, fit_asymptote
-from lit_attn.report.statistics.stats import student_quantile
 from lit_attn.schema.errors import ConfigError, plural, require
 
 if TYPE_CHECKING:
@@ -53,18 +52,6 @@ class Run(NamedTuple):
     cost: float
     loss: float
     rate: float | None
-
-
-class Mean(NamedTuple):
-    """A mean, its variance, and the degrees of freedom of the variance.
-
-    `is_residual` is True if the variance is that of the residuals of the baseline's law.
-    """
-
-    value: float
-    variance: float
-    freedom: float
-    is_residual: bool = False
 
 
 class _Line(NamedTuple):
@@ -112,7 +99,7 @@ def find_laws(
     needed. Raises
     ConfigError for columns or values that no law can have.
     """
-    table = select_rows(read_runs(runs, reader), where)
+    table = join_factors(select_rows(read_runs(runs, reader), where), variant)
     warnings = list(table.notes)
     name, goal = parse_metric(metric or table.metric)
     column = variant or table.variant
@@ -165,24 +152,6 @@ def find_laws(
         comparisons=comparisons,
         warnings=warnings,
     )
-
-
-def combine_means(parts: Iterable[tuple[float, Sequence[float]]]) -> Mean:
-    """Return the sum of factor times mean over independent groups of at least two values."""
-    means = []
-    for factor, values in parts:
-        mean = math.fsum(values) / len(values)
-        variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-        means.append(Mean(factor * mean, factor**2 * variance / len(values), len(values) - 1))
-    return _add(means)
-
-
-def find_p(mean: Mean) -> float | None:
-    """Return the two-sided p of the t test that a mean is 0, None without a known variance."""
-    if mean.freedom <= 0 or mean.variance <= 0:
-        return None
-    t = abs(mean.value) / math.sqrt(mean.variance)
-    return float(2 * special.stdtr(mean.freedom, -t))
 
 
 def _leave_out_open_runs(
@@ -374,7 +343,7 @@ def _find_difference(
     variant = _mean_of_logs(runs, line, asymptote)
     reference = _mean_of_logs(same, line, asymptote) if same else line.mean_at(x)
     scale = math.exp(reference.value)
-    lead = _add([variant, reference._replace(value=-reference.value)])
+    lead = add_means([variant, reference._replace(value=-reference.value)])
     interval = _make_interval(lead, confidence)
     return _transform(interval, lambda end: scale * math.expm1(end)), find_p(lead)
 
@@ -393,7 +362,7 @@ def _find_speedup(
     lead = reference.value - variant.value
     value = lead / line.exponent
     slope_variance = line.variance / line.width
-    spread = _add([variant, reference._replace(value=0.0)])
+    spread = add_means([variant, reference._replace(value=0.0)])
     variance = spread.variance + value**2 * slope_variance - 2 * value * covariance
     return Mean(value, max(variance, 0.0) / line.exponent**2, min(spread.freedom, line.freedom))
 
@@ -417,27 +386,10 @@ def _mean_of_logs(runs: Sequence[Run], line: _Line, asymptote: float) -> Mean:
     return Mean(logarithms[0], line.variance, line.freedom, is_residual=True)
 
 
-def _add(means: Sequence[Mean]) -> Mean:
-    """Return the sum of independent means, with degrees of freedom by Welch and Satterthwaite."""
-    value = math.fsum(mean.value for mean in means)
-    variance = math.fsum(mean.variance for mean in means)
-    residual = [mean for mean in means if mean.is_residual]
-    parts = [(mean.variance, mean.freedom) for mean in means if not mean.is_residual]
-    if residual:
-        # Their variances are multiples of one estimate.
-        parts.append((math.fsum(mean.variance for mean in residual), residual[0].freedom))
-    divisor = math.fsum(part**2 / freedom for part, freedom in parts if freedom > 0)
-    is_known = all(freedom > 0 for _, freedom in parts)
-    return Mean(value, variance, variance**2 / divisor if is_known and divisor > 0 else 0.0)
-
-
 def _make_interval(mean: Mean, confidence: float) -> Interval:
     """Return Student's interval of a mean, without ends if its variance is unknown."""
-    if mean.freedom <= 0:
-        return Interval(mean=mean.value, low=None, high=None)
-    quantile = student_quantile(mean.freedom, (1 + confidence) / 2)
-    half = quantile * math.sqrt(mean.variance)
-    return Interval(mean=mean.value, low=mean.value - half, high=mean.value + half)
+    low, high = find_ends(mean, confidence)
+    return Interval(mean=mean.value, low=low, high=high)
 
 
 def _transform(interval: Interval, function: Callable[[float], float]) -> Interval:

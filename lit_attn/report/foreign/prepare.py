@@ -14,7 +14,7 @@ from lit_attn.report.foreign.conditions import parse_condition, select_rows
 from lit_attn.report.foreign.costs import COUNTS, Cost, find_cost
 from lit_attn.report.foreign.directions import find_goal, parse_metric
 from lit_attn.report.foreign.hints import describe_groups, describe_twins
-from lit_attn.report.foreign.run_table import RunTable
+from lit_attn.report.foreign.run_table import RunTable, join_factors
 from lit_attn.report.foreign.states import COLUMNS, read_states
 from lit_attn.report.foreign.values import check_units, clean, read_number, read_values
 from lit_attn.report.records.study_record import CellRecord, StudyRecord
@@ -73,7 +73,7 @@ def prepare(table: RunTable, choices: Choices, name: str = "") -> Prepared:
 
     Raises ConfigError, in one line, for a choice that the table does not have.
     """
-    table = select_rows(table, choices.where)
+    table = join_factors(select_rows(table, choices.where), choices.variant)
     _check_parts(table)
     _check_choices(table, choices)
     notes = list(table.notes)
@@ -182,7 +182,8 @@ def _check_pairs(_: RunTable, choices: Choices) -> None:
 
 def _check_variant(table: RunTable, choices: Choices) -> None:
     column = choices.variant or table.variant
-    require("name the column with --variant; there is no column", column, table.columns)
+    advice = "name the column with --variant, or those of a product with commas (residual,zz)"
+    require(f"{advice}; there is no column", column, table.columns)
 
 
 def _check_seed(table: RunTable, choices: Choices) -> None:

@@ -2,11 +2,11 @@
 
 import itertools
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.errors import ConfigError, require
 
 Row = dict[str, Any]
 """Values of a run by column."""
@@ -38,6 +38,33 @@ class RunTable:
         """Names of all columns, in the order of their first row."""
         # A dictionary keeps the order in which its keys were added.
         return list(dict.fromkeys(itertools.chain(*self.rows)))
+
+
+def join_factors(table: RunTable, variant: str) -> RunTable:
+    """Return the table with the variants of `variant`, which names factors if it has commas.
+
+    `residual,zz` makes variants such as `residual=full,zz=with` of two columns, which it replaces.
+    Raises ConfigError for a column that does not exist, and for a value without a clear name.
+    """
+    names = [name.strip() for name in variant.split(",")]
+    if variant in table.columns or len(names) < 2:
+        return table
+    for name in names:
+        require(f"{table.source}: --variant {variant}: there is no column", name, table.columns)
+    rows = []
+    for row, place in zip(table.rows, table.places, strict=True):
+        terms = []
+        for name in names:
+            value = str(row.get(name, "")).strip()
+            if not value or "," in value:
+                raise ConfigError(
+                    f"{place}: {name}: '{value}' names no level; a factor needs a text without a"
+                    " comma in every run"
+                )
+            terms.append(f"{name}={value}")
+        rest = {name: value for name, value in row.items() if name not in names}
+        rows.append({variant: ",".join(terms), **rest})
+    return replace(table, rows=rows)
 
 
 def read_entries(path: Path) -> list[tuple[str, dict[str, Any]]]:

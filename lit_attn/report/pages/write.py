@@ -228,7 +228,7 @@ def _make_tables(
     effect_frame = pd.DataFrame(estimates, columns=effects.Effect._fields)
     optional = (
         settings,
-        effect_frame.drop(columns="by_seed"),
+        effect_frame.drop(columns=["label", "by_seed"]),
         classes,
         diagnostics.make_values_table(recorded),
         diagnostics.make_ranks_table(recorded),
@@ -254,7 +254,7 @@ def _make_further_tables(
         tables.append(make_screening_table(study.screening))
     if study.tuning:
         tables.append(make_tuning_table(study.tuning, baseline))
-    tables.append(effects.make_effects_table(estimates, study.plan, digits, comparisons.look_level))
+    tables.append(effects.make_effects_table(estimates, study, digits, comparisons.look_level))
     tables.append(results.make_class_table(classes))
     rows = [[Cell(text) for text in row] for row in settings.itertuples(index=False)]
     tables.append(named_table("settings", rows, baseline=baseline))

@@ -2,16 +2,16 @@
 
 import itertools
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lit_attn.cells.records import Plan
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics import stats
+from lit_attn.report.statistics.means import combine_means, find_ends, find_p
 from lit_attn.report.tables import columns
 from lit_attn.report.tables.formats import Cell, Table, named_table
 
@@ -19,10 +19,12 @@ from lit_attn.report.tables.formats import Cell, Table, named_table
 class Effect(NamedTuple):
     """A main effect of a level, or the interaction of two: mean, 95 % interval and corrected p.
 
-    It is a mean over as many combinations of the other axes as `combinations` says.
+    It is a mean over as many combinations of the other axes as `combinations` says. `effect` has
+    the names of the levels, and `label` their texts in tables and figures.
     """
 
     effect: str
+    label: str
     kind: str
     combinations: int
     difference: float
@@ -41,7 +43,8 @@ class Factors(NamedTuple):
     """Axes of a factorial study, and the values of its variants.
 
     `levels` has the levels of each axis, the baseline's first. `grid` has the metric by the level
-    of each axis and by seed; NaN marks a combination without results.
+    of each axis and by seed; NaN marks a combination without results. For independent runs the
+    last axis of `grid` is that of the groups of runs.
     """
 
     levels: dict[str, list[str]]
@@ -50,6 +53,7 @@ class Factors(NamedTuple):
 
 UNNAMED = "#"  # Beginning of the key of an axis whose name does not stand in variants' names.
 
+Groups = dict[tuple[str, ...], dict[int, float]]  # Values by levels of all axes, and by seed.
 Change = dict[int, int]  # Places of changed levels by the place of their axis.
 
 
@@ -59,11 +63,17 @@ def find_effects(study: StudyRecord) -> list[Effect]:
     Its variants have names like `residual=full,zz=with,long`, and the baseline has the reference
     levels.
     Combinations and seeds that lack results are left out, and so is every criterion of `match` but
-    the first. p is corrected for all effects (joint sign-flip test). Empty unless two axes vary.
+    the first. p is corrected for all effects: by the joint sign-flip test for pairs of seeds, and
+    by Holm for Welch's test of independent runs. Empty unless two axes vary.
     """
-    factors = _read_factors(study)
-    if factors is None:
+    groups = _list_groups(study)
+    if study.pairs == "none":
+        return _find_independent_effects(study, groups)
+    shared_seeds = sorted(set.intersection(*map(set, groups.values()))) if groups else []
+    if not shared_seeds:
         return []
+    rows = {name: [group[seed] for seed in shared_seeds] for name, group in groups.items()}
+    factors = _arrange(study.plan.baseline, rows)
     estimated: list[Change] = []
     contrasts: list[NDArray[np.float64]] = []
     for change in _list_changes(factors):
@@ -82,8 +92,9 @@ def find_effects(study: StudyRecord) -> list[Effect]:
         # A mean over combinations has a smaller step than the metric.
         mean, low, high = describe_pairs(by_seed, study.resolution / len(contrast))
         effect = Effect(
-            effect=_name_change(factors, change),
-            kind="main effect" if len(change) == 1 else "interaction",
+            effect=_name_change(factors, change, {}),
+            label=_name_change(factors, change, study.plan.levels),
+            kind=_name_kind(change),
             combinations=len(contrast),
             difference=mean,
             low=low,
@@ -95,17 +106,55 @@ def find_effects(study: StudyRecord) -> list[Effect]:
     return effects
 
 
-def _read_factors(study: StudyRecord) -> Factors | None:
-    """Return axes and values of a factorial study.
+def _find_independent_effects(study: StudyRecord, groups: Groups) -> list[Effect]:
+    """Return the effects of independent runs, which have no pairs of seeds.
 
-    The grid has the seeds that all variants with results share. Returns None for a study with fewer
-    than two axes, and without such seeds.
+    An effect is a sum of the groups' means with the weights of its contrast.
     """
+    # The variance of a group needs two runs.
+    known = {name: list(group.values()) for name, group in groups.items() if len(group) > 1}
+    if not known:
+        return []
+    # The row of a group is 1 in its own column, so a contrast of rows has the groups' weights.
+    units = np.eye(len(known)).tolist()
+    factors = _arrange(study.plan.baseline, dict(zip(known, units, strict=True)))
+    effects = []
+    for change in _list_changes(factors):
+        contrast = _contrast(factors.grid, change)
+        if not contrast.size:
+            continue
+        weights = contrast.mean(axis=0).tolist()
+        parts = zip(weights, known.values(), strict=True)
+        mean = combine_means((weight, group) for weight, group in parts if weight)
+        low, high = find_ends(mean, 1 - stats.ALPHA)
+        p = find_p(mean)
+        effect = Effect(
+            effect=_name_change(factors, change, {}),
+            label=_name_change(factors, change, study.plan.levels),
+            kind=_name_kind(change),
+            combinations=len(contrast),
+            difference=mean.value,
+            low=low,
+            high=high,
+            # Without a variance nothing is shown.
+            p=1.0 if p is None else p,
+            by_seed=[],
+        )
+        effects.append(effect)
+    corrected = stats.holm([effect.p for effect in effects])
+    return [effect._replace(p=p) for effect, p in zip(effects, corrected, strict=True)]
+
+
+def _name_kind(change: Change) -> str:
+    return "main effect" if len(change) == 1 else "interaction"
+
+
+def _list_groups(study: StudyRecord) -> Groups:
+    """Return the values of each combination of levels by seed; none for fewer than two axes."""
     reference = _levels(study.plan.baseline)
+    groups: Groups = {}
     if len(reference) < 2:
-        return None
-    # By the levels of all axes, in the order of the reference.
-    values: dict[tuple[str, ...], dict[int, float]] = {}
+        return groups
     for variant in study.plan.variants:
         levels = _levels(variant.name)
         by_seed = study.values(variant.name)
@@ -113,25 +162,26 @@ def _read_factors(study: StudyRecord) -> Factors | None:
             continue
         if study.plan.criteria and variant.criterion != study.plan.criteria[0]:
             continue
-        combination = tuple(levels[axis] for axis in reference)
-        values[combination] = by_seed
-    if not values:
-        return None
+        groups[tuple(levels[axis] for axis in reference)] = by_seed
+    return groups
+
+
+def _arrange(baseline: str, rows: dict[tuple[str, ...], list[float]]) -> Factors:
+    """Return the levels of the axes, the baseline's first, and the rows of all combinations.
+
+    A combination without a row has missing values.
+    """
     axes: dict[str, list[str]] = {}
-    for place, (axis, first) in enumerate(reference.items()):
-        further = [combination[place] for combination in values]
+    for place, (axis, first) in enumerate(_levels(baseline).items()):
+        further = [combination[place] for combination in rows]
         axes[axis] = list(dict.fromkeys([first, *further]))
-    seeds_of_cells = [set(by_seed) for by_seed in values.values()]
-    seeds = sorted(set.intersection(*seeds_of_cells))
-    if not seeds:
-        return None
-    shape = [len(axis_levels) for axis_levels in axes.values()]
-    grid = np.full([*shape, len(seeds)], np.nan)
-    for combination, by_seed in values.items():
+    length = len(next(iter(rows.values())))
+    grid = np.full([*map(len, axes.values()), length], np.nan)
+    for combination, row in rows.items():
         places = []
         for axis_levels, level in zip(axes.values(), combination, strict=True):
             places.append(axis_levels.index(level))
-        grid[tuple(places)] = [by_seed[seed] for seed in seeds]
+        grid[tuple(places)] = row
     return Factors(axes, grid)
 
 
@@ -157,14 +207,15 @@ def _list_changes(factors: Factors) -> list[Change]:
     return single + double
 
 
-def _name_change(factors: Factors, change: Change) -> str:
-    """Return the changed levels, as "residual=full and zz=with"."""
+def _name_change(factors: Factors, change: Change, labels: Mapping[str, str]) -> str:
+    """Return the changed levels, as "residual=full and zz=with", or their labels."""
     axes = list(factors.levels)
     terms = []
     for place, level in change.items():
         axis = axes[place]
         name = factors.levels[axis][level]
-        terms.append(name if axis.startswith(UNNAMED) else f"{axis}={name}")
+        term = name if axis.startswith(UNNAMED) else f"{axis}={name}"
+        terms.append(labels.get(term, term))
     return " and ".join(terms)
 
 
@@ -178,7 +229,9 @@ def _contrast(grid: NDArray[np.float64], change: Change) -> NDArray[np.float64]:
     return rows[~np.isnan(rows).any(axis=1)]
 
 
-def make_effects_table(effects: list[Effect], plan: Plan, digits: int, level: float) -> Table:
+def make_effects_table(
+    effects: list[Effect], study: StudyRecord, digits: int, level: float
+) -> Table:
     """Return the effects of a factorial study as a table, with a star for p <= `level`."""
     rows = []
     for effect in effects:
@@ -187,7 +240,7 @@ def make_effects_table(effects: list[Effect], plan: Plan, digits: int, level: fl
         )
         mark = columns.STAR if effect.p <= level else ""
         row = [
-            Cell(effect.effect),
+            Cell(effect.label),
             Cell(effect.kind),
             Cell(difference),
             Cell(columns.format_p(effect.p), mark=mark),
@@ -195,12 +248,12 @@ def make_effects_table(effects: list[Effect], plan: Plan, digits: int, level: fl
         ]
         rows.append(row)
     return named_table(
-        "effects",
+        "effects" if study.pairs == "seed" else "effects_of_runs",
         rows,
         count=len(effects),
         alpha=level,
-        label=plan.metric.label,
-        baseline=plan.baseline,
+        label=study.plan.metric.label,
+        baseline=study.plan.baseline,
     )
 
 

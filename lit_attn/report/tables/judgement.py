@@ -101,7 +101,7 @@ def _make_effect_columns(study: JudgedStudy, effects: Sequence[Effect]) -> list[
     verdicts = []
     differences = []
     for effect in effects:
-        names.append(effect.effect if effect.is_main else f"interaction: {effect.effect}")
+        names.append(effect.label if effect.is_main else f"interaction: {effect.label}")
         verdicts.append(_judge_effect(study, effect))
         differences.append(format_difference(effect.difference, effect.low, effect.high, form))
     return [
@@ -236,7 +236,7 @@ def describe_answer(study: JudgedStudy, effects: Sequence[Effect] = ()) -> str:
         for effect in effects:
             if effect.is_main:
                 interval = Interval(mean=effect.difference, low=effect.low, high=effect.high)
-                main.append(Judged(effect.effect, _judge_effect(study, effect), interval, effect.p))
+                main.append(Judged(effect.label, _judge_effect(study, effect), interval, effect.p))
         form = _choose_effect_form(effects)
         sentence = f"main effects against {against}: {_list_verdicts(main, form, 'effects')}."
         sentence += f" Of {plural(len(variants), 'variant')} {_count_verdicts(variants)}."
@@ -334,8 +334,12 @@ def _count_verdicts(judged: Sequence[Judged]) -> str:
 
 
 def _judge_effect(study: JudgedStudy, effect: Effect) -> Verdict:
-    """Return the verdict about an effect; an interaction changes a difference in this direction."""
-    if effect.p > study.level or effect.difference == 0:
+    """Return the verdict about an effect; an interaction changes a difference in this direction.
+
+    Effects leave out failed runs, so none is decided beside them.
+    """
+    has_failed = any(variant.seeds.failed for variant in study.variants)
+    if effect.p > study.level or effect.difference == 0 or has_failed:
         return "undecided"
     is_better = (effect.difference > 0) == (study.metric.goal == "max")
     return "better" if is_better else "worse"
