@@ -1,4 +1,4 @@
-"""Tests of docs/tutorial.md and the notebooks: every command and cell runs."""
+"""Tests of docs/tutorial.md, the pages with one purpose, and the notebooks: their code runs."""
 
 import os
 import re
@@ -6,13 +6,19 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from helpers.commands import run_python
 from helpers.paths import ROOT
+from helpers.training_cells import digits_cell, folder_of
 from PIL import Image
 
+from lit_attn.__main__ import main
 from lit_attn.ablate.display import BAR_WIDTH
+from lit_attn.attention.spec import PRESETS
+from lit_attn.train import run_cell
 
 ENVIRONMENT = os.environ | {
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -93,6 +99,44 @@ def test_the_files_of_the_page_about_text_are_a_study(tmp_path: Path) -> None:
     finished = run_python(tmp_path, "-m", "lit_attn", "run", "text.yaml", "--dry-run", "--params")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "2 variants x 6 seeds = 12 cells" in finished.stdout
+
+
+@pytest.mark.process
+def test_a_trained_model_is_used_without_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cell has the second inner product, so its graph needs the formula of the page."""
+    monkeypatch.chdir(tmp_path)
+    model = {"attention": PRESETS["belief2"], "depth": 1}
+    folder = folder_of(digits_cell(training={"epochs": 1}, model=model), tmp_path)
+    run_cell(folder)
+    assert main(["export", "hub", str(folder), "--out", "exported"]) == 0
+    page = (ROOT / "docs" / "elsewhere.md").read_text()
+    load, freeze, use, formula, replace = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    for code in (load, freeze, formula, replace):
+        exec(code, names)
+    torch.export.save(names["program"], "model.pt2")
+    images = torch.randn(3, 1, 8, 8)
+    with torch.no_grad():
+        torch.save((images, names["network"](images)), "expected.pt")
+    (tmp_path / "use.py").write_text(
+        f"{use}"
+        "import sys\n"
+        "images, expected = torch.load('expected.pt')\n"
+        "torch.testing.assert_close(network(images), expected)\n"
+        "assert logits.shape == (5, 10) and 'lit_attn' not in sys.modules\n"
+    )
+    command = [sys.executable, "-I", "use.py"]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+
+    # Causal order, with z and one key of each token, and with two keys of each token.
+    q, z, v = torch.randn(3, 2, 4, 5, 8).unbind()
+    for second, key_count in ((z, 1), (None, 2)):
+        k = torch.randn(2, 4, key_count, 5, 8)
+        expected = torch.ops.lit_attn.attend(q, k, second, v, True, 0.3)[0]
+        torch.testing.assert_close(names["attend"](q, k, second, v, True, 0.3)[0], expected)
 
 
 @pytest.mark.slow
