@@ -50,7 +50,7 @@ def blocks() -> list[str]:
     return re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
 
 
-EXPERIMENTS = {re.match(r"# ([\w-]+)", block)[1]: block for block in blocks()[3:]}
+EXPERIMENTS = {re.match(r"# ([\w-]+)", block)[1]: block for block in blocks()[2:]}
 
 
 def write_shards(root: Path) -> None:
