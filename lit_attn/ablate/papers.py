@@ -12,6 +12,7 @@ from lit_attn.config.experiment import Experiment
 from lit_attn.config.paper_layout import Layout, Reading
 from lit_attn.config.papers import PaperSource, Reference
 from lit_attn.config.study import read_studies
+from lit_attn.config.study_values import SeedChoice
 from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.yaml_text import Mapping
@@ -25,7 +26,7 @@ def expand_paper(
     numbers: Sequence[str],
     out: Path,
     changes: Mapping | None = None,
-    seeds: tuple[int, ...] | None = None,
+    seeds: SeedChoice | None = None,
     smoke: bool = False,
 ) -> list[Matrix]:
     """Return the studies of the tables and figures with `numbers` (all of them if empty).

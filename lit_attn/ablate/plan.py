@@ -21,7 +21,7 @@ from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.published import read_published
 from lit_attn.config.study import StudySource
 from lit_attn.config.study_design import FIRST_FRESH_SEED
-from lit_attn.config.study_values import Published
+from lit_attn.config.study_values import Published, SeedChoice
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.publish import hide_private
 from lit_attn.schema.yaml_text import Mapping
@@ -285,12 +285,12 @@ def expand(
     source: StudySource,
     out: Path,
     changes: Mapping | None = None,
-    seeds: tuple[int, ...] | None = None,
+    seeds: SeedChoice | None = None,
     smoke: bool = False,
 ) -> Matrix:
     """Return the cells of a study, or of a side study of it, below the folder `out`.
 
-    `changes` come from `--set`, and `seeds` replace those of the study. docs/design.md lists the
+    `changes` come from `--set` and `seeds` from `--seeds`. docs/design.md lists the
     stages from the study's file to its plan. Raises ConfigError for every mistake in the study.
     """
     written = resolve(source, changes)
@@ -300,9 +300,8 @@ def expand(
     if design is not None:
         study = source.study.model_copy(update={"seeds": design.fresh_seeds})
         source = replace(source, study=study)
-    if seeds is None:
-        seeds = source.study.seeds
-    search = read_search(source, seeds if design is None else design.seeds, written, changes)
+    run_seeds = _choose_seeds(source, seeds)
+    search = read_search(source, run_seeds if design is None else design.seeds, written, changes)
     tuning: records.Tuning | None = None
     trials: list[Job] = []
     without_values: set[str] = set()
@@ -321,11 +320,11 @@ def expand(
     published = read_published(source, [variant.name for variant in written])
     # Numbers of a paper stand beside the experiment that they belong to, and nowhere else.
     changed = find_changed(source, written, changes)
-    count = len(variants) * len(seeds)
+    count = len(variants) * len(run_seeds)
     if count > MAX_CELLS:
         raise source.error(
             ("seeds",),
-            f"{len(variants):,} variants x {len(seeds):,} seeds = {count:,} cells exceed the"
+            f"{len(variants):,} variants x {len(run_seeds):,} seeds = {count:,} cells exceed the"
             f" limit of {MAX_CELLS:,}; split the study",
         )
     return Matrix(
@@ -334,9 +333,9 @@ def expand(
         title=title,
         written=written,
         variants=variants,
-        seeds=seeds,
+        seeds=run_seeds,
         folder=folder,
-        jobs=_make_jobs(name, variants, seeds, folder),
+        jobs=_make_jobs(name, variants, run_seeds, folder),
         trials=trials,
         tuning=tuning,
         screening=screening,
@@ -345,6 +344,23 @@ def expand(
         parity="" if changed else source.study.parity,
         dropped=[] if changes is None else list_dropped_keys(source, changes),
     )
+
+
+def _choose_seeds(source: StudySource, choice: SeedChoice | None) -> tuple[int, ...]:
+    """Return the seeds of the study, the first N of them, or the chosen seeds.
+
+    A count above the number of the study's seeds continues after its largest seed.
+    """
+    study_seeds = source.study.seeds
+    if choice is None:
+        return study_seeds
+    if isinstance(choice, tuple):
+        return choice
+    next_seed = max(study_seeds) + 1
+    further = range(next_seed, next_seed + choice - len(study_seeds))
+    if further and further[-1] > LARGEST_SEED:
+        raise source.error(("seeds",), f"no seeds follow the largest one, {LARGEST_SEED}")
+    return (*study_seeds, *further)[:choice]
 
 
 def _run_search(

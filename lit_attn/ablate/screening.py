@@ -17,6 +17,7 @@ from lit_attn.cells.records import Metric
 from lit_attn.cells.screening import FILE, ScreenedVariant, Screening, rank_key, rank_variants
 from lit_attn.config.study import StudyConfig, StudySource
 from lit_attn.config.study_design import FIRST_FRESH_SEED
+from lit_attn.config.study_values import SeedChoice
 from lit_attn.tasks.metrics import MetricChoice
 
 ReadCells = Callable[[Variant, tuple[int, ...]], dict[int, CellStatus]]
@@ -49,7 +50,7 @@ class Design:
 
 
 def read_design(
-    source: StudySource, seeds: tuple[int, ...] | None, written: list[Variant]
+    source: StudySource, seeds: SeedChoice | None, written: list[Variant]
 ) -> Design | None:
     """Return the design of a study, or None for a study with `seeds`.
 

@@ -97,6 +97,8 @@ Named = Annotated[
 Word = str | int | float | bool
 Name = Annotated[str, BeforeValidator(format_value, json_schema_input_type=Word)]
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
+SeedChoice = int | tuple[int, ...]
+"""Value of `--seeds`: a number of the study's seeds, or the seeds themselves."""
 Seeds = Annotated[
     tuple[Seed, ...],
     BeforeValidator(_list_seeds, json_schema_input_type=PositiveInt | tuple[Seed, ...]),

@@ -1,6 +1,7 @@
 """Plans: a trial or a run of some seeds does not change the study's plan and report."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,17 @@ def test_records_with_former_rules_stay_readable(tmp_path: Path) -> None:
     # The same decisions are not sealed again.
     planned.write_plan()
     assert len(json.loads((folder / "seals.json").read_text())["entries"]) == 1
+
+
+def test_a_count_chooses_the_first_seeds_that_the_study_lists(tmp_path: Path) -> None:
+    written = studies.study(tmp_path, make_body("ok"))
+    study = written.study.model_copy(update={"seeds": (7, 3, 5)})
+    source = replace(written, study=study)
+    expected = {None: (7, 3, 5), 2: (7, 3), 5: (7, 3, 5, 8, 9), (0, 1): (0, 1)}
+    for choice, seeds in expected.items():
+        assert expand(source, tmp_path, seeds=choice).seeds == seeds
+    # The plan and the table still have all seeds of the study, and no other.
+    assert expand(source, tmp_path, seeds=2).plan().seeds == [7, 3, 5]
 
 
 def test_the_plan_has_every_started_seed(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from lit_attn.schema.errors import ConfigError, OneLineParser, program, suggest
 
 if TYPE_CHECKING:
     from lit_attn.config.papers import PaperSource
+    from lit_attn.config.study_values import SeedChoice
     from lit_attn.schema.yaml_text import Mapping
 
 EPILOG = Path(__file__).parents[1].joinpath("epilog.txt").read_text(encoding="utf-8")
@@ -146,8 +147,12 @@ class StudyOptions:
             int, "N", "Run at most N cells at once (default: one per GPU, or per core)."
         )
     )
-    seeds: tuple[int, ...] | None = field(
-        metadata=_value(str, "N|A,B,...", "Use N seeds, or the seeds A, B, ... ('7,' is one seed).")
+    seeds: "SeedChoice | None" = field(
+        metadata=_value(
+            str,
+            "N|A,B,...",
+            "Use the first N seeds of the study, or the seeds A, B, ... ('7,' is one seed).",
+        )
     )
     set: "Mapping" = field(
         metadata=_several(

@@ -14,7 +14,7 @@ from lit_attn.config.paper_sizes import find_size_option
 from lit_attn.config.papers import read_paper
 from lit_attn.config.source import parse_value
 from lit_attn.config.study import choose, read_studies
-from lit_attn.config.study_values import MOST_SEEDS, Seeds
+from lit_attn.config.study_values import MOST_SEEDS, SeedChoice, Seeds
 from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.schema.yaml_text import Mapping, Where
 
@@ -115,8 +115,8 @@ def parse_settings(settings: list[str]) -> Mapping:
     return changes
 
 
-def parse_seeds(text: str | None) -> tuple[int, ...] | None:
-    """Return the seeds of `5` (0 to 4), `0,50,100` or `7,`. Raises ConfigError for a mistake."""
+def parse_seeds(text: str | None) -> SeedChoice | None:
+    """Return the count `5` or the seeds `0,50,100` or `7,`. Raises ConfigError for a mistake."""
     if text is None:
         return None
     try:
@@ -128,4 +128,4 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
             f"--seeds {text}: write a count up to {MOST_SEEDS:,} such as 5,"
             f" or different seeds up to {LARGEST_SEED} such as 0,50,100 or 7,"
         ) from error
-    return seeds
+    return seeds if "," in text else numbers[0]
