@@ -80,27 +80,26 @@ def _train(folder: Path) -> int:
         print(f"{folder}: has a result already; `{program('rerun')} CELL FILE` repeats it")
         return 0
     print(f"{folder}: reading the data and building the model", flush=True)
-    devices = cell.experiment.training.devices
     if is_started_by_torchrun():
-        return _run_launched_rank(folder, devices)
-    if devices == 1:
+        return _run_launched_rank(folder, cell.processes)
+    if cell.processes == 1:
         with hold_lock(folder):
             return _run_and_report(folder)
     with hold_lock(folder, is_beating=False) as start_heartbeat:
-        code = run_ranks(devices, lambda: _run_rank(folder), None, start_heartbeat)
+        code = run_ranks(cell.processes, lambda: _run_rank(folder), None, start_heartbeat)
     if code == 0 and read_result(folder, cell.fingerprint) is None:
         print(f"{folder}: a process ended before the cell had a result", file=sys.stderr)
         return 1
     return code
 
 
-def _run_launched_rank(folder: Path, devices: int) -> int:
+def _run_launched_rank(folder: Path, processes: int) -> int:
     """Run this process's rank of a cell that torchrun has started; rank 0 holds the lock."""
     world = int(os.environ["WORLD_SIZE"])
-    if world != devices:
+    if world != processes:
         raise ConfigError(
-            f"{folder / 'config.yaml'}: training.devices: {devices}, but torchrun has started"
-            f" {world} processes; --nnodes times --nproc-per-node must be {devices}"
+            f"{folder / 'config.yaml'}: training.devices: {processes}, but torchrun has started"
+            f" {world} processes; --nnodes times --nproc-per-node must be {processes}"
         )
     os.environ[RENDEZVOUS] = "env://"
     is_first = os.environ["RANK"] == "0"

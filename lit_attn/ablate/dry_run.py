@@ -281,7 +281,7 @@ def _sum_hours(cells: list[Cell], timings: dict[str, Timing]) -> float:
     hours = 0.0
     for cell in cells:
         if cell.kind in timings:
-            hours += timings[cell.kind].seconds / 3600 * cell.experiment.training.devices
+            hours += timings[cell.kind].seconds / 3600 * cell.processes
     return hours
 
 

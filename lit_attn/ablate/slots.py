@@ -75,7 +75,7 @@ class Slots:
     def check(self, cells: Iterable[Cell]) -> None:
         """Raise ConfigError if a cell needs more devices than there are."""
         for cell in cells:
-            wanted = cell.experiment.training.devices
+            wanted = cell.processes
             if wanted > len(self.devices):
                 raise ConfigError(
                     f"{cell.study}: variant '{cell.variant}': training.devices: {wanted} exceeds"
@@ -86,7 +86,7 @@ class Slots:
         """Return how many of `cells` can run at once at most: those on fewest devices first."""
         number = 0
         free = len(self.devices) * self.per_device
-        for wanted in sorted(cell.experiment.training.devices for cell in cells):
+        for wanted in sorted(cell.processes for cell in cells):
             free -= wanted if wanted == 1 else wanted * self.per_device
             if free < 0 or number == self.limit:
                 break
@@ -95,7 +95,7 @@ class Slots:
 
     def processes_at_once(self, cells: Iterable[Cell]) -> int:
         """Return how many processes of `cells` can run at once at most: one for each device."""
-        counts = sorted((cell.experiment.training.devices for cell in cells), reverse=True)
+        counts = sorted((cell.processes for cell in cells), reverse=True)
         places = max(len(self.devices), self.limit)
         return max(1, min(places, sum(counts[: self.limit])))
 
@@ -103,7 +103,7 @@ class Slots:
         """Reserve devices for `cell`. Return None if too few are free."""
         if self.count >= self.limit:
             return None
-        wanted = cell.experiment.training.devices
+        wanted = cell.processes
         # Devices with fewer cells come first.
         order = sorted(range(len(self.devices)), key=lambda index: len(self.on_device[index]))
         free = [index for index in order if self._has_room(index, wanted)]

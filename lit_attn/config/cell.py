@@ -82,6 +82,11 @@ class Cell(Config):
         return _hash(f"[{self.experiment.data.identity_json()}, {values}]")
 
     @property
+    def processes(self) -> int:
+        """Number of processes that train the cell together, each with a device of its own."""
+        return self.experiment.training.devices
+
+    @property
     def folder(self) -> str:
         """Folder of the cell, relative to that of its study."""
         return f"{self.variant}/{self.seed}-{self.fingerprint}"

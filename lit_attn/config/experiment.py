@@ -209,7 +209,7 @@ class Experiment(Config):
             endings.append(
                 f"needs steps of one micro-batch, and this data has {self.data.micro_batches}"
             )
-        if self.training.devices > 1:
+        if self.training.is_distributed:
             endings.append(f"needs one device, and training.devices is {self.training.devices}")
         if not self.task.is_recordable:
             endings.append(f"does not record the steps of task '{self.task.kind}'")

@@ -292,9 +292,14 @@ class Training(Config):
         return [callback for callback in self.callbacks if not callback.is_observer]
 
     @property
+    def is_distributed(self) -> bool:
+        """True if several processes, each with a device of its own, train a cell together."""
+        return self.devices > 1
+
+    @property
     def is_sharded(self) -> bool:
         """True if the weights are sharded; one device has nothing to share."""
-        return self.strategy == "fsdp" and self.devices > 1
+        return self.strategy == "fsdp" and self.is_distributed
 
     @property
     def is_compiled_by_block(self) -> bool:

@@ -85,7 +85,7 @@ def prepare_for_devices(network: nn.Module, training: Training) -> None:
 
     Raises ConfigError if several devices cannot share a loss or a statistic.
     """
-    if training.devices > 1:
+    if training.is_distributed:
         with factory.model_errors():
             synchronise_batch_norms(network)
             require_shared_losses(network)

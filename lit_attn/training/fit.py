@@ -249,7 +249,7 @@ class Attempt:
             reason = read_reason(error)
             training = self.cell.experiment.training
             # Several ranks would have to agree, and only one of them may have failed.
-            if training.compile != "auto" or training.devices > 1:
+            if training.compile != "auto" or training.is_distributed:
                 raise ConfigError(
                     f"training.compile: torch.compile failed: {reason}. To train uncompiled, write "
                     "`compile: none`, which changes no identity."

@@ -118,8 +118,8 @@ def require_gradients(network: nn.Module, sample: tuple[Tensor, ...], training: 
     devices DDP ends the first step with an error of many lines, and FSDP accepts it. A warning says
     that a model cannot be trained on the meta device and is not checked.
     """
-    devices = training.devices
-    if devices == 1 or training.is_sharded or leaves_parameters_unused(network):
+    has_ddp = training.is_distributed and not training.is_sharded
+    if not has_ddp or leaves_parameters_unused(network):
         return
     try:
         unused = _find_unused_parameters(network, sample)
@@ -133,8 +133,8 @@ def require_gradients(network: nn.Module, sample: tuple[Tensor, ...], training: 
         if len(unused) > SHOWN:
             names += f" and {len(unused) - SHOWN} more"
         raise ConfigError(
-            f"training.devices: {devices} devices need a gradient for every parameter, but the "
-            f"model's output does not depend on {names}; leave them out, "
+            f"training.devices: {training.devices} devices need a gradient for every parameter, "
+            f"but the model's output does not depend on {names}; leave them out, "
             "or set the attribute `leaves_parameters_unused = True` of their module"
         )
 

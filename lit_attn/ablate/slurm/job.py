@@ -117,7 +117,7 @@ class SlurmCell:
         if self.nodes > 1:
             os.environ[NODES] = str(self.nodes)
             # SLURM has reserved the devices, and each process sees those of its node.
-            return Slots([None] * job.cell.experiment.training.devices, 1)
+            return Slots([None] * job.cell.processes, 1)
         slots = make_slots(1)
         slots.check([job.cell])
         return slots

@@ -96,7 +96,7 @@ def _split(matrix: Matrix, jobs: list[Job], most: int) -> Iterator[Array]:
     """Yield the arrays of a study: at most `most` jobs, which all need equal resources."""
     by_devices: dict[int, list[Job]] = {}
     for job in jobs:
-        by_devices.setdefault(job.cell.experiment.training.devices, []).append(job)
+        by_devices.setdefault(job.cell.processes, []).append(job)
     for devices, group in by_devices.items():
         for start in range(0, len(group), most):
             yield Array(matrix, devices, group[start : start + most])
