@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from lit_attn.files import write_atomic
@@ -147,7 +148,7 @@ def _make_changes_table(entries: list[Entry]) -> Table:
                 interval = stats.paired_interval(differences, resolution=study.resolution)
             elif min(len(before), len(after)) > 1:
                 interval = welch_interval(
-                    before.to_numpy(), after.to_numpy(), 0.95, study.resolution
+                    np.array(before.tolist()), np.array(after.tolist()), 0.95, study.resolution
                 )
             changes.append((labels[variant.name], study.plan.study, before, after, interval))
     leads = [lead for _, _, before, after, _ in changes for lead in (before, after)]
