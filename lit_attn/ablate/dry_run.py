@@ -4,12 +4,14 @@
 as there would be cells, so that models slow each other down as cells would.
 """
 
+import multiprocessing
 import sys
 from collections import Counter
 
 from lit_attn.ablate.display import Display, make_display
 from lit_attn.ablate.input_files import check_files
 from lit_attn.ablate.launch import Launcher
+from lit_attn.ablate.model_check import check_variants
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.power import find_study_power
 from lit_attn.ablate.runner import Runner
@@ -20,6 +22,7 @@ from lit_attn.cells.folder import State, count_states, read_cell
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import PlannedCell, Timing
 from lit_attn.config.cell import Cell
+from lit_attn.data.base import Data, find_paths
 from lit_attn.models import factory
 from lit_attn.models.base import find_mixers
 from lit_attn.optim.decay import describe_decay
@@ -34,6 +37,9 @@ from lit_attn.temporary import temporary_folder
 
 HIGH_RATE = 1.0
 """Largest learning rate without a warning."""
+
+DATA_LIMIT = 120.0
+"""Seconds after which a dry run stops reading the data of a study."""
 
 TIMING_TARGET = "lit_attn.train:time_cell"
 
@@ -148,8 +154,8 @@ def _print_study(matrix: Matrix) -> list[Job]:
 def find_warnings(matrix: Matrix) -> list[str]:
     """Return one line for each distinct warning about a study's variants.
 
-    They are about missing files, rates and schedules, and about layers that a dry run cannot try
-    out.
+    They are about missing files, data that do not fit, rates and schedules, and about layers that a
+    dry run cannot try out.
     """
     by_warning: dict[str, list[str]] = {}
     variants = _list_known(matrix)
@@ -164,7 +170,46 @@ def find_warnings(matrix: Matrix) -> list[str]:
             lines.append(f"{names[0]} and {plural(len(names) - 1, 'other variant')}: {warning}")
         else:
             lines.append(f"{', '.join(names)}: {warning}")
+    return lines + _check_data(matrix)
+
+
+def _check_data(matrix: Matrix) -> list[str]:
+    """Return what the check before the first cell says about the data files on this machine."""
+    variants: list[Variant] = []
+    known: list[Data] = []
+    for variant in _list_known(matrix):
+        data = variant.experiment.data
+        if data not in known and has_files(data):
+            known.append(data)
+            variants.append(variant)
+    if not variants:
+        return []
+    end = check_variants(
+        multiprocessing.get_context("spawn").Process,
+        [variant.cell(matrix.name, matrix.seeds[0]) for variant in variants],
+        [variant.name for variant in variants],
+        is_local=True,
+        untried=[],
+        limit=DATA_LIMIT,
+        # JSON is the only text on stdout.
+        stream=sys.stderr,
+    )
+    lines = list(end.warnings)
+    if end.mistake is not None:
+        number, message, *_ = end.mistake
+        lines.append(str(variants[number].error(matrix.source.name, message)))
     return lines
+
+
+def has_files(data: Data) -> bool:
+    """Return True if `data` names files that are all on this machine.
+
+    Data with a folder `root` are left out: reading them may download what is missing there.
+    """
+    paths = list(find_paths(data.model_dump()))
+    if not paths or any(key.endswith("root") for key, _ in paths):
+        return False
+    return all(path.exists() for _, path in paths)
 
 
 def _find_variant_warnings(variant: Variant) -> list[str]:

@@ -9,7 +9,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from lit_attn import train
 from lit_attn.ablate.display import format_seconds, write_line
@@ -30,12 +30,15 @@ def check_variants(
     is_local: bool,
     untried: Sequence[int],
     gpu: str | None = None,
+    limit: float = CHECK_LIMIT,
+    stream: TextIO | None = None,
 ) -> train.CheckEnd:
     """Check one cell of each variant, and return the first mistake and all warnings.
 
     `names` are those of the variants. `is_local`: the data of the cells are on this machine.
     `untried` are the numbers of the cells that make a step, on the `gpu` if there is one. There is
-    only a warning if the process dies or the check needs too long.
+    only a warning if the process dies or needs more than `limit` seconds. `stream` gets the lines
+    about how far the check is.
     """
     # Not in files, which a killed runner could not remove.
     contents = [cell.model_dump(mode="json") for cell in cells]
@@ -46,7 +49,7 @@ def check_variants(
         with block_interrupts():
             process.start()
         sender.close()
-        end = await_end(receiver, names)
+        end = await_end(receiver, names, limit, stream)
         # A killed process would leave the semaphores of its libraries behind.
         process.join(10)
     except (EOFError, OSError):
@@ -58,7 +61,12 @@ def check_variants(
     return end
 
 
-def await_end(receiver: "Connection", names: Sequence[str]) -> train.CheckEnd:
+def await_end(
+    receiver: "Connection",
+    names: Sequence[str],
+    limit: float = CHECK_LIMIT,
+    stream: TextIO | None = None,
+) -> train.CheckEnd:
     """Return the last message of a check, and write how far it is every PROGRESS_SECONDS.
 
     Raises EOFError if the process ends without it.
@@ -68,13 +76,13 @@ def await_end(receiver: "Connection", names: Sequence[str]) -> train.CheckEnd:
     reached = 0
     while True:
         now = time.monotonic()
-        if now >= start + CHECK_LIMIT:
-            return _give_up(f"no answer within {CHECK_LIMIT:,.0f} s")
+        if now >= start + limit:
+            return _give_up(f"no answer within {limit:,.0f} s")
         if now >= next_line:
             seconds = format_seconds(now - start)
-            write_line(f"  {reached + 1} of {len(names)}: {names[reached]} ({seconds})")
+            write_line(f"  {reached + 1} of {len(names)}: {names[reached]} ({seconds})", stream)
             next_line = now + PROGRESS_SECONDS
-        if not receiver.poll(min(start + CHECK_LIMIT, next_line) - now):
+        if not receiver.poll(min(start + limit, next_line) - now):
             continue
         message = receiver.recv()
         if isinstance(message, train.CheckEnd):

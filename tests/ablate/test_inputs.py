@@ -18,6 +18,8 @@ from helpers.commands import run_python
 from helpers.runs import TIMEOUT, start_cli
 from PIL import Image
 
+from lit_attn.ablate.__main__ import main
+from lit_attn.ablate.dry_run import has_files
 from lit_attn.ablate.input_files import find_variants, require_inputs
 from lit_attn.ablate.plan import expand
 from lit_attn.data.label_masks import list_pairs
@@ -203,6 +205,23 @@ def test_missing_data_starts_no_cell(tmp_path: Path) -> None:
     assert output == f"{place}no file {tmp_path}/other\n"
     assert output.count("\n") == 1
     assert {path.name for path in tmp_path.iterdir()} == {"ablations.yaml", "experiment.yaml"}
+
+
+@pytest.mark.process
+def test_a_dry_run_tells_what_does_not_fit_in_data_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_npz(tmp_path / "mine.npz")
+    data = f"{{kind: npz, path: mine.npz, {GIVEN}}}".replace("classes: 3", "classes: 2")
+    experiment = studies.EXPERIMENT.replace("data: {kind: digits, batch_size: 64}", f"data: {data}")
+    studies.write(tmp_path, BODY + "\n", experiment)
+    monkeypatch.chdir(tmp_path)
+    assert main(["ablations.yaml", "--dry-run"]) == 0
+    place = "  warning: experiment.yaml:1: tiny: variant 'a': data.classes: 2, but train "
+    assert place in capsys.readouterr().out
+    # Data without files of the user are not read.
+    matrix = expand(studies.study(tmp_path, BODY), tmp_path / "runs")
+    assert not has_files(matrix.baseline.experiment.data)
 
 
 @pytest.mark.process

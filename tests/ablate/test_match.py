@@ -8,7 +8,7 @@ from helpers import studies
 from helpers.commands import run_python
 
 from lit_attn.ablate import __main__ as ablate
-from lit_attn.ablate import step_times
+from lit_attn.ablate import launch, step_times
 from lit_attn.ablate.match import count_step_flops, read_ratios
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.ablate.slots import Slots, make_slots
@@ -20,6 +20,7 @@ from lit_attn.config.study import read_studies
 from lit_attn.models import factory
 from lit_attn.optim.schedules import Cosine, stretch
 from lit_attn.schema.errors import ConfigError
+from lit_attn.train import CheckEnd
 
 BODY = """\
 baseline: a
@@ -224,6 +225,27 @@ def test_a_study_at_equal_time_trains_stretched_cells(tmp_path: Path) -> None:
     stored = (tmp_path / "runs/tiny/step_times.json").read_bytes()
     assert "3 cells: 3 done, 0 to run" in run_study(tmp_path, *options)
     assert (tmp_path / "runs/tiny/step_times.json").read_bytes() == stored
+
+
+def test_wrong_data_are_told_before_step_times_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = "{kind: npz, path: mine.npz, name: m, size: 8, channels: 1, classes: 2}"
+    experiment = studies.EXPERIMENT.replace("{kind: digits, batch_size: 64}", data)
+    body = "baseline: a\nmatch: [parameters, time]\ncells: {a: {}, b: {attention: mgk}}"
+    studies.write(tmp_path, body, experiment)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(step_times, "_run_measurement", lambda *arguments: 1 / 0)
+    command = ["ablations.yaml", "--jobs", "1"]
+    assert ablate.main(command) == 2
+    assert "experiment.yaml:1: tiny: variant 'a': data.path: no file" in capsys.readouterr().err
+
+    (tmp_path / "mine.npz").touch()
+    end = CheckEnd((1, "data.classes: 2, but train has 3", "", False), [])
+    monkeypatch.setattr(launch, "check_variants", lambda *arguments: end)
+    monkeypatch.setattr(launch, "_start_server", lambda: None)
+    assert ablate.main(command) == 2
+    assert "experiment.yaml:1: tiny: variant 'b': data.classes: 2" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -63,13 +63,12 @@ class RunEnd(NamedTuple):
 
 
 def run_cells(
-    matrices: list[Matrix], options: StudyOptions, target: str, chosen: list[Job] | None
+    matrices: list[Matrix], options: StudyOptions, launcher: Launcher, chosen: list[Job] | None
 ) -> int:
     """Run the missing cells, or the `chosen` cells from their first step, and write the tables.
 
     Return the exit code.
     """
-    launcher = Launcher(target, options.smoke)
     prepare = _prepare_slurm if options.is_slurm else _prepare_local
     start = prepare(matrices, options, launcher)
     require_locks(options.out)
@@ -138,6 +137,20 @@ def measure_times(matrices: list[Matrix], options: StudyOptions) -> None:
             )
         is_noise_allowed = options.allow_noisy_timing or options.smoke
         measure_step_times(matrix, make_slots(options.jobs), is_noise_allowed=is_noise_allowed)
+
+
+def require_variants(matrices: list[Matrix], options: StudyOptions, launcher: Launcher) -> None:
+    """Raise ConfigError if the input files or the model of a variant cannot be used.
+
+    The cells of these studies follow from step times, and are not known before the measurement.
+    """
+    jobs = []
+    for matrix in matrices:
+        for variant in matrix.written:
+            cells = [variant.cell(matrix.name, seed) for seed in matrix.seeds]
+            jobs += [Job(cell, matrix.folder) for cell in cells]
+    require_inputs(matrices, jobs)
+    launcher.require_cells(matrices, jobs, options.jobs, is_local=True)
 
 
 def _select(matrices: list[Matrix], chosen: list[Job] | None, limit: int | None) -> Selection:

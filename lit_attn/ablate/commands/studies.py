@@ -6,9 +6,15 @@ from collections.abc import Callable
 
 from lit_attn.ablate import dry_run, papers
 from lit_attn.ablate.commands.arguments import StudyOptions
-from lit_attn.ablate.commands.execution import cancel_jobs, measure_times, run_cells
+from lit_attn.ablate.commands.execution import (
+    cancel_jobs,
+    measure_times,
+    require_variants,
+    run_cells,
+)
 from lit_attn.ablate.commands.options import expand_studies, read_options
 from lit_attn.ablate.display import write_line
+from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.origin import require_origin
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.signals import handle_signals
@@ -31,7 +37,8 @@ def run_studies(options: Namespace, target: str, select: Select) -> int:
         papers.print_costs(study_options.paper, items, matrices, study_options.cost)
         return 0
     _require_origins(matrices, study_options)
-    matrices = _measure_first(matrices, study_options)
+    launcher = Launcher(target, study_options.smoke)
+    matrices = _measure_first(matrices, study_options, launcher)
     chosen = select(matrices)
     if study_options.dry_run:
         return _print_plan(matrices, study_options, chosen)
@@ -41,7 +48,7 @@ def run_studies(options: Namespace, target: str, select: Select) -> int:
     with handle_signals(lambda number, _: sys.exit(128 + number)):
         if study_options.cancel:
             return cancel_jobs(matrices, study_options)
-        return run_cells(matrices, study_options, target, chosen)
+        return run_cells(matrices, study_options, launcher, chosen)
 
 
 def _require_origins(matrices: list[Matrix], options: StudyOptions) -> None:
@@ -53,7 +60,9 @@ def _require_origins(matrices: list[Matrix], options: StudyOptions) -> None:
             write_line(change, sys.stderr if options.json else None)
 
 
-def _measure_first(matrices: list[Matrix], options: StudyOptions) -> list[Matrix]:
+def _measure_first(
+    matrices: list[Matrix], options: StudyOptions, launcher: Launcher
+) -> list[Matrix]:
     """Measure the step times that are needed before the cells, and return the cells after that.
 
     With --quiet-timing a local run measures all step times after its cells; a dry run has no cells,
@@ -69,6 +78,8 @@ def _measure_first(matrices: list[Matrix], options: StudyOptions) -> list[Matrix
         unmeasured = [matrix for matrix in matrices if not matrix.is_measured]
     if not unmeasured:
         return matrices
+    if not options.is_slurm:
+        require_variants(unmeasured, options, launcher)
     measure_times(unmeasured, options)
     # The cells at equal time follow from the measurement.
     return expand_studies(options)
