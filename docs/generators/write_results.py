@@ -204,7 +204,6 @@ def count(study: str, direction: str, criterion: str) -> str:
     return WORDS[starred] if starred < len(WORDS) else str(starred)
 
 
-@placeholder
 def lost(study: str) -> str:
     """Return how many stars of a study's table do not stay over studies."""
     starred = [r["variant"] for r in read_table(f"{study}/table.csv") if r["significant"] == "True"]

@@ -63,7 +63,6 @@ class Probe(TokenData):
     """
 
     runs_foreign_code: ClassVar[bool] = False  # Tests try it out, so a dry run need not.
-    least_length: ClassVar[int] = 2
     floor_rules: ClassVar = (GUESSING,)
 
     length: PositiveInt = Field(64, description="tokens of a training sequence")

@@ -106,12 +106,6 @@ class Experiment(Config):
                 tasks.append(name)
         return {**written, "task": tasks[0]} if len(tasks) == 1 else written
 
-    @property
-    def device_samples(self) -> int:
-        """Samples of a micro-batch on one device of a cell, at least one."""
-        samples = self.data.batch_size // self.data.micro_batches
-        return max(1, samples // self.training.devices)
-
     def input_paths(self) -> list[Path]:
         """Return the files and folders of the data, and the file of the weights to start with."""
         paths = list(self.data.input_paths())

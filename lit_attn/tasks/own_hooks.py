@@ -1,4 +1,4 @@
-"""Hooks of a LightningModule of a user: which are called, and why the others are refused.
+"""Hooks of a LightningModule of a user that are refused, and why.
 
 Lightning calls the hooks of the adapter (lit_attn.tasks.adapter), which calls those of the module.
 A hook that would never be called is refused before anything runs, because the class would silently
@@ -19,34 +19,6 @@ from lit_attn.schema.errors import ConfigError
 from lit_attn.tasks.base import TaskModule
 
 REQUIRED = ("training_step", "validation_step")
-
-CALLED = (
-    *REQUIRED,
-    "forward",
-    "setup",
-    "teardown",
-    "on_fit_start",
-    "on_fit_end",
-    "on_train_start",
-    "on_train_end",
-    "on_train_epoch_start",
-    "on_train_epoch_end",
-    "on_train_batch_start",
-    "on_train_batch_end",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "on_before_zero_grad",
-    "on_validation_start",
-    "on_validation_end",
-    "on_validation_epoch_start",
-    "on_validation_epoch_end",
-    "on_validation_batch_start",
-    "on_validation_batch_end",
-    "on_save_checkpoint",
-    "on_load_checkpoint",
-)
-"""Hooks that are called, with Lightning's arguments and at Lightning's times."""
 
 _OPTIMIZER = "`optimizer` and `schedule` of the experiment train it"
 _DATA = "`data` of the experiment loads the batches"

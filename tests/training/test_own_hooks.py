@@ -18,10 +18,38 @@ from lit_attn.cells.failure import Preempted
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.yaml_text import format_yaml
-from lit_attn.tasks.own_hooks import CALLED, REFUSED, check_hooks
+from lit_attn.tasks.own_hooks import REFUSED, REQUIRED, check_hooks
 from lit_attn.train import run_cell
 from lit_attn.training.build import build
 from lit_attn.training.trainer_data import TrainerData
+
+CALLED = (
+    *REQUIRED,
+    "forward",
+    "setup",
+    "teardown",
+    "on_fit_start",
+    "on_fit_end",
+    "on_train_start",
+    "on_train_end",
+    "on_train_epoch_start",
+    "on_train_epoch_end",
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_before_zero_grad",
+    "on_validation_start",
+    "on_validation_end",
+    "on_validation_epoch_start",
+    "on_validation_epoch_end",
+    "on_validation_batch_start",
+    "on_validation_batch_end",
+    "on_save_checkpoint",
+    "on_load_checkpoint",
+)
+"""Hooks that are called, with Lightning's arguments and at Lightning's times."""
 
 TOOLS = {
     "all_gather",
