@@ -13,7 +13,6 @@ from lit_attn.cells.folder import read_result
 from lit_attn.cells.inputs import MAX_FILES, change_finder, collect_data
 from lit_attn.cells.lock import CellLocked, hold_lock
 from lit_attn.schema.errors import ConfigError, require
-from lit_attn.training.provenance import code_hash
 
 
 def select_cells(matrices: list[Matrix], choice: str) -> list[Job]:
@@ -66,6 +65,9 @@ def rename_aside(folder: Path) -> None:
 
 def _find_stale(jobs: list[Job]) -> Iterator[Job]:
     """Yield the cells whose results were computed with other code, parts or data."""
+    # The import hashes all files of the package, which other commands do without.
+    from lit_attn.training.provenance import code_hash
+
     # Loading the data takes long, so cells with the same data share the hash.
     data_hashes: dict[str, str] = {}
     find_change = change_finder()

@@ -24,6 +24,7 @@ from lit_attn.training import build
 PROBES = ROOT / "experiments" / "probes"
 load_parts([PROBES / f"{name}.py" for name in ("recall", "memory", "search", "tracking")])
 probes = importlib.import_module("probes")
+probe_task = importlib.import_module("probe_task")
 recall = importlib.import_module("recall")
 memory = importlib.import_module("memory")
 search = importlib.import_module("search")
@@ -340,7 +341,7 @@ def test_impossible_probes_are_refused(kind: str, changes: dict[str, Any], messa
 
 
 def test_metrics_count_only_targets() -> None:
-    metrics = probes.ProbeMetrics()
+    metrics = probe_task.ProbeMetrics()
     logits = torch.zeros(2, 3, 4)
     logits[0, 0, 1] = logits[0, 1, 2] = logits[1, 2, 3] = 5.0
     targets = torch.tensor([[1, IGNORED, IGNORED], [IGNORED, 0, 3]])
@@ -352,7 +353,7 @@ def test_metrics_count_only_targets() -> None:
     chosen = -torch.log_softmax(torch.tensor([5.0, 0, 0, 0]), 0)[0]
     expected = (2 * chosen + torch.log(torch.tensor(4.0))) / 3
     torch.testing.assert_close(values["loss"].float(), expected)
-    sums = probes.ProbeTask.unit_values(SimpleNamespace(), logits[targets != IGNORED], targets)
+    sums = probe_task.ProbeTask.unit_values(SimpleNamespace(), logits[targets != IGNORED], targets)
     # Loss, targets and right answers of each sequence.
     assert sums[:, 1:].tolist() == [[1, 1], [2, 2]]
     torch.testing.assert_close(sums[:, 0].sum() / 3, expected)
