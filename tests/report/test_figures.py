@@ -270,6 +270,8 @@ def test_no_two_names_are_shortened_to_one() -> None:
         labels = short_names(names, letters)
         assert len(set(labels)) == len(names)
         assert max(map(len, labels)) <= letters
+    # A table of laws has a row of each variant at each cost.
+    assert short_names(["base", "xsa", "xsa"], 8) == ["base", "xsa", "xsa"]
 
 
 def test_shortened_names_differ() -> None:

@@ -10,6 +10,7 @@ import pytest
 from lit_attn import judge
 from lit_attn.report.__main__ import main
 from lit_attn.report.foreign import table
+from lit_attn.report.foreign.judging import judge_target
 from lit_attn.report.foreign.prepare import Choices, Prepared, prepare
 from lit_attn.report.foreign.table import read_table
 from lit_attn.report.statistics import stats
@@ -156,12 +157,14 @@ def test_equal_seeds_name_the_column_that_explains_them(tmp_path: Path) -> None:
         read(tmp_path, SIZES, metric="loss")
     _, notes = read(tmp_path, SIZES, metric="loss", pairs="none")
     assert (
-        "The values fall in two groups because of the column 'size': the lower group has S, the"
-        " higher one M. Judge one with --where size=S."
+        "Runs of a variant differ because of the column 'size' (S, M), which explains 100 % of"
+        " their variance. Judge one with --where size=S."
     ) in notes
+    answer = judge_target(tmp_path / "results.csv", "loss:min", 1.5)
+    assert any("because of the column 'size'" in note for note in answer.notes)
     study, notes = read(tmp_path, SIZES, metric="loss", where=["size=S"])
     assert len(study.cells) == 10
-    assert not any("two groups" in note for note in notes)
+    assert not any("differ because" in note for note in notes)
 
 
 @pytest.mark.parametrize(

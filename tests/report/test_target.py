@@ -145,7 +145,9 @@ def test_a_file_without_variants_is_one_group(tmp_path: Path) -> None:
     assert (group.group, group.verdict, group.values.n) == ("mine", "passes", 8)
 
 
-def test_the_first_passing_step_is_found_from_the_last_one(tmp_path: Path) -> None:
+def test_the_first_passing_step_is_found_from_the_last_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     means = {"900": 3.27, "1000": 3.2799, "1100": 3.276, "1200": 3.275}
     steps = {step: [mean + noise for noise in NOISE] for step, mean in means.items()}
     path = write(tmp_path / "runs.csv", steps, "step")
@@ -153,6 +155,12 @@ def test_the_first_passing_step_is_found_from_the_last_one(tmp_path: Path) -> No
     # 900 steps pass, too, but 1000 do not.
     assert answer.first_passing == "1100"
     assert judge_target(path, "loss:min", 3.0, variant="step").first_passing is None
+    lines = path.read_text().splitlines()
+    timed = [f"{line},{line.split(',')[0]}00" for line in lines[1:]]
+    path.write_text("\n".join(["step,loss,train_time_ms", *timed]))
+    main(["judge", str(path), "--metric", "loss:min", "--target", "3.28", "--variant", "step"])
+    printed = capsys.readouterr().out
+    assert "from which on all pass is 1100, with 110 s for each run." in printed
 
 
 def test_runs_needed_reach_the_level() -> None:

@@ -273,7 +273,7 @@ class TargetGroup(Entry):
     `difference` is positive on the right side. `p` is valid also if the group is judged after every
     run; `p_t_test` is that of the one-sided t test, which is valid at one look. Both are null
     without a spread. `runs_missing` are the runs with which the group would pass if mean and spread
-    stay as they are (null: decided, failed, or over 1,000).
+    stay as they are (null: decided, failed, or over 1,000). `seconds` is the median time of a run.
     """
 
     group: str
@@ -284,6 +284,7 @@ class TargetGroup(Entry):
     p: float | None
     p_t_test: float | None
     runs_missing: int | None
+    seconds: float | None
 
 
 class JudgedTarget(Entry):

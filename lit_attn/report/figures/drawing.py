@@ -245,9 +245,16 @@ def short_names(names: Iterable[str], letters: int) -> list[str]:
     """Return the names, without what all long names have in common, shortened to `letters`.
 
     That are terms and, if this is not enough, the keys of terms `key=value`, then words between
-    hyphens and the like. No two names look the same.
+    hyphens and the like. No two different names look the same.
     """
-    names = list(names)
+    written = list(names)
+    names = list(dict.fromkeys(written))
+    short = dict(zip(names, _shorten_different(names, letters), strict=True))
+    return [short[name] for name in written]
+
+
+def _shorten_different(names: list[str], letters: int) -> list[str]:
+    """Return names, which are all different, shortened to `letters`."""
     # Commas in braces belong to a term.
     terms = [re.split(r",(?![^{]*})", name) for name in names]
     long_names = []
@@ -274,13 +281,10 @@ def short_names(names: Iterable[str], letters: int) -> list[str]:
 
 
 def _number_equal_labels(labels: list[str], names: list[str], letters: int) -> list[str]:
-    """Return the labels, of which those of different names that are equal end in their place."""
-    owners: dict[str, set[str]] = {}
-    for label, name in zip(labels, names, strict=True):
-        owners.setdefault(label, set()).add(name)
+    """Return the labels of names, of which equal ones end in the place of the name."""
     numbered = []
     for place, (label, name) in enumerate(zip(labels, names, strict=True), start=1):
-        if len(owners[label]) > 1:
+        if labels.count(label) > 1:
             mark = f"#{place}"
             label = shorten(name, letters - len(mark)) + mark
         numbered.append(label)

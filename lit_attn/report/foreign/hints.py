@@ -1,15 +1,22 @@
-"""Columns that explain odd runs: settings in which equal seeds or two groups of values differ."""
+"""Columns that explain odd runs: settings in which equal seeds or runs of one variant differ."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+
+from scipy import special
 
 from lit_attn.report.foreign.costs import COUNTS, find_cost
 from lit_attn.report.foreign.run_table import RunTable
 from lit_attn.report.foreign.states import COLUMNS
-from lit_attn.report.statistics.modes import find_groups
 
 MOST_VALUES = 6
 """Most values of a column that a hint names."""
+
+LEAST_SHARE = 0.5
+"""Share of the variance within variants from which on a hint names the column that explains it."""
+
+CHANCE = 0.001
+"""Probability of such a share by chance (F test), below which a hint names the column."""
 
 
 def list_settings(table: RunTable, used: Sequence[str]) -> dict[str, list[str]]:
@@ -43,28 +50,46 @@ def describe_twins(table: RunTable, used: Sequence[str], first: int, second: int
     return f"they differ in {' and '.join(parts)}, so choose one with --where {condition}"
 
 
-def describe_groups(
+def describe_mixtures(
     table: RunTable, used: Sequence[str], names: Sequence[str], values: Sequence[float | None]
 ) -> list[str]:
-    """Return a sentence if a setting explains why the values of the runs fall in two groups."""
-    known: dict[str, list[float]] = {}
-    numbers = [math.nan if value is None else value for value in values]
-    for name, number in zip(names, numbers, strict=True):
-        if math.isfinite(number):
-            known.setdefault(name, []).append(number)
-    groups = find_groups(known) if known else None
-    if groups is None:
-        return []
+    """Return a sentence about the setting that explains most of the variance within variants."""
+    known = [place for place, value in enumerate(values) if _is_number(value)]
+    numbers = [value for value in values if value is not None and math.isfinite(value)]
+    distances = _subtract_means([names[place] for place in known], numbers)
+    total = math.fsum(distance**2 for distance in distances)
+    best_share = LEAST_SHARE
+    sentences = []
     for column, texts in list_settings(table, used).items():
-        parts: Mapping[bool, dict[str, None]] = {False: {}, True: {}}
-        for text, number in zip(texts, numbers, strict=True):
-            if math.isfinite(number):
-                parts[number >= groups.higher.low][text] = None
-        if parts[False].keys().isdisjoint(parts[True]):
-            lower, higher = (", ".join(list(part)[:MOST_VALUES]) for part in parts.values())
-            chosen = next(iter(parts[False]))
-            return [
-                f"The values fall in two groups because of the column '{column}': the lower group"
-                f" has {lower}, the higher one {higher}. Judge one with --where {column}={chosen}."
+        levels = [texts[place] for place in known]
+        between = len(set(levels)) - 1
+        within = len(known) - between - 1
+        if between < 1 or within < 1:
+            continue
+        rest = math.fsum(distance**2 for distance in _subtract_means(levels, distances))
+        share = 1 - rest / total if total else 0.0
+        # Any column explains a part by chance, the larger the more values it has.
+        ratio = math.inf if not rest else (total - rest) / between / (rest / within)
+        if share > best_share and special.fdtrc(between, within, ratio) < CHANCE:
+            best_share = share
+            found = list(dict.fromkeys(levels))
+            shown = ", ".join(found[:MOST_VALUES]) + (", ..." if len(found) > MOST_VALUES else "")
+            sentences = [
+                f"Runs of a variant differ because of the column '{column}' ({shown}), which"
+                f" explains {100 * share:.0f} % of their variance. Judge one with --where"
+                f" {column}={found[0]}."
             ]
-    return []
+    return sentences
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _subtract_means(names: Sequence[str], values: Sequence[float]) -> list[float]:
+    """Return the values without the mean of those with the same name."""
+    groups: dict[str, list[float]] = {}
+    for name, value in zip(names, values, strict=True):
+        groups.setdefault(name, []).append(value)
+    means = {name: math.fsum(group) / len(group) for name, group in groups.items()}
+    return [value - means[name] for name, value in zip(names, values, strict=True)]

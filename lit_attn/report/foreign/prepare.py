@@ -13,7 +13,7 @@ from lit_attn.cells.records import Metric, Plan, PlannedVariant
 from lit_attn.report.foreign.conditions import parse_condition, select_rows
 from lit_attn.report.foreign.costs import COUNTS, Cost, find_cost
 from lit_attn.report.foreign.directions import find_goal, parse_metric
-from lit_attn.report.foreign.hints import describe_groups, describe_twins
+from lit_attn.report.foreign.hints import describe_mixtures, describe_twins
 from lit_attn.report.foreign.run_table import RunTable, join_factors
 from lit_attn.report.foreign.states import COLUMNS, read_states
 from lit_attn.report.foreign.values import check_units, clean, read_number, read_values
@@ -101,8 +101,10 @@ def prepare(table: RunTable, choices: Choices, name: str = "") -> Prepared:
     if not choices.stream and choices.has_baseline:
         # Ideas of a stream have different numbers of runs.
         _note_values(runs, variants, baseline, pairs, notes)
+    if not choices.stream and pairs == "none":
+        # A pair has the same settings on both sides.
         values = [run.value for run in runs]
-        notes += describe_groups(table, used, [run.variant for run in runs], values)
+        notes += describe_mixtures(table, used, [run.variant for run in runs], values)
     title = name or Path(table.source).stem
     plan = Plan(
         study=make_file_name(title),

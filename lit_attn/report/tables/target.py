@@ -38,7 +38,9 @@ def draw_target(answer: JudgedTarget, screen: Screen) -> str:
     title = f"{answer.study}: is the mean of {metric.label} {sign} {answer.target:g}?"
     above = [wrap(title, width), wrap(_describe_verdicts(answer, form), width)]
     if answer.first_passing is not None:
-        text = f"The smallest group from which on all pass is {answer.first_passing}."
+        text = f"The smallest group from which on all pass is {answer.first_passing}"
+        first = next(group for group in answer.groups if group.group == answer.first_passing)
+        text += "." if first.seconds is None else f", with {first.seconds:.6g} s for each run."
         above.append(wrap(text, width))
     above.append(wrap(f"Next: {answer.next}", width))
     below = [wrap(f"Note: {note}", width) for note in answer.notes]

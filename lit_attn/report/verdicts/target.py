@@ -11,7 +11,7 @@ from lit_attn.cells.records import Metric
 from lit_attn.report.answers.judged import JudgedMetric, JudgedTarget, TargetGroup, Values
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics.target import MOST_RUNS, e_value, find_t, runs_needed, student_p
-from lit_attn.report.verdicts.evidence import describe_values
+from lit_attn.report.verdicts.evidence import describe_values, measure_cost
 from lit_attn.schema.errors import plural
 
 DEFAULT_LEVEL = 0.01
@@ -33,7 +33,9 @@ def judge_groups(
             value - target if metric.goal == "max" else target - value
             for value in study.values(variant.name).values()
         ]
-        groups.append(_judge_group(variant.name, gains, values, failed, level, is_final=is_final))
+        group = _judge_group(variant.name, gains, values, failed, level, is_final=is_final)
+        seconds = measure_cost(study, variant.name).seconds_per_seed
+        groups.append(group.model_copy(update={"seconds": seconds}))
     return JudgedTarget(
         study=study.plan.study,
         metric=JudgedMetric.from_record(metric),
@@ -67,6 +69,7 @@ def _judge_group(
         p=None if e is None else min(1.0, 1 / e),
         p_t_test=None if t is None else student_p(t, len(gains)),
         runs_missing=None if needed is None else needed - len(gains),
+        seconds=None,
     )
 
 
