@@ -57,7 +57,7 @@ def describe_mixtures(
     known = [place for place, value in enumerate(values) if _is_number(value)]
     numbers = [value for value in values if value is not None and math.isfinite(value)]
     distances = _subtract_means([names[place] for place in known], numbers)
-    total = math.fsum(distance**2 for distance in distances)
+    total = _sum_squares(distances)
     best_share = LEAST_SHARE
     sentences = []
     for column, texts in list_settings(table, used).items():
@@ -66,24 +66,29 @@ def describe_mixtures(
         within = len(known) - between - 1
         if between < 1 or within < 1:
             continue
-        rest = math.fsum(distance**2 for distance in _subtract_means(levels, distances))
+        rest = _sum_squares(_subtract_means(levels, distances))
         share = 1 - rest / total if total else 0.0
         # Any column explains a part by chance, the larger the more values it has.
-        ratio = math.inf if not rest else (total - rest) / between / (rest / within)
+        ratio = math.inf if not rest else (total - rest) * within / (between * rest)
         if share > best_share and special.fdtrc(between, within, ratio) < CHANCE:
             best_share = share
-            found = list(dict.fromkeys(levels))
-            shown = ", ".join(found[:MOST_VALUES]) + (", ..." if len(found) > MOST_VALUES else "")
+            texts = list(dict.fromkeys(levels))
+            shown = ", ".join(texts[:MOST_VALUES]) + (", ..." if len(texts) > MOST_VALUES else "")
             sentences = [
                 f"Runs of a variant differ because of the column '{column}' ({shown}), which"
                 f" explains {100 * share:.0f} % of their variance. Judge one with --where"
-                f" {column}={found[0]}."
+                f" {column}={texts[0]}."
             ]
     return sentences
 
 
 def _is_number(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
+
+
+def _sum_squares(values: Sequence[float]) -> float:
+    """Return the sum of squares; a product of large numbers is infinite, and a power an error."""
+    return sum(value * value for value in values)
 
 
 def _subtract_means(names: Sequence[str], values: Sequence[float]) -> list[float]:
