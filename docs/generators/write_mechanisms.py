@@ -53,18 +53,15 @@ PATHS = """
 
 `choose_path` in [attention/dispatch.py](../lit_attn/attention/dispatch.py) selects how a layer with
 logits is computed. The first row that matches counts; a test checks this table. *Weights* are
-`blocks` if each query chooses blocks of keys (`moba`) in a call that has one softmax, one key for
-each token, no other mask than the causal one, no cache, and nothing else that needs formed weights.
-They are `formed` if heads are composed, a filter acts on the logits, or the normaliser is none of
-softmax, differential softmax, offset and sink. A sink, an offset and a differential softmax form
-them for a single query, and the last one with dropout or with masks that differ between heads. A
-`sink` is a key without value: that of the normaliser `sink`, or the offset. *Mask* is `order` for a
-window or local self-attention without another mask, and `other` for a padding or additive mask, a
-bias of pairs, or a cache that is not empty. *Device* is `flex` on a GPU where flex_attention
-supports the call: float32 or half precision, features and values from 16 to 256 wide, and several
-queries. On the device `meta` FLOPs are counted. Linear attention has no logits and computes running
-sums. On every path, a boolean and an additive form of one mask give the same result, and a query
-that sees no key gets zero ([design.md](design.md), *Masks*).
+`blocks` for `moba` with one softmax, one key for each token, only the causal mask and no cache;
+`formed` if heads are composed, a filter acts on the logits, or the normaliser is none of softmax,
+differential softmax, offset and sink (these, too, for a single query, and the differential one with
+dropout or masks that differ between heads); and a `sink` for the normaliser `sink` or an offset.
+*Mask* is `order` for a window or local self-attention without another mask, and `other` for a
+padding or additive mask, a bias of pairs, or a cache that is not empty. *Device* is `flex` on a GPU
+for float32 or half precision, widths from 16 to 256 and several queries; `meta` counts FLOPs.
+Linear attention has no logits and computes running sums. A query that sees no key gets zero on
+every path.
 
 | similarity | weights | mask | dropout | device | path |
 |---|---|---|---|---|---|
@@ -81,32 +78,22 @@ that sees no key gets zero ([design.md](design.md), *Masks*).
 | z z | no sink | none | no | not meta | MERGED |
 | any | any | any | any | any | ONE_CALL |
 
-- FORMED: the weights are formed. Up to 384 keys they are kept; beyond, they are formed for
-  one chunk of queries at a time, and formed again in the backward pass.
-- FLEX: one call of flex_attention, compiled, with all M n keys as neighbours, the terms of keys and
-  pairs as addends and values of their own width. For a hard mixture, the number of the largest key
-  of every pair of tokens is computed before the call, and kept in one bit for two keys. Blocks of
-  keys are chosen by their mean keys, and the kernel skips tiles of 128 queries and 128 keys that no
-  query has chosen; this call has not run on a GPU. Dropout
-  needs a second call, for the sums of exponentials of all pairs. Dropout on this path has not run
-  on a GPU; tests on a CPU compare the same formulation with the reference.
-- MERGED: one kernel call with all M n keys for each slice of the batch. If attention is causal, one
-  call for each of the M keys, merged by log-sum-exp.
+- FORMED: the weights are formed; beyond 384 keys for one chunk of queries at a time, and again in
+  the backward pass.
+- FLEX: one call of flex_attention, compiled. A hard mixture keeps one bit for each pair of tokens,
+  and blocks of keys skip tiles that no query has chosen. Dropout needs a second call. Blocks and
+  dropout on this path have not run on a GPU; tests compare them with the reference on a CPU.
+- MERGED: one kernel call with all M n keys for each slice of the batch; in causal order one call
+  for each of the M keys, merged by log-sum-exp.
 - ONE_CALL: one call of scaled-dot-product attention with all M n keys. A number that belongs to a
-  key is the product of further features, 1 in the queries: the norms and the priors of Gaussian
-  keys, and in causal order the biases of ALiBi and of forgetting gates, whose terms of the query
-  cancel in the softmax. In half precision, and in float32 on a GPU, it is three features with the
-  bits of a bfloat16 each (in float16 one of three has the factor 1024). A sink is one token in
-  front, and `attend_with_sink` in [attention/sink.py](../lit_attn/attention/sink.py) is a function
-  for any model: its gradient includes that of the sink. Differential attention is two calls, one
-  for the values of the first head of each pair and one for those of the second. No call makes a
-  tensor of all pairs of tokens, unless there is a mask of pairs. In float32 a logit is rounded to
-  about 6e-8 of the bias of its key: 1e-4 for ALiBi's steepest slope after 4,096 tokens.
+  key (norms and priors of Gaussian keys, in causal order ALiBi and forgetting gates) is the product
+  of further features. A sink is one token in front (`attend_with_sink` in
+  [attention/sink.py](../lit_attn/attention/sink.py), for any model). Differential attention is two
+  calls. In float32 a logit is rounded to about 6e-8 of the bias of its key.
 
-*Second derivatives*, as in a gradient penalty (`create_graph=True`): FORMED has them with at most
-384 keys, filters and compiled code at any length, and ONE_CALL has them inside
-`torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`, because PyTorch's other kernels have none. MERGED
-and FLEX have none: their backward pass raises an error. Running sums have them.
+*Second derivatives* (`create_graph=True`): FORMED has them with at most 384 keys, filters and
+compiled code at any length, and ONE_CALL inside `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
+MERGED and FLEX raise an error in their backward pass. Running sums have them.
 """
 
 

@@ -44,38 +44,26 @@ results.
 The page of a paper has its tables in the paper's order of rows and columns. Below each row of
 published values is a row with our values: the mean over seeds ± the sample standard deviation, and
 the number n of seeds. A cell that has not run is empty; — stands where no study of this size
-measures the cell. Alternative readings of a set-up
-([setups.md](setups.md)) stand in a block of their own below their table, and are drawn once more
-below their figure, as soon as one of their variants has a result. Each table and figure names its
-studies and their recorded agreement with the released code ([parity.md](parity.md)). The files
-`experiments/papers/*.yaml` have every published cell exactly as printed; cells that contradict
-other cells of the paper are listed there under `slips`. Studies take the published numbers of their
-tables from these files ([studies.md](studies.md), `paper`).
+measures the cell. Alternative readings of a set-up ([setups.md](setups.md)) stand in a block of
+their own. `experiments/papers/*.yaml` have every published cell exactly as printed; cells that
+contradict other cells of the paper are listed there under `slips`.
 
 A claim is judged by the difference between two rows, paired by seed. It is undecided if the 95 %
 interval contains 0, if there is only one pair of seeds, if a time was measured on a busy machine,
-or if seeds have failed and a test of signed ranks at 0.05, in which a failed seed is worse than any
-value, does not confirm the direction. Claims about the same difference between the same cells share
-a row and count once. No interval is corrected for the number of claims.
+or if seeds have failed and a test of signed ranks at 0.05 does not confirm the direction. Claims
+about the same difference share a row. No interval is corrected for the number of claims.
 
-Below our values stands a row for the floor of each study: the best value that a rule without
-attention reaches on the same data and split ([statistics.md](statistics.md#floors)). The section
-"Floors" of a page lists them all. A study whose baseline is below its floor shows which variant
-learns faster, and not which one is better: its tables and figures have a warning, and its claims
-have the mark *(below its floor)*. A run computes the floors, except on SLURM.
+A row has the floor of each study: the best value that a rule without
+attention reaches on the same data and split ([statistics.md](statistics.md#floors)). A study whose
+baseline is below its floor has a warning, and its claims have the mark *(below its floor)*. A run
+computes the floors, except on SLURM.
 
-Some tables and figures need no training of ours: counts, the cost of models with random weights,
-and measurements of released weights. A script writes their files. Its command stands in the table
-below, and the page shows the files as soon as they exist below the folder of results. The first
-lines of each script explain it; [released-weights.md](released-weights.md) has examples.
-Values of such a file are single measurements. Their difference has the 95 % normal interval of the
-standard errors in the file, taken as independent: the key `error` of a column names the file's
-standard error, the number of samples of a share, or the interquartile range of several rounds.
-Counts have no error. A claim about values without a standard error is undecided.
-
-Numbers of parameters and FLOPs are counts too. `python experiments/papers/count_costs.py` has
-counted them for every row that prints them (`experiments/papers/counts/costs.csv`), and the page
-shows these counts, marked as counted, for rows that have not run.
+Counts, the cost of models with random weights and measurements of released weights need no training
+of ours: scripts write their files, and their commands stand in the table below
+([released-weights.md](released-weights.md) has examples). Their differences have the 95 % normal
+interval of the standard errors in the file (key `error` of a column); a claim without one is
+undecided. Numbers of parameters and FLOPs are counted for rows that have not run
+(`experiments/papers/counts/costs.csv`).
 
 `--smoke` trains one step of every cell and fills the page, to try the whole path from cells to
 page; the page says that its values mean nothing.
@@ -88,14 +76,12 @@ that grow count with their final size, and small models use far less than {UTILI
 GPU: the times are a lower limit for the Long Range Arena and CIFAR. Tables that share cells share
 their times.
 
-These are estimates; nothing was measured on a GPU. They do not say whether a model fits on the GPU.
-Weights, gradients and states of Adam take 16 bytes for each parameter, so a model of 6.9 billion
-parameters needs several GPUs of 80 GB with `training.strategy: fsdp`
-([running.md](running.md#models-that-need-more-memory-than-a-device-has)).
-
-A step of DCMHA's Table 6 has one sequence, which several GPUs cannot share. The first command below
-trains the row that fits one GPU of 80 GB. The second one trains the next row on four of them, with
-one sequence each; it makes a side study, which the page of the paper does not show.
+These are estimates; nothing was measured on a GPU. Weights, gradients and states of Adam take 16
+bytes for each parameter, so a model of 6.9 billion parameters needs several GPUs of 80 GB with
+`training.strategy: fsdp`
+([running.md](running.md#models-that-need-more-memory-than-a-device-has)). The first command below
+trains the row of DCMHA's Table 6 that fits one GPU of 80 GB, the second one the next row on four of
+them, as a side study.
 
     python -m lit_attn.ablate ablations.yaml --study dcmha-speed-2.8B
     python -m lit_attn.ablate ablations.yaml --study dcmha-speed-6.9B {FOUR_GPUS}
@@ -105,20 +91,16 @@ one sequence each; it makes a side study, which the page of the paper does not s
 `--small` runs the same rows at a size for two CPU cores, with at least five seeds: scikit-learn's
 digits, scenes made of them, Python's own text, short ListOps expressions, and symbols. Nothing is
 downloaded. With `--dry-run --estimate` you see how long a paper takes on your machine. The page
-keeps small results apart from published ones, and says for each claim of the paper whether our
-difference lies on the published side (agree), on the other side (disagree), or has an interval
-that contains 0 (undecided). A claim is *not run* if no seed has both results yet, and *not
-measured* if no study of this size has both cells: CIFAR-100, for example, has a small study on
-real data only. The column *our study* names the data on which a claim was judged: a
-claim about CIFAR-10 is judged on digits here, and its verdict says nothing about CIFAR-10. Several
-tables of a paper can stand for the same small models: claims about the same difference between the
-same cells share a row and count once.
+keeps small results apart from published ones, and says for each claim whether our difference lies
+on the published side (agree), on the other side (disagree), or has an interval that contains 0
+(undecided). A claim is *not run* if no seed has both results yet, and *not measured* if no study of
+this size has both cells. The column *our study* names the data: a claim about CIFAR-10 is judged on
+digits here, and its verdict says nothing about CIFAR-10.
 
 `--small-data` uses real data for images, text and translation: `data/cifar100.npz` with the arrays
 x_train, y_train, x_test and y_test; `data/ptb/ptb.train.txt`, `ptb.valid.txt` and `ptb.test.txt`;
-and Multi30k's `train.lc.norm.tok.en`, `.de` and so on in `data/multi30k`. Without real data nothing
-is translated. Curves of images over epochs stay those of digits, because the models of CIFAR-100
-are trained for one epoch. The caption of each table and figure names its data.
+and Multi30k's `train.lc.norm.tok.en`, `.de` and so on in `data/multi30k`. The caption of each table
+and figure names its data.
 """
 
 
