@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from lit_attn.config.paper_sizes import add_size_options, find_size_option
 from lit_attn.config.papers import read_paper
 from lit_attn.files import require_writable
-from lit_attn.report.foreign.arguments import add_foreign_arguments
+from lit_attn.report.foreign.arguments import FOREIGN, add_foreign_arguments
 from lit_attn.schema.errors import OneLineParser, command, program
 
 if TYPE_CHECKING:
@@ -58,13 +58,7 @@ def _make_parser() -> OneLineParser:
     add("--paper", metavar="NAME", help="write the tables and figures of a paper as printed")
     add_size_options(parser, "with --paper: the results of small models on {data}")
     foreign = parser.add_argument_group("with --csv")
-    add_foreign_arguments(foreign)
-    foreign.add_argument(
-        "--metric",
-        nargs="+",
-        metavar="COLUMN[:min|:max]",
-        help="Columns that are compared, and which direction is better unless it is known.",
-    )
+    add_foreign_arguments(foreign, nargs="+")
     return parser
 
 
@@ -77,15 +71,7 @@ def _check_options(parser: OneLineParser, options: argparse.Namespace) -> None:
         "a folder of runs": bool(options.runs and not options.paper),
     }
     needed_sources = {
-        "baseline": "--csv",
-        "metric": "--csv",
-        "pairs": "--csv",
-        "variant": "--csv",
-        "seed": "--csv",
-        "cut_seed": "--csv",
-        "where": "--csv",
-        "states": "--csv",
-        "reader": "--csv",
+        **dict.fromkeys(FOREIGN, "--csv"),
         "study": "a folder of runs",
         "across": "a folder of runs",
     }
@@ -93,8 +79,7 @@ def _check_options(parser: OneLineParser, options: argparse.Namespace) -> None:
         parser.error(f"{find_size_option(options.small)} needs --paper")
     for name, source in needed_sources.items():
         if getattr(options, name) and not sources[source]:
-            option = "state" if name == "states" else name.replace("_", "-")
-            parser.error(f"--{option} needs {source}")
+            parser.error(f"{FOREIGN.get(name, f'--{name}')} needs {source}")
     if sum(sources.values()) != 1:
         parser.error("give a folder of runs, --csv FILE or --paper NAME")
 

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_attn.report.foreign.arguments import add_foreign_arguments
+from lit_attn.report.foreign.arguments import FOREIGN, add_foreign_arguments
 from lit_attn.schema.commands import Command
 from lit_attn.schema.errors import ConfigError, require
 
@@ -22,21 +22,8 @@ file of MLflow, a folder of TensorBoard, or samples of lm-evaluation-harness. Ex
 verdict is final and decided; 1: a verdict is undecided, or planned seeds are missing; 2: the
 command line or the records are wrong. More: docs/judge.md."""
 
-FOREIGN = {
-    "metric": "--metric",
-    "pairs": "--pairs",
-    "baseline": "--baseline",
-    "variant": "--variant",
-    "seed": "--seed",
-    "where": "--where",
-    "states": "--state",
-    "margin": "--margin",
-    "target": "--target",
-    "level": "--level",
-    "cut_seed": "--cut-seed",
-    "reader": "--reader",
-}
-"""Options for the runs of other programs: the plan of a study has all of this."""
+OPTIONS = {**FOREIGN, "margin": "--margin", "target": "--target", "level": "--level"}
+"""Options for the runs of other programs by their names in a namespace."""
 
 
 class Judge(Command):
@@ -89,13 +76,7 @@ class Judge(Command):
             " another, or within a number of trainings (40), or that it decides nothing.",
         )
         foreign = parser.add_argument_group("runs of other programs")
-        add_foreign_arguments(foreign)
-        foreign.add_argument(
-            "--metric",
-            metavar="COLUMN[:min|:max]",
-            default="",
-            help="Column that is compared, and which direction is better unless it is known.",
-        )
+        add_foreign_arguments(foreign, default="")
         foreign.add_argument(
             "--target",
             type=float,
@@ -129,7 +110,7 @@ class Judge(Command):
             # A mistake in it is named before anything is read.
             read_budget(options.budget)
         tables, names = _split_words(options.studies, options.runs)
-        for name, option in FOREIGN.items():
+        for name, option in OPTIONS.items():
             value = getattr(options, name)
             if value not in (None, "", False, []) and not tables:
                 raise ConfigError(f"{option}: is for the runs of another program; name their file")

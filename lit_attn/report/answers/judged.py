@@ -6,6 +6,7 @@ from pydantic import Field
 
 from lit_attn.report.answers.entry import Entry
 from lit_attn.report.answers.runs import EndedVariant, StudyDesign
+from lit_attn.report.statistics import Pairs
 from lit_attn.schema.error_answer import FORMAT
 
 Verdict = Literal["better", "worse", "equivalent", "undecided"]
@@ -248,7 +249,7 @@ class JudgedStudy(Entry):
     baseline_label: str
     baseline_values: Values
     baseline_cost: Cost
-    pairs: Literal["seed", "none"]
+    pairs: Pairs
     test: str
     validity: Literal["above-floor", "below-floor"] | None
     notes: list[str]

@@ -1,16 +1,37 @@
 """Options of commands that read the runs of another program."""
 
 import argparse
+from typing import Any
+
+from lit_attn.report.statistics import PAIRS
+
+FOREIGN = {
+    "metric": "--metric",
+    "pairs": "--pairs",
+    "baseline": "--baseline",
+    "variant": "--variant",
+    "seed": "--seed",
+    "cut_seed": "--cut-seed",
+    "where": "--where",
+    "states": "--state",
+    "reader": "--reader",
+}
+"""Options about a table of runs, by name in a namespace; the plan of a study has all of this."""
 
 
-def add_foreign_arguments(parser: "argparse._ActionsContainer") -> None:
-    """Add the options that say what the columns of another program's table mean."""
+def add_foreign_arguments(parser: "argparse._ActionsContainer", **metric: Any) -> None:
+    """Add the options that say what the columns of another program's table mean.
+
+    `metric` are further arguments of --metric: how many there can be, and the default.
+    """
     add = parser.add_argument
+    meanings = [f"{value}: {words}." for value, words in PAIRS.items()]
+    add("--pairs", choices=PAIRS, help=f"{' '.join(meanings)} Nothing is assumed.")
     add(
-        "--pairs",
-        choices=("seed", "none"),
-        help="seed: runs of two variants with the same seed are a pair. none: all runs are"
-        " independent. Nothing is assumed.",
+        "--metric",
+        metavar="COLUMN[:min|:max]",
+        help="Column that is compared, and which direction is better unless it is known.",
+        **metric,
     )
     add(
         "--seed",
