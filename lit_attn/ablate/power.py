@@ -9,7 +9,8 @@ from lit_attn.ablate.plan import Matrix
 from lit_attn.cells.screening import Screening
 from lit_attn.report.answers.runs import PlannedScreening
 from lit_attn.report.statistics import designs
-from lit_attn.report.statistics.stats import pairs_for_a_star
+from lit_attn.report.statistics.significance import OWN_TEST
+from lit_attn.report.statistics.stats import ALPHA
 from lit_attn.schema.errors import plural
 
 
@@ -32,7 +33,7 @@ class StudyPower(NamedTuple):
                 f" {design.select.name}, and confirm the best {design.keep} with"
                 f" {plural(design.confirm, 'fresh seed')}: {design.count_trainings()} trainings"
             )
-        fewest = pairs_for_a_star(1)
+        fewest = OWN_TEST.find_fewest(ALPHA)
         if self.seeds < fewest:
             lines.append(f"power 0: a star needs {fewest} seeds, and the study has {self.seeds}")
         else:

@@ -17,8 +17,8 @@ from lit_attn.cells.records import Origin
 from lit_attn.report.answers.judged import JudgedStudy
 from lit_attn.report.foreign.judging import make_table
 from lit_attn.report.foreign.prepare import Choices, prepare
-from lit_attn.report.statistics import independent, stats
 from lit_attn.report.verdicts.budget import predict_verdict, read_budget
+from lit_attn.report.verdicts.evidence import make_sample
 from lit_attn.schema.errors import ConfigError
 
 SECONDS = 61.5
@@ -218,11 +218,11 @@ def test_the_probability_of_a_verdict_is_that_of_the_complete_test(
     choices = Choices(metric="loss:min", pairs=pairs, baseline="base")
     study = prepare(make_table(pd.DataFrame(rows)), choices).study
     runs = 10
-    is_added = pairs == "seed" or is_fresh
+    is_added = study.test.is_paired or is_fresh
     predicted = predict_verdict(study, "idea", runs if is_added else 16, 0.05, 1, is_fresh=is_fresh)
     stars = 0
     studies = 200
-    groups = [idea - base] if pairs == "seed" else [idea, base]
+    groups = make_sample(study, "idea")
     freedom = sum(len(group) - 1 for group in groups)
     squares = sum(((group - group.mean()) ** 2).sum() for group in groups)
     for _ in range(studies):
@@ -232,10 +232,6 @@ def test_the_probability_of_a_verdict_is_that_of_the_complete_test(
             mean = group.mean() + spread * generator.normal() / np.sqrt(len(group))
             fresh = mean + spread * generator.normal(size=runs)
             completed.append(fresh if is_fresh else np.concatenate([group, fresh]))
-        if pairs == "seed":
-            p = stats.sign_flip_p(completed[0].tolist())
-        else:
-            p = independent.group_p(completed[1], completed[0])
-        stars += p is not None and p <= 0.05
+        stars += study.test.find_p(completed) <= 0.05
     assert 0.2 < predicted < 0.95
     assert predicted == pytest.approx(stars / studies, abs=0.09)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from lit_attn.report.statistics.significance import OWN_TEST
 from lit_attn.report.tables.columns import COLUMN_KEYS, NOTHING, PRINTERS, Scale, format_number
 
 
@@ -22,6 +23,7 @@ def test_every_printed_column_has_a_printer() -> None:
 )
 def test_the_seeds_needed_fit_the_verdict(decision: str, low: int, high: int, text: str) -> None:
     record = {"decision": decision, "seeds_low": low, "seeds_high": high, "level": 0.05}
+    record["test"] = OWN_TEST
     assert PRINTERS["seeds_needed"](record, Scale(2, "M", "M")) == text
 
 

@@ -16,6 +16,7 @@ from lit_attn.report import write_reports
 from lit_attn.report.__main__ import main
 from lit_attn.report.records.study_record import CellRecord, StudyRecord
 from lit_attn.report.statistics import stats
+from lit_attn.report.statistics.significance import TESTS
 from lit_attn.report.tables.effects import Effect, find_effects
 
 CORNERS = ["a=x,b=x", "a=x,b=y", "a=y,b=x", "a=y,b=y"]
@@ -74,7 +75,7 @@ def test_effects_of_independent_runs_have_no_pairs(tmp_path: Path) -> None:
     read_back = []
     for turn in (1, -1):
         record = dataclasses.replace(
-            read(tmp_path / str(turn), variants=factorial(), seeds=6), pairs="none"
+            read(tmp_path / str(turn), variants=factorial(), seeds=6), test=TESTS["none"]
         )
         cells = [
             dataclasses.replace(cell, seed=cell.seed if turn > 0 else 5 - cell.seed)

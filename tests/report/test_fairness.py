@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.fake_study import write_study
+from helpers.significance import sign_flip_p
 
 from lit_attn.cells.decisions import Seal, Seals
 from lit_attn.cells.records import Metric, Plan, StepTimes, Tuning, TuningTrial
@@ -15,7 +16,6 @@ from lit_attn.report import write_reports
 from lit_attn.report.figures.drawing import COLOURS, Style
 from lit_attn.report.figures.tuning import draw_tuning, read_trials
 from lit_attn.report.records.study_record import CellRecord, StudyRecord
-from lit_attn.report.statistics import stats
 from lit_attn.report.verdicts.comparison import compare_variants
 
 VARIANTS = {"standard": 0.0, "mgk": 0.03, "mgk@time": -0.02, "xsa": 0.01, "xsa@time": 0.01}
@@ -298,7 +298,7 @@ def test_looks_at_the_results_are_paid_for() -> None:
     ]
     assert levels == [0.05, 0.05 / 4, 0.05 / 8, 0.05 / 16]
     differences = np.random.default_rng(5).normal(size=(runs, looks[-1]))
-    p = np.array([[stats.sign_flip_p(d[:n].tolist()) for n in looks] for d in differences])
+    p = np.array([[sign_flip_p(d[:n].tolist()) for n in looks] for d in differences])
     assert (p <= levels).any(axis=1).mean() <= 0.055
     # Bonferroni over the looks so far, 0.05 / look, or no correction: more than 5 % of studies.
     assert (p <= 0.05 / np.arange(1, 5)).any(axis=1).mean() > 0.055

@@ -1,6 +1,5 @@
 """Independent runs: the permutation test, its interval, and verdicts about public runs."""
 
-import itertools
 import math
 
 import numpy as np
@@ -9,6 +8,7 @@ from scipy.stats import permutation_test, ttest_ind
 
 from lit_attn import judge
 from lit_attn.report.statistics import independent
+from lit_attn.report.statistics.significance import TESTS
 from lit_attn.report.statistics.stats import Floats
 
 # Final validation losses of KellerJordan/modded-nanogpt at commit f411b3d3, folder
@@ -55,10 +55,6 @@ def test_units_and_a_common_shift_change_no_answer(factor: float, shift: float) 
         expected = independent.welch_interval(baseline, group, 0.95)
         interval = independent.welch_interval(changed, other, 0.95)
         assert np.array(interval) / factor == pytest.approx(np.array(expected), rel=1e-5)
-        effect = independent.find_effect(baseline, group)
-        assert independent.find_effect(changed, other) == pytest.approx(effect, rel=1e-5)
-        runs = independent.runs_for_decision(baseline, group, 0.05, 2, 50)
-        assert independent.runs_for_decision(changed, other, 0.05, 2, 50) == runs
 
 
 def test_a_huge_value_of_one_run_changes_no_other_comparison() -> None:
@@ -165,7 +161,7 @@ def test_effects_of_two_standard_deviations_are_found(monkeypatch: pytest.Monkey
     several, _ = share_of_studies(2.0, 1.0, 4, (12, 6), 200)
     assert several > 0.8
     # The formula of JSON's `power` agrees.
-    assert independent.find_power(2.0, 5, 5, 0.05) == pytest.approx(power, abs=0.12)
+    assert TESTS["none"].find_t_power(2.0, 5, 0.05) == pytest.approx(power, abs=0.12)
 
 
 def test_failed_runs_are_the_worst_in_a_second_test() -> None:
@@ -195,13 +191,6 @@ def test_a_single_run_is_undecided_and_the_next_action_repeats_it(runs: tuple[in
     assert judged.next.runs == {name: count for name, count in expected.items() if count}
 
 
-def test_four_runs_of_each_are_needed_for_a_star() -> None:
-    assert [independent.runs_for_a_star(level) for level in (0.05, 0.0125, 0.001)] == [4, 5, 7]
-    for runs, level in itertools.product((3, 4), (0.05,)):
-        p = independent.group_p(np.arange(runs) * 0.01, 5 + np.arange(runs) * 0.01)
-        assert (p <= level) == (runs >= 4)
-
-
 def test_the_next_action_says_how_many_runs_would_decide() -> None:
     import pandas as pd
 
@@ -216,7 +205,7 @@ def test_the_next_action_says_how_many_runs_would_decide() -> None:
     assert judged.next.runs == dict.fromkeys(("base", "idea"), variant.pairs_for_verdict - 5)
     needed = variant.seeds_needed
     assert needed is not None
-    assert needed.low >= independent.runs_for_a_star(0.05)
+    assert needed.low >= TESTS["none"].find_fewest(0.05)
 
 
 def test_many_variants_take_about_a_second() -> None:

@@ -1,7 +1,6 @@
 """The command `judge`: verdicts, the next action, and the answer in JSON."""
 
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -10,19 +9,11 @@ from typing import Any
 import pytest
 from helpers.answers import read_answer
 from helpers.fake_study import read, report, rows, write_study
-from scipy.optimize import brentq
-from scipy.stats import nct, ttest_1samp
 
 from lit_attn.__main__ import main
 from lit_attn.cells.decisions import Seals
 from lit_attn.cells.records import Origin
 from lit_attn.report.answers.schemas import ANSWERS
-from lit_attn.report.statistics.stats import (
-    pairs_for_decision,
-    pairs_for_power,
-    seeds_needed,
-    seeds_needed_range,
-)
 from lit_attn.report.tables.judgement import describe_answer, join_names
 from lit_attn.report.verdicts.judge import judge_study
 from lit_attn.tasks.metrics import DEFAULT_METRIC
@@ -229,46 +220,6 @@ def test_a_command_prints_the_schema_of_each_answer_without_torch() -> None:
         for part in (schema, *schema["$defs"].values()):
             assert part["additionalProperties"] is False
             assert part["required"] == list(part["properties"])
-
-
-def test_the_range_of_seeds_has_no_end_if_there_may_be_no_effect() -> None:
-    clear = [1.0, 1.2, 0.9, 1.1]
-    assert seeds_needed_range(clear) == seeds_needed(clear)
-    unclear = [1.0, -0.8, 0.3, -0.2]
-    low, high = seeds_needed_range(unclear) or (0, 0)
-    assert low >= 2
-    assert high is None
-    assert seeds_needed(unclear) is None
-    assert seeds_needed_range([1.0]) is None
-    assert seeds_needed_range([1.0, 1.0, 1.0]) is None
-
-
-def test_the_range_of_seeds_is_that_of_the_95_percent_interval_of_the_effect() -> None:
-    differences = [1.0, 0.2, 1.4, 0.5, 0.9, 1.6, 0.1, 0.8]
-    n = len(differences)
-    t, _ = ttest_1samp(differences, 0)
-    ends = []
-    # Both ends leave 2.5 % of the studies on the far side of the observed t.
-    for share in (0.025, 0.975):
-        shift = brentq(lambda shift, p=share: nct.cdf(t, n - 1, shift) - p, 0.01, 30)
-        ends.append(pairs_for_power(shift / math.sqrt(n)))
-    assert list(seeds_needed_range(differences) or ()) == ends
-    assert ends[0] < ends[1] < 1000
-
-
-def test_more_pairs_are_needed_for_a_smaller_effect_or_margin() -> None:
-    differences = [1.0, -0.8, 0.9, 1.4, -0.1]
-    pairs = pairs_for_decision(differences, 0.05, 1, None, (2, 1000))
-    stronger = pairs_for_decision([x + 1 for x in differences], 0.05, 1, None, (2, 1000))
-    assert pairs is not None
-    assert stronger == 6  # The fewest pairs of a star.
-    assert pairs > stronger
-    assert pairs_for_decision(differences, 0.05, 4, None, (2, 1000)) > pairs
-    assert pairs_for_decision(differences, 0.05, 1, None, (2, pairs - 1)) is None
-    centred = [x - 0.48 for x in differences]
-    wide = pairs_for_decision(centred, 0.05, 1, 1.0, (2, 1000))
-    narrow = pairs_for_decision(centred, 0.05, 1, 0.5, (2, 1000))
-    assert narrow > wide
 
 
 def test_long_lists_of_names_are_cut() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import fake_study
+from helpers.significance import sign_flip_p
 from scipy.stats import binomtest
 
 from lit_attn.cells.records import Metric, Plan
 from lit_attn.report.records.study_record import StudyRecord
-from lit_attn.report.statistics import stats
 from lit_attn.report.statistics.shares import difference_interval, share_interval
 from lit_attn.report.tables.results import make_results_table
 from lit_attn.report.tables.summary import make_variant_frame
@@ -32,7 +32,7 @@ def test_the_sign_flip_test_of_two_values_is_mcnemars_exact_test() -> None:
         expected = 1.0
         if wins + losses:
             expected = binomtest(wins, wins + losses).pvalue
-        assert stats.sign_flip_p(differences) == pytest.approx(expected)
+        assert sign_flip_p(differences) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("pairs", [3, 6, 12])

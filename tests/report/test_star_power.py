@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from helpers.significance import sign_flip_p
 from scipy import stats as scipy_stats
 
 from lit_attn.report.statistics import stats
+from lit_attn.report.statistics.significance import OWN_TEST
 
 
 @pytest.mark.parametrize(
@@ -33,7 +35,7 @@ def test_the_power_of_a_star_equals_a_simulation_of_holms_test(
 ) -> None:
     differences = np.random.default_rng(n).normal(size=(500, comparisons, n))
     differences[:, 0] += effect
-    p = [stats.holm([stats.sign_flip_p(d.tolist()) for d in study])[0] for study in differences]
+    p = [stats.holm([sign_flip_p(d.tolist()) for d in study])[0] for study in differences]
     expected = np.mean(np.array(p) <= 0.05)
     assert 0.2 < expected < 0.9
     power = stats.star_power(effect, n, 1, 0.05 / comparisons)
@@ -81,7 +83,7 @@ def test_the_power_falls_with_comparisons_and_rises_with_pairs_and_effect() -> N
 def test_the_power_at_the_measured_effect_is_optimistic() -> None:
     """The example of docs/statistics.md: nine comparisons, six seeds, a true effect of one sd."""
     differences = np.random.default_rng(0).normal(1.0, 1.0, (1000, 6))
-    shown = [d for d in differences if stats.seeds_needed(d.tolist())]
+    shown = [d for d in differences if (OWN_TEST.find_needed([d]) or (0, None))[1]]
     powers = [stats.star_power(d.mean() / d.std(ddof=1), 6, 9, 0.05) for d in shown]
     assert stats.star_power(1.0, 6, 9, 0.05) == pytest.approx(0.09, abs=0.02)
     low, middle, high = np.percentile(powers, [10, 50, 90])

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from helpers.answers import read_answer
 from helpers.fake_study import write_study
+from helpers.significance import sign_flip_p
 
 from lit_attn import judge
 from lit_attn.__main__ import main
@@ -18,7 +19,8 @@ from lit_attn.cells.decisions import Seal, Seals
 from lit_attn.cells.records import Metric, Plan, PlannedVariant
 from lit_attn.report.answers.judged import JudgedStudy, JudgedVariant
 from lit_attn.report.records.study_record import CellRecord, StudyRecord
-from lit_attn.report.statistics import independent, stats
+from lit_attn.report.statistics import independent
+from lit_attn.report.statistics.significance import TESTS
 from lit_attn.report.verdicts.comparison import compare_variants
 from lit_attn.report.verdicts.stream import count_runs, find_level, follow_ideas
 from lit_attn.schema.errors import ConfigError
@@ -77,7 +79,9 @@ def test_an_agent_that_follows_next_keeps_the_real_ideas(pairs: str) -> None:
             assert variant.level == find_level(step.confirmation or 0)
             assert variant.p is not None
             assert variant.p <= variant.level
-            assert variant.seeds.done == step.confirm_runs == count_runs(variant.level, study.pairs)
+            assert (
+                variant.seeds.done == step.confirm_runs == count_runs(variant.level, TESTS[pairs])
+            )
         else:
             assert variant.ended is not None
 
@@ -126,15 +130,15 @@ def test_the_levels_of_all_confirmations_add_up_to_the_error() -> None:
 @pytest.mark.parametrize("number", [1, 4, 20])
 def test_a_confirmation_has_the_power_that_its_runs_are_counted_for(number: int) -> None:
     level = find_level(number)
-    runs = count_runs(level, "none")
-    assert independent.find_power(2.0, runs, runs, level) >= 0.9
-    assert independent.find_power(2.0, runs - 1, runs - 1, level) < 0.9
-    pairs = count_runs(level, "seed")
+    runs = count_runs(level, TESTS["none"])
+    assert TESTS["none"].find_t_power(2.0, runs, level) >= 0.9
+    assert TESTS["none"].find_t_power(2.0, runs - 1, level) < 0.9
+    pairs = count_runs(level, TESTS["seed"])
     generator = np.random.default_rng(number)
     stars = 0
     for _ in range(300):
         differences = generator.normal(2, 1, pairs) - generator.normal(0, 1, pairs)
-        stars += (stats.sign_flip_p(differences.tolist()) or 1.0) <= level
+        stars += sign_flip_p(differences.tolist()) <= level
     assert stars / 300 == pytest.approx(0.9, abs=0.07)
 
 
@@ -144,7 +148,7 @@ def test_small_levels_have_enough_permutations() -> None:
     near = np.linspace(0, 1, 20)
     assert independent.group_p(near, far) == 1 / 20_001
     assert independent.group_p(near, far, 200_000) == 1 / 200_001
-    assert stats.sign_flip_p((far - near).tolist(), 200_000) == pytest.approx(1 / 200_001, rel=3)
+    assert sign_flip_p((far - near).tolist(), 200_000) == pytest.approx(1 / 200_001, rel=3)
     level = find_level(60)
     assert level < 1 / 20_001
     cells = []
@@ -159,8 +163,8 @@ def test_small_levels_have_enough_permutations() -> None:
         seeds=list(range(20)),
         cells=[],
     )
-    for pairs in ("none", "seed"):
-        study = StudyRecord(plan, cells, pairs=pairs, alpha=level)
+    for test in TESTS.values():
+        study = StudyRecord(plan, cells, test=test, alpha=level)
         assert compare_variants(study, with_power=False).records["idea"]["significant"]
 
 
@@ -171,7 +175,7 @@ def ideas_of(order: list[tuple[str, float | None]]) -> dict[str, str]:
     for name, value in order:
         seeds[name] = seeds.get(name, -1) + 1
         runs.append(CellRecord(name, seeds[name], "done" if value else "error", value))
-    return {idea.name: idea.stage for idea in follow_ideas(runs, "base", "min", "none")}
+    return {idea.name: idea.stage for idea in follow_ideas(runs, "base", "min", TESTS["none"])}
 
 
 BASE = [("base", 3.00), ("base", 3.01), ("base", 2.99), ("base", 3.00)]
@@ -199,7 +203,7 @@ def test_runs_that_screened_confirm_nothing() -> None:
         rows.append({"variant": "idea", "seed": seed, "loss": 2.9 + 0.001 * (seed % 7)})
     study = follow(rows, "seed")
     (variant,) = study.variants
-    runs = count_runs(find_level(1), "seed")
+    runs = count_runs(find_level(1), TESTS["seed"])
     # Seeds 0 to 3 of the baseline and 0 and 1 of the idea have screened.
     expected = [2.9 + 0.001 * (seed % 7) for seed in range(4, 4 + runs)]
     assert variant.values.mean == pytest.approx(np.mean(expected), rel=1e-12)

@@ -60,8 +60,8 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
             bars = left.plot(mean, row, "|", color="black", markersize=13)
             drawing.name_values(bars[0], name, [f"mean {drawing.short(mean)}"])
         pairs: list[float] = []
-        if study.pairs == "seed":
-            pairs = [value - baseline[seed] for seed, value in values.items() if seed in baseline]
+        if study.test.is_paired:
+            pairs = study.test.make_sample(values, baseline)[0].tolist()
         record = comparisons.records[name]
         if name != study.plan.baseline and record.get("difference") is not None:
             difference = Difference(

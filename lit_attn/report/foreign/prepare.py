@@ -18,9 +18,9 @@ from lit_attn.report.foreign.run_table import RunTable, join_factors
 from lit_attn.report.foreign.states import COLUMNS, read_states
 from lit_attn.report.foreign.values import check_units, clean, read_number, read_values
 from lit_attn.report.records.study_record import CellRecord, StudyRecord
+from lit_attn.report.statistics import PAIRS
+from lit_attn.report.statistics.significance import TESTS
 from lit_attn.schema.errors import ConfigError, plural, require
-
-Pairs = Literal["seed", "none"]
 
 SEED_AT_END = re.compile(r"(?P<name>.+?)[-_/ .=]+(?:seed[-_/ .=]*)?(?P<seed>\d+)", re.IGNORECASE)
 """Name of a run that ends in its seed behind a separator, as in `belief2-seed3` or `belief2/3`."""
@@ -49,6 +49,11 @@ class Choices:
     where: Sequence[str] = ()
     states: Sequence[str] = ()
     has_baseline: bool = True
+
+    @property
+    def is_paired(self) -> bool:
+        """True if runs of two variants with one seed belong together."""
+        return self.pairs in TESTS and TESTS[self.pairs].is_paired
 
 
 class Prepared(NamedTuple):
@@ -88,20 +93,20 @@ def prepare(table: RunTable, choices: Choices, name: str = "") -> Prepared:
             raise ConfigError(f"margin: needs a number above 0, not {choices.margin:g}")
         fields["margin"] = choices.margin
     metric = Metric.model_validate(fields)
-    pairs: Pairs = "seed" if choices.pairs == "seed" else "none"
+    test = TESTS[choices.pairs]
     used = _list_used(table, choices, metric_name)
     cells = _list_cells(runs)
-    if pairs == "seed":
+    if test.is_paired:
         cells = _number_cells(table, runs, used, notes)
     if choices.stream:
         _check_ended(runs)
-    elif pairs == "seed":
+    elif test.is_paired:
         cells = _pair_cells(cells, variants, notes)
     _note_copies(table, notes)
     if not choices.stream and choices.has_baseline:
         # Ideas of a stream have different numbers of runs.
-        _note_values(runs, variants, baseline, pairs, notes)
-    if not choices.stream and pairs == "none":
+        _note_values(runs, variants, baseline, test.is_paired, notes)
+    if not choices.stream and not test.is_paired:
         # A pair has the same settings on both sides.
         values = [run.value for run in runs]
         notes += describe_mixtures(table, used, [run.variant for run in runs], values)
@@ -115,7 +120,7 @@ def prepare(table: RunTable, choices: Choices, name: str = "") -> Prepared:
         seeds=sorted({cell.seed for cell in cells}),
         cells=[],
     )
-    return Prepared(StudyRecord(plan, cells, pairs=pairs), notes)
+    return Prepared(StudyRecord(plan, cells, test=test), notes)
 
 
 def make_file_name(title: str) -> str:
@@ -175,10 +180,10 @@ def _check_choices(table: RunTable, choices: Choices) -> None:
 
 
 def _check_pairs(_: RunTable, choices: Choices) -> None:
-    if choices.pairs not in ("seed", "none"):
+    if choices.pairs not in TESTS:
+        options = [f"--pairs {value} ({words})" for value, words in PAIRS.items()]
         raise ConfigError(
-            "say with --pairs whether runs of two variants belong together: --pairs seed (the same"
-            " seed is one pair) or --pairs none (independent runs)"
+            f"say with --pairs whether runs of two variants belong together: {' or '.join(options)}"
         )
 
 
@@ -190,7 +195,7 @@ def _check_variant(table: RunTable, choices: Choices) -> None:
 
 def _check_seed(table: RunTable, choices: Choices) -> None:
     """Raise ConfigError without the column of seeds, if there has to be one."""
-    is_needed = choices.pairs == "seed" and not choices.cut_seed
+    is_needed = choices.is_paired and not choices.cut_seed
     column = choices.seed or table.seed
     if column in table.columns or not (choices.seed or is_needed):
         return
@@ -263,7 +268,7 @@ def _read_runs(table: RunTable, choices: Choices, metric: str, notes: list[str])
     seeds = ["" for _ in names]
     if choices.cut_seed:
         names, seeds = _cut_seeds(names, table.places)
-    elif choices.pairs == "seed":
+    elif choices.is_paired:
         column = choices.seed or table.seed
         seeds = [str(clean(row.get(column))) for row in table.rows]
     states = read_states(table, notes, choices.states)
@@ -425,7 +430,7 @@ def _make_cell(run: _Run, seed: int) -> CellRecord:
 
 
 def _note_values(
-    runs: list[_Run], variants: list[str], baseline: str, pairs: Pairs, notes: list[str]
+    runs: list[_Run], variants: list[str], baseline: str, is_paired: bool, notes: list[str]
 ) -> None:
     """Add sentences about equal values and about groups of different sizes."""
     by_variant: dict[str, list[float]] = {variant: [] for variant in variants}
@@ -437,7 +442,7 @@ def _note_values(
     if ties and len(values) < 1000:
         notes.append(f"Ties: {len(values)} values, of which {len(set(values))} are different.")
     sizes = {variant: len(group) for variant, group in by_variant.items()}
-    if pairs == "none" and len(set(sizes.values())) > 1:
+    if not is_paired and len(set(sizes.values())) > 1:
         usual = statistics.median(sizes.values())
         notes.append(
             f"Variants have {min(sizes.values())} to {max(sizes.values())} runs with a value"

@@ -36,7 +36,7 @@ def recall_rows(path: Path, study: StudyRecord, choices: Choices) -> Recalled:
     file = path.with_name(f"{path.name}.judged.json")
     memory = _read(file)
     key = _name_choices(study, choices)
-    rows = [_hash_row(cell, study.pairs) for cell in study.cells]
+    rows = [_hash_row(cell, study.test.is_paired) for cell in study.cells]
     earlier = memory.get(key, [])
     difference = _describe_difference(earlier, rows)
     if difference:
@@ -76,15 +76,15 @@ def _read(file: Path) -> dict[str, list[str]]:
 def _name_choices(study: StudyRecord, choices: Choices) -> str:
     """Return the choices on which the rows of a stream depend, as one text."""
     metric = study.plan.metric
-    parts = [f"{metric.name}:{metric.goal}", study.plan.baseline, study.pairs]
+    parts = [f"{metric.name}:{metric.goal}", study.plan.baseline, study.test.pairs]
     parts += [choices.variant, choices.seed, *choices.where]
     return " | ".join(part for part in parts if part)
 
 
-def _hash_row(cell: CellRecord, pairs: str) -> str:
+def _hash_row(cell: CellRecord, is_paired: bool) -> str:
     """Return a hash of variant, seed and value of a run, and the name of the variant."""
     # The number of an independent run is its place within its variant.
-    seed = cell.seed if pairs == "seed" else None
+    seed = cell.seed if is_paired else None
     text = json.dumps([cell.variant, seed, cell.value])
     return f"{hashlib.sha256(text.encode()).hexdigest()[:16]} {cell.variant}"
 

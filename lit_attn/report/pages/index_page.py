@@ -24,6 +24,7 @@ from lit_attn.cells.records import Origin
 from lit_attn.report.pages.page import Section, render_page
 from lit_attn.report.records.skipped import LOG
 from lit_attn.report.statistics import stats
+from lit_attn.report.statistics.significance import OWN_TEST
 from lit_attn.report.tables.columns import NOTHING, choose_digits, format_difference, format_spread
 from lit_attn.report.tables.formats import Cell, named_table, read_csv
 from lit_attn.report.verdicts.floors import BELOW_FLOOR, BELOW_FLOOR_WARNING
@@ -189,7 +190,7 @@ def _is_sealed(folder: Path) -> bool:
 def _has_enough_seeds(folder: Path) -> bool:
     """Return True if the last plan of a sealed study has enough seeds for a star."""
     seals = Seals.read_valid(folder / "seals.json")
-    return seals is not None and stats.can_have_star(len(seals.seeds))
+    return seals is not None and len(seals.seeds) >= OWN_TEST.find_fewest(stats.ALPHA)
 
 
 def _has_damaged_seal(folder: Path) -> bool:

@@ -288,7 +288,7 @@ def _make_page(
         Section("Attention layers", attention),
     ]
     setup = results.describe_setup(study.plan)
-    captions = describe_figures_of_runs(setup) if study.pairs == "none" else {}
+    captions = {} if study.test.is_paired else describe_figures_of_runs(setup)
     return render_page(
         results_table.title.rstrip("."),
         sections,

@@ -21,6 +21,7 @@ from lit_attn.report.papers.published import (
 )
 from lit_attn.report.records.timing import TIME_MARK
 from lit_attn.report.statistics import stats
+from lit_attn.report.statistics.significance import OWN_TEST, Outcomes, Step
 from lit_attn.report.tables.columns import BUSY_TEXT, DAGGER, format_difference, format_number
 from lit_attn.report.verdicts.comparison import FAILURES
 from lit_attn.report.verdicts.floors import BELOW_FLOOR
@@ -214,14 +215,14 @@ def _read_published(
 def _compare_seeds(pair: list[Entry]) -> Comparison:
     """Return the mean of the paired differences over seeds with Student's interval."""
     ours, theirs = pair[0].values, pair[1].values
-    differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
-    if not differences:
+    sample = OWN_TEST.make_sample(ours, theirs)
+    if not OWN_TEST.is_comparable(sample):
         return Comparison(None, None, None, 0)
     resolution = stats.find_resolution([*ours.values(), *theirs.values()])
-    interval = stats.paired_interval(differences, resolution=resolution)
+    interval = OWN_TEST.find_interval(sample, 1 - stats.ALPHA, Step(resolution))
     if interval is None:
-        return Comparison(differences[0], None, None, 1, "one pair")
-    return Comparison(*interval, len(differences))
+        return Comparison(float(sample[0][0]), None, None, 1, "one pair")
+    return Comparison(*interval, len(sample[0]))
 
 
 def _compare_files(pair: list[Entry]) -> Comparison:
@@ -279,13 +280,14 @@ def _find_doubt(
 def _confirm(pair: list[Entry], failed: list[set[int]], goal: str) -> bool:
     """Return True if the test that ranks failed seeds last finds the same direction."""
     ours, theirs = pair[0].values, pair[1].values
-    seeds = sorted((ours.keys() | failed[0]) & (theirs.keys() | failed[1]))
-    # None is a failed seed.
-    our_values = [ours.get(seed) for seed in seeds]
-    their_values = [theirs.get(seed) for seed in seeds]
-    ranks = stats.rank_with_failures(our_values, their_values, goal == "max")
-    difference = sum(ours[seed] - theirs[seed] for seed in ours if seed in theirs)
-    gain = difference if goal == "max" else -difference
+    outcomes = Outcomes(
+        baseline="theirs",
+        values={"theirs": theirs, "ours": ours},
+        failed={"theirs": failed[1], "ours": failed[0]},
+        higher_is_better=goal == "max",
+    )
     # Without pairs there is no p.
-    p = stats.sign_flip_p(ranks) or 1.0
-    return p <= stats.ALPHA and gain * sum(ranks) > 0
+    p, favour = OWN_TEST.rank(outcomes).get("ours", (1.0, 0.0))
+    difference = float(OWN_TEST.make_sample(ours, theirs)[0].sum())
+    gain = difference if goal == "max" else -difference
+    return p <= stats.ALPHA and gain * favour > 0

@@ -48,8 +48,7 @@ def _count_decisive_pairs(study: StudyRecord) -> int | None:
     has_margin = study.plan.metric.margin is not None
     decisive = []
     for pairs, level in interim.items():
-        # The smallest p of n pairs is 2 / 2^n.
-        can_have_star = 2.0 ** (1 - pairs) <= level
+        can_have_star = study.test.find_smallest_p(pairs) <= level
         has_interval = has_margin and pairs > 1
         if can_have_star or has_interval:
             decisive.append(pairs)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,9 +16,11 @@ from lit_attn.cells import decisions, records
 from lit_attn.cells.floors import Floors
 from lit_attn.cells.screening import Screening
 from lit_attn.report.figures.drawing import MOST_PANELS
+from lit_attn.report.numbers import fill
 from lit_attn.report.records.skipped import read_or_skip
 from lit_attn.report.records.timing import NOT_ALONE, find_time_fault
 from lit_attn.report.statistics.shares import are_two_valued
+from lit_attn.report.statistics.significance import OWN_TEST, SignificanceTest
 from lit_attn.report.statistics.stats import ALPHA, find_resolution
 
 NEWER = "of a newer version"
@@ -84,9 +86,8 @@ class StudyRecord:
 
     `plan.cells` is empty: `cells` has the same content and more. `unreadable` names the files of
     the study that exist and cannot be read. `names` has the names of variants by their labels if
-    the labels stand in all other places (`lit_attn.report.tables.labels`). `pairs` is "seed" if the
-    cells with one seed belong together, and "none" for independent runs, whose seeds are only their
-    places within a variant. `alpha` is the error that all tests of the study may use together.
+    the labels stand in all other places (`lit_attn.report.tables.labels`). `test` answers every
+    question about significance. `alpha` is the error that all tests of the study may use together.
     """
 
     plan: records.Plan
@@ -100,7 +101,7 @@ class StudyRecord:
     unreadable: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     folder: Path | None = None
-    pairs: Literal["seed", "none"] = "seed"
+    test: SignificanceTest = OWN_TEST
     alpha: float = ALPHA
 
     @cached_property
@@ -135,10 +136,24 @@ class StudyRecord:
 
     @cached_property
     def is_two_valued(self) -> bool:
-        """True if every value of paired seeds is that of 0 or 1: means are shares of the seeds."""
+        """True if the test has an interval for shares, and every value is that of 0 or 1."""
         values = [cell.value for cell in self.cells if cell.value is not None]
-        is_paired = self.pairs == "seed"
-        return is_paired and bool(values) and are_two_valued(values, self.plan.metric.scale)
+        if not values or not self.test.share_words:
+            return False
+        return are_two_valued(values, self.plan.metric.scale)
+
+    @property
+    def test_words(self) -> Mapping[str, str]:
+        """Placeholders of captions about the test, with the name of the baseline."""
+        words = {**self.test.words}
+        if self.is_two_valued:
+            words |= self.test.share_words
+        values = {
+            "baseline": self.plan.baseline,
+            "high": f"{self.plan.metric.scale:g}",
+            "planned": len(self.plan.seeds),
+        }
+        return {key: fill(text, **values) for key, text in words.items()}
 
     def variant_cells(self, variant: str) -> list[CellRecord]:
         """Return the cells of one variant, in the order of the plan's seeds."""

@@ -16,16 +16,14 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from lit_attn.report.statistics import stats
+from lit_attn.report.statistics.significance import OWN_TEST, SignificanceTest
+from lit_attn.report.statistics.stats import ALPHA
 
 EFFECT = 2.0
 """Difference to the baseline, in standard deviations of the values over seeds."""
 
 FEWEST_VARIANTS = 4
 """Number of variants from which on a screening is considered."""
-
-FEWEST_PAIRS = stats.pairs_for_a_star(1, stats.ALPHA)
-"""Seeds from which on a star is possible."""
 
 MOST_SCREENED = 4
 FEWEST_KEPT = 2
@@ -57,16 +55,15 @@ class Screening(NamedTuple):
         kept = special.bdtr(self.keep - 1, variants - 1, share_above)
         return float(kept.mean())
 
-    def power(self, variants: int) -> float:
+    def power(self, variants: int, test: SignificanceTest = OWN_TEST) -> float:
         """Return the probability that the better one of `variants` is kept and gets a star."""
-        return self.share_kept(variants) * find_power(self.keep, self.confirm)
+        return self.share_kept(variants) * find_power(self.keep, self.confirm, test)
 
 
 @cache
-def find_power(variants: int, seeds: int) -> float:
-    """Return the probability that the better one of `variants` gets a star with paired seeds."""
-    # The difference of two values has sqrt(2) times their standard deviation.
-    return stats.star_power(EFFECT / math.sqrt(2), seeds, variants, stats.ALPHA)
+def find_power(variants: int, seeds: int, test: SignificanceTest = OWN_TEST) -> float:
+    """Return the probability that the better one of `variants` gets a star."""
+    return test.find_power(test.scale_effect(EFFECT), test.list_sizes(seeds), variants, ALPHA)
 
 
 @cache
@@ -78,8 +75,8 @@ def choose_screening(variants: int, trainings: int) -> Screening | None:
         for keep in range(FEWEST_KEPT, min(MOST_KEPT, variants - 1) + 1):
             confirm = (trainings - screen * (variants + 1)) // (keep + 1)
             design = Screening(screen, keep, confirm)
-            # Fewer pairs than these never give a star.
-            if confirm < FEWEST_PAIRS:
+            # Fewer seeds than these never give a star.
+            if confirm < OWN_TEST.find_fewest(ALPHA):
                 continue
             # The power is at most the share that is kept, which is quick to compute.
             if design.share_kept(variants) <= best_power:

@@ -12,12 +12,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
 
 from lit_attn.report.statistics.stats import (
     DRAWS,
     Floats,
     Interval,
+    find_moments,
     find_unit,
     least_half_width,
     student_quantile,
@@ -100,14 +100,13 @@ def welch_interval(
     unit = find_unit([*group.tolist(), *baseline.tolist()])
     group = group / unit
     baseline = baseline / unit
-    # Exact sums are the same on every processor.
-    first = math.fsum(group) / len(group)
-    second = math.fsum(baseline) / len(baseline)
+    first, first_variance = find_moments(group.tolist())
+    second, second_variance = find_moments(baseline.tolist())
     mean = (first - second) * unit
-    parts = []
-    for values, centre in ((group, first), (baseline, second)):
-        variance = math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)
-        parts.append((variance / len(values), len(values) - 1))
+    parts = [
+        (first_variance / len(group), len(group) - 1),
+        (second_variance / len(baseline), len(baseline) - 1),
+    ]
     error = sum(part for part, _ in parts)
     half = 0.0
     if error > 0:
@@ -127,88 +126,6 @@ def rank_runs(groups: Sequence[Sequence[float | None]], higher_is_better: bool) 
     ranks = rankdata([-math.inf if value is None else sign * value for value in flat])
     ends = np.cumsum([len(group) for group in groups])
     return np.split(ranks, ends[:-1])
-
-
-def runs_for_a_star(level: float) -> int:
-    """Return the fewest runs of each of two groups with which p can be as small as `level`."""
-    runs = SMALLEST_GROUP
-    while 2 / math.comb(2 * runs, runs) > level:
-        runs += 1
-    return runs
-
-
-def find_power(effect: float, runs: int, baseline_runs: int, level: float) -> float:
-    """Return the power of a two-sided t test of two groups.
-
-    `effect` is the difference in standard deviations of a run.
-    """
-    freedom = runs + baseline_runs - 2
-    # Beyond this shift scipy's series does not converge, and the power is 1.
-    shift = min(abs(effect) / math.sqrt(1 / runs + 1 / baseline_runs), 100.0)
-    critical = special.stdtrit(freedom, 1 - level / 2)
-    return float(1 - special.nctdtr(freedom, shift, critical))
-
-
-def find_effect(baseline: Floats, group: Floats) -> float | None:
-    """Return the difference in standard deviations of a run, or None without any spread."""
-    unit = find_unit([*group.tolist(), *baseline.tolist()])
-    group = group / unit
-    baseline = baseline / unit
-    variance = (np.var(baseline, ddof=1) + np.var(group, ddof=1)) / 2
-    size = max(np.abs(baseline).max(), np.abs(group).max())
-    if math.sqrt(variance) <= 1e-9 * size:
-        return None
-    return float((group.mean() - baseline.mean()) / math.sqrt(variance))
-
-
-def runs_needed(baseline: Floats, group: Floats, most: int = 1000) -> tuple[int, int | None] | None:
-    """Return the range of runs of each group that a t test at 0.05 needs for 80 % power.
-
-    It follows from the 95 % interval of the effect. The upper end is None if the effect may be 0 or
-    needs more than `most` runs. Returns None without any spread.
-    """
-    effect = find_effect(baseline, group)
-    if effect is None:
-        return None
-    freedom = len(baseline) + len(group) - 2
-    error = math.sqrt(1 / len(baseline) + 1 / len(group))
-    t = min(abs(effect) / error, 100.0)
-    strongest = float(special.nctdtrinc(freedom, 0.025, t)) * error
-    low = _runs_for_power(strongest, most) or most + 1
-    if t <= special.stdtrit(freedom, 0.975):
-        return low, None
-    weakest = float(special.nctdtrinc(freedom, 0.975, t)) * error
-    return low, _runs_for_power(weakest, most)
-
-
-def _runs_for_power(effect: float, most: int) -> int | None:
-    """Return the runs of each group for 80 % power at 0.05, None if `most` do not suffice."""
-    for runs in range(SMALLEST_GROUP, most + 1):
-        if find_power(effect, runs, runs, 0.05) >= 0.8:
-            return runs
-    return None
-
-
-def runs_for_decision(
-    baseline: Floats, group: Floats, alpha: float, first: int, most: int
-) -> int | None:
-    """Return the fewest runs of each group from `first` on that would decide the comparison.
-
-    Means and spreads are taken as they are. Welch's interval with the error `alpha` must then
-    exclude 0, and a permutation test must be able to reach `alpha`. Returns None if `most` runs do
-    not suffice.
-    """
-    unit = find_unit([*group.tolist(), *baseline.tolist()])
-    group = group / unit
-    baseline = baseline / unit
-    difference = abs(float(group.mean() - baseline.mean()))
-    variance = float(np.var(baseline, ddof=1) + np.var(group, ddof=1))
-    fewest = max(first, runs_for_a_star(alpha))
-    for runs in range(fewest, most + 1):
-        half = student_quantile(2 * runs - 2, 1 - alpha / 2) * math.sqrt(variance / runs)
-        if difference > half:
-            return runs
-    return None
 
 
 def find_skewness(values: Floats) -> float:

@@ -9,7 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,14 +49,17 @@ def paired_interval(
         return None
     # A division by a power of two changes no digit, and no square of its result overflows.
     unit = find_unit(differences)
-    scaled = [difference / unit for difference in differences]
-    # Exact sums are the same on every processor.
-    scaled_mean = math.fsum(scaled) / count
-    variance = math.fsum((x - scaled_mean) ** 2 for x in scaled) / (count - 1)
+    scaled_mean, variance = find_moments([difference / unit for difference in differences])
     mean = scaled_mean * unit
     half = student_quantile(count - 1, (1 + confidence) / 2) * math.sqrt(variance / count) * unit
     half = max(half, least_half_width(count, resolution, confidence))
     return Interval(mean, mean - half, mean + half)
+
+
+def find_moments(values: Sequence[float]) -> tuple[float, float]:
+    """Return mean and sample variance of at least two values, the same on every processor."""
+    mean = math.fsum(values) / len(values)
+    return mean, math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
 def least_half_width(count: int, resolution: float, confidence: float) -> float:
@@ -149,24 +152,14 @@ def find_resolution(values: Iterable[float]) -> float:
     return float(steps.max(initial=0.0)) * unit
 
 
-def sign_flip_p(differences: Sequence[float], draws: int = DRAWS) -> float | None:
-    """Return the two-sided p of the sign-flip test on the mean difference, or None without pairs.
-
-    p is the share of the 2^n sign patterns whose |sum| is at least the observed one, so it is never
-    below 2 / 2^n. Sums that are equal up to rounding count against the variant.
-    """
-    if not len(differences):
-        return None
-    (p,) = joint_sign_flip(np.array([differences], dtype=float), draws)
-    return p
-
-
 def joint_sign_flip(differences: Floats, draws: int = DRAWS) -> list[float]:
     """Return the p of each variant, adjusted for all of them: a step-down max-T sign-flip test.
 
     `differences` is (variants, n) with the same seeds in every row. A sign pattern flips a seed's
     differences in all variants together, which keeps their correlation. The statistic is the
     studentised mean; |sum| / sqrt(sum of squares), used here, orders the patterns in the same way.
+    p is the share of the 2^n patterns whose statistic is at least the observed one, so it is never
+    below 2 / 2^n; statistics that are equal up to rounding count against the variant.
     All patterns are counted up to 16 pairs; beyond, p is estimated from `draws` seeded patterns.
     Source: Westfall and Young, "Resampling-Based Multiple Testing", 1993, algorithm 4.1.
     """
@@ -217,20 +210,6 @@ def rank_with_failures(
     return np.where(sizes == 0, 0.0, np.sign(gains) * ranks).tolist()
 
 
-def pairs_for_a_star(comparisons: int, alpha: float = ALPHA) -> int:
-    """Return the fewest pairs with which one of `comparisons` variants can pass Holm's test."""
-    return math.ceil(math.log2(2 * comparisons / alpha))
-
-
-def can_have_star(pairs: int, alpha: float = ALPHA) -> bool:
-    """Return True if a comparison of this many pairs can pass the exact test at all.
-
-    One that cannot is no test, whatever comes out, and need not be counted among those for which
-    p is corrected. Source: Tarone, "A modified Bonferroni method for discrete data", 1990.
-    """
-    return pairs >= pairs_for_a_star(1, alpha)
-
-
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return the p values after Holm's step-down correction (1979) for several comparisons."""
     return [p for (p,) in holm_over_studies([[p] for p in p_values])]
@@ -266,77 +245,15 @@ def friedman_nemenyi(ranks: Floats, alpha: float) -> tuple[float, float]:
     return p, float(quantile * math.sqrt(count * (count + 1) / (6 * tasks)))
 
 
-def seeds_needed(differences: Sequence[float]) -> tuple[int, int] | None:
-    """Return the range of pairs that a two-sided paired t test at 0.05 needs for 80 % power.
+def t_power(effect: float, sizes: Sequence[Any], level: float) -> Any:
+    """Return the power of a two-sided t test of one group, or of two, for a standardised effect.
 
-    It follows from the 95 % confidence interval of the standardised effect (noncentral t). Returns
-    None if that interval contains 0, with fewer than two pairs, or without variation.
+    `sizes` are the numbers of values of each group, or arrays of such numbers.
     """
-    needed = seeds_needed_range(differences)
-    if needed is None:
-        return None
-    low, high = needed
-    return None if high is None else (low, high)
-
-
-def seeds_needed_range(differences: Sequence[float]) -> tuple[int, int | None] | None:
-    """Return the range of `seeds_needed`, without an upper end if the effect may be 0.
-
-    Returns None with fewer than two pairs, or without variation.
-    """
-    unit = find_unit(differences)
-    d = np.asarray(differences, dtype=float) / unit
-    # Rounding errors can leave a small spread where there is none.
-    if len(d) < 2 or d.std(ddof=1) <= TIE * np.abs(d).max():
-        return None
-    freedom = len(d) - 1
-    t = abs(d.mean()) / d.std(ddof=1) * math.sqrt(len(d))
-    strongest = float(special.nctdtrinc(freedom, 0.025, t)) / math.sqrt(len(d))
-    low = pairs_for_power(strongest)
-    if t <= special.stdtrit(freedom, 0.975):
-        return low, None
-    weakest = float(special.nctdtrinc(freedom, 0.975, t)) / math.sqrt(len(d))
-    return low, pairs_for_power(weakest)
-
-
-def pairs_for_decision(
-    differences: Sequence[float],
-    level: float,
-    comparisons: int,
-    margin: float | None,
-    limits: tuple[int, int],
-) -> int | None:
-    """Return the fewest pairs within `limits` that decide a verdict, None if none of them do.
-
-    Mean and standard deviation of all differences are taken as those of `differences`.
-    The simultaneous interval (Bonferroni) must exclude 0, with enough pairs for a star at all, or
-    lie within the `margin`, if there is one.
-    """
-    first, last = limits
-    first = max(first, 2)
-    if len(differences) < 2 or first > last:
-        return None
-    unit = find_unit(differences)
-    d = np.asarray(differences, dtype=float) / unit
-    mean = abs(float(d.mean()))
-    n = np.arange(first, last + 1)
-    quantiles = special.stdtrit(n - 1, 1 - level / comparisons / 2)
-    half = quantiles * d.std(ddof=1) / np.sqrt(n)
-    is_decided = (mean > half) & (n >= pairs_for_a_star(1, level))
-    if margin is not None:
-        is_decided |= mean + half < margin / unit
-    return int(n[is_decided.argmax()]) if is_decided.any() else None
-
-
-def pairs_for_power(effect: float) -> int:
-    """Return the pairs for 80 % power at 0.05 for `effect` (mean / sd); 1001 for over 1000."""
-    n = np.arange(2, 1001)
-    # Beyond 100 standard deviations two pairs suffice, and scipy's series does not converge.
-    shift = min(effect, 100.0) * np.sqrt(n)
-    critical = special.stdtrit(n - 1, 0.975)
-    power = 1 - special.nctdtr(n - 1, shift, critical)
-    reached = power >= 0.8
-    return int(n[reached.argmax()]) if reached.any() else 1001
+    freedom = sum(sizes) - len(sizes)
+    # Beyond this shift scipy's series does not converge, and the power is 1.
+    shift = np.minimum(abs(effect) / np.sqrt(sum(1 / size for size in sizes)), 100.0)
+    return 1 - special.nctdtr(freedom, shift, special.stdtrit(freedom, 1 - level / 2))
 
 
 def star_power(effect: float, n: int, comparisons: int, level: float) -> float:

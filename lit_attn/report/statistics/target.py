@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import special
 
-from lit_attn.report.statistics.stats import Floats, find_unit
+from lit_attn.report.statistics.stats import Floats, find_moments, find_unit
 
 EFFECTS: Floats = np.linspace(0.05, 3, 40)
 """Effects of the alternative in standard deviations."""
@@ -40,8 +40,7 @@ def find_t(gains: Sequence[float]) -> float | None:
         return None
     unit = find_unit(gains)
     scaled = [gain / unit for gain in gains]
-    mean = math.fsum(scaled) / count
-    variance = math.fsum((gain - mean) ** 2 for gain in scaled) / (count - 1)
+    mean, variance = find_moments(scaled)
     # Rounding errors can leave a small spread where there is none.
     if math.sqrt(variance) <= 1e-9 * max(abs(gain) for gain in scaled):
         return None

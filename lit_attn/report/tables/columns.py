@@ -9,7 +9,6 @@ import pandas as pd
 from lit_attn.report.numbers import find_magnitude, write_number
 from lit_attn.report.records.study_record import BUSY
 from lit_attn.report.records.timing import TIME_MARK
-from lit_attn.report.statistics import independent, stats
 from lit_attn.report.tables.formats import Cell, read_asset
 from lit_attn.report.verdicts.comparison import POWERS
 from lit_attn.schema.errors import plural
@@ -142,24 +141,17 @@ def _test_error(record: Record, scale: Scale) -> str:
     return " / ".join(texts) or NOTHING
 
 
-def count_fewest(level: float, is_independent: bool) -> int:
-    """Return the fewest pairs of seeds, or runs of two groups, with which p can be `level`."""
-    if is_independent:
-        return independent.runs_for_a_star(level)
-    return stats.pairs_for_a_star(1, level)
-
-
 def _needed(record: Record, _: Scale) -> str:
     low, high = record["seeds_low"], record["seeds_high"]
     if pd.isna(low) or record["decision"] != "undecided":
         return NOTHING
     # The verdict needs a star, which fewer seeds or runs cannot have.
-    low = max(low, count_fewest(record["level"], record.get("is_independent", False)))
+    low = max(low, record["test"].find_fewest(record["level"]))
     # Independent runs have no upper end above 1,000.
     high = 1001 if pd.isna(high) else max(low, high)
     if low == high:
         return str(low)
-    # `stats.pairs_for_power` counts no further.
+    # The tests count no further.
     return f"{low} to {high}" if high <= 1000 else f"{low} to > 1000"
 
 

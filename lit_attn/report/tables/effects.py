@@ -67,7 +67,7 @@ def find_effects(study: StudyRecord) -> list[Effect]:
     by Holm for Welch's test of independent runs. Empty unless two axes vary.
     """
     groups = _list_groups(study)
-    if study.pairs == "none":
+    if not study.test.is_paired:
         return _find_independent_effects(study, groups)
     shared_seeds = sorted(set.intersection(*map(set, groups.values()))) if groups else []
     if not shared_seeds:
@@ -84,7 +84,9 @@ def find_effects(study: StudyRecord) -> list[Effect]:
     if not estimated:
         return []
     means = np.array([contrast.mean(axis=0) for contrast in contrasts])
-    p_values = stats.joint_sign_flip(means)
+    p_values = study.test.correct_rows(means)
+    if not p_values:
+        return []
     effects = []
     for change, contrast, by_seed, p in zip(
         estimated, contrasts, means.tolist(), p_values, strict=True
@@ -248,10 +250,11 @@ def make_effects_table(
         ]
         rows.append(row)
     return named_table(
-        "effects" if study.pairs == "seed" else "effects_of_runs",
+        "effects" if study.test.is_paired else "effects_of_runs",
         rows,
         count=len(effects),
         alpha=level,
+        test=study.test.words["test"],
         label=study.plan.metric.label,
         baseline=study.plan.baseline,
     )

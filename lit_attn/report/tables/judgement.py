@@ -12,6 +12,7 @@ from lit_attn.report.answers.judged import (
     Verdict,
 )
 from lit_attn.report.numbers import DIGITS, write_number
+from lit_attn.report.statistics.significance import TESTS
 from lit_attn.report.tables.columns import NOTHING, format_difference, format_number, format_p
 from lit_attn.report.tables.effects import Effect
 from lit_attn.report.tables.terminal import Column, Screen, draw_rows, find_form, wrap
@@ -136,7 +137,7 @@ def _make_variant_columns(
         rows.append(_make_row(variant, form))
         importance.append(_rank_variant(variant))
     order = sorted(range(len(rows)), key=lambda place: importance[place])
-    unit = "seeds" if study.pairs == "seed" else "runs"
+    unit = f"{TESTS[study.pairs].words['unit']}s"
     last = "stage" if study.stream is not None else f"{unit} missing"
     headings = [
         ("variant", 0),
@@ -270,7 +271,7 @@ def _describe_looks(study: JudgedStudy) -> str:
 
 def _count_runs(study: JudgedStudy) -> str:
     """Return the numbers of seeds or runs with a value, as "6 seeds" or "4 to 5 runs"."""
-    unit = "seed" if study.pairs == "seed" else "run"
+    unit = TESTS[study.pairs].words["unit"]
     counts = [variant.values.n for variant in study.variants if variant.stream is None]
     low, high = min([*counts, study.baseline_values.n]), max([*counts, study.baseline_values.n])
     return plural(high, unit) if low == high else f"{low} to {plural(high, unit)}"
@@ -387,7 +388,7 @@ def _describe_cost(study: JudgedStudy) -> str:
     action = study.next
     if not action.cells:
         return ""
-    cells = plural(action.cells, "cell" if study.pairs == "seed" else "run")
+    cells = plural(action.cells, "cell" if TESTS[study.pairs].is_paired else "run")
     if action.seconds is None:
         return f" ({cells})"
     return f" ({cells}, about {action.seconds / 3600:.2g} hours one after another)"

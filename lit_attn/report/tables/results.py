@@ -40,13 +40,13 @@ def make_results_table(
     records = cast("list[columns.Record]", summary.to_dict("records"))
     for record in records:
         record["decision"] = find_verdict(record, plan)
-        record["is_independent"] = study.pairs == "none"
+        record["test"] = study.test
     shown: list[columns.Column] = []
     cells: list[list[Cell]] = []
     for column in columns.COLUMNS:
         if column.key not in columns.PRINTERS:
             continue
-        if study.pairs == "none":
+        if not study.test.is_paired:
             column = column.describe_runs()
         printed = columns.make_cells(column, records, scale)
         is_filled = any(cell.text != columns.NOTHING or cell.mark for cell in printed)
@@ -120,15 +120,14 @@ def _describe_marks(study: StudyRecord, cells: list[list[Cell]]) -> list[str]:
 def _describe_rows(study: StudyRecord, summary: pd.DataFrame) -> list[str]:
     """Return the sentences of the caption about missing seeds, ties and the baseline."""
     notes = []
-    if summary["missing"].astype(bool).any() and study.pairs == "seed":
+    if summary["missing"].astype(bool).any() and study.test.is_paired:
         notes.append(SENTENCES["missing"])
     ties = int(summary["ties"].sum())
     if ties:
         pairs = int(summary["pairs"].sum())
         notes.append(fill(SENTENCES["ties"], ties=ties, pairs=plural(pairs, "pair")))
     if study.is_two_valued:
-        high = f"{study.plan.metric.scale:g}"
-        notes.append(fill(SENTENCES["two_valued"], low="0", high=high))
+        notes.append(study.test_words["shares"])
     baseline = study.plan.baseline
     if not study.values(baseline):
         notes.append(fill(SENTENCES["no_baseline"], baseline=baseline))
@@ -147,11 +146,9 @@ def _describe_rules(study: StudyRecord, comparisons: Comparisons) -> list[str]:
         notes.append(fill(SENTENCES["screened_out"], label=screening.select.label))
     planned = len(study.plan.seeds)
     if any(cell.is_open for cell in study.cells):
-        done = "of {} seeds" if study.pairs == "seed" else "runs"
-        bounds = [
-            f"after {pairs} {done.format(planned)} a star needs p ≤ {level:.2g}"
-            for pairs, level in comparisons.interim.items()
-        ]
+        bounds = []
+        for count, level in comparisons.interim.items():
+            bounds.append(f"after {count} {study.test_words['done']} a star needs p ≤ {level:.2g}")
         words = "; ".join(bounds) or "no variant has a pair of seeds"
         notes.append(fill(SENTENCES["interim"], bounds=words))
     elif study.looks is not None and study.looks.has_any(planned):
@@ -241,34 +238,31 @@ def _template_values(
     metric = plan.metric
     has_failed = summary["failed"].any()
     rule = "verdict_by_star" if metric.margin is None else "verdict_by_margin"
-    star = "star" if study.pairs == "seed" else "star_of_runs"
+    words = study.test_words
     failures = {}
     for name, sentence in SENTENCES.items():
         if name.startswith("failed_"):
-            failures[name] = sentence if has_failed else ""
-            of_runs = SENTENCES.get(f"of_runs_{name}")
-            if has_failed and study.pairs == "none" and of_runs is not None:
-                failures[name] = of_runs
+            failures[name] = fill(sentence, **words) if has_failed else ""
+    comparison_count = plural(len(comparisons.pairs), "comparison")
+    fewest = study.test.find_fewest(comparisons.level)
     return {
+        **words,
         **failures,
         "label": metric.label,
         "metric": metric.name,
         "measure": _describe_measure(study),
         "direction": "Higher" if metric.goal == "max" else "Lower",
         "better": "higher" if metric.goal == "max" else "lower",
-        "comparisons": plural(len(comparisons.pairs), "comparison"),
+        "comparisons": comparison_count,
         "brief_step_time": SENTENCES["brief_alone" if study.step_times else "step_time"],
         "verdict_rule": fill(SENTENCES[rule], margin=metric.margin),
         "planned": len(plan.seeds),
         "seeds": columns.format_seeds(plan.seeds),
         "baseline": plan.baseline,
         "resolution": _describe_resolution(study, summary),
-        **_describe_interval(study),
         "alpha": comparisons.level,
-        "test": _describe_test(study, comparisons),
-        "star": fill(
-            SENTENCES[star], seeds=columns.count_fewest(comparisons.level, study.pairs == "none")
-        ),
+        "test_sentence": study.test.define(comparison_count, comparisons.pairs),
+        "star": fill(SENTENCES["star"], seeds=fewest, **words),
         "units": f"{summary['units'].max():,}",
         "margin": metric.margin,
         "source": " ".join(plan.source.split()).rstrip(".") or "the study file",
@@ -286,19 +280,6 @@ def _describe_measure(study: StudyRecord) -> str:
     return f"{metric.name} at the {ends[metric.selection]}"
 
 
-def _describe_interval(study: StudyRecord) -> dict[str, str]:
-    """Return the name of the interval of a difference, and what is known about its coverage."""
-    if study.is_two_valued:
-        coverage = fill(SENTENCES["exact_coverage"], baseline=study.plan.baseline)
-        exact = SENTENCES["exact"]
-        return {"interval": exact, "brief_interval": exact, "coverage": coverage}
-    return {
-        "interval": SENTENCES["paired_t"],
-        "brief_interval": "t interval",
-        "coverage": SENTENCES["coverage"],
-    }
-
-
 def _describe_resolution(study: StudyRecord, summary: pd.DataFrame) -> str:
     """Return the sentence about the step of the metric, or nothing for a continuous metric."""
     largest_sd = max(summary["sd"].dropna(), default=float("inf"))
@@ -308,19 +289,6 @@ def _describe_resolution(study: StudyRecord, summary: pd.DataFrame) -> str:
     if study.resolution <= 0.01 * largest_sd:
         return ""
     return fill(SENTENCES["resolution"], step=study.resolution)
-
-
-def _describe_test(study: StudyRecord, comparisons: Comparisons) -> str:
-    """Return the words about the joint test and the smallest p that it can have."""
-    comparison_count = plural(len(comparisons.pairs), "comparison")
-    if study.pairs == "none":
-        return fill(SENTENCES["permutation_test"], comparisons=comparison_count)
-    pairs = max(comparisons.pairs, default=0)
-    smallest_p = min(1.0, 2.0 ** (1 - pairs))
-    floor = fill(SENTENCES["floor"], floor=smallest_p, pairs=plural(pairs, "pair"))
-    has_different_seeds = len(set(comparisons.pairs)) > 1
-    test = "joint_test_of_different_seeds" if has_different_seeds else "joint_test"
-    return fill(SENTENCES[test], comparisons=comparison_count, floor=floor)
 
 
 def _describe_plan(study: StudyRecord, level: float) -> list[str]:

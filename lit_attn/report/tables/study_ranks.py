@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from lit_attn.files import write_atomic
@@ -14,7 +13,7 @@ from lit_attn.report.pages.page import Section, render_page
 from lit_attn.report.records.skipped import LOG, Outcome, describe_failure
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics import stats
-from lit_attn.report.statistics.independent import welch_interval
+from lit_attn.report.statistics.significance import TESTS, Step
 from lit_attn.report.tables.columns import (
     NOTHING,
     choose_digits,
@@ -142,14 +141,10 @@ def _make_changes_table(entries: list[Entry]) -> Table:
             is_baseline = variant.name in (first.plan.baseline, study.plan.baseline)
             if is_baseline or before.empty or after.empty:
                 continue
-            interval: stats.Interval | None = None
-            if set(before.index) == set(after.index):
-                differences = (after - before).tolist()
-                interval = stats.paired_interval(differences, resolution=study.resolution)
-            elif min(len(before), len(after)) > 1:
-                interval = welch_interval(
-                    np.array(before.tolist()), np.array(after.tolist()), 0.95, study.resolution
-                )
+            test = TESTS["seed" if set(before.index) == set(after.index) else "none"]
+            leads_by_seed = [dict(zip(lead.index, lead, strict=True)) for lead in (after, before)]
+            sample = test.make_sample(*leads_by_seed)
+            interval = test.find_interval(sample, 1 - stats.ALPHA, Step(study.resolution))
             changes.append((labels[variant.name], study.plan.study, before, after, interval))
     leads = [lead for _, _, before, after, _ in changes for lead in (before, after)]
     spreads = pd.Series([lead.std() for lead in leads], dtype=float)

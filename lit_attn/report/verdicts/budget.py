@@ -19,9 +19,10 @@ from lit_attn.cells.budget import Budget, parse_budget
 from lit_attn.report.answers.judged import Action, BudgetPlan, JudgedStudy, JudgedVariant
 from lit_attn.report.numbers import write_number
 from lit_attn.report.records.study_record import StudyRecord
-from lit_attn.report.statistics import designs, independent, stats
-from lit_attn.report.verdicts.evidence import list_values, pair_differences
-from lit_attn.report.verdicts.needs import count_added_looks
+from lit_attn.report.statistics import designs, stats
+from lit_attn.report.statistics.stats import Floats
+from lit_attn.report.verdicts.evidence import list_values, make_sample
+from lit_attn.report.verdicts.needs import find_added_level
 from lit_attn.report.verdicts.next_action import (
     MakeCommand,
     add_runs,
@@ -39,8 +40,6 @@ ENOUGH = 0.9
 FUTILITY = 0.05  # Expected verdicts of the best plan below which no run is suggested.
 MOST_RUNS = 200  # Most further runs of a variant in a plan.
 DRAWS = 2000  # Simulated continuations of a plan.
-
-Floats = stats.Floats
 
 
 class Plan(NamedTuple):
@@ -168,9 +167,7 @@ def _confirm_best(
     sign = 1.0 if study.plan.metric.goal == "max" else -1.0
     valued = [variant for variant in undecided if variant.values.mean is not None]
     valued.sort(key=lambda variant: sign * (variant.values.mean or 0.0), reverse=True)
-    smallest = independent.runs_for_a_star(stats.ALPHA)
-    if study.pairs == "seed":
-        smallest = stats.pairs_for_a_star(1, stats.ALPHA)
+    smallest = study.test.find_fewest(stats.ALPHA)
     plans = []
     for keep in range(1, min(designs.MOST_KEPT, len(valued)) + 1):
         kept = [variant.variant for variant in valued[:keep]]
@@ -197,10 +194,7 @@ def _find_design_power(study: StudyRecord, judged: JudgedStudy, keep: int, runs:
     """Return the probability that an idea better by EFFECT is kept and gets a star."""
     counts = [variant.values.n for variant in judged.variants if variant.values.n]
     screening = designs.Screening(min(counts), keep, runs)
-    share = screening.share_kept(len(counts))
-    if study.pairs == "seed":
-        return share * designs.find_power(keep, runs)
-    return share * independent.find_power(designs.EFFECT, runs, runs, stats.ALPHA / keep)
+    return screening.power(len(counts), study.test)
 
 
 def _make_confirmation(study: StudyRecord, kept: list[str], runs: int) -> Action:
@@ -210,7 +204,7 @@ def _make_confirmation(study: StudyRecord, kept: list[str], runs: int) -> Action
     seeds: dict[str, list[int]] = {}
     place = "Judge them alone, in a file of their own"
     shown = describe_runs(counts)
-    if study.pairs == "seed":
+    if study.test.is_paired:
         first = 1 + max(study.plan.seeds, default=-1)
         fresh = list(range(first, first + runs))
         seeds = dict.fromkeys(names, fresh)
@@ -243,7 +237,7 @@ def _continue(
     if not spread:
         return []
     compared = sum(variant.p is not None for variant in judged.variants)
-    if study.pairs == "none":
+    if not study.test.is_paired:
         plans = []
         for variant in spread:
             plan = _continue_runs(study, variant, compared, budget)
@@ -254,7 +248,7 @@ def _continue(
     most = _count_affordable(study, [variant.name for variant in study.plan.variants], budget)
     if most < 1:
         return []
-    level = stats.ALPHA / 2 ** (count_added_looks(study) + 2)
+    level = find_added_level(study)
     added = 1
     power = _predict_all(study, names, added, level, compared, is_fresh=False)
     while added < most and sum(power.values()) < ENOUGH * len(names):
@@ -287,10 +281,8 @@ def _continue_runs(
 
 def _has_spread(study: StudyRecord, name: str) -> bool:
     """Return True if the spread of a variant and of the baseline is known."""
-    groups = [list_values(study, study.plan.baseline), list_values(study, name)]
-    if study.pairs == "seed":
-        groups = [np.array(pair_differences(study, name))]
-    return all(len(group) > 1 and float(np.ptp(group)) > 0 for group in groups)
+    sample = make_sample(study, name)
+    return all(len(group) > 1 and float(np.ptp(group)) > 0 for group in sample)
 
 
 def _predict_all(
@@ -321,10 +313,7 @@ def predict_verdict(
     generator = np.random.default_rng(0)
     share = level / max(1, comparisons)
     margin = study.plan.metric.margin
-    if study.pairs == "seed":
-        measured = [np.array(pair_differences(study, name))]
-    else:
-        measured = [list_values(study, name), list_values(study, study.plan.baseline)]
+    measured = make_sample(study, name)
     unit = stats.find_unit(np.concatenate(measured).tolist())
     groups = [group / unit for group in measured]
     squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
@@ -332,21 +321,19 @@ def predict_verdict(
     spreads = np.sqrt(squares / generator.chisquare(freedom, size=DRAWS))
     completed = []
     for group in groups:
-        further = runs if is_fresh or study.pairs == "seed" else runs - len(group)
+        further = runs if is_fresh or study.test.is_paired else runs - len(group)
         completed.append(_complete(group, further, spreads, generator, is_fresh=is_fresh))
+    # All groups now have the same number of runs.
     count = completed[0].runs
-    if study.pairs == "seed":
-        difference = completed[0].mean
-        smallest_p = 2.0 ** (1 - count)
-        variance = completed[0].squares / (count - 1) / count
-        freedom = count - 1
-    else:
-        difference = completed[0].mean - completed[1].mean
-        smallest_p = 2 / math.comb(2 * count, count)
-        freedom = 2 * count - 2
-        variance = (completed[0].squares + completed[1].squares) / freedom * 2 / count
+    difference = completed[0].mean
+    total = completed[0].squares
+    for other in completed[1:]:
+        difference = difference - other.mean
+        total = total + other.squares
+    freedom = len(completed) * (count - 1)
+    variance = total / freedom * len(completed) / count
     half = special.stdtrit(freedom, 1 - share / 2) * np.sqrt(variance)
-    is_decided = (np.abs(difference) > half) & (smallest_p <= level)
+    is_decided = (np.abs(difference) > half) & (study.test.find_smallest_p(count) <= level)
     if margin is not None:
         is_decided |= np.abs(difference) + half < margin / unit
     return float(is_decided.mean())

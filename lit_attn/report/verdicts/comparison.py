@@ -1,7 +1,6 @@
 """Comparison of every variant with the baseline: differences, intervals, tests and verdicts."""
 
 import math
-import statistics
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -10,18 +9,17 @@ import pandas as pd
 
 from lit_attn.cells.records import FailureClass, Plan
 from lit_attn.report.records.study_record import StudyRecord
-from lit_attn.report.statistics import independent, stats
+from lit_attn.report.statistics import stats
 from lit_attn.report.statistics.sequential import look_level
-from lit_attn.report.statistics.shares import difference_interval
+from lit_attn.report.statistics.significance import Outcomes, Sample, Step
 from lit_attn.report.statistics.stats import ALPHA
+from lit_attn.report.verdicts.evidence import make_sample
 
 SMALLEST = 1e-12  # Smallest level of an interval.
 POWERS = {"power_n": 1, "power_2n": 2, "power_4n": 4}
-"""Multiple of the measured pairs of seeds by CSV field of a star's power."""
+"""Multiple of the measured pairs or runs by CSV field of a star's power."""
 MOST_DRAWS = 1_000_000  # Random permutations of a test at a very small level.
 FAILURES: frozenset[str] = frozenset(get_args(FailureClass))
-Values = dict[str, dict[int, float]]  # By variant and seed.
-Seeds = dict[str, set[int]]  # By variant.
 
 
 @dataclass(frozen=True)
@@ -49,38 +47,35 @@ def compare_variants(study: StudyRecord, with_power: bool = True) -> Comparisons
 
     The simulated power takes most of the time; a decision that does not need it leaves it out.
     """
-    if study.pairs == "none":
-        return _compare_independent(study)
     plan = study.plan
-    values = {variant.name: study.values(variant.name) for variant in plan.variants}
-    failed: Seeds = {}
-    for name in values:
-        # Cells that are still to run have not failed.
-        cells = study.variant_cells(name)
-        failed[name] = {cell.seed for cell in cells if cell.status in FAILURES}
-    differences = _pair_values(values, plan.baseline)
-    compared = {name: pairs for name, pairs in differences.items() if pairs}
-    draws = _count_draws(study)
-    adjusted = _adjust(compared, draws)
+    test = study.test
+    outcomes = _read_outcomes(study)
+    failed = outcomes.failed
+    adjusted = test.correct(outcomes)
     ranked: dict[str, tuple[float, float]] = {}
     failure_p: dict[str, float] = {}
     if any(failed.values()):
-        ranked = _rank_test(study, values, failed)
-        failure_p = _failure_tests(plan.baseline, values, failed)
+        ranked = test.rank(outcomes)
+        if test.is_paired:
+            failure_p = _failure_tests(outcomes)
     final_level = _find_level(study)
     running = _find_running(study)
     interim: dict[int, float] = {}
+    counts = []
     records: dict[str, dict[str, Any]] = {plan.baseline: {"failed": len(failed[plan.baseline])}}
-    for name, pairs in differences.items():
+    for name in outcomes.others:
+        sample = make_sample(study, name)
+        count = len(sample[0])
         level = final_level
         if name in running:
-            level = look_level(len(pairs), len(plan.seeds), find_alpha(study))
-        if name in running and pairs:
-            interim[len(pairs)] = level
-        # Bonferroni's correction of the simultaneous intervals.
-        alpha = level / max(1, len(compared))
-        ours = list(pairs.values())
-        record = _describe(ours, study, alpha, draws)
+            level, has_begun = _find_interim_level(study, name, count)
+            if has_begun:
+                interim[count] = level
+        record: dict[str, Any] = {"pairs": 0, "p": None}
+        if name in adjusted:
+            counts.append(count)
+            # Bonferroni's correction of the simultaneous intervals.
+            record = _describe(sample, study, level / len(adjusted), outcomes.draws)
         record["failed"] = len(failed[name])
         record["failure_p"] = failure_p.get(name)
         record["level"] = level
@@ -96,126 +91,32 @@ def compare_variants(study: StudyRecord, with_power: bool = True) -> Comparisons
         effect = record.get("effect")
         if effect and with_power:
             for field, factor in POWERS.items():
-                pair_count = factor * len(pairs)
-                record[field] = stats.star_power(effect, pair_count, len(compared), final_level)
+                sizes = [factor * len(values) for values in sample]
+                record[field] = test.find_power(effect, sizes, len(adjusted), final_level)
         records[name] = record
-    pair_counts = [len(pairs) for pairs in compared.values()]
-    return Comparisons(records, pair_counts, final_level, dict(sorted(interim.items())))
+    return Comparisons(records, counts, final_level, dict(sorted(interim.items())))
 
 
-def _compare_independent(study: StudyRecord) -> Comparisons:
-    """Compare every variant with the baseline of a study whose runs share no seeds."""
-    plan = study.plan
-    values = {v.name: np.array(list(study.values(v.name).values())) for v in plan.variants}
-    failed = _count_failed(study)
-    baseline = values[plan.baseline]
-    others = [name for name in values if name != plan.baseline]
-    smallest = independent.SMALLEST_GROUP
-    compared = []
-    if len(baseline) >= smallest:
-        compared = [name for name in others if len(values[name]) >= smallest]
-    draws = _count_draws(study)
-    groups = [values[name] for name in compared]
-    p_values = independent.correct_groups(baseline, groups, draws)
-    adjusted = dict(zip(compared, p_values, strict=True))
-    ranked = _rank_independent(study, failed) if any(failed.values()) else {}
-    alpha = find_alpha(study)
-    running = _find_running(study)
-    interim: dict[int, float] = {}
-    records: dict[str, dict[str, Any]] = {plan.baseline: {"failed": failed[plan.baseline]}}
-    for name in others:
-        group = values[name]
-        level = alpha
-        if name in running:
-            level = _find_open_level(study, name, alpha)
-            interim[len(group)] = level
-        record: dict[str, Any] = {
-            "pairs": len(group) if name in adjusted else 0,
-            "failed": failed[name],
-            "level": level,
-            "p": None,
-            "p_adjusted": adjusted.get(name),
-            "significant": adjusted.get(name, math.inf) <= level,
-        }
-        if name in adjusted:
-            share = level / len(compared)
-            record |= _describe_groups(baseline, group, share, study.resolution, draws)
-        record["verdict"] = _judge(record, plan.metric.goal, plan.metric.margin)
-        if failed[name] or failed[plan.baseline]:
-            p, favour = ranked.get(name, (1.0, 0.0))
-            _confirm(record, p, favour, plan.metric.goal)
-        effect = record.get("effect")
-        if effect:
-            for field, factor in POWERS.items():
-                counts = (factor * len(group), factor * len(baseline))
-                record[field] = independent.find_power(effect, *counts, alpha / len(compared))
-        records[name] = record
-    counts_of_runs = [len(values[name]) for name in compared]
-    return Comparisons(records, counts_of_runs, alpha, dict(sorted(interim.items())))
-
-
-def _count_failed(study: StudyRecord) -> dict[str, int]:
-    """Return the number of failed cells by variant."""
-    counts = {}
+def _read_outcomes(study: StudyRecord) -> Outcomes:
+    """Return the values and the failed seeds of all variants."""
+    values = {}
+    failed = {}
     for variant in study.plan.variants:
-        cells = study.variant_cells(variant.name)
-        counts[variant.name] = sum(cell.status in FAILURES for cell in cells)
-    return counts
+        name = variant.name
+        values[name] = study.values(name)
+        # Cells that are still to run have not failed.
+        cells = study.variant_cells(name)
+        failed[name] = {cell.seed for cell in cells if cell.status in FAILURES}
+    is_higher_better = study.plan.metric.goal == "max"
+    return Outcomes(study.plan.baseline, values, failed, is_higher_better, _count_draws(study))
 
 
-def _find_open_level(study: StudyRecord, name: str, alpha: float) -> float:
-    """Return the level of a look at independent runs of which some have not ended."""
+def _find_interim_level(study: StudyRecord, name: str, count: int) -> tuple[float, bool]:
+    """Return the level of a running variant with a sample of `count`, and whether it has begun."""
     cells = study.variant_cells(name) + study.variant_cells(study.plan.baseline)
-    ended = sum(not cell.is_open for cell in cells)
-    return look_level(ended, len(cells), alpha)
-
-
-def _describe_groups(
-    baseline: stats.Floats, group: stats.Floats, alpha: float, resolution: float, draws: int
-) -> dict[str, Any]:
-    """Return the numbers of two independent groups, by CSV field."""
-    interval = independent.welch_interval(baseline, group, 1 - ALPHA, resolution)
-    confidence = 1 - max(alpha, SMALLEST)
-    simultaneous = independent.welch_interval(baseline, group, confidence, resolution)
-    record: dict[str, Any] = {
-        "p": independent.group_p(baseline, group, draws),
-        "difference": interval.mean,
-        "low": interval.low,
-        "high": interval.high,
-        "joint_low": simultaneous.low,
-        "joint_high": simultaneous.high,
-        "margin": max(abs(simultaneous.low), abs(simultaneous.high)),
-        "ties": 0,
-    }
-    needed = independent.runs_needed(baseline, group)
-    if needed is not None and not interval.low <= 0 <= interval.high:
-        record["seeds_low"], record["seeds_high"] = needed
-        record["effect"] = independent.find_effect(baseline, group)
-    return record
-
-
-def _rank_independent(study: StudyRecord, failed: dict[str, int]) -> dict[str, tuple[float, float]]:
-    """Return each variant's corrected p and rank difference, with failed runs as the worst."""
-    plan = study.plan
-    names = [plan.baseline]
-    names += [v.name for v in plan.variants if v.name != plan.baseline]
-    groups: list[list[float | None]] = []
-    for name in names:
-        runs: list[float | None] = list(study.values(name).values())
-        runs += [None] * failed[name]
-        groups.append(runs)
-    ranks = independent.rank_runs(groups, plan.metric.goal == "max")
-    baseline = ranks[0]
-    by_name = dict(zip(names[1:], ranks[1:], strict=True))
-    tested = {}
-    if len(baseline) >= independent.SMALLEST_GROUP:
-        smallest = independent.SMALLEST_GROUP
-        tested = {name: group for name, group in by_name.items() if len(group) >= smallest}
-    p_values = independent.correct_groups(baseline, list(tested.values()), _count_draws(study))
-    results = {}
-    for (name, group), p in zip(tested.items(), p_values, strict=True):
-        results[name] = (p, float(group.mean() - baseline.mean()))
-    return results
+    are_open = [cell.is_open for cell in cells]
+    done, planned = study.test.find_progress(count, len(study.plan.seeds), are_open)
+    return look_level(done, planned, find_alpha(study)), done > 0
 
 
 def _find_running(study: StudyRecord) -> set[str]:
@@ -228,20 +129,6 @@ def _find_running(study: StudyRecord) -> set[str]:
             if cell.is_open or cell.seed in open_seeds:
                 running.add(variant.name)
     return running
-
-
-def _pair_values(values: Values, baseline: str) -> Values:
-    """Return the differences to the baseline's values with the same seed, by variant."""
-    differences: Values = {}
-    for name, by_seed in values.items():
-        if name == baseline:
-            continue
-        pairs = {}
-        for seed, value in by_seed.items():
-            if seed in values[baseline]:
-                pairs[seed] = value - values[baseline][seed]
-        differences[name] = pairs
-    return differences
 
 
 def _find_level(study: StudyRecord) -> float:
@@ -286,90 +173,52 @@ def _confirm(record: dict[str, Any], p: float, favour: float, goal: str) -> None
         record["verdict"] = "undecided"
 
 
-def _adjust(pairs: Values, draws: int) -> dict[str, float]:
-    """Return each variant's p of the joint sign-flip test, corrected for all variants.
-
-    A sign pattern flips a seed in all variants that have it. A seed that a variant lacks adds
-    nothing to its statistic, whichever sign it has, so the test stays exact, and a variant with all
-    seeds keeps its own number of patterns.
-    """
-    frame = pd.DataFrame.from_dict(pairs, orient="index", dtype=float).sort_index(axis=1)
-    p_values = stats.joint_sign_flip(frame.fillna(0.0).to_numpy(), draws)
-    return dict(zip(pairs, p_values, strict=True))
-
-
-def _rank_test(study: StudyRecord, values: Values, failed: Seeds) -> dict[str, tuple[float, float]]:
-    """Return each variant's corrected p and rank sum if a failed seed is worse than any value."""
-    plan = study.plan
-    baseline = values[plan.baseline]
-    baseline_ended = baseline.keys() | failed[plan.baseline]
-    ranks: Values = {}
-    for name, by_seed in values.items():
-        if name == plan.baseline:
-            continue
-        seeds = sorted((by_seed.keys() | failed[name]) & baseline_ended)
-        if seeds:
-            # None is a failed seed.
-            ours = [by_seed.get(seed) for seed in seeds]
-            theirs = [baseline.get(seed) for seed in seeds]
-            signed = stats.rank_with_failures(ours, theirs, plan.metric.goal == "max")
-            ranks[name] = dict(zip(seeds, signed, strict=True))
-    adjusted = _adjust(ranks, _count_draws(study))
-    return {name: (adjusted[name], sum(by_seed.values())) for name, by_seed in ranks.items()}
-
-
-def _failure_tests(baseline: str, values: Values, failed: Seeds) -> dict[str, float]:
+def _failure_tests(outcomes: Outcomes) -> dict[str, float]:
     """Return Fisher's p of each variant's failures against the baseline's, corrected by Holm."""
     from scipy.stats import fisher_exact
 
     # Seeds that failed and that finished.
-    counts = {name: (len(failed[name]), len(values[name])) for name in values}
-    if not any(counts[baseline]):
+    counts = {}
+    for name, values in outcomes.values.items():
+        counts[name] = (len(outcomes.failed[name]), len(values))
+    baseline = counts[outcomes.baseline]
+    if not any(baseline):
         return {}
-    names = [name for name in values if name != baseline and any(counts[name])]
-    p_values = [float(fisher_exact([counts[name], counts[baseline]]).pvalue) for name in names]
+    names = [name for name in outcomes.others if any(counts[name])]
+    p_values = [float(fisher_exact([counts[name], baseline]).pvalue) for name in names]
     return dict(zip(names, stats.holm(p_values), strict=True))
 
 
-def _describe(
-    differences: list[float], study: StudyRecord, alpha: float, draws: int
-) -> dict[str, Any]:
-    """Return the numbers of a variant's differences, by CSV field; `alpha` is that of one interval.
-
-    Without pairs there are only their number and no p.
-    """
-    record: dict[str, Any] = {"pairs": len(differences)}
-    record["p"] = stats.sign_flip_p(differences, draws)
-    if not differences:
-        return record
-    record["difference"] = statistics.fmean(differences)
+def _describe(sample: Sample, study: StudyRecord, alpha: float, draws: int) -> dict[str, Any]:
+    """Return the numbers of a sample by CSV field; `alpha` is the error of one interval."""
+    test = study.test
+    step = Step(study.resolution, study.plan.metric.scale if study.is_two_valued else None)
     # Rounding makes equal values unequal.
     tie = 1e-6 * max(abs(value) for value in study.values(study.plan.baseline).values())
-    record["ties"] = sum(abs(difference) <= tie for difference in differences)
-    interval = _find_interval(differences, study, 1 - ALPHA)
+    record: dict[str, Any] = {
+        "pairs": len(sample[0]),
+        "p": test.find_p(sample, draws),
+        "difference": float(sample[0][0]),
+        "ties": int((np.abs(sample[0]) <= tie).sum()) if test.is_paired else 0,
+    }
+    interval = test.find_interval(sample, 1 - ALPHA, step)
     # Levels of early looks are smaller than the distance of a confidence to 1 in floating point.
-    simultaneous = _find_interval(differences, study, 1 - max(alpha, SMALLEST))
-    if interval and simultaneous:
-        record["low"] = interval.low
-        record["high"] = interval.high
-        record["joint_low"] = simultaneous.low
-        record["joint_high"] = simultaneous.high
-        record["margin"] = max(abs(simultaneous.low), abs(simultaneous.high))
-        # The power of a t test says nothing about shares of seeds.
-        needed = None if study.is_two_valued else stats.seeds_needed(differences)
-        if needed and not interval.low <= 0 <= interval.high:
-            record["seeds_low"], record["seeds_high"] = needed
-            record["effect"] = interval.mean / statistics.stdev(differences)
+    confidence = 1 - max(alpha, SMALLEST)
+    simultaneous = test.find_interval(sample, confidence, step)
+    if interval is None or simultaneous is None:
+        return record
+    record["difference"] = interval.mean
+    record["low"] = interval.low
+    record["high"] = interval.high
+    record["joint_low"] = simultaneous.low
+    record["joint_high"] = simultaneous.high
+    record["margin"] = max(abs(simultaneous.low), abs(simultaneous.high))
+    # The power of a t test says nothing about shares of seeds.
+    needed = None if study.is_two_valued else test.find_needed(sample)
+    if needed and not interval.low <= 0 <= interval.high:
+        record["seeds_low"], record["seeds_high"] = needed
+        record["effect"] = test.find_effect(sample)
     return record
-
-
-def _find_interval(
-    differences: list[float], study: StudyRecord, confidence: float
-) -> stats.Interval | None:
-    """Return the interval of the mean difference, an exact one if the values are shares."""
-    if study.is_two_valued:
-        return difference_interval(differences, confidence, study.plan.metric.scale)
-    return stats.paired_interval(differences, confidence, study.resolution)
 
 
 def find_verdict(record: dict[str, Any], plan: Plan) -> str | None:

@@ -7,6 +7,7 @@ import numpy as np
 from lit_attn.report.answers.judged import Cost, Values
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics import stats
+from lit_attn.report.statistics.significance import Sample
 
 
 def describe_values(study: StudyRecord, name: str) -> Values:
@@ -47,11 +48,9 @@ def list_values(study: StudyRecord, name: str) -> stats.Floats:
     return np.array(list(study.values(name).values()))
 
 
-def pair_differences(study: StudyRecord, name: str) -> list[float]:
-    """Return the differences of a variant to the baseline, one for each seed of both."""
-    baseline = study.values(study.plan.baseline)
-    values = study.values(name)
-    return [value - baseline[seed] for seed, value in values.items() if seed in baseline]
+def make_sample(study: StudyRecord, name: str) -> Sample:
+    """Return what the comparison of a variant with the baseline computes with."""
+    return study.test.make_sample(study.values(name), study.values(study.plan.baseline))
 
 
 def list_unplanned(study: StudyRecord) -> list[str]:

@@ -25,7 +25,7 @@ from lit_attn.report.answers.judged import (
 )
 from lit_attn.report.answers.runs import StudyDesign
 from lit_attn.report.records.study_record import StudyRecord
-from lit_attn.report.statistics import independent, stats
+from lit_attn.report.statistics.significance import MOST_RUNS
 from lit_attn.report.tables.labels import find_labels
 from lit_attn.report.tables.provenance import describe_records
 from lit_attn.report.verdicts.comparison import (
@@ -41,7 +41,7 @@ from lit_attn.report.verdicts.evidence import (
 )
 from lit_attn.report.verdicts.floors import find_validity, warn_of_floor
 from lit_attn.report.verdicts.modes import warn_of_modes
-from lit_attn.report.verdicts.needs import MOST_PAIRS, count_added_looks, find_forecast, find_needed
+from lit_attn.report.verdicts.needs import count_added_looks, find_forecast, find_needed
 from lit_attn.report.verdicts.next_action import MakeCommand, find_action, is_undecided
 from lit_attn.report.verdicts.spreads import warn_of_spreads
 
@@ -70,7 +70,7 @@ def judge_study(
         study,
         variants,
         find_action(study, variants, make_command),
-        test=_name_test(study, comparisons),
+        test=study.test.describe(comparisons.pairs, len(study.values(plan.baseline))),
         level=comparisons.look_level,
         interim=_describe_interim(plan, comparisons),
         notes=list(notes),
@@ -102,7 +102,7 @@ def describe_study(
         baseline_label=find_labels(plan)[plan.baseline],
         baseline_values=describe_values(study, plan.baseline),
         baseline_cost=measure_cost(study, plan.baseline),
-        pairs=study.pairs,
+        pairs=study.test.pairs,
         test=test,
         validity=find_validity(study),
         notes=notes,
@@ -176,7 +176,7 @@ def judge_variant(
             done=len(study.values(name)),
             planned=len(cells),
             failed=record["failed"],
-            pairs=pairs if study.pairs == "seed" else None,
+            pairs=pairs if study.test.is_paired else None,
         ),
         power=_list_powers(record, pairs),
         seeds_needed=_make_range(needed, 0),
@@ -208,21 +208,6 @@ def _make_range(needed: tuple[int, int | None] | None, done: int) -> Range | Non
         return None
     low, high = needed
     missing_high = None
-    if high is not None and high <= MOST_PAIRS:
+    if high is not None and high <= MOST_RUNS:
         missing_high = max(0, high - done)
     return Range(low=max(0, low - done), high=missing_high)
-
-
-def _name_test(study: StudyRecord, comparisons: Comparisons) -> str:
-    """Return the test of the corrected p in words, with the number of permutations."""
-    if study.pairs == "seed":
-        return "sign flips of paired differences, step-down max-T"
-    name = "permutations of independent runs, studentised"
-    if len(comparisons.pairs) > 1:
-        return f"{name}, step-down max-T ({stats.DRAWS:,} seeded permutations)"
-    if not comparisons.pairs:
-        return name
-    baseline = len(study.values(study.plan.baseline))
-    permutations = independent.count_permutations(baseline, comparisons.pairs[0])
-    kind = "all" if permutations.is_exact else "seeded"
-    return f"{name} ({permutations.number:,} {kind} permutations)"

@@ -9,9 +9,9 @@ from pathlib import Path
 from lit_attn.cells.records import Plan
 from lit_attn.report.answers.judged import Action, JudgedVariant
 from lit_attn.report.records.study_record import CellRecord, StudyRecord
-from lit_attn.report.statistics import independent
-from lit_attn.report.verdicts.evidence import list_unplanned, list_values, measure_cost
-from lit_attn.report.verdicts.needs import MOST_PAIRS
+from lit_attn.report.statistics.significance import MOST_RUNS
+from lit_attn.report.statistics.stats import ALPHA
+from lit_attn.report.verdicts.evidence import list_unplanned, measure_cost
 from lit_attn.schema.errors import plural, program
 
 MakeCommand = Callable[..., str | None]
@@ -33,7 +33,7 @@ def find_action(
     undecided = [variant for variant in variants if is_undecided(variant)]
     if not undecided:
         return make_action("none", "Every verdict is decided; nothing remains to run.")
-    if study.pairs == "none":
+    if not study.test.is_paired:
         valued = [variant for variant in undecided if variant.values.mean is not None]
         untested = [variant for variant in valued if variant.difference is None]
         if untested:
@@ -42,7 +42,7 @@ def find_action(
     if possible:
         cheapest = min(possible, key=lambda variant: variant.pairs_for_verdict or 0)
         needed = cheapest.pairs_for_verdict or 0
-        if study.pairs == "none":
+        if not study.test.is_paired:
             reason = (
                 f": {cheapest.label} would be decided with {needed} runs of each if means and"
                 " spreads stay as measured"
@@ -61,7 +61,7 @@ def find_action(
     if failed or baseline_failed:
         return _repeat_failed(study, failed, make_command)
     text = (
-        f"Stop: {_name_all(undecided)} would stay undecided with {MOST_PAIRS:,} seeds if the"
+        f"Stop: {_name_all(undecided)} would stay undecided with {MOST_RUNS:,} seeds if the"
         " measured differences are the true ones."
     )
     return make_action("stop", text, variants=[variant.variant for variant in undecided])
@@ -133,12 +133,7 @@ def add_seeds(
 
 def add_runs(study: StudyRecord, variant: JudgedVariant, needed: int, reason: str = "") -> Action:
     """Return the action after which `variant` and the baseline have `needed` independent runs."""
-    baseline = study.plan.baseline
-    runs = {}
-    for name in (baseline, variant.variant):
-        missing = needed - len(list_values(study, name))
-        if missing > 0:
-            runs[name] = missing
+    runs = _count_missing(study, variant.variant, needed)
     text = (
         f"Run {describe_runs(runs)}{reason}. Judging again after each run would find differences"
         " that are not there."
@@ -146,18 +141,22 @@ def add_runs(study: StudyRecord, variant: JudgedVariant, needed: int, reason: st
     return _make_runs(study, text, runs)
 
 
-def _add_first_runs(study: StudyRecord, untested: list[JudgedVariant]) -> Action:
-    """Return the action that repeats the best variant without a spread as often as needed."""
-    baseline = study.plan.baseline
-    needed = independent.runs_for_a_star(0.05)
-    sign = 1.0 if study.plan.metric.goal == "max" else -1.0
-
-    best = max(untested, key=lambda variant: sign * (variant.values.mean or 0.0))
+def _count_missing(study: StudyRecord, variant: str, needed: int) -> dict[str, int]:
+    """Return the runs that a variant and the baseline lack for `needed` runs of each."""
     runs = {}
-    for name in (baseline, best.variant):
-        missing = needed - len(list_values(study, name))
+    for name in (study.plan.baseline, variant):
+        missing = needed - len(study.values(name))
         if missing > 0:
             runs[name] = missing
+    return runs
+
+
+def _add_first_runs(study: StudyRecord, untested: list[JudgedVariant]) -> Action:
+    """Return the action that repeats the best variant without a spread as often as needed."""
+    needed = study.test.find_fewest(ALPHA)
+    sign = 1.0 if study.plan.metric.goal == "max" else -1.0
+    best = max(untested, key=lambda variant: sign * (variant.values.mean or 0.0))
+    runs = _count_missing(study, best.variant, needed)
     text = (
         f"Run {describe_runs(runs)}: one run has no spread, and no verdict is possible below"
         f" {needed} runs of each. {best.label} has the best value of the"

@@ -11,16 +11,13 @@ from lit_attn.report.verdicts.evidence import list_values
 UNEQUAL = 2.0
 """Ratio of two standard deviations from which on a test can have a warning."""
 
-SKEWED = 1.0
-"""Skewness of the wider group from which on a test of paired seeds has the warning."""
-
 
 def warn_of_spreads(study: StudyRecord) -> list[str]:
     """Return a warning if the spread of variants makes the test of their stars doubtful.
 
     The permutation test of independent runs is exact for equal distributions only. The test of
     paired seeds is exact for symmetric differences, which skewed values with different spreads do
-    not have.
+    not have; the smallest skewness that matters belongs to the test.
     """
     baseline = list_values(study, study.plan.baseline)
     # The standard deviations of the doubtful variants by name, and that of the baseline.
@@ -37,23 +34,15 @@ def warn_of_spreads(study: StudyRecord) -> list[str]:
         if max(spreads) <= UNEQUAL * min(spreads):
             continue
         skewness = independent.find_skewness(group if spreads[0] > spreads[1] else baseline)
-        if study.pairs == "seed" and abs(skewness) < SKEWED:
+        if abs(skewness) < study.test.least_skewness:
             continue
         doubtful[variant.name], baseline_spread = spreads
         largest_skewness = max(largest_skewness, skewness, key=abs)
     if not doubtful:
         return []
-    if study.pairs == "seed":
-        advice = (
-            "If the true values are so, a star can mean another spread instead of another mean"
-            " (docs/statistics.md, Screening)."
-        )
-    else:
-        advice = (
-            "If the true spreads differ, p is approximate, the more so for small groups and"
-            " skewed values."
-        )
-    return [f"{_describe(doubtful, baseline_spread, largest_skewness)} {advice}"]
+    return [
+        f"{_describe(doubtful, baseline_spread, largest_skewness)} {study.test.words['spreads']}"
+    ]
 
 
 def _describe(doubtful: dict[str, float], baseline_spread: float, skewness: float) -> str:

@@ -21,8 +21,9 @@ from scipy import special
 
 from lit_attn.report.answers.judged import Stage
 from lit_attn.report.records.study_record import CellRecord
-from lit_attn.report.statistics import independent, stats
+from lit_attn.report.statistics import stats
 from lit_attn.report.statistics.designs import EFFECT
+from lit_attn.report.statistics.significance import SignificanceTest
 
 SCREEN_RUNS = 2
 """Runs of an idea that screen it."""
@@ -67,7 +68,7 @@ def find_level(number: int, alpha: float = stats.ALPHA) -> float:
 
 
 @cache
-def count_runs(level: float, pairs: Literal["seed", "none"]) -> int:
+def count_runs(level: float, test: SignificanceTest) -> int:
     """Return the fewest runs of idea and baseline that find EFFECT with POWER.
 
     The power is that of a t test of pairs without correlation, or of two groups. The test of a star
@@ -76,16 +77,9 @@ def count_runs(level: float, pairs: Literal["seed", "none"]) -> int:
     runs = 1
     while True:
         runs += 1
-        if pairs == "none":
-            smallest_p = 2 / math.comb(2 * runs, runs)
-            power = independent.find_power(EFFECT, runs, runs, level)
-        else:
-            smallest_p = 2 / 2**runs
-            # The difference of two values has sqrt(2) times their standard deviation.
-            shift = EFFECT / math.sqrt(2) * math.sqrt(runs)
-            critical = special.stdtrit(runs - 1, 1 - level / 2)
-            power = float(1 - special.nctdtr(runs - 1, shift, critical))
-        if smallest_p <= level and power >= POWER:
+        if test.find_smallest_p(runs) > level:
+            continue
+        if test.find_t_power(test.scale_effect(EFFECT), runs, level) >= POWER:
             return runs
 
 
@@ -93,7 +87,7 @@ def follow_ideas(
     runs: Sequence[CellRecord],
     baseline: str,
     goal: Literal["max", "min"],
-    pairs: Literal["seed", "none"],
+    test: SignificanceTest,
 ) -> list[Idea]:
     """Return the ideas of a stream in the order of their first runs, each in its stage.
 
@@ -129,9 +123,9 @@ def follow_ideas(
         fresh = [place for place in places[baseline] if place > screening_of_baseline[-1]]
     for number, idea in enumerate(passed, start=1):
         idea.number = number
-        idea.runs = count_runs(find_level(number), pairs)
+        idea.runs = count_runs(find_level(number), test)
         further = places[idea.name][SCREEN_RUNS:]
-        if pairs == "none":
+        if not test.is_paired:
             idea.confirmation = further[: idea.runs]
             idea.baseline = fresh[: idea.runs]
         else:

@@ -58,7 +58,7 @@ def _confirm(study: StudyRecord, idea: Idea) -> Action:
     needed = idea.runs or 0
     seeds: Seeds = {}
     counts = {idea.name: needed - len(idea.confirmation), baseline: needed - len(idea.baseline)}
-    if study.pairs == "seed":
+    if study.test.is_paired:
         seeds = _pair_seeds(study.cells, idea, baseline)
         counts = {name: len(chosen) for name, chosen in seeds.items()}
     counts = {name: count for name, count in counts.items() if count > 0}
@@ -107,7 +107,7 @@ def _make_action(
 ) -> Action:
     """Return an action of further runs; seeds stand in it only if runs are paired."""
     trained = [name for name, count in counts.items() for _ in range(count)]
-    if study.pairs == "none":
+    if not study.test.is_paired:
         seeds = {}
     else:
         shown = [

@@ -29,13 +29,6 @@ from lit_attn.report.verdicts.stream import SCREEN_RUNS, Idea, count_runs, find_
 from lit_attn.report.verdicts.stream_action import find_stream_action
 from lit_attn.schema.errors import ConfigError
 
-TESTS = {
-    "seed": "sign flips of paired differences, each idea alone at the level of its confirmation",
-    "none": "permutations of independent runs, studentised, each idea alone at the level of its"
-    " confirmation",
-}
-"""Test of a stream in words, by the pairs of its runs."""
-
 
 def judge_stream(study: StudyRecord, notes: Sequence[str] = ()) -> JudgedStudy:
     """Return the verdicts about the ideas of another program.
@@ -44,13 +37,13 @@ def judge_stream(study: StudyRecord, notes: Sequence[str] = ()) -> JudgedStudy:
     """
     plan = study.plan
     runs = study.cells
-    ideas = follow_ideas(runs, plan.baseline, plan.metric.goal, study.pairs)
+    ideas = follow_ideas(runs, plan.baseline, plan.metric.goal, study.test)
     by_name = {variant.name: variant for variant in plan.variants}
     variants = []
     warnings: list[str] = []
     unused_runs = []
     for place, idea in enumerate(ideas, start=1):
-        chosen = _list_confirmation(idea, runs, study.pairs)
+        chosen = _list_confirmation(idea, runs, study.test.is_paired)
         level = stats.ALPHA if idea.number is None else find_level(idea.number)
         confirmation = _select(study, by_name, idea.name, chosen, level)
         variants.append(_judge_idea(study, confirmation, idea, place))
@@ -71,7 +64,7 @@ def judge_stream(study: StudyRecord, notes: Sequence[str] = ()) -> JudgedStudy:
         study,
         variants,
         find_stream_action(study, ideas),
-        test=TESTS[study.pairs],
+        test=_name_test(study),
         level=find_level(passed + 1),
         notes=notes,
         warnings=warnings,
@@ -87,11 +80,15 @@ def _describe_stream(confirmations: int, study: StudyRecord) -> Stream:
         error=stats.ALPHA,
         confirmations=confirmations,
         next_level=level,
-        next_runs=count_runs(level, study.pairs),
+        next_runs=count_runs(level, study.test),
     )
 
 
-def _list_confirmation(idea: Idea, runs: Sequence[CellRecord], pairs: str) -> list[CellRecord]:
+def _name_test(study: StudyRecord) -> str:
+    return f"{study.test.name}, each idea alone at the level of its confirmation"
+
+
+def _list_confirmation(idea: Idea, runs: Sequence[CellRecord], is_paired: bool) -> list[CellRecord]:
     """Return the cells of a complete confirmation, none before its last run.
 
     Independent runs are numbered within idea and baseline.
@@ -102,7 +99,7 @@ def _list_confirmation(idea: Idea, runs: Sequence[CellRecord], pairs: str) -> li
     for places in (idea.baseline, idea.confirmation):
         for number, place in enumerate(places):
             run = runs[place]
-            cells.append(run if pairs == "seed" else replace(run, seed=number))
+            cells.append(run if is_paired else replace(run, seed=number))
     return cells
 
 
@@ -154,7 +151,7 @@ def _judge_idea(
             done=done,
             planned=idea.runs or 0,
             failed=0,
-            pairs=done if study.pairs == "seed" else None,
+            pairs=done if study.test.is_paired else None,
         )
     ended = None
     if idea.stage == "screened-out":
@@ -279,7 +276,7 @@ def judge_sealed_stream(
         study,
         variants,
         _find_sealed_action(study, make_command),
-        test=TESTS["seed"],
+        test=_name_test(study),
         level=find_level(last + 1),
         notes=notes,
         warnings=warnings,
