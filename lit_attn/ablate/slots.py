@@ -11,11 +11,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lit_attn.cells.launched import NO_GPU
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
-
-NO_GPU = ("", "-1", "NoDevFiles")
-"""Entries of CUDA_VISIBLE_DEVICES without a GPU; SLURM sets the last one on nodes without GPUs."""
 
 
 def count_cores() -> int:

@@ -17,6 +17,8 @@ RENDEZVOUS = "LIT_ATTN_RENDEZVOUS"
 has started them."""
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables of a process that torchrun has started."""
+NO_GPU = ("", "-1", "NoDevFiles")
+"""Entries of CUDA_VISIBLE_DEVICES without a GPU; SLURM sets the last one on nodes without GPUs."""
 ECHO_DELAY = 3.0
 """Seconds that a rank waits before it ends because of a lost connection. So srun and torchrun see
 the rank that failed first end first, and name it."""

@@ -64,15 +64,13 @@ def run_apart(
 
 
 def count_processes(device: torch.device) -> int:
-    """Return how many processes compare layers at once: one on a CPU, several on a GPU."""
-    return count_gpu_processes() if device.type == "cuda" else 1
+    """Return how many processes compare layers at once.
 
-
-def count_gpu_processes() -> int:
-    """Return how many processes check on a GPU at once: one for every four cores, up to four.
-
-    Compiling a kernel takes a core seconds, and running it takes the GPU less than a millisecond.
+    It is one on a CPU. On a GPU it is one for every four cores, up to four: compiling a kernel
+    takes a core seconds, and running it takes the GPU less than a millisecond.
     """
+    if device.type != "cuda":
+        return 1
     return min(4, max(1, len(os.sched_getaffinity(0)) // 4))
 
 

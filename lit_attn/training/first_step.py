@@ -45,6 +45,7 @@ from lit_attn.training.callback_checks import (
     list_parameters,
     require_same_loop,
 )
+from lit_attn.training.checkpoints import MACHINE_ERRORS
 from lit_attn.training.compilation import should_compile
 from lit_attn.training.process_group import ProcessGroup, choose_device
 from lit_attn.training.recording import MetricsFile
@@ -55,9 +56,6 @@ from lit_attn.training.trainer_data import TrainerData
 
 LOG = logging.getLogger(__name__)
 """Logger of checks that cannot be made, whose warnings the runner shows (`collect_warnings`)."""
-
-MACHINE_ERRORS = (MemoryError, OSError, torch.OutOfMemoryError, torch.AcceleratorError)
-"""Exceptions about the machine at this moment, which the cells may not meet."""
 
 
 class Mistake(NamedTuple):
@@ -270,7 +268,7 @@ def is_of_machine(error: Exception) -> bool:
     """Return True for an exception about the machine at this moment; the cells may not meet it."""
     text = str(error)
     lacks_room = OUT_OF_MEMORY.search(text) or NO_SPACE.search(text)
-    return isinstance(error, MACHINE_ERRORS) or bool(lacks_room)
+    return isinstance(error, (OSError, *MACHINE_ERRORS)) or bool(lacks_room)
 
 
 def _warn_unchecked(error: Exception) -> None:
@@ -355,7 +353,7 @@ def _explain_not_finite(
             module.register_forward_hook(_make_hook(name, outputs))
 
     # The step fails again, this time with the hooks.
-    with contextlib.suppress(Diverged, *MACHINE_ERRORS):
+    with contextlib.suppress(Diverged, OSError, *MACHINE_ERRORS):
         make_step(cell, model, data, loaded, device, UsedBatch(), prepare)
     # An infinite number can be meant, as in a mask; a NaN is not.
     first = next((entry for entry in outputs if entry[2]), next(iter(outputs), None))

@@ -13,11 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed
 
-from lit_attn.cells.launched import RENDEZVOUS
+from lit_attn.cells.launched import NO_GPU, RENDEZVOUS
 from lit_attn.schema.errors import ConfigError
-
-NO_GPU = ("", "-1", "NoDevFiles")
-"""Values of CUDA_VISIBLE_DEVICES without a GPU; SLURM sets the last one on nodes without GPUs."""
 
 
 class Ranks(NamedTuple):
